@@ -1,0 +1,64 @@
+"""The page in a real browser, at the width of a phone and of a desk."""
+
+import html
+import json
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vtool.report import write_report
+
+pytestmark = pytest.mark.browser
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
+QUIET = ("--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync")
+MEASURE = """<script>addEventListener("load", () => {
+  const seen = (list) => [...document.querySelectorAll(list)];
+  for (const details of seen("details")) details.open = OPEN;
+  const root = document.documentElement;
+  const measured = {
+    window: innerWidth, page: Math.max(root.scrollWidth, document.body.scrollWidth),
+    charts: seen("figure svg").map((svg) => Math.round(svg.getBoundingClientRect().width)),
+    line: getComputedStyle(document.querySelector("figure svg path[style*='--run-0']") ?? root).stroke,
+    broken: seen("img").filter((image) => image.complete && !image.naturalWidth).length, images: seen("img").length,
+    wide: seen("main *").filter((item) => !item.closest(".scroll, svg") && item.getBoundingClientRect().right > innerWidth + 1)
+      .map((item) => item.outerHTML.slice(0, 80)),
+  };
+  parent.postMessage(JSON.stringify(measured), "*");
+});</script></body>"""
+# A window of Chromium is at least 500 pixels wide, so the page is held in a frame.
+FRAME = """<!DOCTYPE html><title>measured</title><iframe src="asking.html" style="border:0;width:WIDTHpx;height:900px"></iframe><script>
+addEventListener("message", (message) => { document.body.replaceChildren(message.data); document.title = "done"; });</script>"""
+
+
+def measure(page: Path, profile: Path, width: int, is_open: bool) -> dict[str, Any]:
+    """What the browser makes of the page, asked by a script that its policy lets run for this once."""
+    if BROWSER is None:
+        pytest.skip("not run: there is no Chromium here, so nobody looked at the page in a browser")
+    text = page.read_text(encoding="utf-8").replace("default-src 'none'", "default-src 'none'; script-src 'unsafe-inline'", 1)
+    asking = page.with_name("asking.html")
+    asking.write_text(text.replace("</body>", MEASURE.replace("OPEN", str(is_open).lower())), encoding="utf-8")
+    frame = page.with_name("frame.html")
+    frame.write_text(FRAME.replace("WIDTH", str(width)), encoding="utf-8")
+    command = [BROWSER, "--headless", "--no-sandbox", *QUIET, f"--user-data-dir={profile}", "--window-size=1500,1000"]
+    command += ["--virtual-time-budget=5000", "--dump-dom", frame.as_uri()]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    found: dict[str, Any] = json.loads(html.unescape(ran.stdout.partition("<body>")[2].partition("</body>")[0]))
+    return found
+
+
+@pytest.mark.parametrize("is_open", [False, True], ids=["closed", "open"])
+@pytest.mark.parametrize("width", [390, 1400])
+@pytest.mark.parametrize("count", [1, 3])
+def test_the_page_fits_its_window(make_run: Callable[..., Path], tmp_path: Path, count: int, width: int, is_open: bool) -> None:
+    runs = [make_run(f"a-rather-long-name-of-a-run-{index}") for index in range(count)]
+    seen = measure(write_report(runs, tmp_path / "page.html"), tmp_path / "profile", width, is_open)
+    assert seen["window"] == width
+    assert seen["page"] <= width and not seen["wide"], "nothing sticks out, so nothing scrolls sideways"
+    assert len(seen["charts"]) == 6 and all(250 < chart < 500 for chart in seen["charts"])
+    assert seen["images"] > 0 and seen["broken"] == 0
+    assert seen["line"].startswith("rgb("), "the charts take their colours from the page"

@@ -1,0 +1,242 @@
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from vtool.report import write_report
+
+ATTACK = '<script>alert(1)</script><img src=x onerror="alert(2)">'
+
+
+class Elements(HTMLParser):
+    """The tags of a page with their attributes, and its text, with one space where tags or white space are."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.words: list[str] = []
+        self.feed(page)
+        self.text = " ".join(" ".join(self.words).split())
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        self.tags.append((f"/{tag}", {}))
+
+    def handle_data(self, data: str) -> None:
+        if not self.tags or self.tags[-1][0] != "style":
+            self.words.append(data)
+
+    def having(self, name: str) -> list[dict[str, str | None]]:
+        return [attributes for tag, attributes in self.tags if tag == name]
+
+
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def write_lines(path: Path, rows: list[dict[str, Any]]) -> None:
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+
+
+def change(path: Path, **changes: object) -> None:
+    """Change keys of a JSON file; None removes one."""
+    content = json.loads(path.read_text(encoding="utf-8")) | changes
+    path.write_text(json.dumps({key: value for key, value in content.items() if value is not None}), encoding="utf-8")
+
+
+def page_of(*runs: Path) -> str:
+    return write_report(runs, runs[0].parent / "page.html").read_text(encoding="utf-8")
+
+
+def test_the_page_loads_nothing_and_runs_nothing(run_folder: Path) -> None:
+    page = page_of(run_folder)
+    elements = Elements(page)
+    assert not elements.having("script")
+    for tag, attributes in elements.tags:
+        for name in ("src", "href", "xlink:href", "srcset", "data", "action", "poster"):
+            assert re.match(r"data:|#", attributes.get(name) or "#"), (tag, attributes)
+        assert not [name for name in attributes if name.startswith("on")]
+    assert not re.search(r"@import|url\((?!#)", page)
+    assert "default-src 'none'" in page
+
+
+def test_what_a_finished_run_says_of_itself(run_folder: Path) -> None:
+    text = Elements(page_of(run_folder)).text
+    assert "10 of 12 rows; 95 % interval 55.2 to 95.3 %" in text
+    assert "2 passed, 0 failed, 1 not run" in text
+    assert "Clipped to 1 in 3 of 40 steps." in text
+    assert "overlong-row" in text and "1500 tokens, and data.max_length is 1024" in text
+    assert "100 kept + 1 dropped of 101 rows" in text
+    assert "command line" in text and "torch 2.9.1" in text
+    assert "vtool train sft" not in text, "a finished run has nothing to go on with"
+
+
+def test_test_images_are_inside_wrong_ones_first(run_folder: Path) -> None:
+    pictures = [image for image in Elements(page_of(run_folder)).having("img") if image["alt"]]
+    assert [image["alt"] for image in pictures][:3] == ["Test image digits:test:5", "Test image digits:test:11", "Test image digits:test:0"]
+    assert len(pictures) == 12
+    assert all((image["src"] or "").startswith("data:image/png;base64,") and image["class"] == "pixelated" for image in pictures)
+
+
+def test_every_chart_has_a_name_and_ids_are_unique(run_folder: Path) -> None:
+    elements = Elements(page_of(run_folder))
+    drawings = [attributes for attributes in elements.having("svg") if attributes.get("role") == "img"]
+    assert [(attributes["aria-label"] or "").split(" by step:")[0] for attributes in drawings] == [
+        "Training loss",
+        "Validation NLL",
+        "Validation exact match",
+        "Gradient norm",
+        "Learning rate",
+        "Throughput",
+    ]
+    ids = [attributes["id"] for _, attributes in elements.tags if "id" in attributes]
+    assert len(ids) == len(set(ids))
+
+
+def test_answers_questions_and_names_are_escaped(run_folder: Path) -> None:
+    rows = lines_of(run_folder / "predictions.jsonl")
+    rows[5] |= {"answer": ATTACK, "question": ATTACK, "row": ATTACK, "image": f"{ATTACK}.png"}
+    rows[4]["reference"] = rows[4]["answer"] = ATTACK
+    write_lines(run_folder / "predictions.jsonl", rows)
+    (run_folder / "config.yaml").write_text(f"run:\n  name: {json.dumps(ATTACK)}  # {ATTACK}\n", encoding="utf-8")
+    change(run_folder / "result.json", status=ATTACK, versions={ATTACK: ATTACK})
+    page = page_of(run_folder)
+    assert ATTACK not in page and "onerror=" not in re.sub(r"&#34;|&lt;[^<>]*", "", page)
+    assert not Elements(page).having("script")
+    assert ATTACK in Elements(page).text, "shown as text"
+
+
+def test_an_answer_that_utf8_cannot_hold_does_not_stop_the_page(run_folder: Path) -> None:
+    (run_folder / "predictions.jsonl").write_text(
+        '{"row": "r", "question": "?", "reference": "a", "answer": "\\ud83d", "correct": false}\n', encoding="utf-8"
+    )
+    assert "1 wrong" in Elements(page_of(run_folder)).text
+
+
+def test_an_unfinished_run_counts_as_nothing_passed(run_folder: Path) -> None:
+    (run_folder / "result.json").unlink()
+    (run_folder / "predictions.jsonl").unlink()
+    metrics_file = run_folder / "metrics.jsonl"
+    metrics_file.write_bytes(metrics_file.read_bytes()[:-20])
+    text = Elements(page_of(run_folder)).text
+    assert "unfinished" in text and "not measured the run has no result yet" in text
+    assert "half written" in text and "result.json is not there" in text
+    assert "That is “not run”, not “passed”." in text
+    assert "passed," not in text
+    assert f"vtool train sft {run_folder / 'config.yaml'}" in text and f"vtool report {run_folder} --follow" in text
+
+
+@pytest.mark.parametrize("kept", ["config.yaml", "metrics.jsonl", "result.json"])
+def test_any_other_file_may_be_missing(run_folder: Path, kept: str) -> None:
+    for name in {"config.yaml", "metrics.jsonl", "result.json", "data.json", "predictions.jsonl"} - {kept}:
+        (run_folder / name).unlink()
+    text = Elements(page_of(run_folder)).text
+    assert "is not there" in text
+    assert ("Not measured: metrics.jsonl has no step with it." in text) == (kept != "metrics.jsonl")
+
+
+def test_a_run_without_test_rows_says_so(run_folder: Path) -> None:
+    change(run_folder / "data.json", test=None)
+    change(run_folder / "result.json", test_exact_match=None, test_nll=None, test_samples=None)
+    (run_folder / "predictions.jsonl").unlink()
+    text = Elements(page_of(run_folder)).text
+    assert "there are no test rows" in text
+    assert "predictions.jsonl is not there:" not in text
+
+
+def test_what_does_not_fit_together_is_said(run_folder: Path) -> None:
+    rows = lines_of(run_folder / "metrics.jsonl")
+    rows[7]["loss"] = float("nan")
+    write_lines(run_folder / "metrics.jsonl", [*rows[:20], *rows[15:30], *rows[33:]])
+    write_lines(run_folder / "predictions.jsonl", lines_of(run_folder / "predictions.jsonl")[:11])
+    change(run_folder / "result.json", checks={"ledger-mismatch": "failed"}, ledger={"seen": 1280, "trained": 1270, "dropped": 0})
+    text = Elements(page_of(run_folder)).text
+    assert "the step number does not rise in 1 place" in text
+    assert "steps are missing in 1 place" in text
+    assert "Not finite, and not drawn, at 1 point(s)." in text
+    assert "predictions.jsonl has 10 right of 11 rows, but result.json says 10 of 12." in text
+    assert "the rows do not add up: 1,270 trained on + 0 dropped of 1,280 rows" in text
+    assert "1 check failed: ledger-mismatch." in text
+
+
+def test_an_image_elsewhere_or_damaged_is_not_shown(run_folder: Path) -> None:
+    Image.new("RGB", (8, 8)).save(run_folder.parent / "secret.png")
+    (run_folder / "samples" / "00001.png").write_bytes(b"\x89PNG\r\n\x1a\nnot an image")
+    rows = lines_of(run_folder / "predictions.jsonl")[:3]
+    rows[0]["image"] = "../secret.png"
+    rows[2]["image"] = "samples/none.png"
+    write_lines(run_folder / "predictions.jsonl", rows)
+    elements = Elements(page_of(run_folder))
+    assert not [image for image in elements.having("img") if image["alt"]]
+    assert elements.text.count("image not readable, or left out for size") == 3
+
+
+def test_photos_and_long_runs_keep_the_page_small(run_folder: Path) -> None:
+    for index in range(12):
+        Image.effect_noise((900, 700), 90).convert("RGB").save(run_folder / "samples" / f"{index:05d}.png")
+    write_lines(run_folder / "predictions.jsonl", lines_of(run_folder / "predictions.jsonl") * 20)
+    step = lines_of(run_folder / "metrics.jsonl")[0]
+    write_lines(run_folder / "metrics.jsonl", [step | {"step": index, "loss": 2 + index % 7, "seconds": index * 0.1} for index in range(20_000)])
+    assert len(page_of(run_folder).encode()) < 1_500_000
+
+
+def test_several_runs_stand_side_by_side(make_run: Callable[..., Path]) -> None:
+    first, second = make_run("first"), make_run("second")
+    config = second / "config.yaml"
+    config.write_text(config.read_text(encoding="utf-8").replace("2.0e-3", "5.0e-4"), encoding="utf-8")
+    rows = lines_of(second / "predictions.jsonl")
+    rows[5] |= {"answer": "2", "correct": True}
+    write_lines(second / "predictions.jsonl", rows)
+    change(second / "result.json", test_exact_match=11 / 12)
+    text = Elements(page_of(first, second)).text
+    assert "optim.lr 2.0e-3 5.0e-4" in text
+    assert "optim.clip_norm 1.0 1.0" not in text, "what is the same is not listed"
+    assert "10 of 12 rows" in text and "11 of 12 rows" in text
+    assert "Of 12 shared test rows, 1 is right in one run and wrong in another. first alone is right on 0. second alone is right on 1." in text
+
+
+def test_runs_of_one_name_are_told_apart_and_one_may_be_unfinished(make_run: Callable[..., Path]) -> None:
+    first, second = make_run("first"), make_run("second")
+    (second / "config.yaml").write_text((first / "config.yaml").read_text(encoding="utf-8"), encoding="utf-8")
+    (second / "result.json").unlink()
+    text = Elements(page_of(first, second)).text
+    assert str(first) in text and str(second) in text
+    assert "version of" not in text, "what a run does not say is no difference"
+    assert "Nothing: the same settings, data and versions" in text
+
+
+def test_the_same_files_give_the_same_bytes_and_no_heavy_module_is_imported(run_folder: Path) -> None:
+    page = page_of(run_folder)
+    program = (
+        "import sys, json; from pathlib import Path; from vtool.report import write_report;"
+        "folder = Path(sys.argv[1]); write_report([folder], folder / 'again.html'); print(json.dumps(list(sys.modules)))"
+    )
+    environment = os.environ | {"PYTHONHASHSEED": "7", "PYTHONPATH": os.pathsep.join(sys.path)}
+    ran = subprocess.run([sys.executable, "-c", program, str(run_folder)], env=environment, capture_output=True, text=True, check=True)
+    assert (run_folder / "again.html").read_text(encoding="utf-8") == page
+    loaded = {name.split(".")[0] for name in json.loads(ran.stdout)}
+    assert not loaded & {"torch", "transformers", "hydra", "omegaconf", "pydantic", "sklearn"}
+
+
+def test_a_page_that_cannot_be_written_leaves_the_old_one(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = run_folder / "report.html"
+    target.write_text("old", encoding="utf-8")
+
+    def full_disk(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", full_disk)
+    with pytest.raises(OSError, match="No space"):
+        write_report([run_folder], target)
+    assert target.read_text(encoding="utf-8") == "old"
+    assert not list(run_folder.glob(".report.html*"))

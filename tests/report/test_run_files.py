@@ -1,0 +1,69 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from vtool.diagnostics import Findings
+from vtool.report.run_files import read_run
+
+
+def test_a_finished_run_is_read_without_a_notice(run_folder: Path) -> None:
+    run = read_run(run_folder)
+    assert run.notices == ()
+    assert (len(run.steps), len(run.evaluations), len(run.predictions)) == (40, 4, 12)
+    assert (run.name, run.setting("optim.lr"), run.checkpoints, run.exported) == ("digits", "2.0e-3", ("step-000040",), False)
+
+
+def test_a_half_written_last_line_is_left_out_and_said(run_folder: Path) -> None:
+    metrics = run_folder / "metrics.jsonl"
+    metrics.write_bytes(metrics.read_bytes() + b'{"step": 41, "lo')
+    run = read_run(run_folder)
+    assert run.steps[-1].step == 40
+    assert run.notices == ("metrics.jsonl: the last line (45) is half written and was left out.",)
+
+
+def test_a_last_line_that_only_lacks_its_end_is_kept(run_folder: Path) -> None:
+    metrics = run_folder / "metrics.jsonl"
+    metrics.write_bytes(metrics.read_bytes() + b'{"step": 41, "loss": 0.1}')
+    assert read_run(run_folder).steps[-1].step == 41
+
+
+def test_damaged_lines_do_not_hide_the_others(run_folder: Path) -> None:
+    metrics = run_folder / "metrics.jsonl"
+    lines = metrics.read_bytes().split(b"\n")
+    lines[3], lines[5] = b"\xff\x00garbage", b"[1, 2]"
+    metrics.write_bytes(b"\n".join(lines))
+    run = read_run(run_folder)
+    assert len(run.steps) == 38
+    assert run.notices == ("metrics.jsonl: 2 damaged line(s) left out: 4, 6.",)
+
+
+def test_a_line_separator_inside_an_answer_ends_no_line(run_folder: Path) -> None:
+    row = {"row": "r", "question": "?", "reference": "a", "answer": "a\u2028b\x85", "correct": False}
+    (run_folder / "predictions.jsonl").write_text(json.dumps(row, ensure_ascii=False) + "\n", encoding="utf-8")
+    run = read_run(run_folder)
+    assert [prediction.answer for prediction in run.predictions] == ["a\u2028b\x85"]
+
+
+@pytest.mark.parametrize("content", ["", '{"status": "fin', "[]", "null"])
+def test_a_damaged_result_is_no_result(run_folder: Path, content: str) -> None:
+    (run_folder / "result.json").write_text(content, encoding="utf-8")
+    run = read_run(run_folder)
+    assert run.result is None
+    assert any(notice.startswith("result.json is damaged") for notice in run.notices)
+
+
+def test_one_file_is_enough_to_be_a_run(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": NaN}\n', encoding="utf-8")
+    run = read_run(tmp_path)
+    assert run.name == tmp_path.name
+    assert [notice.split()[0] for notice in run.notices] == ["config.yaml", "data.json", "result.json"]
+
+
+@pytest.mark.parametrize(("name", "why"), [("empty", "no config.yaml"), ("nowhere", "no such folder")])
+def test_a_folder_without_a_run_is_an_error(tmp_path: Path, name: str, why: str) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(Findings, match=why) as raised:
+        read_run(tmp_path / name)
+    assert raised.value.fatal
+    assert [finding.rule for finding in raised.value.diagnostics] == ["not-a-run"]

@@ -1,0 +1,88 @@
+import math
+
+import pytest
+
+from vtool.report.run_files import Prediction, Step
+from vtool.report.statistics import confusion, smooth, thin, tokens_per_second, wilson_interval
+
+Z = 1.959963984540054
+
+
+def answered(reference: str, answer: str, correct: bool | None = None) -> Prediction:
+    return Prediction("row", "?", reference, answer, answer == reference if correct is None else correct, None)
+
+
+def at(step: int, seconds: float, tokens: float = 100) -> Step:
+    return Step(step, None, None, None, None, tokens, None, None, seconds)
+
+
+@pytest.mark.parametrize("trials", [1, 10, 360])
+def test_wilson_interval_at_the_ends_is_the_closed_form(trials: int) -> None:
+    # With no success the formula collapses to [0, z² / (n + z²)], and with all to its mirror image.
+    reach = Z * Z / (trials + Z * Z)
+    assert wilson_interval(0, trials) == pytest.approx((0.0, reach), abs=1e-15)
+    assert wilson_interval(trials, trials) == pytest.approx((1 - reach, 1.0), abs=1e-15)
+
+
+@pytest.mark.parametrize("trials", [2, 50, 1000])
+def test_wilson_interval_of_one_half_is_the_closed_form(trials: int) -> None:
+    reach = Z / (2 * math.sqrt(trials + Z * Z))
+    assert wilson_interval(trials // 2, trials) == pytest.approx((0.5 - reach, 0.5 + reach), rel=1e-12)
+
+
+def test_wilson_bounds_solve_the_score_equation() -> None:
+    share = 349 / 360
+    for bound in wilson_interval(349, 360):
+        assert abs(share - bound) == pytest.approx(Z * math.sqrt(bound * (1 - bound) / 360), rel=1e-9)
+
+
+def test_wilson_interval_needs_a_trial() -> None:
+    with pytest.raises(ValueError, match="at least one trial"):
+        wilson_interval(0, 0)
+
+
+def test_smoothing_leaves_a_constant_as_it_is() -> None:
+    assert smooth([2.5] * 9, span=4) == pytest.approx([2.5] * 9)
+
+
+def test_smoothing_is_the_weighted_mean_of_what_came_before() -> None:
+    # span 3: weights 1/2, 1/4, 1/8 … of the last, the one before, …
+    assert smooth([1.0, 2.0, 4.0], span=3) == pytest.approx([1, (2 * 2 + 1) / 3, (4 * 4 + 2 * 2 + 1) / 7])
+
+
+def test_what_is_not_finite_does_not_spread() -> None:
+    smoothed = smooth([1.0, math.nan, 1.0, math.inf, 1.0], span=5)
+    assert smoothed[0::2] == pytest.approx([1, 1, 1])
+    assert math.isnan(smoothed[1]) and math.isnan(smoothed[3])
+
+
+def test_thinning_keeps_every_spike() -> None:
+    values = [0.0] * 10_000
+    values[1234], values[7777] = 50.0, -3.0
+    xs, ys = thin(range(10_000), values, buckets=100)
+    assert len(xs) <= 200 and xs == sorted(xs)
+    assert (1234, 50.0) in zip(xs, ys, strict=True) and (7777, -3.0) in zip(xs, ys, strict=True)
+
+
+def test_throughput_is_of_a_step_and_skips_clocks_that_stand_still() -> None:
+    assert tokens_per_second([at(1, 1.0), at(2, 3.0), at(3, 3.0), at(4, 3.5)]) == ([2, 4], [50.0, 200.0])
+
+
+def test_confusion_counts() -> None:
+    rows = [answered("10", "10"), answered("2", "10"), answered("2", "2"), answered("2", "none"), answered("10", "10")]
+    matrix = confusion(rows)
+    assert matrix is not None
+    assert matrix.labels == ("2", "10"), "by value, not by letter"
+    assert [(row.reference, row.counts, row.other) for row in matrix.rows] == [("2", (1, 1), 1), ("10", (0, 2), 0)]
+    assert sum(row.total for row in matrix.rows) == len(rows)
+
+
+def test_confusion_agrees_with_the_run_on_what_is_right() -> None:
+    matrix = confusion([answered("yes", "Yes.", correct=True), answered("no", "no"), answered("no", "no")])
+    assert matrix is not None
+    assert [row.counts for row in matrix.rows] == [(2, 0), (0, 1)]
+
+
+@pytest.mark.parametrize("references", [[], ["a", "a"], ["a", "b"], [str(index % 21) for index in range(50)]])
+def test_no_confusion_matrix_without_classes(references: list[str]) -> None:
+    assert confusion([answered(reference, "a") for reference in references]) is None

@@ -1,0 +1,53 @@
+"""The `vtool` command. Nothing heavy is imported here: `vtool --help` answers at once, each command imports what it needs."""
+
+from typing import Annotated
+
+import typer
+
+from vtool import __version__
+from vtool.cli.explain import explain
+from vtool.cli.export import export
+from vtool.cli.predict import predict
+from vtool.cli.report import report
+from vtool.cli.train import app as train
+from vtool.cli.validate_config import validate_config
+from vtool.cli.verify import verify
+
+app = typer.Typer(
+    name="vtool",
+    help="Fine-tune vision-language models, and prove that nothing went silently wrong.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.add_typer(train, name="train")
+app.command()(validate_config)
+app.command()(verify)
+app.command()(export)
+app.command()(predict)
+app.command()(report)
+app.command()(explain)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"vtool {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")] = False) -> None:
+    """Fine-tune vision-language models, and prove that nothing went silently wrong."""
+
+
+def main() -> None:
+    """The entry point. An exception that no command expects is a bug: its traceback is shown, and the exit status is 2."""
+    import sys
+    import traceback
+
+    try:
+        app()
+    except Exception:
+        traceback.print_exc()
+        sys.exit(2)

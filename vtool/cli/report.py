@@ -1,0 +1,49 @@
+"""`vtool report`: what came out of a run, or of several side by side."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs.", show_default=False)],
+    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Default: report.html in RUN, or here.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", help="Watch a run in the terminal until it ends, instead of writing a page.")] = False,
+) -> None:
+    """Write one self-contained page: curves, answers, data ledger, settings, checks. Several runs stand side by side."""
+    from vtool.diagnostics import Findings
+
+    if follow and (len(runs) > 1 or output):
+        raise typer.BadParameter("--follow watches one run, and writes no page")
+    try:
+        if follow:
+            _follow(runs[0])
+        else:
+            _write(runs, output or (runs[0] / "report.html" if len(runs) == 1 else Path("report.html")))
+    except Findings as findings:
+        typer.echo(str(findings), err=True)
+        raise typer.Exit(2) from findings
+
+
+def _write(runs: list[Path], page: Path) -> None:
+    from vtool.diagnostics import Diagnostic, Findings
+    from vtool.report import write_report
+
+    try:
+        typer.echo(write_report(runs, page))
+    except OSError as error:
+        message = f"{page} cannot be made: {error.strerror} ({error.filename})"
+        raise Findings(Diagnostic("run-folder-unwritable", message, help="name a file elsewhere: --output FILE"), fatal=True) from error
+
+
+def _follow(run: Path) -> None:
+    from rich.console import Console
+
+    from vtool.report.follow import follow
+
+    try:
+        follow(run, Console())
+    except KeyboardInterrupt:
+        # The run goes on; only the watching ends. 130 is what a shell expects of a command that Ctrl-C ended.
+        raise typer.Exit(130) from None

@@ -1,0 +1,76 @@
+"""`vtool train sft RECIPE [KEY=VALUE]…`"""
+
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(no_args_is_help=True, help="Train a model.")
+
+
+@app.callback()
+def train() -> None:
+    """Train a model."""
+
+
+@app.command()
+def sft(
+    recipe: Annotated[str, typer.Argument(help="A recipe's name, or a YAML file.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings that take the place of the recipe's.")
+    ] = None,
+    nproc: Annotated[int | None, typer.Option("--nproc", min=1, help="Processes on this machine: launch.nproc.")] = None,
+) -> None:
+    """Fine-tune a vision-language model on rows of messages, or go on with a run that was stopped."""
+    from vtool.cli.common import reported
+    from vtool.config.load import effective_yaml, load_run
+
+    given = [*(overrides or []), *([f"launch.nproc={nproc}"] if nproc else [])]
+    with reported("train sft", recipe):
+        loaded = load_run(recipe, given)
+        _train(loaded, effective_yaml(loaded), " ".join(["vtool train sft", recipe, *given]))
+
+
+def _train(loaded: object, config_yaml: str, command: str) -> None:
+    import shlex
+    import signal
+
+    from vtool.config.load import Loaded
+    from vtool.report import write_report
+    from vtool.training.launch import launch
+    from vtool.training.setup import Request
+
+    assert isinstance(loaded, Loaded)
+    outcome = launch(Request(loaded.run, loaded.plain, config_yaml))
+    if outcome is None:  # a rank that is not the first, under an outer torchrun
+        return
+    report = write_report([outcome.folder], outcome.folder / "report.html")
+    if outcome.signal is not None:
+        name = signal.Signals(outcome.signal).name
+        typer.echo(f"stopped by {name} after step {outcome.step} of {outcome.total_steps}; checkpoint saved")
+        typer.echo(f"go on with the same command: {command}")
+        raise typer.Exit(128 + outcome.signal)
+    if outcome.status == "already finished":
+        typer.echo(f"{outcome.folder} has finished its {outcome.step} steps already; nothing is left to do")
+    for line in _result_lines(outcome.folder):
+        typer.echo(line)
+    typer.echo(f"report: {shlex.quote(str(report))}")
+
+
+def _result_lines(folder: object) -> list[str]:
+    import json
+    from pathlib import Path
+
+    assert isinstance(folder, Path)
+    result = json.loads((folder / "result.json").read_text())
+    ledger = result["ledger"]
+    lines = [
+        f"ledger: {ledger['rows']} rows = {ledger['rows'] - ledger['dropped']} kept + {ledger['dropped']} dropped; "
+        f"{ledger['distinct']} distinct rows trained on, {ledger['samples']} samples ({ledger['epochs']:.2f} epochs)"
+    ]
+    if "test_exact_match" in result:
+        right = round(result["test_exact_match"] * result["test_samples"])
+        lines.append(
+            f"test exact match: {result['test_exact_match']:.2%} ({right} of {result['test_samples']}), NLL {result['test_nll']:.4f}"
+        )
+    lines.append(f"export: {folder / 'export'}")
+    return lines

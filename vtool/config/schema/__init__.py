@@ -1,0 +1,52 @@
+"""The settings of a recipe, one class a group. Never imports torch."""
+
+from pathlib import Path
+from typing import Literal
+
+from vtool.config.schema.base import Settings
+from vtool.config.schema.data import Data, DigitsSource, Image, MessagesSource, Source
+from vtool.config.schema.model import Model
+from vtool.config.schema.run import Device, Launch, RunSettings
+from vtool.config.schema.training import Checkpoint, Ddp, Evaluation, Generate, Optim, Train
+
+
+class Run(Settings):
+    """A recipe of kind `sft` after composition and validation: passed down, never changed."""
+
+    kind: Literal["sft"]
+    run: RunSettings
+    launch: Launch = Launch()
+    model: Model = Model()
+    data: Data
+    optim: Optim
+    engine: Ddp = Ddp()
+    device: Device = Device()
+    checkpoint: Checkpoint = Checkpoint()
+    evaluation: Evaluation = Evaluation()
+    train: Train
+
+    @property
+    def folder(self) -> Path:
+        """The run's own folder."""
+        return Path(self.run.dir or f"runs/{self.run.name}")
+
+
+__all__ = [
+    "Checkpoint",
+    "Data",
+    "Ddp",
+    "Device",
+    "DigitsSource",
+    "Evaluation",
+    "Generate",
+    "Image",
+    "Launch",
+    "MessagesSource",
+    "Model",
+    "Optim",
+    "Run",
+    "RunSettings",
+    "Settings",
+    "Source",
+    "Train",
+]

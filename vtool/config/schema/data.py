@@ -1,0 +1,55 @@
+"""Settings `data`: the rows, how they are cut, and how they are batched."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from vtool.config.schema.base import Settings
+
+
+class DigitsSource(Settings):
+    """scikit-learn's 1797 scans of handwritten digits, as an image, a question and a one-digit answer."""
+
+    format: Literal["digits"]
+    split: Literal["train", "validation", "test"]
+    """Which part of the one fixed, stratified split."""
+
+
+class MessagesSource(Settings):
+    """A JSON-lines file of chats in the `messages` layout of OpenAI and transformers."""
+
+    format: Literal["messages"]
+    path: str = Field(min_length=1)
+    """The file. Image paths inside it are relative to its folder."""
+
+
+Source = Annotated[DigitsSource | MessagesSource, Field(discriminator="format")]
+ModelInput = Literal["attention_mask", "mm_token_type_ids", "pixel_values", "image_grid_thw"]
+
+
+class Image(Settings):
+    min_pixels: int | None = Field(default=None, gt=0)
+    """Smaller images are enlarged to this many pixels. Default: what the image processor says."""
+    max_pixels: int | None = Field(default=None, gt=0)
+    """Larger images are shrunk to this many pixels. Default: what the image processor says."""
+
+
+class Data(Settings):
+    train: tuple[Source, ...] = Field(min_length=1)
+    validation: tuple[Source, ...] = ()
+    test: tuple[Source, ...] = ()
+    max_length: int | None = Field(default=None, ge=2)
+    """The longest row, in tokens, image tokens included. Default: no limit."""
+    on_overlong: Literal["error", "drop", "truncate"] = "error"
+    """What happens to a row longer than `max_length`."""
+    max_dropped_rows: int = Field(default=0, ge=0)
+    """How many rows of a split may be left out, for whatever reason, before the run is refused."""
+    global_batch_size: int = Field(ge=1)
+    """Rows of one optimiser step, over all ranks and micro-batches."""
+    micro_batch_size: int = Field(default=1, ge=1)
+    """Rows of one forward pass of one rank."""
+    workers: int = Field(default=0, ge=0)
+    """Processes of each rank that read and encode rows ahead of time. 0: the training process does it."""
+    image: Image = Image()
+    drop_model_inputs: tuple[ModelInput, ...] = ()
+    """Inputs that are not handed to the model. Nothing is left out that is not named here."""

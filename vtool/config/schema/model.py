@@ -1,0 +1,25 @@
+"""Settings `model`: which network, and where its weights come from."""
+
+from typing import Literal
+
+from vtool.config.schema.base import Settings
+
+
+class Model(Settings):
+    family: Literal["qwen2_5_vl"] = "qwen2_5_vl"
+    """The model family."""
+    path: str | None = None
+    """A Hugging Face folder: config.json, tokenizer, image processor, safetensors."""
+    init: Literal["pretrained", "random"] | None = None
+    """Where the weights come from. Default: `pretrained` with a path, else `random`."""
+    size: Literal["tiny"] | None = None
+    """The size of a random model."""
+    dtype: Literal["float32", "bfloat16", "float64"] = "float32"
+    """The compute dtype. Weights, gradients and the optimiser's state stay float32 under bfloat16 (autocast)."""
+    attention: Literal["sdpa", "eager"] = "sdpa"
+    """The attention implementation, as transformers names it."""
+
+    @property
+    def starts_from(self) -> Literal["pretrained", "random"]:
+        """`init`, or what it means when left out."""
+        return self.init or ("pretrained" if self.path else "random")

@@ -1,0 +1,28 @@
+"""Settings `run`, `launch` and `device`: where a run lives and what it runs on."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from vtool.config.schema.base import Settings
+
+
+class RunSettings(Settings):
+    name: str = Field(min_length=1)
+    """The run's name. Default: the recipe's name."""
+    dir: str | None = None
+    """The run's own folder. Default: runs/<name>."""
+    seed: int = Field(default=0, ge=0)
+    """Seeds the random weights and the order of the rows."""
+
+
+class Launch(Settings):
+    nproc: int | None = Field(default=None, ge=1)
+    """Processes on this machine. Default: 1, or what an outer torchrun started."""
+
+
+class Device(Settings):
+    kind: Literal["auto", "cpu", "cuda"] = "auto"
+    """`auto` takes CUDA where there is one."""
+    threads: int | None = Field(default=None, ge=1)
+    """CPU threads of each process. Default: the cores of this machine divided by its processes."""

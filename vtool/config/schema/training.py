@@ -1,0 +1,60 @@
+"""Settings `optim`, `engine`, `train`, `checkpoint` and `evaluation`."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from vtool.config.schema.base import Settings
+
+
+class Optim(Settings):
+    name: Literal["adamw"] = "adamw"
+    lr: float = Field(gt=0, allow_inf_nan=False)
+    """The highest learning rate, reached when the warm-up ends."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = Field(default=1e-8, gt=0, allow_inf_nan=False)
+    weight_decay: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    """Decoupled decay, of tensors with two or more dimensions only."""
+    clip_norm: float | None = Field(default=1.0, gt=0, allow_inf_nan=False)
+    """The gradient's largest norm over all ranks; null does not clip."""
+    schedule: Literal["cosine", "linear", "constant"] = "cosine"
+    """How the learning rate falls after the warm-up: towards 0 after the last step, or not at all."""
+    warmup_steps: int = Field(default=0, ge=0)
+
+
+class Ddp(Settings):
+    """torch's DistributedDataParallel; with one process, the bare model."""
+
+    kind: Literal["ddp"] = "ddp"
+    bucket_cap_mb: int = Field(default=25, ge=1)
+    """MiB of gradients that are reduced together."""
+    gradient_as_bucket_view: bool = False
+    """Gradients live in the buckets: saves their memory once."""
+
+
+class Train(Settings):
+    steps: int | None = Field(default=None, ge=1)
+    """Optimiser steps in all."""
+    epochs: int | None = Field(default=None, ge=1)
+    """Passes over the training rows, instead of `steps`."""
+
+
+class Checkpoint(Settings):
+    every_steps: int | None = Field(default=None, ge=1)
+    """Save after every so many steps. One is saved at the end, and when the run is asked to stop, in any case."""
+    keep_last: int = Field(default=2, ge=1)
+    """How many checkpoints are kept."""
+    resume: str = Field(default="auto", min_length=1)
+    """`auto` continues what is in the run's folder, `never` refuses to, else a run's or a checkpoint's folder to start from."""
+
+
+class Generate(Settings):
+    max_new_tokens: int = Field(default=32, ge=1)
+
+
+class Evaluation(Settings):
+    every_steps: int | None = Field(default=None, ge=1)
+    """Evaluate on `data.validation` after every so many steps. It is evaluated at the end in any case."""
+    batch_size: int = Field(default=32, ge=1)
+    """Rows of one forward pass of one rank while evaluating."""
+    generate: Generate = Generate()

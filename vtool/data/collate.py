@@ -1,0 +1,86 @@
+"""From samples to the tensors of one forward pass."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from vtool.data.chat import IGNORED
+from vtool.data.encode import Prompt, Sample
+from vtool.models.processor import Processor
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One micro-batch: B rows padded to L tokens."""
+
+    inputs: dict[str, Tensor]
+    """The model's keyword arguments: input_ids, attention_mask, mm_token_type_ids [B, L]; pixel_values [P, W]; image_grid_thw [I, 3]."""
+    columns: Tensor
+    """int64 [K]: the positions from which some row of the batch must predict a token."""
+    targets: Tensor
+    """int64 [B, K]: the tokens to predict from there; −100 where none."""
+    indices: tuple[int, ...]
+    """Row numbers. Empty for a filler, which stands in on a rank that has no row in a step, and counts for nothing."""
+    supervised: int
+    tokens: int
+    """Tokens without padding."""
+
+    @property
+    def images(self) -> int:
+        return len(self.inputs["image_grid_thw"]) if "image_grid_thw" in self.inputs else 0
+
+    def to(self, device: torch.device) -> "Batch":
+        inputs = {name: tensor.to(device) for name, tensor in self.inputs.items()}
+        return replace(self, inputs=inputs, columns=self.columns.to(device), targets=self.targets.to(device))
+
+
+def collate(samples: Sequence[Sample], processor: Processor, drop: Sequence[str] = ()) -> Batch:
+    """Pad samples on the right, and leave out the inputs that the recipe names in `data.drop_model_inputs`, and no others."""
+    length = max(len(sample.input_ids) for sample in samples)
+    labels = torch.full((len(samples), length + 1), IGNORED)
+    for place, sample in enumerate(samples):
+        labels[place, : len(sample.labels)] = sample.labels
+    inputs = _inputs(samples, length, processor, left=False)
+    for name in drop:
+        inputs.pop(name, None)
+    # Position t predicts token t + 1; a first token has nothing before it to be predicted from.
+    targets = labels[:, 1:]
+    wanted = targets != IGNORED
+    columns = wanted.any(0).nonzero().flatten()
+    return Batch(
+        inputs=inputs,
+        columns=columns,
+        targets=targets[:, columns],
+        indices=tuple(sample.index for sample in samples),
+        supervised=int(wanted.sum()),
+        tokens=sum(len(sample.input_ids) for sample in samples),
+    )
+
+
+def filler(batch: Batch) -> Batch:
+    """The same tensors, with nothing supervised: what a rank computes when a step has fewer rows than ranks."""
+    return replace(batch, targets=torch.full_like(batch.targets, IGNORED), indices=(), supervised=0, tokens=0)
+
+
+def collate_prompts(prompts: Sequence[Prompt], processor: Processor) -> dict[str, Tensor]:
+    """Pad prompts on the left, so that every answer begins at the same place."""
+    return _inputs(prompts, max(len(prompt.input_ids) for prompt in prompts), processor, left=True)
+
+
+def _inputs(samples: Sequence[Sample] | Sequence[Prompt], length: int, processor: Processor, *, left: bool) -> dict[str, Tensor]:
+    input_ids = torch.full((len(samples), length), processor.ids.pad)
+    attention_mask = torch.zeros_like(input_ids)
+    for place, sample in enumerate(samples):
+        used = slice(length - len(sample.input_ids), length) if left else slice(0, len(sample.input_ids))
+        input_ids[place, used] = sample.input_ids
+        attention_mask[place, used] = 1
+    inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
+    # 1 where an image token is: transformers gives these tokens positions in three dimensions, and silently plain ones without it.
+    inputs["mm_token_type_ids"] = (input_ids == processor.ids.image).long()
+    pixels = [sample.pixel_values for sample in samples if sample.pixel_values is not None]
+    grids = [sample.image_grid_thw for sample in samples if sample.image_grid_thw is not None]
+    if pixels:
+        inputs |= {"pixel_values": torch.cat(pixels), "image_grid_thw": torch.cat(grids)}
+    return inputs

@@ -1,0 +1,64 @@
+"""From a plan to batches: encoded once where memory allows, and ahead of time where there are workers."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from torch.utils.data import DataLoader, Dataset
+
+from vtool.config.schema import Data
+from vtool.data.collate import Batch, collate, filler
+from vtool.data.encode import Sample, encode
+from vtool.data.plan import Plan, share
+from vtool.data.sources import Rows
+from vtool.models.processor import Processor
+
+# Encoded rows that a process keeps, so that a small data set is decoded once and not in every epoch.
+CACHE_BYTES = 512 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """The rows of one forward pass of one rank. `counts` is false for a stand-in on a rank without rows."""
+
+    rows: tuple[int, ...]
+    counts: bool = True
+
+
+@dataclass(slots=True)
+class EncodedRows(Dataset[Batch]):
+    """Batches by their rows."""
+
+    rows: Rows
+    processor: Processor
+    settings: Data
+    cache: dict[int, Sample] = field(default_factory=dict)
+    cached_bytes: int = 0
+
+    def __getitem__(self, micro_batch: MicroBatch) -> Batch:
+        batch = collate([self.sample(row) for row in micro_batch.rows], self.processor, self.settings.drop_model_inputs)
+        return batch if micro_batch.counts else filler(batch)
+
+    def sample(self, index: int) -> Sample:
+        """Row `index`, encoded. Raises `Findings` where it cannot be."""
+        if (sample := self.cache.get(index)) is None:
+            sample = encode(self.rows, index, self.processor, self.settings)
+            if self.cached_bytes + sample.nbytes <= CACHE_BYTES:
+                self.cache[index] = sample
+                self.cached_bytes += sample.nbytes
+        return sample
+
+
+def micro_batches(plan: Plan, kept: Sequence[int], step: int, rank: int, world: int, micro_batch_size: int) -> list[MicroBatch]:
+    """One rank's micro-batches of a step: at least one, so that every rank takes part in every reduction."""
+    rows = plan.step(step)
+    mine = share(rows, rank, world, micro_batch_size) or [(int(rows[0]),)]
+    counts = rank < len(rows)
+    return [MicroBatch(tuple(kept[place] for place in places), counts) for places in mine]
+
+
+def load_steps(dataset: EncodedRows, steps: range, mine: Callable[[int], list[MicroBatch]], workers: int) -> Iterator[list[Batch]]:
+    """The batches of each step, in order. `mine` tells this rank's micro-batches of a step."""
+    flat = (micro_batch for step in steps for micro_batch in mine(step))
+    batches = iter(DataLoader(dataset, batch_size=None, sampler=flat, num_workers=workers))  # type: ignore[arg-type]
+    for step in steps:
+        yield [next(batches) for _ in mine(step)]

@@ -1,0 +1,61 @@
+"""A row: one chat with its images, whatever file it came from."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from vtool.diagnostics import Diagnostic, Findings, Origin
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One chat.
+
+    `messages` is what the chat template is given: each image is a part `{"type": "image"}`, and `images` has them in that order,
+    each a path or a picture in memory (anything that `transformers.image_utils.load_image` takes).
+    """
+
+    id: str
+    messages: Sequence[Mapping[str, Any]]
+    images: Sequence[Any]
+    tools: Sequence[Any] | None = None
+    origin: Origin | None = field(default=None)
+
+    def texts(self) -> Iterator[str]:
+        """The text of every message."""
+        for message in self.messages:
+            content = message.get("content")
+            if isinstance(content, str):
+                yield content
+            else:
+                yield from (part["text"] for part in content or () if part.get("type") == "text")
+
+
+class Source(Protocol):
+    """Rows by their number. Sources are pickled into data workers."""
+
+    def __len__(self) -> int: ...
+
+    def name(self, index: int) -> str:
+        """The id of row `index`, told without reading it."""
+
+    def row(self, index: int) -> Row:
+        """Row `index`.
+
+        Raises:
+            Findings: VT601 to VT605, where the row cannot be understood.
+        """
+
+    def ledger(self) -> dict[str, Any]:
+        """What tells this source from another one: its format, and for a file its path, digest and rows."""
+
+
+def refuse(rule: str, message: str, origin: Origin | None, *, parameter: str | None = None, help: str | None = None) -> Findings:
+    """The exception for one thing that is wrong with one row."""
+    return Findings(Diagnostic(rule, message, origin=origin, parameter=parameter, help=help))
+
+
+def beside(folder: Path, path: str) -> Path:
+    """An image's path, which is relative to the folder of the rows file."""
+    return folder / path.removeprefix("file://")

@@ -1,0 +1,65 @@
+"""A finding: which rule, where, what was expected, what was seen, and what to do."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from vtool.diagnostics.table import RULES
+
+Severity = Literal["error", "warning", "note"]
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a value comes from: a file with a 1-based line and column, or the words `command line`."""
+
+    file: str
+    line: int | None = None
+    column: int | None = None
+
+    def __str__(self) -> str:
+        return ":".join(str(part) for part in (self.file, self.line, self.column) if part is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnostic:
+    """One finding. `rule` is a name of `RULES`, which gives its code and its usual severity."""
+
+    rule: str
+    message: str
+    help: str | None = None
+    parameter: str | None = None
+    origin: Origin | None = None
+    expected: str | None = None
+    seen: str | None = None
+    severity: Severity | None = None
+
+    def __post_init__(self) -> None:
+        assert self.rule in RULES, f"no rule named {self.rule}"
+        if self.severity is None:
+            object.__setattr__(self, "severity", RULES[self.rule].severity)
+
+    @property
+    def code(self) -> str:
+        return RULES[self.rule].code
+
+
+class Findings(ValueError):
+    """What stops a command: the findings, all of them at once.
+
+    Raised by library code for anything a user can put right. The commands print the findings and exit 1,
+    or exit 2 where `fatal` says that nothing at all could be checked.
+    """
+
+    def __init__(self, diagnostics: Iterable[Diagnostic] | Diagnostic, *, fatal: bool = False) -> None:
+        self.diagnostics = (diagnostics,) if isinstance(diagnostics, Diagnostic) else tuple(diagnostics)
+        self.fatal = fatal
+        super().__init__("; ".join(f"{d.rule} ({d.code}): {d.message}" for d in self.diagnostics))
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _findings, (self.diagnostics, self.fatal)
+
+
+def _findings(diagnostics: tuple[Diagnostic, ...], fatal: bool) -> Findings:
+    """Rebuild `Findings` in another process (it crosses ranks and data workers)."""
+    return Findings(diagnostics, fatal=fatal)

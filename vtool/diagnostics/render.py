@@ -1,0 +1,103 @@
+"""Print results: `full` for reading, `concise` a line each, `json` for programs."""
+
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+from vtool import __version__
+from vtool.diagnostics.diagnostic import Diagnostic, Origin
+from vtool.diagnostics.result import Result, count
+
+_COLOURS = {"error": "31;1", "warning": "33;1", "note": "36;1"}
+Locate = Callable[[str], Path]
+
+
+def render(results: Sequence[Result], format: str, *, command: str, stream: TextIO, locate: Locate = Path) -> None:
+    """Write results to a stream.
+
+    Args:
+        format: `full`, `concise` or `json`.
+        locate: where the file is that an origin names, for the line that `full` shows.
+    """
+    if format == "json":
+        stream.write(json.dumps(as_json(results, command), indent=1, ensure_ascii=False) + "\n")
+        return
+    colour = stream.isatty() and "NO_COLOR" not in os.environ
+    for result in results:
+        for finding in result.findings:
+            lines = _full(finding, colour, locate) if format == "full" else [_concise(finding)]
+            stream.write("\n".join(lines) + "\n" * (2 if format == "full" else 1))
+    stream.write(summary(results) + "\n")
+
+
+def summary(results: Sequence[Result]) -> str:
+    """The last line: what was found, and what was not looked at."""
+    counts = count(results)
+    found = [f"{counts[name]} {name if counts[name] != 1 else name[:-1]}" for name in ("errors", "warnings", "notes") if counts[name]]
+    checks = [
+        f"{counts[key]} checks {word}" for key, word in (("passed", "passed"), ("failed", "failed"), ("not_run", "not run")) if counts[key]
+    ]
+    subject = f"{results[0].subject}: " if len(results) == 1 and results[0].subject else ""
+    return subject + "; ".join(part for part in (", ".join(found) or "no findings", ", ".join(checks)) if part)
+
+
+def as_json(results: Sequence[Result], command: str) -> dict[str, Any]:
+    """The one JSON layout of every checking command. Keys without a value are left out."""
+    return {
+        "version": 1,
+        "tool": {"name": "vtool", "version": __version__, "command": command},
+        "results": [
+            {
+                "subject": result.subject,
+                "verdict": result.verdict,
+                "checks": dict(result.checks),
+                "findings": [_finding_json(finding) for finding in result.findings],
+            }
+            for result in results
+        ],
+        "summary": count(results),
+    }
+
+
+def _finding_json(finding: Diagnostic) -> dict[str, Any]:
+    origin = finding.origin and {"file": finding.origin.file, "line": finding.origin.line, "column": finding.origin.column}
+    fields = {name: getattr(finding, name) for name in ("code", "rule", "severity", "message", "help", "parameter", "expected", "seen")}
+    fields["origin"] = origin and {key: value for key, value in origin.items() if value is not None}
+    return {key: value for key, value in fields.items() if value is not None}
+
+
+def _concise(finding: Diagnostic) -> str:
+    place = f"{finding.origin}: " if finding.origin else ""
+    return f"{place}{finding.severity} {finding.rule} ({finding.code}): {' '.join(finding.message.split())}"
+
+
+def _full(finding: Diagnostic, colour: bool, locate: Locate) -> list[str]:
+    head = f"{finding.severity}[{finding.rule} {finding.code}]"
+    painted = f"\x1b[{_COLOURS[finding.severity or 'error']}m{head}\x1b[0m" if colour else head
+    lines = [f"{painted}: {finding.message}"]
+    if finding.origin:
+        lines += [f"  --> {finding.origin}", *_excerpt(finding.origin, locate)]
+    if finding.help:
+        lines.append(f"  help: {finding.help}")
+    else:
+        lines.append(f"  help: vtool explain {finding.rule}")
+    return lines
+
+
+def _excerpt(origin: Origin, locate: Locate) -> Iterator[str]:
+    """The line that an origin names, with a caret under the column."""
+    if origin.line is None:
+        return
+    try:
+        with locate(origin.file).open(encoding="utf-8") as file:
+            line = next((text for number, text in enumerate(file, 1) if number == origin.line), "").rstrip("\n")
+    except (OSError, UnicodeDecodeError):
+        return
+    start = max(0, (origin.column or 1) - 60)  # a row of a rows file can be a page long
+    shown = line[start : start + 120]
+    gutter = f"{origin.line:>5} | "
+    yield f"{gutter}{'…' if start else ''}{shown}{'…' if len(line) > start + 120 else ''}"
+    if origin.column is not None:
+        yield " " * (len(gutter) + origin.column - 1 - start + (1 if start else 0)) + "^"

@@ -1,0 +1,55 @@
+"""What an engine is: the part that makes a model train on devices.
+
+The training loop knows N, the supervised tokens of a global step over all ranks and micro-batches, before the first backward. An engine
+is given the summed negative log-likelihood (NLL) of each micro-batch, and N, and leaves Σ over ranks ∂(ΣNLL)/N in the gradients: the
+same whatever the number of ranks and micro-batches, and before any clipping. It is never given a mean.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol, TypeVar
+
+from torch import Tensor, nn
+
+B = TypeVar("B")
+
+
+class Engine(Protocol):
+    """One rank's share of a model that trains."""
+
+    module: nn.Module
+    """The bare model, for evaluation."""
+
+    def forward_backward(
+        self, batches: Sequence[B], nll: Callable[[Callable[..., Any], B], Tensor], supervised: int, *, every_parameter: bool
+    ) -> list[float]:
+        """Gradients of one global step.
+
+        Args:
+            batches: this rank's micro-batches, at least one.
+            nll: given a callable model and a micro-batch, its summed NLL, a scalar.
+            supervised: N, over all ranks and micro-batches.
+            every_parameter: whether each trainable parameter takes part in each micro-batch of each rank. Where it is false, those
+                that take part in none keep no gradient, and their weights and optimiser state stay as they are, to the byte.
+
+        Returns:
+            The summed NLL of each micro-batch of this rank.
+        """
+
+    def clip_gradient(self, largest: float | None) -> float:
+        """Scale the gradient down to a norm of `largest` (None: do not) and return its norm over all ranks before that."""
+
+    def optimizer_step(self, lr: float) -> None:
+        """Update the weights with this learning rate, and let the gradients go."""
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """The compute dtype, for a forward pass outside `forward_backward`."""
+
+    def model_state(self) -> dict[str, Tensor]:
+        """The whole model's parameters and persistent buffers by name, each tensor once, however many names it has."""
+
+    def optimizer_state(self) -> dict[str, Tensor]:
+        """The optimiser's state as `<parameter>.<entry>`."""
+
+    def load_state(self, model: Mapping[str, Tensor], optimizer: Mapping[str, Tensor]) -> None:
+        """Take up what `model_state` and `optimizer_state` gave."""

@@ -1,0 +1,72 @@
+"""The ranks of a run, and the few things that they say to each other."""
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from vtool.diagnostics import Findings
+
+T = TypeVar("T")
+
+
+class SharedFindings(Findings):
+    """Findings that every rank raises at once, so that rank 0 speaks for all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """This rank among all. With a world of 1 nothing is said to anybody, and no process group is needed."""
+
+    rank: int = 0
+    world: int = 1
+    local_rank: int = 0
+    local_world: int = 1
+    device: torch.device = torch.device("cpu")
+
+    @staticmethod
+    def from_environment() -> "Ranks":
+        """What torchrun has set; one rank where it has not."""
+        rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+        return Ranks(rank, world, int(os.environ.get("LOCAL_RANK", 0)), int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
+
+    def all_gather(self, values: Sequence[float]) -> list[list[float]]:
+        """Each rank's numbers, by rank. All ranks give equally many; integers are exact below 2⁵³."""
+        if self.world == 1:
+            return [list(values)]
+        mine = torch.tensor(values, dtype=torch.float64, device=self.device)
+        gathered = [torch.empty_like(mine) for _ in range(self.world)]
+        dist.all_gather(gathered, mine)
+        return [vector.tolist() for vector in gathered]
+
+    def all_gather_objects(self, value: Any) -> list[Any]:
+        """Each rank's object, by rank."""
+        if self.world == 1:
+            return [value]
+        gathered: list[Any] = [None] * self.world
+        dist.all_gather_object(gathered, value)
+        return gathered
+
+    def on_rank_zero(self, work: Callable[[], T]) -> T:
+        """Do something on rank 0 alone, and give its result to all. Findings there are raised on every rank."""
+        if self.world == 1:
+            return work()
+        outcome: list[Any] = [None]
+        if self.rank == 0:
+            try:
+                outcome = [work()]
+            except Findings as findings:
+                outcome = [SharedFindings(findings.diagnostics, fatal=findings.fatal)]
+        dist.broadcast_object_list(outcome, src=0)
+        if isinstance(outcome[0], Findings):
+            raise outcome[0]
+        result: T = outcome[0]
+        return result
+
+    def barrier(self) -> None:
+        """Wait until every rank is here."""
+        if self.world > 1:
+            dist.barrier()

@@ -1,0 +1,71 @@
+"""What a model can do on a split: its NLL, Σ over tokens / Σ tokens, and its greedy answers, exactly matched."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from vtool.config.schema import Evaluation
+from vtool.data.collate import collate_prompts
+from vtool.data.encode import encode_prompt
+from vtool.data.loader import EncodedRows, MicroBatch
+from vtool.data.loss import summed_nll
+from vtool.engines.contract import Engine
+from vtool.engines.ranks import Ranks
+from vtool.models.generate import answer_greedily
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The model's greedy answer to one row's last turn."""
+
+    index: int
+    reference: str
+    answer: str
+
+    @property
+    def correct(self) -> bool:
+        return self.answer.strip() == self.reference.strip()
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """A split's scores, over all ranks."""
+
+    nll: float
+    """Nats per supervised token."""
+    exact_match: float
+    samples: int
+    answers: tuple[Answer, ...]
+
+
+def evaluate(engine: Engine, rows: EncodedRows, kept: Sequence[int], settings: Evaluation, ranks: Ranks) -> Scores:
+    """Score the kept rows of a split, each rank its share."""
+    mine = kept[ranks.rank :: ranks.world]
+    chunks = [tuple(mine[start : start + settings.batch_size]) for start in range(0, len(mine), settings.batch_size)]
+    engine.module.eval()
+    with torch.no_grad():
+        answers = [answer for chunk in chunks for answer in _answers(engine, rows, chunk, settings, ranks)]
+        totals = [_nll(engine, rows, chunk, ranks) for chunk in chunks]
+    engine.module.train()
+    gathered = ranks.all_gather([sum(nll for nll, _ in totals), sum(tokens for _, tokens in totals)])
+    nll, tokens = (sum(column) for column in zip(*gathered, strict=True))
+    everyone = sorted((answer for share in ranks.all_gather_objects(answers) for answer in share), key=lambda answer: answer.index)
+    assert len(everyone) == len(kept), "each row is answered once"
+    correct = sum(answer.correct for answer in everyone)
+    return Scores(nll / tokens, correct / len(everyone), len(everyone), tuple(everyone))
+
+
+def _nll(engine: Engine, rows: EncodedRows, chunk: tuple[int, ...], ranks: Ranks) -> tuple[float, int]:
+    batch = rows[MicroBatch(chunk)].to(ranks.device)
+    with engine.autocast():
+        return summed_nll(engine.module, batch).item(), batch.supervised
+
+
+def _answers(engine: Engine, rows: EncodedRows, chunk: tuple[int, ...], settings: Evaluation, ranks: Ranks) -> list[Answer]:
+    processor = rows.processor
+    prompts = [encode_prompt(rows.rows, index, processor) for index in chunk]
+    inputs = {name: tensor.to(ranks.device) for name, tensor in collate_prompts(prompts, processor).items()}
+    with engine.autocast():
+        texts = answer_greedily(engine.module, processor, inputs, settings.generate.max_new_tokens)
+    return [Answer(prompt.index, prompt.reference, text) for prompt, text in zip(prompts, texts, strict=True)]

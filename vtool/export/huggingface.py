@@ -1,0 +1,34 @@
+"""A Hugging Face folder of a trained model: what transformers opens and vLLM serves."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from vtool.diagnostics import Diagnostic, Findings
+from vtool.models.families import family
+from vtool.models.processor import Processor
+
+
+def export(model: Any, processor: Processor, family_name: str, folder: Path) -> Path:
+    """Write model, tokenizer, chat template and processor settings, and put them in place whole.
+
+    Raises:
+        Findings: `run-folder-unwritable`; an export that was there before is then still there.
+    """
+    temporary = folder.with_name(f".writing-{folder.name}")
+    try:
+        shutil.rmtree(temporary, ignore_errors=True)
+        model.save_pretrained(temporary)
+        processor.tokenizer.save_pretrained(temporary)
+        processor.image_processor.save_pretrained(temporary)
+        own = json.loads((temporary / "preprocessor_config.json").read_text())
+        for name, settings in family(family_name).serving_files(own).items():
+            (temporary / name).write_text(json.dumps(settings, indent=2) + "\n")
+        shutil.rmtree(folder, ignore_errors=True)
+        os.rename(temporary, folder)
+    except OSError as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise Findings(Diagnostic("run-folder-unwritable", f"{folder}: {error}", parameter="run.dir")) from error
+    return folder

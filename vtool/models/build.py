@@ -1,0 +1,72 @@
+"""Build a run's model: random weights of a size, or the weights of a Hugging Face folder."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vtool.config.schema import Model
+from vtool.diagnostics import Diagnostic, Findings
+from vtool.models.families import family
+from vtool.models.processor import Processor, first_line
+
+# Where the weights live. bfloat16 is a compute dtype: its weights stay float32, or an update of 1e-5 would be lost in rounding.
+WEIGHT_DTYPE = {"float32": torch.float32, "bfloat16": torch.float32, "float64": torch.float64}
+
+
+def model_config(settings: Model, processor: Processor) -> Any:
+    """The transformers config of a run that starts: the folder's, or that of a size."""
+    from transformers import AutoConfig
+
+    if settings.starts_from == "pretrained":
+        return AutoConfig.from_pretrained(settings.path, local_files_only=True)
+    assert settings.size is not None, "a rule demands it"
+    return family(settings.family).random_config(settings.size, len(processor.tokenizer), processor.ids)
+
+
+def build_model(settings: Model, processor: Processor, folder: Path, seed: int, *, weights: bool = True) -> Any:
+    """A model in training mode, on the CPU.
+
+    Args:
+        folder: holds the run's config.json.
+        weights: false where a checkpoint's weights follow, so that none need be read here.
+
+    Raises:
+        Findings: `model-does-not-load`, where a folder lacks weights, has some too many, or of other shapes.
+    """
+    from transformers import AutoConfig
+
+    known = family(settings.family)
+    if weights and settings.starts_from == "pretrained":
+        assert settings.path is not None, "a rule demands it"
+        model = load_model(Path(settings.path), settings.family, WEIGHT_DTYPE[settings.dtype], settings.attention)
+    else:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        config._attn_implementation = settings.attention
+        torch.manual_seed(seed)
+        model = known.model_class()(config).to(WEIGHT_DTYPE[settings.dtype])
+    model.generation_config.eos_token_id, model.generation_config.pad_token_id = processor.ids.end, processor.ids.pad
+    return model.train()
+
+
+def load_model(folder: Path, family_name: str, dtype: torch.dtype, attention: str) -> Any:
+    """The weights of a Hugging Face folder, every one of them accounted for.
+
+    Raises:
+        Findings: `model-does-not-load`.
+    """
+    try:
+        model, report = (
+            family(family_name)
+            .model_class()
+            .from_pretrained(folder, local_files_only=True, dtype=dtype, attn_implementation=attention, output_loading_info=True)
+        )
+    except Exception as error:  # the loader raises whatever its reader of a broken file raises
+        raise Findings(Diagnostic("model-does-not-load", f"{folder}: {first_line(error)}", parameter="model.path")) from error
+    problems = {kind: sorted(map(str, report[kind])) for kind in ("missing_keys", "mismatched_keys", "unexpected_keys") if report[kind]}
+    if problems:
+        listed = "; ".join(f"{len(keys)} {kind.replace('_', ' ')}: {', '.join(keys[:3])}" for kind, keys in problems.items())
+        raise Findings(
+            Diagnostic("model-does-not-load", f"{folder} does not hold exactly this model's weights. {listed}", parameter="model.path")
+        )
+    return model

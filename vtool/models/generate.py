@@ -1,0 +1,31 @@
+"""Greedy answers."""
+
+from typing import Any
+
+from torch import Tensor
+
+from vtool.models.processor import Processor
+
+
+def answer_greedily(model: Any, processor: Processor, inputs: dict[str, Tensor], max_new_tokens: int) -> list[str]:
+    """The most probable next token, again and again, until the turn's end.
+
+    A folder's own generation settings are not used: Qwen's carry a repetition penalty, which is not what was trained.
+
+    Args:
+        inputs: a batch of prompts, padded on the left.
+    """
+    from transformers import GenerationConfig
+
+    greedy = GenerationConfig(
+        do_sample=False, max_new_tokens=max_new_tokens, eos_token_id=processor.ids.end, pad_token_id=processor.ids.pad, use_cache=True
+    )
+    own = model.generation_config
+    model.generation_config = greedy  # given as an argument, it would be filled up from the folder's settings
+    try:
+        generated = model.generate(**inputs)
+    finally:
+        model.generation_config = own
+    answers = generated[:, inputs["input_ids"].shape[1] :]
+    texts: list[str] = processor.tokenizer.batch_decode(answers, skip_special_tokens=True)
+    return texts

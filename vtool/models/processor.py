@@ -1,0 +1,83 @@
+"""The processor: tokenizer, chat template, image processor and the token ids that belong together."""
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from vtool.config.schema import Image, Model
+from vtool.diagnostics import Diagnostic, Findings
+from vtool.models.families import family
+from vtool.models.tokens import TokenIds, train_tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Processor:
+    """What turns a chat with images into a model's inputs."""
+
+    tokenizer: Any
+    image_processor: Any
+    ids: TokenIds
+
+    def save(self, folder: Path) -> None:
+        """Write tokenizer, chat template and image processor as transformers reads them."""
+        self.tokenizer.save_pretrained(folder)
+        self.image_processor.save_pretrained(folder)
+
+
+def new_processor(settings: Model, image: Image, texts: Iterable[str]) -> Processor:
+    """The processor of a run that starts: the one in `model.path`, or one trained on these texts."""
+    if settings.path:
+        return load_processor(Path(settings.path), settings.family, image)
+    known = family(settings.family)
+    tokenizer = train_tokenizer(texts)
+    names = {"image": "<|image_pad|>", "video": "<|video_pad|>", "vision_start": "<|vision_start|>", "vision_end": "<|vision_end|>"}
+    ids = {part: tokenizer.convert_tokens_to_ids(name) for part, name in names.items()}
+    image_processor = known.image_processor_class()(**asdict(known.images))
+    return _with_sizes(
+        Processor(tokenizer, image_processor, TokenIds(**ids, end=tokenizer.eos_token_id, pad=tokenizer.pad_token_id)), image
+    )
+
+
+def load_processor(folder: Path, family_name: str, image: Image | None = None) -> Processor:
+    """The processor that a folder holds: a model's, a run's, or an exported one. Its token ids are those of its config.json.
+
+    Raises:
+        Findings: `model-does-not-load`, where a part of it is missing or cannot be read.
+    """
+    from transformers import AutoConfig, AutoTokenizer
+
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        image_processor = family(family_name).image_processor_class().from_pretrained(folder, local_files_only=True)
+    except Exception as error:  # each reader raises what its file format raises
+        raise Findings(_unusable(folder, f"the tokenizer or the image processor cannot be read: {first_line(error)}")) from error
+    if not tokenizer.chat_template:
+        raise Findings(_unusable(folder, "the tokenizer has no chat template (chat_template.jinja)"))
+    ids = TokenIds(
+        image=config.image_token_id,
+        video=config.video_token_id,
+        vision_start=config.vision_start_token_id,
+        vision_end=config.vision_end_token_id,
+        end=tokenizer.eos_token_id,
+        pad=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id,
+    )
+    return _with_sizes(Processor(tokenizer, image_processor, ids), image or Image())
+
+
+def first_line(error: BaseException) -> str:
+    """An exception's message, without the pages that some libraries write."""
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+
+
+def _with_sizes(processor: Processor, image: Image) -> Processor:
+    size = dict(processor.image_processor.size)
+    size["shortest_edge"] = image.min_pixels or size["shortest_edge"]
+    size["longest_edge"] = image.max_pixels or size["longest_edge"]
+    processor.image_processor.size = size
+    return processor
+
+
+def _unusable(folder: Path, what: str) -> Diagnostic:
+    return Diagnostic("model-does-not-load", f"{folder}: {what}", parameter="model.path")

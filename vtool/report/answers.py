@@ -1,0 +1,120 @@
+"""The contact sheet: test images with what was answered, wrong ones first, and where runs disagree."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from vtool.report.images import Picture, Pictures
+from vtool.report.run_files import Prediction, RunFiles
+
+_T = TypeVar("_T")
+_MOST_WRONG, _MOST_RIGHT = 48, 24
+_LONGEST_TEXT = 280
+_SHORT_ANSWER = 14
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """One test row."""
+
+    row: str
+    question: str
+    """Empty where all rows ask the same, which is said once above them."""
+    reference: str
+    picture: Picture | None
+    has_image: bool
+    answers: tuple[tuple[int, str, bool], ...]
+    """For each run its position, its answer, and whether that is right."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sheet:
+    """The tiles of one run."""
+
+    question: str
+    """What every row asks, or empty."""
+    wrong: tuple[Tile, ...]
+    right: tuple[Tile, ...]
+    wrong_in_all: int
+    right_in_all: int
+
+    @property
+    def wordy(self) -> bool:
+        return _wordy((*self.wrong, *self.right))
+
+
+@dataclass(frozen=True, slots=True)
+class Disagreement:
+    """The test rows that some runs answer rightly and others do not."""
+
+    tiles: tuple[Tile, ...]
+    in_all: int
+    shared_rows: int
+    alone_right: tuple[tuple[int, int], ...]
+    """The position of each run that has answers, and how many of them only it has right."""
+
+    @property
+    def wordy(self) -> bool:
+        return _wordy(self.tiles)
+
+
+def sheet(run: RunFiles, position: int, pictures: Pictures) -> Sheet:
+    """All wrong answers as far as there is room, and right ones from all over the test rows."""
+    wrong = [prediction for prediction in run.predictions if not prediction.correct]
+    right = [prediction for prediction in run.predictions if prediction.correct]
+    question = _one_question(run.predictions)
+    return Sheet(
+        question,
+        tuple(_tile([(position, run, row)], question, pictures) for row in wrong[:_MOST_WRONG]),
+        tuple(_tile([(position, run, row)], question, pictures) for row in _spread(right, _MOST_RIGHT)),
+        len(wrong),
+        len(right),
+    )
+
+
+def disagreement(runs: Sequence[RunFiles], pictures: Pictures) -> Disagreement | None:
+    """None where fewer than two runs have answers to the same rows."""
+    answered = [(position, run, {row.row: row for row in run.predictions}) for position, run in enumerate(runs) if run.predictions]
+    if len(answered) < 2:
+        return None
+    first = answered[0][2]
+    shared = [row for row in first if all(row in rows for _, _, rows in answered)]
+    split = [row for row in shared if len({rows[row].correct for _, _, rows in answered}) > 1]
+    right = {row: [position for position, _, rows in answered if rows[row].correct] for row in split}
+    question = _one_question([first[row] for row in shared])
+    answers = ([(position, run, rows[row]) for position, run, rows in answered] for row in _spread(split, _MOST_RIGHT))
+    tiles = tuple(_tile(answer, question, pictures) for answer in answers)
+    alone = tuple((position, sum(right[row] == [position] for row in split)) for position, _, _ in answered)
+    return Disagreement(tiles, len(split), len(shared), alone) if shared else None
+
+
+def _tile(answered: Sequence[tuple[int, RunFiles, Prediction]], question: str, pictures: Pictures) -> Tile:
+    _, run, row = answered[0]
+    return Tile(
+        row.row,
+        "" if question else _short(row.question),
+        _short(row.reference),
+        pictures.embed(run.folder, row.image) if row.image else None,
+        row.image is not None,
+        tuple((position, _short(prediction.answer), prediction.correct) for position, _, prediction in answered),
+    )
+
+
+def _wordy(tiles: Sequence[Tile]) -> bool:
+    """Whether the tiles need room for text."""
+    texts = [text for tile in tiles for text in (tile.reference, *(answer for _, answer, _ in tile.answers))]
+    return any(tile.question for tile in tiles) or any(len(text) > _SHORT_ANSWER for text in texts)
+
+
+def _one_question(rows: Sequence[Prediction]) -> str:
+    questions = {row.question for row in rows}
+    return questions.pop() if len(questions) == 1 else ""
+
+
+def _spread(items: list[_T], most: int) -> list[_T]:
+    """At most so many, evenly spaced: the first ones are often all of one kind."""
+    return items if len(items) <= most else [items[index * len(items) // most] for index in range(most)]
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _LONGEST_TEXT else f"{text[:_LONGEST_TEXT]} … ({len(text):,} characters)"

@@ -1,0 +1,61 @@
+"""Several runs side by side: their results, and what was different about them."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from vtool.report.run_files import RunFiles
+from vtool.report.views import Stat, check_counts, checks, headline, status
+
+# They differ between any two runs, and say nothing about why the results do.
+_OWN = {"run.name", "run.dir"}
+
+
+def names(runs: Sequence[RunFiles]) -> list[str]:
+    """A name a run: its own, or its folder where two share one."""
+    own = [run.name for run in runs]
+    return own if len(set(own)) == len(own) else [str(run.folder) for run in runs]
+
+
+def results(runs: Sequence[RunFiles]) -> list[tuple[str, list[Stat]]]:
+    """The headline numbers, one line a number. A line that no run has anything for is left out."""
+    lines = [(stats[0].label, list(stats)) for stats in zip(*(headline(run) for run in runs), strict=True)]
+    lines = [(label, stats) for label, stats in lines if any(stat.value for stat in stats)]
+    said = [check_counts(rows) if (rows := checks(run)) else None for run in runs]
+    return [("Status", [Stat("Status", status(run)) for run in runs]), *lines, ("Checks", [Stat("Checks", words) for words in said])]
+
+
+def differences(runs: Sequence[RunFiles]) -> list[tuple[str, list[str | None]]]:
+    """The settings, data and versions that are not the same in all runs. None: the run does not have it."""
+    lines = []
+    for describe in (_settings, _data, _versions):
+        described = [describe(run) for run in runs]
+        for key in dict.fromkeys(key for description in described for key in description):
+            values = [description.get(key) for description in described]
+            # A run whose file is missing says nothing, which is not a difference.
+            if len({value for value, description in zip(values, described, strict=True) if description}) > 1:
+                lines.append((key, values))
+    return lines
+
+
+def _settings(run: RunFiles) -> dict[str, str]:
+    return {setting.key: setting.value for setting in run.settings if setting.key not in _OWN}
+
+
+def _data(run: RunFiles) -> dict[str, str]:
+    said = {}
+    for name, split in run.data.items():
+        if isinstance(split, dict):
+            files = split.get("files")
+            said[f"{name} rows kept"] = str(split.get("kept", "?"))
+            said[f"{name} files"] = ", ".join(_file(file) for file in files if isinstance(file, dict)) if isinstance(files, list) else ""
+    return said
+
+
+def _versions(run: RunFiles) -> dict[str, str]:
+    versions = (run.result or {}).get("versions")
+    return {f"version of {name}": str(version) for name, version in versions.items()} if isinstance(versions, dict) else {}
+
+
+def _file(file: dict[str, object]) -> str:
+    digest = f" ({str(file['sha256'])[:12]})" if "sha256" in file else ""
+    return f"{Path(str(file.get('path', file.get('format', '?')))).name}{digest}"

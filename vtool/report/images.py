@@ -1,0 +1,61 @@
+"""Test images, small enough to live inside the page."""
+
+import base64
+import io
+from dataclasses import dataclass
+from pathlib import Path
+
+from PIL import Image
+
+_LARGEST_SIDE = 256
+_LARGEST_FILE = 12_000
+_PIXELATED_UP_TO = 96
+_TYPES = {"PNG": "image/png", "JPEG": "image/jpeg", "WEBP": "image/webp"}
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """An image as a `data:` address."""
+
+    address: str
+    width: int
+    height: int
+    pixelated: bool
+    """So small that its pixels are what is to be seen, not to be blurred away when it is enlarged."""
+
+
+class Pictures:
+    """Embeds images until the page's share for them is used up. What no longer fits is counted by who asks."""
+
+    def __init__(self, budget: int) -> None:
+        self.left = budget
+
+    def embed(self, folder: Path, name: str) -> Picture | None:
+        """The image `name` of a run's folder; None where it is not there, is not readable, lies elsewhere, or no longer fits."""
+        path = (folder / name).resolve()
+        # The page is passed around: a name that leads out of the run's folder must not put another file into it.
+        if not path.is_relative_to(folder.resolve()):
+            return None
+        try:
+            picture = _picture(path)
+        except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError):  # Pillow raises them all for damaged files
+            return None
+        if len(picture.address) > self.left:
+            return None
+        self.left -= len(picture.address)
+        return picture
+
+
+def _picture(path: Path) -> Picture:
+    with Image.open(path) as image:
+        image.load()
+        kind, content = image.format or "", path.read_bytes()
+        size = image.size
+        if kind not in _TYPES or len(content) > _LARGEST_FILE or max(size) > 4 * _LARGEST_SIDE:
+            small = image.convert("RGB")
+            small.thumbnail((_LARGEST_SIDE, _LARGEST_SIDE))
+            buffer = io.BytesIO()
+            small.save(buffer, format="JPEG", quality=80)
+            kind, content = "JPEG", buffer.getvalue()
+    address = f"data:{_TYPES[kind]};base64,{base64.b64encode(content).decode('ascii')}"
+    return Picture(address, *size, pixelated=max(size) <= _PIXELATED_UP_TO)

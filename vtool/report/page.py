@@ -1,0 +1,91 @@
+"""The page: one HTML file that needs nothing else, made from the files of one run or several."""
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from vtool import __version__
+from vtool.report import comparison, views
+from vtool.report.answers import disagreement, sheet
+from vtool.report.charts import charts, swatches
+from vtool.report.images import Pictures
+from vtool.report.run_files import RunFiles, read_run
+from vtool.report.statistics import confusion
+from vtool.report.words import number, percent, plural
+
+# Of the page's 1.5 MB: the rest is for the curves and the tables.
+_BYTES_OF_PICTURES = 800_000
+
+
+def write_report(runs: Sequence[Path], output: Path) -> Path:
+    """Write the page of these run folders to `output`, and give `output` back. Raises `not-a-run` before anything is written."""
+    page = render([read_run(folder) for folder in runs])
+    # Beside it and then renamed: who has the page open, or copies it, never sees half of one.
+    unfinished = output.with_name(f".{output.name}.{os.getpid()}.tmp")
+    try:
+        # A model may answer with half of a surrogate pair, which UTF-8 cannot hold.
+        unfinished.write_text(page, encoding="utf-8", errors="replace")
+        unfinished.replace(output)
+    finally:
+        unfinished.unlink(missing_ok=True)
+    return output
+
+
+def render(runs: Sequence[RunFiles]) -> str:
+    """The page. The same files give the same bytes."""
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,  # a model's answer may be HTML
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"number": number, "percent": percent, "plural": plural}
+    names = comparison.names(runs)
+    # The disagreements are why runs are compared, so their pictures come first.
+    pictures = Pictures(_BYTES_OF_PICTURES)
+    disagreed = disagreement(runs, pictures)
+    share = pictures.left // len(runs)
+    return environment.get_template("template.html.j2").render(
+        title=" · ".join(names),
+        version=__version__,
+        swatches=swatches(len(runs)),
+        names=names,
+        charts=charts(runs),
+        svg=Markup,
+        results=comparison.results(runs) if len(runs) > 1 else [],
+        differences=comparison.differences(runs) if len(runs) > 1 else [],
+        disagreement=disagreed,
+        runs=[_view(run, names[position], position, Pictures(share)) for position, run in enumerate(runs)],
+    )
+
+
+def _view(run: RunFiles, name: str, position: int, pictures: Pictures) -> Mapping[str, Any]:
+    checked = views.checks(run)
+    return {
+        "name": name,
+        "folder": str(run.folder),
+        "subtitle": views.subtitle(run),
+        "status": views.status(run),
+        "notices": views.notices(run),
+        "headline": views.headline(run),
+        "confusion": confusion(run.predictions),
+        "sheet": sheet(run, position, pictures),
+        "splits": views.splits(run),
+        "step_ledger": views.step_ledger(run),
+        "checks": checked,
+        "check_counts": views.check_counts(checked),
+        "settings": run.settings,
+        "versions": _strings((run.result or {}).get("versions")),
+        "checkpoints": run.checkpoints,
+        "exported": run.exported,
+        "commands": views.commands(run),
+    }
+
+
+def _strings(value: object) -> dict[str, str]:
+    return {str(key): str(item) for key, item in value.items()} if isinstance(value, dict) else {}

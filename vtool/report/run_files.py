@@ -1,0 +1,203 @@
+"""A run's folder, read into frozen records. Files that are absent, unfinished or damaged are said in `notices`, never raised.
+
+The run may be going on while its folder is read: any file may be missing, and the last line of a `.jsonl` may be half written.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from vtool.diagnostics import Diagnostic, Findings
+from vtool.report.settings import Setting, read_settings
+
+_RUN_FILES = ("config.yaml", "metrics.jsonl", "result.json")
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One training step. `tokens` and `samples` are of this step, `distinct_samples` and `seconds` since the run began."""
+
+    step: int
+    epoch: float | None
+    loss: float | None
+    grad_norm: float | None
+    lr: float | None
+    tokens: float | None
+    samples: float | None
+    distinct_samples: float | None
+    seconds: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """One evaluation on the validation rows."""
+
+    step: int
+    nll: float | None
+    exact_match: float | None
+    samples: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What the model answered to one test row."""
+
+    row: str
+    question: str
+    reference: str
+    answer: str
+    correct: bool
+    image: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class RunFiles:
+    """What a run's folder holds. An absent file gives an empty value, and a notice where it is expected."""
+
+    folder: Path
+    name: str
+    settings: tuple[Setting, ...]
+    data: Mapping[str, Any]
+    steps: tuple[Step, ...]
+    evaluations: tuple[Evaluation, ...]
+    predictions: tuple[Prediction, ...]
+    result: Mapping[str, Any] | None
+    """None while the run goes on, or when it ended without finishing."""
+    checkpoints: tuple[str, ...]
+    exported: bool
+    notices: tuple[str, ...]
+
+    def setting(self, key: str) -> str | None:
+        """The value of a setting, as written; None where it is not known."""
+        return next((setting.value for setting in self.settings if setting.key == key), None)
+
+
+def check_is_run(folder: Path) -> None:
+    """Raise `not-a-run` unless a run has begun to write here."""
+    if not any((folder / name).is_file() for name in _RUN_FILES):
+        what = f"there is no {' and no '.join(_RUN_FILES)}" if folder.is_dir() else "there is no such folder"
+        raise Findings(
+            Diagnostic("not-a-run", f"{folder} is no run: {what}", help="give the folder that `vtool train` printed"), fatal=True
+        )
+
+
+def read_run(folder: Path) -> RunFiles:
+    """Read everything there is. Raises `not-a-run` only."""
+    check_is_run(folder)
+    notices: list[str] = []
+    settings = _settings(folder / "config.yaml", notices)
+    rows = _json_lines(folder / "metrics.jsonl", notices)
+    data = _json_object(folder / "data.json", notices, "the data ledger is not known")
+    result = _json_object(
+        folder / "result.json", notices, "the run is still going on, or ended before its end; nothing of it counts as passed or measured"
+    )
+    tested = result is not None and "test_samples" in result
+    answers = _json_lines(folder / "predictions.jsonl", notices if tested else [])
+    return RunFiles(
+        folder=folder,
+        name=next((s.value for s in settings if s.key == "run.name"), folder.resolve().name),
+        settings=settings,
+        data=data or {},
+        steps=tuple(steps_of(rows)),
+        evaluations=tuple(evaluations_of(rows)),
+        predictions=tuple(_prediction(row) for row in answers),
+        result=result,
+        checkpoints=tuple(sorted(path.name for path in folder.glob("checkpoints/*") if re.fullmatch(r"step-\d+", path.name))),
+        exported=(folder / "export").is_dir(),
+        notices=tuple(notices),
+    )
+
+
+def steps_of(rows: Sequence[Mapping[str, Any]]) -> list[Step]:
+    """The training steps among the lines of `metrics.jsonl`."""
+    keys = ("epoch", "loss", "grad_norm", "lr", "tokens", "samples", "distinct_samples", "seconds")
+    return [Step(_position(row), *(number(row, key) for key in keys)) for row in rows if "loss" in row]
+
+
+def evaluations_of(rows: Sequence[Mapping[str, Any]]) -> list[Evaluation]:
+    """The evaluations among the lines of `metrics.jsonl`."""
+    keys = ("validation_nll", "validation_exact_match", "validation_samples")
+    return [Evaluation(_position(row), *(number(row, key) for key in keys)) for row in rows if keys[0] in row or keys[1] in row]
+
+
+def number(record: Mapping[str, Any], key: str) -> float | None:
+    """A number of a record, NaN and infinity included; None where there is none."""
+    value = record.get(key)
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _settings(path: Path, notices: list[str]) -> tuple[Setting, ...]:
+    try:
+        return read_settings(_text(path))
+    except FileNotFoundError:
+        notices.append("config.yaml is not there: the settings are not known.")
+    except yaml.YAMLError as error:
+        notices.append(f"config.yaml cannot be read: {str(error).splitlines()[0]}. The settings are not known.")
+    return ()
+
+
+def _json_object(path: Path, notices: list[str], meaning: str) -> dict[str, Any] | None:
+    try:
+        value = json.loads(_text(path))
+    except FileNotFoundError:
+        notices.append(f"{path.name} is not there: {meaning}.")
+        return None
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        notices.append(f"{path.name} is damaged or half written: {meaning}.")
+        return None
+    return value
+
+
+def _json_lines(path: Path, notices: list[str]) -> list[dict[str, Any]]:
+    try:
+        # Not `splitlines`, which also cuts at characters that JSON allows inside a string.
+        *lines, last = _text(path).split("\n")
+    except FileNotFoundError:
+        notices.append(f"{path.name} is not there: nothing of it is shown.")
+        return []
+    rows, broken = [], []
+    for position, line in enumerate(lines, start=1):
+        row = parse_line(line)
+        if row is not None:
+            rows.append(row)
+        elif line.strip():
+            broken.append(str(position))
+    if (row := parse_line(last)) is not None:
+        rows.append(row)
+    elif last.strip():
+        notices.append(f"{path.name}: the last line ({len(lines) + 1}) is half written and was left out.")
+    if broken:
+        notices.append(f"{path.name}: {len(broken)} damaged line(s) left out: {', '.join(broken[:10])}{' …' if len(broken) > 10 else ''}.")
+    return rows
+
+
+def parse_line(line: str) -> dict[str, Any] | None:
+    """The JSON object of a line, or None where it holds none."""
+    try:
+        value = json.loads(line)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _text(path: Path) -> str:
+    # A crash may leave bytes that are no UTF-8 in the last block; they must not hide the lines before.
+    return path.read_text(encoding="utf-8", errors="replace")
+
+
+def _position(row: Mapping[str, Any]) -> int:
+    step = row.get("step")
+    return step if isinstance(step, int) else 0
+
+
+def _prediction(row: Mapping[str, Any]) -> Prediction:
+    row_id, question, reference, answer = (str(row.get(key, "")) for key in ("row", "question", "reference", "answer"))
+    image = row.get("image")
+    return Prediction(row_id, question, reference, answer, row.get("correct") is True, image if isinstance(image, str) else None)

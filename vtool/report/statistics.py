@@ -1,0 +1,114 @@
+"""The few statistics of the page, in plain Python."""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from vtool.report.run_files import Prediction, Step
+
+# The 97.5 % quantile of the normal distribution: a two-sided 95 % interval.
+_Z = 1.959963984540054
+_MOST_CLASSES = 20
+
+
+def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
+    """The 95 % score interval of a proportion (Wilson 1927). Unlike p ± z·σ it stays in 0 … 1 and is not empty at 0 or 1."""
+    if trials <= 0:
+        raise ValueError("an interval needs at least one trial")
+    share, square = successes / trials, _Z * _Z / trials
+    centre = (share + square / 2) / (1 + square)
+    reach = _Z * math.sqrt(share * (1 - share) / trials + square / (4 * trials)) / (1 + square)
+    # At 0 and at 1 the formula is exact, but its rounding is not.
+    return (0.0 if successes == 0 else centre - reach, 1.0 if successes == trials else centre + reach)
+
+
+def smooth(values: Sequence[float], span: float) -> list[float]:
+    """An exponential moving average over about `span` values, without the usual pull of the start towards 0.
+
+    What is not finite stays a hole where it is, and does not spread to what follows.
+    """
+    keep = 1 - 2 / (span + 1)
+    total = weight = 0.0
+    smoothed = []
+    for value in values:
+        if math.isfinite(value):
+            total = keep * total + (1 - keep) * value
+            weight = keep * weight + (1 - keep)
+        smoothed.append(total / weight if math.isfinite(value) else math.nan)
+    return smoothed
+
+
+def thin(xs: Sequence[float], ys: Sequence[float], buckets: int) -> tuple[list[float], list[float]]:
+    """At most 2 × `buckets` of the points: the lowest and the highest of each stretch, so that no spike is lost."""
+    if len(xs) <= 2 * buckets:
+        return list(xs), list(ys)
+    kept: set[int] = set()
+    for bucket in range(buckets):
+        stretch = range(bucket * len(xs) // buckets, (bucket + 1) * len(xs) // buckets)
+        finite = [index for index in stretch if math.isfinite(ys[index])]
+        # A hole is kept as one: drawing a line across it would hide that the values were not finite.
+        kept |= {min(finite, key=ys.__getitem__), max(finite, key=ys.__getitem__)} if finite else {stretch[0]}
+    chosen = sorted(kept)
+    return [xs[index] for index in chosen], [ys[index] for index in chosen]
+
+
+def tokens_per_second(steps: Sequence[Step]) -> tuple[list[int], list[float]]:
+    """The throughput of each step: its tokens over the seconds since the step before. The first one has no step before it."""
+    positions, rates = [], []
+    for before, now in pairwise(steps):
+        if now.tokens is not None and now.seconds is not None and before.seconds is not None and now.seconds > before.seconds:
+            positions.append(now.step)
+            rates.append(now.tokens / (now.seconds - before.seconds))
+    return positions, rates
+
+
+@dataclass(frozen=True, slots=True)
+class ConfusionRow:
+    """The answers to the test rows with one reference."""
+
+    reference: str
+    counts: tuple[int, ...]
+    """One a label, in the order of `Confusion.labels`."""
+    other: int
+    """Answers that are no label."""
+
+    @property
+    def total(self) -> int:
+        return sum(self.counts) + self.other
+
+
+@dataclass(frozen=True, slots=True)
+class Confusion:
+    """How often each reference was answered how."""
+
+    labels: tuple[str, ...]
+    rows: tuple[ConfusionRow, ...]
+
+    @property
+    def other(self) -> int:
+        return sum(row.other for row in self.rows)
+
+
+def confusion(predictions: Sequence[Prediction]) -> Confusion | None:
+    """The confusion matrix, or None where the references are too many to be classes, or only one."""
+    labels = sorted({prediction.reference.strip() for prediction in predictions}, key=_natural)
+    if not 2 <= len(labels) <= _MOST_CLASSES or len(labels) == len(predictions):
+        return None
+    # The run decided what counts as correct (it may fold case, say); the matrix must not disagree with it.
+    pairs = Counter((p.reference.strip(), (p.reference if p.correct else p.answer).strip()) for p in predictions)
+    rows = []
+    for reference in labels:
+        counts = tuple(pairs[reference, label] for label in labels)
+        rows.append(ConfusionRow(reference, counts, sum(n for (of, _), n in pairs.items() if of == reference) - sum(counts)))
+    return Confusion(tuple(labels), tuple(rows))
+
+
+def _natural(label: str) -> tuple[float, str]:
+    """Numbers by value (2 before 10), then words."""
+    try:
+        value = float(label)
+    except ValueError:
+        return math.inf, label
+    return (value if math.isfinite(value) else math.inf), label

@@ -1,0 +1,219 @@
+"""What the page says of one run: its files, turned into words and tables. Nothing here knows HTML."""
+
+import shlex
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from vtool.diagnostics import RULES
+from vtool.report.run_files import RunFiles, number
+from vtool.report.statistics import wilson_interval
+from vtool.report.words import duration, percent, plural
+from vtool.report.words import number as in_words
+
+_MOST_DROPPED = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Stat:
+    """One headline number. `value` is None where it was not measured."""
+
+    label: str
+    value: str | None
+    note: str = ""
+    interval: tuple[float, float] | None = None
+    share: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One line of what was checked."""
+
+    state: str
+    rule: str
+    code: str
+    summary: str
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """One split's line of the data ledger."""
+
+    name: str
+    counts: tuple[tuple[str, str], ...]
+    sum: str
+    adds_up: bool | None
+    files: tuple[Mapping[str, Any], ...]
+    dropped: tuple[Mapping[str, Any], ...]
+    dropped_by_rule: tuple[tuple[str, int], ...]
+    dropped_not_shown: int
+
+
+def status(run: RunFiles) -> str:
+    """`finished`, `stopped`, or `unfinished` where there is no result."""
+    return "unfinished" if run.result is None else str(run.result.get("status", "unfinished"))
+
+
+def subtitle(run: RunFiles) -> str:
+    """Which model, in a few words."""
+    keys = ("model.family", "model.size", "model.path", "model.dtype", "engine.kind")
+    return " · ".join(value for key in keys if (value := run.setting(key)) not in (None, "", "null", "~"))
+
+
+def headline(run: RunFiles) -> list[Stat]:
+    """The numbers of the header. The same labels in the same order for every run, so that runs can stand side by side."""
+    result = run.result or {}
+    last = run.steps[-1] if run.steps else None
+    evaluated = [row for row in run.evaluations if row.exact_match is not None]
+    steps = number(result, "steps") if run.result else (last.step if last else None)
+    epochs = number(result, "epochs") if run.result else (last.epoch if last else None)
+    seconds = number(result, "train_seconds") if run.result else (last.seconds if last else None)
+    ledger = result.get("ledger")
+    distinct = number(ledger, "distinct") if isinstance(ledger, dict) else (last.distinct_samples if last else None)
+    kept = number(_split_of(run, "train"), "kept")
+    planned = run.setting("train.steps")
+    nll, memory = number(result, "test_nll"), number(result, "peak_memory_mib")
+    return [
+        _test_exact_match(run),
+        Stat("Test NLL", _known(in_words, nll), "nats per supervised token" if nll is not None else _why_untested(run)),
+        Stat(
+            "Validation exact match",
+            percent(evaluated[-1].exact_match) if evaluated else None,
+            f"at step {evaluated[-1].step:,}" if evaluated else "no evaluation so far",
+        ),
+        Stat("Steps", _known(in_words, steps), f"of {int(planned):,}" if planned and planned.isdecimal() else ""),
+        Stat("Epochs", _known(in_words, epochs)),
+        Stat("Training time", _known(duration, seconds)),
+        Stat("Distinct rows seen", _known(in_words, distinct), f"of {in_words(kept)}" if kept is not None else ""),
+        Stat("Parameters", _known(in_words, number(result, "parameters"))),
+        Stat("Peak memory", None if memory is None else f"{in_words(round(memory))} MiB"),
+    ]
+
+
+def _known(words: Any, value: float | None) -> str | None:
+    return None if value is None else words(value)
+
+
+def _test_exact_match(run: RunFiles) -> Stat:
+    result = run.result or {}
+    share, rows = number(result, "test_exact_match"), number(result, "test_samples")
+    if share is None:
+        return Stat("Test exact match", None, _why_untested(run))
+    if not rows or not 0 <= share <= 1:
+        return Stat("Test exact match", percent(share), "the number of test rows is not known, so there is no interval")
+    right = round(share * rows)
+    low, high = wilson_interval(right, int(rows))
+    note = f"{right:,} of {plural(int(rows), 'row')}; 95 % interval {100 * low:.1f} to {100 * high:.1f} %"
+    return Stat("Test exact match", f"{100 * share:.1f} %", note, (low, high), share)
+
+
+def _why_untested(run: RunFiles) -> str:
+    if run.result is None:
+        return "the run has no result yet"
+    return "there are no test rows" if run.data and "test" not in run.data else "result.json does not have it"
+
+
+def checks(run: RunFiles) -> list[Check]:
+    """What the run checked, failures first. What is not known to have run is never among the passed."""
+    found = (run.result or {}).get("checks")
+    order = {"failed": 0, "not-run": 1, "passed": 2}
+    rows = []
+    for rule, said in found.items() if isinstance(found, dict) else ():
+        known = RULES.get(rule)
+        state = said if said in order else "not-run"
+        rows.append(Check(state, rule, known.code if known else "", known.summary if known else ""))
+    return sorted(rows, key=lambda check: order[check.state])
+
+
+def check_counts(rows: Sequence[Check]) -> str:
+    """`12 passed, 1 failed, 2 not run`."""
+    counts = Counter(row.state for row in rows)
+    return ", ".join(f"{counts[state]} {state.replace('-', ' ')}" for state in ("passed", "failed", "not-run"))
+
+
+def _split_of(run: RunFiles, name: str) -> Mapping[str, Any]:
+    split = run.data.get(name)
+    return split if isinstance(split, dict) else {}
+
+
+def splits(run: RunFiles) -> list[Split]:
+    """The data ledger: every row is kept, or dropped for a stated reason."""
+    return [_split(name, content) for name, content in run.data.items() if isinstance(content, dict)]
+
+
+def _split(name: str, content: Mapping[str, Any]) -> Split:
+    dropped = _records(content.get("dropped"))
+    rows, kept = number(content, "rows"), number(content, "kept")
+    fields = {"rows": "Rows", "kept": "Kept", "tokens": "Tokens", "supervised_tokens": "Supervised tokens", "images": "Images"}
+    counts = [(label, in_words(number(content, field))) for field, label in fields.items()]
+    counts.insert(2, ("Dropped", in_words(len(dropped))))
+    return Split(
+        name,
+        tuple(counts),
+        f"{in_words(kept)} kept + {len(dropped):,} dropped of {in_words(rows)} rows",
+        None if rows is None or kept is None else rows == kept + len(dropped),
+        _records(content.get("files")),
+        dropped[:_MOST_DROPPED],
+        tuple(Counter(str(row.get("rule", "no reason given")) for row in dropped).most_common()),
+        max(0, len(dropped) - _MOST_DROPPED),
+    )
+
+
+def _records(value: Any) -> tuple[Mapping[str, Any], ...]:
+    return tuple(item for item in value if isinstance(item, dict)) if isinstance(value, list) else ()
+
+
+def step_ledger(run: RunFiles) -> tuple[str, bool] | None:
+    """Whether the rows handed to training add up: in words, and the verdict."""
+    ledger = (run.result or {}).get("ledger")
+    values = {key: number(ledger, key) for key in ("seen", "trained", "dropped")} if isinstance(ledger, dict) else {}
+    seen, trained, dropped = (values.get(key) for key in ("seen", "trained", "dropped"))
+    if seen is None or trained is None or dropped is None:
+        return None
+    words = f"{in_words(trained)} trained on + {in_words(dropped)} dropped of {in_words(seen)} rows seen over all epochs"
+    return words, seen == trained + dropped
+
+
+def notices(run: RunFiles) -> list[str]:
+    """What is missing or does not fit together."""
+    found = list(run.notices)
+    positions = [step.step for step in run.steps]
+    again = sum(after <= before for before, after in pairwise(positions))
+    missing = sum(after > before + 1 for before, after in pairwise(positions))
+    if again:
+        found.append(f"metrics.jsonl: the step number does not rise in {plural(again, 'place')}; steps are there twice.")
+    if missing:
+        found.append(f"metrics.jsonl: steps are missing in {plural(missing, 'place')}.")
+    share, rows = number(run.result or {}, "test_exact_match"), number(run.result or {}, "test_samples")
+    if run.predictions and share is not None and rows is not None:
+        right = sum(prediction.correct for prediction in run.predictions)
+        if (right, len(run.predictions)) != (round(share * rows), rows):
+            found.append(
+                f"predictions.jsonl has {right:,} right of {len(run.predictions):,} rows, "
+                f"but result.json says {round(share * rows):,} of {in_words(rows)}."
+            )
+    found += [f"data.json: {split.name} does not add up: {split.sum}." for split in splits(run) if split.adds_up is False]
+    ledger = step_ledger(run)
+    if ledger and not ledger[1]:
+        found.append(f"result.json: the rows do not add up: {ledger[0]}.")
+    failed = [check.rule for check in checks(run) if check.state == "failed"]
+    if failed:
+        found.append(f"{plural(len(failed), 'check')} failed: {', '.join(failed)}.")
+    return found
+
+
+def commands(run: RunFiles) -> list[tuple[str, str]]:
+    """What to type next, with what it does."""
+    folder = shlex.quote(str(run.folder))
+    lines = []
+    if run.result is None:
+        lines.append(("Follow it while it runs", f"vtool report {folder} --follow"))
+    if status(run) != "finished":
+        lines.append(("Go on from the newest checkpoint", f"vtool train sft {shlex.quote(str(run.folder / 'config.yaml'))}"))
+    if run.checkpoints:
+        lines.append(("Ask the trained model", f"vtool predict {folder} --image FILE"))
+        lines.append(("Write it as a Hugging Face folder", f"vtool export {folder}"))
+    lines.append(("Compare it with another run", f"vtool report {folder} OTHER-RUN"))
+    return lines

@@ -1,0 +1,42 @@
+"""Numbers, as people read them."""
+
+import math
+
+_MISSING = "—"
+
+
+def number(value: float | None) -> str:
+    """Three significant digits, without an exponent where that stays short: 0.0313, 1.2, 12,345, 2e-05."""
+    if value is None:
+        return _MISSING
+    if not math.isfinite(value):
+        return "not finite"
+    if value == int(value) and abs(value) < 1e12:
+        return f"{int(value):,}"
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.3g}" if abs(value) >= 1e-4 else f"{value:.2g}"
+
+
+def percent(value: float | None) -> str:
+    """A share in percent: 96.4 %, 100 %."""
+    if value is None:
+        return _MISSING
+    return f"{100 * value:.3g} %" if math.isfinite(value) else "not finite"
+
+
+def duration(seconds: float | None) -> str:
+    """43.2 s, 5 min 12 s, 3 h 20 min."""
+    if seconds is None:
+        return _MISSING
+    if not math.isfinite(seconds):
+        return "not finite"
+    if seconds < 100:
+        return f"{seconds:.3g} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def plural(count: int, noun: str) -> str:
+    """`1 row`, `2 rows`."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"

@@ -1,0 +1,118 @@
+"""Checkpoints: written under a temporary name, digested, renamed; and never opened where a byte has changed."""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from vtool.diagnostics import Diagnostic, Findings
+
+MANIFEST = "manifest.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """All that a run goes on from."""
+
+    step: int
+    model: dict[str, Tensor]
+    optimizer: dict[str, Tensor]
+    progress: dict[str, Tensor]
+    """`visits` int64 [rows]: how often each kept row has been trained on."""
+    state: dict[str, Any]
+    """Counters, as JSON."""
+
+
+def checkpoint_name(step: int) -> str:
+    return f"step-{step:06d}"
+
+
+def save(folder: Path, snapshot: Snapshot, keep_last: int) -> Path:
+    """Write a checkpoint under `folder`, then remove all but the newest `keep_last`.
+
+    Raises:
+        Findings: `checkpoint-not-saved`; what was there before is untouched.
+    """
+    target = folder / checkpoint_name(snapshot.step)
+    temporary = folder / f".writing-{target.name}"
+    try:
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+        for name in ("model", "optimizer", "progress"):
+            save_file({key: value.contiguous() for key, value in getattr(snapshot, name).items()}, temporary / f"{name}.safetensors")
+        (temporary / "state.json").write_text(json.dumps({"step": snapshot.step, **snapshot.state}, indent=1))
+        digests = {file.name: {"bytes": file.stat().st_size, "sha256": _digest(file)} for file in sorted(temporary.iterdir())}
+        (temporary / MANIFEST).write_text(json.dumps(digests, indent=1))
+        for path in (*temporary.iterdir(), temporary):
+            _flush(path)
+        os.rename(temporary, target)
+        _flush(folder)
+    except (OSError, SafetensorError) as error:
+        free = shutil.disk_usage(folder).free if folder.exists() else 0
+        shutil.rmtree(temporary, ignore_errors=True)
+        message = f"{target} could not be written: {error} ({free / 2**20:.0f} MiB are free there)"
+        raise Findings(Diagnostic("checkpoint-not-saved", message, parameter="run.dir")) from error
+    for old in checkpoints(folder)[:-keep_last]:
+        shutil.rmtree(old)
+    return target
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """The checkpoints under a folder, oldest first."""
+    return sorted(path for path in folder.glob("step-*") if re.fullmatch(r"step-\d+", path.name))
+
+
+def damage(checkpoint: Path) -> str | None:
+    """What is wrong with a checkpoint's files; None where they are, to the byte, those that were written."""
+    try:
+        manifest: Mapping[str, Any] = json.loads((checkpoint / MANIFEST).read_text())
+        for name, written in manifest.items():
+            if (size := (checkpoint / name).stat().st_size) != written["bytes"]:
+                return f"{name} has {size} bytes; {written['bytes']} were written"
+            if _digest(checkpoint / name) != written["sha256"]:
+                return f"{name} has other bytes than were written"
+    except FileNotFoundError as error:
+        return f"{Path(error.filename).name} is missing"
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return f"{MANIFEST} cannot be read: {error}"
+    return None
+
+
+def load(checkpoint: Path) -> Snapshot:
+    """Open a checkpoint whose digests have been checked."""
+    state = json.loads((checkpoint / "state.json").read_text())
+    tensors = {name: load_file(checkpoint / f"{name}.safetensors") for name in ("model", "optimizer", "progress")}
+    return Snapshot(step=state.pop("step"), state=state, **tensors)
+
+
+def newest(folder: Path) -> tuple[Path | None, list[Diagnostic]]:
+    """The newest whole checkpoint under a folder, and a finding for each newer one that is damaged."""
+    findings = []
+    for path in reversed(checkpoints(folder)):
+        if (problem := damage(path)) is None:
+            return path, findings
+        findings.append(Diagnostic("corrupt-checkpoint", f"{path}: {problem}", parameter="checkpoint.resume"))
+    return None, findings
+
+
+def _digest(file: Path) -> str:
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
+
+
+def _flush(path: Path) -> None:
+    """Onto the disk, before anything that relies on it: a rename can otherwise outlive the bytes."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

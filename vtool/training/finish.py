@@ -1,0 +1,142 @@
+"""What comes after the last step: the ledger is balanced, the test split is read once, the model exported, and the result written."""
+
+import json
+import platform
+import resource
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vtool import __version__
+from vtool.data.loader import EncodedRows
+from vtool.diagnostics import Diagnostic, Findings
+from vtool.engines.ranks import SharedFindings
+from vtool.evaluation.evaluate import Answer, Scores, evaluate
+from vtool.export.huggingface import export
+from vtool.training.run_folder import RunFolder, write_atomically
+from vtool.training.setup import Progress, Session
+
+# Test images kept for the report, wrong answers and right ones each; and their longest side in pixels.
+SAMPLES = 24
+SAMPLE_SIDE = 256
+
+
+def finish(session: Session, progress: Progress) -> None:
+    """Write `predictions.jsonl`, `samples/`, `export/` and, last, `result.json`.
+
+    Raises:
+        Findings: `ledger-mismatch`, or `run-folder-unwritable`; everything before it is saved.
+    """
+    ledger = balance(session, progress)
+    scores = None
+    if "test" in session.rows:
+        scores = evaluate(session.engine, session.rows["test"], session.ledgers["test"].kept, session.run.evaluation, session.ranks)
+    peak = max(int(value[0]) for value in session.ranks.all_gather([resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024]))
+    session.ranks.on_rank_zero(lambda: _write(session, progress, ledger, scores, peak))
+
+
+def balance(session: Session, progress: Progress) -> dict[str, Any]:
+    """The training split's ledger: rows seen = trained + dropped, each row as often as the plan says."""
+    split = session.ledgers["train"]
+    epochs, rest = divmod(progress.step, session.plan.steps_per_epoch)
+    visits = progress.visits[list(split.kept)]
+    trained = int(progress.visits.sum())
+    right = (
+        split.rows == len(split.kept) + len(split.dropped)
+        and trained == int(visits.sum()) == session.plan.samples(progress.step)
+        and bool(((visits == epochs) | ((visits == epochs + 1) & bool(rest))).all())
+    )
+    if not right:
+        message = (
+            f"{split.rows} rows, {len(split.kept)} kept and {len(split.dropped)} dropped; after {progress.step} steps {trained} samples were "
+            f"trained on, each row {int(visits.min())} to {int(visits.max())} times; the plan says {session.plan.samples(progress.step)} samples"
+        )
+        raise SharedFindings(Diagnostic("ledger-mismatch", message))
+    dropped = len(split.dropped)
+    return {
+        "rows": split.rows,
+        "seen": split.rows if epochs else int((visits > 0).sum()) + dropped,
+        "trained": int((visits > 0).sum()),
+        "dropped": dropped,
+        "samples": trained,
+        "distinct": int((visits > 0).sum()),
+        "epochs": trained / len(split.kept),
+    }
+
+
+def _write(session: Session, progress: Progress, ledger: dict[str, Any], scores: Scores | None, peak_mib: int) -> None:
+    folder = session.folder
+    try:
+        if scores is not None:
+            _write_predictions(folder, session.rows["test"], scores.answers)
+        export(session.engine.module, session.processor, session.run.model.family, folder.export)
+        write_atomically(folder.result, json.dumps(_result(session, progress, ledger, scores, peak_mib), indent=1) + "\n")
+    except OSError as error:
+        raise Findings(Diagnostic("run-folder-unwritable", f"{folder.path}: {error}", parameter="run.dir")) from error
+
+
+def _result(session: Session, progress: Progress, ledger: dict[str, Any], scores: Scores | None, peak_mib: int) -> dict[str, Any]:
+    import transformers
+
+    result: dict[str, Any] = {"status": "finished", "steps": progress.step, "epochs": ledger["epochs"]}
+    if scores is not None:
+        result |= {"test_exact_match": scores.exact_match, "test_nll": scores.nll, "test_samples": scores.samples}
+    audited = ("labels-differ-from-answers", "image-token-mismatch", "end-token-unsupervised", "control-token-in-text", "unstable-template")
+    stepwise = ("no-supervised-tokens", "nonfinite-loss", "nonfinite-gradient")
+    return result | {
+        "train_seconds": progress.seconds,
+        "parameters": sum(parameter.numel() for parameter in session.engine.module.parameters()),
+        "ledger": ledger,
+        "peak_memory_mib": peak_mib,
+        "ranks": session.ranks.world,
+        "threads": torch.get_num_threads(),
+        # A run in which one of these had failed would not have come here.
+        "checks": dict.fromkeys((*audited, *stepwise, "ledger-mismatch"), "passed"),
+        "versions": {
+            "vtool": __version__,
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+            "python": platform.python_version(),
+        },
+    }
+
+
+def _write_predictions(folder: RunFolder, rows: EncodedRows, answers: Sequence[Answer]) -> None:
+    folder.samples.mkdir(exist_ok=True)
+    shown = {answer.index for correct in (False, True) for answer in [a for a in answers if a.correct is correct][:SAMPLES]}
+    lines = []
+    for answer in answers:
+        row = rows.rows.row(answer.index)
+        question = [message for message in row.messages if message["role"] == "user"][-1:]
+        line = {
+            "row": row.id,
+            "question": " ".join(_texts(question)),
+            "reference": answer.reference,
+            "answer": answer.answer,
+            "correct": answer.correct,
+        }
+        if answer.index in shown and row.images:
+            line["image"] = str(_write_sample(folder, row.images[0], answer.index).relative_to(folder.path))
+        lines.append(json.dumps(line) + "\n")
+    write_atomically(folder.predictions, "".join(lines))
+
+
+def _texts(messages: Sequence[Any]) -> list[str]:
+    contents = [message["content"] for message in messages]
+    return [
+        text
+        for content in contents
+        for text in ([content] if isinstance(content, str) else [part["text"] for part in content if "text" in part])
+    ]
+
+
+def _write_sample(folder: RunFolder, image: Any, index: int) -> Path:
+    from transformers.image_utils import load_image
+
+    picture = load_image(image)
+    picture.thumbnail((SAMPLE_SIDE, SAMPLE_SIDE))
+    path = folder.samples / f"{index:05d}.png"
+    picture.save(path)
+    return path

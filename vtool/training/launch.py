@@ -1,0 +1,150 @@
+"""Start the ranks of a run: in this process, under an outer torchrun, or through torchrun's own API."""
+
+import logging
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from dataclasses import replace
+from datetime import timedelta
+from types import FrameType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from vtool.config.schema import Run
+from vtool.devices import place
+from vtool.diagnostics import Diagnostic, Findings
+from vtool.engines.ranks import Ranks, SharedFindings
+from vtool.training.setup import Request
+from vtool.training.sft import Outcome, train
+
+# Auditing a large data set on one rank while the others wait takes longer than torch's default of 30 minutes.
+RANK_TIMEOUT = timedelta(hours=2)
+# How long ranks have to end after a second signal before they are killed.
+LAST_SECONDS = 5.0
+
+
+def launch(request: Request) -> Outcome | None:
+    """Run `train` on every rank, and return how it ended; None on the ranks of an outer torchrun that are not the first.
+
+    Raises:
+        Findings: what stopped the run. Those of a single rank have been printed by it, and `rank-failed` is raised here.
+    """
+    ranks = Ranks.from_environment()
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        _check_outer(request.run, ranks)
+        outcome = run_rank(request, ranks)
+        return outcome if ranks.rank == 0 else None
+    if (request.run.launch.nproc or 1) == 1:
+        return run_rank(request, Ranks())
+    return _launch_ranks(request, request.run.launch.nproc or 1)
+
+
+def run_rank(request: Request, ranks: Ranks) -> Outcome:
+    """Set up this process's device, threads and process group, and train."""
+    placement = place(request.run, ranks.local_rank, ranks.local_world)
+    torch.set_num_threads(placement.threads)
+    if placement.device.type == "cuda":
+        torch.cuda.set_device(placement.device)
+    if ranks.world == 1:
+        return train(request, replace(ranks, device=placement.device))
+    dist.init_process_group(placement.backend, timeout=RANK_TIMEOUT)
+    outcome = train(request, replace(ranks, device=placement.device))
+    dist.destroy_process_group()
+    return outcome
+
+
+def _check_outer(run: Run, ranks: Ranks) -> None:
+    """An outer torchrun has decided how many processes there are; a recipe that says otherwise would be silently ignored."""
+    if run.launch.nproc is not None and run.launch.nproc != ranks.local_world:
+        message = f"launch.nproc is {run.launch.nproc}, but torchrun has started {ranks.local_world} processes here"
+        raise SharedFindings(Diagnostic("launch-conflict", message, parameter="launch.nproc"))
+
+
+def _launch_ranks(request: Request, nproc: int) -> Outcome:
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    # Its own lines tell of processes it ends; ours say why the run ended.
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=nproc,
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        run_id=request.run.run.name,
+        max_restarts=0,
+        monitor_interval=0.2,
+        signals_to_handle="SIGHUP,SIGQUIT",  # SIGINT and SIGTERM are handled here: the ranks finish their step
+    )
+    with _Forward():
+        try:
+            outcomes: dict[int, Outcome] = elastic_launch(config, _rank_main)(request)
+        except ChildFailedError as error:
+            codes = {rank: failure.exitcode for rank, failure in error.failures.items()}
+            first, code = min(codes.items(), key=lambda item: item[1] == -signal.SIGTERM)  # one that was not merely ended with the others
+            if code in (1, 130, 143):
+                raise SystemExit(code) from None
+            how = signal.Signals(-code).name if code < 0 else f"exit status {code}"
+            raise Findings(Diagnostic("rank-failed", f"rank {first} ended with {how}")) from error
+    return outcomes[0]
+
+
+def _rank_main(request: Request) -> Outcome:
+    """A rank's process. It leaves the terminal's process group, so that a Ctrl-C reaches it once, through its parent."""
+    from vtool.cli.common import print_findings
+
+    os.setpgrp()
+    ranks = Ranks.from_environment()
+    try:
+        return run_rank(request, ranks)
+    except Findings as findings:
+        if ranks.rank == 0 or not isinstance(findings, SharedFindings):
+            print_findings(findings)
+        code = 1
+    except KeyboardInterrupt:
+        code = 130
+    except Exception:
+        traceback.print_exc()
+        code = 2
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # at once: other ranks may wait in a collective, and leaving the process group would wait for them
+
+
+class _Forward:
+    """Passes SIGINT and SIGTERM on to the ranks. After a second one they have a few seconds, and are then killed."""
+
+    def __init__(self) -> None:
+        self.received = 0
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> None:
+        self._before = {number: signal.signal(number, self._pass_on) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _pass_on(self, number: int, _frame: FrameType | None) -> None:
+        self.received += 1
+        _signal_ranks(number)
+        if self.received == 2:
+            threading.Thread(target=_kill_ranks_after, args=(LAST_SECONDS,), daemon=True).start()
+
+
+def _signal_ranks(number: int) -> None:
+    for process in multiprocessing.active_children():
+        if process.pid is not None:
+            os.kill(process.pid, number)
+
+
+def _kill_ranks_after(seconds: float) -> None:
+    time.sleep(seconds)
+    _signal_ranks(signal.SIGKILL)

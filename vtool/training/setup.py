@@ -1,0 +1,160 @@
+"""Everything a run needs before its first step: rows audited, processor and model built, and where it goes on from."""
+
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vtool.config.schema import Run
+from vtool.data.audit import Ledger, look, settle
+from vtool.data.loader import EncodedRows
+from vtool.data.plan import Plan
+from vtool.data.row import Row
+from vtool.data.sources import Rows
+from vtool.diagnostics import Diagnostic, Findings
+from vtool.engines.contract import Engine
+from vtool.engines.ddp import Ddp
+from vtool.engines.ranks import Ranks, SharedFindings
+from vtool.models.build import build_model, model_config
+from vtool.models.families import Family, family
+from vtool.models.processor import Processor, load_processor, new_processor
+from vtool.training.checkpoint import load
+from vtool.training.parameter_groups import build_optimizer
+from vtool.training.run_folder import RunFolder, Start, write_atomically
+
+SPLITS = ("train", "validation", "test")
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a run is started with; it travels to every rank."""
+
+    run: Run
+    effective: Mapping[str, Any]
+    """The settings after defaults, as plain values."""
+    config_yaml: str
+    """The same, as text with origins."""
+
+
+@dataclass(slots=True)
+class Progress:
+    """What a run counts as it goes; a checkpoint keeps it."""
+
+    step: int
+    seconds: float
+    visits: Tensor
+    """int64 [rows]: how often each row of the training split has been trained on, over all ranks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """One rank's view of a run that is about to train."""
+
+    run: Run
+    folder: RunFolder
+    ranks: Ranks
+    family: Family
+    processor: Processor
+    rows: Mapping[str, EncodedRows]
+    """By split; a split without settings is not there."""
+    ledgers: Mapping[str, Ledger]
+    plan: Plan
+    total_steps: int
+    engine: Engine
+
+
+def open_session(request: Request, folder: RunFolder, start: Start, ranks: Ranks) -> tuple[Session, Progress]:
+    """Audit the rows, build what the run trains with, and take up a checkpoint.
+
+    Raises:
+        Findings: of the rows, of the model's folder, or `data-changed`; on every rank.
+    """
+    run = request.run
+    entries = {"train": run.data.train, "validation": run.data.validation, "test": run.data.test}
+    sources = ranks.on_rank_zero(lambda: {split: Rows(entry) for split, entry in entries.items() if entry})
+    if start.checkpoint is None:
+        ranks.on_rank_zero(lambda: _write_processor(run, sources["train"], folder.processor))
+    elif ranks.rank == 0 and not folder.processor.exists():  # a run that begins from a checkpoint in another folder
+        shutil.copytree(start.checkpoint.parent.parent / folder.processor.name, folder.processor)
+    ranks.barrier()
+    processor = load_processor(folder.processor, run.model.family, run.data.image)
+    rows = {split: EncodedRows(source, processor, run.data) for split, source in sources.items()}
+    ledgers = audit(rows, ranks)
+    if ranks.rank == 0:
+        print(*(describe(split, ledger) for split, ledger in ledgers.items()), sep="\n", flush=True)
+
+    plan = Plan(len(ledgers["train"].kept), run.data.global_batch_size, run.run.seed)
+    total = run.train.steps or (run.train.epochs or 0) * plan.steps_per_epoch
+    if 0 < run.optim.warmup_steps >= total:
+        message = f"optim.warmup_steps is {run.optim.warmup_steps}, and the run has {total} steps"
+        raise SharedFindings(Diagnostic("warmup-too-long", message, parameter="optim.warmup_steps"))
+    ranks.on_rank_zero(lambda: _write_head(folder, request, ledgers))
+
+    model = build_model(run.model, processor, folder.processor, run.run.seed, weights=start.checkpoint is None)
+    engine = Ddp(model, run.engine, ranks, DTYPES[run.model.dtype], lambda module: build_optimizer(module, run.optim))
+    progress = Progress(0, 0.0, torch.zeros(len(sources["train"]), dtype=torch.long))
+    if start.checkpoint is not None:
+        snapshot = load(start.checkpoint)
+        engine.load_state(snapshot.model, snapshot.optimizer)
+        progress = Progress(snapshot.step, snapshot.state["seconds"], snapshot.progress["visits"])
+    return Session(run, folder, ranks, family(run.model.family), processor, rows, ledgers, plan, total, engine), progress
+
+
+def audit(rows: Mapping[str, EncodedRows], ranks: Ranks) -> dict[str, Ledger]:
+    """Look at every row of every split, each rank its share; raise all that was found at once."""
+    ledgers, findings = {}, []
+    for split, encoded in rows.items():
+        mine = look(encoded, range(len(encoded.rows))[ranks.rank :: ranks.world], encoded.settings.workers)
+        everyone = [one for share in ranks.all_gather_objects(mine) for one in share]
+        ledgers[split], found = settle(encoded, everyone, split)
+        findings += found
+    if findings:
+        raise SharedFindings(findings)
+    return ledgers
+
+
+def describe(split: str, ledger: Ledger) -> str:
+    """A split's ledger in a line."""
+    parts = [f"{ledger.rows} rows", f"{len(ledger.kept)} kept", f"{len(ledger.dropped)} dropped"]
+    parts += [f"{ledger.truncated} truncated"] if ledger.truncated else []
+    parts += [f"{ledger.images} images", f"{sum(ledger.lengths)} tokens, of which {ledger.supervised_tokens} supervised"]
+    return f"data.{split}: " + " · ".join(parts)
+
+
+def _write_processor(run: Run, rows: Rows, folder: Path) -> None:
+    """Keep the processor and the model's config in the run's folder, so that the run needs nothing else to go on."""
+    processor = new_processor(run.model, run.data.image, read_texts(rows))
+    try:
+        processor.save(folder)
+        model_config(run.model, processor).save_pretrained(folder)
+    except OSError as error:
+        raise Findings(Diagnostic("run-folder-unwritable", f"{folder}: {error}", parameter="run.dir")) from error
+
+
+def read_texts(rows: Rows) -> list[str]:
+    """What a new tokenizer is trained on. Rows that cannot be read are left for the audit to report."""
+
+    def read(index: int) -> Row | None:
+        try:
+            return rows.row(index)
+        except Findings:
+            return None
+
+    return [text for index in range(len(rows)) if (row := read(index)) for text in row.texts()]
+
+
+def _write_head(folder: RunFolder, request: Request, ledgers: Mapping[str, Ledger]) -> None:
+    """Write what a run begins with, once; afterwards hold the rows against it."""
+    written = {split: ledger.as_dict() for split, ledger in ledgers.items()}
+    folder.check_rows(written)
+    try:
+        write_atomically(folder.data, json.dumps(written, indent=1))
+        write_atomically(folder.config, request.config_yaml)
+    except OSError as error:
+        raise Findings(Diagnostic("run-folder-unwritable", f"{folder.path}: {error}", parameter="run.dir")) from error

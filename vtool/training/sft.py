@@ -1,0 +1,204 @@
+"""Supervised fine-tuning. `train` is a run from its start to its end, `_steps` its training loop, `_step` one step of it."""
+
+import json
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vtool.data.collate import Batch
+from vtool.data.loader import MicroBatch, load_steps, micro_batches
+from vtool.data.loss import summed_nll
+from vtool.diagnostics import Diagnostic
+from vtool.engines.ranks import Ranks, SharedFindings
+from vtool.evaluation.evaluate import evaluate
+from vtool.training.checkpoint import Snapshot, save
+from vtool.training.display import Display
+from vtool.training.finish import finish
+from vtool.training.metrics import append
+from vtool.training.run_folder import RunFolder, Start
+from vtool.training.schedule import learning_rate
+from vtool.training.setup import Progress, Request, Session, open_session
+from vtool.training.stop import StopRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a run ended."""
+
+    folder: Path
+    status: str
+    """`finished`, `stopped`, or `already finished`."""
+    step: int
+    total_steps: int
+    signal: int | None = None
+
+
+def train(request: Request, ranks: Ranks) -> Outcome:
+    """Train a run, from its beginning or from where it was. Every rank calls this; rank 0 writes and prints.
+
+    Raises:
+        Findings: whatever stands in the way. `SharedFindings` are raised by every rank alike.
+    """
+    folder = RunFolder(request.run.folder)
+    ranks.on_rank_zero(folder.lock)
+    start = ranks.on_rank_zero(lambda: folder.start(request.run, request.effective))
+    if start.finished:
+        steps = json.loads(folder.result.read_text())["steps"]
+        return Outcome(folder.path, "already finished", steps, steps)
+    session, progress = open_session(request, folder, start, ranks)
+    if ranks.rank == 0:
+        folder.set_aside_damaged(start)
+        folder.rewind_metrics(progress.step)
+        _announce(session, progress, start)
+    with StopRequest() as stop, Display(progress.step, session.total_steps, silent=ranks.rank > 0) as display:
+        signal = _steps(session, progress, stop, display)
+    if signal is not None:
+        return Outcome(folder.path, "stopped", progress.step, session.total_steps, signal)
+    finish(session, progress)
+    return Outcome(folder.path, "finished", progress.step, session.total_steps)
+
+
+def _steps(session: Session, progress: Progress, stop: StopRequest, display: Display) -> int | None:
+    """The training loop. It ends after the last step, or after one before which any rank was asked to stop; then it returns the signal."""
+    run, ranks, plan = session.run, session.ranks, session.plan
+    kept = session.ledgers["train"].kept
+    steps = range(progress.step + 1, session.total_steps + 1)
+
+    def mine(step: int) -> list[MicroBatch]:
+        return micro_batches(plan, kept, step, ranks.rank, ranks.world, run.data.micro_batch_size)
+
+    loaded = load_steps(session.rows["train"], steps, mine, run.data.workers)
+    for step in steps:
+        began = time.perf_counter()
+        metrics, signal = _step(session, progress, step, next(loaded), stop)
+        progress.step = step
+        progress.seconds += time.perf_counter() - began
+        metrics["seconds"] = progress.seconds
+        if ranks.rank == 0:
+            append(session.folder.metrics, metrics)
+            display.step(metrics, time.perf_counter() - began)
+
+        last = step == session.total_steps
+        if "validation" in session.rows and (last or _due(step, run.evaluation.every_steps)):
+            _validate(session, step, display)
+        if last or signal or _due(step, run.checkpoint.every_steps):
+            _save(session, progress)
+        if signal and not last:
+            return signal
+    return None
+
+
+def _step(
+    session: Session, progress: Progress, step: int, batches: Sequence[Batch], stop: StopRequest
+) -> tuple[dict[str, Any], int | None]:
+    """One optimiser step over the global batch. Returns its metrics, and the signal by which any rank has been asked to stop."""
+    run, ranks, engine = session.run, session.ranks, session.engine
+    # Anything random in a step depends on the seed, the step and the rank alone: a run that goes on needs no generator's state.
+    torch.manual_seed(int(np.random.SeedSequence([run.run.seed, step, ranks.rank]).generate_state(1)[0]))
+    batches = [batch.to(ranks.device) for batch in batches]
+
+    # What has to be known of all ranks before the first backward.
+    mine = [sum(batch.supervised for batch in batches), sum(batch.images for batch in batches), stop.signal or 0]
+    everyone = ranks.all_gather(mine)
+    supervised, images = int(sum(counts[0] for counts in everyone)), int(sum(counts[1] for counts in everyone))
+    agreed = int(max(counts[2] for counts in everyone)) or None
+    if supervised == 0:
+        raise _failure(session, "no-supervised-tokens", f"step {step} has no supervised token on any rank", batches)
+
+    nll = _nll(session, dummy=images > 0)
+    sums = engine.forward_backward(batches, nll, supervised, every_parameter=images > 0)
+    norm = engine.clip_gradient(run.optim.clip_norm)
+
+    # What each rank has done, not what it was meant to do: the rows counted are those that were in the batches.
+    rows = [index for batch in batches for index in batch.indices]
+    padding = [-1] * (-(-run.data.global_batch_size // ranks.world) - len(rows))
+    gathered = ranks.all_gather([sum(sums), sum(batch.tokens for batch in batches), *rows, *padding])
+    loss = sum(report[0] for report in gathered) / supervised
+    if not math.isfinite(loss):
+        broken = [batch for batch, value in zip(batches, sums, strict=True) if not math.isfinite(value)]
+        raise _failure(session, "nonfinite-loss", f"the loss of step {step} is {loss}", broken)
+    if not math.isfinite(norm):
+        raise _failure(session, "nonfinite-gradient", f"the gradient's norm in step {step} is {norm}, its loss {loss:.4g}", batches)
+
+    lr = learning_rate(run.optim, step, session.total_steps)
+    engine.optimizer_step(lr)
+    trained = [int(row) for report in gathered for row in report[2:] if row >= 0]
+    progress.visits.index_add_(0, torch.tensor(trained), torch.ones(len(trained), dtype=torch.long))
+    metrics = {
+        "step": step,
+        "epoch": session.plan.epoch(step),
+        "loss": loss,
+        "grad_norm": norm,
+        "lr": lr,
+        "tokens": int(sum(report[1] for report in gathered)),
+        "supervised_tokens": supervised,
+        "samples": len(trained),
+        "distinct_samples": int((progress.visits > 0).sum()),
+    }
+    return metrics, agreed
+
+
+def _nll(session: Session, *, dummy: bool) -> Callable[[Callable[..., Any], Batch], Tensor]:
+    """The loss of a micro-batch. `dummy`: where it has no image, the vision tower runs all the same, for a gradient of 0 (verl#5881)."""
+
+    def nll(model: Callable[..., Any], batch: Batch) -> Tensor:
+        loss = summed_nll(model, batch)
+        return loss + session.family.dummy_visual(session.engine.module) if dummy and not batch.images else loss
+
+    return nll
+
+
+def _validate(session: Session, step: int, display: Display) -> None:
+    scores = evaluate(session.engine, session.rows["validation"], session.ledgers["validation"].kept, session.run.evaluation, session.ranks)
+    if session.ranks.rank == 0:
+        row = {
+            "step": step,
+            "validation_nll": scores.nll,
+            "validation_exact_match": scores.exact_match,
+            "validation_samples": scores.samples,
+        }
+        append(session.folder.metrics, row)
+        display.say(f"step {step}: validation NLL {scores.nll:.4f}, exact match {scores.exact_match:.1%} of {scores.samples}")
+
+
+def _save(session: Session, progress: Progress) -> None:
+    def write() -> None:
+        state = {"seconds": progress.seconds, "ranks": session.ranks.world, "torch": torch.__version__}
+        engine = session.engine
+        snapshot = Snapshot(progress.step, engine.model_state(), engine.optimizer_state(), {"visits": progress.visits}, state)
+        save(session.folder.checkpoints, snapshot, session.run.checkpoint.keep_last)
+
+    session.ranks.on_rank_zero(write)
+
+
+def _failure(session: Session, rule: str, message: str, batches: Sequence[Batch]) -> SharedFindings:
+    """What stops a step, with the rows that were in it, from every rank."""
+    rows = session.rows["train"].rows
+    names = [rows.name(index) for batch in batches for index in batch.indices]
+    everyone = [name for share in session.ranks.all_gather_objects(names) for name in share]
+    listed = ", ".join(everyone[:8]) + (f" and {len(everyone) - 8} more" if len(everyone) > 8 else "")
+    return SharedFindings(Diagnostic(rule, f"{message}; its rows: {listed}"))
+
+
+def _due(step: int, every: int | None) -> bool:
+    return every is not None and step % every == 0
+
+
+def _announce(session: Session, progress: Progress, start: Start) -> None:
+    parameters = sum(parameter.numel() for parameter in session.engine.module.parameters())
+    plan, ranks = session.plan, session.ranks
+    print(
+        f"{session.run.model.family}, {parameters:,} parameters in {session.run.model.dtype} on {ranks.device.type}, "
+        f"{ranks.world} rank{'s' * (ranks.world > 1)} of {torch.get_num_threads()} threads; "
+        f"{session.total_steps} steps of {plan.global_batch_size} rows, {plan.steps_per_epoch} steps an epoch"
+    )
+    if start.checkpoint is not None:
+        print(f"resuming after step {progress.step} from {start.checkpoint}")
+    print(f"run folder: {session.folder.path}", flush=True)
