@@ -57,7 +57,7 @@ def compose_recipe(recipe: str, overrides: Sequence[str]) -> Composed:
         raise _refused("bad-override", f"the recipe and its overrides do not compose: {_first_line(cause)}") from error
     except OmegaConfBaseException as error:
         raise _refused("broken-reference", _first_line(error), getattr(error, "full_key", None)) from error
-    return Composed(path.stem, values, dict(_origins(files, path, given)))
+    return Composed(path.stem, values, _origins(files, path, given))
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,22 +104,27 @@ def _find(recipe: str) -> Path:
     raise Findings(Diagnostic("unknown-recipe", f"there is no recipe `{recipe}`", help=help, origin=COMMAND_LINE), fatal=True)
 
 
-def _origins(files: Sequence[Any], recipe: Path, given: Sequence[_Override]) -> Iterator[tuple[Key, Origin]]:
+def _origins(files: Sequence[Any], recipe: Path, given: Sequence[_Override]) -> dict[Key, Origin]:
     """In the order of composition, so that the last one of a key is the one in force."""
+    origins: dict[Key, Origin] = {}
+    folders = (recipe.parent, share("configs"), share("recipes"))
     for file in files:
         if file.config_path is None or file.config_path.startswith("hydra"):
             continue
-        folders = (recipe.parent, share("configs"), share("recipes"))
         found = next((folder / f"{file.config_path}.yaml" for folder in folders if (folder / f"{file.config_path}.yaml").exists()), None)
         if found is None:
             continue
         package = tuple(part for part in (file.package or "").split(".") if part and part != "_global_")
-        for keys, origin in read_marks(found).items():
-            if keys[0] != "defaults":
-                yield (*package, *keys), origin
+        origins |= {(*package, *keys): origin for keys, origin in read_marks(found).items() if keys[0] != "defaults"}
     for override in given:
-        if not override.chooses_group and not override.deletes:
-            yield from ((keys, COMMAND_LINE) for keys in _keys(override.value, tuple(override.key.split("."))))
+        if override.chooses_group:
+            continue
+        place = tuple(override.key.split("."))
+        if not isinstance(override.value, Mapping):  # a mapping is merged; anything else takes the place of all that was there
+            origins = {keys: origin for keys, origin in origins.items() if keys[: len(place)] != place}
+        if not override.deletes:
+            origins |= dict.fromkeys(_keys(override.value, place), COMMAND_LINE)
+    return origins
 
 
 def _keys(value: Any, keys: Key) -> Iterator[Key]:

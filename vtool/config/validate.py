@@ -37,7 +37,7 @@ def validate(composed: Composed) -> Run:
     try:
         run = Run.model_validate_json(json.dumps(composed.values))
     except ValidationError as error:
-        findings = [_finding(entry, composed) for entry in error.errors(include_url=False) if entry["input"] != "???"]
+        findings = [_finding(entry, composed) for entry in error.errors(include_url=False) if entry["input"] != "???" and not _echo(entry)]
         raise Findings([*(_unset(keys, composed) for keys in unset), *findings]) from None
     if unset:
         raise Findings([_unset(keys, composed) for keys in unset])
@@ -59,7 +59,7 @@ def _finding(entry: Any, composed: Composed) -> Diagnostic:
     origin = origin_of(composed.origins, keys)
     seen = _shown(entry["input"])
     if kind == "extra_forbidden":
-        return Diagnostic("unknown-key", f"there is no setting `{name}`", _near(keys[-1], entry["loc"]), name, origin, seen=seen)
+        return Diagnostic("unknown-key", f"there is no setting `{name}`", _near(keys[-1], ".".join(keys[:-1]), entry["loc"]), name, origin, seen=seen)
     if kind in ("missing", "union_tag_not_found"):
         if kind == "union_tag_not_found":
             name = f"{name}.{context['discriminator'].strip(chr(39))}"
@@ -83,17 +83,21 @@ def _finding(entry: Any, composed: Composed) -> Diagnostic:
     return Diagnostic(rule, f"`{name}` is {seen}: {wanted}", None, name, origin, expected=wanted, seen=seen)
 
 
+def _echo(entry: Any) -> bool:
+    """Whether an error only repeats others: a list "too short" because its entries have errors of their own."""
+    return bool(entry["type"] == "too_short" and len(entry["input"]) >= entry["ctx"]["min_length"])
+
+
 def _unset(keys: tuple[str, ...], composed: Composed) -> Diagnostic:
     name = ".".join(keys)
     message = f"`{name}` must be given: the recipe leaves it to you"
     return Diagnostic("missing-key", message, f"set it: {name}=VALUE", name, origin_of(composed.origins, keys))
 
 
-def _near(key: str, place: tuple[str | int, ...]) -> str:
+def _near(key: str, group: str, place: tuple[str | int, ...]) -> str:
     here = names_at(place[:-1])
-    group = ".".join(str(part) for part in place[:-1] if not isinstance(part, int))
     if near := get_close_matches(key, here, 1, cutoff=0.5):
-        return f"did you mean `{near[0]}`?"
+        return f"did you mean `{'.'.join((*group.split('.'), near[0])) if group else near[0]}`?"
     elsewhere = [setting.name for setting in all_settings() if setting.name.rpartition(".")[2] == key]
     if elsewhere:
         return f"did you mean `{elsewhere[0]}`?"
