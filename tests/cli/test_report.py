@@ -1,4 +1,5 @@
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -46,7 +47,8 @@ def test_the_page_of_several_runs_lies_here_or_where_it_is_wanted(
 def test_what_is_no_run_exits_2(app: typer.Typer, tmp_path: Path, options: list[str]) -> None:
     ran = CliRunner().invoke(app, [str(tmp_path), *options])
     assert (ran.exit_code, ran.stdout) == (2, "")
-    assert "not-a-run" in ran.stderr and str(tmp_path) in "".join(ran.stderr.split("\n"))
+    assert "not-a-run" in ran.stderr
+    assert str(tmp_path) in "".join(ran.stderr.split("\n"))
 
 
 def test_a_page_that_cannot_be_written_exits_2(app: typer.Typer, run_folder: Path) -> None:
@@ -77,5 +79,6 @@ def test_control_c_while_following_exits_130_quietly(app: typer.Typer, run_folde
 
 def test_the_command_itself_imports_nothing_heavy() -> None:
     program = "import sys, vtool.cli.report; print(*sys.modules)"
-    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env={"PYTHONPATH": ":".join(sys.path)})
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment)
     assert not {"vtool.report", "vtool.diagnostics", "matplotlib", "jinja2", "PIL", "yaml"} & set(ran.stdout.split())

@@ -24,7 +24,7 @@ train:
 DATA: dict[str, Any] = {
     "train": {
         "files": [{"format": "messages", "path": "my.jsonl", "sha256": "9f86d081884c7d65", "rows": 101}],
-        **{"rows": 101, "kept": 100, "tokens": 2000, "supervised_tokens": 200, "images": 100},
+        **{"rows": 101, "kept": 100, "tokens": 2000, "supervised_tokens": 200, "images": 100, "longest": 25, "truncated": 0},
         "dropped": [{"row": "my.jsonl:17", "rule": "overlong-row", "message": "1500 tokens, and data.max_length is 1024"}],
     },
     "test": {
@@ -37,7 +37,7 @@ DATA: dict[str, Any] = {
 RESULT: dict[str, Any] = {
     **{"status": "finished", "steps": 40, "epochs": 12.8, "train_seconds": 4.0, "peak_memory_mib": 512, "parameters": 1103744},
     **{"test_exact_match": 10 / 12, "test_nll": 0.31, "test_samples": 12},
-    "ledger": {"seen": 1280, "trained": 1280, "dropped": 0, "distinct": 100},
+    "ledger": {"rows": 101, "seen": 101, "trained": 100, "dropped": 1, "samples": 1280, "distinct": 100, "epochs": 12.8},
     "checks": {"unstable-template": "passed", "ledger-mismatch": "passed", "device-missing": "not-run"},
     "versions": {"vtool": "0.1.0", "torch": "2.9.1", "transformers": "4.57.1", "python": "3.11.7"},
 }

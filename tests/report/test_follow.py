@@ -46,7 +46,8 @@ def test_without_a_terminal_each_line_of_the_metrics_is_a_line(run_folder: Path)
 def test_in_a_terminal_there_is_a_panel(run_folder: Path) -> None:
     run, output = Run(run_folder), io.StringIO()
     follow(run_folder, Console(file=output, width=100, force_terminal=True), run.pause)
-    assert "40 of 40" in output.getvalue() and "loss, log scale" in output.getvalue()
+    assert "40 of 40" in output.getvalue()
+    assert "loss, log scale" in output.getvalue()
     assert output.getvalue().count("\x1b[?25l") == output.getvalue().count("\x1b[?25h"), "the cursor is shown again"
 
 
@@ -56,7 +57,8 @@ def test_the_panel_says_when_nothing_happens_and_knows_runs_without_a_step(run_f
     console = Console(width=100, record=True, file=io.StringIO())
     console.print(panel(read_run(run_folder), silent=95))
     text = console.export_text()
-    assert "0 of 40" in text and "no new step for 95 s" in text
+    assert "0 of 40" in text
+    assert "no new step for 95 s" in text
 
 
 def test_metrics_that_are_cut_back_are_read_from_the_start(tmp_path: Path) -> None:

@@ -75,9 +75,12 @@ def test_what_a_finished_run_says_of_itself(run_folder: Path) -> None:
     assert "10 of 12 rows; 95 % interval 55.2 to 95.3 %" in text
     assert "2 passed, 0 failed, 1 not run" in text
     assert "Clipped to 1 in 3 of 40 steps." in text
-    assert "overlong-row" in text and "1500 tokens, and data.max_length is 1024" in text
+    assert "overlong-row" in text
+    assert "1500 tokens, and data.max_length is 1024" in text
     assert "100 kept + 1 dropped of 101 rows" in text
-    assert "command line" in text and "torch 2.9.1" in text
+    assert "100 trained on + 1 dropped of 101 rows seen; 1,280 samples over 12.8 epochs" in text
+    assert "command line" in text
+    assert "torch 2.9.1" in text
     assert "vtool train sft" not in text, "a finished run has nothing to go on with"
 
 
@@ -86,6 +89,16 @@ def test_test_images_are_inside_wrong_ones_first(run_folder: Path) -> None:
     assert [image["alt"] for image in pictures][:3] == ["Test image digits:test:5", "Test image digits:test:11", "Test image digits:test:0"]
     assert len(pictures) == 12
     assert all((image["src"] or "").startswith("data:image/png;base64,") and image["class"] == "pixelated" for image in pictures)
+
+
+def test_rows_whose_image_was_not_kept_make_room_for_the_others(run_folder: Path) -> None:
+    rows = lines_of(run_folder / "predictions.jsonl")
+    for row in rows[:11]:
+        del row["image"]
+    write_lines(run_folder / "predictions.jsonl", rows)
+    elements = Elements(page_of(run_folder))
+    assert [image["alt"] for image in elements.having("img")] == ["Test image digits:test:11"]
+    assert "Wrong (1 of 2)" in elements.text
 
 
 def test_every_chart_has_a_name_and_ids_are_unique(run_folder: Path) -> None:
@@ -111,7 +124,8 @@ def test_answers_questions_and_names_are_escaped(run_folder: Path) -> None:
     (run_folder / "config.yaml").write_text(f"run:\n  name: {json.dumps(ATTACK)}  # {ATTACK}\n", encoding="utf-8")
     change(run_folder / "result.json", status=ATTACK, versions={ATTACK: ATTACK})
     page = page_of(run_folder)
-    assert ATTACK not in page and "onerror=" not in re.sub(r"&#34;|&lt;[^<>]*", "", page)
+    assert ATTACK not in page
+    assert "onerror=" not in re.sub(r"&#34;|&lt;[^<>]*", "", page)
     assert not Elements(page).having("script")
     assert ATTACK in Elements(page).text, "shown as text"
 
@@ -129,11 +143,14 @@ def test_an_unfinished_run_counts_as_nothing_passed(run_folder: Path) -> None:
     metrics_file = run_folder / "metrics.jsonl"
     metrics_file.write_bytes(metrics_file.read_bytes()[:-20])
     text = Elements(page_of(run_folder)).text
-    assert "unfinished" in text and "not measured the run has no result yet" in text
-    assert "half written" in text and "result.json is not there" in text
+    assert "unfinished" in text
+    assert "not measured the run has no result yet" in text
+    assert "half written" in text
+    assert "result.json is not there" in text
     assert "That is “not run”, not “passed”." in text
     assert "passed," not in text
-    assert f"vtool train sft {run_folder / 'config.yaml'}" in text and f"vtool report {run_folder} --follow" in text
+    assert f"vtool train sft {run_folder / 'config.yaml'}" in text
+    assert f"vtool report {run_folder} --follow" in text
 
 
 @pytest.mark.parametrize("kept", ["config.yaml", "metrics.jsonl", "result.json"])
@@ -159,13 +176,13 @@ def test_what_does_not_fit_together_is_said(run_folder: Path) -> None:
     rows[7]["loss"] = float("nan")
     write_lines(run_folder / "metrics.jsonl", [*rows[:20], *rows[15:30], *rows[33:]])
     write_lines(run_folder / "predictions.jsonl", lines_of(run_folder / "predictions.jsonl")[:11])
-    change(run_folder / "result.json", checks={"ledger-mismatch": "failed"}, ledger={"seen": 1280, "trained": 1270, "dropped": 0})
+    change(run_folder / "result.json", checks={"ledger-mismatch": "failed"}, ledger={"seen": 101, "trained": 99, "dropped": 1})
     text = Elements(page_of(run_folder)).text
     assert "the step number does not rise in 1 place" in text
     assert "steps are missing in 1 place" in text
     assert "Not finite, and not drawn, at 1 point(s)." in text
     assert "predictions.jsonl has 10 right of 11 rows, but result.json says 10 of 12." in text
-    assert "the rows do not add up: 1,270 trained on + 0 dropped of 1,280 rows" in text
+    assert "the rows do not add up: 99 trained on + 1 dropped of 101 rows seen" in text
     assert "1 check failed: ledger-mismatch." in text
 
 
@@ -186,7 +203,8 @@ def test_photos_and_long_runs_keep_the_page_small(run_folder: Path) -> None:
         Image.effect_noise((900, 700), 90).convert("RGB").save(run_folder / "samples" / f"{index:05d}.png")
     write_lines(run_folder / "predictions.jsonl", lines_of(run_folder / "predictions.jsonl") * 20)
     step = lines_of(run_folder / "metrics.jsonl")[0]
-    write_lines(run_folder / "metrics.jsonl", [step | {"step": index, "loss": 2 + index % 7, "seconds": index * 0.1} for index in range(20_000)])
+    steps = [step | {"step": index, "loss": 2 + index % 7, "seconds": index * 0.1} for index in range(20_000)]
+    write_lines(run_folder / "metrics.jsonl", steps)
     assert len(page_of(run_folder).encode()) < 1_500_000
 
 
@@ -201,8 +219,9 @@ def test_several_runs_stand_side_by_side(make_run: Callable[..., Path]) -> None:
     text = Elements(page_of(first, second)).text
     assert "optim.lr 2.0e-3 5.0e-4" in text
     assert "optim.clip_norm 1.0 1.0" not in text, "what is the same is not listed"
-    assert "10 of 12 rows" in text and "11 of 12 rows" in text
-    assert "Of 12 shared test rows, 1 is right in one run and wrong in another. first alone is right on 0. second alone is right on 1." in text
+    assert "10 of 12 rows" in text
+    assert "11 of 12 rows" in text
+    assert "Of 12 shared test rows, 1 is right in one run and wrong in another. first alone is right on 0." in text
 
 
 def test_runs_of_one_name_are_told_apart_and_one_may_be_unfinished(make_run: Callable[..., Path]) -> None:
@@ -210,7 +229,8 @@ def test_runs_of_one_name_are_told_apart_and_one_may_be_unfinished(make_run: Cal
     (second / "config.yaml").write_text((first / "config.yaml").read_text(encoding="utf-8"), encoding="utf-8")
     (second / "result.json").unlink()
     text = Elements(page_of(first, second)).text
-    assert str(first) in text and str(second) in text
+    assert str(first) in text
+    assert str(second) in text
     assert "version of" not in text, "what a run does not say is no difference"
     assert "Nothing: the same settings, data and versions" in text
 

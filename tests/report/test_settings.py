@@ -1,6 +1,7 @@
 import pytest
 import yaml
 
+from vtool.config.load import effective_yaml, load_run
 from vtool.report.settings import Setting, read_settings
 
 
@@ -32,3 +33,13 @@ def test_leaves_carry_their_value_as_written_and_their_origin(text: str, expecte
 def test_what_is_no_yaml_raises() -> None:
     with pytest.raises(yaml.YAMLError):
         read_settings("a: [1,\nb: {")
+
+
+def test_every_setting_that_a_run_writes_is_read_with_its_origin() -> None:
+    loaded = load_run("digits", ["optim.lr=1e-4", "run.name='a # b'"])
+    settings = {setting.key: setting for setting in read_settings(effective_yaml(loaded))}
+    assert settings["optim.lr"] == Setting("optim.lr", "0.0001", "command line")
+    assert settings["run.name"] == Setting("run.name", "a # b", "command line")
+    assert settings["data.test"].origin.startswith("recipes/digits.yaml:")
+    assert settings["device.kind"].origin == "default"
+    assert all(setting.origin for setting in settings.values())

@@ -43,9 +43,13 @@ def root(version: Annotated[bool, typer.Option("--version", callback=_version, i
 
 def main() -> None:
     """The entry point. An exception that no command expects is a bug: its traceback is shown, and the exit status is 2."""
+    import os
     import sys
     import traceback
 
+    # Nothing is fetched at run time, and a library's progress bars would break up the panel and the logs.
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     try:
         app()
     except Exception:

@@ -12,18 +12,15 @@ def report(
     follow: Annotated[bool, typer.Option("--follow", help="Watch a run in the terminal until it ends, instead of writing a page.")] = False,
 ) -> None:
     """Write one self-contained page: curves, answers, data ledger, settings, checks. Several runs stand side by side."""
-    from vtool.diagnostics import Findings
+    from vtool.cli.common import reported
 
     if follow and (len(runs) > 1 or output):
         raise typer.BadParameter("--follow watches one run, and writes no page")
-    try:
+    with reported("report", str(runs[0]) if len(runs) == 1 else ""):
         if follow:
             _follow(runs[0])
         else:
             _write(runs, output or (runs[0] / "report.html" if len(runs) == 1 else Path("report.html")))
-    except Findings as findings:
-        typer.echo(str(findings), err=True)
-        raise typer.Exit(2) from findings
 
 
 def _write(runs: list[Path], page: Path) -> None:

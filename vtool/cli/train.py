@@ -21,26 +21,29 @@ def sft(
     nproc: Annotated[int | None, typer.Option("--nproc", min=1, help="Processes on this machine: launch.nproc.")] = None,
 ) -> None:
     """Fine-tune a vision-language model on rows of messages, or go on with a run that was stopped."""
+    import shlex
+
     from vtool.cli.common import reported
     from vtool.config.load import effective_yaml, load_run
 
     given = [*(overrides or []), *([f"launch.nproc={nproc}"] if nproc else [])]
     with reported("train sft", recipe):
         loaded = load_run(recipe, given)
-        _train(loaded, effective_yaml(loaded), " ".join(["vtool train sft", recipe, *given]))
+        _train(loaded, effective_yaml(loaded), shlex.join(["vtool", "train", "sft", recipe, *given]))
 
 
 def _train(loaded: object, config_yaml: str, command: str) -> None:
     import shlex
     import signal
 
+    from vtool.cli.common import print_findings
     from vtool.config.load import Loaded
     from vtool.report import write_report
     from vtool.training.launch import launch
     from vtool.training.setup import Request
 
     assert isinstance(loaded, Loaded)
-    outcome = launch(Request(loaded.run, loaded.plain, config_yaml))
+    outcome = launch(Request(loaded.run, loaded.plain, config_yaml), print_findings)
     if outcome is None:  # a rank that is not the first, under an outer torchrun
         return
     report = write_report([outcome.folder], outcome.folder / "report.html")

@@ -17,7 +17,7 @@ _SHARES = {"train": 0.7, "validation": 0.1, "test": 0.2}
 
 
 class Digits:
-    """One split of the scans: 1257 for training, 180 for validation, 360 for the test."""
+    """One split of the scans: 1258 for training, 180 for validation, 359 for the test."""
 
     def __init__(self, split: str) -> None:
         self.split = split

@@ -42,7 +42,7 @@ class Ddp:
                 device_ids=[ranks.device] if ranks.device.type != "cpu" else None,
                 bucket_cap_mb=settings.bucket_cap_mb,
                 gradient_as_bucket_view=settings.gradient_as_bucket_view,
-                broadcast_buffers=False,  # rotary tables: the same on every rank, and never written
+                forward_sync_buffers=False,  # rotary tables: the same on every rank, and never written
             )
 
     def forward_backward(

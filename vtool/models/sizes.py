@@ -10,7 +10,7 @@ SIZES: dict[str, dict[str, dict[str, int]]] = {
             "heads": 4,
             "kv_heads": 2,
             "positions": 2048,
-            "vision_depth": 2,
+            "vision_depth": 4,
             "vision_hidden": 128,
             "vision_intermediate": 256,
             "vision_heads": 4,

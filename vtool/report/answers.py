@@ -8,7 +8,7 @@ from vtool.report.images import Picture, Pictures
 from vtool.report.run_files import Prediction, RunFiles
 
 _T = TypeVar("_T")
-_MOST_WRONG, _MOST_RIGHT = 48, 24
+_MOST_TILES = 24
 _LONGEST_TEXT = 280
 _SHORT_ANSWER = 14
 
@@ -40,6 +40,7 @@ class Sheet:
 
     @property
     def wordy(self) -> bool:
+        """Whether the tiles need room for text."""
         return _wordy((*self.wrong, *self.right))
 
 
@@ -55,18 +56,19 @@ class Disagreement:
 
     @property
     def wordy(self) -> bool:
+        """Whether the tiles need room for text."""
         return _wordy(self.tiles)
 
 
 def sheet(run: RunFiles, position: int, pictures: Pictures) -> Sheet:
-    """All wrong answers as far as there is room, and right ones from all over the test rows."""
+    """The first wrong and the first right answers, as many as there is room for."""
     wrong = [prediction for prediction in run.predictions if not prediction.correct]
     right = [prediction for prediction in run.predictions if prediction.correct]
     question = _one_question(run.predictions)
     return Sheet(
         question,
-        tuple(_tile([(position, run, row)], question, pictures) for row in wrong[:_MOST_WRONG]),
-        tuple(_tile([(position, run, row)], question, pictures) for row in _spread(right, _MOST_RIGHT)),
+        tuple(_tile([(position, run, row)], question, pictures) for row in _first(wrong, _MOST_TILES)),
+        tuple(_tile([(position, run, row)], question, pictures) for row in _first(right, _MOST_TILES)),
         len(wrong),
         len(right),
     )
@@ -82,14 +84,15 @@ def disagreement(runs: Sequence[RunFiles], pictures: Pictures) -> Disagreement |
     split = [row for row in shared if len({rows[row].correct for _, _, rows in answered}) > 1]
     right = {row: [position for position, _, rows in answered if rows[row].correct] for row in split}
     question = _one_question([first[row] for row in shared])
-    answers = ([(position, run, rows[row]) for position, run, rows in answered] for row in _spread(split, _MOST_RIGHT))
+    answers = ([(position, run, rows[row]) for position, run, rows in answered] for row in _spread(split, _MOST_TILES))
     tiles = tuple(_tile(answer, question, pictures) for answer in answers)
     alone = tuple((position, sum(right[row] == [position] for row in split)) for position, _, _ in answered)
     return Disagreement(tiles, len(split), len(shared), alone) if shared else None
 
 
 def _tile(answered: Sequence[tuple[int, RunFiles, Prediction]], question: str, pictures: Pictures) -> Tile:
-    _, run, row = answered[0]
+    # A run keeps the images of some of its rows only, and not the same as another run.
+    _, run, row = next((one for one in answered if one[2].image), answered[0])
     return Tile(
         row.row,
         "" if question else _short(row.question),
@@ -109,6 +112,11 @@ def _wordy(tiles: Sequence[Tile]) -> bool:
 def _one_question(rows: Sequence[Prediction]) -> str:
     questions = {row.question for row in rows}
     return questions.pop() if len(questions) == 1 else ""
+
+
+def _first(rows: Sequence[Prediction], most: int) -> list[Prediction]:
+    """The first rows with an image; rows of text where none has one."""
+    return ([row for row in rows if row.image] or list(rows))[:most]
 
 
 def _spread(items: list[_T], most: int) -> list[_T]:

@@ -27,7 +27,7 @@ def results(runs: Sequence[RunFiles]) -> list[tuple[str, list[Stat]]]:
 def differences(runs: Sequence[RunFiles]) -> list[tuple[str, list[str | None]]]:
     """The settings, data and versions that are not the same in all runs. None: the run does not have it."""
     lines = []
-    for describe in (_settings, _data, _versions):
+    for describe in (_settings, _data, _made_with):
         described = [describe(run) for run in runs]
         for key in dict.fromkeys(key for description in described for key in description):
             values = [description.get(key) for description in described]
@@ -51,9 +51,11 @@ def _data(run: RunFiles) -> dict[str, str]:
     return said
 
 
-def _versions(run: RunFiles) -> dict[str, str]:
-    versions = (run.result or {}).get("versions")
-    return {f"version of {name}": str(version) for name, version in versions.items()} if isinstance(versions, dict) else {}
+def _made_with(run: RunFiles) -> dict[str, str]:
+    result = run.result or {}
+    versions = result.get("versions")
+    said = {f"version of {name}": str(version) for name, version in versions.items()} if isinstance(versions, dict) else {}
+    return said | {key: str(result[key]) for key in ("ranks", "threads") if key in result}
 
 
 def _file(file: dict[str, object]) -> str:

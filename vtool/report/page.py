@@ -76,7 +76,7 @@ def _view(run: RunFiles, name: str, position: int, pictures: Pictures) -> Mappin
         "confusion": confusion(run.predictions),
         "sheet": sheet(run, position, pictures),
         "splits": views.splits(run),
-        "step_ledger": views.step_ledger(run),
+        "training_ledger": views.training_ledger(run),
         "checks": checked,
         "check_counts": views.check_counts(checked),
         "settings": run.settings,

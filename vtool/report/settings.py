@@ -30,7 +30,8 @@ def read_settings(text: str) -> tuple[Setting, ...]:
 
 def _leaves(node: yaml.Node, key: str, lines: list[str]) -> Iterator[Setting]:
     # What is written on one line, `[0.9, 0.98]` or `{min_pixels: 784}`, shares one comment and is shown as one value.
-    if isinstance(node, yaml.ScalarNode) or not node.value or (node.flow_style and node.start_mark.line == node.end_mark.line):
+    is_flow = isinstance(node, yaml.CollectionNode) and node.flow_style and node.start_mark.line == node.end_mark.line
+    if isinstance(node, yaml.ScalarNode) or is_flow or not node.value:
         yield Setting(key, _written(node), _comment(node, lines))
     elif isinstance(node, yaml.SequenceNode):
         if all(isinstance(item, yaml.ScalarNode) for item in node.value):

@@ -76,6 +76,7 @@ class ConfusionRow:
 
     @property
     def total(self) -> int:
+        """The rows with this reference."""
         return sum(self.counts) + self.other
 
 
@@ -88,6 +89,7 @@ class Confusion:
 
     @property
     def other(self) -> int:
+        """All answers that are no label."""
         return sum(row.other for row in self.rows)
 
 

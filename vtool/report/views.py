@@ -146,12 +146,12 @@ def splits(run: RunFiles) -> list[Split]:
 def _split(name: str, content: Mapping[str, Any]) -> Split:
     dropped = _records(content.get("dropped"))
     rows, kept = number(content, "rows"), number(content, "kept")
-    fields = {"rows": "Rows", "kept": "Kept", "tokens": "Tokens", "supervised_tokens": "Supervised tokens", "images": "Images"}
-    counts = [(label, in_words(number(content, field))) for field, label in fields.items()]
-    counts.insert(2, ("Dropped", in_words(len(dropped))))
+    counts = {"Rows": rows, "Kept": kept, "Dropped": len(dropped), "Truncated": number(content, "truncated")}
+    counts |= {"Longest, tokens": number(content, "longest"), "All tokens": number(content, "tokens")}
+    counts |= {"Supervised": number(content, "supervised_tokens"), "Images": number(content, "images")}
     return Split(
         name,
-        tuple(counts),
+        tuple((label, in_words(count)) for label, count in counts.items()),
         f"{in_words(kept)} kept + {len(dropped):,} dropped of {in_words(rows)} rows",
         None if rows is None or kept is None else rows == kept + len(dropped),
         _records(content.get("files")),
@@ -165,14 +165,17 @@ def _records(value: Any) -> tuple[Mapping[str, Any], ...]:
     return tuple(item for item in value if isinstance(item, dict)) if isinstance(value, list) else ()
 
 
-def step_ledger(run: RunFiles) -> tuple[str, bool] | None:
-    """Whether the rows handed to training add up: in words, and the verdict."""
+def training_ledger(run: RunFiles) -> tuple[str, bool] | None:
+    """Whether the rows that training saw add up: in words, and the verdict."""
     ledger = (run.result or {}).get("ledger")
-    values = {key: number(ledger, key) for key in ("seen", "trained", "dropped")} if isinstance(ledger, dict) else {}
-    seen, trained, dropped = (values.get(key) for key in ("seen", "trained", "dropped"))
+    if not isinstance(ledger, dict):
+        return None
+    seen, trained, dropped, samples = (number(ledger, key) for key in ("seen", "trained", "dropped", "samples"))
     if seen is None or trained is None or dropped is None:
         return None
-    words = f"{in_words(trained)} trained on + {in_words(dropped)} dropped of {in_words(seen)} rows seen over all epochs"
+    words = f"{in_words(trained)} trained on + {in_words(dropped)} dropped of {in_words(seen)} rows seen"
+    if samples is not None:
+        words += f"; {in_words(samples)} samples over {in_words(number(ledger, 'epochs'))} epochs"
     return words, seen == trained + dropped
 
 
@@ -195,7 +198,7 @@ def notices(run: RunFiles) -> list[str]:
                 f"but result.json says {round(share * rows):,} of {in_words(rows)}."
             )
     found += [f"data.json: {split.name} does not add up: {split.sum}." for split in splits(run) if split.adds_up is False]
-    ledger = step_ledger(run)
+    ledger = training_ledger(run)
     if ledger and not ledger[1]:
         found.append(f"result.json: the rows do not add up: {ledger[0]}.")
     failed = [check.rule for check in checks(run) if check.state == "failed"]

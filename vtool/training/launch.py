@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from types import FrameType
@@ -23,14 +24,19 @@ from vtool.engines.ranks import Ranks, SharedFindings
 from vtool.training.setup import Request
 from vtool.training.sft import Outcome, train
 
+Tell = Callable[[Findings], None]
+
 # Auditing a large data set on one rank while the others wait takes longer than torch's default of 30 minutes.
 RANK_TIMEOUT = timedelta(hours=2)
 # How long ranks have to end after a second signal before they are killed.
 LAST_SECONDS = 5.0
 
 
-def launch(request: Request) -> Outcome | None:
+def launch(request: Request, tell: Tell) -> Outcome | None:
     """Run `train` on every rank, and return how it ended; None on the ranks of an outer torchrun that are not the first.
+
+    Args:
+        tell: prints the findings of a single rank, in its own process.
 
     Raises:
         Findings: what stopped the run. Those of a single rank have been printed by it, and `rank-failed` is raised here.
@@ -42,7 +48,7 @@ def launch(request: Request) -> Outcome | None:
         return outcome if ranks.rank == 0 else None
     if (request.run.launch.nproc or 1) == 1:
         return run_rank(request, Ranks())
-    return _launch_ranks(request, request.run.launch.nproc or 1)
+    return _launch_ranks(request, request.run.launch.nproc or 1, tell)
 
 
 def run_rank(request: Request, ranks: Ranks) -> Outcome:
@@ -66,7 +72,7 @@ def _check_outer(run: Run, ranks: Ranks) -> None:
         raise SharedFindings(Diagnostic("launch-conflict", message, parameter="launch.nproc"))
 
 
-def _launch_ranks(request: Request, nproc: int) -> Outcome:
+def _launch_ranks(request: Request, nproc: int, tell: Tell) -> Outcome:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
@@ -85,7 +91,7 @@ def _launch_ranks(request: Request, nproc: int) -> Outcome:
     )
     with _Forward():
         try:
-            outcomes: dict[int, Outcome] = elastic_launch(config, _rank_main)(request)
+            outcomes: dict[int, Outcome] = elastic_launch(config, _rank_main)(request, tell)
         except ChildFailedError as error:
             codes = {rank: failure.exitcode for rank, failure in error.failures.items()}
             first, code = min(codes.items(), key=lambda item: item[1] == -signal.SIGTERM)  # one that was not merely ended with the others
@@ -96,17 +102,15 @@ def _launch_ranks(request: Request, nproc: int) -> Outcome:
     return outcomes[0]
 
 
-def _rank_main(request: Request) -> Outcome:
+def _rank_main(request: Request, tell: Tell) -> Outcome:
     """A rank's process. It leaves the terminal's process group, so that a Ctrl-C reaches it once, through its parent."""
-    from vtool.cli.common import print_findings
-
     os.setpgrp()
     ranks = Ranks.from_environment()
     try:
         return run_rank(request, ranks)
     except Findings as findings:
         if ranks.rank == 0 or not isinstance(findings, SharedFindings):
-            print_findings(findings)
+            tell(findings)
         code = 1
     except KeyboardInterrupt:
         code = 130

@@ -1,0 +1,49 @@
+# vtool: `make help` lists what there is. Everything lives in .venv; pip's packages are all that is fetched.
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+# Settings for `make demo`, as in: make demo DEMO="train.steps=60 run.name=short"
+DEMO ?=
+
+.PHONY: help demo test check bench soak clean
+.DEFAULT_GOAL := help
+
+help:  ## list the targets
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 8
+
+demo: .venv/installed  ## install, train a model on real scans, and write a report (about two minutes)
+	$(BIN)/vtool train sft digits $(DEMO)
+
+test: .venv/installed-dev  ## run the tests
+	$(BIN)/python -m pytest --durations=10
+
+check: .venv/installed-dev  ## lint, types, and the direction of imports
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: .venv/installed-bench  ## print the benchmarks: ratios within one run (about ten minutes)
+	$(BIN)/python -m benchmarks.startup
+	$(BIN)/python -m benchmarks.loop
+
+soak: .venv/installed-dev  ## run the tests that take minutes: accuracies, kills, serving
+	$(BIN)/python -m pytest -m soak --timeout 3600 --durations=10 -rs
+
+clean:  ## remove .venv and caches; runs/ stays
+	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+
+.venv/bin/python:
+	$(PYTHON) -m venv .venv
+
+.venv/installed: pyproject.toml constraints.txt | .venv/bin/python
+	$(PIP) torch && $(PIP) --editable .
+	@touch $@
+
+.venv/installed-dev: .venv/installed
+	$(PIP) --editable '.[dev]'
+	@touch $@
+
+.venv/installed-bench: .venv/installed
+	$(PIP) --editable '.[bench]'
+	@touch $@

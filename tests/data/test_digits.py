@@ -1,0 +1,32 @@
+from collections import Counter
+
+from vtool.data.digits import Digits
+
+SPLITS = {split: Digits(split) for split in ("train", "validation", "test")}
+
+
+def test_every_scan_is_in_one_split() -> None:
+    members = [member for source in SPLITS.values() for member in source.members]
+    assert sorted(members) == list(range(1797))
+    assert {split: len(source) for split, source in SPLITS.items()} == {"train": 1258, "validation": 180, "test": 359}
+
+
+def test_each_digit_is_in_each_split_in_proportion() -> None:
+    whole = Counter(row.messages[1]["content"] for source in SPLITS.values() for row in map(source.row, range(len(source))))
+    for source in SPLITS.values():
+        here = Counter(source.row(index).messages[1]["content"] for index in range(len(source)))
+        for digit, count in whole.items():
+            assert abs(here[digit] - count * len(source) / 1797) <= 1
+
+
+def test_a_row_shows_the_scan_that_its_answer_names() -> None:
+    import numpy as np
+    from sklearn.datasets import load_digits
+
+    bunch = load_digits()
+    source = SPLITS["test"]
+    for index in (0, 100, 358):
+        row = source.row(index)
+        member = int(row.id.rpartition(":")[2])
+        assert row.messages[1]["content"] == str(bunch.target[member])
+        assert np.abs(np.asarray(row.images[0])[..., 0] / 255 * 16 - bunch.images[member]).max() < 0.05

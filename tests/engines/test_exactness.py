@@ -1,0 +1,141 @@
+"""The contract between the loop and an engine: the gradient of a global step does not depend on how it is cut or spread."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.engines.ranks import run_ranks
+from tests.rows import mixed_rows, write_rows
+from tests.runs import gradients, messages, relative_difference, request, session
+from vtool.data.chat import IGNORED
+from vtool.data.collate import collate
+from vtool.data.loader import load_steps, micro_batches
+from vtool.engines.ranks import Ranks
+from vtool.training.setup import Request, Session
+from vtool.training.sft import _nll
+
+ROWS = 32
+TEXT_ONLY = (1, 4, 5, 11, 12, 13, 14, 30)
+
+
+def made_run(folder: Path, micro: int, dtype: str, text_only: Sequence[int] = TEXT_ONLY, *more: str) -> Request:
+    rows = write_rows(folder / "rows.jsonl", mixed_rows(folder, ROWS, text_only))
+    batch = [f"data.global_batch_size={ROWS}", f"data.micro_batch_size={micro}", "data.image={min_pixels:784,max_pixels:3136}"]
+    return request("rows", messages(rows), f"run.dir={folder / 'run'}", f"model.dtype={dtype}", "optim.warmup_steps=0", *batch, *more)
+
+
+def step_gradients(ranks: Ranks, made: Request) -> dict[str, Any]:
+    """What an engine leaves in the gradients after the first global step."""
+    torch.set_num_threads(1)
+    opened, _ = session(made, ranks)
+    run, kept = opened.run, opened.ledgers["train"].kept
+    plan = lambda step: micro_batches(opened.plan, kept, step, ranks.rank, ranks.world, run.data.micro_batch_size)  # noqa: E731
+    (batches,) = load_steps(opened.rows["train"], range(1, 2), plan, 0)
+    counts = ranks.all_gather([sum(batch.supervised for batch in batches), sum(batch.images for batch in batches)])
+    supervised, images = (int(sum(column)) for column in zip(*counts, strict=True))
+    opened.engine.forward_backward(batches, _nll(opened, dummy=images > 0), supervised, every_parameter=images > 0)
+    return {"gradients": gradients(opened.engine.module), "sizes": [len(batch.indices) for batch in batches]}
+
+
+def reference(made: Request) -> dict[str, torch.Tensor]:
+    """Row by row, by the definition: Σ −log softmax(logits at t)[token t + 1] over supervised tokens, divided by their number.
+
+    transformers' own loss cannot be the reference in float64: it makes the logits float32 (1.4e-8 off).
+    """
+    torch.set_num_threads(1)
+    opened, _ = session(made)
+    rows = opened.rows["train"]
+    total = torch.zeros((), dtype=torch.long)
+    for index in opened.ledgers["train"].kept:
+        sample = rows.sample(index)
+        logits = opened.engine.module(**collate([sample], rows.processor).inputs).logits[0]
+        places = [place for place in range(1, len(sample.labels)) if sample.labels[place] != IGNORED]
+        nll = -sum(torch.log_softmax(logits[place - 1], -1)[sample.labels[place]] for place in places)
+        assert isinstance(nll, torch.Tensor)
+        nll.backward()
+        total += len(places)
+    for parameter in opened.engine.module.parameters():
+        if parameter.grad is not None:
+            parameter.grad /= total
+    return gradients(opened.engine.module)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-6), ("float64", 1e-12)])
+def test_every_cut_of_a_global_batch_gives_the_same_gradient(tmp_path: Path, dtype: str, tolerance: float) -> None:
+    wanted = reference(made_run(tmp_path, ROWS, dtype))
+    differences = {}
+    for micro, world in ((32, 1), (16, 1), (8, 1), (1, 1), (16, 2), (5, 2)):
+        first, *others = run_ranks(step_gradients, world, made_run(tmp_path, micro, dtype))
+        differences[f"{ROWS // world}x{world} by {micro}"] = relative_difference(first["gradients"], wanted)
+        for other in others:
+            assert relative_difference(other["gradients"], first["gradients"]) == 0  # ranks agree to the bit
+    print(dtype, {cut: f"{difference:.1e}" for cut, difference in differences.items()})
+    assert max(differences.values()) <= tolerance, differences
+
+
+def test_ranks_with_unequal_work_give_the_same_gradient(tmp_path: Path) -> None:
+    """Three rows on two ranks of one row a micro-batch: two micro-batches against one; and one row on two ranks: one against none."""
+    for count in (3, 1):
+        rows = write_rows(tmp_path / "rows.jsonl", mixed_rows(tmp_path, count))
+        overrides = [messages(rows), f"run.dir={tmp_path / 'run'}", "model.dtype=float64", "optim.warmup_steps=0"]
+        made = request("rows", *overrides, "data.image={min_pixels:784,max_pixels:3136}")
+        first, second = run_ranks(step_gradients, 2, made)
+        assert [sum(first["sizes"]), sum(second["sizes"])] == [(count + 1) // 2, count // 2]
+        assert relative_difference(first["gradients"], reference(made)) <= 1e-12
+        assert relative_difference(first["gradients"], second["gradients"]) == 0
+
+
+def test_a_rank_without_images_gets_the_gradient_of_one_process(tmp_path: Path) -> None:
+    made = made_run(tmp_path, 4, "float64", tuple(range(ROWS - 1)))  # a single row has an image
+    first, second = run_ranks(step_gradients, 2, made)
+    assert relative_difference(first["gradients"], second["gradients"]) == 0
+    assert relative_difference(first["gradients"], reference(made)) <= 1e-12
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_without_any_image_the_tower_gets_no_gradient(tmp_path: Path, world: int) -> None:
+    results = run_ranks(step_gradients, world, made_run(tmp_path, 8, "float64", tuple(range(ROWS))))
+    for result in results:
+        assert result["gradients"]
+        assert not [name for name in result["gradients"] if "visual" in name]
+    assert relative_difference(results[0]["gradients"], results[-1]["gradients"]) == 0
+
+
+def test_the_dummy_leaves_the_other_gradients_as_they_were_to_the_bit(tmp_path: Path) -> None:
+    def after(dummy: bool) -> tuple[dict[str, torch.Tensor], Session]:
+        opened, _ = session(made_run(tmp_path, ROWS, "float32", tuple(range(ROWS))))
+        rows = opened.rows["train"]
+        batch = collate([rows.sample(index) for index in range(ROWS)], rows.processor)
+        opened.engine.forward_backward([batch], _nll(opened, dummy=dummy), batch.supervised, every_parameter=dummy)
+        return gradients(opened.engine.module), opened
+
+    without, _ = after(False)
+    with_dummy, opened = after(True)
+    tower = {name for name, _ in opened.engine.module.named_parameters() if "visual" in name}
+    assert with_dummy.keys() - without.keys() == tower
+    for name, gradient in with_dummy.items():
+        assert torch.equal(gradient, torch.zeros_like(gradient) if name in tower else without[name]), name
+
+
+def test_views_of_the_buckets_give_the_same_gradient(tmp_path: Path) -> None:
+    plain = run_ranks(step_gradients, 2, made_run(tmp_path, 8, "float32"))[0]
+    viewed = run_ranks(step_gradients, 2, made_run(tmp_path, 8, "float32", TEXT_ONLY, "engine.gradient_as_bucket_view=true"))[0]
+    assert relative_difference(viewed["gradients"], plain["gradients"]) == 0
+
+
+def test_bfloat16_computes_in_bfloat16_and_keeps_weights_and_gradients_in_float32(tmp_path: Path) -> None:
+    opened, _ = session(made_run(tmp_path, 8, "bfloat16"))
+    rows = opened.rows["train"]
+    batch = collate([rows.sample(index) for index in range(8)], rows.processor)
+    seen: list[torch.dtype] = []
+    opened.engine.module.get_submodule("model.language_model.layers.0.mlp.up_proj").register_forward_hook(
+        lambda _module, _inputs, output: seen.append(output.dtype)
+    )
+    opened.engine.forward_backward([batch], _nll(opened, dummy=True), batch.supervised, every_parameter=True)
+    opened.engine.optimizer_step(1e-5)
+    assert seen == [torch.bfloat16]
+    assert {tensor.dtype for tensor in opened.engine.model_state().values()} == {torch.float32}
+    assert {tensor.dtype for tensor in opened.engine.optimizer_state().values()} == {torch.float32}

@@ -1,0 +1,62 @@
+"""Runs for tests, made the way a user makes them: a recipe and KEY=VALUE."""
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vtool.config.load import effective_yaml, load_run
+from vtool.data.collate import Batch
+from vtool.data.loader import EncodedRows
+from vtool.data.sources import Rows
+from vtool.engines.ranks import Ranks
+from vtool.models.processor import Processor, new_processor
+from vtool.training.run_folder import RunFolder
+from vtool.training.setup import Progress, Request, Session, open_session, read_texts
+from vtool.training.run_folder import Start
+
+
+def request(recipe: str, *overrides: str) -> Request:
+    loaded = load_run(recipe, overrides)
+    return Request(loaded.run, loaded.plain, effective_yaml(loaded))
+
+
+def messages(path: Path) -> str:
+    """The override that trains on a rows file."""
+    return f"data.train=[{{format:messages,path:'{path}'}}]"
+
+
+def session(made: Request, ranks: Ranks | None = None) -> tuple[Session, Progress]:
+    """A run that is about to take its first step."""
+    folder = RunFolder(made.run.folder)
+    folder.path.mkdir(parents=True, exist_ok=True)
+    return open_session(made, folder, Start(None, finished=False), ranks or Ranks())
+
+
+def encoded(made: Request) -> tuple[EncodedRows, Processor]:
+    """The training rows of a run, and its processor, without a model."""
+    rows = Rows(made.run.data.train)
+    processor = new_processor(made.run.model, made.run.data.image, read_texts(rows))
+    return EncodedRows(rows, processor, made.run.data), processor
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def gradients(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {name: parameter.grad.clone() for name, parameter in module.named_parameters() if parameter.grad is not None}
+
+
+def relative_difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
+    """‖a − b‖ / ‖b‖ over all tensors together."""
+    assert one.keys() == other.keys()
+    difference = torch.stack([(one[name] - other[name]).double().norm() for name in one]).norm()
+    return float(difference / torch.stack([tensor.double().norm() for tensor in other.values()]).norm())
+
+
+def rows_in(batches: Sequence[Batch]) -> Iterator[int]:
+    for batch in batches:
+        yield from batch.indices
