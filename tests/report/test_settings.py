@@ -40,6 +40,6 @@ def test_every_setting_that_a_run_writes_is_read_with_its_origin() -> None:
     settings = {setting.key: setting for setting in read_settings(effective_yaml(loaded))}
     assert settings["optim.lr"] == Setting("optim.lr", "0.0001", "command line")
     assert settings["run.name"] == Setting("run.name", "a # b", "command line")
-    assert settings["data.test"].origin.startswith("recipes/digits.yaml:")
+    assert settings["data.test.0.split"].origin.startswith("recipes/digits.yaml:")
     assert settings["device.kind"].origin == "default"
     assert all(setting.origin for setting in settings.values())

@@ -5,70 +5,120 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from vtool.config.settings import Setting
     from vtool.diagnostics import Rule
 
 
 def explain(
     topic: Annotated[
-        str | None, typer.Argument(metavar="[RULE|CODE|SETTING|RECIPE]", help="What to explain. Default: list everything.")
+        str | None, typer.Argument(metavar="[RULE|CODE|SETTING|RECIPE]", help="What to explain. Default: list rules and recipes.")
     ] = None,
 ) -> None:
     """Explain a rule, a setting or a recipe; without an argument, list rules and recipes."""
-    from vtool.config.resources import recipe_names, share
+    from vtool.config.resources import find_recipe, recipe_names
     from vtool.diagnostics import RULES
 
     if topic is None:
-        typer.echo("Rules:")
-        for rule in sorted(RULES.values(), key=lambda rule: rule.code):
-            typer.echo(f"  {rule.name:<30} {rule.code}  {rule.summary}")
-        typer.echo("\nRecipes:")
-        for name in recipe_names():
-            typer.echo(f"  {name:<30} {_head((share('recipes') / f'{name}.yaml').read_text())[0]}")
-        typer.echo("\nSettings: vtool explain GROUP, such as data or optim.lr")
+        _list()
         return
     by_code = {rule.code: rule for rule in RULES.values()}
-    if rule := RULES.get(topic) or by_code.get(topic.upper()):
+    if rule := RULES.get(topic.lower()) or by_code.get(topic.upper()):
         _rule(rule)
-    elif topic in recipe_names():
-        typer.echo("\n".join(_head((share("recipes") / f"{topic}.yaml").read_text())))
-        typer.echo(f"\nIts settings, and where each comes from: vtool validate-config {topic} --show")
+    elif topic in recipe_names() or topic.endswith((".yaml", ".yml")):
+        from vtool.cli.common import reported
+
+        with reported("explain", topic):
+            _recipe(topic, find_recipe(topic).path)
     else:
         _settings(topic)
 
 
+def _list() -> None:
+    from vtool.config.resources import recipe_names, share
+    from vtool.diagnostics import RULES
+
+    typer.echo("Rules:")
+    for rule in sorted(RULES.values(), key=lambda rule: rule.code):
+        typer.echo(f"  {rule.name:<30} {rule.code}  {rule.summary}")
+    typer.echo("\nRecipes:")
+    for name in recipe_names():
+        typer.echo(f"  {name:<30} {_head(share('recipes') / f'{name}.yaml')[0]}")
+    typer.echo("\nMore: vtool explain NAME, with a rule, a recipe, a setting such as optim.lr, or a group of settings such as data.")
+
+
 def _rule(rule: "Rule") -> None:
-    typer.echo(
-        f"{rule.name} ({rule.code}), {rule.severity}\n\n{rule.summary}\n\nWhy: {rule.why}\n\nBad:  {rule.bad}\nGood: {rule.good}\n\nFix: {rule.fix}"
-    )
+    rows = (("why", rule.why), ("bad", rule.bad), ("good", rule.good), ("fix", rule.fix))
+    typer.echo(f"{rule.name} ({rule.code}, {rule.severity})\n{rule.summary}\n")
+    for head, text in rows:
+        typer.echo(f"  {head + ':':<5} {text}")
+
+
+def _recipe(topic: str, path: "Path") -> None:
+    """What the recipe says of itself, and its settings; where it leaves some open, which."""
+    from vtool.config.load import effective_yaml, examine
+
+    typer.echo("\n".join(_head(path)))
+    examined = examine(topic)
+    if examined.loaded:
+        typer.echo(f"\n{effective_yaml(examined.loaded)}", nl=False)
+        return
+    typer.echo("\nTo be run, it needs:")
+    for finding in examined.findings:
+        typer.echo(f"  {finding.help or finding.message}")
 
 
 def _settings(topic: str) -> None:
-    from difflib import get_close_matches
-
     from vtool.config.resources import recipe_names
     from vtool.config.settings import all_settings
     from vtool.diagnostics import RULES
+    from vtool.diagnostics.near_miss import did_you_mean, ending, near, overlapping, same_words
 
+    name = ".".join(part for part in topic.split(".") if not part.isdigit())
     settings = list(all_settings())
-    found = [setting for setting in settings if setting.name == topic or setting.name.startswith((f"{topic}.", f"{topic}[]."))]
-    if not found:
-        near = get_close_matches(topic, [*RULES, *recipe_names(), *(setting.name for setting in settings)], 1, cutoff=0.5)
-        typer.echo(
-            f"there is no rule, setting or recipe `{topic}`" + (f"; did you mean `{near[0]}`?" if near else "; `vtool explain` lists them"),
-            err=True,
-        )
-        raise typer.Exit(2)
-    for setting in found:
-        typer.echo(setting.name + ("" if setting.is_group else f"  ({setting.type}; default: {setting.default})"))
-        if setting.description:
-            typer.echo(f"    {' '.join(setting.description.split())}")
+    if found := [setting for setting in settings if setting.name == name]:
+        _setting(found)
+        for group in dict.fromkeys(group for setting in found for group in setting.groups):
+            several = len(found[0].groups) > 1
+            typer.echo(f"\n{group.__name__}: {(group.__doc__ or '').strip()}\n" if several else "")
+            for setting in (setting for setting in settings if setting.owner is group and setting.name.rpartition(".")[0] == name):
+                _setting([setting], "  ")
+        return
+    names = [setting.name for setting in settings]
+    likely = ending(topic, names) or near(topic, [*RULES, *recipe_names(), *names]) or same_words(topic, names) or overlapping(topic, names)
+    help = did_you_mean(list(dict.fromkeys(likely))[:3]) or "`vtool explain` lists rules and recipes"
+    typer.echo(f"there is no rule, setting or recipe `{topic}`\nhelp: {help}", err=True)
+    raise typer.Exit(2)
 
 
-def _head(text: str) -> list[str]:
+def _setting(found: "Sequence[Setting]", indent: str = "") -> None:
+    """What a setting takes, and what it is for. Found more than once, it belongs to several kinds of one group."""
+    takes = " or ".join(dict.fromkeys(setting.takes for setting in found))
+    typer.echo(f"{indent}{found[0].name}: {'; '.join(part for part in (takes, _default(found[0])) if part)}")
+    for text in dict.fromkeys(setting.doc for setting in found if setting.doc):
+        typer.echo(f"{indent}  {' '.join(text.split())}")
+
+
+def _default(setting: "Setting") -> str:
+    import json
+
+    from vtool.config.schema import Settings
+
+    if setting.required:
+        return "it must be given"
+    if setting.field.is_required() or isinstance(setting.field.default, Settings):
+        return ""
+    text = setting.field.default if isinstance(setting.field.default, str) else json.dumps(setting.field.default)
+    return f"default: {text}"
+
+
+def _head(path: "Path") -> list[str]:
     """A recipe's first comment."""
     lines = []
-    for line in text.splitlines():
+    for line in path.read_text(encoding="utf-8").splitlines():
         if not line.startswith("#"):
             break
         lines.append(line.removeprefix("#").strip())
-    return lines or ["(no description)"]
+    return lines or ["(it does not say what it is for)"]

@@ -1,17 +1,21 @@
-"""`load_run`: from a recipe and its overrides to a validated, frozen run."""
+"""`load_run`: from a recipe and `KEY=VALUE` to a frozen, validated run."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import yaml
-
 from vtool.config.compose import Composed, compose_recipe
-from vtool.config.marks import Key
-from vtool.config.rules import check
+from vtool.config.effective import as_yaml
+from vtool.config.origins import Origins
+from vtool.config.rules import RULES, check
 from vtool.config.schema import Run
-from vtool.config.validate import origin_of, validate
-from vtool.diagnostics import Diagnostic, Findings, Origin
+from vtool.config.validate import validate
+from vtool.diagnostics import RULES as TABLE
+from vtool.diagnostics import Diagnostic, Findings
+
+# launch-conflict is about the processes that torchrun has started, and is asked where they are.
+ASKED = tuple(name for name, rule in TABLE.items() if rule.code < "VT3" and name != "launch-conflict")
+"""The rules that a recipe is checked against."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,49 +24,60 @@ class Loaded:
 
     run: Run
     plain: dict[str, Any]
-    """Every setting, defaults included, as plain values."""
-    origins: Mapping[Key, Origin]
-    """Where each value comes from; defaults have no entry."""
-    notes: tuple[Diagnostic, ...]
+    """Every setting in force, defaults included, as plain values."""
+    origins: Origins
+    notes: tuple[Diagnostic, ...] = ()
     """Findings that do not stand against running it."""
 
 
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """What the checks say of a recipe, whether or not it can be run."""
+
+    loaded: Loaded | None
+    findings: tuple[Diagnostic, ...]
+    checks: Mapping[str, str]
+    """For each rule of `ASKED`: `passed`, `failed` or `not-run`."""
+
+
 def load_run(recipe: str, overrides: Sequence[str] = ()) -> Loaded:
-    """Compose, validate and cross-check a recipe.
+    """Compose, validate and cross-check a recipe: a shipped one by its name, or any YAML file by its path.
 
     Raises:
-        Findings: all that stands against it, at once; `fatal` where it could not be read at all.
+        Findings: all that stands against it, at once; `fatal` where it could not be read.
     """
-    composed = compose_recipe(recipe, overrides)
-    named = composed.values.get("run") or {}
-    if isinstance(named, dict):  # anything else is for the schema to refuse
-        named = {"name": composed.name, **named}
-    run = validate(Composed(composed.name, {**composed.values, "run": named}, composed.origins))
-    findings = tuple(check(run, lambda dotted: origin_of(composed.origins, tuple(dotted.split(".")))))
-    if any(finding.severity == "error" for finding in findings):
-        raise Findings(findings)
-    return Loaded(run, run.model_dump(mode="json"), composed.origins, findings)
+    examined = examine(recipe, overrides)
+    if examined.loaded is None:
+        raise Findings(examined.findings)
+    return examined.loaded
+
+
+def examine(recipe: str, overrides: Sequence[str] = ()) -> Examined:
+    """The same, without raising for what can be told of a recipe that was read.
+
+    Raises:
+        Findings: `fatal`, where it could not be read.
+    """
+    composed = _named(compose_recipe(recipe, overrides))
+    checked = validate(composed)
+    findings = (*composed.findings, *checked.findings, *check(checked.run, composed.origins, checked.sound))
+    # What was not looked at, behind another finding, has not passed.
+    missed = {rule.name for rule in RULES if not rule.can_run(checked.sound)}
+    missed |= set() if checked.whole else {name for name in ASKED if TABLE[name].code.startswith("VT1")}
+    failed = {finding.rule for finding in findings if finding.severity == "error"}
+    checks = {name: "failed" if name in failed else "not-run" if name in missed else "passed" for name in ASKED}
+    loaded = None if failed else Loaded(checked.run, checked.run.model_dump(mode="json"), composed.origins, findings)
+    return Examined(loaded, findings, checks)
 
 
 def effective_yaml(loaded: Loaded) -> str:
-    """Every setting in force, as a recipe that can be run again, each line with where its value comes from."""
-    head = "# The settings in force, and where each one comes from. This file is a recipe: vtool train sft THIS-FILE\n"
-    return head + "".join(_lines(loaded.plain, (), loaded.origins))
+    """Every setting in force, each with where it comes from, as a recipe that can be run again."""
+    return as_yaml(loaded.plain, loaded.origins)
 
 
-def _lines(values: Mapping[str, Any], keys: Key, origins: Mapping[Key, Origin]) -> list[str]:
-    lines = []
-    for key, value in values.items():
-        place = (*keys, key)
-        indent = "  " * len(keys)
-        if isinstance(value, dict):
-            lines += [f"{indent}{key}:\n", *_lines(value, place, origins)]
-        else:
-            origin = origins.get(place)
-            lines.append(f"{indent}{key}: {_flow(value)}  # {origin or 'default'}\n")
-    return lines
-
-
-def _flow(value: Any) -> str:
-    """A value in one line. yaml's own writer, since YAML reads 1e-08 as text, and 1.0e-08 as a number."""
-    return yaml.safe_dump([value], default_flow_style=True, width=10**6, allow_unicode=True, sort_keys=False).strip()[1:-1]
+def _named(composed: Composed) -> Composed:
+    """A run has its recipe's name unless it says otherwise."""
+    run = composed.values.get("run", {})
+    if not isinstance(run, dict) or "name" in run:
+        return composed
+    return Composed(composed.file, {**composed.values, "run": {"name": composed.file.name, **run}}, composed.origins, composed.findings)

@@ -1,6 +1,7 @@
-"""YAML with places: parse a file, and say where each value stands. Refuses what YAML readers let pass: a key twice in one mapping."""
+"""YAML with places: read a file, and refuse what other readers let pass, such as a key that is there twice."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
@@ -8,51 +9,85 @@ import yaml
 from vtool.config.resources import shown
 from vtool.diagnostics import Diagnostic, Findings, Origin
 
-_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-Key = tuple[str, ...]
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
-def read_marks(path: Path) -> dict[Key, Origin]:
-    """The place of every value of a YAML file, by its keys; entries of lists by their number.
+@dataclass(frozen=True, slots=True)
+class YamlFile:
+    """A file of settings, with the marks that YAML gives each of its nodes."""
+
+    name: str
+    """As messages name it."""
+    text: str
+    root: yaml.MappingNode
+
+    def place(self, node: yaml.Node) -> Origin:
+        """Where a node begins."""
+        return _place(self.name, node.start_mark)
+
+
+def read_yaml(path: Path) -> YamlFile:
+    """Read a file of settings.
 
     Raises:
-        Findings: `unreadable-file`, `bad-yaml`.
+        Findings: `unreadable-file`, `bad-yaml`; of keys that are there twice, all.
     """
     name = shown(path)
     try:
-        root = yaml.compose(path.read_text(encoding="utf-8"), _Loader)
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise Findings(Diagnostic("unreadable-file", f"{name}: {reason}", origin=Origin(name)), fatal=True) from error
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark
-        place = Origin(name, mark.line + 1, mark.column + 1) if mark else Origin(name)
-        raise Findings(Diagnostic("bad-yaml", f"{name} is not YAML: {error.problem}", origin=place), fatal=True) from error
+        text = path.read_text(encoding="utf-8")
+        root = yaml.compose(text, _LOADER)
+    except OSError as error:
+        raise _refused("unreadable-file", f"{name} cannot be read: {error.strerror}", Origin(name)) from error
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(b"\n") + 1
+        raise _refused(
+            "unreadable-file", f"{name} is not text in UTF-8: byte {error.start} is {error.object[error.start]:#04x}", Origin(name, line)
+        ) from error
     except yaml.YAMLError as error:
-        raise Findings(Diagnostic("bad-yaml", f"{name} is not YAML: {error}", origin=Origin(name)), fatal=True) from error
+        raise not_yaml(name, error) from error
     if root is None:
-        return {}
+        raise _refused("bad-yaml", f"{name} has no settings", Origin(name))
     if not isinstance(root, yaml.MappingNode):
-        raise Findings(Diagnostic("bad-yaml", f"{name} is not a mapping of settings", origin=_origin(name, root)), fatal=True)
-    return dict(_leaves(root, (), name))
+        raise _refused("bad-yaml", f"{name} is not a mapping of settings: lines of `key: value`", _place(name, root.start_mark))
+    try:
+        if doubled := tuple(_doubled(root, name)):
+            raise Findings(doubled, fatal=True)
+    except RecursionError as error:
+        raise _refused("bad-yaml", f"{name} has an alias that contains itself", Origin(name)) from error
+    return YamlFile(name, text, root)
 
 
-def _leaves(node: yaml.Node, keys: Key, name: str) -> Iterator[tuple[Key, Origin]]:
-    if keys:
-        yield keys, _origin(name, node)
-    if isinstance(node, yaml.MappingNode):
-        seen: dict[str, yaml.Node] = {}
-        for key, value in node.value:
-            text = str(key.value)
-            if text in seen:
-                message = f"{name} has the key `{text}` twice; the first is in line {seen[text].start_mark.line + 1}"
-                raise Findings(Diagnostic("bad-yaml", message, origin=_origin(name, key)), fatal=True)
-            seen[text] = key
-            yield from _leaves(value, (*keys, text), name)
-    elif isinstance(node, yaml.SequenceNode):
-        for number, value in enumerate(node.value):
-            yield from _leaves(value, (*keys, str(number)), name)
+def not_yaml(name: str, error: yaml.YAMLError) -> Findings:
+    """What the parser says, at the place that it says it of."""
+    if isinstance(error, yaml.MarkedYAMLError) and (mark := error.problem_mark or error.context_mark):
+        reason = ", ".join(part for part in (error.context, error.problem) if part)
+        return _refused("bad-yaml", f"{name} is not YAML: {reason}", _place(name, mark))
+    reason = str(getattr(error, "reason", None) or error).splitlines()[0]
+    return _refused("bad-yaml", f"{name} is not YAML: {reason}", Origin(name))
 
 
-def _origin(name: str, node: yaml.Node) -> Origin:
-    return Origin(name, node.start_mark.line + 1, node.start_mark.column + 1)
+def _doubled(node: yaml.Node, name: str) -> Iterator[Diagnostic]:
+    if isinstance(node, yaml.SequenceNode):
+        for child in node.value:
+            yield from _doubled(child, name)
+    if not isinstance(node, yaml.MappingNode):
+        return
+    first: dict[str, yaml.Node] = {}
+    for key, value in node.value:
+        if not isinstance(key, yaml.ScalarNode):
+            yield Diagnostic("bad-yaml", f"{name} has a key that is not a word", origin=_place(name, key.start_mark))
+        elif key.value in first:
+            message = f"{name} has the key `{key.value}` twice; the first is in line {first[key.value].start_mark.line + 1}"
+            yield Diagnostic("bad-yaml", message, "keep one of them", origin=_place(name, key.start_mark))
+        else:
+            first[key.value] = key
+        yield from _doubled(value, name)
+
+
+def _refused(rule: str, message: str, origin: Origin) -> Findings:
+    return Findings(Diagnostic(rule, message, origin=origin), fatal=True)
+
+
+def _place(name: str, mark: yaml.Mark) -> Origin:
+    """YAML counts from 0."""
+    return Origin(name, mark.line + 1, mark.column + 1)

@@ -1,30 +1,81 @@
-"""Where the shipped recipes and groups are: inside an installed package, or beside it in a checkout."""
+"""Where recipes are: the shipped ones, inside an installed package or beside it in a checkout, and the user's own."""
 
+from dataclasses import dataclass
 from pathlib import Path
+
+from vtool.diagnostics import Diagnostic, Findings
+from vtool.diagnostics.near_miss import did_you_mean, near
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 
 
-def share(name: str) -> Path:
-    """The folder `recipes` or `configs`."""
-    installed = _PACKAGE / "_share" / name
-    return installed if installed.is_dir() else _PACKAGE.parent / name
+@dataclass(frozen=True, slots=True)
+class RecipeFile:
+    """The file of a recipe."""
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        """What a run of it is called unless it says otherwise."""
+        return self.path.stem
 
 
-def recipe_names() -> list[str]:
+def share(kind: str) -> Path:
+    """The folder `recipes`, of the shipped ones, or `configs`, of the groups that they are composed of."""
+    shipped = _PACKAGE / "_share" / kind
+    return shipped if shipped.is_dir() else _PACKAGE.parent / kind
+
+
+def recipe_names() -> tuple[str, ...]:
     """The shipped recipes."""
-    return sorted(path.stem for path in share("recipes").glob("*.yaml"))
+    folder = share("recipes")
+    return tuple(sorted(path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.yaml")))
+
+
+def find_recipe(recipe: str) -> RecipeFile:
+    """The file of a shipped recipe, by its name, or of the user's own, by its path.
+
+    Raises:
+        Findings: `unknown-recipe`, `unreadable-file`.
+    """
+    names = recipe_names()
+    if recipe in names:
+        return RecipeFile(share("recipes") / f"{recipe}.yaml")
+    path = Path(recipe)
+    try:
+        if path.is_file():
+            return RecipeFile(path)
+        there = path.exists()
+    except OSError as error:
+        raise Findings(Diagnostic("unreadable-file", f"`{recipe}` cannot be read: {error.strerror}"), fatal=True) from error
+    if there and recipe:
+        raise Findings(
+            Diagnostic("unreadable-file", f"`{recipe}` is not a file", help="give a YAML file, or the name of a recipe"), fatal=True
+        )
+    message = f"there is no recipe named `{recipe}`, and no such file"
+    raise Findings(Diagnostic("unknown-recipe", message, help=_other_recipes(recipe, names)), fatal=True)
+
+
+def _other_recipes(recipe: str, names: tuple[str, ...]) -> str:
+    candidates = [f"{recipe}.yaml"] if recipe and Path(f"{recipe}.yaml").is_file() else []
+    candidates += near(recipe, names) or near(Path(recipe).stem, names)
+    listed = f"shipped recipes are {', '.join(names)}; your own is given by its path"
+    return did_you_mean(candidates) or listed
 
 
 def shown(path: Path) -> str:
-    """A path as a message names it: a shipped file from `recipes/` or `configs/` on, another one as it was given."""
-    for name in ("recipes", "configs"):
-        if path.is_relative_to(share(name)):
-            return str(Path(name) / path.relative_to(share(name)))
-    return str(path)
+    """A path as a message names it: a shipped file from `recipes/` or `configs/` on, any other one as it was given."""
+    resolved = path.resolve()
+    for kind, folder in (("recipes", share("recipes")), ("configs", share("configs"))):
+        if resolved.is_relative_to(folder):
+            return f"{kind}/{resolved.relative_to(folder).as_posix()}"
+    return f"./{path}" if opened(str(path)) != path else str(path)
 
 
 def opened(name: str) -> Path:
     """The file that `shown` has named."""
     head, _, rest = name.partition("/")
-    return share(head) / rest if head in ("recipes", "configs") and (share(head) / rest).is_file() else Path(name)
+    if head in ("recipes", "configs") and (found := share(head) / rest).is_file():
+        return found
+    return Path(name)

@@ -1,15 +1,20 @@
-"""What settings there are: read off the schema, for suggestions and for `vtool explain`."""
+"""What settings there are, read off the schema: for messages, for suggestions, and for `vtool explain`."""
 
+import ast
+import inspect
+import textwrap
+import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import BaseModel
+from annotated_types import Ge, Gt, Le, Lt, MinLen
 from pydantic.fields import FieldInfo
-from pydantic_core import PydanticUndefined
 
-from vtool.config.schema import Run
+from vtool.config.schema import Run, Settings
+
+_WORDS: dict[Any, str] = {bool: "true or false", int: "an integer", float: "a number", str: "text"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,64 +22,183 @@ class Setting:
     """One setting, or a group of them."""
 
     name: str
-    type: str
-    default: str
-    description: str
-    is_group: bool
+    """Dotted; what is in the entries of a list has the list's name, and none for the entry: `data.train.format`."""
+    owner: type[Settings]
+    field: FieldInfo
+
+    @property
+    def leaf(self) -> str:
+        """The last part of its name."""
+        return self.name.rpartition(".")[2]
+
+    @property
+    def required(self) -> bool:
+        """Whether it must be given. A run's name need not: it is the recipe's."""
+        return self.field.is_required() and self.name not in ("run", "run.name")
+
+    @property
+    def groups(self) -> tuple[type[Settings], ...]:
+        """The classes of the settings in it: one for a group, several where one setting tells them apart, none for a plain value."""
+        return tuple(_classes(self.field.annotation))
+
+    @property
+    def takes(self) -> str:
+        """What it takes, in words."""
+        return takes(self.field.annotation, self.field.metadata)
+
+    @property
+    def doc(self) -> str:
+        """What the schema says below the field; of a group, what it says of its class."""
+        own = _docstrings(self.owner).get(self.leaf, "")
+        return own or next((inspect.cleandoc(group.__doc__ or "") for group in self.groups), "")
 
 
-def all_settings() -> Iterator[Setting]:
-    """Every setting by its dotted name; an entry of a list as `[]`."""
-    yield from _walk(Run, "")
+def all_settings(owner: type[Settings] = Run, prefix: str = "") -> Iterator[Setting]:
+    """Every setting and group, in the order of the schema."""
+    for name, field in owner.model_fields.items():
+        setting = Setting(f"{prefix}{name}", owner, field)
+        yield setting
+        for group in setting.groups:
+            yield from all_settings(group, f"{setting.name}.")
 
 
-def names_at(keys: tuple[str | int, ...]) -> list[str]:
-    """The settings of the group at a place that pydantic names; the tag of a union picks its member."""
-    models: list[type[BaseModel]] = [Run]
-    for key in keys:
-        if isinstance(key, int):
-            continue
-        tagged = [model for model in models if any(key in typing.get_args(field.annotation) for field in model.model_fields.values())]
-        inside = [model for found in models if key in found.model_fields for model in _models(found.model_fields[key])]
-        models = inside or tagged or []
-    return [name for model in models for name in model.model_fields]
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """A place in the schema that an error of pydantic's names."""
+
+    keys: tuple[str, ...]
+    """As the user writes it. pydantic's own has, besides, the tag of each union on the way."""
+    owners: tuple[type[Settings], ...]
+    """The class that the last key is, or is not, a setting of; several where a union's tag does not say which."""
+    annotation: Any
+    """The type that is wanted there; `None` for an unknown key."""
+    metadata: Sequence[Any]
+    members: tuple[type[Settings], ...] = ()
+    """All members of the union that the owner is one of."""
+
+    @property
+    def name(self) -> str:
+        """Dotted."""
+        return ".".join(self.keys)
 
 
-def _walk(model: type[BaseModel], prefix: str) -> Iterator[Setting]:
-    for name, field in model.model_fields.items():
-        inner = _models(field)
-        listed = "tuple" in str(field.annotation) and bool(inner)
-        yield Setting(f"{prefix}{name}", _type(field), _default(field), (field.description or _docstring(inner)).strip(), bool(inner))
-        for one in inner:
-            yield from _walk(one, f"{prefix}{name}{'[]' if listed else ''}.")
+def find_spot(place: Sequence[str | int]) -> Spot:
+    """Follow a place of pydantic's through the schema."""
+    spot = Spot((), (), Run, ())
+    for part in place:
+        spot = _step(spot, part)
+    return spot
 
 
-def _models(field: FieldInfo) -> list[type[BaseModel]]:
-    return list(_classes(field.annotation))
+def _step(spot: Spot, part: str | int) -> Spot:
+    annotation = _bare(spot.annotation)
+    if isinstance(annotation, types.UnionType) or typing.get_origin(annotation) is typing.Union:
+        # The part is a union's tag, which nobody has written as a key.
+        members = tuple(_classes(annotation))
+        chosen = next((member for member in members if part in tuple(_tags(member))), None)
+        return Spot(spot.keys, members, chosen, (), members)
+    keys = (*spot.keys, str(part))
+    if isinstance(annotation, type) and issubclass(annotation, Settings):
+        field = annotation.model_fields.get(str(part))
+        return Spot(keys, (annotation,), field and field.annotation, field.metadata if field else (), spot.members)
+    arguments = typing.get_args(annotation)
+    if isinstance(part, int) and arguments:
+        entry = arguments[0] if arguments[-1] is Ellipsis else arguments[part] if part < len(arguments) else None
+        return Spot(keys, spot.owners, entry, ())
+    return Spot(keys, spot.owners, None, ())
 
 
-def _classes(annotation: Any) -> Iterator[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+def choices(annotation: Any) -> tuple[str, ...]:
+    """The words that a setting takes, or the tags of a union."""
+    return tuple(dict.fromkeys(_choices(annotation)))
+
+
+def takes(annotation: Any, metadata: Sequence[Any] = ()) -> str:
+    """What a type takes, in words."""
+    if typing.get_origin(annotation) is typing.Annotated:
+        field = next((each for each in annotation.__metadata__ if isinstance(each, FieldInfo)), None)
+        return takes(typing.get_args(annotation)[0], [*metadata, *(field.metadata if field else annotation.__metadata__)])
+    return _takes(_bare(annotation), metadata) + (", or null" if nullable(annotation) else "")
+
+
+def _takes(annotation: Any, metadata: Sequence[Any]) -> str:
+    if typing.get_origin(annotation) is typing.Literal:
+        words = [f"`{word}`" for word in typing.get_args(annotation)]
+        return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
+    if typing.get_origin(annotation) is tuple:
+        entries = typing.get_args(annotation)
+        if entries[-1] is Ellipsis:
+            return f"a list{_bounds(metadata)}, each entry {takes(entries[0])}"
+        return f"a list of {len(entries)}, each {takes(entries[0])}"
+    if list(_classes(annotation)):
+        return "a group of settings"
+    return _WORDS.get(annotation, str(annotation)) + _bounds(metadata)
+
+
+def _bounds(metadata: Sequence[Any]) -> str:
+    bounds = []
+    for bound in metadata:
+        match bound:
+            case Gt(gt):
+                bounds.append(f"above {gt}")
+            case Ge(ge):
+                bounds.append(f"of at least {ge}")
+            case Lt(lt):
+                bounds.append(f"below {lt}")
+            case Le(le):
+                bounds.append(f"of at most {le}")
+            case MinLen(1):
+                bounds.append("that is not empty")
+            case _:
+                pass
+    return f" {' and '.join(bounds)}" if bounds else ""
+
+
+def _bare(annotation: Any) -> Any:
+    """Without `Annotated` and without `| None`."""
+    while typing.get_origin(annotation) is typing.Annotated:
+        annotation = typing.get_args(annotation)[0]
+    if nullable(annotation):
+        rest = [each for each in typing.get_args(annotation) if each is not type(None)]
+        return _bare(rest[0]) if len(rest) == 1 else typing.Union[tuple(rest)]  # noqa: UP007  (built from a list)
+    return annotation
+
+
+def nullable(annotation: Any) -> bool:
+    """Whether a setting may be null."""
+    return type(None) in typing.get_args(annotation)
+
+
+def _classes(annotation: Any) -> Iterator[type[Settings]]:
+    if isinstance(annotation, type) and issubclass(annotation, Settings):
         yield annotation
     for argument in typing.get_args(annotation):
         yield from _classes(argument)
 
 
-def _docstring(models: list[type[BaseModel]]) -> str:
-    return next((model.__doc__.splitlines()[0] for model in models if model.__doc__), "")
+def _choices(annotation: Any) -> Iterator[str]:
+    annotation = _bare(annotation)
+    if typing.get_origin(annotation) is typing.Literal:
+        yield from map(str, typing.get_args(annotation))
+    else:
+        for member in _classes(annotation):
+            yield from _tags(member)
 
 
-def _type(field: FieldInfo) -> str:
-    annotation = field.annotation
-    if models := _models(field):
-        return "one of " + ", ".join(model.__name__ for model in models) if len(models) > 1 else "a group of settings"
-    text = str(annotation).replace("typing.", "").replace("NoneType", "null").replace("None", "null")
-    return annotation.__name__ if isinstance(annotation, type) else text
+def _tags(member: type[Settings]) -> Iterator[str]:
+    """The words that pick this member of a union: of its one setting that has a single choice and that the others have too."""
+    for field in member.model_fields.values():
+        if typing.get_origin(field.annotation) is typing.Literal and len(typing.get_args(field.annotation)) == 1:
+            yield from map(str, typing.get_args(field.annotation))
 
 
-def _default(field: FieldInfo) -> str:
-    if field.default is PydanticUndefined:
-        return "none: it must be given"
-    if isinstance(field.default, BaseModel):
-        return "the defaults of its settings"
-    return "null" if field.default is None else str(list(field.default) if isinstance(field.default, tuple) else field.default)
+def _docstrings(owner: type[Settings]) -> dict[str, str]:
+    """The strings below the fields. Read from the source, and only when asked for: pydantic would do it at every start."""
+    body = ast.parse(textwrap.dedent(inspect.getsource(owner))).body[0]
+    assert isinstance(body, ast.ClassDef)
+    found = {}
+    for before, after in zip(body.body, body.body[1:], strict=False):
+        match before, after:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                found[name] = inspect.cleandoc(text)
+    return found

@@ -1,130 +1,158 @@
-"""From plain values to a frozen `Run`: pydantic's errors become findings, each with its place and a suggestion."""
+"""From plain values to a frozen `Run`: pydantic's errors become findings, each with its place and with what was meant."""
 
 import json
-from collections.abc import Mapping
-from difflib import get_close_matches
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, cast
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
 
 from vtool.config.compose import Composed
-from vtool.config.marks import Key
+from vtool.config.origins import COMMAND_LINE, Origins
+from vtool.config.resources import shown
 from vtool.config.schema import Run
-from vtool.config.settings import all_settings, names_at
-from vtool.diagnostics import Diagnostic, Findings, Origin
+from vtool.config.settings import Spot, all_settings, choices, find_spot, nullable, takes
+from vtool.config.suggest import better_value, meant_key, what_it_needs
+from vtool.diagnostics import Diagnostic, Origin
+from vtool.diagnostics.near_miss import did_you_mean, near
 
-_RULES = {"extra_forbidden": "unknown-key", "missing": "missing-key"}
-_CHOICE = {"literal_error", "union_tag_invalid", "enum"}
+_CHOICE = {"literal_error", "union_tag_invalid"}
+_MISSING = {"missing", "union_tag_not_found"}
 _RANGE = {
-    "greater_than",
-    "greater_than_equal",
-    "less_than",
-    "less_than_equal",
-    "finite_number",
-    "too_short",
-    "too_long",
-    "string_too_short",
-}
+    "greater_than", "greater_than_equal", "less_than", "less_than_equal", "finite_number",
+    "too_short", "too_long", "string_too_short", "string_too_long", "value_error",
+}  # fmt: skip
+# After these, what is inside of a group has not been looked at.
+_HIDES = {"union_tag_not_found", "union_tag_invalid", "model_type", "model_attributes_type", "tuple_type"}
 
 
-def validate(composed: Composed) -> Run:
-    """Check the values against the schema.
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What the schema says of a recipe."""
 
-    Raises:
-        Findings: VT101 to VT105, all of them at once.
-    """
-    unset = [keys for keys, value in _leaves(composed.values) if value == "???"]
+    run: Run
+    """Where there are findings, only the groups in `sound` are there."""
+    sound: frozenset[str]
+    """The groups without a finding."""
+    findings: tuple[Diagnostic, ...] = ()
+    whole: bool = True
+    """Whether every value has been looked at."""
+
+
+def validate(composed: Composed) -> Checked:
+    """Check the values against the schema: findings VT101 to VT105, all of them at once."""
+    values, unset = _without_open(composed.values)
     try:
-        run = Run.model_validate_json(json.dumps(composed.values))
+        run = Run.model_validate_json(json.dumps(values, default=repr))
     except ValidationError as error:
-        findings = [_finding(entry, composed) for entry in error.errors(include_url=False) if entry["input"] != "???" and not _echo(entry)]
-        raise Findings([*(_unset(keys, composed) for keys in unset), *findings]) from None
-    if unset:
-        raise Findings([_unset(keys, composed) for keys in unset])
-    return run
+        errors = error.errors(include_url=False)
+    else:
+        if not unset:
+            return Checked(run, frozenset(Run.model_fields))
+        errors = []
+    findings = {(finding.rule, finding.parameter): finding for finding in (_left_open(name, composed.origins) for name in unset)}
+    for each in errors:
+        if not _echoes(each):
+            finding = _finding(each, composed)
+            findings.setdefault((finding.rule, finding.parameter), finding)
+    unsound = {str(finding.parameter).partition(".")[0] for finding in findings.values()}
+    partial = _partial(values, set(Run.model_fields) - unsound)
+    ordered = tuple(sorted(findings.values(), key=_order))
+    return Checked(partial, frozenset(Run.model_fields) - unsound, ordered, not any(each["type"] in _HIDES for each in errors))
 
 
-def origin_of(origins: Mapping[Key, Origin], keys: tuple[str, ...]) -> Origin | None:
-    """Where a value comes from: its own place, or that of the nearest group around it."""
-    for end in range(len(keys), 0, -1):
-        if (origin := origins.get(keys[:end])) is not None:
-            return origin
-    return None
+def _order(finding: Diagnostic) -> tuple[bool, str, int, int]:
+    """As one reads: file by file from the top, the command line last."""
+    origin = finding.origin or Origin("")
+    return origin == COMMAND_LINE, origin.file, origin.line or 0, origin.column or 0
 
 
-def _finding(entry: Any, composed: Composed) -> Diagnostic:
-    keys = _without_tags(entry["loc"], composed.values)
-    name = ".".join(keys)
-    kind, context = entry["type"], entry.get("ctx", {})
-    origin = origin_of(composed.origins, keys)
-    seen = _shown(entry["input"])
+def _partial(values: dict[str, Any], groups: set[str]) -> Run:
+    """The groups that are sound, so that a finding in one does not hide what rules say of the others."""
+    found = {}
+    for name, field in Run.model_fields.items():
+        if name in groups:
+            adapter: TypeAdapter[Any] = TypeAdapter(cast(Any, field.annotation))
+            found[name] = adapter.validate_json(json.dumps(values[name], default=repr)) if name in values else field.default
+    return Run.model_construct(**found)
+
+
+def _finding(error: ErrorDetails, composed: Composed) -> Diagnostic:
+    spot = find_spot(error["loc"])
+    name, kind, origins = spot.name, error["type"], composed.origins
+    place = origins.places.get(spot.keys)
     if kind == "extra_forbidden":
-        return Diagnostic("unknown-key", f"there is no setting `{name}`", _near(keys[-1], ".".join(keys[:-1]), entry["loc"]), name, origin, seen=seen)
-    if kind in ("missing", "union_tag_not_found"):
-        if kind == "union_tag_not_found":
-            name = f"{name}.{context['discriminator'].strip(chr(39))}"
-        return Diagnostic("missing-key", f"`{name}` has no default and is not given", f"set it: {name}=VALUE", name, origin)
+        message = f"there is no setting `{name}`"
+        return Diagnostic("unknown-key", message, meant_key(spot), name, place.key if place else None, seen=_seen(error["input"]))
+    if kind in _MISSING:
+        tag = f"{name}.{_tag(error)}" if kind == "union_tag_not_found" else name
+        wanted = takes(spot.annotation, spot.metadata) if kind == "missing" else _listed(choices(spot.annotation))
+        if spot.keys[-1].isdigit() and kind == "missing":
+            return _unfit("out-of-range", find_spot(error["loc"][:-1]), error["input"], origins)
+        origin = (place.value if place else None) or origins.near(name) or Origin(shown(composed.file.path))
+        return Diagnostic("missing-key", f"`{tag}` is not given, and has no default", what_it_needs(tag, wanted), tag, origin, wanted)
     if kind in _CHOICE:
-        expected = str(context.get("expected") or context.get("expected_tags"))
-        key = f"{name}.{context['discriminator'].strip(chr(39))}" if kind == "union_tag_invalid" else name
-        given = str(context["tag"]) if kind == "union_tag_invalid" else str(entry["input"])
-        near = get_close_matches(given, [word.strip("' ") for word in expected.replace(" or ", ",").split(",")], 1)
-        return Diagnostic(
-            "unknown-choice",
-            f"`{key}` is `{given}`; it takes {expected}",
-            (near and f"did you mean `{near[0]}`?") or None,
-            key,
-            origin,
-            expected,
-            given,
-        )
-    rule = "out-of-range" if kind in _RANGE else "wrong-type"
-    wanted = entry["msg"][0].lower() + entry["msg"][1:]
-    return Diagnostic(rule, f"`{name}` is {seen}: {wanted}", None, name, origin, expected=wanted, seen=seen)
+        return _unknown_choice(error, spot, origins)
+    return _unfit("out-of-range" if kind in _RANGE else "wrong-type", spot, error["input"], origins)
 
 
-def _echo(entry: Any) -> bool:
-    """Whether an error only repeats others: a list "too short" because its entries have errors of their own."""
-    return bool(entry["type"] == "too_short" and len(entry["input"]) >= entry["ctx"]["min_length"])
+def _unknown_choice(error: ErrorDetails, spot: Spot, origins: Origins) -> Diagnostic:
+    words = choices(spot.annotation)
+    name, given = (
+        (f"{spot.name}.{_tag(error)}", error["ctx"]["tag"]) if error["type"] == "union_tag_invalid" else (spot.name, error["input"])
+    )
+    help = did_you_mean(near(given, words)) if isinstance(given, str) else None
+    null = ", or null" if nullable(spot.annotation) else ""
+    message = f"`{name}` takes {_listed(words)}{null}, not {_seen(given)}"
+    return Diagnostic("unknown-choice", message, help, name, origins.near(name), ", ".join(words), _seen(given))
 
 
-def _unset(keys: tuple[str, ...], composed: Composed) -> Diagnostic:
-    name = ".".join(keys)
-    message = f"`{name}` must be given: the recipe leaves it to you"
-    return Diagnostic("missing-key", message, f"set it: {name}=VALUE", name, origin_of(composed.origins, keys))
+def _unfit(rule: str, spot: Spot, given: object, origins: Origins) -> Diagnostic:
+    wanted, origin = takes(spot.annotation, spot.metadata), origins.near(spot.name)
+    message = f"`{spot.name}` takes {wanted}, not {_seen(given)}"
+    return Diagnostic(rule, message, better_value(spot, given, origin), spot.name, origin, wanted, _seen(given))
 
 
-def _near(key: str, group: str, place: tuple[str | int, ...]) -> str:
-    here = names_at(place[:-1])
-    if near := get_close_matches(key, here, 1, cutoff=0.5):
-        return f"did you mean `{'.'.join((*group.split('.'), near[0])) if group else near[0]}`?"
-    elsewhere = [setting.name for setting in all_settings() if setting.name.rpartition(".")[2] == key]
-    if elsewhere:
-        return f"did you mean `{elsewhere[0]}`?"
-    return f"`{group}` takes {', '.join(here)}" if group else f"a recipe takes {', '.join(here)}"
+def _left_open(name: str, origins: Origins) -> Diagnostic:
+    """`???` in a recipe: whoever uses it must say."""
+    keys = name.split(".")
+    setting = next((setting for setting in all_settings() if setting.name == ".".join(key for key in keys if not key.isdigit())), None)
+    wanted = setting.takes if setting else "VALUE"
+    message = f"`{name}` is left open by the recipe, and must be given"
+    return Diagnostic("missing-key", message, what_it_needs(name, wanted), name, origins.near(name), wanted)
 
 
-def _without_tags(place: tuple[str | int, ...], values: Any) -> tuple[str, ...]:
-    """pydantic puts the member of a union into the place of an error; nobody has written it there."""
-    keys: list[str] = []
-    for number, part in enumerate(place):
-        if isinstance(part, int) and isinstance(values, list):
-            values = values[part] if part < len(values) else None
-        elif isinstance(values, dict) and part in values:
-            values = values[part]
-        elif number < len(place) - 1:
-            continue
-        keys.append(str(part))
-    return tuple(keys)
+def _without_open(values: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """The values without those that are `???`, and the names of these."""
+    names: list[str] = []
+
+    def strip(value: Any, keys: tuple[str, ...]) -> Any:
+        if isinstance(value, dict):
+            names.extend(".".join((*keys, str(key))) for key, entry in value.items() if entry == "???")
+            return {key: strip(entry, (*keys, str(key))) for key, entry in value.items() if entry != "???"}
+        if isinstance(value, list):
+            return [strip(entry, (*keys, str(number))) for number, entry in enumerate(value)]
+        return value
+
+    return strip(values, ()), names
 
 
-def _leaves(values: Any, keys: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], Any]]:
-    if isinstance(values, dict | list):
-        entries = values.items() if isinstance(values, dict) else enumerate(values)
-        return [leaf for key, value in entries for leaf in _leaves(value, (*keys, str(key)))]
-    return [(keys, values)]
+def _echoes(error: ErrorDetails) -> bool:
+    """Whether an error only repeats others: a list that is too short because its entries have errors of their own."""
+    return error["type"] == "too_short" and len(error["input"]) >= error["ctx"]["min_length"]
 
 
-def _shown(value: Any) -> str:
-    text = json.dumps(value, default=str)
-    return text if len(text) <= 80 else text[:77] + "…"
+def _tag(error: ErrorDetails) -> str:
+    """The setting that tells the members of a union apart."""
+    return str(error["ctx"]["discriminator"]).strip("'")
+
+
+def _listed(words: Iterator[str] | tuple[str, ...]) -> str:
+    quoted = [f"`{word}`" for word in words]
+    return " or ".join([", ".join(quoted[:-1]), quoted[-1]] if len(quoted) > 1 else quoted)
+
+
+def _seen(value: object) -> str:
+    text = json.dumps(value, ensure_ascii=False, default=repr)
+    return text if len(text) <= 60 else f"{text[:57]}…"

@@ -24,11 +24,17 @@ def render(results: Sequence[Result], format: str, *, command: str, stream: Text
     if format == "json":
         stream.write(json.dumps(as_json(results, command), indent=1, ensure_ascii=False) + "\n")
         return
-    colour = stream.isatty() and "NO_COLOR" not in os.environ
+    colour = stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
     for result in results:
         for finding in result.findings:
             lines = _full(finding, colour, locate) if format == "full" else [_concise(finding)]
             stream.write("\n".join(lines) + "\n" * (2 if format == "full" else 1))
+        if (
+            format == "full"
+            and result.verdict != "not-run"
+            and (missed := [rule for rule, state in result.checks.items() if state == "not-run"])
+        ):
+            stream.write(f"not run, because of the above: {', '.join(missed)}\n")
     stream.write(summary(results) + "\n")
 
 
@@ -36,11 +42,9 @@ def summary(results: Sequence[Result]) -> str:
     """The last line: what was found, and what was not looked at."""
     counts = count(results)
     found = [f"{counts[name]} {name if counts[name] != 1 else name[:-1]}" for name in ("errors", "warnings", "notes") if counts[name]]
-    checks = [
-        f"{counts[key]} checks {word}" for key, word in (("passed", "passed"), ("failed", "failed"), ("not_run", "not run")) if counts[key]
-    ]
+    states = [f"{counts[state]} {state.replace('_', ' ')}" for state in ("passed", "failed", "not_run") if counts[state]]
     subject = f"{results[0].subject}: " if len(results) == 1 and results[0].subject else ""
-    return subject + "; ".join(part for part in (", ".join(found) or "no findings", ", ".join(checks)) if part)
+    return subject + (", ".join(found) or "no findings") + (f"; checks: {', '.join(states)}" if states else "")
 
 
 def as_json(results: Sequence[Result], command: str) -> dict[str, Any]:
@@ -92,7 +96,7 @@ def _excerpt(origin: Origin, locate: Locate) -> Iterator[str]:
         return
     try:
         with locate(origin.file).open(encoding="utf-8") as file:
-            line = next((text for number, text in enumerate(file, 1) if number == origin.line), "").rstrip("\n")
+            line = next((text for number, text in enumerate(file, 1) if number == origin.line), "").rstrip("\n").replace("\t", " ")
     except (OSError, UnicodeDecodeError):
         return
     start = max(0, (origin.column or 1) - 60)  # a row of a rows file can be a page long

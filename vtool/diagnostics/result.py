@@ -35,5 +35,7 @@ def count(results: Sequence[Result]) -> dict[str, int]:
 
 
 def exit_code(results: Sequence[Result]) -> int:
-    """1 where there is an error, else 0. (2, could not run, is for commands that have no result at all.)"""
+    """0 without an error, 1 with one, 2 where not one result could be made."""
+    if all(result.verdict == "not-run" for result in results):
+        return 2
     return 1 if count(results)["errors"] else 0

@@ -58,7 +58,16 @@ _CANNOT_READ = (
         why="The value cannot be known.",
         bad="'run.name=${optim.nmae}'",
         good="'run.name=${optim.name}'",
-        fix="Refer to a setting that the recipe has, with its full dotted name, or to ${oc.env:NAME} for an environment variable that is set.",
+        fix="Refer to a setting of the recipe by its full dotted name, or to an environment variable that is set: ${oc.env:NAME}.",
+    ),
+    Rule(
+        name="bad-defaults-list",
+        code="VT007",
+        summary="The defaults list of a recipe, which names what the recipe is composed of, cannot be followed.",
+        why="What is left out of a composition leaves no trace in its result.",
+        bad="defaults: {optim: adamw}",
+        good="defaults: [/optim: adamw, _self_]",
+        fix="Write a list: the name of a recipe to extend, `/GROUP: FILE` for a file of configs/, `_self_` for the recipe's own settings.",
     ),
 )
 
@@ -114,7 +123,7 @@ _CROSS_FIELD = (
     Rule(
         name="steps-or-epochs",
         code="VT201",
-        summary="Exactly one of train.steps and train.epochs says how long to train.",
+        summary="Of train.steps and train.epochs, both are given, or neither.",
         why="With both, one would be ignored; with neither, there is no end and no schedule.",
         bad="train.epochs=3",
         good="train.steps=null train.epochs=3",
@@ -127,7 +136,7 @@ _CROSS_FIELD = (
         why="A run that means to fine-tune and starts from random weights looks like one that learns badly.",
         bad="model.init=pretrained",
         good="model.init=random",
-        fix="`pretrained` needs model.path; `random` needs model.size, or model.path for the folder whose config.json is built.",
+        fix="`pretrained` needs model.path, and `random` needs model.size instead of it.",
     ),
     Rule(
         name="micro-batch-larger-than-share",

@@ -14,11 +14,12 @@ SPECIAL_TOKENS = (
     "<|video_pad|>",
 )
 
-# ChatML, as the Qwen families write it, without a system prompt of its own.
+# ChatML, as the Qwen families write it, without a system prompt of its own. vLLM passes parts on only to a template that loops over
+# nothing but `message['content']`; to any other one it gives a text of its own making, with a newline after each image.
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
-    "{% if message['content'] is string %}{{ message['content'] }}{% else %}"
-    "{% for part in message['content'] or [] %}"
+    "{% if message['content'] is string %}{{ message['content'] }}{% elif message['content'] %}"
+    "{% for part in message['content'] %}"
     "{% if part['type'] == 'image' %}<|vision_start|><|image_pad|><|vision_end|>{% else %}{{ part['text'] }}{% endif %}"
     "{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"

@@ -33,7 +33,13 @@ class Snapshot:
 
 
 def checkpoint_name(step: int) -> str:
+    """The folder's name of a step's checkpoint."""
     return f"step-{step:06d}"
+
+
+def step_of(checkpoint: Path) -> int:
+    """The step of a checkpoint, from its folder's name."""
+    return int(checkpoint.name.removeprefix("step-"))
 
 
 def save(folder: Path, snapshot: Snapshot, keep_last: int) -> Path:
@@ -68,7 +74,7 @@ def save(folder: Path, snapshot: Snapshot, keep_last: int) -> Path:
 
 def checkpoints(folder: Path) -> list[Path]:
     """The checkpoints under a folder, oldest first."""
-    return sorted(path for path in folder.glob("step-*") if re.fullmatch(r"step-\d+", path.name))
+    return sorted((path for path in folder.glob("step-*") if re.fullmatch(r"step-\d+", path.name)), key=step_of)
 
 
 def damage(checkpoint: Path) -> str | None:

@@ -12,7 +12,7 @@ import yaml
 
 from vtool.config.schema import Run
 from vtool.diagnostics import Diagnostic, Findings
-from vtool.training.checkpoint import checkpoints, damage, newest
+from vtool.training.checkpoint import checkpoints, damage, newest, step_of
 
 # Settings that may differ from one start of a run to the next: they do not change what is computed.
 FREE = ("launch.", "checkpoint.", "run.dir", "run.name", "data.workers")
@@ -103,7 +103,7 @@ class RunFolder:
     def set_aside_damaged(self, start: Start) -> None:
         """Rename the checkpoints newer than the one to go on from: the run will write these steps again, and nothing is thrown away."""
         for path in checkpoints(self.checkpoints):
-            if start.checkpoint is None or path.name > start.checkpoint.name:
+            if start.checkpoint is None or step_of(path) > step_of(start.checkpoint):
                 path.rename(path.with_name(f"{path.name}.damaged-{os.urandom(3).hex()}"))
 
     def rewind_metrics(self, step: int) -> None:
@@ -124,7 +124,7 @@ class RunFolder:
         Raises:
             Findings: `data-changed`, naming the files.
         """
-        if not self.data.exists():
+        if not self.config.exists():  # written after the rows: a run that has not got so far has no rows of its own yet
             return
         before = json.loads(self.data.read_text())
         changed = [split for split in ledgers if before.get(split, {}).get("files") != ledgers[split]["files"]]

@@ -1,15 +1,35 @@
-"""Cross-field rules VT2xx: what no single setting is wrong about. Each is a pure function of the run."""
+"""Cross-field rules VT2xx: what no single setting is wrong about. Each is a pure function of the settings."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Collection, Iterator
 
-from vtool.config.rules import data, model, training
+from vtool.config.origins import Origins
+from vtool.config.rules import data, ignored, model, paths, training
+from vtool.config.rules.rule import CrossField
 from vtool.config.schema import Run
-from vtool.diagnostics import Diagnostic, Origin
+from vtool.diagnostics import Diagnostic
 
-RULES = (*training.RULES, *data.RULES, *model.RULES)
+RULES: tuple[CrossField, ...] = (
+    CrossField("steps-or-epochs", ("train",), training.steps_or_epochs),
+    CrossField("warmup-too-long", ("train", "optim"), training.warmup_too_long),
+    CrossField("evaluation-without-data", ("evaluation", "data"), training.evaluation_without_data),
+    CrossField("micro-batch-larger-than-share", ("data", "launch"), data.micro_batch_larger_than_share),
+    CrossField("max-length-missing", ("data",), data.max_length_missing),
+    CrossField("pixel-bounds", ("data",), data.pixel_bounds),
+    CrossField("conflicting-model-source", ("model",), model.conflicting_model_source),
+    CrossField("not-a-model-folder", ("model",), model.not_a_model_folder),
+    CrossField("path-not-found", ("data",), paths.rows),
+    CrossField("path-not-found", ("model",), paths.model),
+    CrossField("path-not-found", ("checkpoint",), paths.resume),
+    CrossField("ignored-setting", ("model",), ignored.size_of_a_folder),
+    CrossField("ignored-setting", ("data", "evaluation"), ignored.evaluation_of_nothing),
+)
 
 
-def check(run: Run, origin: Callable[[str], Origin | None]) -> Iterator[Diagnostic]:
-    """Apply every rule; `origin` tells where a dotted setting comes from."""
+def check(run: Run, origins: Origins, groups: Collection[str]) -> Iterator[Diagnostic]:
+    """Apply every rule whose groups are there."""
     for rule in RULES:
-        yield from rule(run, origin)
+        if rule.can_run(groups):
+            yield from rule.check(run, origins)
+
+
+__all__ = ["RULES", "CrossField", "check"]

@@ -14,6 +14,7 @@ class Run(Settings):
     """A recipe of kind `sft` after composition and validation: passed down, never changed."""
 
     kind: Literal["sft"]
+    """What the recipe is for: fine-tuning on rows with answers."""
     run: RunSettings
     launch: Launch = Launch()
     model: Model = Model()

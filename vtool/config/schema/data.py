@@ -11,6 +11,7 @@ class DigitsSource(Settings):
     """scikit-learn's 1797 scans of handwritten digits, as an image, a question and a one-digit answer."""
 
     format: Literal["digits"]
+    """Where rows come from, and how they are written."""
     split: Literal["train", "validation", "test"]
     """Which part of the one fixed, stratified split."""
 
@@ -19,6 +20,7 @@ class MessagesSource(Settings):
     """A JSON-lines file of chats in the `messages` layout of OpenAI and transformers."""
 
     format: Literal["messages"]
+    """Where rows come from, and how they are written."""
     path: str = Field(min_length=1)
     """The file. Image paths inside it are relative to its folder."""
 
@@ -28,6 +30,8 @@ ModelInput = Literal["attention_mask", "mm_token_type_ids", "pixel_values", "ima
 
 
 class Image(Settings):
+    """How large images are, in pixels."""
+
     min_pixels: int | None = Field(default=None, gt=0)
     """Smaller images are enlarged to this many pixels. Default: what the image processor says."""
     max_pixels: int | None = Field(default=None, gt=0)
@@ -35,9 +39,14 @@ class Image(Settings):
 
 
 class Data(Settings):
+    """The rows, how they are cut, and how they are batched."""
+
     train: tuple[Source, ...] = Field(min_length=1)
+    """The rows to train on."""
     validation: tuple[Source, ...] = ()
+    """The rows to evaluate on while training, and at the end."""
     test: tuple[Source, ...] = ()
+    """The rows to evaluate on at the end, once."""
     max_length: int | None = Field(default=None, ge=2)
     """The longest row, in tokens, image tokens included. Default: no limit."""
     on_overlong: Literal["error", "drop", "truncate"] = "error"

@@ -6,6 +6,8 @@ from vtool.config.schema.base import Settings
 
 
 class Model(Settings):
+    """Which network, and where its weights come from."""
+
     family: Literal["qwen2_5_vl"] = "qwen2_5_vl"
     """The model family."""
     path: str | None = None

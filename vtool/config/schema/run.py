@@ -8,6 +8,8 @@ from vtool.config.schema.base import Settings
 
 
 class RunSettings(Settings):
+    """What the run is called, and where it lives."""
+
     name: str = Field(min_length=1)
     """The run's name. Default: the recipe's name."""
     dir: str | None = None
@@ -17,11 +19,15 @@ class RunSettings(Settings):
 
 
 class Launch(Settings):
+    """The processes of a run."""
+
     nproc: int | None = Field(default=None, ge=1)
     """Processes on this machine. Default: 1, or what an outer torchrun started."""
 
 
 class Device(Settings):
+    """What the run computes on."""
+
     kind: Literal["auto", "cpu", "cuda"] = "auto"
     """`auto` takes CUDA where there is one."""
     threads: int | None = Field(default=None, ge=1)

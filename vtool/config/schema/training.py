@@ -1,18 +1,25 @@
 """Settings `optim`, `engine`, `train`, `checkpoint` and `evaluation`."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from vtool.config.schema.base import Settings
 
+Beta = Annotated[float, Field(ge=0, lt=1)]
+
 
 class Optim(Settings):
+    """The optimiser and its learning rate."""
+
     name: Literal["adamw"] = "adamw"
+    """The optimiser."""
     lr: float = Field(gt=0, allow_inf_nan=False)
     """The highest learning rate, reached when the warm-up ends."""
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[Beta, Beta] = (0.9, 0.999)
+    """How much of the running means of the gradient, and of its square, is kept at each step."""
     eps: float = Field(default=1e-8, gt=0, allow_inf_nan=False)
+    """Keeps the division by the running mean of the square away from 0."""
     weight_decay: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     """Decoupled decay, of tensors with two or more dimensions only."""
     clip_norm: float | None = Field(default=1.0, gt=0, allow_inf_nan=False)
@@ -20,12 +27,14 @@ class Optim(Settings):
     schedule: Literal["cosine", "linear", "constant"] = "cosine"
     """How the learning rate falls after the warm-up: towards 0 after the last step, or not at all."""
     warmup_steps: int = Field(default=0, ge=0)
+    """Steps in which the learning rate rises to `lr`, linearly."""
 
 
 class Ddp(Settings):
     """torch's DistributedDataParallel; with one process, the bare model."""
 
     kind: Literal["ddp"] = "ddp"
+    """Which engine trains."""
     bucket_cap_mb: int = Field(default=25, ge=1)
     """MiB of gradients that are reduced together."""
     gradient_as_bucket_view: bool = False
@@ -33,6 +42,8 @@ class Ddp(Settings):
 
 
 class Train(Settings):
+    """How long to train."""
+
     steps: int | None = Field(default=None, ge=1)
     """Optimiser steps in all."""
     epochs: int | None = Field(default=None, ge=1)
@@ -40,6 +51,8 @@ class Train(Settings):
 
 
 class Checkpoint(Settings):
+    """When the run is saved, and what it continues from."""
+
     every_steps: int | None = Field(default=None, ge=1)
     """Save after every so many steps. One is saved at the end, and when the run is asked to stop, in any case."""
     keep_last: int = Field(default=2, ge=1)
@@ -49,10 +62,15 @@ class Checkpoint(Settings):
 
 
 class Generate(Settings):
+    """How answers are generated while evaluating."""
+
     max_new_tokens: int = Field(default=32, ge=1)
+    """The longest answer, in tokens."""
 
 
 class Evaluation(Settings):
+    """When and how the model is evaluated."""
+
     every_steps: int | None = Field(default=None, ge=1)
     """Evaluate on `data.validation` after every so many steps. It is evaluated at the end in any case."""
     batch_size: int = Field(default=32, ge=1)

@@ -1,0 +1,135 @@
+"""A run that is killed and started again ends as one that was not: samples, losses and weights, bit for bit."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.rows import mixed_rows, write_rows
+from tests.runs import messages, read_lines
+
+STEPS, EVERY = 8, 2
+
+
+def command(folder: Path, name: str, nproc: int, *more: str) -> list[str]:
+    """Three steps an epoch, the last one smaller, so that a resumed run crosses an epoch's end."""
+    overrides = [
+        messages(folder / "rows.jsonl"),
+        f"data.validation=[{{format:messages,path:'{folder / 'validation.jsonl'}'}}]",
+        *("data.global_batch_size=6", "data.micro_batch_size=2", "data.image={min_pixels:784,max_pixels:3136}"),
+        *("train={steps:8,epochs:null}", "optim.warmup_steps=2", "checkpoint.every_steps=2", "checkpoint.keep_last=9"),
+        *(f"run.dir={folder / name}", "evaluation.every_steps=4", "evaluation.generate.max_new_tokens=2", "device.threads=1"),
+        *more,
+    ]
+    return [sys.executable, "-m", "vtool", "train", "sft", "rows", *overrides, "--nproc", str(nproc)]
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(arguments, capture_output=True, text=True, timeout=300, check=False)
+
+
+def start_and_wait_for(step: int, folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    """Start a run, and return once it has written a step."""
+    process = subprocess.Popen(arguments, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    metrics = folder / "metrics.jsonl"
+    while not (metrics.exists() and any(json.loads(line)["step"] >= step for line in metrics.read_text().splitlines(True) if line.endswith("\n"))):
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.01)
+    return process
+
+
+def kill(process: subprocess.Popen[str]) -> None:
+    """`kill -9` of a run and of its ranks: nothing is flushed, nothing is said."""
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    for pid in (process.pid, *map(int, children)):
+        os.kill(pid, signal.SIGKILL)
+    process.wait()
+
+
+def written(folder: Path) -> dict[str, Any]:
+    """What two runs must share: every metric but the seconds, and the bytes of the last weights and counts."""
+    last = folder / "checkpoints" / f"step-{STEPS:06d}"
+    metrics = [{key: value for key, value in line.items() if key != "seconds"} for line in read_lines(folder / "metrics.jsonl")]
+    return {"metrics": metrics, **{file.name: file.read_bytes() for file in last.glob("*.safetensors")}}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write_rows(tmp_path / "rows.jsonl", mixed_rows(tmp_path, 16, text_only=(1, 2, 9)))
+    write_rows(tmp_path / "validation.jsonl", mixed_rows(tmp_path, 3))
+    return tmp_path
+
+
+@pytest.mark.parametrize("nproc", [1, 2])
+def test_a_killed_run_ends_as_a_straight_one(folder: Path, nproc: int) -> None:
+    straight = run(*command(folder, "straight", nproc))
+    assert straight.returncode == 0, straight.stderr + straight.stdout
+    kill(start_and_wait_for(5, folder / "killed", *command(folder, "killed", nproc)))
+    resumed = run(*command(folder, "killed", nproc))
+    assert resumed.returncode == 0, resumed.stderr + resumed.stdout
+    assert "resuming after step" in resumed.stdout
+    one, other = written(folder / "straight"), written(folder / "killed")
+    assert one["metrics"] == other["metrics"]
+    assert [line["step"] for line in one["metrics"] if "loss" in line] == list(range(1, STEPS + 1))
+    assert {line["epoch"] for line in one["metrics"] if "loss" in line} == {0, 1, 2}
+    assert one == other
+
+
+def test_another_rank_count_goes_on_within_a_rounding_error(folder: Path) -> None:
+    assert run(*command(folder, "straight", 1)).returncode == 0
+    kill(start_and_wait_for(5, folder / "killed", *command(folder, "killed", 1)))
+    assert run(*command(folder, "killed", 2)).returncode == 0
+    losses = [[line["loss"] for line in read_lines(folder / name / "metrics.jsonl") if "loss" in line] for name in ("straight", "killed")]
+    assert max(abs(one - other) for one, other in zip(*losses, strict=True)) <= 1e-5
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize("nproc", [1, 2])
+def test_a_signal_lets_the_step_finish_and_says_how_to_go_on(folder: Path, nproc: int, number: signal.Signals, status: int) -> None:
+    process = start_and_wait_for(1, folder / "run", *command(folder, "run", nproc, "train.steps=2000", "checkpoint.every_steps=null"))
+    process.send_signal(number)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == status, output
+    steps = [line["step"] for line in read_lines(folder / "run" / "metrics.jsonl")]
+    assert f"stopped by {number.name} after step {steps[-1]} of 2000; checkpoint saved" in output
+    assert "go on with the same command: vtool train sft rows" in output
+    assert [path.name for path in (folder / "run" / "checkpoints").iterdir()] == [f"step-{steps[-1]:06d}"]
+    assert (folder / "run" / "report.html").exists()
+
+
+def test_a_rank_that_is_killed_ends_the_run_with_a_finding(folder: Path) -> None:
+    process = start_and_wait_for(3, folder / "run", *command(folder, "run", 2, "train.steps=2000"))
+    rank = next(
+        pid
+        for pid in map(int, Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split())
+        if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    )
+    os.kill(rank, signal.SIGKILL)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 1, output
+    assert "rank-failed" in output
+    assert "SIGKILL" in output
+
+
+def test_ranks_do_not_outlive_their_killed_parent(folder: Path) -> None:
+    process = start_and_wait_for(3, folder / "run", *command(folder, "run", 2, "train.steps=20000"))
+    children = [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
+    process.kill()
+    process.wait()
+    deadline = time.monotonic() + 30
+    while any(_alive(pid) for pid in children):
+        assert time.monotonic() < deadline, "a rank is still there"
+        time.sleep(0.1)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,140 @@
+"""A run's folder is one run's: what it refuses, and what it keeps."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.rows import chat, mixed_rows, write_rows
+from tests.runs import messages, read_lines, request
+from vtool.diagnostics import Findings
+from vtool.engines.ranks import Ranks
+from vtool.training.run_folder import RunFolder, differences
+from vtool.training.sft import Outcome, train
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Path:
+    return write_rows(tmp_path / "rows.jsonl", mixed_rows(tmp_path, 8, text_only=(1,)))
+
+
+def start(rows: Path, *more: str) -> Outcome:
+    overrides = ["data.global_batch_size=4", "data.micro_batch_size=4", "train={steps:4,epochs:null}", "optim.warmup_steps=0"]
+    overrides += ["checkpoint={every_steps:1,keep_last:3}", "data.image={min_pixels:784,max_pixels:784}", f"run.dir={rows.parent / 'run'}"]
+    return train(request("rows", messages(rows), *overrides, *more), Ranks())
+
+
+def rule_of(rows: Path, *more: str) -> tuple[str, str]:
+    with pytest.raises(Findings) as caught:
+        start(rows, *more)
+    return caught.value.diagnostics[0].rule, caught.value.diagnostics[0].message
+
+
+def test_a_finished_run_is_left_alone(rows: Path) -> None:
+    assert start(rows).status == "finished"
+    before = {path: path.stat().st_mtime_ns for path in (rows.parent / "run").rglob("*") if path.is_file() and path.name != ".lock"}
+    assert start(rows).status == "already finished"
+    assert before == {path: path.stat().st_mtime_ns for path in before}
+
+
+def test_other_settings_are_named_and_nothing_is_touched(rows: Path) -> None:
+    start(rows)
+    before = (rows.parent / "run" / "metrics.jsonl").read_bytes()
+    rule, message = rule_of(rows, "optim.lr=5e-4", "data.micro_batch_size=2")
+    assert rule == "run-folder-taken"
+    assert "optim.lr: 0.001 → 0.0005" in message
+    assert "data.micro_batch_size: 4 → 2" in message
+    assert (rows.parent / "run" / "metrics.jsonl").read_bytes() == before
+
+
+def test_settings_that_change_no_number_may_differ(rows: Path) -> None:
+    start(rows)
+    assert start(rows, "data.workers=1", "checkpoint.every_steps=2").status == "already finished"
+
+
+def test_never_refuses_to_go_on(rows: Path) -> None:
+    start(rows)
+    assert rule_of(rows, "checkpoint.resume=never")[0] == "run-folder-taken"
+
+
+def test_other_rows_are_refused_with_their_file(rows: Path) -> None:
+    start(rows)
+    (rows.parent / "run" / "result.json").unlink()
+    with rows.open("a") as file:
+        file.write(json.dumps(chat("one more", "row")) + "\n")
+    rule, message = rule_of(rows)
+    assert rule == "data-changed"
+    assert "rows.jsonl: 8 rows" in message
+    assert "rows.jsonl: 9 rows" in message
+
+
+def test_two_processes_cannot_train_in_one_folder(rows: Path) -> None:
+    first = RunFolder(rows.parent / "run")
+    first.lock()
+    assert rule_of(rows)[0] == "run-in-use"
+
+
+def test_a_folder_that_cannot_be_made_is_told(rows: Path) -> None:
+    (rows.parent / "file").write_text("")
+    rule, message = rule_of(rows, f"run.dir={rows.parent / 'file' / 'run'}")
+    assert rule == "run-folder-unwritable"
+    assert "Not a directory" in message
+
+
+def test_a_damaged_checkpoint_is_passed_over_and_set_aside(rows: Path) -> None:
+    start(rows)
+    folder = rows.parent / "run"
+    straight = (folder / "checkpoints/step-000004/model.safetensors").read_bytes()
+    (folder / "result.json").unlink()
+    damaged = folder / "checkpoints/step-000004/model.safetensors"
+    damaged.write_bytes(damaged.read_bytes()[:-100])
+    metrics = read_lines(folder / "metrics.jsonl")
+    assert start(rows).status == "finished"
+    assert (folder / "checkpoints/step-000004/model.safetensors").read_bytes() == straight
+    assert len(list((folder / "checkpoints").glob("step-000004.damaged-*"))) == 1
+    again = read_lines(folder / "metrics.jsonl")
+    without_seconds = [[{**line, "seconds": None} for line in lines] for lines in (metrics, again)]
+    assert without_seconds[0] == without_seconds[1]
+    assert [line["step"] for line in read_lines(folder / "metrics.discarded.jsonl")] == [4]
+
+
+def test_a_run_with_damaged_checkpoints_only_is_not_begun_anew(rows: Path) -> None:
+    start(rows)
+    folder = rows.parent / "run"
+    (folder / "result.json").unlink()
+    for file in folder.glob("checkpoints/*/model.safetensors"):
+        file.write_bytes(b"")
+    with pytest.raises(Findings) as caught:
+        start(rows)
+    assert [finding.rule for finding in caught.value.diagnostics] == ["corrupt-checkpoint"] * 3
+
+
+def test_a_line_cut_off_in_the_metrics_is_set_aside(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.metrics.write_text('{"step": 1}\n{"step": 2}\n{"step": 3}\n{"ste')
+    folder.rewind_metrics(2)
+    assert folder.metrics.read_text() == '{"step": 1}\n{"step": 2}\n'
+    assert (tmp_path / "metrics.discarded.jsonl").read_text() == '{"step": 3}\n{"ste\n'
+
+
+def test_a_run_can_begin_from_another_runs_checkpoint(rows: Path) -> None:
+    start(rows)
+    checkpoint = rows.parent / "run/checkpoints/step-000002"
+    other = f"run.dir={rows.parent / 'other'}"
+    assert start(rows, other, f"checkpoint.resume={checkpoint}").status == "finished"
+    names = ("run", "other")
+    weights = [(rows.parent / name / "checkpoints/step-000004/model.safetensors").read_bytes() for name in names]
+    assert weights[0] == weights[1]
+    assert [line["step"] for line in read_lines(rows.parent / "other/metrics.jsonl")] == [3, 4]
+
+
+def test_a_checkpoint_that_is_none_is_refused(rows: Path) -> None:
+    assert rule_of(rows, f"checkpoint.resume={rows.parent}")[0] == "no-checkpoint"
+    empty = rows.parent / "step-000001"
+    empty.mkdir()
+    assert rule_of(rows, f"checkpoint.resume={empty}")[0] == "corrupt-checkpoint"
+
+
+def test_differences_are_of_values_not_of_spelling() -> None:
+    assert differences({"a": {"b": 1.0}, "c": [1]}, {"a": {"b": 1}, "c": (1,)}) == []
+    assert differences({"a": None}, {"a": 2, "launch": {"nproc": 3}}) == ["a: null → 2"]

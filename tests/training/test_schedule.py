@@ -1,0 +1,65 @@
+import math
+
+import pytest
+import torch
+
+from vtool.config.schema import Optim
+from vtool.training.parameter_groups import build_optimizer, parameter_groups
+from vtool.training.schedule import learning_rate
+
+
+def test_the_warm_up_is_a_line_to_the_highest_rate() -> None:
+    settings = Optim(lr=1e-3, warmup_steps=4)
+    assert [learning_rate(settings, step, 100) for step in (1, 2, 3, 4, 5)] == pytest.approx([2.5e-4, 5e-4, 7.5e-4, 1e-3, 1e-3])
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "linear"])
+def test_the_rate_falls_and_the_last_step_still_trains(schedule: str) -> None:
+    settings = Optim.model_validate({"lr": 1e-3, "warmup_steps": 5, "schedule": schedule})
+    rates = [learning_rate(settings, step, 50) for step in range(6, 51)]
+    assert rates == sorted(rates, reverse=True)
+    assert 0 < rates[-1] < 0.05e-3
+
+
+def test_the_rates_are_those_of_transformers() -> None:
+    from transformers import get_cosine_schedule_with_warmup
+
+    settings = Optim(lr=2e-3, warmup_steps=7)
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=2e-3)
+    theirs = get_cosine_schedule_with_warmup(optimizer, 7, 60)
+    for step in range(8, 61):
+        while theirs.last_epoch < step - 1:  # transformers counts from 0, and so begins a warm-up at a rate of 0
+            optimizer.step()
+            theirs.step()
+        assert math.isclose(learning_rate(settings, step, 60), theirs.get_last_lr()[0], rel_tol=1e-12)
+
+
+def test_constant_stays() -> None:
+    assert {learning_rate(Optim(lr=1e-3, schedule="constant"), step, 9) for step in range(1, 10)} == {1e-3}
+
+
+def test_only_tensors_of_two_or_more_dimensions_decay() -> None:
+    module = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.LayerNorm(3), torch.nn.Linear(3, 1))
+    module[2].weight.requires_grad_(False)
+    groups = parameter_groups(module.named_parameters(), Optim(lr=1.0, weight_decay=0.1))
+    assert [(group["weight_decay"], [tuple(p.shape) for p in group["params"]]) for group in groups] == [
+        (0.1, [(3, 3)]),
+        (0.0, [(3,), (3,), (3,), (1,)]),
+    ]
+
+
+def test_a_step_is_adamw_by_the_book() -> None:
+    """One step of AdamW in float64, by the paper's formulas."""
+    torch.manual_seed(0)
+    module = torch.nn.Linear(4, 3).double()
+    settings = Optim(lr=1e-2, betas=(0.9, 0.95), eps=1e-6, weight_decay=0.1)
+    before = {name: parameter.detach().clone() for name, parameter in module.named_parameters()}
+    optimizer = build_optimizer(module, settings)
+    module(torch.randn(5, 4).double()).square().sum().backward()
+    optimizer.step()
+    for name, parameter in module.named_parameters():
+        assert parameter.grad is not None
+        decay = 0.1 if parameter.dim() >= 2 else 0.0
+        mean, square = 0.1 * parameter.grad / (1 - 0.9), 0.05 * parameter.grad**2 / (1 - 0.95)
+        wanted = before[name] * (1 - 1e-2 * decay) - 1e-2 * mean / (square.sqrt() + 1e-6)
+        assert torch.allclose(parameter, wanted, rtol=0, atol=1e-14)

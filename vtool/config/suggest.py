@@ -1,0 +1,94 @@
+"""What to write instead: help for unknown keys and for values of another type."""
+
+import json
+
+from vtool.config.origins import COMMAND_LINE
+from vtool.config.settings import Setting, Spot, all_settings, choices, nullable, takes
+from vtool.diagnostics import Origin
+from vtool.diagnostics.near_miss import did_you_mean, ending, near, overlapping, same_words
+
+
+def better_value(spot: Spot, given: object, origin: Origin | None) -> str | None:
+    """How to write what was probably meant by a value of another type."""
+    wanted = takes(spot.annotation)
+    if wanted.startswith("a group of settings"):
+        return _inside_of_group(spot.name, given)
+    if wanted.startswith("a list"):
+        return _as_list(spot.name, given)
+    help: str | None = None
+    match given:
+        case bool() | int() | float() if wanted.startswith("text"):
+            shell, file = f"{spot.name}='{json.dumps(given)}'", f'{spot.keys[-1]}: "{json.dumps(given)}"'
+            help = f'quote it for vtool, and for the shell: "{shell}"' if origin is COMMAND_LINE else f"quote it: {file}"
+        case float() if wanted.startswith("an integer") and given.is_integer():
+            help = f"write {int(given)}"
+        case str() if wanted.startswith("true") and given.casefold() in ("yes", "no", "on", "off", "y", "n"):
+            help = "write true or false"
+        case str() if nullable(spot.annotation) and given.casefold() in ("none", "nil", "~"):
+            help = "write null"
+        case str() if wanted.startswith(("a number", "an integer")) and _is_number(given):
+            help = "without quotes it is a number"
+        case _:
+            pass
+    return help
+
+
+def _inside_of_group(name: str, given: object) -> str:
+    inside = _inside(name)
+    exact = [f"{setting.name}={given}" for setting in inside if given in choices(setting.field.annotation)]
+    return did_you_mean(exact) or f"set what is in it: {', '.join(setting.name for setting in inside)}"
+
+
+def _as_list(name: str, given: object) -> str | None:
+    entries = [setting for setting in _inside(name) if choices(setting.field.annotation)]
+    if entries and not isinstance(given, dict):
+        return f"write a list of groups: [{{{entries[0].leaf}: {choices(entries[0].field.annotation)[0]}, …}}]"
+    return None if given is None or isinstance(given, list) else f"write a list: [{given if isinstance(given, str) else json.dumps(given)}]"
+
+
+def meant_key(spot: Spot) -> str:
+    """Which settings an unknown key may have been meant for."""
+    key, group = spot.keys[-1], ".".join(spot.keys[:-1])
+    if "." in key:
+        outer, _, inner = key.partition(".")
+        return f"in a file, groups are nested: `{outer}: {{{inner}: …}}`"
+    for member in spot.members:
+        if key in member.model_fields and member not in spot.owners:
+            tag, words = next((name, choices(field.annotation)) for name, field in member.model_fields.items() if choices(field.annotation))
+            return f"`{key}` is a setting of {tag}: {', '.join(words)}"
+    prefix = f"{group}." if group else ""
+    leaves = [name for owner in spot.owners for name in owner.model_fields]
+    here = [f"{prefix}{name}" for name in leaves]
+    everything = [setting.name for setting in all_settings()]
+    likely = [*(f"{prefix}{name}" for name in near(key, leaves)), *ending(key, everything)]
+    values = [setting.name for setting in all_settings() if not setting.groups]
+    likely = (
+        likely
+        or same_words(key, here)
+        or same_words(key, values)
+        or overlapping(key, [name for name in here if name in values])
+        or overlapping(key, values)
+    )
+    listed = f"`{group}` has the settings {', '.join(leaves)}" if group else f"a recipe has the groups {', '.join(leaves)}"
+    return did_you_mean(list(dict.fromkeys(likely))[:3]) or listed
+
+
+def what_it_needs(name: str, wanted: str) -> str:
+    """What to write for a setting, or for a group, that is missing."""
+    inside = _inside(name) if wanted == "a group of settings" else []
+    required = [setting.name for setting in inside if setting.required]
+    if inside:
+        return f"it needs {', '.join(required)}" if required else f"it takes {', '.join(setting.name for setting in inside)}"
+    return f"{name} takes {wanted}"
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _inside(group: str) -> list[Setting]:
+    return [setting for setting in all_settings() if setting.name.rpartition(".")[0] == group]

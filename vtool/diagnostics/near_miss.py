@@ -1,0 +1,61 @@
+"""What was meant by a word that is not known."""
+
+import re
+from collections.abc import Iterable, Sequence
+from difflib import SequenceMatcher
+
+
+def near(word: str, words: Iterable[str], limit: int = 3) -> list[str]:
+    """The words that a misspelt one may have meant, the likeliest first; those that are much less alike than the first are left out."""
+    scored = sorted(((_likeness(word.casefold(), other.casefold()), other) for other in words), key=lambda pair: (-pair[0], pair[1]))
+    best = scored[0][0] if scored else 0.0
+    return [other for score, other in scored[:limit] if score >= max(0.6, best - 0.1)]
+
+
+def ending(word: str, names: Iterable[str]) -> list[str]:
+    """The dotted names that end in `word`: `data.micro_batch_size` for `batch_size`."""
+    return [name for name in names if f"_{_leaf(name)}".endswith(f"_{word}")]
+
+
+def same_words(word: str, names: Iterable[str]) -> list[str]:
+    """The dotted names whose last part has the same words as `word`, or is short for it: `lr` for `learning_rate`."""
+    parts = _words(word)
+    return [name for name in names if (leaf := _words(_leaf(name))) == parts or _short_for("".join(leaf), parts)]
+
+
+def overlapping(word: str, names: Iterable[str], limit: int = 3) -> list[str]:
+    """The dotted names that share the most words with `word`: `train.epochs` for `num_train_epochs`."""
+    parts = set(_words(word))
+    scored = []
+    for name in names:
+        leaf = set(_words(_leaf(name)))
+        if leaf <= parts or len(leaf & parts) > 1:
+            scored.append((len(parts & set(_words(name))), name))
+    best = max((score for score, _ in scored), default=0)
+    return [name for score, name in scored if score == best][:limit]
+
+
+def did_you_mean(candidates: Sequence[str]) -> str | None:
+    """A question for the user, or nothing to ask."""
+    quoted = [f"`{candidate}`" for candidate in candidates]
+    if len(quoted) > 1:
+        quoted = [", ".join(quoted[:-1]), quoted[-1]]
+    return f"did you mean {' or '.join(quoted)}?" if quoted else None
+
+
+def _likeness(word: str, other: str) -> float:
+    short, long = sorted((word, other), key=len)
+    begins = 0.6 if len(short) > 1 and long.startswith(short) else 0.0
+    return max(SequenceMatcher(None, word, other).ratio(), begins)
+
+
+def _leaf(name: str) -> str:
+    return name.rpartition(".")[2]
+
+
+def _words(text: str) -> list[str]:
+    return [word for word in re.split(r"[._\-\s]+", re.sub(r"([a-z])([A-Z])", r"\1_\2", text).casefold()) if word]
+
+
+def _short_for(short: str, words: Sequence[str]) -> bool:
+    return len(words) > 1 and short == "".join(word[0] for word in words)
