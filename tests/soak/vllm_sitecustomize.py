@@ -13,13 +13,14 @@ import importlib.abc
 import importlib.util
 import sys
 from pathlib import Path
+from typing import Any
 
 # An import of these now raises ModuleNotFoundError, and transformers and vLLM take them for not installed.
 for absent in ("torchaudio", "torchcodec"):
     sys.modules.setdefault(absent, None)  # type: ignore[arg-type]
 
 OPERATORS = ("nms", "qnms")
-definitions = []  # what is defined lasts as long as the object that defined it
+definitions: list[Any] = []  # what is defined lasts as long as the object that defined it
 
 
 class _BeforeTorchvision(importlib.abc.MetaPathFinder):
@@ -31,7 +32,6 @@ class _BeforeTorchvision(importlib.abc.MetaPathFinder):
             found = importlib.util.find_spec(fullname)
             if found is not None and found.origin is not None and not _library_loads(Path(found.origin).parent):
                 _define()
-        return None
 
 
 def _library_loads(package: Path) -> bool:

@@ -43,6 +43,7 @@ def root(version: Annotated[bool, typer.Option("--version", callback=_version, i
 
 def main() -> None:
     """The entry point. An exception that no command expects is a bug: its traceback is shown, and the exit status is 2."""
+    import io
     import os
     import sys
     import traceback
@@ -50,6 +51,10 @@ def main() -> None:
     # Nothing is fetched at run time, and a library's progress bars would break up the panel and the logs.
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    # A name that the terminal's encoding lacks is escaped; it must not end the command.
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
         app()
     except Exception:

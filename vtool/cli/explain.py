@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def explain(
     topic: Annotated[
-        str | None, typer.Argument(metavar="[RULE|CODE|SETTING|RECIPE]", help="What to explain. Default: list rules and recipes.")
+        str | None, typer.Argument(metavar="RULE|CODE|SETTING|RECIPE", help="What to explain. Default: list rules and recipes.")
     ] = None,
 ) -> None:
     """Explain a rule, a setting or a recipe; without an argument, list rules and recipes."""

@@ -8,9 +8,9 @@ from vtool.cli.formats import Format
 
 
 def validate_config(
-    recipe: Annotated[str, typer.Argument(help="A recipe's name, or a YAML file.")],
+    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="A recipe's name, or a YAML file.")],
     overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings that take the place of the recipe's.")
+        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings that take the place of the recipe's.")
     ] = None,
     show: Annotated[bool, typer.Option("--show", help="Print every setting in force, and where it comes from, as YAML.")] = False,
     format: Annotated[Format, typer.Option(help="How findings are printed.")] = Format.full,

@@ -5,6 +5,7 @@ global state behind, load no plug-ins, and take a quarter of the time, because H
 only half public: nothing leans on them but this module, overrides.py and recipe_source.py.
 """
 
+import re
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -119,8 +120,11 @@ def _resolved(config: DictConfig, origins: Origins) -> dict[str, Any]:
             name = (error.full_key or "").replace("[", ".").replace("]", "")
             if name in findings:
                 raise Findings(findings.values(), fatal=True) from error
-            message = f"`{name}` refers to something that is not there: {first_line(error)}"
-            findings[name] = Diagnostic("broken-reference", message, None, name, origins.near(name))
+            reason = first_line(error).partition("raised while resolving interpolation: ")[2].strip('"') or first_line(error)
+            message = f"`{name}` refers to something that is not there: {reason}"
+            wanted = re.match(r"Interpolation key '(.+)' not found", reason)
+            help = did_you_mean(near(wanted[1], [".".join(keys) for keys in origins.places])) if wanted else None
+            findings[name] = Diagnostic("broken-reference", message, help, name, origins.near(name))
             OmegaConf.update(config, name, None)
             continue
         if findings:
@@ -133,17 +137,25 @@ def _no_such_file(error: MissingConfigException, sources: Sequence[RecipeSource]
     """A defaults list names a file that is nowhere."""
     path = str(error.missing_cfg_file).lstrip("/")
     group, _, choice = path.rpartition("/")
+    origin = _in_defaults(choice, sources)
+    if not group and any(source.recipe and source.recipe.stem == choice for source in sources):
+        return _refused("bad-defaults-list", f"the defaults list leads back to `{choice}`, where it began", None, origin, sources)
     if not group:
         message = f"the defaults list names `{choice}`, and there is no such recipe"
         help = (
             did_you_mean(near(choice, recipe_names()))
             or f"recipes to extend are {', '.join(recipe_names())}, and the files beside this one"
         )
-        return _refused("unknown-recipe", message, help, _in_defaults(choice, sources), sources)
+        return _refused("unknown-recipe", message, help, origin, sources)
+    groups = sorted(folder.name for folder in share("configs").iterdir() if folder.is_dir())
     options = [str(option) for option in error.options or ()] or sorted(file.stem for file in (share("configs") / group).glob("*.yaml"))
-    message = f"the defaults list names `{choice}`, and configs/{group} has no such file"
-    help = did_you_mean(near(choice, options)) or (f"there are: {', '.join(options)}" if options else f"there is no group `{group}` either")
-    return _refused("unknown-group-choice", message, help, _in_defaults(choice, sources), sources)
+    if options:
+        message = f"the defaults list names `{choice}`, and configs/{group} has no such file"
+        help = did_you_mean(near(choice, options)) or f"there are: {', '.join(options)}"
+    else:
+        message = f"the defaults list names the group `{group}`, and there is no folder configs/{group}"
+        help = did_you_mean([f"/{near_by}" for near_by in near(group, groups)]) or f"there are: {', '.join(groups)}"
+    return _refused("unknown-group-choice", message, help, origin, sources)
 
 
 def _in_defaults(choice: str, sources: Sequence[RecipeSource]) -> Origin | None:
@@ -163,5 +175,10 @@ def _keys(name: str) -> Key:
 def _refused(
     rule: str, message: str, help: str | None = None, origin: Origin | None = None, sources: Sequence[RecipeSource] = ()
 ) -> Findings:
-    recipe = next((source.files[source.recipe.name] for source in sources if source.recipe and source.recipe.name in source.files), None)
-    return Findings(Diagnostic(rule, message, help, origin=origin or (Origin(recipe.name) if recipe else None)), fatal=True)
+    return Findings(Diagnostic(rule, message, help, origin=origin or _defaults_of_recipe(sources)), fatal=True)
+
+
+def _defaults_of_recipe(sources: Sequence[RecipeSource]) -> Origin | None:
+    for file in (source.files[source.recipe.name] for source in sources if source.recipe and source.recipe.name in source.files):
+        return next((file.place(key) for key, _ in file.root.value if key.value == "defaults"), Origin(file.name))
+    return None

@@ -11,6 +11,8 @@ from vtool.config.origins import Key, Origins
 _HEAD = "# The settings in force, each with where it comes from. This file is itself a recipe.\n"
 # What no YAML reader takes for anything but text; checked against YAML's own words (yes, null, …) besides.
 _PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9_./-]*")
+# References have been followed; what still looks like one is text, and stays text when the file is read again.
+_REFERENCE = re.compile(r"(\\*)\$\{")
 
 
 def as_yaml(values: Mapping[str, Any], origins: Origins) -> str:
@@ -43,7 +45,9 @@ def _flow(value: Any) -> str:
 def _scalar(value: Any) -> str:
     if isinstance(value, str) and _PLAIN.fullmatch(value) and yaml.safe_load(value) == value:
         return value
-    style = '"' if isinstance(value, str) else None
+    style = None
+    if isinstance(value, str):
+        value, style = _REFERENCE.sub(r"\1\1\\${", value), '"'
     text: str = yaml.safe_dump(value, default_style=style, width=float("inf"), allow_unicode=True)
     return text.removesuffix("\n").removesuffix("\n...")
 

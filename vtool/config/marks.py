@@ -10,6 +10,8 @@ from vtool.config.resources import shown
 from vtool.diagnostics import Diagnostic, Findings, Origin
 
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+# What settings are made of; a date without a tag is read as text. A tag can ask for more: bytes, sets, Python objects.
+_KINDS = {f"tag:yaml.org,2002:{kind}" for kind in ("null", "bool", "int", "float", "str", "timestamp", "value", "seq", "map")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +32,11 @@ def read_yaml(path: Path) -> YamlFile:
     """Read a file of settings.
 
     Raises:
-        Findings: `unreadable-file`, `bad-yaml`; of keys that are there twice, all.
+        Findings: `unreadable-file`, `bad-yaml`; of keys that are there twice, and of values that no setting takes, all.
     """
     name = shown(path)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
         root = yaml.compose(text, _LOADER)
     except OSError as error:
         raise _refused("unreadable-file", f"{name} cannot be read: {error.strerror}", Origin(name)) from error
@@ -45,15 +47,17 @@ def read_yaml(path: Path) -> YamlFile:
         ) from error
     except yaml.YAMLError as error:
         raise not_yaml(name, error) from error
+    except RecursionError as error:
+        raise _too_deep(name) from error
     if root is None:
         raise _refused("bad-yaml", f"{name} has no settings", Origin(name))
     if not isinstance(root, yaml.MappingNode):
         raise _refused("bad-yaml", f"{name} is not a mapping of settings: lines of `key: value`", _place(name, root.start_mark))
     try:
-        if doubled := tuple(_doubled(root, name)):
-            raise Findings(doubled, fatal=True)
+        if refusals := tuple(_refusals(root, name)):
+            raise Findings(refusals, fatal=True)
     except RecursionError as error:
-        raise _refused("bad-yaml", f"{name} has an alias that contains itself", Origin(name)) from error
+        raise _too_deep(name) from error
     return YamlFile(name, text, root)
 
 
@@ -66,10 +70,15 @@ def not_yaml(name: str, error: yaml.YAMLError) -> Findings:
     return _refused("bad-yaml", f"{name} is not YAML: {reason}", Origin(name))
 
 
-def _doubled(node: yaml.Node, name: str) -> Iterator[Diagnostic]:
+def _refusals(node: yaml.Node, name: str) -> Iterator[Diagnostic]:
+    if node.tag not in _KINDS:
+        tag = node.tag.replace("tag:yaml.org,2002:", "!!")
+        yield Diagnostic(
+            "bad-yaml", f"{name} has a value of the kind `{tag}`, which no setting takes", origin=_place(name, node.start_mark)
+        )
     if isinstance(node, yaml.SequenceNode):
         for child in node.value:
-            yield from _doubled(child, name)
+            yield from _refusals(child, name)
     if not isinstance(node, yaml.MappingNode):
         return
     first: dict[str, yaml.Node] = {}
@@ -81,7 +90,11 @@ def _doubled(node: yaml.Node, name: str) -> Iterator[Diagnostic]:
             yield Diagnostic("bad-yaml", message, "keep one of them", origin=_place(name, key.start_mark))
         else:
             first[key.value] = key
-        yield from _doubled(value, name)
+        yield from _refusals(value, name)
+
+
+def _too_deep(name: str) -> Findings:
+    return _refused("bad-yaml", f"{name} is nested too deep, or has an alias that contains itself", Origin(name))
 
 
 def _refused(rule: str, message: str, origin: Origin) -> Findings:

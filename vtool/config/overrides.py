@@ -1,5 +1,6 @@
 """`KEY=VALUE`: read with Hydra's grammar, and told apart: `optim=adamw` picks a file of a group, the others set values."""
 
+import re
 from collections.abc import Sequence
 
 from hydra._internal.config_repository import IConfigRepository
@@ -12,31 +13,23 @@ from vtool.config.origins import COMMAND_LINE
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.diagnostics.near_miss import did_you_mean, near
 
-_QUOTE = "quote a value with special characters, for vtool and for the shell: \"run.dir='runs/a,b'\""
-
 
 def parse_overrides(texts: Sequence[str]) -> list[Override]:
-    """Every argument as an override that may set any key: whether there is one is for the schema to say, which knows what was meant."""
+    """Every argument as an override that may set any key: whether there is one is for the schema to say, which knows what was meant.
+
+    Raises:
+        Findings: `bad-override`, for all of those that are none.
+    """
     parser = OverridesParser.create()
     overrides, findings = [], []
     for text in texts:
         try:
             override = parser.parse_override(text)
         except HydraException as error:
-            findings.append(_bad_override(text, _unparsable(text, error), "write KEY=VALUE" if "=" not in text else _QUOTE))
+            findings.append(_unparsable(text, error))
             continue
-        key = override.key_or_group
-        if override.is_sweep_override():
-            message = f"`{text}` gives several values, and a run has one"
-            findings.append(_bad_override(text, message, f"a list is {key}=[a,b]; a text with a comma needs quotes: \"{key}='a,b'\""))
-        elif override.is_delete():
-            findings.append(
-                _bad_override(
-                    text, f"`{text}` removes a setting, which cannot be done here", f"set it to null, or a list to []: {key}=null"
-                )
-            )
-        elif override.package is not None or not key:
-            findings.append(_bad_override(text, f"`{text}` does not name a setting", "write KEY=VALUE"))
+        if problem := _unusable(text, override):
+            findings.append(problem)
         else:
             override.type = OverrideType.FORCE_ADD
             overrides.append(override)
@@ -45,10 +38,42 @@ def parse_overrides(texts: Sequence[str]) -> list[Override]:
     return overrides
 
 
-def _unparsable(text: str, error: HydraException) -> str:
-    if "=" not in text:
-        return f"`{text}` is not KEY=VALUE"
-    return f"`{text}` cannot be read: {first_line(error)}"
+def _unparsable(text: str, error: HydraException) -> Diagnostic:
+    key, equals, value = text.partition("=")
+    if not equals:
+        return _bad(f"`{text}` is not KEY=VALUE", "write KEY=VALUE")
+    if (dotted := re.sub(r"\[(\d+)\]", r".\1", key)) != key:
+        return _bad(f"`{text}` cannot be read: an entry of a list is numbered after a dot", f"write {dotted}={value}")
+    return _bad(f"`{text}` cannot be read: {first_line(error)}", f"quote the value, for vtool and for the shell: {_quoted(key, value)}")
+
+
+def _unusable(text: str, override: Override) -> Diagnostic | None:
+    key = override.key_or_group
+    if not text.isprintable() and not _is_text(text):
+        return _bad(f"{text!r} is not text in UTF-8", None)
+    if override.is_sweep_override():
+        message, value = f"`{text}` gives several values, and a run has one", text.partition("=")[2]
+        return _bad(message, f"a list is {key}=[{value}]; a text with a comma or brackets needs quotes: {_quoted(key, value)}")
+    if override.is_delete():
+        return _bad(f"`{text}` removes a setting, which cannot be done here", f"set it to null, or a list to []: {key}=null")
+    if override.package is not None or not key:
+        return _bad(f"`{text}` does not name a setting", "write KEY=VALUE")
+    return None
+
+
+def _quoted(key: str, value: str) -> str:
+    """An argument as it is typed, for the shell and for Hydra's grammar."""
+    escaped = value.replace("'", "\\'")
+    return f"\"{key}='{escaped}'\""
+
+
+def _is_text(text: str) -> bool:
+    """Whether an argument was text: the bytes of one that was not are kept by Python as lone surrogates."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def choose_groups(overrides: Sequence[Override], repository: IConfigRepository, recipe: str) -> None:
@@ -71,7 +96,7 @@ def choose_groups(overrides: Sequence[Override], repository: IConfigRepository, 
         override.type = OverrideType.CHANGE if override.key_or_group in listed.overrides.known_choices else OverrideType.ADD
 
 
-def _bad_override(text: str, message: str, help: str) -> Diagnostic:
+def _bad(message: str, help: str | None) -> Diagnostic:
     return Diagnostic("bad-override", message, help, origin=COMMAND_LINE)
 
 

@@ -2,6 +2,8 @@
 
 from typing import Literal
 
+from pydantic import Field
+
 from vtool.config.schema.base import Settings
 
 
@@ -10,7 +12,7 @@ class Model(Settings):
 
     family: Literal["qwen2_5_vl"] = "qwen2_5_vl"
     """The model family."""
-    path: str | None = None
+    path: str | None = Field(default=None, min_length=1)
     """A Hugging Face folder: config.json, tokenizer, image processor, safetensors."""
     init: Literal["pretrained", "random"] | None = None
     """Where the weights come from. Default: `pretrained` with a path, else `random`."""

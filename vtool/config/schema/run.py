@@ -12,7 +12,7 @@ class RunSettings(Settings):
 
     name: str = Field(min_length=1)
     """The run's name. Default: the recipe's name."""
-    dir: str | None = None
+    dir: str | None = Field(default=None, min_length=1)
     """The run's own folder. Default: runs/<name>."""
     seed: int = Field(default=0, ge=0)
     """Seeds the random weights and the order of the rows."""

@@ -1,0 +1,99 @@
+"""`vtool explain`: rules, settings, recipes."""
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from vtool.cli.app import app
+from vtool.config.resources import recipe_names
+from vtool.config.settings import all_settings
+from vtool.diagnostics import RULES
+
+
+def explain(*topic: str) -> tuple[int, str, str]:
+    result = CliRunner().invoke(app, ["explain", *topic])
+    return result.exit_code, result.stdout, result.stderr
+
+
+def test_without_a_topic_every_rule_and_recipe_has_a_line() -> None:
+    code, out, _ = explain()
+    assert code == 0
+    assert all(f"  {rule.name} " in out and f" {rule.code}  {rule.summary}\n" in out for rule in RULES.values())
+    assert all(f"  {name} " in out for name in recipe_names())
+
+
+@pytest.mark.parametrize("topic", ["unknown-key", "VT101", "vt101", "Unknown-Key"])
+def test_a_rule_by_its_name_or_code(topic: str) -> None:
+    code, out, _ = explain(topic)
+    rule = RULES["unknown-key"]
+    assert code == 0
+    assert out.startswith("unknown-key (VT101, error)\n")
+    assert all(text in out for text in (rule.summary, rule.why, rule.bad, rule.good, rule.fix))
+
+
+def test_a_setting_with_its_type_default_and_purpose() -> None:
+    assert explain("data.max_length") == (
+        0,
+        "data.max_length: an integer of at least 2, or null; default: null\n"
+        "  The longest row, in tokens, image tokens included. Default: no limit.\n",
+        "",
+    )
+    assert explain("optim.lr")[1].startswith("optim.lr: a number above 0; it must be given\n")
+    assert explain("run.name")[1] == "run.name: text that is not empty\n  The run's name. Default: the recipe's name.\n"
+    assert explain("data.train.0.format")[1].startswith("data.train.format: `digits` or `messages`;")
+
+
+@pytest.mark.parametrize("name", [setting.name for setting in all_settings()])
+def test_every_setting_can_be_explained(name: str) -> None:
+    assert explain(name)[0] == 0
+
+
+def test_a_group_with_the_settings_in_it() -> None:
+    code, out, _ = explain("evaluation")
+    assert code == 0
+    assert "  evaluation.batch_size: an integer of at least 1; default: 32\n" in out
+    assert "  evaluation.generate: a group of settings\n" in out
+
+
+def test_a_group_of_several_kinds_with_those_of_each() -> None:
+    out = explain("data.train")[1]
+    assert out.index("DigitsSource") < out.index("data.train.split") < out.index("MessagesSource") < out.index("data.train.path")
+
+
+def test_a_recipe_with_what_it_is_for_and_its_settings() -> None:
+    code, out, _ = explain("digits")
+    assert code == 0
+    assert out.startswith("Learn to read 1797 real scans")
+    assert "  schedule: cosine  # configs/optim/adamw.yaml:" in out
+
+
+def test_a_recipe_that_leaves_something_open_with_what() -> None:
+    code, out, _ = explain("rows")
+    assert code == 0
+    assert "To be run, it needs:\n  data.train takes a list" in out
+
+
+def test_a_recipe_of_ones_own(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("# Mine.\ndefaults: [digits]\n")
+    code, out, _ = explain(str(tmp_path / "mine.yaml"))
+    assert code == 0
+    assert out.startswith("Mine.\n")
+    assert explain(str(tmp_path / "yours.yaml"))[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("topic", "help"),
+    [
+        ("unkown-key", "did you mean `unknown-key`?"),
+        ("digts", "did you mean `digits`?"),
+        ("lr", "did you mean `optim.lr`?"),
+        ("batch_size", "did you mean `data.global_batch_size`, `data.micro_batch_size` or `evaluation.batch_size`?"),
+        ("optim.learning_rate", "did you mean"),
+        ("zzzzzz", "`vtool explain` lists rules and recipes"),
+    ],
+)
+def test_what_is_none_of_them_is_answered_with_what_was_meant(topic: str, help: str) -> None:
+    code, out, err = explain(topic)
+    assert (code, out) == (2, "")
+    assert f"help: {help}" in err

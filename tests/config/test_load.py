@@ -1,0 +1,260 @@
+"""From a recipe and KEY=VALUE to a run: what is accepted, what is refused, and what is left behind."""
+
+import json
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from vtool.config.load import examine, load_run
+from vtool.config.resources import recipe_names
+from vtool.diagnostics import Diagnostic, Findings
+
+# What a shipped recipe leaves to its user.
+OPEN = {"rows": ["data.train=[{format: digits, split: train}]"]}
+
+
+def refused(recipe: str, *overrides: str) -> tuple[Diagnostic, ...]:
+    with pytest.raises(Findings) as caught:
+        load_run(recipe, overrides)
+    return caught.value.diagnostics
+
+
+def rules(*findings: Diagnostic) -> list[str]:
+    return [finding.rule for finding in findings]
+
+
+@pytest.mark.parametrize("recipe", recipe_names())
+def test_a_shipped_recipe_has_no_finding_not_even_a_note(recipe: str) -> None:
+    examined = examine(recipe, OPEN.get(recipe, ()))
+    assert examined.loaded is not None
+    assert examined.findings == ()
+    assert set(examined.checks.values()) == {"passed"}
+
+
+def test_a_run_is_frozen_to_its_leaves() -> None:
+    run = load_run("digits").run
+    with pytest.raises(ValidationError):
+        run.optim.lr = 1.0
+    assert isinstance(run.data.train, tuple)
+    assert isinstance(run.optim.betas, tuple)
+
+
+def test_any_setting_of_the_schema_can_be_set_without_a_plus() -> None:
+    run = load_run("digits", ["optim.eps=1e-6", "engine.bucket_cap_mb=5", "device.threads=2", "data.image.min_pixels=100"]).run
+    assert (run.optim.eps, run.engine.bucket_cap_mb, run.device.threads, run.data.image.min_pixels) == (1e-6, 5, 2, 100)
+    assert run.data.image.max_pixels == 784
+
+
+def test_an_integer_is_a_number_but_nothing_else_is_converted() -> None:
+    assert load_run("digits", ["optim.lr=1"]).run.optim.lr == 1.0
+    for override in ("optim.lr=true", "train.steps=5.0", "train.steps=true", "train.steps='5'", "run.name=7", "optim.lr='1e-3'"):
+        assert rules(*refused("digits", override)) == ["wrong-type"], override
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf", "1e999", "0", "-1"])
+def test_a_learning_rate_is_a_finite_number_above_0(value: str) -> None:
+    assert rules(*refused("digits", f"optim.lr={value}")) == ["out-of-range"]
+
+
+def test_all_errors_are_reported_at_once(tmp_path: Path) -> None:
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text("defaults: [digits, _self_]\noptim: {lrate: 1}\ntrain: {steps: many}\ndata: {test: [{format: messages}]}\n")
+    found = refused(str(recipe), "model.attention=flash", "evaluation.batch_size=0", "model.init=pretrained", "nothing=1")
+    assert sorted(rules(*found)) == sorted(
+        ["unknown-key", "wrong-type", "missing-key", "unknown-choice", "out-of-range", "unknown-key"]
+        # model has a finding of its own, and its cross-field rules cannot be trusted to be right
+    )
+    assert [finding.origin.line for finding in found if finding.origin and finding.origin.line] == [2, 3, 4]
+
+
+def test_a_finding_in_one_group_does_not_hide_what_contradicts_in_another() -> None:
+    found = refused("digits", "optim.lr=-1", "train.epochs=3", "data.on_overlong=drop")
+    assert rules(*found) == ["out-of-range", "steps-or-epochs", "max-length-missing"]
+
+
+def test_what_was_not_looked_at_is_not_said_to_have_passed() -> None:
+    checks = examine("digits", ["optim.lr=-1"]).checks
+    assert checks["out-of-range"] == "failed"
+    assert checks["warmup-too-long"] == "not-run"
+    assert checks["pixel-bounds"] == "passed"
+    hidden = examine("digits", ["data.train=[{format: nothing, nokey: 1}]"]).checks
+    assert (hidden["unknown-choice"], hidden["unknown-key"]) == ("failed", "not-run")
+
+
+@pytest.mark.parametrize("override", ["optim.nesterov=true", "+optim.nesterov=true", "++optim.nesterov=true", "'optim={nesterov: true}'"])
+def test_no_way_of_writing_it_smuggles_an_unknown_key_past_the_schema(override: str) -> None:
+    (finding,) = refused("digits", override.strip("'"))
+    assert (finding.rule, finding.parameter) == ("unknown-key", "optim.nesterov")
+
+
+def test_hydras_own_settings_are_unknown_keys(tmp_path: Path) -> None:
+    assert rules(*refused("digits", "hydra.run.dir=x")) == ["unknown-key"]
+    (tmp_path / "r.yaml").write_text("defaults: [digits, _self_]\nhydra: {searchpath: ['file:///nowhere']}\n")
+    assert rules(*refused(str(tmp_path / "r.yaml"))) == ["unknown-key"]
+
+
+def test_a_setting_that_a_recipe_leaves_open_must_be_given() -> None:
+    (finding,) = refused("rows")
+    assert (finding.rule, finding.parameter) == ("missing-key", "data.train")
+    assert str(finding.origin).startswith("recipes/rows.yaml:")
+
+
+def test_a_run_has_its_recipes_name_unless_it_says_otherwise(tmp_path: Path) -> None:
+    (tmp_path / "my.first.yaml").write_text("defaults: [digits, _self_]\n")
+    assert load_run(str(tmp_path / "my.first.yaml")).run.run.name == "my.first"
+    assert load_run("digits", ["run.name=other"]).run.run.name == "other"
+
+
+class TestOwnRecipes:
+    """A YAML file anywhere, which may extend shipped recipes and the files beside it."""
+
+    def test_extends_a_shipped_recipe(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        (tmp_path / "sub").mkdir()
+        (tmp_path / "sub" / "mine.yaml").write_text("defaults: [digits]\noptim: {lr: 0.5}\n")
+        monkeypatch.chdir(tmp_path)
+        run = load_run("sub/mine.yaml").run
+        assert (run.optim.lr, run.data.global_batch_size, run.optim.name) == (0.5, 32, "adamw")
+
+    def test_wins_over_what_it_extends_where_the_list_does_not_say(self, tmp_path: Path) -> None:
+        (tmp_path / "mine.yaml").write_text("defaults:\n  - digits\ntrain: {steps: 7}\noptim: {warmup_steps: 1}\n")
+        assert load_run(str(tmp_path / "mine.yaml")).run.train.steps == 7
+
+    def test_of_the_same_name_extends_the_shipped_one(self, tmp_path: Path) -> None:
+        (tmp_path / "digits.yaml").write_text("defaults: [digits, _self_]\nrun: {seed: 3}\n")
+        assert load_run(str(tmp_path / "digits.yaml")).run.run.seed == 3
+
+    def test_extends_the_file_beside_it_and_a_group_of_its_own(self, tmp_path: Path) -> None:
+        (tmp_path / "base.yaml").write_text("defaults: [digits, _self_]\nrun: {seed: 3}\n")
+        (tmp_path / "optim").mkdir()
+        (tmp_path / "optim" / "slow.yaml").write_text("schedule: constant\n")
+        (tmp_path / "mine.yaml").write_text("defaults:\n  - base\n  - override /optim: slow\n  - _self_\n")
+        run = load_run(str(tmp_path / "mine.yaml")).run
+        assert (run.run.seed, run.optim.schedule, run.optim.weight_decay) == (3, "constant", 0.0)
+
+    def test_may_have_any_file_name(self, tmp_path: Path) -> None:
+        (tmp_path / "my recipe (v2).yml").write_text("defaults: [digits, _self_]\n")
+        assert load_run(str(tmp_path / "my recipe (v2).yml")).run.run.name == "my recipe (v2)"
+
+    def test_may_lie_beside_folders_named_like_settings(self, tmp_path: Path) -> None:
+        (tmp_path / "data").mkdir()
+        (tmp_path / "run").mkdir()
+        (tmp_path / "mine.yaml").write_text("defaults: [digits, _self_]\n")
+        assert load_run(str(tmp_path / "mine.yaml"), ["data={workers: 1}"]).run.data.workers == 1
+        assert rules(*refused(str(tmp_path / "mine.yaml"), "data=3")) == ["wrong-type"]
+
+    def test_may_begin_with_a_byte_order_mark(self, tmp_path: Path) -> None:
+        (tmp_path / "mine.yaml").write_bytes(b"\xef\xbb\xbfdefaults: [digits, _self_]\n")
+        assert load_run(str(tmp_path / "mine.yaml")).run.kind == "sft"
+
+
+class TestGroups:
+    """`optim=adamw` picks a file; `optim={…}` and `optim.lr=…` set values."""
+
+    def test_a_choice_replaces_that_of_the_recipe(self, tmp_path: Path) -> None:
+        (tmp_path / "optim").mkdir()
+        (tmp_path / "optim" / "slow.yaml").write_text("schedule: constant\n")
+        (tmp_path / "mine.yaml").write_text("defaults: [digits, _self_]\n")
+        assert load_run(str(tmp_path / "mine.yaml"), ["optim=slow"]).run.optim.schedule == "constant"
+
+    def test_a_choice_is_added_where_the_recipe_has_none(self, tmp_path: Path) -> None:
+        (tmp_path / "mine.yaml").write_text(
+            "kind: sft\ndata: {train: [{format: digits, split: train}], global_batch_size: 4}\ntrain: {steps: 9}\n"
+        )
+        run = load_run(str(tmp_path / "mine.yaml"), ["model=qwen2_5_vl_tiny", "optim=adamw", "optim.lr=1"]).run
+        assert (run.model.size, run.optim.schedule) == ("tiny", "cosine")
+
+    def test_values_are_merged(self) -> None:
+        optim = load_run("digits", ["optim={lr: 0.5, warmup_steps: 3}"]).run.optim
+        assert (optim.lr, optim.warmup_steps, optim.betas) == (0.5, 3, (0.9, 0.98))
+
+    def test_every_wrong_choice_is_reported(self) -> None:
+        found = refused("digits", "optim=adam", "model=3")
+        assert rules(*found) == ["unknown-group-choice"] * 2
+        assert found[0].help == "did you mean `optim=adamw`?"
+
+
+class TestLists:
+    """Entries of lists, by their number."""
+
+    def test_an_entry_is_set_by_its_number(self) -> None:
+        assert load_run("digits", ["data.train.0.split=test", "optim.betas.0=0.5"]).run.optim.betas == (0.5, 0.98)
+
+    @pytest.mark.parametrize("override", ["data.train.1.split=test", "data.train.split=test"])
+    def test_an_entry_that_is_not_there_is_refused(self, override: str) -> None:
+        found = refused("digits", override, "optim.lrr=1")
+        assert rules(*found) == ["bad-override", "unknown-key"]
+        assert "list of 1" in found[0].message
+
+    def test_a_list_replaces_the_whole_list(self, tmp_path: Path) -> None:
+        (tmp_path / "r.jsonl").touch()
+        sources = load_run("digits", [f"data.train=[{{format: messages, path: '{tmp_path / 'r.jsonl'}'}}]"]).run.data.train
+        assert [source.format for source in sources] == ["messages"]
+
+
+class TestArguments:
+    """What is not KEY=VALUE."""
+
+    def test_every_bad_one_is_reported_with_how_to_write_it(self) -> None:
+        bad = [
+            "train.steps",
+            "train.steps=1,2",
+            "~train.steps",
+            "=3",
+            "optim@x=adamw",
+            "run.dir=a(b)",
+            "run.name=it's",
+            "data.train[0].split=test",
+        ]
+        found = refused("digits", *bad)
+        assert rules(*found) == ["bad-override"] * len(bad)
+        assert all(text in finding.message and finding.help for text, finding in zip(bad, found, strict=True))
+        assert "\"run.dir='a(b)'\"" in str(found[5].help)
+        assert found[7].help == "write data.train.0.split=test"
+
+    def test_what_help_says_to_type_is_taken(self) -> None:
+        assert load_run("digits", ["run.dir='a(b)'", r"run.name='it\'s'"]).run.run.name == "it's"
+
+    def test_bytes_that_are_no_text_are_refused(self) -> None:
+        assert rules(*refused("digits", "run.name='\udcff'")) == ["bad-override"]
+
+    @pytest.mark.parametrize(("text", "value"), [("'7'", "7"), ("a b", "a b"), ("", ""), ("ab=c", None), ("'null'", "null")])
+    def test_texts(self, text: str, value: str | None) -> None:
+        if value == "":
+            assert rules(*refused("digits", f"run.name={text}")) == ["out-of-range"]
+        elif value is None:
+            assert rules(*refused("digits", f"run.name={text}")) == ["bad-override"]
+        else:
+            assert load_run("digits", [f"run.name={text}"]).run.run.name == value
+
+
+def test_references_are_followed_and_all_broken_ones_reported(tmp_path: Path) -> None:
+    assert load_run("digits", ["run.name=${optim.name}"]).run.run.name == "adamw"
+    (tmp_path / "r.yaml").write_text("defaults: [digits, _self_]\nrun: {name: '${optim.nmae}', dir: '${oc.env:NO_SUCH_VARIABLE}'}\n")
+    found = refused(str(tmp_path / "r.yaml"))
+    assert [(finding.rule, finding.parameter, str(finding.origin).rpartition("/")[2]) for finding in found] == [
+        ("broken-reference", "run.name", "r.yaml:2:13"),
+        ("broken-reference", "run.dir", "r.yaml:2:35"),
+    ]
+    assert found[0].help == "did you mean `optim.name`?"
+
+
+def test_hydra_is_left_as_it_was_found() -> None:
+    from hydra import version
+    from hydra.core.global_hydra import GlobalHydra
+
+    before = version.getbase()
+    load_run("digits")
+    assert not GlobalHydra.instance().is_initialized()
+    assert version.getbase() == before
+
+
+def test_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    load_run("digits")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_plain_settings_are_what_the_run_has() -> None:
+    loaded = load_run("digits")
+    assert type(loaded.run).model_validate_json(json.dumps(loaded.plain)) == loaded.run

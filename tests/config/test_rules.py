@@ -1,0 +1,214 @@
+"""Every rule VT0xx to VT2xx finds its own bad example, and lets its good one pass: the examples are those of `vtool explain`."""
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+
+from vtool.config.load import ASKED, examine
+from vtool.config.rules import RULES as CROSS_FIELD
+from vtool.diagnostics import RULES, Diagnostic, Findings, Rule
+from vtool.diagnostics.rules_config import RULES as CONFIG_RULES
+
+# Examples that are the text of a recipe; the others are what is typed, a command or its arguments.
+TEXTS = ("bad-yaml", "bad-defaults-list")
+TYPED = [rule for rule in CONFIG_RULES if rule.name not in (*TEXTS, "launch-conflict")]
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the examples name: rows/train.jsonl, models/qwen and recipes/digits.yaml."""
+    monkeypatch.chdir(tmp_path)
+    for folder in ("rows", "models/qwen", "recipes"):
+        Path(folder).mkdir(parents=True)
+    Path("rows/train.jsonl").touch()
+    Path("models/qwen/config.json").write_text(json.dumps({"model_type": "qwen2_5_vl"}))
+    Path("recipes/digits.yaml").write_text("defaults: [digits]\n")
+
+
+def findings(*arguments: str) -> tuple[Diagnostic, ...]:
+    recipe, *overrides = arguments
+    try:
+        return examine(recipe, overrides).findings
+    except Findings as unread:
+        return unread.diagnostics
+
+
+def arguments(example: str) -> list[str]:
+    words = shlex.split(example.partition(", which")[0])
+    return words[2:] if words[0] == "vtool" else ["digits", *words]
+
+
+@pytest.mark.parametrize("rule", TYPED, ids=lambda rule: rule.name)
+def test_the_bad_example_is_found_and_the_good_one_passes(rule: Rule) -> None:
+    found = findings(*arguments(rule.bad))
+    assert rule.name in [finding.rule for finding in found]
+    assert {finding.severity for finding in found if finding.rule == rule.name} == {rule.severity}
+    good = findings(*arguments(rule.good))
+    assert rule.name not in [finding.rule for finding in good]
+    assert "error" not in [finding.severity for finding in good]
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_the_bad_text_is_found_and_the_good_one_passes(name: str) -> None:
+    for text, expected in ((RULES[name].bad, True), (RULES[name].good, False)):
+        Path("mine.yaml").write_text(f"{text}\n")
+        assert (name in [finding.rule for finding in findings("mine.yaml")]) is expected
+
+
+def test_every_cross_field_rule_is_in_the_table_and_run() -> None:
+    assert {rule.name for rule in CROSS_FIELD} == {rule.name for rule in CONFIG_RULES if rule.code.startswith("VT2")} - {"launch-conflict"}
+    assert set(ASKED) == {rule.name for rule in CONFIG_RULES} - {"launch-conflict"}
+
+
+def only(*overrides: str) -> Diagnostic:
+    (finding,) = findings("digits", *overrides)
+    return finding
+
+
+class TestYaml:
+    """What other readers let pass, or say without a place."""
+
+    @pytest.mark.parametrize(
+        ("text", "place", "words"),
+        [
+            ("a: 1\nb: {c: 1, c: 2}\n", "2:11", "`c` twice; the first is in line 2"),
+            ("a: [1\nb: 2\n", "2:2", "not YAML"),
+            ("a: 1\n\tb: 2\n", "2:1", "not YAML"),
+            ("- a\n", "1:1", "not a mapping"),
+            ("", None, "no settings"),
+            ("a: 1\n---\nb: 1\n", "2:1", "single document"),
+            ("a: &x [*x]\n", None, "contains itself"),
+            ("a: !!python/none x\n", "1:4", "no setting takes"),
+            ("[a]: 1\n", "1:1", "not a word"),
+        ],
+    )
+    def test_is_refused_at_its_place(self, text: str, place: str | None, words: str) -> None:
+        Path("mine.yaml").write_text(text)
+        (finding,) = findings("mine.yaml")
+        assert finding.rule == "bad-yaml"
+        assert words in finding.message
+        assert str(finding.origin) == (f"mine.yaml:{place}" if place else "mine.yaml")
+
+    def test_every_key_that_is_there_twice_is_reported(self) -> None:
+        Path("mine.yaml").write_text("a: 1\nb: {c: 1, c: 2}\na: 2\n")
+        assert [str(finding.origin) for finding in findings("mine.yaml")] == ["mine.yaml:2:11", "mine.yaml:3:1"]
+
+    def test_of_a_file_that_is_extended_is_refused_there(self) -> None:
+        Path("base.yaml").write_text("a: 1\na: 2\n")
+        Path("mine.yaml").write_text("defaults: [base]\n")
+        assert [str(finding.origin) for finding in findings("mine.yaml")] == ["base.yaml:2:1"]
+
+    def test_in_another_encoding_is_refused(self) -> None:
+        Path("mine.yaml").write_bytes(b"a: 1\nb: caf\xe9\n")
+        (finding,) = findings("mine.yaml")
+        assert (finding.rule, str(finding.origin)) == ("unreadable-file", "mine.yaml:2")
+
+
+class TestDefaultsList:
+    """What a recipe is composed of."""
+
+    @pytest.mark.parametrize(
+        ("text", "rule", "place", "help"),
+        [
+            ("defaults: [digts]\n", "unknown-recipe", "1:12", "did you mean `digits`?"),
+            ("defaults:\n  - digits\n  - override /optim: adam\n", "unknown-group-choice", "3:22", "did you mean `adamw`?"),
+            ("defaults:\n  - /optm: adamw\n", "unknown-group-choice", "2:12", "did you mean `/optim`?"),
+            ("defaults:\n  - digits\n  - /optim: adamw\n", "bad-defaults-list", "1:1", None),
+            ("defaults: [other]\n", "bad-defaults-list", None, None),
+        ],
+    )
+    def test_is_refused_at_its_place(self, text: str, rule: str, place: str | None, help: str | None) -> None:
+        Path("other.yaml").write_text("defaults: [mine]\n")
+        Path("mine.yaml").write_text(text)
+        (finding,) = findings("mine.yaml")
+        assert (finding.rule, finding.help) == (rule, help)
+        assert place is None or str(finding.origin) == f"mine.yaml:{place}"
+
+    def test_that_goes_in_a_circle_is_refused(self) -> None:
+        Path("mine.yaml").write_text("defaults: [one]\n")
+        Path("one.yaml").write_text("defaults: [two]\n")
+        Path("two.yaml").write_text("defaults: [one]\n")
+        assert [finding.rule for finding in findings("mine.yaml")] == ["bad-defaults-list"]
+
+
+class TestRecipeNames:
+    """What is no recipe."""
+
+    def test_a_file_without_its_ending_is_suggested(self) -> None:
+        Path("mine.yaml").write_text("defaults: [digits]\n")
+        (finding,) = findings("mine")
+        assert finding.help == "did you mean `mine.yaml`?"
+
+    @pytest.mark.parametrize("recipe", ["", "nothing/like/it.yaml", "x" * 5000, "a\0b"])
+    def test_anything_else_is_answered_with_what_there_is(self, recipe: str) -> None:
+        (finding,) = findings(recipe)
+        assert finding.rule in ("unknown-recipe", "unreadable-file")
+
+
+class TestTraining:
+    """How long."""
+
+    def test_neither_steps_nor_epochs(self) -> None:
+        assert only("train.steps=null").rule == "steps-or-epochs"
+
+    def test_warm_up_may_end_one_step_before_the_last(self) -> None:
+        assert findings("digits", "train.steps=51") == ()
+        assert only("train.steps=50").rule == "warmup-too-long"
+        assert findings("digits", "train.steps=null", "train.epochs=1") == ()
+
+
+class TestBatches:
+    """Rows of a step, of a process, of a forward pass."""
+
+    def test_above_the_step_is_an_error_above_the_share_a_note(self) -> None:
+        assert only("data.micro_batch_size=33").severity == "error"
+        note = only("launch.nproc=2")
+        assert (note.severity, note.expected, note.seen) == ("note", "at most 16", "32")
+        assert findings("digits", "launch.nproc=3", "data.micro_batch_size=11") == ()
+
+
+class TestModel:
+    """Where weights come from."""
+
+    def test_nothing_says_what_to_train(self) -> None:
+        assert only("model.size=null").rule == "conflicting-model-source"
+
+    def test_random_weights_and_a_folder_of_weights(self) -> None:
+        assert only("model.init=random", "model.path=models/qwen").rule == "conflicting-model-source"
+
+    def test_a_folder_of_another_family(self) -> None:
+        Path("models/qwen/config.json").write_text(json.dumps({"model_type": "llava"}))
+        finding = only("model.path=models/qwen", "model.size=null")
+        assert (finding.rule, finding.expected, finding.seen) == ("not-a-model-folder", "qwen2_5_vl", "llava")
+
+    @pytest.mark.parametrize("text", ["{", "[]", "{}", "\xff"])
+    def test_a_config_that_says_nothing(self, text: str) -> None:
+        Path("models/qwen/config.json").write_text(text, encoding="latin-1")
+        assert only("model.path=models/qwen", "model.size=null").rule == "not-a-model-folder"
+
+    def test_the_folder_of_a_run_has_the_model_inside(self) -> None:
+        Path("runs/digits").mkdir(parents=True)
+        Path("models/qwen").rename("runs/digits/export")
+        assert only("model.path=runs/digits", "model.size=null").help == "there is one in runs/digits/export"
+
+
+class TestPaths:
+    """Files and folders."""
+
+    def test_what_has_a_name_like_it_is_suggested(self) -> None:
+        assert only("data.test=[{format: messages, path: rows/trian.jsonl}]").help == "did you mean `rows/train.jsonl`?"
+        assert only("model.path=models/qwn", "model.size=null").help == "did you mean `models/qwen`?"
+        assert only("checkpoint.resume=nevr").help == "did you mean `never`?"
+
+    def test_a_folder_is_no_file_of_rows(self) -> None:
+        assert "is a folder" in only("data.test=[{format: messages, path: rows}]").message
+
+
+def test_settings_of_an_evaluation_that_is_not_there_are_noted() -> None:
+    found = findings("digits", "data.test=[]", "data.validation=[]", "evaluation.every_steps=null", "evaluation.batch_size=4")
+    assert [(finding.rule, finding.severity, finding.parameter) for finding in found] == [
+        ("ignored-setting", "note", "evaluation.batch_size"),
+        ("ignored-setting", "note", "evaluation.generate.max_new_tokens"),
+    ]
