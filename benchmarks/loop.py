@@ -244,7 +244,9 @@ def _agree(contenders: Sequence[Contender]) -> None:
 def _print(contenders: Sequence[Contender], work: Work) -> None:
     bare = contenders[0]
     tokens = median(batch.tokens for batch in work.batches)
-    print(f"{len(bare.seconds)} rounds of {TURN} steps each, {len(work.rows[0])} rows and {tokens:.0f} tokens a step, CPU time of one thread")
+    print(
+        f"{len(bare.seconds)} rounds of {TURN} steps each, {len(work.rows[0])} rows and {tokens:.0f} tokens a step, CPU time of one thread"
+    )
     print(f"{'':15}   ms a step   over the bare loop      loss at step {len(bare.reports)}")
     for contender in contenders:
         ratios = [mine / its - 1 for mine, its in zip(contender.seconds, bare.seconds, strict=True)]

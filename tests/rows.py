@@ -28,7 +28,10 @@ def mixed_rows(folder: Path, count: int, text_only: Sequence[int] = ()) -> list[
         if number in text_only:
             rows.append(chat(f"What is {number} plus {number}?", answer))
             continue
-        names = [picture(folder / f"{number}-{place}.png", 28 * (1 + number % 3), 28, number).name for place in range(2 if number % 5 == 4 else 1)]
+        names = [
+            picture(folder / f"{number}-{place}.png", 28 * (1 + number % 3), 28, number).name
+            for place in range(2 if number % 5 == 4 else 1)
+        ]
         rows.append(chat("<image>" * len(names) + f"Is this number {number}?", answer) | {"images": names})
     return rows
 

@@ -45,7 +45,9 @@ def test_the_model_can_be_asked(trained: tuple[Path, str]) -> None:
     rows = [json.loads(line) for line in (folder / "runs/digits/predictions.jsonl").read_text().splitlines()]
     shown = next(row for row in rows if row["correct"] and "image" in row)
     assert vtool(folder, "predict", "runs/digits", "--image", f"runs/digits/{shown['image']}").strip() == shown["answer"]
-    assert vtool(folder, "predict", "runs/digits/export", "--image", f"runs/digits/{shown['image']}", "--question", shown["question"]).strip()
+    assert vtool(
+        folder, "predict", "runs/digits/export", "--image", f"runs/digits/{shown['image']}", "--question", shown["question"]
+    ).strip()
 
 
 def test_the_export_is_opened_by_transformers_with_the_same_weights(trained: tuple[Path, str]) -> None:
@@ -108,7 +110,9 @@ def test_a_folder_that_is_no_run_is_told(tmp_path: Path) -> None:
 def test_rows_of_ones_own_train_on_two_ranks(tmp_path: Path) -> None:
     write_rows(tmp_path / "my.jsonl", mixed_rows(tmp_path, 9, text_only=(0, 4, 7)))
     rows = "data.train=[{format: messages, path: my.jsonl}]"
-    output = vtool(tmp_path, "train", "sft", "rows", rows, "--nproc", "2", "train.epochs=2", "optim.warmup_steps=0", "data.global_batch_size=4")
+    output = vtool(
+        tmp_path, "train", "sft", "rows", rows, "--nproc", "2", "train.epochs=2", "optim.warmup_steps=0", "data.global_batch_size=4"
+    )
     assert "9 rows = 9 kept + 0 dropped; 9 distinct rows trained on, 18 samples (2.00 epochs)" in output
 
 

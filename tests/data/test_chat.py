@@ -5,18 +5,18 @@ from typing import Any
 
 import pytest
 
+from vtool.config.schema import Image, Model
 from vtool.data.chat import IGNORED, control_tokens_in, render_chat, render_prompt
 from vtool.data.row import Row
 from vtool.diagnostics import Findings
 from vtool.models.processor import Processor, new_processor
-from vtool.config.schema import Image, Model
 
 TEXTS = ["What is it?", "a cat", "And now?", "two dogs", "Be brief."]
 
 # What Qwen's folders carry: a system prompt of its own where the chat has none, and images counted.
 QWEN_TEMPLATE = (
-    "{% for message in messages %}{% if loop.first and message['role'] != 'system' %}<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
-    "{% endif %}<|im_start|>{{ message['role'] }}\n{% if message['content'] is string %}{{ message['content'] }}<|im_end|>\n{% else %}"
+    "{% for message in messages %}{% if loop.first and message['role'] != 'system' %}"
+    "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n{% endif %}<|im_start|>{{ message['role'] }}\n{% if message['content'] is string %}{{ message['content'] }}<|im_end|>\n{% else %}"
     "{% for content in message['content'] %}{% if content['type'] == 'image' %}<|vision_start|><|image_pad|><|vision_end|>"
     "{% elif 'text' in content %}{{ content['text'] }}{% endif %}{% endfor %}<|im_end|>\n{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -93,7 +93,8 @@ def test_a_chat_that_the_assistant_opens_is_refused(processor: Processor) -> Non
 
 
 def test_a_template_that_rewrites_earlier_turns_is_refused(processor: Processor) -> None:
-    template = "{% for m in messages %}{% if loop.last or m['role'] == 'user' %}{{ m['role'] }}:{{ m['content'] }}<|im_end|>{% endif %}{% endfor %}"
+    template = "{% for m in messages %}{% if loop.last or m['role'] == 'user' %}{{ m['role'] }}:{{ m['content'] }}<|im_end|>{% endif %}"
+    template += "{% endfor %}"
     template += "{% if add_generation_prompt %}assistant:{% endif %}"
     for changed in with_template(processor, template):
         made = row(("user", "What is it?"), ("assistant", "a cat"), ("user", "And now?"), ("assistant", "two dogs"))

@@ -55,7 +55,9 @@ def test_targets_are_the_labels_one_place_on(tmp_path: Path) -> None:
     batch = collate(samples, rows.processor)
     assert batch.supervised == sum(sample.supervised for sample in samples)
     for place, sample in enumerate(samples):
-        found = {(int(column), int(target)) for column, target in zip(batch.columns, batch.targets[place], strict=True) if target != IGNORED}
+        found = {
+            (int(column), int(target)) for column, target in zip(batch.columns, batch.targets[place], strict=True) if target != IGNORED
+        }
         wanted = {(position - 1, int(label)) for position, label in enumerate(sample.labels) if label != IGNORED}
         assert found == wanted
 

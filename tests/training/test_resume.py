@@ -38,7 +38,9 @@ def start_and_wait_for(step: int, folder: Path, *arguments: str) -> subprocess.P
     """Start a run, and return once it has written a step."""
     process = subprocess.Popen(arguments, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     metrics = folder / "metrics.jsonl"
-    while not (metrics.exists() and any(json.loads(line)["step"] >= step for line in metrics.read_text().splitlines(True) if line.endswith("\n"))):
+    while not (
+        metrics.exists() and any(json.loads(line)["step"] >= step for line in metrics.read_text().splitlines(True) if line.endswith("\n"))
+    ):
         assert process.poll() is None, process.communicate()[0]
         time.sleep(0.01)
     return process

@@ -2,6 +2,7 @@
 
 import json
 import math
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,8 @@ from vtool.data.loader import load_steps, micro_batches
 from vtool.diagnostics import Findings
 from vtool.engines.ranks import Ranks
 from vtool.training.finish import balance
-from vtool.training.sft import _step, train
 from vtool.training.setup import Progress, Request, Session
+from vtool.training.sft import _step, train
 from vtool.training.stop import StopRequest
 
 
@@ -49,7 +50,7 @@ def test_each_step_writes_its_metrics_in_full(tmp_path: Path) -> None:
     assert [line["epoch"] for line in lines] == [0, 0, 0, 1, 1]
     assert [line["samples"] for line in lines] == [4, 4, 2, 4, 4]
     assert [line["distinct_samples"] for line in lines] == [4, 8, 10, 10, 10]
-    assert all(line["seconds"] > before["seconds"] for before, line in zip(lines, lines[1:], strict=False))
+    assert all(line["seconds"] > before["seconds"] for before, line in pairwise(lines))
     ledger = json.loads((tmp_path / "run" / "data.json").read_text())["train"]
     assert sum(line["supervised_tokens"] for line in lines[:3]) == ledger["supervised_tokens"]
     assert sum(line["tokens"] for line in lines[:3]) == ledger["tokens"]
@@ -63,7 +64,9 @@ def test_the_loss_is_the_mean_over_the_tokens_of_the_global_step(tmp_path: Path)
     for index in opened.plan.step(1):
         sample = rows.sample(int(index))
         with torch.no_grad():
-            total += float(opened.engine.module(**collate([sample], rows.processor).inputs, labels=sample.labels[None]).loss) * sample.supervised
+            total += (
+                float(opened.engine.module(**collate([sample], rows.processor).inputs, labels=sample.labels[None]).loss) * sample.supervised
+            )
         tokens += sample.supervised
     assert math.isclose(take_step(opened, progress, 1)["loss"], total / tokens, rel_tol=1e-5)
 
@@ -130,7 +133,9 @@ def test_a_loss_that_is_not_finite_stops_before_the_weights_change_and_names_its
     assert "rows.jsonl:" in finding.message
     after = state(opened, "")
     assert before.keys() == after.keys()
-    assert all(torch.equal(before[name].view(torch.int32), after[name].view(torch.int32)) for name in before)  # NaN equals itself in its bits
+    assert all(
+        torch.equal(before[name].view(torch.int32), after[name].view(torch.int32)) for name in before
+    )  # NaN equals itself in its bits
 
 
 def test_a_gradient_that_is_not_finite_stops_the_run(tmp_path: Path) -> None:

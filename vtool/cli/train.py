@@ -16,7 +16,7 @@ def train() -> None:
 def sft(
     recipe: Annotated[str, typer.Argument(help="A recipe's name, or a YAML file.")],
     overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings that take the place of the recipe's.")
+        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings that take the place of the recipe's.")
     ] = None,
     nproc: Annotated[int | None, typer.Option("--nproc", min=1, help="Processes on this machine: launch.nproc.")] = None,
 ) -> None:

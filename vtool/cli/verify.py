@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from vtool.diagnostics.result import Result
     from vtool.verify.rows import Audit
 
-# What a rows file is read with when no recipe says more; its tokenizer is trained on the rows themselves, unless model.path names a real one.
+# What a rows file is read with when no recipe says more; its tokenizer is trained on the rows, unless model.path names a real one.
 ROWS_RECIPE = "rows"
 # What the audit looks for, and so reports as passed where it found nothing.
 CHECKED = (
@@ -32,7 +32,7 @@ CHECKED = (
 
 def verify(
     subject: Annotated[str, typer.Argument(metavar="RECIPE|ROWS-FILE", help="A recipe, or a .jsonl file of rows.")],
-    overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings, such as data.max_length=N.")] = None,
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings, such as data.max_length=N.")] = None,
     format: Annotated[Format, typer.Option(help="How findings are printed.")] = Format.full,
 ) -> None:
     """Audit rows without training: lines, images, placeholders, labels, lengths."""

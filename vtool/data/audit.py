@@ -87,7 +87,7 @@ class _Look(Dataset[Audited]):
 
 def look(rows: EncodedRows, indices: Sequence[int], workers: int) -> list[Audited]:
     """Encode and check rows, in as many processes as `data.workers` says."""
-    return list(DataLoader(_Look(rows), batch_size=None, sampler=indices, num_workers=workers))  # type: ignore[arg-type]
+    return list(DataLoader(_Look(rows), batch_size=None, sampler=indices, num_workers=workers))
 
 
 def check_labels(sample: Sample, processor: Processor, name: str) -> Diagnostic | None:

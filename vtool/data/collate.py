@@ -69,7 +69,7 @@ def collate_prompts(prompts: Sequence[Prompt], processor: Processor) -> dict[str
     return _inputs(prompts, max(len(prompt.input_ids) for prompt in prompts), processor, left=True)
 
 
-def _inputs(samples: Sequence[Sample] | Sequence[Prompt], length: int, processor: Processor, *, left: bool) -> dict[str, Tensor]:
+def _inputs(samples: Sequence[Sample | Prompt], length: int, processor: Processor, *, left: bool) -> dict[str, Tensor]:
     input_ids = torch.full((len(samples), length), processor.ids.pad)
     attention_mask = torch.zeros_like(input_ids)
     for place, sample in enumerate(samples):

@@ -35,7 +35,7 @@ class Digits:
         scans, targets = _load()
         scan = scans[self.members[index]]  # 8 × 8, values 0 … 16
         picture = Image.fromarray(np.round(scan * (255 / 16)).astype(np.uint8)).convert("RGB")
-        messages = [
+        messages: list[dict[str, Any]] = [
             {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": QUESTION}]},
             {"role": "assistant", "content": str(targets[self.members[index]])},
         ]

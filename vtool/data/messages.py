@@ -1,8 +1,8 @@
 """A JSON-lines file of chats in the `messages` layout of OpenAI and transformers.
 
-A line is `{"messages": [{"role", "content"}, …]}`. Content is text, or typed parts; an image is a part `{"type": "image", "image": PATH}` (or
-`path`, `url`), a part `{"type": "image_url", "image_url": {"url": PATH}}`, or an `<image>` tag (or a part without a path) that takes the next
-entry of the row's `images` list. Paths are relative to the file's folder; `data:` addresses carry the picture itself.
+A line is `{"messages": [{"role", "content"}, …]}`. Content is text, or typed parts; an image is a part `{"type": "image", "image": PATH}`
+(or `path`, `url`), a part `{"type": "image_url", "image_url": {"url": PATH}}`, or an `<image>` tag (or a part without a path) that takes
+the next entry of the row's `images` list. Paths are relative to the file's folder; `data:` addresses carry the picture itself.
 """
 
 import hashlib
@@ -99,7 +99,7 @@ def _message(message: Any, place: Any, name: str, origin: Origin) -> dict[str, A
         raise refuse("malformed-messages", f"{name}: a message's role must be one of {', '.join(ROLES)}; here it is {role!r}", origin)
     content = message.get("content")
     if isinstance(content, str):
-        parts = list(_split_tags(content, place)) if TAG in content else content
+        parts: Any = list(_split_tags(content, place)) if TAG in content else content
     elif isinstance(content, list):
         parts = [part for given in content for part in _part(given, place, name, origin)]
     elif content is None and len(message) > 2:  # a tool call: the chat template knows what to do with the other keys

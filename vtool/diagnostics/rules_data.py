@@ -75,8 +75,8 @@ RULES = (
         why="Cutting it off silently trains on half an answer, or on none.",
         bad="data.max_length=1024 with a row of 1500 tokens",
         good="data.max_length=2048",
-        fix="Raise data.max_length, shrink images with data.image.max_pixels, or say what to do: data.on_overlong=drop with data.max_dropped_rows=N, "
-        "or data.on_overlong=truncate.",
+        fix="Raise data.max_length, shrink images with data.image.max_pixels, or say what to do: data.on_overlong=drop with "
+        "data.max_dropped_rows=N, or data.on_overlong=truncate.",
     ),
     Rule(
         name="answer-cut-off",
@@ -85,7 +85,7 @@ RULES = (
         why="A row whose answer is cut off trains on nothing: loss 0, gradient 0, and no exception.",
         bad="data.max_length=64 data.on_overlong=truncate with a prompt of 80 tokens",
         good="data.max_length=256 data.on_overlong=truncate",
-        fix="Raise data.max_length until a part of each answer fits, or drop such rows: data.on_overlong=drop with data.max_dropped_rows=N.",
+        fix="Raise data.max_length until a part of each answer fits, or drop such rows: data.on_overlong=drop, data.max_dropped_rows=N.",
     ),
     Rule(
         name="end-token-unsupervised",

@@ -28,7 +28,8 @@ RULES = (
         why="One such step makes every weight NaN, and everything after it is lost.",
         bad="optim.lr=100",
         good="optim.lr=2e-4",
-        fix="Lower optim.lr or raise optim.warmup_steps; look at the rows that the message names. The weights before the step are in the last checkpoint.",
+        fix="Lower optim.lr or raise optim.warmup_steps; look at the rows that the message names. The weights before the step are in the "
+        "last checkpoint.",
     ),
     Rule(
         name="nonfinite-gradient",

@@ -1,0 +1,1 @@
+"""Engines: what makes a model train on devices."""

@@ -58,7 +58,7 @@ class Ddp:
             with nullcontext() if self.parallel is None or (last and overlapped) else self.parallel.no_sync():
                 with self.autocast():
                     loss = nll(self.parallel or self.module, batch)
-                (loss * scale).backward()
+                torch.autograd.backward(loss * scale)
             sums.append(loss.detach())
         if self.parallel is not None and not overlapped:
             for parameter in self.module.parameters():

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from vtool.diagnostics import Findings
 
 T = TypeVar("T")
+CPU = torch.device("cpu")
 
 
 class SharedFindings(Findings):
@@ -25,13 +26,13 @@ class Ranks:
     world: int = 1
     local_rank: int = 0
     local_world: int = 1
-    device: torch.device = torch.device("cpu")
+    device: torch.device = CPU
 
     @staticmethod
     def from_environment() -> "Ranks":
         """What torchrun has set; one rank where it has not."""
-        rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-        return Ranks(rank, world, int(os.environ.get("LOCAL_RANK", 0)), int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
+        rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+        return Ranks(rank, world, int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
     def all_gather(self, values: Sequence[float]) -> list[list[float]]:
         """Each rank's numbers, by rank. All ranks give equally many; integers are exact below 2⁵³."""

@@ -1,0 +1,1 @@
+"""Models: one file a family, the processor, and how they are built."""

@@ -79,7 +79,8 @@ class Qwen25VL:
         parameter = next(visual.parameters())
         patches = torch.zeros(side * side, width, device=parameter.device, dtype=parameter.dtype)
         grid = torch.tensor([[1, side, side]], device=parameter.device)
-        return 0.0 * visual(patches, grid_thw=grid).pooler_output.sum()
+        zero: torch.Tensor = 0.0 * visual(patches, grid_thw=grid).pooler_output.sum()
+        return zero
 
     def serving_files(self, image_processor: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         """What `Qwen2_5_VLProcessor.save_pretrained` would write; it cannot be built where torchvision is not."""

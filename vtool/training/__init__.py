@@ -1,0 +1,1 @@
+"""Supervised fine-tuning: `sft.py` is the run and its loop."""

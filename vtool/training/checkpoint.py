@@ -102,7 +102,7 @@ def load(checkpoint: Path) -> Snapshot:
 
 def newest(folder: Path) -> tuple[Path | None, list[Diagnostic]]:
     """The newest whole checkpoint under a folder, and a finding for each newer one that is damaged."""
-    findings = []
+    findings: list[Diagnostic] = []
     for path in reversed(checkpoints(folder)):
         if (problem := damage(path)) is None:
             return path, findings

@@ -42,5 +42,6 @@ def export_run(path: Path, output: Path | None = None) -> tuple[Path, int]:
     snapshot = load(found)
     missing = model.load_state_dict(snapshot.model, strict=False)
     tied = set(model.state_dict()) - {name for name, _ in model.named_parameters()}
-    assert not missing.unexpected_keys and set(missing.missing_keys) <= tied, "a checkpoint has every tensor of its model"
+    assert not missing.unexpected_keys, "a checkpoint has no tensor that its model has not"
+    assert set(missing.missing_keys) <= tied, "a checkpoint has every tensor of its model"
     return export(model, processor, run.model.family, output or folder.export), snapshot.step

@@ -50,8 +50,8 @@ def balance(session: Session, progress: Progress) -> dict[str, Any]:
     )
     if not right:
         message = (
-            f"{split.rows} rows, {len(split.kept)} kept and {len(split.dropped)} dropped; after {progress.step} steps {trained} samples were "
-            f"trained on, each row {int(visits.min())} to {int(visits.max())} times; the plan says {session.plan.samples(progress.step)} samples"
+            f"{split.rows} rows, {len(split.kept)} kept and {len(split.dropped)} dropped; {trained} samples in {progress.step} steps, "
+            f"each row {int(visits.min())} to {int(visits.max())} times; the plan says {session.plan.samples(progress.step)} samples"
         )
         raise SharedFindings(Diagnostic("ledger-mismatch", message))
     dropped = len(split.dropped)

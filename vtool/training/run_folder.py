@@ -110,7 +110,8 @@ class RunFolder:
         """Move the lines of `metrics.jsonl` past a step to `metrics.discarded.jsonl`: they will be written again."""
         if not self.metrics.exists():
             return
-        kept, discarded = [], []
+        kept: list[str] = []
+        discarded: list[str] = []
         for line in self.metrics.read_text(errors="replace").splitlines(keepends=True):
             (kept if _step_of(line) <= step else discarded).append(line)
         if discarded:

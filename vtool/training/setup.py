@@ -108,7 +108,8 @@ def open_session(request: Request, folder: RunFolder, start: Start, ranks: Ranks
 
 def audit(rows: Mapping[str, EncodedRows], ranks: Ranks) -> dict[str, Ledger]:
     """Look at every row of every split, each rank its share; raise all that was found at once."""
-    ledgers, findings = {}, []
+    ledgers: dict[str, Ledger] = {}
+    findings: list[Diagnostic] = []
     for split, encoded in rows.items():
         mine = look(encoded, range(len(encoded.rows))[ranks.rank :: ranks.world], encoded.settings.workers)
         everyone = [one for share in ranks.all_gather_objects(mine) for one in share]

@@ -1,0 +1,27 @@
+"""The digits are learnt, whatever the seed: at least 97 % of the test scans, in at most 600 steps."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.runs import read_lines
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_the_test_scans_are_read(tmp_path: Path, seed: int) -> None:
+    command = [sys.executable, "-m", "vtool", "train", "sft", "digits", f"run.seed={seed}", f"run.dir={tmp_path / 'run'}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1800, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = json.loads((tmp_path / "run/result.json").read_text())
+    seconds, peak = result["train_seconds"], result["peak_memory_mib"]
+    print(f"seed {seed}: test exact match {result['test_exact_match']:.4f}, {result['steps']} steps, {seconds:.0f} s, peak {peak} MiB")
+    assert result["test_exact_match"] >= 0.97
+    assert result["steps"] <= 600
+    assert result["peak_memory_mib"] <= 2048
+    # What was seen is counted from the batches: 15 epochs of 1258 rows, each row 15 times.
+    assert result["ledger"]["distinct"] == 1258
+    assert result["ledger"]["samples"] == sum(line["samples"] for line in read_lines(tmp_path / "run/metrics.jsonl") if "loss" in line) == 18870
