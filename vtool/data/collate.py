@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from vtool.data.chat import IGNORED
 from vtool.data.encode import Prompt, Sample
@@ -38,15 +39,11 @@ class Batch:
 
 def collate(samples: Sequence[Sample], processor: Processor, drop: Sequence[str] = ()) -> Batch:
     """Pad samples on the right, and leave out the inputs that the recipe names in `data.drop_model_inputs`, and no others."""
-    length = max(len(sample.input_ids) for sample in samples)
-    labels = torch.full((len(samples), length + 1), IGNORED)
-    for place, sample in enumerate(samples):
-        labels[place, : len(sample.labels)] = sample.labels
-    inputs = _inputs(samples, length, processor, left=False)
+    inputs = _inputs(samples, processor, left=False)
     for name in drop:
         inputs.pop(name, None)
     # Position t predicts token t + 1; a first token has nothing before it to be predicted from.
-    targets = labels[:, 1:]
+    targets = pad_sequence([sample.labels for sample in samples], batch_first=True, padding_value=IGNORED)[:, 1:]
     wanted = targets != IGNORED
     columns = wanted.any(0).nonzero().flatten()
     return Batch(
@@ -66,16 +63,14 @@ def filler(batch: Batch) -> Batch:
 
 def collate_prompts(prompts: Sequence[Prompt], processor: Processor) -> dict[str, Tensor]:
     """Pad prompts on the left, so that every answer begins at the same place."""
-    return _inputs(prompts, max(len(prompt.input_ids) for prompt in prompts), processor, left=True)
+    return _inputs(prompts, processor, left=True)
 
 
-def _inputs(samples: Sequence[Sample | Prompt], length: int, processor: Processor, *, left: bool) -> dict[str, Tensor]:
-    input_ids = torch.full((len(samples), length), processor.ids.pad)
-    attention_mask = torch.zeros_like(input_ids)
-    for place, sample in enumerate(samples):
-        used = slice(length - len(sample.input_ids), length) if left else slice(0, len(sample.input_ids))
-        input_ids[place, used] = sample.input_ids
-        attention_mask[place, used] = 1
+def _inputs(samples: Sequence[Sample | Prompt], processor: Processor, *, left: bool) -> dict[str, Tensor]:
+    ids = [sample.input_ids for sample in samples]
+    input_ids = pad_sequence(ids, batch_first=True, padding_value=processor.ids.pad, padding_side="left" if left else "right")
+    used = torch.arange(input_ids.shape[1]) < torch.tensor([[len(row)] for row in ids])
+    attention_mask = (used.flip(1) if left else used).long()
     inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
     # 1 where an image token is: transformers gives these tokens positions in three dimensions, and silently plain ones without it.
     inputs["mm_token_type_ids"] = (input_ids == processor.ids.image).long()

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from vtool.config.schema import Run
-from vtool.devices import place
+from vtool.devices import keep_freed_memory, place
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.engines.ranks import Ranks, SharedFindings
 from vtool.training.setup import Request
@@ -55,6 +55,7 @@ def run_rank(request: Request, ranks: Ranks) -> Outcome:
     """Set up this process's device, threads and process group, and train."""
     placement = place(request.run, ranks.local_rank, ranks.local_world)
     torch.set_num_threads(placement.threads)
+    keep_freed_memory()
     if placement.device.type == "cuda":
         torch.cuda.set_device(placement.device)
     if ranks.world == 1:

@@ -15,6 +15,7 @@ from torch import Tensor
 from vtool.data.collate import Batch
 from vtool.data.loader import MicroBatch, load_steps, micro_batches
 from vtool.data.loss import summed_nll
+from vtool.devices import seed
 from vtool.diagnostics import Diagnostic
 from vtool.engines.ranks import Ranks, SharedFindings
 from vtool.evaluation.evaluate import evaluate
@@ -101,7 +102,7 @@ def _step(
     """One optimiser step over the global batch. Returns its metrics, and the signal by which any rank has been asked to stop."""
     run, ranks, engine = session.run, session.ranks, session.engine
     # Anything random in a step depends on the seed, the step and the rank alone: a run that goes on needs no generator's state.
-    torch.manual_seed(int(np.random.SeedSequence([run.run.seed, step, ranks.rank]).generate_state(1)[0]))
+    seed(ranks.device, int(np.random.SeedSequence([run.run.seed, step, ranks.rank]).generate_state(1)[0]))
     batches = [batch.to(ranks.device) for batch in batches]
 
     # What has to be known of all ranks before the first backward.
