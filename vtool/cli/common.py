@@ -8,8 +8,8 @@ from vtool.diagnostics import Findings
 
 
 @contextmanager
-def reported(command: str, subject: str, format: str = "full") -> Iterator[None]:
-    """Print the findings that are raised inside, and exit: 1, or 2 where nothing at all could be done."""
+def reported(command: str, subject: str, format: str = "full", stopped: str = "stopped") -> Iterator[None]:
+    """Print the findings that are raised inside, and exit: 1, or 2 where nothing at all could be done; 130 after a Ctrl-C."""
     import typer
 
     try:
@@ -18,7 +18,7 @@ def reported(command: str, subject: str, format: str = "full") -> Iterator[None]
         print_findings(findings, command, subject, format)
         raise typer.Exit(2 if findings.fatal else 1) from None
     except KeyboardInterrupt:
-        sys.stderr.write("stopped\n")
+        sys.stderr.write(stopped + "\n")
         raise typer.Exit(130) from None
 
 

@@ -27,7 +27,7 @@ def sft(
     from vtool.config.load import effective_yaml, load_run
 
     given = [*(overrides or []), *([f"launch.nproc={nproc}"] if nproc else [])]
-    with reported("train sft", recipe):
+    with reported("train sft", recipe, stopped="stopped; the same command goes on from the last checkpoint"):
         loaded = load_run(recipe, given)
         _train(loaded, effective_yaml(loaded), shlex.join(["vtool", "train", "sft", recipe, *given]))
 

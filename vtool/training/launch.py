@@ -78,7 +78,8 @@ def _launch_ranks(request: Request, nproc: int, tell: Tell) -> Outcome:
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     # Its own lines tell of processes it ends; ours say why the run ended.
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    for name in ("torch.distributed.elastic", "torch.multiprocessing.spawn"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -96,7 +97,9 @@ def _launch_ranks(request: Request, nproc: int, tell: Tell) -> Outcome:
         except ChildFailedError as error:
             codes = {rank: failure.exitcode for rank, failure in error.failures.items()}
             first, code = min(codes.items(), key=lambda item: item[1] == -signal.SIGTERM)  # one that was not merely ended with the others
-            if code in (1, 130, 143):
+            if code == 128 + signal.SIGINT:
+                raise KeyboardInterrupt from None
+            if code in (1, 128 + signal.SIGTERM):
                 raise SystemExit(code) from None
             how = signal.Signals(-code).name if code < 0 else f"exit status {code}"
             raise Findings(Diagnostic("rank-failed", f"rank {first} ended with {how}")) from error

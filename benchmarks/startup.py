@@ -1,0 +1,41 @@
+"""How long `vtool` takes to answer where nothing is trained: CPU and wall milliseconds of a whole process, median of RUNS.
+
+Python's own start is measured beside it, in turn with the others.
+
+    python -m benchmarks.startup
+"""
+
+import resource
+import subprocess
+import sys
+import time
+from statistics import median
+
+RUNS = 11
+COMMANDS = {
+    "python -c pass": [sys.executable, "-c", "pass"],
+    "vtool --help": [sys.executable, "-m", "vtool", "--help"],
+    "vtool validate-config digits": [sys.executable, "-m", "vtool", "validate-config", "digits"],
+}
+
+
+def measure(command: list[str]) -> tuple[float, float]:
+    """CPU and wall milliseconds of one process."""
+    before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    wall, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
+    return 1000 * (after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime), 1000 * wall
+
+
+def main() -> None:
+    for command in COMMANDS.values():
+        measure(command)  # the first run reads the files from the disk
+    runs = [{name: measure(command) for name, command in COMMANDS.items()} for _ in range(RUNS)]
+    print(f"{'':30}  CPU ms   wall ms   (medians of {RUNS})")
+    for name in COMMANDS:
+        cpu, wall = (median(run[name][part] for run in runs) for part in (0, 1))
+        print(f"{name:30}  {cpu:6.0f}   {wall:7.0f}")
+
+
+if __name__ == "__main__":
+    main()
