@@ -1,6 +1,6 @@
 """The demo's peak memory: the largest resident set of `vtool train sft digits`, as the kernel has counted it, with an evaluation and an export.
 
-    python -m benchmarks.memory
+python -m benchmarks.memory
 """
 
 import resource
