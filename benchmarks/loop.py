@@ -4,15 +4,15 @@ All train the recipe `digits`: the same initial weights, the same rows in the sa
 groups, learning rates and clipping, 32 rows a step in one micro-batch.
 
     bare            forward, vtool's summed NLL divided by the supervised tokens, backward, clip, step, on batches made beforehand
-    bare, again     the same: what is left between it and the first is the measurement's own error
+    bare, again     the same: the difference between the two is the measurement's own error
     bare, HF loss   the same with `model(**inputs, labels=labels).loss`: logits at every position, not only where there is a target
     vtool           `vtool.training.sft._steps` on a real session: batches collated from encoded rows, metrics.jsonl written, display silent
     Trainer, TRL    their own loops, loss and gradient norm reported for each step, nothing saved; batches collated by vtool's `collate`
 
 First, loss and gradient norm of step 1 must agree to 1e-5, or nothing is timed. Then, in one process with one thread, they take turns of
 TURN steps, in an order that rotates, and each turn is timed by `time.process_time`. A ratio is the median over rounds of a turn's time
-over the bare loop's in the same round; in brackets, its quartiles. All of them have memory kept for them by `keep_freed_memory`, as a run
-of vtool has.
+over the mean of the two bare loops' in the same round; in brackets, its quartiles. All of them have memory kept for them by
+`keep_freed_memory`, as a run of vtool has.
 
     python -m benchmarks.loop [--rounds N]
     python -m benchmarks.loop --alone Trainer [--trim]    one of them in a process of its own: time and page faults of a step;
@@ -56,7 +56,7 @@ from vtool.training.setup import Progress, Session
 from vtool.training.sft import _steps
 from vtool.training.stop import StopRequest
 
-TURN = 2
+TURN = 5
 TOLERANCE = 1e-5
 
 Tick = Callable[[float, float], None]
@@ -224,7 +224,7 @@ class Enough(Exception):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=150)
+    parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--alone", metavar="NAME")
     parser.add_argument("--trim", action="store_true")
     options = parser.parse_args()
@@ -291,16 +291,14 @@ def _agree(contenders: Sequence[Contender]) -> None:
 
 
 def _print(contenders: Sequence[Contender], work: Work) -> None:
-    bare = contenders[0]
+    first, again, *_ = contenders
+    bare = [(one + other) / 2 for one, other in zip(first.seconds, again.seconds, strict=True)]
     tokens = median(batch.tokens for batch in work.batches)
-    print(
-        f"{len(bare.seconds)} rounds of {TURN} steps each, {len(work.rows[0])} rows and {tokens:.0f} tokens a step, CPU time of one thread"
-    )
-    print(f"{'':15}   ms a step   over the bare loop      loss at step {len(bare.reports)}")
+    print(f"{len(bare)} rounds of {TURN} steps, {len(work.rows[0])} rows and {tokens:.0f} tokens a step, CPU time of one thread")
+    print(f"{'':15}   ms a step   over the bare loop      loss at step {len(first.reports)}")
     for contender in contenders:
-        ratios = [mine / its - 1 for mine, its in zip(contender.seconds, bare.seconds, strict=True)]
-        low, middle, high = quantiles(ratios, n=4)
-        cost = "" if contender is bare else f"{middle:+6.1%} [{low:+.1%}, {high:+.1%}]"
+        low, middle, high = quantiles([mine / its - 1 for mine, its in zip(contender.seconds, bare, strict=True)], n=4)
+        cost = f"{middle:+6.1%} [{low:+.1%}, {high:+.1%}]"
         print(f"{contender.name:15}   {1000 * median(contender.seconds):6.2f}      {cost:22}  {contender.reports[-1][0]:.4f}")
 
 

@@ -1,4 +1,4 @@
-"""The demo's peak memory: the largest resident set of `vtool train sft digits`, as the kernel has counted it, with an evaluation and an export.
+"""The demo's peak memory: the largest resident set of `vtool train sft digits`, as the kernel counts it, evaluation and export included.
 
 python -m benchmarks.memory
 """

@@ -59,6 +59,7 @@ def micro_batches(plan: Plan, kept: Sequence[int], step: int, rank: int, world: 
 def load_steps(dataset: EncodedRows, steps: range, mine: Callable[[int], list[MicroBatch]], workers: int) -> Iterator[list[Batch]]:
     """The batches of each step, in order. `mine` tells this rank's micro-batches of a step."""
     flat = (micro_batch for step in steps for micro_batch in mine(step))
-    batches = iter(DataLoader(dataset, batch_size=None, sampler=flat, num_workers=workers))
+    # Without workers a DataLoader would only add its own time.
+    batches = iter(DataLoader(dataset, batch_size=None, sampler=flat, num_workers=workers)) if workers else map(dataset.__getitem__, flat)
     for step in steps:
         yield [next(batches) for _ in mine(step)]

@@ -32,6 +32,7 @@ class Ddp:
         build_optimizer: Callable[[nn.Module], torch.optim.Optimizer],
     ) -> None:
         self.module = module.to(ranks.device)
+        self.parameters = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
         self.ranks = ranks
         self.compute_dtype = compute_dtype
         self.optimizer = build_optimizer(self.module)
@@ -61,14 +62,14 @@ class Ddp:
                 torch.autograd.backward(loss * scale)
             sums.append(loss.detach())
         if self.parallel is not None and not overlapped:
-            for parameter in self.module.parameters():
+            for parameter in self.parameters:
                 if parameter.grad is not None:
                     dist.all_reduce(parameter.grad)
                     parameter.grad /= self.ranks.world
         return torch.stack(sums).tolist()  # one wait for the device, after everything has been queued
 
     def clip_gradient(self, largest: float | None) -> float:
-        parameters = [parameter for parameter in self.module.parameters() if parameter.grad is not None]
+        parameters = [parameter for parameter in self.parameters if parameter.grad is not None]
         norm = get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
         if largest is not None and math.isfinite(norm.item()):
             clip_grads_with_norm_(parameters, largest, norm)

@@ -131,7 +131,8 @@ def _step(
     lr = learning_rate(run.optim, step, session.total_steps)
     engine.optimizer_step(lr)
     trained = [int(row) for report in gathered for row in report[2:] if row >= 0]
-    progress.visits.index_add_(0, torch.tensor(trained), torch.ones(len(trained), dtype=torch.long))
+    visits = progress.visits.numpy()
+    np.add.at(visits, trained, 1)
     metrics = {
         "step": step,
         "epoch": session.plan.epoch(step),
@@ -141,7 +142,7 @@ def _step(
         "tokens": int(sum(report[1] for report in gathered)),
         "supervised_tokens": supervised,
         "samples": len(trained),
-        "distinct_samples": int((progress.visits > 0).sum()),
+        "distinct_samples": int(np.count_nonzero(visits)),
     }
     return metrics, agreed
 
