@@ -101,6 +101,13 @@ def test_a_step_without_images_leaves_the_tower_and_its_optimiser_state_to_the_b
         assert changed == with_image
 
 
+def test_views_of_the_buckets_train_the_same_with_and_without_images(tmp_path: Path) -> None:
+    mixed = (0, 1, 2, 3, 4, 5, 6, 7, 8)  # steps with an image and steps without
+    plain = run_ranks(losses_of, 2, made_run(tmp_path, 10, mixed))
+    viewed = run_ranks(losses_of, 2, made_run(tmp_path, 10, mixed, "engine.gradient_as_bucket_view=true", f"run.dir={tmp_path / 'viewed'}"))
+    assert plain == viewed
+
+
 @pytest.mark.parametrize("world", [1, 2])
 def test_text_alone_trains(tmp_path: Path, world: int) -> None:
     made = made_run(tmp_path, 10, tuple(range(10)))

@@ -43,8 +43,13 @@ def launch(request: Request, tell: Tell) -> Outcome | None:
     """
     ranks = Ranks.from_environment()
     if "TORCHELASTIC_RUN_ID" in os.environ:
-        _check_outer(request.run, ranks)
-        outcome = run_rank(request, ranks)
+        try:
+            _check_outer(request.run, ranks)
+            outcome = run_rank(request, ranks)
+        except SharedFindings:
+            if ranks.rank == 0:
+                raise
+            raise SystemExit(1) from None  # rank 0 speaks for all
         return outcome if ranks.rank == 0 else None
     if (request.run.launch.nproc or 1) == 1:
         return run_rank(request, Ranks())
