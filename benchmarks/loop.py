@@ -34,7 +34,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from statistics import mean, median, quantiles
+from statistics import median, quantiles
 from typing import Any
 
 import torch
@@ -57,7 +57,7 @@ from vtool.training.sft import _steps
 from vtool.training.stop import StopRequest
 
 TURN = 5
-LAST = 40  # about an epoch
+SHOWN = 25  # a step up to which the loss is the same to 6 digits; later, rounding leads the runs apart
 TOLERANCE = 1e-5
 
 Tick = Callable[[float, float], None]
@@ -296,12 +296,12 @@ def _print(contenders: Sequence[Contender], work: Work) -> None:
     bare = [(one + other) / 2 for one, other in zip(first.seconds, again.seconds, strict=True)]
     tokens = median(batch.tokens for batch in work.batches)
     print(f"{len(bare)} rounds of {TURN} steps, {len(work.rows[0])} rows and {tokens:.0f} tokens a step, CPU time of one thread")
-    print(f"{'':15}   ms a step   over the bare loop      mean loss of the last {LAST} steps")
+    print(f"{'':15}   ms a step   over the bare loop      loss at step {SHOWN}")
     for contender in contenders:
         low, middle, high = quantiles([mine / its - 1 for mine, its in zip(contender.seconds, bare, strict=True)], n=4)
         cost = f"{middle:+6.1%} [{low:+.1%}, {high:+.1%}]"
-        loss = mean(loss for loss, _ in contender.reports[-LAST:])
-        print(f"{contender.name:15}   {1000 * median(contender.seconds):6.2f}      {cost:22}  {loss:.4f}")
+        loss, _ = contender.reports[SHOWN - 1]
+        print(f"{contender.name:15}   {1000 * median(contender.seconds):6.2f}      {cost:22}  {loss:.5f}")
 
 
 if __name__ == "__main__":

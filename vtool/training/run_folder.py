@@ -32,6 +32,7 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._lock: IO[str] | None = None
         self.config = path / "config.yaml"
         self.data = path / "data.json"
         self.metrics = path / "metrics.jsonl"
@@ -43,7 +44,7 @@ class RunFolder:
         self.export = path / "export"
 
     def lock(self) -> None:
-        """Make the folder and take it for as long as this object lives; the lock goes with the process, however it ends.
+        """Make the folder and take it, until `unlock` or the end of the process, however it ends.
 
         Raises:
             Findings: `run-folder-unwritable`, `run-in-use`.
@@ -54,11 +55,18 @@ class RunFolder:
         except OSError as error:
             message = f"{self.path.absolute()}: {error.strerror}"
             raise Findings(Diagnostic("run-folder-unwritable", message, parameter="run.dir")) from error
-        self._lock: IO[str] = lock
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
+            lock.close()
             raise Findings(Diagnostic("run-in-use", f"another process is training in {self.path}", parameter="run.dir")) from error
+        self._lock = lock
+
+    def unlock(self) -> None:
+        """Let the folder go, where this object has taken it."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
 
     def start(self, run: Run, effective: Mapping[str, Any]) -> Start:
         """Compare the folder with this run's settings, and say where the run begins.

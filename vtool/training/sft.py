@@ -49,6 +49,13 @@ def train(request: Request, ranks: Ranks) -> Outcome:
     """
     folder = RunFolder(request.run.folder)
     ranks.on_rank_zero(folder.lock)
+    try:
+        return _train(request, folder, ranks)
+    finally:
+        folder.unlock()
+
+
+def _train(request: Request, folder: RunFolder, ranks: Ranks) -> Outcome:
     start = ranks.on_rank_zero(lambda: folder.start(request.run, request.effective))
     if start.finished:
         steps = json.loads(folder.result.read_text())["steps"]
