@@ -1,0 +1,49 @@
+"""Scores do not depend on how rows are batched, or on who is in the batch with them."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.engines.ranks import run_ranks
+from tests.rows import mixed_rows, write_rows
+from tests.runs import messages, request, session
+from vtool.engines.ranks import Ranks
+from vtool.evaluation.evaluate import Scores, evaluate
+from vtool.training.setup import Request
+
+
+def made_run(folder: Path, text_only: tuple[int, ...], batch: int) -> Request:
+    rows = write_rows(folder / "rows.jsonl", mixed_rows(folder, 7, text_only))
+    batches = [f"evaluation={{batch_size:{batch},generate:{{max_new_tokens:6}}}}", "data.image={min_pixels:784,max_pixels:3136}"]
+    return request("rows", messages(rows), *batches, f"run.dir={folder / 'run'}", "model.dtype=float64", "optim.warmup_steps=0")
+
+
+def scores(ranks: Ranks, made: Request) -> Scores:
+    torch.set_num_threads(1)
+    opened, _ = session(made, ranks)
+    return evaluate(opened.engine, opened.rows["train"], opened.ledgers["train"].kept, made.run.evaluation, ranks)
+
+
+@pytest.mark.parametrize("text_only", [(), (1, 4), tuple(range(7))])
+def test_scores_do_not_depend_on_the_batch(tmp_path: Path, text_only: tuple[int, ...]) -> None:
+    alone = scores(Ranks(), made_run(tmp_path, text_only, 1))
+    together = scores(Ranks(), made_run(tmp_path, text_only, 7))
+    assert [answer.answer for answer in together.answers] == [answer.answer for answer in alone.answers]
+    assert any(answer.answer for answer in alone.answers)
+    assert abs(together.nll - alone.nll) < 1e-6  # transformers' norms are float32
+    assert alone.samples == 7
+
+
+def test_ranks_share_the_rows_and_agree_on_the_scores(tmp_path: Path) -> None:
+    alone = scores(Ranks(), made_run(tmp_path, (1,), 2))
+    for shared in run_ranks(scores, 2, made_run(tmp_path, (1,), 2)):
+        assert shared.answers == alone.answers
+        assert abs(shared.nll - alone.nll) < 1e-6
+
+
+def test_a_reference_is_matched_but_for_the_space_around_it(tmp_path: Path) -> None:
+    from vtool.evaluation.evaluate import Answer
+
+    assert Answer(0, "7", " 7\n").correct
+    assert not Answer(0, "7", "77").correct
