@@ -81,7 +81,7 @@ def test_a_folder_that_cannot_be_made_is_told(rows: Path) -> None:
     assert "Not a directory" in message
 
 
-def test_a_damaged_checkpoint_is_passed_over_and_set_aside(rows: Path) -> None:
+def test_a_damaged_checkpoint_is_told_passed_over_and_set_aside(rows: Path, capsys: pytest.CaptureFixture[str]) -> None:
     start(rows)
     folder = rows.parent / "run"
     straight = (folder / "checkpoints/step-000004/model.safetensors").read_bytes()
@@ -90,6 +90,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_set_aside(rows: Path) -> None:
     damaged.write_bytes(damaged.read_bytes()[:-100])
     metrics = read_lines(folder / "metrics.jsonl")
     assert start(rows).status == "finished"
+    assert "warning[corrupt-checkpoint VT803]" in capsys.readouterr().out
     assert (folder / "checkpoints/step-000004/model.safetensors").read_bytes() == straight
     assert len(list((folder / "checkpoints").glob("step-000004.damaged-*"))) == 1
     again = read_lines(folder / "metrics.jsonl")

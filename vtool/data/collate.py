@@ -30,7 +30,8 @@ class Batch:
 
     @property
     def images(self) -> int:
-        return len(self.inputs["image_grid_thw"]) if "image_grid_thw" in self.inputs else 0
+        """Images that the vision tower will see; none where the recipe drops what it needs for them."""
+        return len(self.inputs["image_grid_thw"]) if {"image_grid_thw", "pixel_values"} <= self.inputs.keys() else 0
 
     def to(self, device: torch.device) -> "Batch":
         inputs = {name: tensor.to(device) for name, tensor in self.inputs.items()}

@@ -49,7 +49,7 @@ class Messages:
         origin = Origin(str(self.path), number)
         with self.path.open("rb") as file:
             file.seek(start)
-            line = file.read(size)
+            line = file.read(size).rstrip()
         try:
             record = json.loads(line)
         except (json.JSONDecodeError, UnicodeDecodeError) as error:

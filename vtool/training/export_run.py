@@ -37,6 +37,11 @@ def export_run(path: Path, output: Path | None = None) -> tuple[Path, int]:
     found, damaged = newest(folder.checkpoints)
     if found is None:
         raise Findings(damaged or [Diagnostic("no-checkpoint", f"{path} has no checkpoint yet")])
+    if output is not None:
+        output = output.resolve()
+        if output.exists() and (not output.is_dir() or any(output.iterdir())):
+            message = f"{output} exists and is not empty: nothing there is overwritten"
+            raise Findings(Diagnostic("run-folder-unwritable", message, help="give a folder that does not exist yet: --output FOLDER"))
     processor = load_processor(folder.processor, run.model.family, run.data.image)
     model = build_model(run.model, processor, folder.processor, run.run.seed, weights=False)
     snapshot = load(found)

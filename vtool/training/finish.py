@@ -124,7 +124,7 @@ def _write_predictions(folder: RunFolder, rows: EncodedRows, answers: Sequence[A
 
 
 def _texts(messages: Sequence[Any]) -> list[str]:
-    contents = [message["content"] for message in messages]
+    contents = [message["content"] or () for message in messages]
     return [
         text
         for content in contents

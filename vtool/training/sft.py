@@ -208,6 +208,8 @@ def _announce(session: Session, progress: Progress, start: Start) -> None:
         f"{ranks.world} rank{'s' * (ranks.world > 1)} of {torch.get_num_threads()} threads; "
         f"{session.total_steps} steps of {plan.global_batch_size} rows, {plan.steps_per_epoch} steps an epoch"
     )
+    for warning in start.warnings:
+        print(f"warning[{warning.rule} {warning.code}]: {warning.message}; it is passed over and set aside")
     if start.checkpoint is not None:
         print(f"resuming after step {progress.step} from {start.checkpoint}")
     print(f"run folder: {session.folder.path}", flush=True)
