@@ -129,6 +129,17 @@ def test_a_run_can_begin_from_another_runs_checkpoint(rows: Path) -> None:
     assert [line["step"] for line in read_lines(rows.parent / "other/metrics.jsonl")] == [3, 4]
 
 
+def test_a_run_that_began_elsewhere_and_has_no_checkpoint_yet_begins_there_again(rows: Path) -> None:
+    start(rows)
+    overrides = [f"run.dir={rows.parent / 'other'}", f"checkpoint.resume={rows.parent / 'run/checkpoints/step-000002'}"]
+    start(rows, *overrides)
+    (rows.parent / "other/result.json").unlink()
+    for path in (rows.parent / "other/checkpoints").iterdir():
+        path.rename(rows.parent / path.name)
+    start(rows, *overrides)
+    assert [line["step"] for line in read_lines(rows.parent / "other/metrics.jsonl")] == [3, 4]
+
+
 def test_a_checkpoint_that_is_none_is_refused(rows: Path) -> None:
     assert rule_of(rows, f"checkpoint.resume={rows.parent}")[0] == "no-checkpoint"
     empty = rows.parent / "step-000001"

@@ -6,6 +6,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.models.families import family
 from vtool.models.processor import Processor
@@ -28,7 +30,7 @@ def export(model: Any, processor: Processor, family_name: str, folder: Path) -> 
             (temporary / name).write_text(json.dumps(settings, indent=2) + "\n")
         shutil.rmtree(folder, ignore_errors=True)
         os.rename(temporary, folder)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         shutil.rmtree(temporary, ignore_errors=True)
         raise Findings(Diagnostic("run-folder-unwritable", f"{folder}: {error}", parameter="run.dir")) from error
     return folder

@@ -88,6 +88,8 @@ class RunFolder:
         found, damaged = newest(self.checkpoints)
         if found is None and damaged:
             raise Findings(damaged)
+        if found is None and run.checkpoint.resume != "auto":  # stopped before its first checkpoint: it begins where it began
+            return self._from_elsewhere(Path(run.checkpoint.resume), effective)
         return Start(found, finished=False, warnings=tuple(replace(finding, severity="warning") for finding in damaged))
 
     def _from_elsewhere(self, source: Path, effective: Mapping[str, Any]) -> Start:
