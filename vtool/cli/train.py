@@ -29,6 +29,8 @@ def sft(
     given = [*(overrides or []), *([f"launch.nproc={nproc}"] if nproc else [])]
     with reported("train sft", recipe, stopped="stopped; the same command goes on from the last checkpoint"):
         loaded = load_run(recipe, given)
+        for note in loaded.notes:
+            typer.echo(f"{note.severity}[{note.rule} {note.code}]: {note.message}", err=True)
         _train(loaded, effective_yaml(loaded), shlex.join(["vtool", "train", "sft", recipe, *given]))
 
 

@@ -102,7 +102,7 @@ def _launch_ranks(request: Request, nproc: int, tell: Tell) -> Outcome:
         except ChildFailedError as error:
             codes = {rank: failure.exitcode for rank, failure in error.failures.items()}
             first, code = min(codes.items(), key=lambda item: item[1] == -signal.SIGTERM)  # one that was not merely ended with the others
-            if code == 128 + signal.SIGINT:
+            if code in (128 + signal.SIGINT, -signal.SIGINT):
                 raise KeyboardInterrupt from None
             if code in (1, 128 + signal.SIGTERM):
                 raise SystemExit(code) from None
