@@ -64,7 +64,7 @@ def test_the_export_is_opened_by_transformers_with_the_same_weights(trained: tup
 
 def test_exporting_again_from_the_checkpoint_gives_the_same_bytes(trained: tuple[Path, str]) -> None:
     folder, _ = trained
-    assert "step 600 exported to again" in vtool(folder, "export", "runs/digits", "--output", "again")
+    assert "step 600 exported to" in vtool(folder, "export", "runs/digits", "--output", "again")
     for file in (folder / "runs/digits/export").iterdir():
         assert (folder / "again" / file.name).read_bytes() == file.read_bytes(), file.name
 
