@@ -48,7 +48,7 @@ def test_full_shows_the_rule_the_place_the_line_and_what_to_do() -> None:
         "\n"
         "note[ignored-setting VT211]: model.size has no effect\n"
         "  --> command line\n"
-        "  help: vtool explain ignored-setting\n"
+        "  help: Leave it out, or set it to null. (vtool explain ignored-setting)\n"
         "\n"
         "not run, because of the above: warmup-too-long\n"
         "mine: 1 error, 1 note; checks: 1 passed, 1 failed, 1 not run\n"

@@ -33,6 +33,8 @@ class Diagnostic:
     expected: str | None = None
     seen: str | None = None
     severity: Severity | None = None
+    tensors: tuple[str, ...] | None = None
+    """Tensors of a checkpoint that it is about."""
 
     def __post_init__(self) -> None:
         assert self.rule in RULES, f"no rule named {self.rule}"

@@ -9,6 +9,7 @@ from typing import Any, TextIO
 from vtool import __version__
 from vtool.diagnostics.diagnostic import Diagnostic, Origin
 from vtool.diagnostics.result import Result, count
+from vtool.diagnostics.table import RULES
 
 _COLOURS = {"error": "31;1", "warning": "33;1", "note": "36;1"}
 Locate = Callable[[str], Path]
@@ -25,9 +26,10 @@ def render(results: Sequence[Result], format: str, *, command: str, stream: Text
         stream.write(json.dumps(as_json(results, command), indent=1, ensure_ascii=False) + "\n")
         return
     colour = stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    told: set[str] = set()  # rules whose remedy has been printed: once is enough
     for result in results:
         for finding in result.findings:
-            lines = _full(finding, colour, locate) if format == "full" else [_concise(finding)]
+            lines = _full(finding, colour, locate, told) if format == "full" else [_concise(finding)]
             stream.write("\n".join(lines) + "\n" * (2 if format == "full" else 1))
         if (
             format == "full"
@@ -57,6 +59,7 @@ def as_json(results: Sequence[Result], command: str) -> dict[str, Any]:
                 "subject": result.subject,
                 "verdict": result.verdict,
                 "checks": dict(result.checks),
+                **({"details": dict(result.details)} if result.details else {}),
                 "findings": [_finding_json(finding) for finding in result.findings],
             }
             for result in results
@@ -67,7 +70,7 @@ def as_json(results: Sequence[Result], command: str) -> dict[str, Any]:
 
 def _finding_json(finding: Diagnostic) -> dict[str, Any]:
     origin = finding.origin and {"file": finding.origin.file, "line": finding.origin.line, "column": finding.origin.column}
-    fields = {name: getattr(finding, name) for name in ("code", "rule", "severity", "message", "help", "parameter", "expected", "seen")}
+    fields = {name: getattr(finding, name) for name in ("code", "rule", "severity", "message", "help", "parameter", "tensors", "expected", "seen")}
     fields["origin"] = origin and {key: value for key, value in origin.items() if value is not None}
     return {key: value for key, value in fields.items() if value is not None}
 
@@ -77,7 +80,7 @@ def _concise(finding: Diagnostic) -> str:
     return f"{place}{finding.severity} {finding.rule} ({finding.code}): {' '.join(finding.message.split())}"
 
 
-def _full(finding: Diagnostic, colour: bool, locate: Locate) -> list[str]:
+def _full(finding: Diagnostic, colour: bool, locate: Locate, told: set[str]) -> list[str]:
     head = f"{finding.severity}[{finding.rule} {finding.code}]"
     painted = f"\x1b[{_COLOURS[finding.severity or 'error']}m{head}\x1b[0m" if colour else head
     lines = [f"{painted}: {finding.message}"]
@@ -85,8 +88,9 @@ def _full(finding: Diagnostic, colour: bool, locate: Locate) -> list[str]:
         lines += [f"  --> {finding.origin}", *_excerpt(finding.origin, locate)]
     if finding.help:
         lines.append(f"  help: {finding.help}")
-    else:
-        lines.append(f"  help: vtool explain {finding.rule}")
+    elif finding.rule not in told:
+        told.add(finding.rule)
+        lines.append(f"  help: {RULES[finding.rule].fix} (vtool explain {finding.rule})")
     return lines
 
 

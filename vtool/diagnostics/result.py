@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from vtool.diagnostics.diagnostic import Diagnostic
 
@@ -17,6 +17,8 @@ class Result:
     verdict: Verdict
     checks: Mapping[str, str] = field(default_factory=dict)
     findings: tuple[Diagnostic, ...] = ()
+    details: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """What was measured for a rule, passed or not: `reason`, `measured`, `tolerance` and the like."""
 
     @staticmethod
     def of_findings(subject: str, findings: Sequence[Diagnostic], asked: Sequence[str] = ()) -> "Result":
