@@ -1,0 +1,23 @@
+"""Runs the folder by its path: makes a package of it under a name of its own, and hides its files from `import`."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+NAME = "vtool_load_probe"
+
+
+def main() -> None:
+    """Entry point: `python FOLDER request.json`."""
+    folder = Path(__file__).resolve().parent
+    sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != folder]
+    spec = importlib.util.spec_from_file_location(NAME, folder / "__init__.py", submodule_search_locations=[str(folder)])
+    assert spec and spec.loader
+    sys.modules[NAME] = package = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(package)
+    server = importlib.import_module(f"{NAME}.server")
+    sys.exit(server.serve(sys.argv[1]))
+
+
+if __name__ == "__main__":
+    main()

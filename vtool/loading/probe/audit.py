@@ -1,0 +1,284 @@
+"""Loads a subject in every way that can go wrong, and says what came of it. Facts only: what they are worth is judged by who asked."""
+
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .keeper import Keepers
+from .sources import Owned, ReusableBuffer, Tracked, buckets, orders, other_values
+from .state import MARKS, State, compare, differing, mark, marked, named_parameters, named_tensors, snapshot
+from .subject import Named, NotRun, Subject
+from .watch import Watch
+
+STREAM_ONLY = ("stale-reference", "iterator-not-exhausted", "retained-memory", "order-dependent", "chunk-dependent")
+"""Checks that need a class that takes an iterator."""
+MOST_CALLS = 200
+"""Tensors are loaded one a call, unless there are more than this."""
+Check = dict[str, Any]
+
+
+def text_of(error: BaseException) -> str:
+    """An exception in one line, with the last place it came through."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    place = f" ({trace.tb_frame.f_code.co_filename.rpartition('/')[2]}:{trace.tb_lineno})" if trace else ""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}{place}"
+
+
+@dataclass
+class Audit:
+    """The loads of one subject."""
+
+    subject: Subject
+    slots: int
+    reference: State = field(default_factory=dict)
+    unwritten: dict[str, Tensor] = field(default_factory=dict)
+    """For a parameter, the elements that no load has written."""
+    came_from: dict[str, list[str]] = field(default_factory=dict)
+    """For a parameter or buffer, the checkpoint tensors that went into it."""
+
+    def load(self, source: Iterable[Named], byte: int = MARKS[0]) -> Any:
+        """A new object, marked and loaded."""
+        model = self.subject.make()
+        mark(model, byte)
+        self.subject.load(model, source)
+        return model
+
+    def unlike_reference(self, load: Callable[[], Any]) -> list[Check]:
+        """What is other than after the first load: parameters and buffers, or an exception."""
+        try:
+            seen = snapshot(load())
+        except Exception as error:
+            return [{"kind": "raises", "seen": text_of(error)}]
+        return [
+            {"kind": "differs", "parameter": name, "tensors": self.came_from.get(name, []), **found}
+            for name, found in compare(self.reference, seen, self.unwritten).items()
+        ]
+
+
+def audit(subject: Subject, asked: Sequence[str], slots: int, progress: Callable[[str], None] = lambda stage: None) -> dict[str, Check]:
+    """Run the checks asked for; for each, `items` (what was found), `measured`, or the `reason` why it was not run.
+
+    Raises:
+        NotRun: where the subject cannot be loaded rightly at all.
+    """
+    it = Audit(subject, slots)
+    checks: dict[str, Check] = {}
+    progress("first load")
+    first = Owned(subject.checkpoint)
+    try:
+        it.reference = snapshot(it.load(first))
+    except NotRun:
+        raise
+    except Exception as error:
+        raise NotRun(f"its own checkpoint does not load: {text_of(error)}") from error
+    progress("second load")
+    checks |= _watched(it, first)
+    progress("hostile loads")
+    for rule, check in _LOADS.items():
+        if rule in asked and (subject.streams or rule not in STREAM_ONLY):
+            progress(rule)
+            checks[rule] = check(it)
+    for rule in STREAM_ONLY:
+        if not subject.streams:
+            checks[rule] = {"reason": "it takes a folder, not an iterator"}
+    return {rule: checks[rule] for rule in asked if rule in checks}
+
+
+def _watched(it: Audit, first: Owned) -> dict[str, Check]:
+    """The second load: marked otherwise, from tracked memory, every operation watched."""
+    subject = it.subject
+    source = Tracked(subject.checkpoint)
+    watch = Watch(source)
+    model = subject.make()
+    mark(model, MARKS[1])
+    with watch:
+        subject.load(model, source)
+    source_held = dict(source.held)
+    seen = snapshot(model)
+    parameters = named_parameters(model)
+    it.came_from |= {name: sorted(watch.came_from.get(_address(tensor), ())) for name, tensor in named_tensors(model).items()}
+    it.unwritten |= {
+        name: elements
+        for name in parameters
+        if name in it.reference
+        and it.reference[name].shape == seen[name].shape
+        and it.reference[name].dtype == seen[name].dtype
+        and (elements := marked(it.reference[name], MARKS[0]) & marked(seen[name], MARKS[1])).any()
+    }
+    names = {name: source.addresses[_address(tensor)] for name, tensor in named_tensors(model).items() if _address(tensor) in source.addresses}
+    source.destroy()
+    changed = compare(seen, snapshot(model))
+    aliased = [{"parameter": name, "tensors": [names[name]] if name in names else [], **found} for name, found in changed.items()]
+    unread = _unread(it, {name for name in source.names if name not in watch.read} - set(names.values()))
+    checks: dict[str, Check] = {
+        "unwritten-parameter": {"items": [_never_written(it, name) for name, gaps in it.unwritten.items() if bool(gaps.all())]},
+        "partly-written-parameter": {"items": [_half_written(it, name) for name, gaps in it.unwritten.items() if not bool(gaps.all())]},
+        "unconsumed-tensor": {"items": [_not_consumed(it, name, first) for name in unread]},
+        "aliased-parameter": {"items": aliased},
+        "lossy-cast": {"items": _narrowed(it, watch)},
+        "nondeterministic": {
+            "items": [{"kind": "differs", "parameter": name, **found} for name, found in compare(it.reference, seen, it.unwritten).items()]
+        },
+    }
+    if subject.streams:
+        checks["iterator-not-exhausted"] = {
+            "items": [] if first.exhausted else [{"kind": "early" if first.given < len(first.names) else "end", "tensors": first.names[first.given :]}],
+            "measured": {"asked_for": first.given, "tensors": len(first.names)},
+        }
+        checks["retained-memory"] = {
+            "items": _retained(source, source_held),
+            "measured": {"most_tensors": source.most_held, "tensors": len(source.names), "most_bytes": source.most_bytes},
+        }
+    return checks
+
+
+def _address(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _never_written(it: Audit, name: str) -> Check:
+    return {"parameter": name, "expected": "values from the checkpoint", "seen": "none of its elements is written", "buffer": False}
+
+
+def _half_written(it: Audit, name: str) -> Check:
+    gaps = it.unwritten[name]
+    shape = list(it.reference[name].shape)
+    missing, first = int(gaps.sum()), int(gaps.nonzero()[0])
+    seen = f"{missing} of {gaps.numel()} elements are not written, from element {first} on, of shape {shape}"
+    return {"parameter": name, "tensors": it.came_from.get(name, []), "expected": "every element written", "seen": seen}
+
+
+def _unread(it: Audit, unread: set[str]) -> list[str]:
+    """Of the tensors that no operation was seen to read, those whose values make no difference to what is loaded."""
+    found = [name for name in it.subject.checkpoint if name in unread]
+    if not found:
+        return []
+    changed = other_values(it.subject.checkpoint, unread)
+    if not it.unlike_reference(lambda: it.load(Owned(changed))):
+        return found
+    return [name for name in found if not it.unlike_reference(lambda: it.load(Owned(other_values(it.subject.checkpoint, {name}))))]  # noqa: B023
+
+
+def _not_consumed(it: Audit, name: str, first: Owned) -> Check:
+    tensor = it.subject.checkpoint[name]
+    twins = [
+        other
+        for other, value in it.subject.checkpoint.items()
+        if other != name and value.shape == tensor.shape and value.dtype == tensor.dtype and not bool(differing(value, tensor).any())
+    ]
+    leaf = name.rpartition(".")[2]
+    waiting = [
+        parameter
+        for parameter, gaps in it.unwritten.items()
+        if gaps.numel() >= tensor.numel() and (parameter == name or parameter.endswith(f".{name}") or name.endswith(f".{parameter}"))
+    ]
+    return {"tensors": [name], "same_as": twins, "waiting": waiting, "leaf": leaf, "seen": f"never read ({list(tensor.shape)})"}
+
+
+def _narrowed(it: Audit, watch: Watch) -> list[Check]:
+    items = []
+    for name, (before, after) in watch.narrowed.items():
+        into = [parameter for parameter, tensors in it.came_from.items() if name in tensors]
+        items.append({"parameter": into[0] if into else None, "tensors": [name], "expected": _word(before), "seen": _word(after)})
+    return items
+
+
+def _word(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _retained(source: Tracked, held_after: Mapping[str, int]) -> list[Check]:
+    """More than half of all tensors at once, where that is more than a fused weight takes; or still held when the load is over."""
+    items: list[Check] = []
+    if source.most_held > max(8, len(source.names) // 2):
+        items.append({"kind": "peak", "seen": f"{source.most_held} of {len(source.names)} tensors held at once"})
+    # The last one is often still the value of a loop's variable.
+    if len(held_after) > 1:
+        items.append({"kind": "after", "tensors": list(held_after), "seen": f"{len(held_after)} tensors are held after the load"})
+    return items
+
+
+def _stale(it: Audit) -> Check:
+    """A ring of `slots` buffers; where that corrupts, the smallest ring that does not, and the lines that keep tensors."""
+    checkpoint = it.subject.checkpoint
+    items = it.unlike_reference(lambda: it.load(ReusableBuffer(checkpoint, it.slots)))
+    if not items:
+        return {"items": [], "measured": {"slots": it.slots}}
+    low, high, safe = it.slots, len(checkpoint) + 1, None
+    while low + 1 < high or safe is None:
+        slots = high if safe is None else (low + high) // 2
+        if it.unlike_reference(lambda: it.load(ReusableBuffer(checkpoint, slots))):  # noqa: B023
+            if safe is None:
+                break  # even all of them at once: something is kept for good
+            low = slots
+        else:
+            high = safe = slots
+    lines = _keeping_lines(it, {name for item in items for name in item.get("tensors", [])} or set(checkpoint))
+    for item in items:
+        if line := next((lines[name] for name in item.get("tensors") or list(lines) if name in lines), None):
+            item["file"], item["line"] = line
+    return {"items": items, "measured": {"slots": it.slots, "smallest_safe_slots": safe, "tensors": len(checkpoint)}}
+
+
+def _keeping_lines(it: Audit, wanted: set[str]) -> dict[str, tuple[str, int]]:
+    source = Keepers(it.subject.checkpoint, wanted, it.subject.code)
+    model = it.subject.make()
+    before = sys.gettrace()
+    sys.settrace(source.trace)
+    try:
+        it.subject.load(model, source)
+    finally:
+        sys.settrace(before)
+    return source.lines
+
+
+def _orders(it: Audit) -> Check:
+    return _each_way(it, [(word, [names]) for word, names in orders(list(it.subject.checkpoint))])
+
+
+def _chunks(it: Audit) -> Check:
+    names = list(it.subject.checkpoint)
+    sizes = sorted({max(1, -(-len(names) // MOST_CALLS)), max(1, -(-len(names) // 3))})
+    return _each_way(it, [(f"{size} a call", buckets(names, size)) for size in sizes])
+
+
+def _each_way(it: Audit, ways: Sequence[tuple[str, Sequence[Sequence[str]]]]) -> Check:
+    """Load in each of the ways, of one call for each list of names; each parameter is told of once."""
+    items: dict[object, Check] = {}
+    for word, calls in ways:
+        for item in it.unlike_reference(lambda: _load_in_calls(it, calls)):  # noqa: B023
+            items.setdefault((item["kind"], item.get("parameter")), item | {"way": word})
+    return {"items": list(items.values()), "measured": {"ways": [word for word, _ in ways]}}
+
+
+def _load_in_calls(it: Audit, calls: Sequence[Sequence[str]]) -> Any:
+    model = it.subject.make()
+    mark(model, MARKS[0])
+    for names in calls:
+        it.subject.load(model, Owned(it.subject.checkpoint, names))
+    return model
+
+
+def _reload(it: Audit) -> Check:
+    """Loaded twice into one object, from other values first."""
+
+    def load() -> Any:
+        model = it.load(Owned(other_values(it.subject.checkpoint)))
+        it.subject.load(model, Owned(it.subject.checkpoint))
+        return model
+
+    return {"items": it.unlike_reference(load)}
+
+
+_LOADS: dict[str, Callable[[Audit], Check]] = {
+    "stale-reference": _stale,
+    "order-dependent": _orders,
+    "chunk-dependent": _chunks,
+    "reload-dependent": _reload,
+}

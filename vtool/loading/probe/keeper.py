@@ -1,0 +1,81 @@
+"""Finds the line that keeps a tensor after the next one has been asked for."""
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .sources import Owned
+from .subject import Named
+
+GENERATOR = 0x20
+Line = tuple[str, int]
+
+
+class Keepers(Owned):
+    """Like `Owned`. While its `trace` is set, notes for each wanted tensor the last line that took a hold of it that still stands.
+
+    A hold is a reference to the tensor, or a view of its memory.
+    """
+
+    def __init__(self, checkpoint: Mapping[str, Tensor], wanted: set[str], code: Sequence[str]) -> None:
+        super().__init__(checkpoint)
+        self.wanted = wanted
+        self.code = tuple(code)
+        self.lines: dict[str, Line] = {}
+        self._tensor: Tensor | None = None
+        self._rises: list[tuple[int, Line]] = []
+        self._count = 0
+
+    def __iter__(self) -> Iterator[Named]:
+        for name in self.names:
+            tensor = self.checkpoint[name].clone()
+            self._tensor, self._rises, self._count = (tensor if name in self.wanted else None), [], 0
+            yield name, tensor
+            if self._tensor is not None:
+                self._settle()
+                if line := (self._rises[-1][1] if self._rises else self._asking()):
+                    self.lines[name] = line
+        self.exhausted = True
+
+    def _settle(self) -> int:
+        """Forget the holds that have been let go of; how many there are."""
+        assert self._tensor is not None
+        count = sys.getrefcount(self._tensor) + torch._C._storage_Use_Count(self._tensor.untyped_storage()._cdata)
+        while self._rises and self._rises[-1][0] > count:
+            self._rises.pop()
+        return count
+
+    def _asking(self) -> Line | None:
+        """The line that asks for the next tensor: that of the innermost function that is not itself a generator."""
+        frame: FrameType | None = sys._getframe(2)
+        passed: Line | None = None
+        while frame is not None:
+            if frame.f_code.co_filename.startswith(self.code):
+                line = (frame.f_code.co_filename, frame.f_lineno)
+                if not frame.f_code.co_flags & GENERATOR:
+                    return line
+                passed = passed or line
+            frame = frame.f_back
+        return passed
+
+    def trace(self, frame: FrameType, event: str, argument: object) -> Any:
+        """For `sys.settrace`: follows the lines of the class's own code, and of its framework's."""
+        if not frame.f_code.co_filename.startswith(self.code):
+            return None
+        last = frame.f_lineno
+
+        def local(frame: FrameType, event: str, argument: object) -> Any:
+            nonlocal last
+            if self._tensor is not None:
+                count = self._settle()
+                if self._count and count > self._count:
+                    self._rises.append((count, (frame.f_code.co_filename, last)))
+                self._count = count
+            last = frame.f_lineno
+            return local
+
+        return local

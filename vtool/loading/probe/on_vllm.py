@@ -1,0 +1,226 @@
+"""vLLM's classes at tiny size, without its engine, on a CPU."""
+
+import inspect
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import twin
+from .state import State, compare, mark, named_parameters, snapshot
+from .subject import Named, NotRun, Subject
+
+ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_USE_V1": "1",
+}
+
+
+def prepare() -> Mapping[str, str]:
+    """Import vLLM once, before any fork; its version."""
+    os.environ.update(ENVIRONMENT)
+    _import_beside_cuda_builds()
+    import vllm
+    import vllm.model_executor.model_loader.utils
+    import vllm.model_executor.models.registry as registry
+
+    # vLLM looks at each class in a process of its own, which takes seconds; here every class has one already.
+    lazy: Any = registry._LazyRegisteredModel
+    lazy.inspect_model_cls = lambda self: registry._ModelInfo.from_model_cls(self.load_model_cls())
+    import vllm.model_executor.models.transformers  # noqa: F401
+
+    return {"name": "vllm", "version": vllm.__version__}
+
+
+def _import_beside_cuda_builds() -> None:
+    """torchvision, torchaudio and torchcodec are often builds for CUDA, whose libraries do not load here. None is called."""
+    for absent in ("torchaudio", "torchcodec"):
+        sys.modules.setdefault(absent, None)  # type: ignore[arg-type]
+    try:
+        import torchvision  # noqa: F401
+    except Exception:
+        for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
+            del sys.modules[name]
+        library = torch.library.Library("torchvision", "DEF")  # noqa: TOR901
+        for name in ("nms", "qnms"):
+            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        _KEPT.append(library)
+
+
+_KEPT: list[Any] = []  # what a library defines lasts as long as it does
+
+
+def names() -> list[str]:
+    """Every architecture of the registry."""
+    from vllm.model_executor.models.registry import ModelRegistry
+
+    return list(ModelRegistry.models)
+
+
+def subject(name: str, folder: Path, progress: Callable[[str], None]) -> Subject:
+    """The tiny twin of an architecture.
+
+    Raises:
+        NotRun: why there is none.
+    """
+    from vllm.model_executor.models.registry import ModelRegistry
+
+    progress("tiny twin")
+    said = twin.entry(name)
+    served = said.get("served_as", name)
+    registered = ModelRegistry.models[served]
+    like = said.get("like") or _class_like(name, ModelRegistry.models)
+    checkpoint = twin.save_twin(twin.checked(like), said, folder, served)
+    if said.get("processor"):
+        _save_processor(folder)
+    progress("vLLM's config")
+    _start_distributed()
+    config = _vllm_config(folder)
+    if draft := said.get("drafts"):
+        _as_draft(config, draft)
+    progress("construction")
+    make = _maker(config)
+    model = make()
+    chosen = _best_names(make, model, checkpoint)
+    home = os.path.dirname(inspect.getfile(torch.nn.Module))
+    del home
+    found = type(model)
+    return Subject(
+        make=make,
+        checkpoint=chosen,
+        load=lambda model, weights: model.load_weights(weights),
+        origin="twin",
+        code=(os.path.dirname(sys.modules["vllm"].__file__ or ""),),
+        about={"class": f"{found.__module__}.{found.__name__}", **_place(found), "like": like, "registered": type(registered).__name__},
+        paths=lambda subject: _paths(subject, config),
+    )
+
+
+def _class_like(name: str, models: Mapping[str, Any]) -> str:
+    """The transformers class of this name; else of another name for the same class of vLLM's."""
+    if twin.known(name):
+        return name
+    same = [other for other, model in models.items() if _target(model) == _target(models[name]) and twin.known(other)]
+    if same:
+        return same[0]
+    raise NotRun(f"transformers has no class `{name}` to make a tiny model of")
+
+
+def _target(model: Any) -> tuple[str, str]:
+    return getattr(model, "module_name", ""), getattr(model, "class_name", "")
+
+
+def _place(found: type) -> dict[str, Any]:
+    method = inspect.unwrap(found.load_weights)  # type: ignore[attr-defined]
+    return {"file": inspect.getsourcefile(method), "line": inspect.getsourcelines(method)[1]}
+
+
+def _start_distributed() -> None:
+    from vllm.config import VllmConfig, set_current_vllm_config
+    from vllm.distributed import init_distributed_environment, initialize_model_parallel
+
+    meeting = tempfile.mktemp(prefix="vtool-")
+    with set_current_vllm_config(VllmConfig()):
+        init_distributed_environment(
+            world_size=1, rank=0, local_rank=0, distributed_init_method=f"file://{meeting}", backend="gloo"
+        )
+        initialize_model_parallel(1, 1)
+    Path(meeting).unlink(missing_ok=True)
+
+
+def _vllm_config(folder: Path, **more: Any) -> Any:
+    from vllm.config import DeviceConfig, LoadConfig, ModelConfig, VllmConfig
+
+    model = ModelConfig(
+        model=str(folder), tokenizer=str(folder), skip_tokenizer_init=not (folder / "tokenizer.json").exists(), trust_remote_code=False,
+        dtype="bfloat16", seed=0, enforce_eager=True, max_model_len=64, **more,
+    )  # fmt: skip
+    return VllmConfig(model_config=model, load_config=LoadConfig(), device_config=DeviceConfig(device="cpu"))
+
+
+def _maker(config: Any) -> Callable[[], Any]:
+    from vllm.model_executor.model_loader.utils import initialize_model
+    from vllm.utils.torch_utils import set_default_torch_dtype
+
+    def make() -> Any:
+        compilation = config.compilation_config
+        compilation.static_forward_context.clear()
+        if hasattr(compilation, "static_all_moe_layers"):
+            compilation.static_all_moe_layers.clear()
+        torch.manual_seed(0)
+        with set_default_torch_dtype(config.model_config.dtype), torch.device("cpu"):
+            return initialize_model(vllm_config=config).eval()
+
+    return make
+
+
+def _best_names(make: Callable[[], Any], model: Any, checkpoint: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """The checkpoint, under the names of files that the class loads whole: transformers saves some that are not those of the hub's."""
+    best, fewest = checkpoint, _never_written(model, checkpoint)
+    for rules in twin.TABLE["renamings"]:
+        if not fewest:
+            break
+        tried = twin.renamed(checkpoint, rules)
+        if list(tried) != list(checkpoint) and (left := _never_written(make(), tried)) < fewest:
+            best, fewest = tried, left
+    return best
+
+
+def _never_written(model: Any, checkpoint: Mapping[str, Tensor]) -> float:
+    """How many parameters a load leaves as they were; infinitely many where it raises."""
+    mark(model, 0x4B)
+    try:
+        model.load_weights((name, tensor.clone()) for name, tensor in checkpoint.items())
+    except Exception:
+        return float("inf")
+    return sum(bool((tensor.detach().contiguous().view(-1).view(torch.uint8) == 0x4B).all()) for tensor in named_parameters(model).values())
+
+
+def _save_processor(folder: Path) -> None:
+    """A tokenizer and image processors of Qwen's kind, for classes that ask for them when they are made."""
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast, Qwen2VLImageProcessor, Qwen3VLVideoProcessor
+
+    words = ["[UNK]", "<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>"]
+    tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="[UNK]"))
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[UNK]").save_pretrained(folder)
+    Qwen2VLImageProcessor().save_pretrained(folder)
+    Qwen3VLVideoProcessor().save_pretrained(folder)
+
+
+class _Speculative(SimpleNamespace):
+    """Answers every question about drafting that a draft model's constructor has, with no."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return (lambda *arguments, **more: True) if name.startswith("use_") else None
+
+
+def _as_draft(config: Any, method: str) -> None:
+    draft = _Speculative(
+        draft_model_config=config.model_config, draft_parallel_config=config.parallel_config, target_model_config=config.model_config,
+        target_parallel_config=config.parallel_config, method=method, num_speculative_tokens=2, parallel_drafting=False,
+        draft_tensor_parallel_size=1, disable_padded_drafter_batch=False, eagle3_use_aux_hidden_state=True,
+    )  # fmt: skip
+    object.__setattr__(config, "speculative_config", draft)
+
+
+def _paths(subject: Subject, config: Any) -> dict[str, str]:
+    """Drive vLLM's own ways of loading with a buffer that is used again, and from a folder."""
+    from .vllm_paths import drive
+
+    return drive(subject, config)
+
+
+__all__ = ["Iterable", "Named", "State", "compare", "names", "prepare", "snapshot", "subject"]

@@ -1,0 +1,203 @@
+"""Imports the framework once, then gives each subject a process of its own: a crash, a hang or a lack of memory is that subject's own result."""
+
+import ctypes
+import importlib
+import json
+import os
+import resource
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TextIO
+
+HOSTS = {"vllm": ".on_vllm", "transformers": ".on_transformers", "sglang": ".on_sglang", "python": ".on_file"}
+TICK = 0.01
+PR_SET_PDEATHSIG = 1
+
+
+def serve(request_file: str) -> int:
+    """Answer the request: a line of JSON for the start, for each subject, and for the end, through the descriptor that it names."""
+    request = json.loads(Path(request_file).read_text())
+    out = os.fdopen(request["descriptor"], "w", buffering=1)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    try:
+        import torch
+    except ImportError as error:
+        _say(out, event="unusable", reason=f"this interpreter cannot import torch: {error}")
+        return 0
+    torch.set_num_threads(1)
+    host = importlib.import_module(HOSTS[request["host"]], __package__)
+    started = time.monotonic()
+    try:
+        about = dict(host.prepare())
+        known = host.names()
+    except Exception as error:
+        _say(out, event="unusable", reason=f"this interpreter cannot import {request['host']}: {type(error).__name__}: {_first_line(error)}")
+        return 0
+    subjects = known if request["subjects"] is None else request["subjects"]
+    if request.get("match") and request["subjects"] is None:
+        from fnmatch import fnmatchcase
+
+        subjects = [name for name in known if fnmatchcase(name, request["match"])]
+    _say(out, event="ready", **about, torch=torch.__version__, seconds=time.monotonic() - started, known=known, subjects=subjects)
+    with tempfile.TemporaryDirectory(prefix="vtool-load-") as scratch:
+        Pool(host, request, Path(scratch), out).run(subjects)
+    _say(out, event="done")
+    return 0
+
+
+def _say(out: TextIO, **fields: Any) -> None:
+    out.write(json.dumps(fields, default=str) + "\n")
+
+
+def _first_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:300]
+
+
+@dataclass
+class Child:
+    """A subject's process."""
+
+    name: str
+    folder: Path
+    started: float
+    peak: int = 0
+    killed: str | None = None
+
+
+class Pool:
+    """Runs `jobs` subjects at a time, within limits of seconds and of resident bytes each."""
+
+    def __init__(self, host: ModuleType, request: dict[str, Any], scratch: Path, out: TextIO) -> None:
+        self.host, self.request, self.scratch, self.out = host, request, scratch, out
+        self.children: dict[int, Child] = {}
+
+    def run(self, subjects: list[str]) -> None:
+        """Start and watch them all."""
+        waiting = list(enumerate(subjects))
+        try:
+            while waiting or self.children:
+                while waiting and len(self.children) < self.request["jobs"]:
+                    number, name = waiting.pop(0)
+                    self._start(number, name)
+                self._look()
+                time.sleep(TICK)
+        finally:
+            for process in self.children:
+                os.killpg(process, signal.SIGKILL)
+
+    def _start(self, number: int, name: str) -> None:
+        folder = self.scratch / str(number)
+        folder.mkdir()
+        process = os.fork()
+        if process == 0:
+            _live(self.host, self.request, name, folder)
+        self.children[process] = Child(name, folder, time.monotonic())
+
+    def _look(self) -> None:
+        for process, child in list(self.children.items()):
+            done, status, usage = os.wait4(process, os.WNOHANG)
+            if done:
+                del self.children[process]
+                self._finish(process, child, status, usage.ru_maxrss * 1024)
+                continue
+            resident = _resident(process)
+            child.peak = max(child.peak, resident)
+            if time.monotonic() - child.started > self.request["seconds"]:
+                child.killed = f"it took longer than {self.request['seconds']:g} seconds"
+            elif resident > self.request["memory"]:
+                child.killed = f"it took more than {self.request['memory'] / 2**20:.0f} MiB"
+            if child.killed:
+                os.kill(process, signal.SIGKILL)
+
+    def _finish(self, process: int, child: Child, status: int, peak: int) -> None:
+        try:
+            os.killpg(process, signal.SIGKILL)  # what it may have started itself
+        except ProcessLookupError:
+            pass
+        result = child.folder / "result.json"
+        stage = (child.folder / "stage").read_text() if (child.folder / "stage").exists() else "start"
+        if result.exists():
+            facts = json.loads(result.read_text())
+        else:
+            how = child.killed or (f"it was ended by {signal.Signals(os.WTERMSIG(status)).name}" if os.WIFSIGNALED(status) else "it exited")
+            facts = {"status": "failed", "reason": f"{how} (at: {stage})"}
+            if not child.killed:
+                facts["log"] = (child.folder / "log").read_text(errors="replace")[-2000:]
+        _say(self.out, event="subject", subject=child.name, seconds=round(time.monotonic() - child.started, 3), peak=peak, **facts)
+        subprocess_free(child.folder)
+
+
+def subprocess_free(folder: Path) -> None:
+    """Remove a child's folder: 391 tiny checkpoints are a gigabyte."""
+    import shutil
+
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _resident(process: int) -> int:
+    try:
+        return int(Path(f"/proc/{process}/statm").read_text().split()[1]) * resource.getpagesize()
+    except (OSError, IndexError):
+        return 0
+
+
+def _live(host: ModuleType, request: dict[str, Any], name: str, folder: Path) -> None:
+    """The life of a child: writes `result.json`, and never returns."""
+    code = 1
+    try:
+        os.setpgid(0, 0)
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        log = os.open(folder / "log", os.O_CREAT | os.O_WRONLY)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        facts = _facts(host, request, name, folder)
+        (folder / "part").write_text(json.dumps(facts, default=str))
+        (folder / "part").rename(folder / "result.json")
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _facts(host: ModuleType, request: dict[str, Any], name: str, folder: Path) -> dict[str, Any]:
+    from .audit import audit, text_of
+    from .subject import NotRun
+
+    stage = ["start"]
+
+    def progress(word: str) -> None:
+        stage[0] = word
+        (folder / "stage").write_text(word)
+
+    work = folder / "work"
+    work.mkdir()
+    subject = None
+    try:
+        subject = host.subject(name, work, progress)
+        checks = audit(subject, request["checks"], request["slots"], progress)
+        paths = {}
+        if subject.paths and checks.get("stale-reference", {}).get("items"):
+            progress("the framework's own paths")
+            paths = dict(subject.paths(subject))
+    except NotRun as why:
+        return {"status": "not-run", "reason": str(why), "stage": stage[0], "about": dict(subject.about) if subject else {}}
+    except Exception as error:
+        trace = traceback.format_exc()[-3000:]
+        return {"status": "not-run", "reason": f"{stage[0]}: {text_of(error)}", "stage": stage[0], "trace": trace}
+    return {
+        "status": "judged",
+        "origin": subject.origin,
+        "about": dict(subject.about),
+        "tensors": len(subject.checkpoint),
+        "checks": checks,
+        "paths": paths,
+    }

@@ -1,0 +1,104 @@
+"""Makes a transformers config tiny, whatever its class: known fields get small values that go together."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+HIDDEN, HEADS, KV_HEADS, HEAD_DIM, INTERMEDIATE, VOCAB, LAYERS, EXPERTS = 128, 4, 2, 32, 256, 1024, 2, 4
+
+
+def _table() -> Iterator[tuple[str, int]]:
+    rows = {
+        HIDDEN: "hidden_size d_model n_embd embed_dim dim out_hidden_size projection_dim projection_hidden_size hidden_dim text_hidden_size "
+        "output_dim vision_output_dim projector_input_dim projector_output_dim qformer_hidden_size embedding_dim vision_hidden_size "
+        "block_dim conv_dim encoder_hidden_size decoder_hidden_size audio_hidden_size model_dim width d_text_config mm_hidden_size",
+        INTERMEDIATE: "encoder_ffn_dim decoder_ffn_dim ffn_dim n_inner ffn_hidden_size d_inner mlp_dim feed_forward_length block_ff_dim "
+        "mamba_d_ssm attention_hidden_size mlp_hidden_size",
+        HEADS: "num_attention_heads n_head num_heads encoder_attention_heads decoder_attention_heads n_heads linear_num_key_heads "
+        "linear_num_value_heads mamba_n_heads mamba_num_heads num_attention_groups_q index_n_heads",
+        HEAD_DIM: "head_dim kv_channels v_head_dim qk_nope_head_dim qk_rope_head_dim attention_head_dim global_head_dim linear_key_head_dim "
+        "linear_value_head_dim hidden_size_per_layer_input swa_head_dim swa_v_head_dim",
+        64: "mamba_head_dim mamba_d_head kv_lora_rank index_head_dim",
+        48: "q_lora_rank",
+        16: "rotary_dim o_lora_rank",
+        1: "n_group topk_group num_expert_group mamba_n_groups n_groups mamba_ngroups",
+        VOCAB: "vocab_size_per_layer_input",
+        256: "max_position_embeddings n_positions max_seq_len max_sequence_length seq_length max_source_positions n_ctx",
+    }
+    for value, names in rows.items():
+        yield from ((name, value) for name in names.split())
+
+
+FIXED = dict(_table())
+CAPPED = {
+    **dict.fromkeys(
+        "num_hidden_layers num_layers n_layer n_layers depth encoder_layers decoder_layers num_encoder_layers num_decoder_layers".split(), LAYERS
+    ),
+    **dict.fromkeys("num_key_value_heads num_kv_heads n_kv_heads multi_query_group_num n_head_kv".split(), KV_HEADS),
+    **dict.fromkeys("num_experts num_local_experts n_routed_experts moe_num_experts n_experts".split(), EXPERTS),
+    **dict.fromkeys("num_experts_per_tok top_k moe_topk moe_k moe_top_k num_experts_per_token".split(), 2),
+    **dict.fromkeys("first_k_dense_replace num_dense_layers".split(), 1),
+    **dict.fromkeys("vocab_size text_vocab_size audio_vocab_size".split(), VOCAB),
+    **dict.fromkeys("image_size input_size".split(), 56),
+}
+"""Fields that are made smaller, and never larger."""
+LISTS = (
+    "layer_types", "mlp_layer_types", "layers_block_type", "block_types", "attn_layer_indices", "no_rope_layers", "hybrid_layer_pattern",
+    "moe_layer_freq", "mlp_only_layers",
+)  # fmt: skip
+"""Lists with an entry a layer."""
+ONE_INDEX = ("deepstack_visual_indexes", "fullatt_block_indexes")
+
+
+def small(name: str, value: Any) -> Any:
+    """The tiny value of a field."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        return value
+    if name in FIXED:
+        return FIXED[name]
+    if name in CAPPED:
+        return min(value, CAPPED[name])
+    if "intermediate" in name:
+        return INTERMEDIATE
+    if name.endswith(("_token_id", "_token_index", "_token")) and value >= VOCAB:
+        return VOCAB - 124 + sum(map(ord, name)) % 100
+    return value
+
+
+def shrink(config: Any, layers: int = LAYERS) -> Any:
+    """Shrink a config in place, and those inside of it."""
+    from transformers import PretrainedConfig
+
+    for name, value in list(vars(config).items()):
+        if isinstance(value, PretrainedConfig):
+            shrink(value, layers)
+        elif name in ONE_INDEX and isinstance(value, list):
+            _set(config, name, [0])
+        elif name in LISTS and isinstance(value, list | tuple) and len(value) > layers:
+            _set(config, name, list(value)[:layers])
+        elif (tiny := small(name, value)) != value:
+            _set(config, name, min(value, layers) if CAPPED.get(name) == LAYERS else tiny)
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None)
+    if isinstance(rope, dict) and rope.get("mrope_section"):
+        rope["mrope_section"] = [4, 6, 6]
+    return config
+
+
+def assign(config: Any, values: Mapping[str, Any]) -> None:
+    """Set dotted fields, of a config or of its plain dict."""
+    for dotted, value in values.items():
+        *outer, leaf = dotted.split(".")
+        inner = config
+        for part in outer:
+            inner = inner[part] if isinstance(inner, dict) else getattr(inner, part)
+        if isinstance(inner, dict):
+            inner[leaf] = value
+        else:
+            setattr(inner, leaf, value)
+
+
+def _set(config: Any, name: str, value: Any) -> None:
+    """Some fields are read-only, or refuse a value that others still contradict; then the old one stays."""
+    try:
+        setattr(config, name, value)
+    except (AttributeError, ValueError, TypeError, NotImplementedError):
+        return

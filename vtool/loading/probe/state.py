@@ -1,0 +1,99 @@
+"""A model's tensors: marked before a load, copied after it, compared."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+MARKS = (0x4B, 0x5A)
+"""Bytes that parameters are filled with before the first and the second load: as bfloat16 and float32, large finite numbers."""
+
+State = dict[str, Tensor]
+
+
+def named_tensors(model: Any) -> State:
+    """Parameters and buffers, each name of a shared one."""
+    return named_parameters(model) | _all(model, "named_buffers")
+
+
+def named_parameters(model: Any) -> State:
+    """Parameters, each name of a shared one."""
+    return _all(model, "named_parameters")
+
+
+def _all(model: Any, method: str) -> State:
+    if not hasattr(model, method):
+        return {}
+    try:
+        pairs = getattr(model, method)(remove_duplicate=False)
+    except TypeError:
+        pairs = getattr(model, method)()
+    return {name: tensor for name, tensor in pairs if isinstance(tensor, Tensor) and tensor.device.type != "meta"}
+
+
+def mark(model: Any, byte: int) -> None:
+    """Fill every parameter with one byte. Buffers are left: those that are computed would not be computed again."""
+    with torch.no_grad():
+        buffers = {tensor.untyped_storage().data_ptr() for tensor in _all(model, "named_buffers").values()}
+        for tensor in named_parameters(model).values():
+            if tensor.untyped_storage().data_ptr() not in buffers:
+                tensor.untyped_storage().fill_(byte)
+
+
+def snapshot(model: Any) -> State:
+    """A copy of every tensor."""
+    return {name: tensor.detach().clone(memory_format=torch.contiguous_format) for name, tensor in named_tensors(model).items()}
+
+
+def as_bytes(tensor: Tensor) -> Tensor:
+    """Its bytes, of shape (elements, bytes of one)."""
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8).view(tensor.numel(), tensor.element_size())
+
+
+def differing(left: Tensor, right: Tensor) -> Tensor:
+    """For each element, whether any bit of it differs."""
+    return (as_bytes(left) != as_bytes(right)).any(-1)
+
+
+def marked(tensor: Tensor, byte: int) -> Tensor:
+    """For each element, whether it still has the bytes that it was filled with."""
+    return (as_bytes(tensor) == byte).all(-1)
+
+
+def compare(expected: Mapping[str, Tensor], seen: Mapping[str, Tensor], skip: Mapping[str, Tensor] | None = None) -> dict[str, dict[str, Any]]:
+    """The tensors that differ, and by how much.
+
+    Args:
+        skip: for a name, the elements that are not looked at: those that no load has written.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for name in [*expected, *(name for name in seen if name not in expected)]:
+        if name not in expected or name not in seen:
+            found[name] = {"expected": "there" if name in expected else "not there", "seen": "there" if name in seen else "not there"}
+            continue
+        left, right = expected[name], seen[name]
+        if left.shape != right.shape or left.dtype != right.dtype:
+            found[name] = {"expected": _kind(left), "seen": _kind(right)}
+            continue
+        differs = differing(left, right)
+        if skip and name in skip:
+            differs &= ~skip[name]
+        if count := int(differs.sum()):
+            first = int(differs.nonzero()[0])
+            found[name] = {
+                "elements": count,
+                "of": left.numel(),
+                "expected": f"{_value(left, first)} at element {first}",
+                "seen": f"{_value(right, first)}; {count} of {left.numel()} elements differ",
+            }
+    return found
+
+
+def _value(tensor: Tensor, index: int) -> str:
+    value = tensor.reshape(-1)[index]
+    return f"{value.float().item():.6g}" if value.is_floating_point() else str(value.item())
+
+
+def _kind(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} of shape {list(tensor.shape)}"

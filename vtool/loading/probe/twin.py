@@ -1,0 +1,100 @@
+"""Tiny twins: a transformers class, shrunk, with random values, saved and read back under the names that files have."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .shrink import LAYERS, assign, shrink
+from .subject import NotRun
+
+TABLE: Mapping[str, Any] = json.loads((Path(__file__).parent / "twins.json").read_text())
+"""What no general rule gives, for the class of a name: see `vtool/loading/probe/twins.json`."""
+
+
+def entry(name: str) -> dict[str, Any]:
+    """What the table says of a class; `as` takes over what it says of another."""
+    found = dict(TABLE["classes"].get(name, {}))
+    return {**entry(found.pop("as")), **found} if "as" in found else found
+
+
+def tiny_config(class_name: str, said: Mapping[str, Any]) -> Any:
+    """The shrunk config of a transformers class."""
+    import transformers
+
+    made = getattr(transformers, class_name).config_class(**said.get("config", {}))
+    shrink(made, said.get("layers", LAYERS))
+    assign(made, said.get("set", {}))
+    return type(made).from_dict(made.to_dict())
+
+
+def save_twin(class_name: str, said: Mapping[str, Any], folder: Path, architecture: str) -> dict[str, Tensor]:
+    """Build the tiny model, save it into `folder`, and give its tensors as the files have them, with other, distinct values."""
+    import transformers
+    from safetensors.torch import load_file
+
+    config = tiny_config(class_name, said)
+    torch.manual_seed(0)
+    model = getattr(transformers, class_name)(config)
+    kept = [*(getattr(model, "_keep_in_fp32_modules", None) or ()), *(getattr(model, "_keep_in_fp32_modules_strict", None) or ())]
+    model.to(torch.bfloat16).save_pretrained(folder)
+    written = json.loads((folder / "config.json").read_text())
+    written["architectures"] = [architecture]
+    assign(written, said.get("json", {}))
+    (folder / "config.json").write_text(json.dumps(written))
+    tensors: dict[str, Tensor] = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        tensors |= load_file(file)
+    tensors = {name: tensor.float() if _is_kept(name, kept, tensor) else tensor for name, tensor in tensors.items()}
+    return changed_names(random_values(tensors), said)
+
+
+def _is_kept(name: str, kept: Sequence[str], tensor: Tensor) -> bool:
+    return tensor.is_floating_point() and any(part in name.split(".") for part in kept)
+
+
+def random_values(tensors: Mapping[str, Tensor], seed: int = 1) -> dict[str, Tensor]:
+    """Every float replaced by a random one: biases of zero and norms of one would hide a swap."""
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        name: (torch.randn(tensor.shape, generator=generator) * 0.5 + 0.01).to(tensor.dtype) if tensor.is_floating_point() else tensor
+        for name, tensor in tensors.items()
+    }
+
+
+def changed_names(tensors: Mapping[str, Tensor], said: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Without what the table drops, renamed, and with what it adds."""
+    drop = said.get("drop")
+    tensors = {name: tensor for name, tensor in tensors.items() if not (drop and re.search(drop, name))}
+    tensors = renamed(tensors, said.get("rename", ()))
+    extra = {name: torch.empty(shape, dtype=torch.bfloat16) for name, shape in said.get("extra", {}).items()}
+    return tensors | random_values(extra, seed=2)
+
+
+def renamed(tensors: Mapping[str, Tensor], rules: Sequence[Sequence[str]]) -> dict[str, Tensor]:
+    """Apply each rule, a pattern and what takes its place, to each name, in turn."""
+    for pattern, replacement in rules:
+        tensors = {re.sub(pattern, replacement, name): tensor for name, tensor in tensors.items()}
+    return dict(tensors)
+
+
+def known(class_name: str) -> bool:
+    """Whether transformers has a class of this name."""
+    import transformers
+
+    return hasattr(transformers, class_name) and hasattr(getattr(transformers, class_name), "config_class")
+
+
+def checked(class_name: str) -> str:
+    """The name itself.
+
+    Raises:
+        NotRun: transformers has none.
+    """
+    if not known(class_name):
+        raise NotRun(f"transformers has no class `{class_name}` to make a tiny model of")
+    return class_name

@@ -1,0 +1,86 @@
+"""Drives vLLM's own ways of loading, to see which of them hand a class tensors that do not stay valid."""
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from torch import Tensor
+
+from .audit import text_of
+from .sources import Owned, ReusableBuffer
+from .state import compare, mark, snapshot
+from .subject import Subject
+
+DISK = ("safetensors", "runai_streamer", "fastsafetensors")
+"""vLLM's load formats that read a folder."""
+
+
+def drive(subject: Subject, config: Any) -> dict[str, str]:
+    """For each path: `unprotected`, `protected`, or why it was not run."""
+    found = {f"load_format={kind}": _attempt(lambda kind=kind: _from_disk(subject, config, kind)) for kind in DISK}
+    found["reload_weights(weights_iterator)"] = _attempt(lambda: _reload(subject, config))
+    found["model.load_weights"] = _attempt(lambda: _direct(subject))
+    return found
+
+
+def _attempt(run: Any) -> str:
+    try:
+        return str(run())
+    except ImportError as error:
+        return f"not run: {error.name or error} is not installed"
+    except Exception as error:
+        return f"not run: {text_of(error)}"
+
+
+def _verdict(expected: dict[str, Tensor], model: Any) -> str:
+    return "unprotected" if compare(expected, snapshot(model)) else "protected"
+
+
+def _loaded(subject: Subject, source: Owned) -> Any:
+    model = subject.make()
+    mark(model, 0x4B)
+    subject.load(model, source)
+    return model
+
+
+def _direct(subject: Subject) -> str:
+    """As weight synchronisation calls it: the class's own method, with the sender's buffer."""
+    expected = snapshot(_loaded(subject, Owned(subject.checkpoint)))
+    return _verdict(expected, _loaded(subject, ReusableBuffer(subject.checkpoint, 1)))
+
+
+def _reload(subject: Subject, config: Any) -> str:
+    """`reload_weights` of the model runner, with an iterator of the caller's."""
+    from vllm.model_executor.model_loader.reload.inplace import reload_weights
+
+    def reloaded(source: Owned) -> dict[str, Tensor]:
+        model = _loaded(subject, Owned(subject.checkpoint))
+        reload_weights(config, model, iter(source), None, True)
+        return snapshot(model)
+
+    expected = reloaded(Owned(subject.checkpoint))
+    seen = reloaded(ReusableBuffer(subject.checkpoint, 1))
+    return "unprotected" if compare(expected, seen) else "protected"
+
+
+def _from_disk(subject: Subject, config: Any, kind: str) -> str:
+    """A loader of vLLM's own over a file; whether what it yields is still right when it has yielded everything."""
+    from safetensors.torch import save_file
+    from vllm.config import LoadConfig
+    from vllm.model_executor.model_loader import get_model_loader
+
+    with TemporaryDirectory(prefix="vtool-") as folder:
+        save_file({name: tensor.contiguous() for name, tensor in subject.checkpoint.items()}, Path(folder) / "model.safetensors")
+        import copy
+
+        model_config = copy.copy(config.model_config)
+        model_config.model = folder
+        model_config.model_weights = ""
+        loader = get_model_loader(LoadConfig(load_format=kind))
+        if hasattr(loader, "get_all_weights"):
+            weights = loader.get_all_weights(model_config, subject.make())
+        else:
+            weights = loader._get_weights_iterator(folder, None)
+        kept = list(weights)
+        seen = {name: tensor for name, tensor in kept}
+        return "unprotected" if compare(dict(subject.checkpoint), seen) else "protected"

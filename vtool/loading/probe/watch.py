@@ -1,0 +1,78 @@
+"""Watches every operation of a load: which checkpoint tensors are read, into which parameters they go, and where they lose bits."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from .sources import Tracked
+
+# Operations that hand on the same memory and read nothing of it.
+VIEWS = frozenset({
+    "view", "slice", "select", "narrow", "transpose", "t", "permute", "unsqueeze", "squeeze", "detach", "alias", "expand", "_unsafe_view",
+    "split", "chunk", "reshape", "as_strided", "unbind", "split_with_sizes", "_reshape_alias", "diagonal", "unfold", "movedim", "real",
+    "lift_fresh", "empty_like", "zeros_like", "ones_like", "new_empty", "new_zeros", "resize_", "set_", "numpy_T",
+})  # fmt: skip
+
+
+class Watch(TorchDispatchMode):
+    """Active during one load from a `Tracked` source."""
+
+    def __init__(self, source: Tracked) -> None:
+        super().__init__()
+        self.source = source
+        self.read: set[str] = set()
+        self.came_from: dict[int, set[str]] = {}
+        """For the address of a storage, the checkpoint tensors whose values have gone into it."""
+        self.narrowed: dict[str, tuple[torch.dtype, torch.dtype]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor) and leaf.device.type == "cpu"]
+        name = func._schema.name.split("::")[-1]
+        if name in VIEWS or not inputs:
+            return result
+        written = {
+            id(argument)
+            for argument, described in zip(args, func._schema.arguments, strict=False)
+            if described.alias_info is not None and described.alias_info.is_write
+        }
+        origins: set[str] = set()
+        for tensor in inputs:
+            if id(tensor) in written and name in ("copy_", "fill_", "zero_"):
+                continue
+            address = _address(tensor)
+            if given := self.source.addresses.get(address):
+                self.read.add(given)
+                origins.add(given)
+                self._note_narrowing(given, tensor, args, result)
+            origins |= self.came_from.get(address, set())
+        before = {_address(tensor) for tensor in inputs}
+        for tensor in tree_leaves(result):
+            if not isinstance(tensor, Tensor) or tensor.device.type != "cpu":
+                continue
+            address = _address(tensor)
+            if address in self.source.addresses:
+                continue
+            if address in before:
+                self.came_from.setdefault(address, set()).update(origins)
+            else:
+                self.came_from[address] = set(origins)  # a new storage, perhaps where a freed one lay
+        return result
+
+    def _note_narrowing(self, name: str, tensor: Tensor, args: Any, result: Any) -> None:
+        """A checkpoint tensor that is copied or converted into a floating dtype with fewer bits of mantissa."""
+        into = result if isinstance(result, Tensor) else None
+        if into is None or into.numel() != tensor.numel() or not (tensor.is_floating_point() and into.is_floating_point()):
+            return
+        if torch.finfo(into.dtype).eps > torch.finfo(tensor.dtype).eps:
+            self.narrowed[name] = (tensor.dtype, into.dtype)
+
+
+def _address(tensor: Tensor) -> int:
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except (RuntimeError, NotImplementedError):  # sparse and fake tensors have none
+        return 0
