@@ -7,6 +7,7 @@ import typer
 from vtool import __version__
 from vtool.cli.explain import explain
 from vtool.cli.export import export
+from vtool.cli.load_check import load_check
 from vtool.cli.predict import predict
 from vtool.cli.report import report
 from vtool.cli.train import app as train
@@ -23,6 +24,7 @@ app = typer.Typer(
 )
 app.add_typer(train, name="train")
 app.command()(validate_config)
+app.command()(load_check)
 app.command()(verify)
 app.command()(export)
 app.command()(predict)

@@ -8,8 +8,8 @@ from vtool.config.compose import Composed, compose_recipe
 from vtool.config.effective import as_yaml
 from vtool.config.origins import Origins
 from vtool.config.rules import RULES, check
-from vtool.config.schema import Run
-from vtool.config.validate import validate
+from vtool.config.schema import LoadCheck, Run, Settings
+from vtool.config.validate import schema_of, validate
 from vtool.diagnostics import RULES as TABLE
 from vtool.diagnostics import Diagnostic, Findings
 
@@ -22,12 +22,24 @@ ASKED = tuple(name for name, rule in TABLE.items() if rule.code < "VT3" and name
 class Loaded:
     """A recipe that can be run."""
 
-    run: Run
+    settings: Settings
     plain: dict[str, Any]
     """Every setting in force, defaults included, as plain values."""
     origins: Origins
     notes: tuple[Diagnostic, ...] = ()
     """Findings that do not stand against running it."""
+
+    @property
+    def run(self) -> Run:
+        """The settings of a recipe of kind `sft`."""
+        assert isinstance(self.settings, Run), "load_run looks at the kind"
+        return self.settings
+
+    @property
+    def load_check(self) -> LoadCheck:
+        """The settings of a recipe of kind `load_check`."""
+        assert isinstance(self.settings, LoadCheck), "load_load_check looks at the kind"
+        return self.settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +58,23 @@ def load_run(recipe: str, overrides: Sequence[str] = ()) -> Loaded:
     Raises:
         Findings: all that stands against it, at once; `fatal` where it could not be read.
     """
+    return _of_kind("sft", recipe, overrides)
+
+
+def load_load_check(recipe: str, overrides: Sequence[str] = ()) -> Loaded:
+    """The same, for a recipe of kind `load_check`."""
+    return _of_kind("load_check", recipe, overrides)
+
+
+def _of_kind(kind: str, recipe: str, overrides: Sequence[str]) -> Loaded:
     examined = examine(recipe, overrides)
     if examined.loaded is None:
         raise Findings(examined.findings)
+    found = examined.loaded.plain["kind"]
+    if found != kind:
+        message = f"`{recipe}` is a recipe of kind {found}, and this command takes those of kind {kind}"
+        help = f"vtool load-check {recipe}" if found == "load_check" else f"vtool train sft {recipe}"
+        raise Findings(Diagnostic("unknown-choice", message, help, "kind", examined.loaded.origins.near("kind"), kind, found), fatal=True)
     return examined.loaded
 
 
@@ -60,12 +86,15 @@ def examine(recipe: str, overrides: Sequence[str] = ()) -> Examined:
     """
     composed = _named(compose_recipe(recipe, overrides))
     checked = validate(composed)
-    findings = (*composed.findings, *checked.findings, *check(checked.run, composed.origins, checked.sound))
+    crossed = check(checked.run, composed.origins, checked.sound) if isinstance(checked.run, Run) else ()
+    findings = (*composed.findings, *checked.findings, *crossed)
     # What was not looked at, behind another finding, has not passed.
+    crossing = {rule.name for rule in RULES}
+    asked = ASKED if isinstance(checked.run, Run) else tuple(name for name in ASKED if name not in crossing)
     missed = {rule.name for rule in RULES if not rule.can_run(checked.sound)}
     missed |= set() if checked.whole else {name for name in ASKED if TABLE[name].code.startswith("VT1")}
     failed = {finding.rule for finding in findings if finding.severity == "error"}
-    checks = {name: "failed" if name in failed else "not-run" if name in missed else "passed" for name in ASKED}
+    checks = {name: "failed" if name in failed else "not-run" if name in missed else "passed" for name in asked}
     loaded = None if failed else Loaded(checked.run, checked.run.model_dump(mode="json"), composed.origins, findings)
     return Examined(loaded, findings, checks)
 
@@ -78,6 +107,6 @@ def effective_yaml(loaded: Loaded) -> str:
 def _named(composed: Composed) -> Composed:
     """A run has its recipe's name unless it says otherwise."""
     run = composed.values.get("run", {})
-    if not isinstance(run, dict) or "name" in run:
+    if schema_of(composed.values) is not Run or not isinstance(run, dict) or "name" in run:
         return composed
     return Composed(composed.file, {**composed.values, "run": {"name": composed.file.name, **run}}, composed.origins, composed.findings)

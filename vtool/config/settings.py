@@ -6,7 +6,7 @@ import textwrap
 import types
 import typing
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from annotated_types import Ge, Gt, Le, Lt, MinLen
@@ -75,6 +75,8 @@ class Spot:
     metadata: Sequence[Any]
     members: tuple[type[Settings], ...] = ()
     """All members of the union that the owner is one of."""
+    root: type[Settings] = Run
+    """The schema of the whole recipe."""
 
     @property
     def name(self) -> str:
@@ -82,12 +84,12 @@ class Spot:
         return ".".join(self.keys)
 
 
-def find_spot(place: Sequence[str | int]) -> Spot:
+def find_spot(place: Sequence[str | int], root: type[Settings] = Run) -> Spot:
     """Follow a place of pydantic's through the schema."""
-    spot = Spot((), (), Run, ())
+    spot = Spot((), (), root, ())
     for part in place:
         spot = _step(spot, part)
-    return spot
+    return replace(spot, root=root)
 
 
 def _step(spot: Spot, part: str | int) -> Spot:

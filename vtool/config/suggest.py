@@ -59,9 +59,9 @@ def meant_key(spot: Spot) -> str:
     prefix = f"{group}." if group else ""
     leaves = [name for owner in spot.owners for name in owner.model_fields]
     here = [f"{prefix}{name}" for name in leaves]
-    everything = [setting.name for setting in all_settings()]
+    everything = [setting.name for setting in all_settings(spot.root)]
     likely = [*(f"{prefix}{name}" for name in near(key, leaves)), *ending(key, everything)]
-    values = [setting.name for setting in all_settings() if not setting.groups]
+    values = [setting.name for setting in all_settings(spot.root) if not setting.groups]
     likely = (
         likely
         or same_words(key, here)

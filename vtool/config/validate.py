@@ -11,7 +11,7 @@ from pydantic_core import ErrorDetails
 from vtool.config.compose import Composed
 from vtool.config.origins import COMMAND_LINE, Origins
 from vtool.config.resources import shown
-from vtool.config.schema import Run
+from vtool.config.schema import KINDS, Run, Settings
 from vtool.config.settings import Spot, all_settings, choices, find_spot, nullable, takes
 from vtool.config.suggest import better_value, meant_key, what_it_needs
 from vtool.diagnostics import Diagnostic, Origin
@@ -31,7 +31,7 @@ _HIDES = {"union_tag_not_found", "union_tag_invalid", "model_type", "model_attri
 class Checked:
     """What the schema says of a recipe."""
 
-    run: Run
+    run: Settings
     """Where there are findings, only the groups in `sound` are there."""
     sound: frozenset[str]
     """The groups without a finding."""
@@ -43,13 +43,14 @@ class Checked:
 def validate(composed: Composed) -> Checked:
     """Check the values against the schema: findings VT101 to VT105, all of them at once."""
     values, unset = _without_open(composed.values)
+    schema = schema_of(values)
     try:
-        run = Run.model_validate_json(json.dumps(values, default=repr))
+        run = schema.model_validate_json(json.dumps(values, default=repr))
     except ValidationError as error:
         errors = error.errors(include_url=False)
     else:
         if not unset:
-            return Checked(run, frozenset(Run.model_fields))
+            return Checked(run, frozenset(schema.model_fields))
         errors = []
     findings = {(finding.rule, finding.parameter): finding for finding in (_left_open(name, composed.origins) for name in unset)}
     for each in errors:
@@ -57,9 +58,9 @@ def validate(composed: Composed) -> Checked:
             finding = _finding(each, composed)
             findings.setdefault((finding.rule, finding.parameter), finding)
     unsound = {str(finding.parameter).partition(".")[0] for finding in findings.values()}
-    partial = _partial(values, set(Run.model_fields) - unsound)
+    partial = _partial(schema, values, set(schema.model_fields) - unsound)
     ordered = tuple(sorted(findings.values(), key=_order))
-    return Checked(partial, frozenset(Run.model_fields) - unsound, ordered, not any(each["type"] in _HIDES for each in errors))
+    return Checked(partial, frozenset(schema.model_fields) - unsound, ordered, not any(each["type"] in _HIDES for each in errors))
 
 
 def _order(finding: Diagnostic) -> tuple[bool, str, int, int]:
@@ -68,18 +69,24 @@ def _order(finding: Diagnostic) -> tuple[bool, str, int, int]:
     return origin == COMMAND_LINE, origin.file, origin.line or 0, origin.column or 0
 
 
-def _partial(values: dict[str, Any], groups: set[str]) -> Run:
+def schema_of(values: dict[str, Any]) -> type[Settings]:
+    """What a recipe of this `kind` is checked against; where it has none that is known, a run."""
+    kind = values.get("kind")
+    return KINDS.get(kind, Run) if isinstance(kind, str) else Run
+
+
+def _partial(schema: type[Settings], values: dict[str, Any], groups: set[str]) -> Settings:
     """The groups that are sound, so that a finding in one does not hide what rules say of the others."""
     found = {}
-    for name, field in Run.model_fields.items():
+    for name, field in schema.model_fields.items():
         if name in groups:
             adapter: TypeAdapter[Any] = TypeAdapter(cast(Any, field.annotation))
             found[name] = adapter.validate_json(json.dumps(values[name], default=repr)) if name in values else field.default
-    return Run.model_construct(**found)
+    return schema.model_construct(**found)
 
 
 def _finding(error: ErrorDetails, composed: Composed) -> Diagnostic:
-    spot = find_spot(error["loc"])
+    spot = find_spot(error["loc"], root := schema_of(composed.values))
     name, kind, origins = spot.name, error["type"], composed.origins
     place = origins.places.get(spot.keys)
     if kind == "extra_forbidden":
@@ -89,7 +96,7 @@ def _finding(error: ErrorDetails, composed: Composed) -> Diagnostic:
         tag = f"{name}.{_tag(error)}" if kind == "union_tag_not_found" else name
         wanted = takes(spot.annotation, spot.metadata) if kind == "missing" else _listed(choices(spot.annotation))
         if spot.keys[-1].isdigit() and kind == "missing":
-            return _unfit("out-of-range", find_spot(error["loc"][:-1]), error["input"], origins)
+            return _unfit("out-of-range", find_spot(error["loc"][:-1], root), error["input"], origins)
         origin = (place.value if place else None) or origins.near(name) or Origin(shown(composed.file.path))
         return Diagnostic("missing-key", f"`{tag}` is not given, and has no default", what_it_needs(tag, wanted), tag, origin, wanted)
     if kind in _CHOICE:

@@ -5,6 +5,7 @@ from typing import Literal
 
 from vtool.config.schema.base import Settings
 from vtool.config.schema.data import Data, DigitsSource, Image, MessagesSource, Source
+from vtool.config.schema.load_check import LoadCheck
 from vtool.config.schema.model import Model
 from vtool.config.schema.run import Device, Launch, RunSettings
 from vtool.config.schema.training import Checkpoint, Ddp, Evaluation, Generate, Optim, Train
@@ -32,7 +33,11 @@ class Run(Settings):
         return Path(self.run.dir or f"runs/{self.run.name}")
 
 
+KINDS: dict[str, type[Settings]] = {"sft": Run, "load_check": LoadCheck}
+"""The schema of each `kind` of recipe."""
+
 __all__ = [
+    "KINDS",
     "Checkpoint",
     "Data",
     "Ddp",
@@ -42,6 +47,7 @@ __all__ = [
     "Generate",
     "Image",
     "Launch",
+    "LoadCheck",
     "MessagesSource",
     "Model",
     "Optim",

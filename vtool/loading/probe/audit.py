@@ -11,12 +11,12 @@ from torch import Tensor
 from .keeper import Keepers
 from .sources import Owned, ReusableBuffer, Tracked, buckets, orders, other_values
 from .state import MARKS, State, compare, differing, mark, marked, named_parameters, named_tensors, snapshot
-from .subject import Named, NotRun, Subject
+from .subject import LoadFailed, Named, NotRun, Subject
 from .watch import Watch
 
 STREAM_ONLY = ("stale-reference", "iterator-not-exhausted", "retained-memory", "order-dependent", "chunk-dependent")
 """Checks that need a class that takes an iterator."""
-MOST_CALLS = 200
+MOST_CALLS = 64
 """Tensors are loaded one a call, unless there are more than this."""
 Check = dict[str, Any]
 
@@ -65,7 +65,7 @@ def audit(subject: Subject, asked: Sequence[str], slots: int, progress: Callable
     """Run the checks asked for; for each, `items` (what was found), `measured`, or the `reason` why it was not run.
 
     Raises:
-        NotRun: where the subject cannot be loaded rightly at all.
+        NotRun, LoadFailed: where the subject cannot be loaded rightly at all: the second where the checkpoint is the user's own.
     """
     it = Audit(subject, slots)
     checks: dict[str, Check] = {}
@@ -73,10 +73,9 @@ def audit(subject: Subject, asked: Sequence[str], slots: int, progress: Callable
     first = Owned(subject.checkpoint)
     try:
         it.reference = snapshot(it.load(first))
-    except NotRun:
-        raise
     except Exception as error:
-        raise NotRun(f"its own checkpoint does not load: {text_of(error)}") from error
+        failed = f"the checkpoint does not load: {text_of(error)}"
+        raise (LoadFailed if subject.origin == "given" else NotRun)(failed) from error
     progress("second load")
     checks |= _watched(it, first)
     progress("hostile loads")
@@ -156,13 +155,13 @@ def _half_written(it: Audit, name: str) -> Check:
 
 def _unread(it: Audit, unread: set[str]) -> list[str]:
     """Of the tensors that no operation was seen to read, those whose values make no difference to what is loaded."""
-    found = [name for name in it.subject.checkpoint if name in unread]
-    if not found:
+    names = [name for name in it.subject.checkpoint if name in unread]
+    if not names or not it.unlike_reference(lambda: it.load(Owned(other_values(it.subject.checkpoint, set(names))))):
+        return names
+    if len(names) == 1:
         return []
-    changed = other_values(it.subject.checkpoint, unread)
-    if not it.unlike_reference(lambda: it.load(Owned(changed))):
-        return found
-    return [name for name in found if not it.unlike_reference(lambda: it.load(Owned(other_values(it.subject.checkpoint, {name}))))]  # noqa: B023
+    half = len(names) // 2
+    return _unread(it, set(names[:half])) + _unread(it, set(names[half:]))
 
 
 def _not_consumed(it: Audit, name: str, first: Owned) -> Check:

@@ -1,5 +1,6 @@
 """Finds the line that keeps a tensor after the next one has been asked for."""
 
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from types import FrameType
@@ -12,6 +13,7 @@ from .sources import Owned
 from .subject import Named
 
 GENERATOR = 0x20
+PROBE = os.path.dirname(__file__)
 Line = tuple[str, int]
 
 
@@ -49,12 +51,16 @@ class Keepers(Owned):
             self._rises.pop()
         return count
 
+    def _follows(self, frame: FrameType) -> bool:
+        file = frame.f_code.co_filename
+        return file.startswith(self.code) and not file.startswith(PROBE)
+
     def _asking(self) -> Line | None:
         """The line that asks for the next tensor: that of the innermost function that is not itself a generator."""
         frame: FrameType | None = sys._getframe(2)
         passed: Line | None = None
         while frame is not None:
-            if frame.f_code.co_filename.startswith(self.code):
+            if self._follows(frame):
                 line = (frame.f_code.co_filename, frame.f_lineno)
                 if not frame.f_code.co_flags & GENERATOR:
                     return line
@@ -64,7 +70,7 @@ class Keepers(Owned):
 
     def trace(self, frame: FrameType, event: str, argument: object) -> Any:
         """For `sys.settrace`: follows the lines of the class's own code, and of its framework's."""
-        if not frame.f_code.co_filename.startswith(self.code):
+        if not self._follows(frame):
             return None
         last = frame.f_lineno
 

@@ -4,7 +4,7 @@ import inspect
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from . import twin
-from .state import State, compare, mark, named_parameters, snapshot
-from .subject import Named, NotRun, Subject
+from .state import mark, named_parameters
+from .subject import NotRun, Subject
 
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
@@ -78,7 +78,8 @@ def subject(name: str, folder: Path, progress: Callable[[str], None]) -> Subject
     progress("tiny twin")
     said = twin.entry(name)
     served = said.get("served_as", name)
-    registered = ModelRegistry.models[served]
+    if name not in ModelRegistry.models:
+        raise NotRun(f"vLLM has registered no `{name}`")
     like = said.get("like") or _class_like(name, ModelRegistry.models)
     checkpoint = twin.save_twin(twin.checked(like), said, folder, served)
     if said.get("processor"):
@@ -92,8 +93,6 @@ def subject(name: str, folder: Path, progress: Callable[[str], None]) -> Subject
     make = _maker(config)
     model = make()
     chosen = _best_names(make, model, checkpoint)
-    home = os.path.dirname(inspect.getfile(torch.nn.Module))
-    del home
     found = type(model)
     return Subject(
         make=make,
@@ -101,7 +100,7 @@ def subject(name: str, folder: Path, progress: Callable[[str], None]) -> Subject
         load=lambda model, weights: model.load_weights(weights),
         origin="twin",
         code=(os.path.dirname(sys.modules["vllm"].__file__ or ""),),
-        about={"class": f"{found.__module__}.{found.__name__}", **_place(found), "like": like, "registered": type(registered).__name__},
+        about={"class": f"{found.__module__}.{found.__name__}", **_place(found), "like": like},
         paths=lambda subject: _paths(subject, config),
     )
 
@@ -222,5 +221,3 @@ def _paths(subject: Subject, config: Any) -> dict[str, str]:
 
     return drive(subject, config)
 
-
-__all__ = ["Iterable", "Named", "State", "compare", "names", "prepare", "snapshot", "subject"]

@@ -170,7 +170,7 @@ def _live(host: ModuleType, request: dict[str, Any], name: str, folder: Path) ->
 
 def _facts(host: ModuleType, request: dict[str, Any], name: str, folder: Path) -> dict[str, Any]:
     from .audit import audit, text_of
-    from .subject import NotRun
+    from .subject import LoadFailed, NotRun
 
     stage = ["start"]
 
@@ -182,7 +182,7 @@ def _facts(host: ModuleType, request: dict[str, Any], name: str, folder: Path) -
     work.mkdir()
     subject = None
     try:
-        subject = host.subject(name, work, progress)
+        subject = host.subject(name, work, progress, **({"checkpoint": request["checkpoint"]} if request["host"] == "python" else {}))
         checks = audit(subject, request["checks"], request["slots"], progress)
         paths = {}
         if subject.paths and checks.get("stale-reference", {}).get("items"):
@@ -190,6 +190,8 @@ def _facts(host: ModuleType, request: dict[str, Any], name: str, folder: Path) -
             paths = dict(subject.paths(subject))
     except NotRun as why:
         return {"status": "not-run", "reason": str(why), "stage": stage[0], "about": dict(subject.about) if subject else {}}
+    except LoadFailed as why:
+        return {"status": "failed", "reason": str(why), "stage": stage[0]}
     except Exception as error:
         trace = traceback.format_exc()[-3000:]
         return {"status": "not-run", "reason": f"{stage[0]}: {text_of(error)}", "stage": stage[0], "trace": trace}

@@ -13,6 +13,10 @@ class NotRun(Exception):
     """No verdict can be had, for the one reason that the text says."""
 
 
+class LoadFailed(Exception):
+    """What the user gave does not load, for the reason that the text says."""
+
+
 @dataclass(frozen=True)
 class Subject:
     """Something whose weight loading is audited."""

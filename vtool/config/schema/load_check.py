@@ -1,0 +1,55 @@
+"""Settings of a recipe of kind `load_check`: whose weight loading is checked, and how."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from vtool.config.schema.base import Settings
+
+Check = Literal[
+    "stale-reference", "iterator-not-exhausted", "unwritten-parameter", "partly-written-parameter", "unconsumed-tensor", "retained-memory",
+    "order-dependent", "chunk-dependent", "reload-dependent", "aliased-parameter", "lossy-cast", "nondeterministic",
+]  # fmt: skip
+Source = Literal["owned", "reusable_buffer", "bucketed", "shuffled", "sglang_marked", "safetensors", "runai", "fastsafetensors"]
+Framework = Literal["vllm", "transformers", "sglang"]
+
+
+class Subjects(Settings):
+    """Whose loading is checked."""
+
+    names: tuple[str, ...] = ()
+    """Such as vllm:BertModel, or python:FILE.py:factory. What the command line names takes their place."""
+    all: Framework | None = None
+    """Every class that this framework has registered."""
+    match: str = Field(default="*", min_length=1)
+    """With `all`: only names that fit this pattern, as the shell understands it."""
+
+
+class Limits(Settings):
+    """What one subject may take. One that takes more is stopped, and says so."""
+
+    seconds: float = Field(default=60.0, gt=0, allow_inf_nan=False)
+    """Time."""
+    memory_mib: int = Field(default=1536, ge=64)
+    """Resident memory, in MiB, of which the framework itself is about 500."""
+
+
+class LoadCheck(Settings):
+    """A recipe of kind `load_check` after composition and validation."""
+
+    kind: Literal["load_check"]
+    """What the recipe is for: checking that every weight lands, whatever loads it."""
+    subjects: Subjects = Subjects()
+    sources: tuple[Source, ...] = ("owned", "reusable_buffer", "bucketed", "shuffled", "sglang_marked")
+    """The loaders that weights come from. `owned` is what the others are compared with, and is always there."""
+    slots: int = Field(default=1, ge=1)
+    """Buffers of the ring of `reusable_buffer`: a tensor is valid until so many more have been asked for."""
+    checks: tuple[Check, ...] = ()
+    """The rules that are asked. Default: all."""
+    limits: Limits = Limits()
+    jobs: int = Field(default=2, ge=1)
+    """Subjects that are checked at the same time."""
+    python: str | None = Field(default=None, min_length=1)
+    """The interpreter that has the framework. Default: .vllm-venv/bin/python where that is there, else the one that runs vtool."""
+    allow: tuple[str, ...] = ()
+    """Patterns of parameters and tensors that may be left unwritten or unread."""

@@ -1,0 +1,152 @@
+"""Rules VT4xx: a class that is given weights. (Those of a checkpoint's folder are in rules_folder.py.)
+
+`bad` and `good` of VT401 to VT412 are a class's `load_weights(self, weights)`.
+"""
+
+from vtool.diagnostics.rule import Rule
+
+_COPY = "for name, tensor in weights: self.parameters[name].copy_(tensor)"
+
+RULES = (
+    Rule(
+        name="stale-reference",
+        code="VT401",
+        summary="A class uses a tensor after it has asked the loader for more.",
+        why="A loader that uses its buffer again has put other bytes there: the model loads without a word and answers garbage.",
+        bad="weights = list(weights)",
+        good=_COPY,
+        fix="Copy each tensor into its parameter before asking for the next one, or keep a clone: kept[name] = tensor.clone().",
+    ),
+    Rule(
+        name="iterator-not-exhausted",
+        code="VT402",
+        summary="A class stops before the loader has given everything.",
+        why="What was not asked for is not loaded, and a streaming loader waits for ever or never frees its buffers.",
+        bad="for name, tensor in itertools.islice(weights, 10): …",
+        good=_COPY,
+        fix="Go through the iterator until it ends; skip by name what is not needed.",
+    ),
+    Rule(
+        name="unwritten-parameter",
+        code="VT403",
+        summary="No element of a parameter is written, though the checkpoint may have it.",
+        why="It keeps what was in the memory: zeros, or anything.",
+        bad='if name.endswith("bias"): continue',
+        good=_COPY,
+        fix="Map the checkpoint's name to the parameter's, and raise for a parameter that nothing was loaded into.",
+    ),
+    Rule(
+        name="partly-written-parameter",
+        code="VT404",
+        summary="Some elements of a parameter are written, and others are not.",
+        why="Half of a fused qkv, or one expert of many, computes with whatever was in the memory, and nothing else shows it.",
+        bad="qkv[:2 * n].copy_(torch.cat([q, k]))",
+        good="qkv.copy_(torch.cat([q, k, v]))",
+        fix="Load every part of a fused weight, and count the parts.",
+    ),
+    Rule(
+        name="unconsumed-tensor",
+        code="VT405",
+        summary="A tensor of the checkpoint is never read.",
+        why="A weight that was trained is dropped. One renaming has dropped 97 % of a checkpoint.",
+        bad="if name not in self.parameters: continue",
+        good="if name not in self.parameters: raise KeyError(name)",
+        fix="Map its name, or name it among those that are ignored on purpose (allow=[…] takes patterns).",
+    ),
+    Rule(
+        name="retained-memory",
+        code="VT406",
+        summary="A class holds most of the checkpoint's tensors at once.",
+        why="The host's memory then holds the whole checkpoint beside the model, and loading ends out of memory.",
+        bad="weights = dict(weights)",
+        good=_COPY,
+        fix="Load each tensor as it comes. Keep at most the parts of one fused weight.",
+        severity="warning",
+    ),
+    Rule(
+        name="order-dependent",
+        code="VT407",
+        summary="What is loaded depends on the order in which tensors come.",
+        why="Loaders with several threads give them as they finish; shards are cut differently.",
+        bad="first = next(iter(weights)); self.scale = first[1]",
+        good='if name == "scale": self.scale.copy_(tensor)',
+        fix="Decide by the tensor's name only, and combine parts when all of them are there.",
+    ),
+    Rule(
+        name="chunk-dependent",
+        code="VT408",
+        summary="What is loaded depends on how the tensors are spread over calls of load_weights.",
+        why="Weight synchronisation in reinforcement learning sends them in buckets: half of a fused weight is lost at each border.",
+        bad="parts = {}  # of one call: q in this one, k and v in the next",
+        good="self.parts  # kept until the last part has come",
+        fix="Write each part into its place in the fused parameter at once, or keep parts beyond the call.",
+    ),
+    Rule(
+        name="reload-dependent",
+        code="VT409",
+        summary="Loading a second time does not give what loading once gives.",
+        why="An updated policy is a mixture of old and new weights.",
+        bad="self.weight.add_(tensor)",
+        good="self.weight.copy_(tensor)",
+        fix="Make load_weights a function of what it is given only, buffers included.",
+    ),
+    Rule(
+        name="aliased-parameter",
+        code="VT410",
+        summary="A parameter is the loader's own memory, not a copy of it.",
+        why="When the loader uses or frees that memory, the model changes.",
+        bad="self.weight.data = tensor",
+        good="self.weight.copy_(tensor)",
+        fix="Copy, or clone: self.weight.data = tensor.clone().",
+    ),
+    Rule(
+        name="lossy-cast",
+        code="VT411",
+        summary="A tensor loses bits on its way into a parameter.",
+        why="Routers, norms and state-space parameters that were kept in float32 on purpose come out rounded.",
+        bad="self.bias.copy_(tensor)  # float32 into bfloat16",
+        good="self.bias = nn.Parameter(torch.empty(n, dtype=torch.float32))",
+        fix="Give the parameter the checkpoint's dtype, or convert the checkpoint on purpose.",
+        severity="warning",
+    ),
+    Rule(
+        name="nondeterministic",
+        code="VT412",
+        summary="Loading the same tensors twice, into two new objects, gives different values.",
+        why="Something is left to what was in the memory, or to chance; no two servers have the same model.",
+        bad="self.weight = torch.empty_like(self.weight) + tensor",
+        good="self.weight.copy_(tensor)",
+        fix="Write every element from the checkpoint, or from a fixed rule.",
+    ),
+    Rule(
+        name="unknown-subject",
+        code="VT490",
+        summary="There is nothing of this name whose loading could be checked.",
+        why="Checking something else would say nothing about it.",
+        bad="vtool load-check vllm:BertModle",
+        good="vtool load-check vllm:BertModel",
+        fix="Name a class as FRAMEWORK:NAME, a function as python:FILE.py:NAME, a folder, or a recipe of kind load_check.",
+    ),
+    Rule(
+        name="unusable-interpreter",
+        code="VT491",
+        summary="The interpreter cannot import what the subject needs.",
+        why="A class is checked where it is installed; nothing was checked.",
+        bad="vtool load-check vllm:BertModel --python /usr/bin/python3",
+        good="vtool load-check vllm:BertModel --python .vllm-venv/bin/python",
+        fix="Give the interpreter of an environment that has the framework: --python EXE (`make vllm-env` builds one for vLLM).",
+    ),
+    Rule(
+        name="load-failed",
+        code="VT492",
+        summary="A subject raised, hung, crashed or ran out of memory before it could be judged.",
+        why="What did not load has not passed.",
+        bad="def factory(): raise RuntimeError",
+        good="def factory(): return Model()",
+        fix="Run it by itself and mend it. limits.seconds and limits.memory_mib say how long and how much it may take.",
+    ),
+)
+"""VT401 to VT412 are asked of every class; the others say why one could not be."""
+
+ASKED = tuple(rule.name for rule in RULES if rule.code < "VT49")
+"""The checks of a class, in order."""

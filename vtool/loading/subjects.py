@@ -1,0 +1,54 @@
+"""What a user names on the command line: a class of a framework, a function of a file."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import get_args
+
+from vtool.config.schema.load_check import Framework
+from vtool.diagnostics import Diagnostic, Findings
+from vtool.diagnostics.near_miss import did_you_mean, near
+
+FRAMEWORKS = get_args(Framework)
+HOSTS = (*FRAMEWORKS, "python")
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A subject: `vllm:BertModel`, or `python:FILE.py:factory`."""
+
+    host: str
+    """`vllm`, `transformers`, `sglang` or `python`."""
+    name: str
+    """The class, or the path and the function."""
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.name}"
+
+
+def parse(text: str) -> Named:
+    """Read a subject.
+
+    Raises:
+        Findings: `unknown-subject`, where it is none.
+    """
+    host, colon, name = text.partition(":")
+    if not colon or not name or host not in HOSTS:
+        help = did_you_mean([f"{guess}:{name}" for guess in near(host, HOSTS)]) if colon and name else None
+        message = f"`{text}` is no subject: neither a folder, nor a recipe, nor one of {', '.join(f'{known}:…' for known in HOSTS)}"
+        raise Findings(Diagnostic("unknown-subject", message, help), fatal=True)
+    if host == "python":
+        file, colon, function = name.rpartition(":")
+        if not colon or not function.isidentifier():
+            message, help = f"`{text}` does not say which function makes the object", f"write python:{name if not colon else file}:factory"
+            raise Findings(Diagnostic("unknown-subject", message, help), fatal=True)
+        if not Path(file).is_file():
+            raise Findings(Diagnostic("unknown-subject", f"`{text}`: there is no file {file}", "give the path of a Python file"), fatal=True)
+    return Named(host, name)
+
+
+def unknown_name(subject: Named, known: Sequence[str]) -> Diagnostic:
+    """A class that the framework does not have."""
+    likely = did_you_mean([f"{subject.host}:{name}" for name in near(subject.name, known)])
+    message = f"{subject.host} has no class `{subject.name}` among the {len(known)} that it has registered"
+    return Diagnostic("unknown-subject", message, likely or f"`vtool load-check --all {subject.host}` checks them all")

@@ -1,0 +1,40 @@
+"""For a model author's own tests."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from vtool.diagnostics import Findings
+from vtool.diagnostics.result import Result
+from vtool.diagnostics.rules_loading import ASKED
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def check_load_weights(
+    factory: "Callable[[], Any]", checkpoint: "Mapping[str, Tensor]", *, checks: Sequence[str] = ASKED, slots: int = 1, allow: Sequence[str] = ()
+) -> Result:
+    """Load a checkpoint in every way that can go wrong, in this process.
+
+    Args:
+        factory: makes a new object, with `load_weights(iterable of (name, tensor))`, `named_parameters()` and, where there,
+            `named_buffers()`. It is called afresh for each load, after `torch.manual_seed(0)`.
+        checkpoint: the tensors by name, in the order in which a loader gives them.
+        checks: the rules that are asked (`vtool explain stale-reference`).
+        slots: for how many requests a tensor stays valid.
+        allow: patterns of parameters and tensors that may be left unwritten or unread.
+
+    Returns:
+        The result, warnings and notes included.
+
+    Raises:
+        vtool.diagnostics.Findings: every error that was found; a `ValueError`.
+    """
+    from vtool.loading.probe.on_file import facts_of
+    from vtool.loading.verdict import judge
+
+    facts = facts_of(factory, checkpoint, checks, slots)
+    result = judge(getattr(factory, "__qualname__", "factory"), facts, checks, allow)
+    if errors := [finding for finding in result.findings if finding.severity == "error"]:
+        raise Findings(errors)
+    return result

@@ -1,0 +1,247 @@
+"""What the probe's facts are worth: findings with a severity, and a verdict."""
+
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from typing import Any, Literal, TypeVar
+
+from vtool.diagnostics import Diagnostic, Origin
+from vtool.diagnostics.result import Result, Verdict
+
+Facts = Mapping[str, Any]
+Severity = Literal["error", "warning", "note"]
+K = TypeVar("K", bound=Hashable)
+SHOWN = 3
+COMPUTED = ("inv_freq", "position_ids", "num_batches_tracked", "masked_bias", "attn.bias", "rotary_emb.cos_cached", "rotary_emb.sin_cached")
+"""Endings of tensors that old checkpoints hold and that classes compute."""
+
+
+def judge(subject: str, facts: Facts, asked: Sequence[str], allow: Sequence[str] = ()) -> Result:
+    """A subject's result.
+
+    Args:
+        facts: what the probe says of it: `status`, `checks`, `paths`, and of a `twin` or `discovered` checkpoint, `origin`.
+        allow: patterns of parameters and tensors that may be left unwritten or unread.
+    """
+    if facts["status"] != "judged":
+        return _without_verdict(subject, facts, asked)
+    checks: dict[str, str] = {}
+    details: dict[str, dict[str, Any]] = {}
+    findings: list[Diagnostic] = []
+    for rule in asked:
+        check = facts["checks"].get(rule, {"reason": "the sources do not include the one that it needs"})
+        if "reason" in check:
+            checks[rule] = "not-run"
+            details[rule] = {"reason": check["reason"]}
+            continue
+        found = _JUDGES[rule](rule, [item for item in check["items"] if not _allowed(item, allow)], facts)
+        findings += found
+        worst = {finding.severity for finding in found}
+        checks[rule] = "failed" if worst & {"error", "warning"} else "passed"
+        if detail := _detail(rule, check, facts):
+            details[rule] = detail
+    findings = [replace(finding, message=f"{subject}: {finding.message}") for finding in findings]
+    verdict: Verdict = "unsafe" if any(finding.severity == "error" for finding in findings) else "clean"
+    return Result(subject, verdict, checks, tuple(findings), details)
+
+
+def _without_verdict(subject: str, facts: Facts, asked: Sequence[str]) -> Result:
+    reason = str(facts["reason"])
+    details = {asked[0]: {"reason": reason}}
+    checks = dict.fromkeys(asked, "not-run")
+    if facts["status"] == "not-run":
+        return Result(subject, "not-run", checks, (), details)
+    return Result(subject, "failed", checks, (Diagnostic("load-failed", f"{subject}: {reason}"),), details)
+
+
+def _allowed(item: Mapping[str, Any], allow: Sequence[str]) -> bool:
+    names = [item["parameter"]] if item.get("parameter") else item.get("tensors") or []
+    return bool(names) and all(any(fnmatchcase(name, pattern) for pattern in allow) for name in names)
+
+
+def _detail(rule: str, check: Mapping[str, Any], facts: Facts) -> dict[str, Any]:
+    measured = dict(check.get("measured") or {})
+    detail: dict[str, Any] = {}
+    if rule == "stale-reference" and check["items"]:
+        detail["smallest_safe_slots"] = measured.pop("smallest_safe_slots", None)
+        detail["reachable_via"] = _paths(facts, "unprotected")
+        detail["protected_by"] = _paths(facts, "protected")
+        detail["paths_not_run"] = {path: state for path, state in facts["paths"].items() if state not in ("unprotected", "protected")}
+    detail["measured"] = measured
+    detail["parameters"] = [item["parameter"] for item in check["items"] if item.get("parameter")]
+    return {key: value for key, value in detail.items() if value}
+
+
+def _paths(facts: Facts, state: str) -> list[str]:
+    return [path for path, found in facts["paths"].items() if found == state]
+
+
+def _stale(rule: str, items: Sequence[Mapping[str, Any]], facts: Facts) -> list[Diagnostic]:
+    """An error where a path of the installed framework hands the class tensors that do not stay; else it leans on the loader's copies."""
+    if not items:
+        return []
+    reachable, protected = _paths(facts, "unprotected"), _paths(facts, "protected")
+    severity: Severity = "error" if reachable or not protected else "warning"
+    measured = facts["checks"][rule]["measured"]
+    safe = measured["smallest_safe_slots"]
+    needs = f"it needs {safe} of {measured['tensors']} tensors to stay valid" if safe else "no number of buffers is enough"
+    if safe and safe > measured["tensors"]:
+        needs = f"it needs all {measured['tensors']} tensors to stay valid, and one request more"
+    way = f"reached without a copy by {', '.join(reachable)}" if reachable else f"it relies on the loader's copies ({', '.join(protected)})"
+    found = []
+    for place, group in _by(items, lambda item: (item.get("file"), item.get("line"))).items():
+        first = group[0]
+        what = _raises(first) or f"{_several('parameter', group)} {'hold' if len(group) > 1 else 'holds'} bytes of what came later"
+        message = f"{what}: {_names(group)}; {needs}" + (f"; {way}" if reachable or protected else "")
+        found.append(_finding(rule, message, group, severity, Origin(*place) if place[0] else _own_line(facts)))
+    return found
+
+
+def _exhausted(rule: str, items: Sequence[Mapping[str, Any]], facts: Facts) -> list[Diagnostic]:
+    if not items:
+        return []
+    left = items[0]["tensors"]
+    measured = facts["checks"][rule]["measured"]
+    if items[0]["kind"] == "end":
+        message = "it takes every tensor but does not ask until there is none left, and a streaming loader does not end"
+        return [Diagnostic(rule, message, origin=_own_line(facts), severity="warning")]
+    message = f"it stops after {measured['asked_for']} of {measured['tensors']} tensors: {_listed(left)} {'are' if len(left) > 1 else 'is'} never asked for"
+    return [Diagnostic(rule, message, tensors=tuple(left), origin=_own_line(facts))]
+
+
+def _unwritten(rule: str, items: Sequence[Mapping[str, Any]], facts: Facts) -> list[Diagnostic]:
+    """Of the user's own checkpoint an error. A twin may lack a tensor that the hub's files have, unless it has one that is not read."""
+    unread = facts["checks"].get("unconsumed-tensor", {}).get("items", [])
+    waiting = {name for item in unread for name in item["waiting"]}
+    certain = [item for item in items if facts["origin"] == "given" or item["parameter"] in waiting]
+    rest = [item for item in items if item not in certain]
+    found = []
+    if certain:
+        message = f"{_several('parameter', certain)} {'are' if len(certain) > 1 else 'is'} never written: {_names(certain)}"
+        found.append(_finding(rule, message, certain, "error", _own_line(facts)))
+    if rest:
+        message = f"the {_word(facts)} has no tensor for {_several('parameter', rest)}: {_names(rest)}"
+        found.append(_finding(rule, message, rest, "note", _own_line(facts)))
+    return found
+
+
+def _half_written(rule: str, items: Sequence[Mapping[str, Any]], facts: Facts) -> list[Diagnostic]:
+    """Names that were found by trying may miss a part."""
+    severity: Severity = "note" if facts["origin"] == "discovered" else "error"
+    return [
+        _finding(rule, f"{item['parameter']}: {item['seen']}; what is there came from {_listed(item['tensors'])}", [item], severity, _own_line(facts))
+        for item in items
+    ]
+
+
+def _unconsumed(rule: str, items: Sequence[Mapping[str, Any]], facts: Facts) -> list[Diagnostic]:
+    """Copies of tensors that are read, and what classes compute, are notes; so is what a tiny twin has beyond the files on the hub."""
+
+    def severity(item: Mapping[str, Any]) -> Severity:
+        if item["waiting"]:
+            return "error"
+        if facts["origin"] != "given" or item["same_as"] or item["tensors"][0].endswith(COMPUTED):
+            return "note"
+        return "error"
+
+    found = []
+    for graded, group in _by(items, severity).items():
+        names = [name for item in group for name in item["tensors"]]
+        message = f"{len(names)} tensor{'s' if len(names) > 1 else ''} of the checkpoint {'are' if len(names) > 1 else 'is'} never read: {_listed(names)}"
+        found.append(Diagnostic(rule, message, tensors=tuple(names), origin=_own_line(facts), severity=graded))
+    return found
+
+
+def _retained(rule: str, items: Sequence[Mapping[str, Any]], facts: Facts) -> list[Diagnostic]:
+    return [Diagnostic(rule, item["seen"], tensors=tuple(item.get("tensors") or ()) or None, origin=_own_line(facts)) for item in items]
+
+
+def _differs(rule: str, items: Sequence[Mapping[str, Any]], facts: Facts) -> list[Diagnostic]:
+    """Values that differ without a word are an error; an exception is loud, and so a warning."""
+    found = []
+    for (kind, way), group in _by(items, lambda item: (item["kind"], item.get("way"))).items():
+        how = {"order-dependent": f"loaded {way}", "chunk-dependent": f"loaded {way}", "reload-dependent": "loaded a second time"}.get(rule, "loaded again")
+        if kind == "raises":
+            found.append(Diagnostic(rule, f"{how}, it raises {group[0]['seen']}", origin=_own_line(facts), severity="warning"))
+            continue
+        message = f"{how}, {_several('tensor', group)} {'have' if len(group) > 1 else 'has'} other values: {_names(group)}"
+        found.append(_finding(rule, message, group, "error", _own_line(facts)))
+    return found
+
+
+def _aliased(rule: str, items: Sequence[Mapping[str, Any]], facts: Facts) -> list[Diagnostic]:
+    if not items:
+        return []
+    message = f"{_several('parameter', items)} {'are' if len(items) > 1 else 'is'} the loader's own memory: {_names(items)}"
+    return [_finding(rule, message, items, "error", _own_line(facts))]
+
+
+def _narrowed(rule: str, items: Sequence[Mapping[str, Any]], facts: Facts) -> list[Diagnostic]:
+    """A twin keeps in float32 what transformers does; files on the hub need not."""
+    found = []
+    for (before, after), group in _by(items, lambda item: (item["expected"], item["seen"])).items():
+        names = [item["tensors"][0] for item in group]
+        message = f"{_several('tensor', group)} {'go' if len(group) > 1 else 'goes'} from {before} into {after}: {_listed(names)}"
+        found.append(_finding(rule, message, group, "warning" if facts["origin"] == "given" else "note", _own_line(facts)))
+    return found
+
+
+_JUDGES: Mapping[str, Callable[[str, Sequence[Mapping[str, Any]], Facts], list[Diagnostic]]] = {
+    "stale-reference": _stale,
+    "iterator-not-exhausted": _exhausted,
+    "unwritten-parameter": _unwritten,
+    "partly-written-parameter": _half_written,
+    "unconsumed-tensor": _unconsumed,
+    "retained-memory": _retained,
+    "order-dependent": _differs,
+    "chunk-dependent": _differs,
+    "reload-dependent": _differs,
+    "aliased-parameter": _aliased,
+    "lossy-cast": _narrowed,
+    "nondeterministic": _differs,
+}
+
+
+def _finding(rule: str, message: str, items: Sequence[Mapping[str, Any]], severity: Severity, origin: Origin | None) -> Diagnostic:
+    """A finding about several parameters: the first one is shown in full, and the tensors are those of all."""
+    first = items[0]
+    tensors = tuple(dict.fromkeys(name for item in items for name in item.get("tensors") or ()))
+    return Diagnostic(
+        rule, message, parameter=first.get("parameter"), origin=origin, expected=first.get("expected"), seen=first.get("seen"),
+        severity=severity, tensors=tensors or None,
+    )  # fmt: skip
+
+
+def _own_line(facts: Facts) -> Origin | None:
+    """The class's load_weights."""
+    about = facts["about"]
+    return Origin(about["file"], about.get("line")) if about.get("file") else None
+
+
+def _word(facts: Facts) -> str:
+    return {"twin": "tiny twin of transformers' class", "discovered": "checkpoint that was found by trying names"}[facts["origin"]]
+
+
+def _raises(item: Mapping[str, Any]) -> str | None:
+    return f"it raises {item['seen']}" if item["kind"] == "raises" else None
+
+
+def _by(items: Sequence[Mapping[str, Any]], key: Callable[[Mapping[str, Any]], K]) -> dict[K, list[Mapping[str, Any]]]:
+    groups: dict[K, list[Mapping[str, Any]]] = defaultdict(list)
+    for item in items:
+        groups[key(item)].append(item)
+    return dict(groups)
+
+
+def _several(noun: str, items: Sequence[object]) -> str:
+    return f"{len(items)} {noun}{'s' if len(items) > 1 else ''}"
+
+
+def _names(items: Sequence[Mapping[str, Any]]) -> str:
+    return _listed([item["parameter"] for item in items if item.get("parameter")])
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:SHOWN])
+    return f"{shown} and {len(names) - SHOWN} more" if len(names) > SHOWN else shown

@@ -1,0 +1,81 @@
+"""Starts the probe in the subject's interpreter, and reads what it says."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from vtool.diagnostics import Diagnostic, Findings
+
+PROBE = Path(__file__).parent / "probe"
+VLLM_PYTHON = Path(".vllm-venv/bin/python")
+Event = Mapping[str, Any]
+
+
+def interpreter(asked: str | None, host: str) -> str:
+    """The interpreter for a framework: the one asked for; for vLLM what `make vllm-env` has built; else this one."""
+    if asked:
+        return asked
+    return str(VLLM_PYTHON) if host == "vllm" and VLLM_PYTHON.exists() else sys.executable
+
+
+def probe_events(python: str, request: Mapping[str, Any]) -> Iterator[Event]:
+    """Run the probe; what it says, event by event. It is stopped when the caller goes away.
+
+    Raises:
+        Findings: `unusable-interpreter`, where it cannot be started, or ends before it has said that it is done.
+    """
+    reading, writing = os.pipe()
+    with tempfile.TemporaryDirectory(prefix="vtool-") as folder, os.fdopen(reading) as lines, open(Path(folder) / "log", "w+") as log:
+        asked = Path(folder) / "request.json"
+        asked.write_text(json.dumps({**request, "descriptor": writing}))
+        try:
+            process = subprocess.Popen(
+                [python, str(PROBE), str(asked)],
+                pass_fds=[writing], stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=_environment(), start_new_session=True,
+            )  # fmt: skip
+        except OSError as error:
+            raise _unusable(python, f"it cannot be started: {error.strerror}") from error
+        finally:
+            os.close(writing)
+        with _stopped_at_the_end(process):
+            last: Event = {}
+            for line in lines:
+                last = json.loads(line)
+                yield last
+            if last.get("event") not in ("done", "unusable"):
+                process.wait()
+                log.seek(0)
+                said = log.read().strip().splitlines()
+                raise _unusable(python, f"it ended with status {process.returncode}: {said[-1] if said else 'it said nothing'}")
+
+
+@contextmanager
+def _stopped_at_the_end(process: "subprocess.Popen[bytes]") -> Iterator[None]:
+    try:
+        yield
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)  # it ends its own children
+        process.wait()
+
+
+def _environment() -> dict[str, str]:
+    """One thread a subject, which waits without spinning; no hub; and nothing of this interpreter's own packages."""
+    kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
+    return {**kept, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "HF_HUB_OFFLINE": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+def _unusable(python: str, reason: str) -> Findings:
+    return Findings(unusable(python, reason), fatal=True)
+
+
+def unusable(python: str, reason: str) -> Diagnostic:
+    """An interpreter in which nothing can be checked."""
+    return Diagnostic("unusable-interpreter", f"{python}: {reason}")
