@@ -43,7 +43,9 @@ def parse(text: str) -> Named:
             message, help = f"`{text}` does not say which function makes the object", f"write python:{name if not colon else file}:factory"
             raise Findings(Diagnostic("unknown-subject", message, help), fatal=True)
         if not Path(file).is_file():
-            raise Findings(Diagnostic("unknown-subject", f"`{text}`: there is no file {file}", "give the path of a Python file"), fatal=True)
+            raise Findings(
+                Diagnostic("unknown-subject", f"`{text}`: there is no file {file}", "give the path of a Python file"), fatal=True
+            )
     return Named(host, name)
 
 

@@ -12,7 +12,12 @@ if TYPE_CHECKING:
 
 
 def check_load_weights(
-    factory: "Callable[[], Any]", checkpoint: "Mapping[str, Tensor]", *, checks: Sequence[str] = ASKED, slots: int = 1, allow: Sequence[str] = ()
+    factory: "Callable[[], Any]",
+    checkpoint: "Mapping[str, Tensor]",
+    *,
+    checks: Sequence[str] = ASKED,
+    slots: int = 1,
+    allow: Sequence[str] = (),
 ) -> Result:
     """Load a checkpoint in every way that can go wrong, in this process.
 

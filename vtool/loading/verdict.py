@@ -130,7 +130,13 @@ def _half_written(rule: str, items: Sequence[Mapping[str, Any]], facts: Facts) -
     """Names that were found by trying may miss a part."""
     severity: Severity = "note" if facts["origin"] == "discovered" else "error"
     return [
-        _finding(rule, f"{item['parameter']}: {item['seen']}; what is there came from {_listed(item['tensors'])}", [item], severity, _own_line(facts))
+        _finding(
+            rule,
+            f"{item['parameter']}: {item['seen']}; what is there came from {_listed(item['tensors'])}",
+            [item],
+            severity,
+            _own_line(facts),
+        )
         for item in items
     ]
 
@@ -161,7 +167,9 @@ def _differs(rule: str, items: Sequence[Mapping[str, Any]], facts: Facts) -> lis
     """Values that differ without a word are an error; an exception is loud, and so a warning."""
     found = []
     for (kind, way), group in _by(items, lambda item: (item["kind"], item.get("way"))).items():
-        how = {"order-dependent": f"loaded {way}", "chunk-dependent": f"loaded {way}", "reload-dependent": "loaded a second time"}.get(rule, "loaded again")
+        how = {"order-dependent": f"loaded {way}", "chunk-dependent": f"loaded {way}", "reload-dependent": "loaded a second time"}.get(
+            rule, "loaded again"
+        )
         if kind == "raises":
             found.append(Diagnostic(rule, f"{how}, it raises {group[0]['seen']}", origin=_own_line(facts), severity="warning"))
             continue

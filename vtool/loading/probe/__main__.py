@@ -12,7 +12,8 @@ def main() -> None:
     folder = Path(__file__).resolve().parent
     sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != folder]
     spec = importlib.util.spec_from_file_location(NAME, folder / "__init__.py", submodule_search_locations=[str(folder)])
-    assert spec and spec.loader
+    assert spec is not None
+    assert spec.loader is not None
     sys.modules[NAME] = package = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(package)
     server = importlib.import_module(f"{NAME}.server")

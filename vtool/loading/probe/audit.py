@@ -110,7 +110,9 @@ def _watched(it: Audit, first: Owned) -> dict[str, Check]:
         and it.reference[name].dtype == seen[name].dtype
         and (elements := marked(it.reference[name], MARKS[0]) & marked(seen[name], MARKS[1])).any()
     }
-    names = {name: source.addresses[_address(tensor)] for name, tensor in named_tensors(model).items() if _address(tensor) in source.addresses}
+    names = {
+        name: source.addresses[_address(tensor)] for name, tensor in named_tensors(model).items() if _address(tensor) in source.addresses
+    }
     source.destroy()
     changed = compare(seen, snapshot(model))
     aliased = [{"parameter": name, "tensors": [names[name]] if name in names else [], **found} for name, found in changed.items()]
@@ -127,7 +129,9 @@ def _watched(it: Audit, first: Owned) -> dict[str, Check]:
     }
     if subject.streams:
         checks["iterator-not-exhausted"] = {
-            "items": [] if first.exhausted else [{"kind": "early" if first.given < len(first.names) else "end", "tensors": first.names[first.given :]}],
+            "items": []
+            if first.exhausted
+            else [{"kind": "early" if first.given < len(first.names) else "end", "tensors": first.names[first.given :]}],
             "measured": {"asked_for": first.given, "tensors": len(first.names)},
         }
         checks["retained-memory"] = {

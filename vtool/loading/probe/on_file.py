@@ -107,7 +107,11 @@ def read_folder(folder: Path) -> dict[str, Tensor]:
     from safetensors.torch import load_file
 
     index = folder / "model.safetensors.index.json"
-    files = sorted(set(json.loads(index.read_text())["weight_map"].values())) if index.exists() else sorted(path.name for path in folder.glob("*.safetensors"))
+    files = (
+        sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        if index.exists()
+        else sorted(path.name for path in folder.glob("*.safetensors"))
+    )
     tensors: dict[str, Tensor] = {}
     try:
         for file in files:

@@ -2,19 +2,25 @@
 
 import inspect
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from . import twin
+from .audit import text_of
+from .discover import discover
+from .mend import Mender
 from .state import mark, named_parameters
 from .subject import NotRun, Subject
+from .vllm_parts import STUBS
+from .vllm_paths import drive
 
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
@@ -25,6 +31,11 @@ ENVIRONMENT = {
     "VLLM_USE_V1": "1",
 }
 
+POOLING = (
+    "_EMBEDDING_MODELS", "_LATE_INTERACTION_MODELS", "_REWARD_MODELS", "_TOKEN_CLASSIFICATION_MODELS", "_SEQUENCE_CLASSIFICATION_MODELS",
+)  # fmt: skip
+"""Groups of vLLM's registry whose classes do not generate."""
+
 
 def prepare() -> Mapping[str, str]:
     """Import vLLM once, before any fork; its version."""
@@ -32,12 +43,12 @@ def prepare() -> Mapping[str, str]:
     _import_beside_cuda_builds()
     import vllm
     import vllm.model_executor.model_loader.utils
-    import vllm.model_executor.models.registry as registry
+    from vllm.model_executor.models import registry
 
     # vLLM looks at each class in a process of its own, which takes seconds; here every class has one already.
     lazy: Any = registry._LazyRegisteredModel
     lazy.inspect_model_cls = lambda self: registry._ModelInfo.from_model_cls(self.load_model_cls())
-    import vllm.model_executor.models.transformers  # noqa: F401
+    import vllm.model_executor.models.transformers
 
     return {"name": "vllm", "version": vllm.__version__}
 
@@ -51,7 +62,7 @@ def _import_beside_cuda_builds() -> None:
     except Exception:
         for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
             del sys.modules[name]
-        library = torch.library.Library("torchvision", "DEF")  # noqa: TOR901
+        library = torch.library.Library("torchvision", "DEF")
         for name in ("nms", "qnms"):
             library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
         _KEPT.append(library)
@@ -68,51 +79,97 @@ def names() -> list[str]:
 
 
 def subject(name: str, folder: Path, progress: Callable[[str], None]) -> Subject:
-    """The tiny twin of an architecture.
+    """An architecture at tiny size: with the checkpoint of transformers' twin, else with one whose names the class has shown to take.
 
     Raises:
         NotRun: why there is none.
     """
-    from vllm.model_executor.models.registry import ModelRegistry
+    from vllm.model_executor.models import registry
 
-    progress("tiny twin")
+    if name not in registry.ModelRegistry.models:
+        raise NotRun(f"vLLM has registered no `{name}`")
     said = twin.entry(name)
     served = said.get("served_as", name)
-    if name not in ModelRegistry.models:
-        raise NotRun(f"vLLM has registered no `{name}`")
-    like = said.get("like") or _class_like(name, ModelRegistry.models)
-    checkpoint = twin.save_twin(twin.checked(like), said, folder, served)
+    mender = Mender(twin.TABLE["fields"], STUBS)
+    progress("tiny twin")
+    like = said.get("like") or _class_like(name, registry.ModelRegistry.models)
+    checkpoint: Mapping[str, Tensor] | None = None
+    why = ""
+    if like:
+        try:
+            checkpoint = mender.run(lambda: twin.save_twin(like, said, folder, served))
+        except Exception as error:
+            why = f"transformers' {like} cannot be made tiny: {text_of(error)}"
+    if checkpoint is None:
+        config_class = _config_class(name, like, registry.ModelRegistry.models[served])
+        mender.run(lambda: twin.tiny_config(config_class, said).save_pretrained(folder))
+        twin.write_config(folder, said, served)
     if said.get("processor"):
         _save_processor(folder)
     progress("vLLM's config")
     _start_distributed()
-    config = _vllm_config(folder)
-    if draft := said.get("drafts"):
-        _as_draft(config, draft)
+    pooling = any(name in getattr(registry, group, {}) for group in POOLING)
+    config = mender.run(lambda: _vllm_config(folder, **({"runner": "pooling"} if pooling else {})))
+    if name in registry._SPECULATIVE_DECODING_MODELS:
+        _as_draft(config, said.get("drafts", "eagle3" if "agle3" in name else "mtp" if "MTP" in name else "eagle"))
     progress("construction")
     make = _maker(config)
-    model = make()
-    chosen = _best_names(make, model, checkpoint)
+    model = mender.run(make)
+    origin: Literal["twin", "discovered"] = "twin"
+    if checkpoint is not None:
+        checkpoint, left = _best_names(make, model, checkpoint)
+        if left == float("inf"):
+            checkpoint = None
+    if checkpoint is None:
+        progress("names")
+        origin, checkpoint = "discovered", discover(make())
     found = type(model)
+    about = {
+        "class": f"{found.__module__}.{found.__name__}",
+        **_place(found),
+        "like": like,
+        "replaced": mender.replaced,
+        "fields": mender.added,
+    }
     return Subject(
         make=make,
-        checkpoint=chosen,
+        checkpoint=checkpoint,
         load=lambda model, weights: model.load_weights(weights),
-        origin="twin",
+        origin=origin,
         code=(os.path.dirname(sys.modules["vllm"].__file__ or ""),),
-        about={"class": f"{found.__module__}.{found.__name__}", **_place(found), "like": like},
-        paths=lambda subject: _paths(subject, config),
+        about={key: value for key, value in about.items() if value} | ({"no_twin": why} if why else {}),
+        paths=lambda subject: drive(subject, config),
     )
 
 
-def _class_like(name: str, models: Mapping[str, Any]) -> str:
+def _class_like(name: str, models: Mapping[str, Any]) -> str | None:
     """The transformers class of this name; else of another name for the same class of vLLM's."""
     if twin.known(name):
         return name
     same = [other for other, model in models.items() if _target(model) == _target(models[name]) and twin.known(other)]
-    if same:
-        return same[0]
-    raise NotRun(f"transformers has no class `{name}` to make a tiny model of")
+    return None if "transformers" in _target(models[name])[0] else next(iter(same), None)
+
+
+def _config_class(name: str, like: str | None, model: Any) -> Any:
+    """The class of configs for an architecture that has no twin: of its name, of its module, else Llama's."""
+    import transformers
+    import vllm.transformers_utils.configs as own
+
+    if like:
+        return getattr(transformers, like).config_class
+    stem = re.sub(
+        r"(MTP|MTPModel|ForCausalLM|ForConditionalGeneration|Model|ForRewardModel|ForSequenceClassification|Chat|DraftModel)+$", "", name
+    )
+    for module in (own, transformers):
+        for word in dir(module):
+            if word.casefold() == f"{stem}Config".casefold():
+                return getattr(module, word)
+    home = sys.modules[model.load_model_cls().__module__]
+    there = [value for value in vars(home).values() if isinstance(value, type) and issubclass(value, transformers.PretrainedConfig)]
+    whole = [
+        value for value in there if value is not transformers.PretrainedConfig and not re.search("Vision|Audio|Siglip|CLIP", value.__name__)
+    ]
+    return next(iter(whole), transformers.LlamaConfig)
 
 
 def _target(model: Any) -> tuple[str, str]:
@@ -130,9 +187,7 @@ def _start_distributed() -> None:
 
     meeting = tempfile.mktemp(prefix="vtool-")
     with set_current_vllm_config(VllmConfig()):
-        init_distributed_environment(
-            world_size=1, rank=0, local_rank=0, distributed_init_method=f"file://{meeting}", backend="gloo"
-        )
+        init_distributed_environment(world_size=1, rank=0, local_rank=0, distributed_init_method=f"file://{meeting}", backend="gloo")
         initialize_model_parallel(1, 1)
     Path(meeting).unlink(missing_ok=True)
 
@@ -163,8 +218,11 @@ def _maker(config: Any) -> Callable[[], Any]:
     return make
 
 
-def _best_names(make: Callable[[], Any], model: Any, checkpoint: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """The checkpoint, under the names of files that the class loads whole: transformers saves some that are not those of the hub's."""
+def _best_names(make: Callable[[], Any], model: Any, checkpoint: Mapping[str, Tensor]) -> tuple[Mapping[str, Tensor], float]:
+    """The checkpoint, under the names that the class loads whole: transformers saves some that are not those of the hub's files.
+
+    And how many parameters are never written.
+    """
     best, fewest = checkpoint, _never_written(model, checkpoint)
     for rules in twin.TABLE["renamings"]:
         if not fewest:
@@ -172,7 +230,7 @@ def _best_names(make: Callable[[], Any], model: Any, checkpoint: Mapping[str, Te
         tried = twin.renamed(checkpoint, rules)
         if list(tried) != list(checkpoint) and (left := _never_written(make(), tried)) < fewest:
             best, fewest = tried, left
-    return best
+    return best, fewest
 
 
 def _never_written(model: Any, checkpoint: Mapping[str, Tensor]) -> float:
@@ -213,11 +271,3 @@ def _as_draft(config: Any, method: str) -> None:
         draft_tensor_parallel_size=1, disable_padded_drafter_batch=False, eagle3_use_aux_hidden_state=True,
     )  # fmt: skip
     object.__setattr__(config, "speculative_config", draft)
-
-
-def _paths(subject: Subject, config: Any) -> dict[str, str]:
-    """Drive vLLM's own ways of loading with a buffer that is used again, and from a folder."""
-    from .vllm_paths import drive
-
-    return drive(subject, config)
-

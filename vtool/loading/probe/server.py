@@ -37,7 +37,9 @@ def serve(request_file: str) -> int:
         about = dict(host.prepare())
         known = host.names()
     except Exception as error:
-        _say(out, event="unusable", reason=f"this interpreter cannot import {request['host']}: {type(error).__name__}: {_first_line(error)}")
+        _say(
+            out, event="unusable", reason=f"this interpreter cannot import {request['host']}: {type(error).__name__}: {_first_line(error)}"
+        )
         return 0
     subjects = known if request["subjects"] is None else request["subjects"]
     if request.get("match") and request["subjects"] is None:

@@ -31,21 +31,27 @@ def _table() -> Iterator[tuple[str, int]]:
 FIXED = dict(_table())
 CAPPED = {
     **dict.fromkeys(
-        "num_hidden_layers num_layers n_layer n_layers depth encoder_layers decoder_layers num_encoder_layers num_decoder_layers".split(), LAYERS
+        [
+            "num_hidden_layers",
+            "num_layers",
+            "n_layer",
+            "n_layers",
+            "depth",
+            "encoder_layers",
+            "decoder_layers",
+            "num_encoder_layers",
+            "num_decoder_layers",
+        ],
+        LAYERS,
     ),
-    **dict.fromkeys("num_key_value_heads num_kv_heads n_kv_heads multi_query_group_num n_head_kv".split(), KV_HEADS),
-    **dict.fromkeys("num_experts num_local_experts n_routed_experts moe_num_experts n_experts".split(), EXPERTS),
-    **dict.fromkeys("num_experts_per_tok top_k moe_topk moe_k moe_top_k num_experts_per_token".split(), 2),
-    **dict.fromkeys("first_k_dense_replace num_dense_layers".split(), 1),
-    **dict.fromkeys("vocab_size text_vocab_size audio_vocab_size".split(), VOCAB),
-    **dict.fromkeys("image_size input_size".split(), 56),
+    **dict.fromkeys(["num_key_value_heads", "num_kv_heads", "n_kv_heads", "multi_query_group_num", "n_head_kv"], KV_HEADS),
+    **dict.fromkeys(["num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "n_experts"], EXPERTS),
+    **dict.fromkeys(["num_experts_per_tok", "top_k", "moe_topk", "moe_k", "moe_top_k", "num_experts_per_token"], 2),
+    **dict.fromkeys(["first_k_dense_replace", "num_dense_layers"], 1),
+    **dict.fromkeys(["vocab_size", "text_vocab_size", "audio_vocab_size"], VOCAB),
+    **dict.fromkeys(["image_size", "input_size"], 56),
 }
 """Fields that are made smaller, and never larger."""
-LISTS = (
-    "layer_types", "mlp_layer_types", "layers_block_type", "block_types", "attn_layer_indices", "no_rope_layers", "hybrid_layer_pattern",
-    "moe_layer_freq", "mlp_only_layers",
-)  # fmt: skip
-"""Lists with an entry a layer."""
 ONE_INDEX = ("deepstack_visual_indexes", "fullatt_block_indexes")
 
 
@@ -68,13 +74,17 @@ def shrink(config: Any, layers: int = LAYERS) -> Any:
     """Shrink a config in place, and those inside of it."""
     from transformers import PretrainedConfig
 
+    counts = {value for name, value in vars(config).items() if CAPPED.get(name) == LAYERS and isinstance(value, int) and value > layers}
     for name, value in list(vars(config).items()):
         if isinstance(value, PretrainedConfig):
             shrink(value, layers)
         elif name in ONE_INDEX and isinstance(value, list):
             _set(config, name, [0])
-        elif name in LISTS and isinstance(value, list | tuple) and len(value) > layers:
-            _set(config, name, list(value)[:layers])
+        elif isinstance(value, list | tuple) and (len(value) in counts or (name.endswith("_types") and len(value) > layers)):
+            # An entry a layer: as many as there are layers now, and no more.
+            _set(config, name, [small(name, entry) for entry in list(value)[:layers]])
+        elif isinstance(value, dict) and value and all(isinstance(key, int) for key in value):
+            _set(config, name, {key: entry for key, entry in value.items() if key < layers})
         elif (tiny := small(name, value)) != value:
             _set(config, name, min(value, layers) if CAPPED.get(name) == LAYERS else tiny)
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None)

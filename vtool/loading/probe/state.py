@@ -61,7 +61,9 @@ def marked(tensor: Tensor, byte: int) -> Tensor:
     return (as_bytes(tensor) == byte).all(-1)
 
 
-def compare(expected: Mapping[str, Tensor], seen: Mapping[str, Tensor], skip: Mapping[str, Tensor] | None = None) -> dict[str, dict[str, Any]]:
+def compare(
+    expected: Mapping[str, Tensor], seen: Mapping[str, Tensor], skip: Mapping[str, Tensor] | None = None
+) -> dict[str, dict[str, Any]]:
     """The tensors that differ, and by how much.
 
     Args:

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from .shrink import LAYERS, assign, shrink
-from .subject import NotRun
 
 TABLE: Mapping[str, Any] = json.loads((Path(__file__).parent / "twins.json").read_text())
 """What no general rule gives, for the class of a name: see `vtool/loading/probe/twins.json`."""
@@ -22,14 +21,15 @@ def entry(name: str) -> dict[str, Any]:
     return {**entry(found.pop("as")), **found} if "as" in found else found
 
 
-def tiny_config(class_name: str, said: Mapping[str, Any]) -> Any:
-    """The shrunk config of a transformers class."""
-    import transformers
-
-    made = getattr(transformers, class_name).config_class(**said.get("config", {}))
+def tiny_config(config_class: Any, said: Mapping[str, Any]) -> Any:
+    """A shrunk config of a class of configs."""
+    made = config_class(**said.get("config", {}))
     shrink(made, said.get("layers", LAYERS))
     assign(made, said.get("set", {}))
-    return type(made).from_dict(made.to_dict())
+    try:
+        return type(made).from_dict(made.to_dict())
+    except (ValueError, TypeError):
+        return made  # a class that does not read back what it has written
 
 
 def save_twin(class_name: str, said: Mapping[str, Any], folder: Path, architecture: str) -> dict[str, Tensor]:
@@ -37,20 +37,26 @@ def save_twin(class_name: str, said: Mapping[str, Any], folder: Path, architectu
     import transformers
     from safetensors.torch import load_file
 
-    config = tiny_config(class_name, said)
+    model_class = getattr(transformers, class_name)
+    config = tiny_config(model_class.config_class, said)
     torch.manual_seed(0)
-    model = getattr(transformers, class_name)(config)
+    model = model_class(config)
     kept = [*(getattr(model, "_keep_in_fp32_modules", None) or ()), *(getattr(model, "_keep_in_fp32_modules_strict", None) or ())]
     model.to(torch.bfloat16).save_pretrained(folder)
-    written = json.loads((folder / "config.json").read_text())
-    written["architectures"] = [architecture]
-    assign(written, said.get("json", {}))
-    (folder / "config.json").write_text(json.dumps(written))
+    write_config(folder, said, architecture)
     tensors: dict[str, Tensor] = {}
     for file in sorted(folder.glob("*.safetensors")):
         tensors |= load_file(file)
     tensors = {name: tensor.float() if _is_kept(name, kept, tensor) else tensor for name, tensor in tensors.items()}
     return changed_names(random_values(tensors), said)
+
+
+def write_config(folder: Path, said: Mapping[str, Any], architecture: str) -> None:
+    """Say in the folder's config.json whose it is, and what the table says besides."""
+    written = json.loads((folder / "config.json").read_text())
+    written["architectures"] = [architecture]
+    assign(written, said.get("json", {}))
+    (folder / "config.json").write_text(json.dumps(written))
 
 
 def _is_kept(name: str, kept: Sequence[str], tensor: Tensor) -> bool:
@@ -87,14 +93,3 @@ def known(class_name: str) -> bool:
     import transformers
 
     return hasattr(transformers, class_name) and hasattr(getattr(transformers, class_name), "config_class")
-
-
-def checked(class_name: str) -> str:
-    """The name itself.
-
-    Raises:
-        NotRun: transformers has none.
-    """
-    if not known(class_name):
-        raise NotRun(f"transformers has no class `{class_name}` to make a tiny model of")
-    return class_name

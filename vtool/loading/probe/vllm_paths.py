@@ -81,6 +81,5 @@ def _from_disk(subject: Subject, config: Any, kind: str) -> str:
             weights = loader.get_all_weights(model_config, subject.make())
         else:
             weights = loader._get_weights_iterator(folder, None)
-        kept = list(weights)
-        seen = {name: tensor for name, tensor in kept}
+        seen = dict(weights)  # all of them at once: what does not stay is found out
         return "unprotected" if compare(dict(subject.checkpoint), seen) else "protected"

@@ -1,0 +1,191 @@
+"""Finds a checkpoint's names for a class of which transformers has no twin: names are tried, one at a time, and kept if they write something.
+
+Candidates come from the class's own code: the pairs of names in its mapping of fused weights, and its prefixes. What is found loads;
+it need not be all, and says nothing of names that the class should take and does not.
+"""
+
+import ast
+import inspect
+import itertools
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .state import MARKS, mark, marked, named_parameters
+from .subject import NotRun
+
+LEAST = 0.5
+"""The share of the elements of all parameters that must be reached for a verdict."""
+FUSED: Mapping[str, Sequence[str]] = {
+    "qkv_proj": ("q_proj", "k_proj", "v_proj"),
+    "gate_up_proj": ("gate_proj", "up_proj"),
+}
+EXPERTS = {
+    "w13_weight": (("gate_proj.weight", "up_proj.weight"), ("w1.weight", "w3.weight"), ("gate.weight", "up.weight"), ("up_proj.weight",)),
+    "w2_weight": (("down_proj.weight",), ("w2.weight",), ("down.weight",)),
+}
+Candidate = tuple[str, tuple[int, ...]]
+
+
+def discover(model: nn.Module) -> dict[str, Tensor]:
+    """A checkpoint of random values under names that the class takes.
+
+    Raises:
+        NotRun: too few were found.
+    """
+    parameters = named_parameters(model)
+    mark(model, MARKS[0])
+    pairs, prefixes = _pairs(model), _prefixes(model)
+    generator = torch.Generator().manual_seed(3)
+    found: dict[str, Tensor] = {}
+    endings: list[Callable[[str], str]] = []
+    for name, parameter in parameters.items():
+        modules = _owner(model, name)
+        for candidate, shape in _candidates(name, parameter, modules, pairs):
+            left = _left(parameter)
+            if not left:
+                break
+            renames = [*endings, *(rename for rename in prefixes if rename not in endings)]
+            for rename in renames:
+                full = rename(candidate)
+                if full in found:
+                    continue
+                tensor = (torch.randn(shape, generator=generator) * 0.5 + 0.01).to(
+                    torch.bfloat16 if parameter.is_floating_point() else parameter.dtype
+                )
+                if _writes(model, parameter, full, tensor, left):
+                    found[full] = tensor
+                    if rename in endings:
+                        endings.remove(rename)
+                    endings.insert(0, rename)  # what has worked is tried first
+                    break
+    total = sum(parameter.numel() for parameter in parameters.values())
+    reached = total - sum(_left(parameter) for parameter in parameters.values())
+    if not found or reached < LEAST * total:
+        raise NotRun(
+            f"transformers has no such class, and names for {reached / max(total, 1):.0%} of its parameters' elements could be found by trying"
+        )
+    return found
+
+
+def _left(parameter: Tensor) -> int:
+    return int(marked(parameter, MARKS[0]).sum())
+
+
+def _writes(model: Any, parameter: Tensor, name: str, tensor: Tensor, left: int) -> bool:
+    """Whether a load of this one tensor writes to the parameter. What it raises after that is for the load of all to show."""
+    try:
+        model.load_weights(iter([(name, tensor.clone())]))
+    except Exception:
+        return False
+    return _left(parameter) < left
+
+
+def _owner(model: nn.Module, name: str) -> nn.Module | None:
+    try:
+        return model.get_submodule(name.rpartition(".")[0])
+    except AttributeError:
+        return None
+
+
+def _candidates(name: str, parameter: Tensor, owner: nn.Module | None, pairs: Sequence[tuple[str, str]]) -> Iterator[Candidate]:
+    shape = tuple(parameter.shape)
+    leaf = name.rpartition(".")[2]
+    if leaf in EXPERTS and len(shape) == 3:
+        yield from _experts(name, leaf, shape)
+        return
+    yield name, shape
+    fused = [(old, new) for old, new in pairs if f".{old}." in f".{name}"]
+    sizes = _sizes(owner, shape)
+    for old, new in fused:
+        part = f".{name}".replace(f".{old}.", f".{new}.")[1:]
+        for size in sizes:
+            yield part, (size, *shape[1:])
+
+
+def _sizes(owner: nn.Module | None, shape: tuple[int, ...]) -> list[int]:
+    """First dimensions that a part of a fused weight may have."""
+    if not shape:
+        return []
+    sizes: list[int] = []
+    if owner is not None and hasattr(owner, "total_num_kv_heads"):
+        sizes += [owner.total_num_heads * owner.head_size, owner.total_num_kv_heads * owner.head_size]
+    sizes += list(getattr(owner, "output_sizes", None) or ())
+    sizes += [shape[0], *(shape[0] // parts for parts in (2, 3, 4) if shape[0] % parts == 0)]
+    return [int(size) for size in dict.fromkeys(sizes) if 0 < size <= shape[0]]
+
+
+def _experts(name: str, leaf: str, shape: tuple[int, ...]) -> Iterator[Candidate]:
+    around = name.rpartition(".")[0]
+    around = around.removesuffix(".routed_experts")
+    rows = shape[1] // 2 if leaf == "w13_weight" else shape[1]
+    for endings in EXPERTS[leaf]:
+        for expert, ending in itertools.product(range(shape[0]), endings):
+            yield f"{around}.{expert}.{ending}", (shape[1] if len(endings) == 1 and leaf == "w13_weight" else rows, shape[2])
+
+
+def _pairs(model: nn.Module) -> list[tuple[str, str]]:
+    """Pairs (parameter's part of a name, checkpoint's part) that the code of the model's classes writes down."""
+    found = {(fused, part): None for fused, parts in FUSED.items() for part in parts}
+    for module in {type(each).__module__ for each in model.modules()}:
+        for node in ast.walk(_tree(module)):
+            match node:
+                case ast.Tuple(elts=[ast.Constant(value=str(old)), ast.Constant(value=str(new)), *_]):
+                    found[old.strip("."), new.strip(".")] = None
+                case ast.Dict(keys=keys, values=values):
+                    for key, value in zip(keys, values, strict=True):
+                        match key, value:
+                            case ast.Constant(value=str(old)), ast.List(elts=parts):
+                                found |= {
+                                    (old, part.value): None
+                                    for part in parts
+                                    if isinstance(part, ast.Constant) and isinstance(part.value, str)
+                                }
+                            case ast.Constant(value=str(new)), ast.Constant(value=str(old)):
+                                found[old.strip("."), new.strip(".")] = None
+                            case ast.Constant(value=str(new)), ast.Tuple(elts=[ast.Constant(value=str(old)), *_]):
+                                found[old.strip("."), new.strip(".")] = None
+                            case _:
+                                pass
+    return [(old, new) for old, new in found if old and new and old != new]
+
+
+def _tree(module: str) -> ast.AST:
+    try:
+        return ast.parse(inspect.getsource(sys.modules[module])) if ".models." in module else ast.Module([], [])
+    except (OSError, TypeError, SyntaxError):
+        return ast.Module([], [])
+
+
+def _prefixes(model: nn.Module) -> list[Callable[[str], str]]:
+    """Ways from a parameter's name to the checkpoint's: as it is, without or with `model.`, and the class's own mapping backwards."""
+    rules: list[tuple[str, str]] = []
+    mapper = getattr(model, "hf_to_vllm_mapper", None)
+    for kind, pattern in (("orig_to_new_prefix", "^{}"), ("orig_to_new_substr", "{}"), ("orig_to_new_suffix", "{}$")):
+        for old, new in (getattr(mapper, kind, None) or {}).items():
+            if isinstance(new, str) and new:
+                rules.append((pattern.format(re.escape(new)), old))
+    chosen: list[Callable[[str], str]] = [_all_of(rules)] if rules else []
+    chosen += [lambda name: name]
+    chosen += [_one(rule) for rule in rules]
+    chosen += [lambda name: name.removeprefix("model."), lambda name: f"model.{name}"]
+    return chosen
+
+
+def _one(rule: tuple[str, str]) -> Callable[[str], str]:
+    return lambda name: re.sub(rule[0], lambda match: rule[1], name, count=1)
+
+
+def _all_of(rules: Sequence[tuple[str, str]]) -> Callable[[str], str]:
+    def rename(name: str) -> str:
+        for pattern, old in rules:
+            changed = re.sub(pattern, lambda match: old, name, count=1)  # noqa: B023
+            if changed != name:
+                return changed
+        return name
+
+    return rename

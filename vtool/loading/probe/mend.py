@@ -1,0 +1,77 @@
+"""Gets a class made where its config lacks a field that only files on the hub have, or where a part of it does not run on a CPU."""
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from .shrink import HIDDEN, small
+
+MOST_ATTEMPTS = 60
+T = TypeVar("T")
+WORDS: Mapping[str, Any] = {
+    "act": "silu", "activation": "silu", "eps": 1e-6, "epsilon": 1e-6, "theta": 10000.0, "dropout": 0.0, "scale": 1.0, "factor": 1.0, "multiplier": 1.0,
+    "scaling": 1.0, "alpha": 1.0, "std": 0.02, "range": 0.02, "func": "sigmoid", "base": 10000.0, "limit": 7.0,
+}  # fmt: skip
+SWITCHES = ("use", "is", "has", "add", "enable", "apply", "with", "do", "norm", "tie", "include", "skip")
+
+
+def guess(name: str, table: Mapping[str, Any]) -> Any:
+    """The value of a field that a config lacks: of the table, else by what its name says."""
+    if name in table:
+        return table[name]
+    if (tiny := small(name, 1 << 20)) != 1 << 20:
+        return tiny
+    parts = name.split("_")
+    if parts[0] in SWITCHES or parts[-1] == "bias":
+        return False
+    if parts[-1] in WORDS:
+        return WORDS[parts[-1]]
+    if parts[0] in ("num", "n"):
+        return 1
+    return HIDDEN if parts[-1] in ("dim", "size", "width", "channels", "features") else None
+
+
+class Mender:
+    """Runs the steps that make a class; mends what is known to be missing, and remembers what it has replaced."""
+
+    def __init__(self, fields: Mapping[str, Any], stubs: "tuple[Stub, ...]") -> None:
+        self.fields, self.stubs = fields, stubs
+        self.replaced: list[str] = []
+        self.added: dict[str, Any] = {}
+
+    def run(self, step: Callable[[], T]) -> T:
+        """The step's result, once nothing is missing that can be given."""
+        for _ in range(MOST_ATTEMPTS):
+            try:
+                return step()
+            except Exception as error:
+                if not (self._field(error) or self._part(error)):
+                    raise
+        return step()
+
+    def _field(self, error: Exception) -> bool:
+        """Give a config's class the field that an object of it has been asked for."""
+        if not isinstance(error, AttributeError) or not error.name:
+            return False
+        owner = type(error.obj)
+        if not any(base.__name__ in ("PretrainedConfig", "PreTrainedConfig") for base in owner.__mro__):
+            return False
+        key = f"{owner.__name__}.{error.name}"
+        if key in self.added:
+            return False
+        self.added[key] = self.fields[key] if key in self.fields else guess(error.name, self.fields)
+        setattr(owner, error.name, self.added[key])
+        return True
+
+    def _part(self, error: Exception) -> bool:
+        text = f"{type(error).__name__}: {error}"
+        for words, pattern, replace in self.stubs:
+            if words not in self.replaced and re.search(pattern, text):
+                replace()
+                self.replaced.append(words)
+                return True
+        return False
+
+
+Stub = tuple[str, str, Callable[[], None]]
+"""What is replaced, in words; the error that asks for it; how."""
