@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from vtool.config.schema import LoadCheck
 from vtool.diagnostics import Findings
 from vtool.diagnostics.result import Result
 from vtool.diagnostics.rules_loading import ASKED
@@ -38,7 +39,7 @@ def check_load_weights(
     from vtool.loading.probe.on_file import facts_of
     from vtool.loading.verdict import judge
 
-    facts = facts_of(factory, checkpoint, checks, slots)
+    facts = facts_of(factory, checkpoint, checks, slots, LoadCheck.model_fields["sources"].default)
     result = judge(getattr(factory, "__qualname__", "factory"), facts, checks, allow)
     if errors := [finding for finding in result.findings if finding.severity == "error"]:
         raise Findings(errors)

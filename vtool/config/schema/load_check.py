@@ -10,7 +10,7 @@ Check = Literal[
     "stale-reference", "iterator-not-exhausted", "unwritten-parameter", "partly-written-parameter", "unconsumed-tensor", "retained-memory",
     "order-dependent", "chunk-dependent", "reload-dependent", "aliased-parameter", "lossy-cast", "nondeterministic",
 ]  # fmt: skip
-Source = Literal["owned", "reusable_buffer", "bucketed", "shuffled", "sglang_marked", "safetensors", "runai", "fastsafetensors"]
+Source = Literal["owned", "reusable_buffer", "bucketed", "shuffled", "safetensors", "runai", "fastsafetensors"]
 Framework = Literal["vllm", "transformers", "sglang"]
 
 
@@ -40,7 +40,7 @@ class LoadCheck(Settings):
     kind: Literal["load_check"]
     """What the recipe is for: checking that every weight lands, whatever loads it."""
     subjects: Subjects = Subjects()
-    sources: tuple[Source, ...] = ("owned", "reusable_buffer", "bucketed", "shuffled", "sglang_marked")
+    sources: tuple[Source, ...] = ("owned", "reusable_buffer", "bucketed", "shuffled")
     """The loaders that weights come from. `owned` is what the others are compared with, and is always there."""
     slots: int = Field(default=1, ge=1)
     """Buffers of the ring of `reusable_buffer`: a tensor is valid until so many more have been asked for."""

@@ -3,16 +3,19 @@
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .keeper import Keepers
+from .real import SOURCES, write
 from .sources import Owned, ReusableBuffer, Tracked, buckets, orders, other_values
 from .state import MARKS, State, compare, differing, mark, marked, named_parameters, named_tensors, snapshot
 from .subject import LoadFailed, Named, NotRun, Subject
-from .watch import Watch
+from .watch import Watch, loses_bits
 
 STREAM_ONLY = ("stale-reference", "iterator-not-exhausted", "retained-memory", "order-dependent", "chunk-dependent")
 """Checks that need a class that takes an iterator."""
@@ -36,6 +39,7 @@ class Audit:
 
     subject: Subject
     slots: int
+    sources: Sequence[str]
     reference: State = field(default_factory=dict)
     unwritten: dict[str, Tensor] = field(default_factory=dict)
     """For a parameter, the elements that no load has written."""
@@ -53,6 +57,8 @@ class Audit:
         """What is other than after the first load: parameters and buffers, or an exception."""
         try:
             seen = snapshot(load())
+        except ImportError:
+            raise
         except Exception as error:
             return [{"kind": "raises", "seen": text_of(error)}]
         return [
@@ -61,13 +67,15 @@ class Audit:
         ]
 
 
-def audit(subject: Subject, asked: Sequence[str], slots: int, progress: Callable[[str], None] = lambda stage: None) -> dict[str, Check]:
+def audit(
+    subject: Subject, asked: Sequence[str], slots: int, sources: Sequence[str], progress: Callable[[str], None] = lambda stage: None
+) -> dict[str, Check]:
     """Run the checks asked for; for each, `items` (what was found), `measured`, or the `reason` why it was not run.
 
     Raises:
         NotRun, LoadFailed: where the subject cannot be loaded rightly at all: the second where the checkpoint is the user's own.
     """
-    it = Audit(subject, slots)
+    it = Audit(subject, slots, sources)
     checks: dict[str, Check] = {}
     progress("first load")
     first = Owned(subject.checkpoint)
@@ -78,14 +86,16 @@ def audit(subject: Subject, asked: Sequence[str], slots: int, progress: Callable
         raise (LoadFailed if subject.origin == "given" else NotRun)(failed) from error
     progress("second load")
     checks |= _watched(it, first)
-    progress("hostile loads")
-    for rule, check in _LOADS.items():
-        if rule in asked and (subject.streams or rule not in STREAM_ONLY):
+    for rule, (needs, check) in _LOADS.items():
+        if rule not in asked:
+            continue
+        if needs and needs not in sources:
+            checks[rule] = {"reason": f"sources has no {needs}"}
+        elif subject.streams or rule not in STREAM_ONLY:
             progress(rule)
             checks[rule] = check(it)
-    for rule in STREAM_ONLY:
-        if not subject.streams:
-            checks[rule] = {"reason": "it takes a folder, not an iterator"}
+    if not subject.streams:
+        checks |= {rule: {"reason": "it takes a folder, not an iterator"} for rule in STREAM_ONLY}
     return {rule: checks[rule] for rule in asked if rule in checks}
 
 
@@ -96,57 +106,70 @@ def _watched(it: Audit, first: Owned) -> dict[str, Check]:
     watch = Watch(source)
     model = subject.make()
     mark(model, MARKS[1])
-    with watch:
+    if subject.streams:
+        with watch:
+            subject.load(model, source)
+    else:
         subject.load(model, source)
-    source_held = dict(source.held)
+    held = dict(source.held)
     seen = snapshot(model)
-    parameters = named_parameters(model)
-    it.came_from |= {name: sorted(watch.came_from.get(_address(tensor), ())) for name, tensor in named_tensors(model).items()}
-    it.unwritten |= {
-        name: elements
-        for name in parameters
-        if name in it.reference
-        and it.reference[name].shape == seen[name].shape
-        and it.reference[name].dtype == seen[name].dtype
-        and (elements := marked(it.reference[name], MARKS[0]) & marked(seen[name], MARKS[1])).any()
-    }
-    names = {
-        name: source.addresses[_address(tensor)] for name, tensor in named_tensors(model).items() if _address(tensor) in source.addresses
-    }
-    source.destroy()
+    tensors = named_tensors(model)
+    alias = {name: source.addresses[_address(tensor)] for name, tensor in tensors.items() if _address(tensor) in source.addresses}
+    it.came_from |= {name: _origins(it, name, tensor, watch) for name, tensor in tensors.items()}
+    it.unwritten |= _never_reached(it, seen, list(named_parameters(model)))
+    (subject.destroy or source.destroy)()
     changed = compare(seen, snapshot(model))
-    aliased = [{"parameter": name, "tensors": [names[name]] if name in names else [], **found} for name, found in changed.items()]
-    unread = _unread(it, {name for name in source.names if name not in watch.read} - set(names.values()))
+    suspects = subject.unread(model) if subject.unread else set(source.names) - watch.read - set(alias.values())
+    unread = _unread(it, suspects)
+    whole = {name: bool(gaps.all()) for name, gaps in it.unwritten.items()}
     checks: dict[str, Check] = {
-        "unwritten-parameter": {"items": [_never_written(it, name) for name, gaps in it.unwritten.items() if bool(gaps.all())]},
-        "partly-written-parameter": {"items": [_half_written(it, name) for name, gaps in it.unwritten.items() if not bool(gaps.all())]},
-        "unconsumed-tensor": {"items": [_not_consumed(it, name, first) for name in unread]},
-        "aliased-parameter": {"items": aliased},
+        "unwritten-parameter": {"items": [_never_written(name) for name in whole if whole[name]]},
+        "partly-written-parameter": {"items": [_half_written(it, name) for name in whole if not whole[name]]},
+        "unconsumed-tensor": {"items": [_not_consumed(it, name) for name in unread]},
+        "aliased-parameter": {"items": [{"parameter": name, "tensors": it.came_from[name], **found} for name, found in changed.items()]},
         "lossy-cast": {"items": _narrowed(it, watch)},
         "nondeterministic": {
             "items": [{"kind": "differs", "parameter": name, **found} for name, found in compare(it.reference, seen, it.unwritten).items()]
         },
     }
     if subject.streams:
+        kind = "early" if first.given < len(first.names) else "end"
         checks["iterator-not-exhausted"] = {
-            "items": []
-            if first.exhausted
-            else [{"kind": "early" if first.given < len(first.names) else "end", "tensors": first.names[first.given :]}],
+            "items": [] if first.exhausted else [{"kind": kind, "tensors": first.names[first.given :]}],
             "measured": {"asked_for": first.given, "tensors": len(first.names)},
         }
         checks["retained-memory"] = {
-            "items": _retained(source, source_held),
+            "items": _retained(source, held),
             "measured": {"most_tensors": source.most_held, "tensors": len(source.names), "most_bytes": source.most_bytes},
         }
     return checks
+
+
+def _origins(it: Audit, name: str, tensor: Tensor, watch: Watch) -> list[str]:
+    """The checkpoint tensors that went into a parameter; where loads cannot be watched, the one of its name."""
+    if it.subject.streams:
+        return sorted(watch.came_from.get(_address(tensor), ()))
+    return [name] if name in it.subject.checkpoint else []
+
+
+def _never_reached(it: Audit, seen: State, parameters: Sequence[str]) -> dict[str, Tensor]:
+    """For each parameter of which some elements still have the mark, of this load and of the one before: which."""
+    found = {}
+    for name in parameters:
+        before, now = it.reference.get(name), seen[name]
+        if before is not None and before.shape == now.shape and before.dtype == now.dtype:
+            gaps = marked(before, MARKS[0]) & marked(now, MARKS[1])
+            if gaps.any():
+                found[name] = gaps
+    return found
 
 
 def _address(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
-def _never_written(it: Audit, name: str) -> Check:
-    return {"parameter": name, "expected": "values from the checkpoint", "seen": "none of its elements is written", "buffer": False}
+def _never_written(name: str) -> Check:
+    return {"parameter": name, "expected": "values from the checkpoint", "seen": "none of its elements is written"}
 
 
 def _half_written(it: Audit, name: str) -> Check:
@@ -168,27 +191,31 @@ def _unread(it: Audit, unread: set[str]) -> list[str]:
     return _unread(it, set(names[:half])) + _unread(it, set(names[half:]))
 
 
-def _not_consumed(it: Audit, name: str, first: Owned) -> Check:
+def _not_consumed(it: Audit, name: str) -> Check:
     tensor = it.subject.checkpoint[name]
     twins = [
         other
         for other, value in it.subject.checkpoint.items()
         if other != name and value.shape == tensor.shape and value.dtype == tensor.dtype and not bool(differing(value, tensor).any())
     ]
-    leaf = name.rpartition(".")[2]
     waiting = [
         parameter
         for parameter, gaps in it.unwritten.items()
         if gaps.numel() >= tensor.numel() and (parameter == name or parameter.endswith(f".{name}") or name.endswith(f".{parameter}"))
     ]
-    return {"tensors": [name], "same_as": twins, "waiting": waiting, "leaf": leaf, "seen": f"never read ({list(tensor.shape)})"}
+    return {"tensors": [name], "same_as": twins, "waiting": waiting, "seen": f"never read ({list(tensor.shape)})"}
 
 
 def _narrowed(it: Audit, watch: Watch) -> list[Check]:
     items = []
+    if not it.subject.streams:
+        for name, tensor in it.subject.checkpoint.items():
+            into = it.reference.get(name)
+            if into is not None and loses_bits(tensor.dtype, into.dtype):
+                watch.narrowed[name] = (tensor.dtype, into.dtype)
     for name, (before, after) in watch.narrowed.items():
-        into = [parameter for parameter, tensors in it.came_from.items() if name in tensors]
-        items.append({"parameter": into[0] if into else None, "tensors": [name], "expected": _word(before), "seen": _word(after)})
+        parameters = [parameter for parameter, tensors in it.came_from.items() if name in tensors]
+        items.append({"parameter": parameters[0] if parameters else None, "tensors": [name], "expected": _word(before), "seen": _word(after)})
     return items
 
 
@@ -211,8 +238,9 @@ def _stale(it: Audit) -> Check:
     """A ring of `slots` buffers; where that corrupts, the smallest ring that does not, and the lines that keep tensors."""
     checkpoint = it.subject.checkpoint
     items = it.unlike_reference(lambda: it.load(ReusableBuffer(checkpoint, it.slots)))
+    measured = {"slots": it.slots, "tensors": len(checkpoint)} | ({"sources": real} if (real := _real(it)) else {})
     if not items:
-        return {"items": [], "measured": {"slots": it.slots}}
+        return {"items": [], "measured": measured}
     low, high, safe = it.slots, len(checkpoint) + 1, None
     while low + 1 < high or safe is None:
         slots = high if safe is None else (low + high) // 2
@@ -226,7 +254,25 @@ def _stale(it: Audit) -> Check:
     for item in items:
         if line := next((lines[name] for name in item.get("tensors") or list(lines) if name in lines), None):
             item["file"], item["line"] = line
-    return {"items": items, "measured": {"slots": it.slots, "smallest_safe_slots": safe, "tensors": len(checkpoint)}}
+    return {"items": items, "measured": {**measured, "smallest_safe_slots": safe}}
+
+
+def _real(it: Audit) -> dict[str, str]:
+    """What the loaders that people use make of it, on a file; those that the settings name."""
+    found = {}
+    for name in (name for name in it.sources if name in SOURCES):
+        with TemporaryDirectory(prefix="vtool-") as folder:
+            file = Path(folder) / "model.safetensors"
+            write(it.subject.checkpoint, file)
+            try:
+                items = it.unlike_reference(lambda: it.load(SOURCES[name](file)))  # noqa: B023
+            except ImportError as error:
+                found[name] = f"not run: {error}"
+                continue
+        wrong = [item for item in items if item["kind"] == "differs"]
+        raised = [item["seen"] for item in items if item["kind"] == "raises"]
+        found[name] = f"not run: {raised[0]}" if raised else f"{len(wrong)} of {len(it.reference)} tensors are wrong"
+    return found
 
 
 def _keeping_lines(it: Audit, wanted: set[str]) -> dict[str, tuple[str, int]]:
@@ -279,9 +325,10 @@ def _reload(it: Audit) -> Check:
     return {"items": it.unlike_reference(load)}
 
 
-_LOADS: dict[str, Callable[[Audit], Check]] = {
-    "stale-reference": _stale,
-    "order-dependent": _orders,
-    "chunk-dependent": _chunks,
-    "reload-dependent": _reload,
+_LOADS: Mapping[str, tuple[str | None, Callable[[Audit], Check]]] = {
+    "stale-reference": ("reusable_buffer", _stale),
+    "order-dependent": ("shuffled", _orders),
+    "chunk-dependent": ("bucketed", _chunks),
+    "reload-dependent": (None, _reload),
 }
+"""For a rule, the source that it needs, and its loads."""

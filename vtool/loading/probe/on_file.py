@@ -90,11 +90,11 @@ def of_factory(factory: Callable[[], Any], checkpoint: Mapping[str, Tensor] | No
     )
 
 
-def facts_of(factory: Callable[[], Any], checkpoint: Mapping[str, Tensor], checks: Sequence[str], slots: int) -> dict[str, Any]:
+def facts_of(factory: Callable[[], Any], checkpoint: Mapping[str, Tensor], checks: Sequence[str], slots: int, sources: Sequence[str]) -> dict[str, Any]:
     """The facts of a subject that is checked in this process."""
     made = of_factory(factory, checkpoint)
     try:
-        found = audit(made, checks, slots)
+        found = audit(made, checks, slots, sources)
     except NotRun as why:
         return {"status": "not-run", "reason": str(why)}
     except LoadFailed as why:

@@ -31,6 +31,7 @@ def serve(request_file: str) -> int:
         _say(out, event="unusable", reason=f"this interpreter cannot import torch: {error}")
         return 0
     torch.set_num_threads(1)
+    importlib.import_module(".audit", __package__)  # before the forks, that it is imported once
     host = importlib.import_module(HOSTS[request["host"]], __package__)
     started = time.monotonic()
     try:
@@ -185,7 +186,7 @@ def _facts(host: ModuleType, request: dict[str, Any], name: str, folder: Path) -
     subject = None
     try:
         subject = host.subject(name, work, progress, **({"checkpoint": request["checkpoint"]} if request["host"] == "python" else {}))
-        checks = audit(subject, request["checks"], request["slots"], progress)
+        checks = audit(subject, request["checks"], request["slots"], request["sources"], progress)
         paths = {}
         if subject.paths and checks.get("stale-reference", {}).get("items"):
             progress("the framework's own paths")

@@ -37,5 +37,9 @@ class Subject:
     """Path beginnings of the code that may keep a tensor: the class's, and its framework's."""
     about: Mapping[str, Any] = field(default_factory=dict)
     """What else is to be told of it: its class, the parts that were replaced."""
+    unread: Callable[[Any], set[str]] | None = None
+    """Where loads cannot be watched: the checkpoint's tensors that the loader itself says it has not read."""
+    destroy: Callable[[], None] | None = None
+    """Where it does not stream: overwrites the file that was loaded."""
     paths: Callable[["Subject"], Mapping[str, str]] | None = None
     """Drives the framework's own ways of loading; for each, `unprotected`, `protected`, or why it was not run."""

@@ -65,10 +65,15 @@ class Watch(TorchDispatchMode):
     def _note_narrowing(self, name: str, tensor: Tensor, args: Any, result: Any) -> None:
         """A checkpoint tensor that is copied or converted into a floating dtype with fewer bits of mantissa."""
         into = result if isinstance(result, Tensor) else None
-        if into is None or into.numel() != tensor.numel() or not (tensor.is_floating_point() and into.is_floating_point()):
+        if into is None or into.numel() != tensor.numel():
             return
-        if torch.finfo(into.dtype).eps > torch.finfo(tensor.dtype).eps:
+        if loses_bits(tensor.dtype, into.dtype):
             self.narrowed[name] = (tensor.dtype, into.dtype)
+
+
+def loses_bits(before: torch.dtype, after: torch.dtype) -> bool:
+    """Whether a floating dtype has a shorter mantissa than another."""
+    return before.is_floating_point and after.is_floating_point and torch.finfo(after).eps > torch.finfo(before).eps
 
 
 def _address(tensor: Tensor) -> int:
