@@ -15,7 +15,7 @@ def imported(*arguments: str) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["--version"], ["train", "--help"], ["validate-config", "--help"], ["explain", "--help"]]
+    "arguments", [["--help"], ["--version"], ["train", "--help"], ["validate-config", "--help"], ["load-check", "--help"], ["explain", "--help"]]
 )
 def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
     assert imported(*arguments).isdisjoint({"torch", "transformers", "numpy", "hydra", "omegaconf", "yaml", "rich"})
@@ -33,7 +33,7 @@ def test_the_config_commands_import_neither_torch_nor_transformers(arguments: li
 
 def test_help_lists_every_command() -> None:
     done = subprocess.run([sys.executable, "-m", "vtool", "--help"], capture_output=True, text=True, check=True)
-    for command in ("train", "validate-config", "verify", "export", "predict", "report", "explain"):
+    for command in ("train", "validate-config", "load-check", "verify", "export", "predict", "report", "explain"):
         assert f"  {command} " in done.stdout
 
 

@@ -1,0 +1,112 @@
+"""`vtool load-check`, as a user runs it."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import tests.loading.models
+
+ROOT = Path(__file__).parents[2]
+MODELS = tests.loading.models.__file__
+VLLM = os.environ.get("VTOOL_VLLM_PYTHON") or next((str(path) for path in [ROOT / ".vllm-venv/bin/python"] if path.exists()), None)
+needs_vllm = pytest.mark.skipif(VLLM is None, reason="`make vllm-env` builds what it needs")
+
+
+def load_check(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "vtool", "load-check", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+
+
+def results(*arguments: str, status: int) -> dict[str, object]:
+    done = load_check(*arguments, "--format", "json")
+    assert done.returncode == status, done.stderr
+    return {result["subject"].rpartition(":")[2]: result for result in json.loads(done.stdout)["results"]}
+
+
+def test_a_function_of_a_file_is_judged_in_a_process_of_its_own() -> None:
+    subjects = [f"python:{MODELS}:{name}" for name in ("Good", "KeepsAll", "raises", "not_a_model", "absent")]
+    found = results(*subjects, status=1)
+    assert {name: result["verdict"] for name, result in found.items()} == {
+        "Good": "clean", "KeepsAll": "unsafe", "raises": "failed", "not_a_model": "failed", "absent": "failed",
+    }  # fmt: skip
+    assert "no such luck" in found["raises"]["findings"][0]["message"]
+    assert "no load_weights()" in found["not_a_model"]["findings"][0]["message"]
+    stale = found["KeepsAll"]["findings"][0]
+    assert stale["rule"] == "stale-reference"
+    assert stale["origin"]["file"] == MODELS
+    assert found["KeepsAll"]["details"]["stale-reference"]["smallest_safe_slots"] == 7
+
+
+def test_a_factory_that_hangs_is_stopped() -> None:
+    found = results(f"python:{MODELS}:hangs", "limits.seconds=1", status=1)
+    assert "longer than 1 seconds" in found["hangs"]["findings"][0]["message"]
+
+
+def test_a_checkpoint_of_a_folder_takes_the_place_of_the_files_own(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    tensors = tests.loading.models.checkpoint()
+    del tensors["o.bias"]
+    save_file(tensors, tmp_path / "model.safetensors")
+    found = results(f"python:{MODELS}:Good", "--checkpoint", str(tmp_path), status=1)["Good"]
+    assert [finding["parameter"] for finding in found["findings"]] == ["o.bias"]
+
+
+def test_settings_choose_the_checks() -> None:
+    found = results(f"python:{MODELS}:KeepsAll", "checks=[stale-reference,order-dependent]", "sources=[owned,shuffled]", status=0)["KeepsAll"]
+    assert found["checks"] == {"stale-reference": "not-run", "order-dependent": "passed"}
+    assert "reusable_buffer" in found["details"]["stale-reference"]["reason"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "nothing is named"),
+        (["vlm:BertModel"], "did you mean `vllm:BertModel`?"),
+        (["python:nothing.py:factory"], "there is no file nothing.py"),
+        (["python:nothing.py"], "which function"),
+        (["BertModel"], "is no subject"),
+        (["vllm:BertModel", "--python", "/no/such/python"], "cannot be started"),
+        (["vllm:BertModel", "slotz=2"], "did you mean `slots`?"),
+        (["digits"], "is a recipe of kind sft"),
+        (["sglang:LlamaForCausalLM", "--python", sys.executable], "cannot import sglang"),
+    ],
+)
+def test_bad_input_is_told_and_nothing_is_judged(arguments: list[str], words: str) -> None:
+    done = load_check(*arguments)
+    assert words in done.stdout + done.stderr
+    assert done.returncode in (1, 2)
+    assert "Traceback" not in done.stderr
+
+
+def test_a_misspelt_class_of_transformers_has_near_names() -> None:
+    done = load_check("transformers:LlamaForCausalML", "--python", sys.executable)
+    assert "did you mean `transformers:LlamaForCausalLM`" in done.stdout
+    assert done.returncode == 2
+
+
+def test_a_twin_of_transformers_goes_through_from_pretrained() -> None:
+    found = results("transformers:LlamaForCausalLM", "--python", sys.executable, status=0)["LlamaForCausalLM"]
+    assert found["verdict"] == "clean"
+    assert found["checks"]["unwritten-parameter"] == "passed"
+    assert found["checks"]["stale-reference"] == "not-run"
+
+
+@needs_vllm
+def test_the_three_known_classes_of_vllm_are_found_with_their_lines() -> None:
+    names = ["BertModel", "ColPaliForRetrieval", "Llama4ForConditionalGeneration", "LlamaForCausalLM"]
+    found = results(*(f"vllm:{name}" for name in names), "--python", str(VLLM), status=1)
+    assert [found[name]["verdict"] for name in names] == ["unsafe", "unsafe", "unsafe", "clean"]
+    lines = {"BertModel": "weights_list = list(weights)", "ColPaliForRetrieval": "weights_list = list(weights)"}
+    lines["Llama4ForConditionalGeneration"] = "other_weights.append((renamed, weight))"
+    for name, line in lines.items():
+        finding = next(each for each in found[name]["findings"] if each["rule"] == "stale-reference")
+        origin = finding["origin"]
+        assert Path(origin["file"]).read_text().splitlines()[origin["line"] - 1].strip() == line
+        detail = found[name]["details"]["stale-reference"]
+        assert "model.load_weights" in detail["reachable_via"]
+        assert "load_format=safetensors" in detail["protected_by"]

@@ -1,0 +1,165 @@
+"""Small classes with `load_weights`, one right and one wrong for each rule. A file for `vtool load-check python:…` too."""
+
+import itertools
+import time
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+Weights = Iterable[tuple[str, Tensor]]
+
+
+def checkpoint() -> dict[str, Tensor]:
+    """A fused qkv in three parts, a projection, a statistic in a buffer."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = {"q.weight": (8, 8), "k.weight": (8, 8), "v.weight": (8, 8), "o.weight": (8, 8), "o.bias": (8,), "mean": (4,)}
+    return {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+
+
+class Good(nn.Module):
+    """Copies each tensor into its place before it asks for the next."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(8, 24, bias=False)
+        self.o = nn.Linear(8, 8)
+        self.register_buffer("mean", torch.zeros(4))
+
+    def load_weights(self, weights: Weights) -> None:
+        for name, tensor in weights:
+            self.put(name, tensor)
+
+    def put(self, name: str, tensor: Tensor) -> None:
+        with torch.no_grad():
+            self.place(name).copy_(tensor)
+
+    def place(self, name: str) -> Tensor:
+        part, _, leaf = name.partition(".")
+        if part in ("q", "k", "v"):
+            start = 8 * "qkv".index(part)
+            return self.qkv.weight[start : start + 8]
+        return dict(itertools.chain(self.named_parameters(), self.named_buffers()))[name]
+
+
+class LooksOneAhead(Good):
+    """Needs two tensors at a time, which is harmless where two stay valid."""
+
+    def load_weights(self, weights: Weights) -> None:
+        for before, _ in itertools.pairwise(_ended(weights)):
+            self.put(*before)
+
+
+def _ended(weights: Weights) -> Weights:
+    yield from weights
+    yield "", torch.empty(0)
+
+
+class KeepsAll(Good):
+    def load_weights(self, weights: Weights) -> None:
+        kept = []
+        for name, tensor in weights:
+            kept.append((name, tensor))  # the line that keeps them
+        super().load_weights(kept)
+
+
+class KeepsViews(Good):
+    """Lets go of the tensors, and keeps views of their memory."""
+
+    def load_weights(self, weights: Weights) -> None:
+        super().load_weights([(name, tensor.view(tensor.shape)) for name, tensor in weights])
+
+
+class KeepsClones(Good):
+    """Holds copies: safe, however the loader uses its buffer."""
+
+    def load_weights(self, weights: Weights) -> None:
+        super().load_weights([(name, tensor.clone()) for name, tensor in weights])
+
+
+class StopsEarly(Good):
+    def load_weights(self, weights: Weights) -> None:
+        super().load_weights(itertools.islice(weights, 5))
+
+
+class SkipsBias(Good):
+    def load_weights(self, weights: Weights) -> None:
+        super().load_weights((name, tensor) for name, tensor in weights if name != "o.bias")
+
+
+class SkipsV(Good):
+    def load_weights(self, weights: Weights) -> None:
+        super().load_weights((name, tensor) for name, tensor in weights if name != "v.weight")
+
+
+class SkipsBuffer(Good):
+    def load_weights(self, weights: Weights) -> None:
+        super().load_weights((name, tensor) for name, tensor in weights if name != "mean")
+
+
+class ByOrder(Good):
+    """Takes the fourth tensor for the projection, whatever its name."""
+
+    def load_weights(self, weights: Weights) -> None:
+        for number, (name, tensor) in enumerate(weights):
+            self.put("o.weight" if number == 3 and tensor.shape == (8, 8) else name, tensor)
+
+
+class CachesInCall(Good):
+    """Joins the parts of qkv that come in one call."""
+
+    def load_weights(self, weights: Weights) -> None:
+        parts = {}
+        for name, tensor in weights:
+            if name[0] in "qkv":
+                parts[name[0]] = tensor.clone()
+            else:
+                self.put(name, tensor)
+        if len(parts) == 3:
+            with torch.no_grad():
+                self.qkv.weight.copy_(torch.cat([parts["q"], parts["k"], parts["v"]]))
+
+
+class Adds(Good):
+    """Adds to a statistic on every load."""
+
+    def put(self, name: str, tensor: Tensor) -> None:
+        if name == "mean":
+            self.mean += tensor
+        else:
+            super().put(name, tensor)
+
+
+class Aliases(Good):
+    def put(self, name: str, tensor: Tensor) -> None:
+        if name == "o.weight":
+            self.o.weight.data = tensor
+        else:
+            super().put(name, tensor)
+
+
+class Narrow(Good):
+    def __init__(self) -> None:
+        super().__init__()
+        self.o.to(torch.bfloat16)
+
+
+class Random(Good):
+    """Adds noise that no seed governs."""
+
+    def put(self, name: str, tensor: Tensor) -> None:
+        noise = torch.randn(tensor.shape, generator=torch.Generator().manual_seed(time.time_ns() % 2**31))
+        super().put(name, tensor + noise)
+
+
+def raises() -> Good:
+    raise RuntimeError("no such luck")
+
+
+def hangs() -> Good:
+    time.sleep(1000)
+    return Good()
+
+
+def not_a_model() -> object:
+    return object()

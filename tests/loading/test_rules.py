@@ -1,0 +1,156 @@
+"""Each rule of a class that is given weights: a class that it finds, and one that it does not."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.loading import models
+from vtool.diagnostics import Diagnostic, Findings
+from vtool.diagnostics.rules_loading import ASKED
+from vtool.loading import check_load_weights
+
+WRONG = {
+    "stale-reference": models.KeepsAll,
+    "iterator-not-exhausted": models.StopsEarly,
+    "unwritten-parameter": models.SkipsBias,
+    "partly-written-parameter": models.SkipsV,
+    "unconsumed-tensor": models.SkipsBuffer,
+    "order-dependent": models.ByOrder,
+    "chunk-dependent": models.CachesInCall,
+    "reload-dependent": models.Adds,
+    "aliased-parameter": models.Aliases,
+    "nondeterministic": models.Random,
+}
+
+
+def errors(factory: type, **more: object) -> list[Diagnostic]:
+    with pytest.raises(Findings) as raised:
+        check_load_weights(factory, models.checkpoint(), **more)
+    return list(raised.value.diagnostics)
+
+
+@pytest.mark.parametrize("factory", [models.Good, models.KeepsClones])
+def test_a_class_that_copies_or_clones_is_clean(factory: type) -> None:
+    result = check_load_weights(factory, models.checkpoint())
+    assert result.verdict == "clean"
+    assert result.checks == dict.fromkeys(ASKED, "passed")
+
+
+@pytest.mark.parametrize("rule", WRONG)
+def test_a_rule_finds_the_class_that_breaks_it(rule: str) -> None:
+    assert rule in {finding.rule for finding in errors(WRONG[rule])}
+
+
+def test_the_line_that_keeps_a_tensor_is_named() -> None:
+    (finding,) = errors(models.KeepsAll, checks=["stale-reference"])
+    assert finding.origin is not None
+    lines = Path(models.__file__).read_text().splitlines()
+    assert lines[(finding.origin.line or 0) - 1].endswith("# the line that keeps them")
+    assert set(finding.tensors or ()) == set(models.checkpoint())
+
+
+def test_views_of_the_memory_are_found_as_the_tensors_are() -> None:
+    (finding,) = errors(models.KeepsViews, checks=["stale-reference"])
+    assert "qkv.weight" in finding.message
+
+
+def test_the_smallest_ring_that_is_safe_is_told() -> None:
+    result = check_load_weights(models.LooksOneAhead, models.checkpoint(), slots=2, checks=["stale-reference"])
+    assert result.checks == {"stale-reference": "passed"}
+    assert "needs 2 of 6 tensors" in errors(models.LooksOneAhead, checks=["stale-reference"])[0].message
+
+
+def test_a_class_that_is_right_however_long_tensors_stay_is_asked_with_one_slot() -> None:
+    assert check_load_weights(models.Good, models.checkpoint(), slots=1, checks=["stale-reference"]).verdict == "clean"
+
+
+def test_the_missing_part_of_a_fused_weight_is_counted_by_element() -> None:
+    found = {finding.rule: finding for finding in errors(models.SkipsV)}
+    assert found["partly-written-parameter"].parameter == "qkv.weight"
+    assert "64 of 192 elements" in (found["partly-written-parameter"].seen or "")
+    assert found["unconsumed-tensor"].tensors == ("v.weight",)
+
+
+def test_holding_the_whole_checkpoint_is_a_warning() -> None:
+    many = {f"layers.{number}": torch.randn(4) for number in range(20)}
+
+    class Hoards(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = torch.nn.ParameterList(torch.zeros(4) for _ in range(20))
+
+        def load_weights(self, weights: models.Weights) -> None:
+            for name, tensor in dict(weights).items():
+                self.get_parameter(name).data.copy_(tensor)
+
+    class Streams(Hoards):
+        def load_weights(self, weights: models.Weights) -> None:
+            for name, tensor in weights:
+                self.get_parameter(name).data.copy_(tensor)
+
+    hoarded = check_load_weights(Hoards, many, checks=["retained-memory"])
+    assert [(finding.rule, finding.severity) for finding in hoarded.findings] == [("retained-memory", "warning")]
+    assert hoarded.details["retained-memory"]["measured"]["most_tensors"] == 20
+    assert check_load_weights(Streams, many, checks=["retained-memory"]).findings == ()
+
+
+def test_a_narrower_parameter_is_a_warning_and_an_equal_one_is_not() -> None:
+    found = check_load_weights(models.Narrow, models.checkpoint()).findings
+    assert [(finding.rule, finding.severity) for finding in found] == [("lossy-cast", "warning")]
+    assert set(found[0].tensors or ()) == {"o.weight", "o.bias"}
+    half = {name: tensor.bfloat16() for name, tensor in models.checkpoint().items()}
+    assert check_load_weights(models.Good, half).findings == ()  # into a wider one nothing is lost
+
+
+def test_what_is_allowed_is_not_told() -> None:
+    assert check_load_weights(models.SkipsBias, models.checkpoint(), allow=["o.bias"]).verdict == "clean"
+
+
+def test_a_copy_of_a_tensor_that_is_read_may_be_left_out() -> None:
+    tied = models.checkpoint()
+    tied["spare.weight"] = tied["o.weight"].clone()
+
+    class Tied(models.Good):
+        def load_weights(self, weights: models.Weights) -> None:
+            super().load_weights((name, tensor) for name, tensor in weights if name != "spare.weight")
+
+    assert [finding.severity for finding in check_load_weights(Tied, tied).findings] == ["note"]
+
+
+def test_a_tensor_that_is_read_outside_of_torch_counts_as_read() -> None:
+    class ThroughNumpy(models.Good):
+        def put(self, name: str, tensor: torch.Tensor) -> None:
+            super().put(name, torch.from_numpy(tensor.numpy().copy()))
+
+    assert check_load_weights(ThroughNumpy, models.checkpoint()).verdict == "clean"
+
+
+def test_an_exception_on_the_way_is_loud_and_so_a_warning() -> None:
+    class WholeOnly(models.Good):
+        def load_weights(self, weights: models.Weights) -> None:
+            weights = [(name, tensor.clone()) for name, tensor in weights]
+            if len(weights) < 6:
+                raise ValueError("a part is missing")
+            super().load_weights(weights)
+
+    found = check_load_weights(WholeOnly, models.checkpoint(), checks=["chunk-dependent"]).findings
+    assert {finding.severity for finding in found} == {"warning"}
+    assert "a part is missing" in found[0].message
+
+
+def test_a_fixture_is_there_for_model_authors(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        """
+        import torch
+        class Model(torch.nn.Linear):
+            def load_weights(self, weights):
+                for name, tensor in list(weights):
+                    self.get_parameter(name).data.copy_(tensor)
+        def test_it(check_load_weights):
+            check_load_weights(lambda: Model(2, 2), {"weight": torch.randn(2, 2), "bias": torch.randn(2)})
+        """
+    )
+    result = pytester.runpytest_subprocess("-p", "vtool.loading.pytest_plugin")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*stale-reference*"])
