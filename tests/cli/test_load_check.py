@@ -57,7 +57,9 @@ def test_a_checkpoint_of_a_folder_takes_the_place_of_the_files_own(tmp_path: Pat
 
 
 def test_settings_choose_the_checks() -> None:
-    found = results(f"python:{MODELS}:KeepsAll", "checks=[stale-reference,order-dependent]", "sources=[owned,shuffled]", status=0)["KeepsAll"]
+    found = results(f"python:{MODELS}:KeepsAll", "checks=[stale-reference,order-dependent]", "sources=[owned,shuffled]", status=0)[
+        "KeepsAll"
+    ]
     assert found["checks"] == {"stale-reference": "not-run", "order-dependent": "passed"}
     assert "reusable_buffer" in found["details"]["stale-reference"]["reason"]
 

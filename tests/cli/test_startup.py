@@ -15,7 +15,8 @@ def imported(*arguments: str) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["--version"], ["train", "--help"], ["validate-config", "--help"], ["load-check", "--help"], ["explain", "--help"]]
+    "arguments",
+    [["--help"], ["--version"], ["train", "--help"], ["validate-config", "--help"], ["load-check", "--help"], ["explain", "--help"]],
 )
 def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
     assert imported(*arguments).isdisjoint({"torch", "transformers", "numpy", "hydra", "omegaconf", "yaml", "rich"})

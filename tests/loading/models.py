@@ -35,7 +35,7 @@ class Good(nn.Module):
             self.place(name).copy_(tensor)
 
     def place(self, name: str) -> Tensor:
-        part, _, leaf = name.partition(".")
+        part, _, _ = name.partition(".")
         if part in ("q", "k", "v"):
             start = 8 * "qkv".index(part)
             return self.qkv.weight[start : start + 8]

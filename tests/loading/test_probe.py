@@ -9,7 +9,18 @@ import pytest
 import vtool.loading.worker
 
 PROBE = vtool.loading.worker.PROBE
-FRAMEWORKS = {"torch", "numpy", "safetensors", "transformers", "tokenizers", "vllm", "sglang", "torchvision", "runai_model_streamer", "fastsafetensors"}
+FRAMEWORKS = {
+    "torch",
+    "numpy",
+    "safetensors",
+    "transformers",
+    "tokenizers",
+    "vllm",
+    "sglang",
+    "torchvision",
+    "runai_model_streamer",
+    "fastsafetensors",
+}
 
 
 @pytest.mark.parametrize("file", sorted(PROBE.rglob("*.py")), ids=lambda file: file.name)

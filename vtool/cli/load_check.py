@@ -63,7 +63,9 @@ def load_check(
         live.end()
     if format is not Format.json and len(results) > 1:
         sys.stdout.write(table(results))
-    render(results if format is Format.json or len(results) == 1 else _without_notes(results), format, command="load-check", stream=sys.stdout)
+    render(
+        results if format is Format.json or len(results) == 1 else _without_notes(results), format, command="load-check", stream=sys.stdout
+    )
     if format is not Format.json:
         sys.stdout.write(_not_run(results))
     raise typer.Exit(exit_code(results))

@@ -10,9 +10,12 @@ from vtool.diagnostics import Diagnostic, Origin
 from vtool.diagnostics.result import Result, Verdict
 
 Facts = Mapping[str, Any]
+Item = Mapping[str, Any]
 Severity = Literal["error", "warning", "note"]
 K = TypeVar("K", bound=Hashable)
 SHOWN = 3
+OF_ALL_NAMES = ("unwritten-parameter", "partly-written-parameter", "unconsumed-tensor")
+"""Rules that only a whole checkpoint can be held against."""
 COMPUTED = ("inv_freq", "position_ids", "num_batches_tracked", "masked_bias", "attn.bias", "rotary_emb.cos_cached", "rotary_emb.sin_cached")
 """Endings of tensors that old checkpoints hold and that classes compute."""
 
@@ -31,6 +34,8 @@ def judge(subject: str, facts: Facts, asked: Sequence[str], allow: Sequence[str]
     findings: list[Diagnostic] = []
     for rule in asked:
         check = facts["checks"].get(rule, {"reason": "the sources do not include the one that it needs"})
+        if facts["origin"] == "discovered" and rule in OF_ALL_NAMES:
+            check = {"reason": "the checkpoint's names were found by trying them on the class, and say nothing of others"}
         if "reason" in check:
             checks[rule] = "not-run"
             details[rule] = {"reason": check["reason"]}
@@ -55,7 +60,7 @@ def _without_verdict(subject: str, facts: Facts, asked: Sequence[str]) -> Result
     return Result(subject, "failed", checks, (Diagnostic("load-failed", f"{subject}: {reason}"),), details)
 
 
-def _allowed(item: Mapping[str, Any], allow: Sequence[str]) -> bool:
+def _allowed(item: Item, allow: Sequence[str]) -> bool:
     names = [item["parameter"]] if item.get("parameter") else item.get("tensors") or []
     return bool(names) and all(any(fnmatchcase(name, pattern) for pattern in allow) for name in names)
 
@@ -77,7 +82,7 @@ def _paths(facts: Facts, state: str) -> list[str]:
     return [path for path, found in facts["paths"].items() if found == state]
 
 
-def _stale(rule: str, items: Sequence[Mapping[str, Any]], facts: Facts) -> list[Diagnostic]:
+def _stale(rule: str, items: Sequence[Item], facts: Facts) -> list[Diagnostic]:
     """An error where a path of the installed framework hands the class tensors that do not stay; else it leans on the loader's copies."""
     if not items:
         return []
@@ -90,15 +95,14 @@ def _stale(rule: str, items: Sequence[Mapping[str, Any]], facts: Facts) -> list[
         needs = f"it needs all {measured['tensors']} tensors to stay valid, and one request more"
     way = f"reached without a copy by {', '.join(reachable)}" if reachable else f"it relies on the loader's copies ({', '.join(protected)})"
     found = []
-    for place, group in _by(items, lambda item: (item.get("file"), item.get("line"))).items():
-        first = group[0]
-        what = _raises(first) or f"{_several('parameter', group)} {'hold' if len(group) > 1 else 'holds'} bytes of what came later"
+    for line, group in _by(items, lambda item: (str(item.get("file") or ""), item.get("line"))).items():
+        what = _raises(group[0]) or f"{_several('parameter', group)} {'hold' if len(group) > 1 else 'holds'} bytes of what came later"
         message = f"{what}: {_names(group)}; {needs}" + (f"; {way}" if reachable or protected else "")
-        found.append(_finding(rule, message, group, severity, Origin(*place) if place[0] else _own_line(facts)))
+        found.append(_finding(rule, message, group, severity, Origin(*line) if line[0] else _own_line(facts)))
     return found
 
 
-def _exhausted(rule: str, items: Sequence[Mapping[str, Any]], facts: Facts) -> list[Diagnostic]:
+def _exhausted(rule: str, items: Sequence[Item], facts: Facts) -> list[Diagnostic]:
     if not items:
         return []
     left = items[0]["tensors"]
@@ -106,11 +110,12 @@ def _exhausted(rule: str, items: Sequence[Mapping[str, Any]], facts: Facts) -> l
     if items[0]["kind"] == "end":
         message = "it takes every tensor but does not ask until there is none left, and a streaming loader does not end"
         return [Diagnostic(rule, message, origin=_own_line(facts), severity="warning")]
-    message = f"it stops after {measured['asked_for']} of {measured['tensors']} tensors: {_listed(left)} {'are' if len(left) > 1 else 'is'} never asked for"
+    be = "are" if len(left) > 1 else "is"
+    message = f"it stops after {measured['asked_for']} of {measured['tensors']} tensors: {_listed(left)} {be} never asked for"
     return [Diagnostic(rule, message, tensors=tuple(left), origin=_own_line(facts))]
 
 
-def _unwritten(rule: str, items: Sequence[Mapping[str, Any]], facts: Facts) -> list[Diagnostic]:
+def _unwritten(rule: str, items: Sequence[Item], facts: Facts) -> list[Diagnostic]:
     """Of the user's own checkpoint an error. A twin may lack a tensor that the hub's files have, unless it has one that is not read."""
     unread = facts["checks"].get("unconsumed-tensor", {}).get("items", [])
     waiting = {name for item in unread for name in item["waiting"]}
@@ -126,25 +131,19 @@ def _unwritten(rule: str, items: Sequence[Mapping[str, Any]], facts: Facts) -> l
     return found
 
 
-def _half_written(rule: str, items: Sequence[Mapping[str, Any]], facts: Facts) -> list[Diagnostic]:
-    """Names that were found by trying may miss a part."""
-    severity: Severity = "note" if facts["origin"] == "discovered" else "error"
+def _half_written(rule: str, items: Sequence[Item], facts: Facts) -> list[Diagnostic]:
     return [
         _finding(
-            rule,
-            f"{item['parameter']}: {item['seen']}; what is there came from {_listed(item['tensors'])}",
-            [item],
-            severity,
-            _own_line(facts),
+            rule, f"{item['parameter']}: {item['seen']}; the rest came from {_listed(item['tensors'])}", [item], "error", _own_line(facts)
         )
         for item in items
     ]
 
 
-def _unconsumed(rule: str, items: Sequence[Mapping[str, Any]], facts: Facts) -> list[Diagnostic]:
+def _unconsumed(rule: str, items: Sequence[Item], facts: Facts) -> list[Diagnostic]:
     """Copies of tensors that are read, and what classes compute, are notes; so is what a tiny twin has beyond the files on the hub."""
 
-    def severity(item: Mapping[str, Any]) -> Severity:
+    def severity(item: Item) -> Severity:
         if item["waiting"]:
             return "error"
         if facts["origin"] != "given" or item["same_as"] or item["tensors"][0].endswith(COMPUTED):
@@ -154,22 +153,21 @@ def _unconsumed(rule: str, items: Sequence[Mapping[str, Any]], facts: Facts) -> 
     found = []
     for graded, group in _by(items, severity).items():
         names = [name for item in group for name in item["tensors"]]
-        message = f"{len(names)} tensor{'s' if len(names) > 1 else ''} of the checkpoint {'are' if len(names) > 1 else 'is'} never read: {_listed(names)}"
+        be = "are" if len(names) > 1 else "is"
+        message = f"{_several('tensor', names)} of the checkpoint {be} never read: {_listed(names)}"
         found.append(Diagnostic(rule, message, tensors=tuple(names), origin=_own_line(facts), severity=graded))
     return found
 
 
-def _retained(rule: str, items: Sequence[Mapping[str, Any]], facts: Facts) -> list[Diagnostic]:
+def _retained(rule: str, items: Sequence[Item], facts: Facts) -> list[Diagnostic]:
     return [Diagnostic(rule, item["seen"], tensors=tuple(item.get("tensors") or ()) or None, origin=_own_line(facts)) for item in items]
 
 
-def _differs(rule: str, items: Sequence[Mapping[str, Any]], facts: Facts) -> list[Diagnostic]:
+def _differs(rule: str, items: Sequence[Item], facts: Facts) -> list[Diagnostic]:
     """Values that differ without a word are an error; an exception is loud, and so a warning."""
     found = []
     for (kind, way), group in _by(items, lambda item: (item["kind"], item.get("way"))).items():
-        how = {"order-dependent": f"loaded {way}", "chunk-dependent": f"loaded {way}", "reload-dependent": "loaded a second time"}.get(
-            rule, "loaded again"
-        )
+        how = _HOW[rule].format(way=way)
         if kind == "raises":
             found.append(Diagnostic(rule, f"{how}, it raises {group[0]['seen']}", origin=_own_line(facts), severity="warning"))
             continue
@@ -178,14 +176,27 @@ def _differs(rule: str, items: Sequence[Mapping[str, Any]], facts: Facts) -> lis
     return found
 
 
-def _aliased(rule: str, items: Sequence[Mapping[str, Any]], facts: Facts) -> list[Diagnostic]:
+_HOW = {
+    "order-dependent": "loaded {way}",
+    "chunk-dependent": "loaded {way}",
+    "reload-dependent": "loaded a second time",
+    "nondeterministic": "loaded again into a new object",
+}
+
+
+def _aliased(rule: str, items: Sequence[Item], facts: Facts) -> list[Diagnostic]:
+    """What takes a folder, as transformers does, may map its file into memory: that is its loader's doing, and not the class's."""
     if not items:
         return []
-    message = f"{_several('parameter', items)} {'are' if len(items) > 1 else 'is'} the loader's own memory: {_names(items)}"
+    several = len(items) > 1
+    if not facts["streams"]:
+        message = f"{_several('parameter', items)} {'are' if several else 'is'} mapped from the file, and {'change' if several else 'changes'} with it: "
+        return [_finding(rule, message + _names(items), items, "note", _own_line(facts))]
+    message = f"{_several('parameter', items)} {'are' if several else 'is'} the loader's own memory: {_names(items)}"
     return [_finding(rule, message, items, "error", _own_line(facts))]
 
 
-def _narrowed(rule: str, items: Sequence[Mapping[str, Any]], facts: Facts) -> list[Diagnostic]:
+def _narrowed(rule: str, items: Sequence[Item], facts: Facts) -> list[Diagnostic]:
     """A twin keeps in float32 what transformers does; files on the hub need not."""
     found = []
     for (before, after), group in _by(items, lambda item: (item["expected"], item["seen"])).items():
@@ -195,7 +206,7 @@ def _narrowed(rule: str, items: Sequence[Mapping[str, Any]], facts: Facts) -> li
     return found
 
 
-_JUDGES: Mapping[str, Callable[[str, Sequence[Mapping[str, Any]], Facts], list[Diagnostic]]] = {
+_JUDGES: Mapping[str, Callable[[str, Sequence[Item], Facts], list[Diagnostic]]] = {
     "stale-reference": _stale,
     "iterator-not-exhausted": _exhausted,
     "unwritten-parameter": _unwritten,
@@ -211,7 +222,7 @@ _JUDGES: Mapping[str, Callable[[str, Sequence[Mapping[str, Any]], Facts], list[D
 }
 
 
-def _finding(rule: str, message: str, items: Sequence[Mapping[str, Any]], severity: Severity, origin: Origin | None) -> Diagnostic:
+def _finding(rule: str, message: str, items: Sequence[Item], severity: Severity, origin: Origin | None) -> Diagnostic:
     """A finding about several parameters: the first one is shown in full, and the tensors are those of all."""
     first = items[0]
     tensors = tuple(dict.fromkeys(name for item in items for name in item.get("tensors") or ()))
@@ -228,15 +239,15 @@ def _own_line(facts: Facts) -> Origin | None:
 
 
 def _word(facts: Facts) -> str:
-    return {"twin": "tiny twin of transformers' class", "discovered": "checkpoint that was found by trying names"}[facts["origin"]]
+    return "tiny twin of transformers' class" if facts["origin"] == "twin" else "checkpoint"
 
 
-def _raises(item: Mapping[str, Any]) -> str | None:
+def _raises(item: Item) -> str | None:
     return f"it raises {item['seen']}" if item["kind"] == "raises" else None
 
 
-def _by(items: Sequence[Mapping[str, Any]], key: Callable[[Mapping[str, Any]], K]) -> dict[K, list[Mapping[str, Any]]]:
-    groups: dict[K, list[Mapping[str, Any]]] = defaultdict(list)
+def _by(items: Sequence[Item], key: Callable[[Item], K]) -> dict[K, list[Item]]:
+    groups: dict[K, list[Item]] = defaultdict(list)
     for item in items:
         groups[key(item)].append(item)
     return dict(groups)
@@ -246,7 +257,7 @@ def _several(noun: str, items: Sequence[object]) -> str:
     return f"{len(items)} {noun}{'s' if len(items) > 1 else ''}"
 
 
-def _names(items: Sequence[Mapping[str, Any]]) -> str:
+def _names(items: Sequence[Item]) -> str:
     return _listed([item["parameter"] for item in items if item.get("parameter")])
 
 

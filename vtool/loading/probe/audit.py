@@ -215,7 +215,9 @@ def _narrowed(it: Audit, watch: Watch) -> list[Check]:
                 watch.narrowed[name] = (tensor.dtype, into.dtype)
     for name, (before, after) in watch.narrowed.items():
         parameters = [parameter for parameter, tensors in it.came_from.items() if name in tensors]
-        items.append({"parameter": parameters[0] if parameters else None, "tensors": [name], "expected": _word(before), "seen": _word(after)})
+        items.append(
+            {"parameter": parameters[0] if parameters else None, "tensors": [name], "expected": _word(before), "seen": _word(after)}
+        )
     return items
 
 

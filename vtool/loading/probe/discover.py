@@ -1,4 +1,4 @@
-"""Finds a checkpoint's names for a class of which transformers has no twin: names are tried, one at a time, and kept if they write something.
+"""Finds a checkpoint's names for a class without a twin: names are tried, one at a time, and kept if they write something.
 
 Candidates come from the class's own code: the pairs of names in its mapping of fused weights, and its prefixes. What is found loads;
 it need not be all, and says nothing of names that the class should take and does not.
@@ -66,9 +66,7 @@ def discover(model: nn.Module) -> dict[str, Tensor]:
     total = sum(parameter.numel() for parameter in parameters.values())
     reached = total - sum(_left(parameter) for parameter in parameters.values())
     if not found or reached < LEAST * total:
-        raise NotRun(
-            f"transformers has no such class, and names for {reached / max(total, 1):.0%} of its parameters' elements could be found by trying"
-        )
+        raise NotRun(f"no twin, and names were found for {reached / max(total, 1):.0%} of its elements only")
     return found
 
 
@@ -113,7 +111,8 @@ def _sizes(owner: nn.Module | None, shape: tuple[int, ...]) -> list[int]:
         return []
     sizes: list[int] = []
     if owner is not None and hasattr(owner, "total_num_kv_heads"):
-        sizes += [owner.total_num_heads * owner.head_size, owner.total_num_kv_heads * owner.head_size]
+        fused: Any = owner
+        sizes += [fused.total_num_heads * fused.head_size, fused.total_num_kv_heads * fused.head_size]
     sizes += list(getattr(owner, "output_sizes", None) or ())
     sizes += [shape[0], *(shape[0] // parts for parts in (2, 3, 4) if shape[0] % parts == 0)]
     return [int(size) for size in dict.fromkeys(sizes) if 0 < size <= shape[0]]
@@ -173,6 +172,8 @@ def _prefixes(model: nn.Module) -> list[Callable[[str], str]]:
     chosen += [lambda name: name]
     chosen += [_one(rule) for rule in rules]
     chosen += [lambda name: name.removeprefix("model."), lambda name: f"model.{name}"]
+    # Draft models take names of the model that they draft for.
+    chosen += [_one((r"\.mtp_block\.", ".")), _one((r"^model\.", "mtp."))]
     return chosen
 
 

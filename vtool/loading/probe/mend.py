@@ -4,14 +4,21 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from .shrink import HIDDEN, small
+from .shrink import HIDDEN, shrink, small
 
 MOST_ATTEMPTS = 60
 T = TypeVar("T")
 WORDS: Mapping[str, Any] = {
-    "act": "silu", "activation": "silu", "eps": 1e-6, "epsilon": 1e-6, "theta": 10000.0, "dropout": 0.0, "scale": 1.0, "factor": 1.0, "multiplier": 1.0,
-    "scaling": 1.0, "alpha": 1.0, "std": 0.02, "range": 0.02, "func": "sigmoid", "base": 10000.0, "limit": 7.0,
-}  # fmt: skip
+    **dict.fromkeys(("act", "activation"), "silu"),
+    **dict.fromkeys(("eps", "epsilon"), 1e-6),
+    **dict.fromkeys(("theta", "base"), 10000.0),
+    **dict.fromkeys(("std", "range"), 0.02),
+    **dict.fromkeys(("scale", "factor", "multiplier", "scaling", "alpha"), 1.0),
+    "dropout": 0.0,
+    "func": "sigmoid",
+    "limit": 7.0,
+}
+"""The value of a field by the last word of its name."""
 SWITCHES = ("use", "is", "has", "add", "enable", "apply", "with", "do", "norm", "tie", "include", "skip")
 
 
@@ -19,6 +26,8 @@ def guess(name: str, table: Mapping[str, Any]) -> Any:
     """The value of a field that a config lacks: of the table, else by what its name says."""
     if name in table:
         return table[name]
+    if name.endswith("_config"):
+        return _inner_config(name)
     if (tiny := small(name, 1 << 20)) != 1 << 20:
         return tiny
     parts = name.split("_")
@@ -29,6 +38,17 @@ def guess(name: str, table: Mapping[str, Any]) -> Any:
     if parts[0] in ("num", "n"):
         return 1
     return HIDDEN if parts[-1] in ("dim", "size", "width", "channels", "features") else None
+
+
+def _inner_config(name: str) -> Any:
+    """A config for a part: what it lacks is mended in turn."""
+    import transformers
+
+    kinds = {"vision": ("SiglipVisionConfig", "SiglipVisionModel"), "audio": ("WhisperConfig", "WhisperModel")}
+    word, architecture = next((kinds[part] for part in kinds if part in name), ("Qwen2Config", "Qwen2ForCausalLM"))
+    made = shrink(getattr(transformers, word)())
+    made.architectures = [architecture]
+    return made
 
 
 class Mender:

@@ -90,7 +90,9 @@ def of_factory(factory: Callable[[], Any], checkpoint: Mapping[str, Tensor] | No
     )
 
 
-def facts_of(factory: Callable[[], Any], checkpoint: Mapping[str, Tensor], checks: Sequence[str], slots: int, sources: Sequence[str]) -> dict[str, Any]:
+def facts_of(
+    factory: Callable[[], Any], checkpoint: Mapping[str, Tensor], checks: Sequence[str], slots: int, sources: Sequence[str]
+) -> dict[str, Any]:
     """The facts of a subject that is checked in this process."""
     made = of_factory(factory, checkpoint)
     try:
@@ -99,7 +101,7 @@ def facts_of(factory: Callable[[], Any], checkpoint: Mapping[str, Tensor], check
         return {"status": "not-run", "reason": str(why)}
     except LoadFailed as why:
         return {"status": "failed", "reason": str(why)}
-    return {"status": "judged", "origin": made.origin, "about": made.about, "checks": found, "paths": {}}
+    return {"status": "judged", "origin": made.origin, "streams": made.streams, "about": made.about, "checks": found, "paths": {}}
 
 
 def read_folder(folder: Path) -> dict[str, Tensor]:

@@ -89,7 +89,11 @@ def subject(name: str, folder: Path, progress: Callable[[str], None]) -> Subject
         load=load,
         origin="twin",
         streams=False,
-        about={"class": f"{found.__module__}.{found.__name__}", "file": method.__code__.co_filename, "line": method.__code__.co_firstlineno},
+        about={
+            "class": f"{found.__module__}.{found.__name__}",
+            "file": method.__code__.co_filename,
+            "line": method.__code__.co_firstlineno,
+        },
         unread=lambda holder: holder.unread,
         destroy=lambda: _destroy(folder / "model.safetensors"),
     )

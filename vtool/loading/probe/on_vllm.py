@@ -7,7 +7,6 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, Literal
 
 import torch
@@ -31,6 +30,7 @@ ENVIRONMENT = {
     "VLLM_USE_V1": "1",
 }
 
+NEEDS_PROCESSOR = "Can't load image processor|skip_tokenizer_init|Failed to load the processor|has no attribute '(get_vocab|vocab)'"
 POOLING = (
     "_EMBEDDING_MODELS", "_LATE_INTERACTION_MODELS", "_REWARD_MODELS", "_TOKEN_CLASSIFICATION_MODELS", "_SEQUENCE_CLASSIFICATION_MODELS",
 )  # fmt: skip
@@ -62,7 +62,7 @@ def _import_beside_cuda_builds() -> None:
     except Exception:
         for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
             del sys.modules[name]
-        library = torch.library.Library("torchvision", "DEF")
+        library: Any = torch.library.Library("torchvision", "DEF")  # type: ignore[no-untyped-call]
         for name in ("nms", "qnms"):
             library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
         _KEPT.append(library)
@@ -90,7 +90,7 @@ def subject(name: str, folder: Path, progress: Callable[[str], None]) -> Subject
         raise NotRun(f"vLLM has registered no `{name}`")
     said = twin.entry(name)
     served = said.get("served_as", name)
-    mender = Mender(twin.TABLE["fields"], STUBS)
+    mender = Mender(twin.TABLE["fields"], (*STUBS, ("a tokenizer", NEEDS_PROCESSOR, lambda: _save_processor(folder))))
     progress("tiny twin")
     like = said.get("like") or _class_like(name, registry.ModelRegistry.models)
     checkpoint: Mapping[str, Tensor] | None = None
@@ -255,19 +255,18 @@ def _save_processor(folder: Path) -> None:
     Qwen3VLVideoProcessor().save_pretrained(folder)
 
 
-class _Speculative(SimpleNamespace):
-    """Answers every question about drafting that a draft model's constructor has, with no."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return (lambda *arguments, **more: True) if name.startswith("use_") else None
-
-
 def _as_draft(config: Any, method: str) -> None:
-    draft = _Speculative(
+    """Answer what a draft model's constructor asks of the model that it drafts for: one of its own shape."""
+    from vllm.config import SpeculativeConfig
+
+    fields = dict(
         draft_model_config=config.model_config, draft_parallel_config=config.parallel_config, target_model_config=config.model_config,
         target_parallel_config=config.parallel_config, method=method, num_speculative_tokens=2, parallel_drafting=False,
         draft_tensor_parallel_size=1, disable_padded_drafter_batch=False, eagle3_use_aux_hidden_state=True,
     )  # fmt: skip
+    draft = object.__new__(SpeculativeConfig)
+    for name in SpeculativeConfig.__dataclass_fields__:
+        object.__setattr__(draft, name, fields.pop(name, None))
+    for name, value in fields.items():
+        object.__setattr__(draft, name, value)
     object.__setattr__(config, "speculative_config", draft)

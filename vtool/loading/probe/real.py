@@ -27,7 +27,7 @@ def runai(file: Path) -> Iterator[Named]:
     from runai_model_streamer import SafetensorsStreamer
 
     with SafetensorsStreamer() as streamer:
-        more = {"owned": False} if "owned" in inspect.signature(streamer.stream_files).parameters else {}
+        more: dict[str, object] = {"owned": False} if "owned" in inspect.signature(streamer.stream_files).parameters else {}
         if "device" in inspect.signature(streamer.stream_files).parameters:
             more["device"] = "cpu"
         streamer.stream_files([str(file)], **more)
@@ -49,7 +49,11 @@ def fastsafetensors(file: Path) -> Iterator[Named]:
         loader.close()
 
 
-SOURCES: Mapping[str, Callable[[Path], Iterator[Named]]] = {"safetensors": safetensors_mmap, "runai": runai, "fastsafetensors": fastsafetensors}
+SOURCES: Mapping[str, Callable[[Path], Iterator[Named]]] = {
+    "safetensors": safetensors_mmap,
+    "runai": runai,
+    "fastsafetensors": fastsafetensors,
+}
 
 
 def write(checkpoint: Mapping[str, Tensor], file: Path) -> None:

@@ -1,15 +1,17 @@
-"""Imports the framework once, then gives each subject a process of its own: a crash, a hang or a lack of memory is that subject's own result."""
+"""Imports the framework once, then gives each subject a process of its own: a crash or a hang is that subject's own result."""
 
 import ctypes
 import importlib
 import json
 import os
 import resource
+import shutil
 import signal
 import sys
 import tempfile
 import time
 import traceback
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -119,10 +121,8 @@ class Pool:
                 os.kill(process, signal.SIGKILL)
 
     def _finish(self, process: int, child: Child, status: int, peak: int) -> None:
-        try:
+        with suppress(ProcessLookupError):
             os.killpg(process, signal.SIGKILL)  # what it may have started itself
-        except ProcessLookupError:
-            pass
         result = child.folder / "result.json"
         stage = (child.folder / "stage").read_text() if (child.folder / "stage").exists() else "start"
         if result.exists():
@@ -133,14 +133,7 @@ class Pool:
             if not child.killed:
                 facts["log"] = (child.folder / "log").read_text(errors="replace")[-2000:]
         _say(self.out, event="subject", subject=child.name, seconds=round(time.monotonic() - child.started, 3), peak=peak, **facts)
-        subprocess_free(child.folder)
-
-
-def subprocess_free(folder: Path) -> None:
-    """Remove a child's folder: 391 tiny checkpoints are a gigabyte."""
-    import shutil
-
-    shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(child.folder, ignore_errors=True)  # 391 tiny checkpoints are a gigabyte
 
 
 def _resident(process: int) -> int:
@@ -175,9 +168,12 @@ def _facts(host: ModuleType, request: dict[str, Any], name: str, folder: Path) -
     from .audit import audit, text_of
     from .subject import LoadFailed, NotRun
 
-    stage = ["start"]
+    stage, started = ["start"], time.monotonic()
+
+    times: dict[str, float] = {}
 
     def progress(word: str) -> None:
+        times[word] = round(time.monotonic() - started, 3)
         stage[0] = word
         (folder / "stage").write_text(word)
 
@@ -201,8 +197,10 @@ def _facts(host: ModuleType, request: dict[str, Any], name: str, folder: Path) -
     return {
         "status": "judged",
         "origin": subject.origin,
+        "streams": subject.streams,
         "about": dict(subject.about),
         "tensors": len(subject.checkpoint),
+        "stages": times,
         "checks": checks,
         "paths": paths,
     }

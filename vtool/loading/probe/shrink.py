@@ -8,15 +8,15 @@ HIDDEN, HEADS, KV_HEADS, HEAD_DIM, INTERMEDIATE, VOCAB, LAYERS, EXPERTS = 128, 4
 
 def _table() -> Iterator[tuple[str, int]]:
     rows = {
-        HIDDEN: "hidden_size d_model n_embd embed_dim dim out_hidden_size projection_dim projection_hidden_size hidden_dim text_hidden_size "
-        "output_dim vision_output_dim projector_input_dim projector_output_dim qformer_hidden_size embedding_dim vision_hidden_size "
+        HIDDEN: "hidden_size d_model n_embd embed_dim dim out_hidden_size projection_dim projection_hidden_size hidden_dim "
+        "text_hidden_size output_dim vision_output_dim projector_input_dim projector_output_dim qformer_hidden_size embedding_dim vision_hidden_size "
         "block_dim conv_dim encoder_hidden_size decoder_hidden_size audio_hidden_size model_dim width d_text_config mm_hidden_size",
         INTERMEDIATE: "encoder_ffn_dim decoder_ffn_dim ffn_dim n_inner ffn_hidden_size d_inner mlp_dim feed_forward_length block_ff_dim "
         "mamba_d_ssm attention_hidden_size mlp_hidden_size",
         HEADS: "num_attention_heads n_head num_heads encoder_attention_heads decoder_attention_heads n_heads linear_num_key_heads "
         "linear_num_value_heads mamba_n_heads mamba_num_heads num_attention_groups_q index_n_heads",
-        HEAD_DIM: "head_dim kv_channels v_head_dim qk_nope_head_dim qk_rope_head_dim attention_head_dim global_head_dim linear_key_head_dim "
-        "linear_value_head_dim hidden_size_per_layer_input swa_head_dim swa_v_head_dim",
+        HEAD_DIM: "head_dim kv_channels v_head_dim qk_nope_head_dim qk_rope_head_dim attention_head_dim global_head_dim "
+        "linear_key_head_dim linear_value_head_dim hidden_size_per_layer_input swa_head_dim swa_v_head_dim",
         64: "mamba_head_dim mamba_d_head kv_lora_rank index_head_dim",
         48: "q_lora_rank",
         16: "rotary_dim o_lora_rank",
@@ -63,8 +63,12 @@ def small(name: str, value: Any) -> Any:
         return FIXED[name]
     if name in CAPPED:
         return min(value, CAPPED[name])
-    if "intermediate" in name:
+    if "intermediate" in name or ("ffn" in name and value > INTERMEDIATE):
         return INTERMEDIATE
+    if name.endswith("hidden_size") and value > HIDDEN:
+        return HIDDEN
+    if name.endswith("vocab_size"):
+        return min(value, VOCAB)
     if name.endswith(("_token_id", "_token_index", "_token")) and value >= VOCAB:
         return VOCAB - 124 + sum(map(ord, name)) % 100
     return value

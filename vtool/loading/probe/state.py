@@ -40,7 +40,7 @@ def mark(model: Any, byte: int) -> None:
         buffers = {tensor.untyped_storage().data_ptr() for tensor in _all(model, "named_buffers").values()}
         for tensor in named_parameters(model).values():
             if tensor.untyped_storage().data_ptr() not in buffers:
-                tensor.untyped_storage().fill_(byte)
+                tensor.untyped_storage().fill_(byte)  # type: ignore[attr-defined]
 
 
 def snapshot(model: Any) -> State:

@@ -27,9 +27,16 @@ def tiny_config(config_class: Any, said: Mapping[str, Any]) -> Any:
     shrink(made, said.get("layers", LAYERS))
     assign(made, said.get("set", {}))
     try:
-        return type(made).from_dict(made.to_dict())
+        return type(made).from_dict(_without_exceptions(made.to_dict()))
     except (ValueError, TypeError):
         return made  # a class that does not read back what it has written
+
+
+def _without_exceptions(values: Any) -> Any:
+    """Without what single layers have of their own: it names layers that are no longer there, and follows from the others."""
+    if isinstance(values, dict):
+        return {key: _without_exceptions(value) for key, value in values.items() if key != "per_layer_config"}
+    return values
 
 
 def save_twin(class_name: str, said: Mapping[str, Any], folder: Path, architecture: str) -> dict[str, Tensor]:

@@ -17,11 +17,11 @@ VIEWS = frozenset({
 })  # fmt: skip
 
 
-class Watch(TorchDispatchMode):
+class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Active during one load from a `Tracked` source."""
 
     def __init__(self, source: Tracked) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.source = source
         self.read: set[str] = set()
         self.came_from: dict[int, set[str]] = {}
