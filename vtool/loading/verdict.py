@@ -119,7 +119,7 @@ def _unwritten(rule: str, items: Sequence[Item], facts: Facts) -> list[Diagnosti
     """Of the user's own checkpoint an error. A twin may lack a tensor that the hub's files have, unless it has one that is not read."""
     unread = facts["checks"].get("unconsumed-tensor", {}).get("items", [])
     waiting = {name for item in unread for name in item["waiting"]}
-    certain = [item for item in items if facts["origin"] == "given" or item["parameter"] in waiting]
+    certain = [item for item in items if facts["origin"] == "given" or (item["parameter"] in waiting and _own_twin(facts))]
     rest = [item for item in items if item not in certain]
     found = []
     if certain:
@@ -132,19 +132,21 @@ def _unwritten(rule: str, items: Sequence[Item], facts: Facts) -> list[Diagnosti
 
 
 def _half_written(rule: str, items: Sequence[Item], facts: Facts) -> list[Diagnostic]:
-    return [
-        _finding(
-            rule, f"{item['parameter']}: {item['seen']}; the rest came from {_listed(item['tensors'])}", [item], "error", _own_line(facts)
-        )
-        for item in items
-    ]
+    """Of a twin that is read whole, the rest is padding."""
+    unread = facts["checks"].get("unconsumed-tensor", {}).get("items", [])
+    severity: Severity = "error" if facts["origin"] == "given" or (unread and _own_twin(facts)) else "note"
+    found = []
+    for item in items:
+        message = f"{item['parameter']}: {item['seen']}; the rest came from {_listed(item['tensors'])}"
+        found.append(_finding(rule, message, [item], severity, _own_line(facts)))
+    return found
 
 
 def _unconsumed(rule: str, items: Sequence[Item], facts: Facts) -> list[Diagnostic]:
     """Copies of tensors that are read, and what classes compute, are notes; so is what a tiny twin has beyond the files on the hub."""
 
     def severity(item: Item) -> Severity:
-        if item["waiting"]:
+        if item["waiting"] and (facts["origin"] == "given" or _own_twin(facts)):
             return "error"
         if facts["origin"] != "given" or item["same_as"] or item["tensors"][0].endswith(COMPUTED):
             return "note"
@@ -190,8 +192,10 @@ def _aliased(rule: str, items: Sequence[Item], facts: Facts) -> list[Diagnostic]
         return []
     several = len(items) > 1
     if not facts["streams"]:
-        message = f"{_several('parameter', items)} {'are' if several else 'is'} mapped from the file, and {'change' if several else 'changes'} with it: "
-        return [_finding(rule, message + _names(items), items, "note", _own_line(facts))]
+        message = (
+            f"{_several('parameter', items)} {'are' if several else 'is'} mapped from the file, and will change with it: {_names(items)}"
+        )
+        return [_finding(rule, message, items, "note", _own_line(facts))]
     message = f"{_several('parameter', items)} {'are' if several else 'is'} the loader's own memory: {_names(items)}"
     return [_finding(rule, message, items, "error", _own_line(facts))]
 
@@ -230,6 +234,11 @@ def _finding(rule: str, message: str, items: Sequence[Item], severity: Severity,
         rule, message, parameter=first.get("parameter"), origin=origin, expected=first.get("expected"), seen=first.get("seen"),
         severity=severity, tensors=tensors or None,
     )  # fmt: skip
+
+
+def _own_twin(facts: Facts) -> bool:
+    """Whether the twin is transformers' class of the very name, and not of a related one."""
+    return bool(facts["about"].get("own_twin"))
 
 
 def _own_line(facts: Facts) -> Origin | None:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from .state import MARKS, mark, marked, named_parameters
 from .subject import NotRun
 
+MOST_PREFIXES = 12
 LEAST = 0.5
 """The share of the elements of all parameters that must be reached for a verdict."""
 FUSED: Mapping[str, Sequence[str]] = {
@@ -31,7 +32,7 @@ EXPERTS = {
 Candidate = tuple[str, tuple[int, ...]]
 
 
-def discover(model: nn.Module) -> dict[str, Tensor]:
+def discover(model: nn.Module, progress: Callable[[str], None]) -> dict[str, Tensor]:
     """A checkpoint of random values under names that the class takes.
 
     Raises:
@@ -43,7 +44,8 @@ def discover(model: nn.Module) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(3)
     found: dict[str, Tensor] = {}
     endings: list[Callable[[str], str]] = []
-    for name, parameter in parameters.items():
+    for number, (name, parameter) in enumerate(parameters.items()):
+        progress(f"names: {number} of {len(parameters)}")
         modules = _owner(model, name)
         for candidate, shape in _candidates(name, parameter, modules, pairs):
             left = _left(parameter)
@@ -153,6 +155,19 @@ def _pairs(model: nn.Module) -> list[tuple[str, str]]:
     return [(old, new) for old, new in found if old and new and old != new]
 
 
+def _written_prefixes(model: nn.Module) -> list[str]:
+    """Beginnings of names that the code of the model's own class, and of its parts, asks for."""
+    found: dict[str, None] = {}
+    for module in {type(each).__module__ for each in [model, *model.children()]}:
+        for node in ast.walk(_tree(module)):
+            match node:
+                case ast.Call(func=ast.Attribute(attr="startswith" | "removeprefix"), args=[ast.Constant(value=str(prefix)), *_]):
+                    found[f"{prefix.rstrip('.')}."] = None
+                case _:
+                    pass
+    return list(found)[:MOST_PREFIXES]
+
+
 def _tree(module: str) -> ast.AST:
     try:
         return ast.parse(inspect.getsource(sys.modules[module])) if ".models." in module else ast.Module([], [])
@@ -174,7 +189,17 @@ def _prefixes(model: nn.Module) -> list[Callable[[str], str]]:
     chosen += [lambda name: name.removeprefix("model."), lambda name: f"model.{name}"]
     # Draft models take names of the model that they draft for.
     chosen += [_one((r"\.mtp_block\.", ".")), _one((r"^model\.", "mtp."))]
+    for name, child in model.named_children():
+        if getattr(child, "hf_to_vllm_mapper", None):
+            chosen += [_below(name, rename) for rename in _prefixes(child)]
+    for prefix in _written_prefixes(model):
+        chosen += [_one((rf"^([^.]+\.){{{parts}}}", prefix)) for parts in (1, 2, 3)]
     return chosen
+
+
+def _below(prefix: str, rename: Callable[[str], str]) -> Callable[[str], str]:
+    """The same renaming, of what is in a part of the model."""
+    return lambda name: f"{prefix}.{rename(name.removeprefix(f'{prefix}.'))}" if name.startswith(f"{prefix}.") else name
 
 
 def _one(rule: tuple[str, str]) -> Callable[[str], str]:

@@ -18,7 +18,7 @@ from .discover import discover
 from .mend import Mender
 from .state import mark, named_parameters
 from .subject import NotRun, Subject
-from .vllm_parts import STUBS
+from .vllm_parts import STUBS, shrink_tables
 from .vllm_paths import drive
 
 ENVIRONMENT = {
@@ -50,6 +50,7 @@ def prepare() -> Mapping[str, str]:
     lazy.inspect_model_cls = lambda self: registry._ModelInfo.from_model_cls(self.load_model_cls())
     import vllm.model_executor.models.transformers
 
+    shrink_tables()
     return {"name": "vllm", "version": vllm.__version__}
 
 
@@ -92,7 +93,7 @@ def subject(name: str, folder: Path, progress: Callable[[str], None]) -> Subject
     served = said.get("served_as", name)
     mender = Mender(twin.TABLE["fields"], (*STUBS, ("a tokenizer", NEEDS_PROCESSOR, lambda: _save_processor(folder))))
     progress("tiny twin")
-    like = said.get("like") or _class_like(name, registry.ModelRegistry.models)
+    like = None if "config_class" in said else said.get("like") or _class_like(name, registry.ModelRegistry.models)
     checkpoint: Mapping[str, Tensor] | None = None
     why = ""
     if like:
@@ -101,7 +102,7 @@ def subject(name: str, folder: Path, progress: Callable[[str], None]) -> Subject
         except Exception as error:
             why = f"transformers' {like} cannot be made tiny: {text_of(error)}"
     if checkpoint is None:
-        config_class = _config_class(name, like, registry.ModelRegistry.models[served])
+        config_class = _config_class(name, said.get("config_class"), like, registry.ModelRegistry.models[served])
         mender.run(lambda: twin.tiny_config(config_class, said).save_pretrained(folder))
         twin.write_config(folder, said, served)
     if said.get("processor"):
@@ -118,11 +119,11 @@ def subject(name: str, folder: Path, progress: Callable[[str], None]) -> Subject
     origin: Literal["twin", "discovered"] = "twin"
     if checkpoint is not None:
         checkpoint, left = _best_names(make, model, checkpoint)
-        if left == float("inf"):
-            checkpoint = None
+        if left > len(named_parameters(model)) // 2:
+            checkpoint = None  # the twin is of another class than it seemed
     if checkpoint is None:
         progress("names")
-        origin, checkpoint = "discovered", discover(make())
+        origin, checkpoint = "discovered", discover(make(), progress)
     found = type(model)
     about = {
         "class": f"{found.__module__}.{found.__name__}",
@@ -150,13 +151,13 @@ def _class_like(name: str, models: Mapping[str, Any]) -> str | None:
     return None if "transformers" in _target(models[name])[0] else next(iter(same), None)
 
 
-def _config_class(name: str, like: str | None, model: Any) -> Any:
+def _config_class(name: str, said: str | None, like: str | None, model: Any) -> Any:
     """The class of configs for an architecture that has no twin: of its name, of its module, else Llama's."""
     import transformers
     import vllm.transformers_utils.configs as own
 
-    if like:
-        return getattr(transformers, like).config_class
+    if said or like:
+        return getattr(transformers, said) if said else getattr(transformers, str(like)).config_class
     stem = re.sub(
         r"(MTP|MTPModel|ForCausalLM|ForConditionalGeneration|Model|ForRewardModel|ForSequenceClassification|Chat|DraftModel)+$", "", name
     )

@@ -91,10 +91,18 @@ def shrink(config: Any, layers: int = LAYERS) -> Any:
             _set(config, name, {key: entry for key, entry in value.items() if key < layers})
         elif (tiny := small(name, value)) != value:
             _set(config, name, min(value, layers) if CAPPED.get(name) == LAYERS else tiny)
+    _whole_patches(config)
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None)
     if isinstance(rope, dict) and rope.get("mrope_section"):
         rope["mrope_section"] = [4, 6, 6]
     return config
+
+
+def _whole_patches(config: Any) -> None:
+    """An image is a whole number of patches wide."""
+    image, patch = getattr(config, "image_size", None), getattr(config, "patch_size", None)
+    if isinstance(image, int) and isinstance(patch, int) and not isinstance(image, bool) and patch > 0 and image % patch:
+        _set(config, "image_size", 2 * patch)
 
 
 def assign(config: Any, values: Mapping[str, Any]) -> None:

@@ -3,6 +3,7 @@
 from typing import Any
 
 from .mend import Stub
+from .shrink import HEADS, HIDDEN, INTERMEDIATE, LAYERS
 
 
 def _sparse_attention() -> None:
@@ -46,6 +47,14 @@ def _triton_allocator() -> None:
     import vllm.triton_utils.allocation as module
 
     module.triton.set_allocator = lambda function: None
+
+
+def shrink_tables() -> None:
+    """Sizes that vLLM has by name, and no config says."""
+    import vllm.transformers_utils.configs.radio as module
+
+    table = module.VIT_TIMM_DIM_BY_NAME
+    table.update(dict.fromkeys(table, (HIDDEN, LAYERS, HEADS, INTERMEDIATE)))
 
 
 STUBS: tuple[Stub, ...] = (
