@@ -166,21 +166,21 @@ def _retained(rule: str, items: Sequence[Item], facts: Facts) -> list[Diagnostic
 
 
 def _differs(rule: str, items: Sequence[Item], facts: Facts) -> list[Diagnostic]:
-    """Values that differ without a word are an error; an exception is loud, and so a warning."""
+    """Values that differ without a word are an error; an exception is loud, and so a warning. So are names that no file may have."""
     found = []
-    for (kind, way), group in _by(items, lambda item: (item["kind"], item.get("way"))).items():
-        how = _HOW[rule].format(way=way)
+    for kind, group in _by(items, lambda item: str(item["kind"])).items():
+        how = _HOW[rule]
         if kind == "raises":
             found.append(Diagnostic(rule, f"{how}, it raises {group[0]['seen']}", origin=_own_line(facts), severity="warning"))
             continue
         message = f"{how}, {_several('tensor', group)} {'have' if len(group) > 1 else 'has'} other values: {_names(group)}"
-        found.append(_finding(rule, message, group, "error", _own_line(facts)))
+        found.append(_finding(rule, message, group, "warning" if facts["origin"] == "discovered" else "error", _own_line(facts)))
     return found
 
 
 _HOW = {
-    "order-dependent": "loaded {way}",
-    "chunk-dependent": "loaded {way}",
+    "order-dependent": "loaded in another order",
+    "chunk-dependent": "loaded in several calls",
     "reload-dependent": "loaded a second time",
     "nondeterministic": "loaded again into a new object",
 }

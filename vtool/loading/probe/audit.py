@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .keeper import Keepers
 from .real import SOURCES, write
-from .sources import Owned, ReusableBuffer, Tracked, buckets, orders, other_values
+from .sources import Owned, ReusableBuffer, Tracked, buckets, other_values, shuffled
 from .state import MARKS, State, compare, differing, mark, marked, named_parameters, named_tensors, snapshot
 from .subject import LoadFailed, Named, NotRun, Subject
 from .watch import Watch, loses_bits
@@ -117,11 +117,12 @@ def _watched(it: Audit, first: Owned) -> dict[str, Check]:
     alias = {name: source.addresses[_address(tensor)] for name, tensor in tensors.items() if _address(tensor) in source.addresses}
     it.came_from |= {name: _origins(it, name, tensor, watch) for name, tensor in tensors.items()}
     it.unwritten |= _never_reached(it, seen, list(named_parameters(model)))
+    whole = {name: bool(gaps.all()) for name, gaps in it.unwritten.items()}
+    it.unwritten |= _never_initialised(it, seen)
     (subject.destroy or source.destroy)()
     changed = compare(seen, snapshot(model))
     suspects = subject.unread(model) if subject.unread else set(source.names) - watch.read - set(alias.values())
     unread = _unread(it, suspects)
-    whole = {name: bool(gaps.all()) for name, gaps in it.unwritten.items()}
     checks: dict[str, Check] = {
         "unwritten-parameter": {"items": [_never_written(name) for name in whole if whole[name]]},
         "partly-written-parameter": {"items": [_half_written(it, name) for name in whole if not whole[name]]},
@@ -150,6 +151,22 @@ def _origins(it: Audit, name: str, tensor: Tensor, watch: Watch) -> list[str]:
     if it.subject.streams:
         return sorted(watch.came_from.get(_address(tensor), ()))
     return [name] if name in it.subject.checkpoint else []
+
+
+def _never_initialised(it: Audit, seen: State) -> dict[str, Tensor]:
+    """Elements of buffers that nothing is loaded into, and that differ from object to object: they hold what was in the memory."""
+    found = {}
+    for name in compare(it.reference, seen, it.unwritten):
+        before, now = it.reference.get(name), seen.get(name)
+        if (
+            not it.came_from.get(name)
+            and before is not None
+            and now is not None
+            and before.shape == now.shape
+            and before.dtype == now.dtype
+        ):
+            found[name] = torch.ones(before.numel(), dtype=torch.bool)
+    return found
 
 
 def _never_reached(it: Audit, seen: State, parameters: Sequence[str]) -> dict[str, Tensor]:
@@ -278,7 +295,7 @@ def _real(it: Audit) -> dict[str, str]:
 
 
 def _keeping_lines(it: Audit, wanted: set[str]) -> dict[str, tuple[str, int]]:
-    source = Keepers(it.subject.checkpoint, wanted, it.subject.code)
+    source = Keepers(it.subject.checkpoint, wanted, it.subject.code, str(it.subject.about.get("file")))
     model = it.subject.make()
     before = sys.gettrace()
     sys.settrace(source.trace)
@@ -290,22 +307,14 @@ def _keeping_lines(it: Audit, wanted: set[str]) -> dict[str, tuple[str, int]]:
 
 
 def _orders(it: Audit) -> Check:
-    return _each_way(it, [(word, [names]) for word, names in orders(list(it.subject.checkpoint))])
+    return {"items": it.unlike_reference(lambda: _load_in_calls(it, [shuffled(list(it.subject.checkpoint))]))}
 
 
 def _chunks(it: Audit) -> Check:
+    """One tensor a call, which parts whatever can be parted."""
     names = list(it.subject.checkpoint)
-    sizes = sorted({max(1, -(-len(names) // MOST_CALLS)), max(1, -(-len(names) // 3))})
-    return _each_way(it, [(f"{size} a call", buckets(names, size)) for size in sizes])
-
-
-def _each_way(it: Audit, ways: Sequence[tuple[str, Sequence[Sequence[str]]]]) -> Check:
-    """Load in each of the ways, of one call for each list of names; each parameter is told of once."""
-    items: dict[object, Check] = {}
-    for word, calls in ways:
-        for item in it.unlike_reference(lambda: _load_in_calls(it, calls)):  # noqa: B023
-            items.setdefault((item["kind"], item.get("parameter")), item | {"way": word})
-    return {"items": list(items.values()), "measured": {"ways": [word for word, _ in ways]}}
+    size = max(1, -(-len(names) // MOST_CALLS))
+    return {"items": it.unlike_reference(lambda: _load_in_calls(it, buckets(names, size))), "measured": {"tensors_a_call": size}}
 
 
 def _load_in_calls(it: Audit, calls: Sequence[Sequence[str]]) -> Any:

@@ -26,7 +26,12 @@ FUSED: Mapping[str, Sequence[str]] = {
     "gate_up_proj": ("gate_proj", "up_proj"),
 }
 EXPERTS = {
-    "w13_weight": (("gate_proj.weight", "up_proj.weight"), ("w1.weight", "w3.weight"), ("gate.weight", "up.weight"), ("up_proj.weight",)),
+    "w13_weight": (
+        ("up_proj.weight",),
+        ("gate_proj.weight", "up_proj.weight"),
+        ("w1.weight", "w3.weight"),
+        ("gate.weight", "up.weight"),
+    ),
     "w2_weight": (("down_proj.weight",), ("w2.weight",), ("down.weight",)),
 }
 Candidate = tuple[str, tuple[int, ...]]
@@ -77,12 +82,12 @@ def _left(parameter: Tensor) -> int:
 
 
 def _writes(model: Any, parameter: Tensor, name: str, tensor: Tensor, left: int) -> bool:
-    """Whether a load of this one tensor writes to the parameter. What it raises after that is for the load of all to show."""
+    """Whether a load of this one tensor writes as many elements, that no other has written, to the parameter."""
     try:
         model.load_weights(iter([(name, tensor.clone())]))
     except Exception:
         return False
-    return _left(parameter) < left
+    return left - _left(parameter) >= tensor.numel()
 
 
 def _owner(model: nn.Module, name: str) -> nn.Module | None:

@@ -20,13 +20,14 @@ Line = tuple[str, int]
 class Keepers(Owned):
     """Like `Owned`. While its `trace` is set, notes for each wanted tensor the last line that took a hold of it that still stands.
 
-    A hold is a reference to the tensor, or a view of its memory.
+    A hold is a reference to the tensor, or a view of its memory. A line in `home`, the class's own file, comes before others.
     """
 
-    def __init__(self, checkpoint: Mapping[str, Tensor], wanted: set[str], code: Sequence[str]) -> None:
+    def __init__(self, checkpoint: Mapping[str, Tensor], wanted: set[str], code: Sequence[str], home: str) -> None:
         super().__init__(checkpoint)
         self.wanted = wanted
         self.code = tuple(code)
+        self.home = home
         self.lines: dict[str, Line] = {}
         self._tensor: Tensor | None = None
         self._rises: list[tuple[int, Line]] = []
@@ -39,7 +40,9 @@ class Keepers(Owned):
             yield name, tensor
             if self._tensor is not None:
                 self._settle()
-                if line := (self._rises[-1][1] if self._rises else self._asking()):
+                rises = [line for _, line in self._rises]
+                standing = [line for line in rises if line[0] == self.home] or rises
+                if line := (standing[-1] if standing else self._asking()):
                     self.lines[name] = line
         self.exhausted = True
 

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 from .shrink import HIDDEN, shrink, small
 
 MOST_ATTEMPTS = 60
+UNKNOWN = 1 << 20
 T = TypeVar("T")
 WORDS: Mapping[str, Any] = {
     **dict.fromkeys(("act", "activation"), "silu"),
@@ -28,16 +29,19 @@ def guess(name: str, table: Mapping[str, Any]) -> Any:
         return table[name]
     if name.endswith("_config"):
         return _inner_config(name)
-    if (tiny := small(name, 1 << 20)) != 1 << 20:
-        return tiny
     parts = name.split("_")
-    if parts[0] in SWITCHES or parts[-1] == "bias":
-        return False
-    if parts[-1] in WORDS:
-        return WORDS[parts[-1]]
-    if parts[0] in ("num", "n"):
-        return 1
-    return HIDDEN if parts[-1] in ("dim", "size", "width", "channels", "features") else None
+    found: Any = None
+    if (tiny := small(name, UNKNOWN)) != UNKNOWN:
+        found = tiny
+    elif parts[0] in SWITCHES or parts[-1] == "bias":
+        found = False
+    elif parts[-1] in WORDS:
+        found = WORDS[parts[-1]]
+    elif parts[0] in ("num", "n"):
+        found = 1
+    elif parts[-1] in ("dim", "size", "width", "channels", "features"):
+        found = HIDDEN
+    return found
 
 
 def _inner_config(name: str) -> Any:

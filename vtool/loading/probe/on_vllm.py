@@ -260,11 +260,11 @@ def _as_draft(config: Any, method: str) -> None:
     """Answer what a draft model's constructor asks of the model that it drafts for: one of its own shape."""
     from vllm.config import SpeculativeConfig
 
-    fields = dict(
-        draft_model_config=config.model_config, draft_parallel_config=config.parallel_config, target_model_config=config.model_config,
-        target_parallel_config=config.parallel_config, method=method, num_speculative_tokens=2, parallel_drafting=False,
-        draft_tensor_parallel_size=1, disable_padded_drafter_batch=False, eagle3_use_aux_hidden_state=True,
-    )  # fmt: skip
+    fields = {
+        **{f"{whose}_{what}": getattr(config, what) for whose in ("draft", "target") for what in ("model_config", "parallel_config")},
+        "method": method, "num_speculative_tokens": 2, "parallel_drafting": False, "draft_tensor_parallel_size": 1,
+        "disable_padded_drafter_batch": False, "eagle3_use_aux_hidden_state": True,
+    }  # fmt: skip
     draft = object.__new__(SpeculativeConfig)
     for name in SpeculativeConfig.__dataclass_fields__:
         object.__setattr__(draft, name, fields.pop(name, None))

@@ -9,7 +9,8 @@ HIDDEN, HEADS, KV_HEADS, HEAD_DIM, INTERMEDIATE, VOCAB, LAYERS, EXPERTS = 128, 4
 def _table() -> Iterator[tuple[str, int]]:
     rows = {
         HIDDEN: "hidden_size d_model n_embd embed_dim dim out_hidden_size projection_dim projection_hidden_size hidden_dim "
-        "text_hidden_size output_dim vision_output_dim projector_input_dim projector_output_dim qformer_hidden_size embedding_dim vision_hidden_size "
+        "text_hidden_size output_dim vision_output_dim projector_input_dim projector_output_dim qformer_hidden_size "
+        "embedding_dim vision_hidden_size "
         "block_dim conv_dim encoder_hidden_size decoder_hidden_size audio_hidden_size model_dim width d_text_config mm_hidden_size",
         INTERMEDIATE: "encoder_ffn_dim decoder_ffn_dim ffn_dim n_inner ffn_hidden_size d_inner mlp_dim feed_forward_length block_ff_dim "
         "mamba_d_ssm attention_hidden_size mlp_hidden_size",
@@ -59,19 +60,15 @@ def small(name: str, value: Any) -> Any:
     """The tiny value of a field."""
     if isinstance(value, bool) or not isinstance(value, int):
         return value
-    if name in FIXED:
-        return FIXED[name]
     if name in CAPPED:
         return min(value, CAPPED[name])
-    if "intermediate" in name or ("ffn" in name and value > INTERMEDIATE):
-        return INTERMEDIATE
-    if name.endswith("hidden_size") and value > HIDDEN:
-        return HIDDEN
-    if name.endswith("vocab_size"):
-        return min(value, VOCAB)
-    if name.endswith(("_token_id", "_token_index", "_token")) and value >= VOCAB:
-        return VOCAB - 124 + sum(map(ord, name)) % 100
-    return value
+    if name in FIXED or "intermediate" in name:
+        return FIXED.get(name, INTERMEDIATE)
+    for ending, most in (("hidden_size", HIDDEN), ("vocab_size", VOCAB), ("ffn_size", INTERMEDIATE), ("ffn_hidden_size", INTERMEDIATE)):
+        if name.endswith(ending):
+            return min(value, most)
+    is_token = name.endswith(("_token_id", "_token_index", "_token")) and value >= VOCAB
+    return VOCAB - 124 + sum(map(ord, name)) % 100 if is_token else value
 
 
 def shrink(config: Any, layers: int = LAYERS) -> Any:

@@ -33,14 +33,12 @@ def _all(model: Any, method: str) -> State:
 
 
 def mark(model: Any, byte: int) -> None:
-    """Fill every parameter with one byte. Buffers are left: those that are computed would not be computed again."""
+    """Fill every parameter with one byte. Buffers are left, for those that are computed would not be computed again."""
     if hasattr(model, "mark_with"):
         model.mark_with(byte)
     with torch.no_grad():
-        buffers = {tensor.untyped_storage().data_ptr() for tensor in _all(model, "named_buffers").values()}
         for tensor in named_parameters(model).values():
-            if tensor.untyped_storage().data_ptr() not in buffers:
-                tensor.untyped_storage().fill_(byte)  # type: ignore[attr-defined]
+            tensor.untyped_storage().fill_(byte)  # type: ignore[attr-defined]
 
 
 def snapshot(model: Any) -> State:

@@ -43,6 +43,12 @@ def _expert_kernels() -> None:
             value.is_supported_config = staticmethod(lambda *arguments, **more: (True, None))  # type: ignore[attr-defined]
 
 
+def _config_checks() -> None:
+    import vllm.model_executor.models.config as module
+
+    module.MODELS_CONFIG_MAP.clear()
+
+
 def _triton_allocator() -> None:
     import vllm.triton_utils.allocation as module
 
@@ -58,6 +64,7 @@ def shrink_tables() -> None:
 
 
 STUBS: tuple[Stub, ...] = (
+    ("vLLM's check of the config's class", r"Assertion failed", _config_checks),
     ("sparse attention", r"Sparse Attention is not supported on CPU", _sparse_attention),
     ("kernels of experts without a gate", r"is_act_and_mul=False is supported only", _moe_without_gate),
     ("kernels of experts", r"No \w+ MoE backend supports", _expert_kernels),

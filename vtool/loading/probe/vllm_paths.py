@@ -27,7 +27,7 @@ def _attempt(run: Any) -> str:
     try:
         return str(run())
     except ImportError as error:
-        return f"not run: {error.name or error} is not installed"
+        return f"not run: {error}"
     except Exception as error:
         return f"not run: {text_of(error)}"
 
