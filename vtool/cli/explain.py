@@ -72,12 +72,13 @@ def _recipe(topic: str, path: "Path") -> None:
 
 def _settings(topic: str) -> None:
     from vtool.config.resources import recipe_names
+    from vtool.config.schema import KINDS
     from vtool.config.settings import all_settings
     from vtool.diagnostics import RULES
     from vtool.diagnostics.near_miss import did_you_mean, ending, near, overlapping, same_words
 
     name = ".".join(part for part in topic.split(".") if not part.isdigit())
-    settings = list(all_settings())
+    settings = [setting for schema in KINDS.values() for setting in all_settings(schema)]
     if found := [setting for setting in settings if setting.name == name]:
         _setting(found)
         for group in dict.fromkeys(group for setting in found for group in setting.groups):

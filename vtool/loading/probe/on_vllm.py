@@ -91,7 +91,14 @@ def subject(name: str, folder: Path, progress: Callable[[str], None]) -> Subject
         raise NotRun(f"vLLM has registered no `{name}`")
     said = twin.entry(name)
     served = said.get("served_as", name)
-    mender = Mender(twin.TABLE["fields"], (*STUBS, ("a tokenizer", NEEDS_PROCESSOR, lambda: _save_processor(folder))))
+    built: list[Any] = []
+
+    def give_tokenizer() -> None:
+        _save_processor(folder)
+        for config in built:
+            config.model_config.skip_tokenizer_init = False
+
+    mender = Mender(twin.TABLE["fields"], (*STUBS, ("a tokenizer", NEEDS_PROCESSOR, give_tokenizer)))
     progress("tiny twin")
     like = None if "config_class" in said else said.get("like") or _class_like(name, registry.ModelRegistry.models)
     checkpoint: Mapping[str, Tensor] | None = None
@@ -111,6 +118,7 @@ def subject(name: str, folder: Path, progress: Callable[[str], None]) -> Subject
     _start_distributed()
     pooling = any(name in getattr(registry, group, {}) for group in POOLING)
     config = mender.run(lambda: _vllm_config(folder, **({"runner": "pooling"} if pooling else {})))
+    built.append(config)
     if name in registry._SPECULATIVE_DECODING_MODELS:
         _as_draft(config, said.get("drafts", "eagle3" if "agle3" in name else "mtp" if "MTP" in name else "eagle"))
     progress("construction")

@@ -129,7 +129,9 @@ class Pool:
             facts = json.loads(result.read_text())
         else:
             how = child.killed or (f"it was ended by {signal.Signals(os.WTERMSIG(status)).name}" if os.WIFSIGNALED(status) else "it exited")
-            facts = {"status": "failed", "reason": f"{how} (at: {stage})"}
+            # What is stopped may be our tiny model's fault; what crashes, or is the user's own, is its own.
+            ours = child.killed is not None and self.request["host"] != "python"
+            facts = {"status": "not-run" if ours else "failed", "reason": f"{how} (at: {stage})"}
             if not child.killed:
                 facts["log"] = (child.folder / "log").read_text(errors="replace")[-2000:]
         _say(self.out, event="subject", subject=child.name, seconds=round(time.monotonic() - child.started, 3), peak=peak, **facts)

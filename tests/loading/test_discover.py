@@ -1,0 +1,59 @@
+"""Names of a checkpoint, found by trying them on a class."""
+
+import pytest
+import torch
+from torch import nn
+
+from tests.loading import models
+from vtool.loading.probe.discover import discover
+from vtool.loading.probe.subject import NotRun
+
+
+class Fused(nn.Module):
+    """Takes q_proj, k_proj and v_proj into qkv_proj."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv_proj = nn.Linear(4, 12, bias=False)
+        self.norm = nn.LayerNorm(4)
+
+    def load_weights(self, weights: models.Weights) -> None:
+        parameters = dict(self.named_parameters())
+        for name, tensor in weights:
+            part = name.partition("_proj")[0]
+            if part in ("q", "k", "v"):
+                start = 4 * "qkv".index(part)
+                assert tensor.shape == (4, 4)
+                parameters["qkv_proj.weight"].data[start : start + 4].copy_(tensor)
+            elif name.startswith("norm."):
+                parameters[name].data.copy_(tensor)
+
+
+class Deaf(Fused):
+    def load_weights(self, weights: models.Weights) -> None:
+        list(weights)
+
+
+def nothing(stage: str) -> None:
+    assert stage
+
+
+def test_the_parts_of_a_fused_weight_are_found_with_their_shapes() -> None:
+    found = discover(Fused(), nothing)
+    shapes = {name: tuple(tensor.shape) for name, tensor in found.items()}
+    assert shapes == {"q_proj.weight": (4, 4), "k_proj.weight": (4, 4), "v_proj.weight": (4, 4), "norm.weight": (4,), "norm.bias": (4,)}
+
+
+def test_every_element_is_written_by_one_name_only() -> None:
+    found = discover(Fused(), nothing)
+    assert sum(tensor.numel() for tensor in found.values()) == sum(parameter.numel() for parameter in Fused().parameters())
+
+
+def test_a_class_that_takes_nothing_is_not_judged() -> None:
+    with pytest.raises(NotRun, match="for 0%"):
+        discover(Deaf(), nothing)
+
+
+def test_values_are_distinct() -> None:
+    values = torch.cat([tensor.flatten() for tensor in discover(Fused(), nothing).values()])
+    assert values.unique().numel() > 0.9 * values.numel()
