@@ -56,7 +56,7 @@ class Tracked(Owned):
 
     def __init__(self, checkpoint: Mapping[str, Tensor]) -> None:
         super().__init__(checkpoint)
-        self.raw = {name: flat(tensor).numpy().copy() for name, tensor in checkpoint.items()}
+        self.raw = {name: flat(tensor).numpy() for name, tensor in checkpoint.items()}
         self.held: dict[str, int] = {}
         self.most_held = 0
         self.most_bytes = 0
