@@ -27,6 +27,7 @@ def serve(request_file: str) -> int:
     request = json.loads(Path(request_file).read_text())
     out = os.fdopen(request["descriptor"], "w", buffering=1)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)  # it does not outlive who has asked
     try:
         import torch
     except ImportError as error:
