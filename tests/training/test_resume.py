@@ -91,7 +91,35 @@ def test_another_rank_count_goes_on_within_a_rounding_error(folder: Path) -> Non
     assert max(abs(one - other) for one, other in zip(*losses, strict=True)) <= 1e-5
 
 
+def test_data_workers_do_not_hold_the_folder_of_a_killed_run(folder: Path) -> None:
+    arguments = command(folder, "run", 1, "train.steps=2000", "data.workers=2")
+    process = start_and_wait_for(2, folder / "run", *arguments)
+    process.kill()
+    process.wait()
+    reached = read_lines(folder / "run" / "metrics.jsonl")[-1]["step"]
+    again = start_and_wait_for(reached + 3, folder / "run", *arguments)
+    again.terminate()
+    output, _ = again.communicate(timeout=60)
+    assert again.returncode == 143, output
+
+
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize("seconds", [0.6, 3])
+def test_a_signal_before_the_first_step_ends_the_run_as_one_does(folder: Path, seconds: float, number: signal.Signals, status: int) -> None:
+    arguments = command(folder, "run", 2, "train.steps=2000")
+    process = subprocess.Popen(arguments, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    if seconds > 1:  # when its ranks are there, and importing torch
+        while b"spawn_main" not in _children(process.pid):
+            time.sleep(0.05)
+    else:
+        time.sleep(seconds)
+    process.send_signal(number)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode in (status, -number), output
+    assert "rank-failed" not in output
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 @pytest.mark.parametrize("nproc", [1, 2])
 def test_a_signal_lets_the_step_finish_and_says_how_to_go_on(folder: Path, nproc: int, number: signal.Signals, status: int) -> None:
     process = start_and_wait_for(1, folder / "run", *command(folder, "run", nproc, "train.steps=2000", "checkpoint.every_steps=null"))
@@ -128,6 +156,11 @@ def test_ranks_do_not_outlive_their_killed_parent(folder: Path) -> None:
     while any(_alive(pid) for pid in children):
         assert time.monotonic() < deadline, "a rank is still there"
         time.sleep(0.1)
+
+
+def _children(pid: int) -> bytes:
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return b" ".join(Path(f"/proc/{child}/cmdline").read_bytes() for child in children)
 
 
 def _alive(pid: int) -> bool:

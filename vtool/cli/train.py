@@ -48,7 +48,10 @@ def _train(loaded: object, config_yaml: str, command: str) -> None:
     outcome = launch(Request(loaded.run, loaded.plain, config_yaml), print_findings)
     if outcome is None:  # a rank that is not the first, under an outer torchrun
         return
-    report = write_report([outcome.folder], outcome.folder / "report.html")
+    try:
+        report = shlex.quote(str(write_report([outcome.folder], outcome.folder / "report.html")))
+    except OSError as error:  # everything that took time to make is saved by now
+        report = f"not written: {error}; free some space, then: vtool report {shlex.quote(str(outcome.folder))}"
     if outcome.signal is not None:
         name = signal.Signals(outcome.signal).name
         typer.echo(f"stopped by {name} after step {outcome.step} of {outcome.total_steps}; checkpoint saved")
@@ -58,7 +61,7 @@ def _train(loaded: object, config_yaml: str, command: str) -> None:
         typer.echo(f"{outcome.folder} has finished its {outcome.step} steps already; nothing is left to do")
     for line in _result_lines(outcome.folder):
         typer.echo(line)
-    typer.echo(f"report: {shlex.quote(str(report))}")
+    typer.echo(f"report: {report}")
 
 
 def _result_lines(folder: object) -> list[str]:

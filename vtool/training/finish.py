@@ -11,7 +11,7 @@ import torch
 
 from vtool import __version__
 from vtool.data.loader import EncodedRows
-from vtool.diagnostics import Diagnostic, Findings
+from vtool.diagnostics import Diagnostic
 from vtool.engines.ranks import SharedFindings
 from vtool.evaluation.evaluate import Answer, Scores, evaluate
 from vtool.export.huggingface import export
@@ -68,13 +68,11 @@ def balance(session: Session, progress: Progress) -> dict[str, Any]:
 
 def _write(session: Session, progress: Progress, ledger: dict[str, Any], scores: Scores | None, peak_mib: int) -> None:
     folder = session.folder
-    try:
+    with folder.writing():
         if scores is not None:
             _write_predictions(folder, session.rows["test"], scores.answers)
         export(session.engine.module, session.processor, session.run.model.family, folder.export)
         write_atomically(folder.result, json.dumps(_result(session, progress, ledger, scores, peak_mib), indent=1) + "\n")
-    except OSError as error:
-        raise Findings(Diagnostic("run-folder-unwritable", f"{folder.path}: {error}", parameter="run.dir")) from error
 
 
 def _result(session: Session, progress: Progress, ledger: dict[str, Any], scores: Scores | None, peak_mib: int) -> dict[str, Any]:

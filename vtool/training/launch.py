@@ -10,7 +10,6 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import timedelta
 from types import FrameType
 from typing import Any
 
@@ -23,11 +22,10 @@ from vtool.diagnostics import Diagnostic, Findings
 from vtool.engines.ranks import Ranks, SharedFindings
 from vtool.training.setup import Request
 from vtool.training.sft import Outcome, train
+from vtool.training.stop import leave_terminal, taken_signals
 
 Tell = Callable[[Findings], None]
 
-# Auditing a large data set on one rank while the others wait takes longer than torch's default of 30 minutes.
-RANK_TIMEOUT = timedelta(hours=2)
 # How long ranks have to end after a second signal before they are killed.
 LAST_SECONDS = 5.0
 
@@ -65,7 +63,7 @@ def run_rank(request: Request, ranks: Ranks) -> Outcome:
         torch.cuda.set_device(placement.device)
     if ranks.world == 1:
         return train(request, replace(ranks, device=placement.device))
-    dist.init_process_group(placement.backend, timeout=RANK_TIMEOUT)
+    dist.init_process_group(placement.backend)
     outcome = train(request, replace(ranks, device=placement.device))
     dist.destroy_process_group()
     return outcome
@@ -94,26 +92,36 @@ def _launch_ranks(request: Request, nproc: int, tell: Tell) -> Outcome:
         run_id=request.run.run.name,
         max_restarts=0,
         monitor_interval=0.2,
-        signals_to_handle="SIGHUP,SIGQUIT",  # SIGINT and SIGTERM are handled here: the ranks finish their step
+        signals_to_handle="SIGQUIT",  # those of stop.py are handled here: the ranks finish their step
     )
-    with _Forward():
+    with _Forward() as forward:
         try:
             outcomes: dict[int, Outcome] = elastic_launch(config, _rank_main)(request, tell)
         except ChildFailedError as error:
-            codes = {rank: failure.exitcode for rank, failure in error.failures.items()}
-            first, code = min(codes.items(), key=lambda item: item[1] == -signal.SIGTERM)  # one that was not merely ended with the others
-            if code in (128 + signal.SIGINT, -signal.SIGINT):
+            if forward.first == signal.SIGINT:
                 raise KeyboardInterrupt from None
-            if code in (1, 128 + signal.SIGTERM):
-                raise SystemExit(code) from None
+            if forward.first is not None:  # the ranks were stopped before their first step, or did not end in time
+                raise SystemExit(128 + forward.first) from None
+            first, failure = min(error.failures.items(), key=lambda item: _guilt(item[1]))
+            code = failure.exitcode
+            if code == 1:  # it has said why
+                raise SystemExit(1) from None
             how = signal.Signals(-code).name if code < 0 else f"exit status {code}"
             raise Findings(Diagnostic("rank-failed", f"rank {first} ended with {how}")) from error
     return outcomes[0]
 
 
+def _guilt(failure: Any) -> tuple[int, int]:
+    """Sorts first the rank for which the others failed: one that was killed or has spoken, before one that lost its peer, before one that
+    was ended with the others; the earliest of each kind."""
+    order = 2 if failure.exitcode == -signal.SIGTERM else 0 if failure.exitcode < 0 or failure.exitcode == 1 else 1
+    return order, failure.timestamp
+
+
 def _rank_main(request: Request, tell: Tell) -> Outcome:
     """A rank's process. It leaves the terminal's process group, so that a Ctrl-C reaches it once, through its parent."""
     os.setpgrp()
+    threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
     ranks = Ranks.from_environment()
     try:
         return run_rank(request, ranks)
@@ -131,24 +139,38 @@ def _rank_main(request: Request, tell: Tell) -> Outcome:
     os._exit(code)  # at once: other ranks may wait in a collective, and leaving the process group would wait for them
 
 
+def _end_with_parent(parent: int) -> None:
+    """A launcher that was killed cannot end its ranks; without it nobody would."""
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(1)
+
+
 class _Forward:
-    """Passes SIGINT and SIGTERM on to the ranks. After a second one they have a few seconds, and are then killed."""
+    """Passes the signals of `stop.py` on to the ranks. After a second one they have a few seconds, and are then killed."""
 
     def __init__(self) -> None:
-        self.received = 0
+        self.first: int | None = None
+        self._received = 0
         self._before: dict[int, Any] = {}
 
-    def __enter__(self) -> None:
-        self._before = {number: signal.signal(number, self._pass_on) for number in (signal.SIGINT, signal.SIGTERM)}
+    def __enter__(self) -> "_Forward":
+        self._before = {number: signal.signal(number, self._pass_on) for number in taken_signals()}
+        return self
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
     def _pass_on(self, number: int, _frame: FrameType | None) -> None:
-        self.received += 1
+        self.first = self.first or number
+        self._received += 1
+        if number == signal.SIGHUP:
+            leave_terminal()
+        if not multiprocessing.active_children():  # no rank is there yet to be told
+            raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
         _signal_ranks(number)
-        if self.received == 2:
+        if self._received == 2:
             threading.Thread(target=_kill_ranks_after, args=(LAST_SECONDS,), daemon=True).start()
 
 
