@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -77,24 +78,27 @@ def _check_outer(run: Run, ranks: Ranks) -> None:
 
 
 def _launch_ranks(request: Request, nproc: int, tell: Tell) -> Outcome:
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     # Its own lines tell of processes it ends; ours say why the run ended.
     for name in ("torch.distributed.elastic", "torch.multiprocessing.spawn"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
-    config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=nproc,
-        rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0",
-        run_id=request.run.run.name,
-        max_restarts=0,
-        monitor_interval=0.2,
-        signals_to_handle="SIGQUIT",  # those of stop.py are handled here: the ranks finish their step
-    )
-    with _Forward() as forward:
+    # The launcher insists on a folder for logs, and would leave one in /tmp for each run.
+    with tempfile.TemporaryDirectory(prefix="vtool-launch-") as logs, _Forward() as forward:
+        config = LaunchConfig(
+            min_nodes=1,
+            max_nodes=1,
+            nproc_per_node=nproc,
+            rdzv_backend="c10d",
+            rdzv_endpoint="localhost:0",
+            run_id=request.run.run.name,
+            max_restarts=0,
+            monitor_interval=0.2,
+            logs_specs=DefaultLogsSpecs(log_dir=logs),
+            signals_to_handle="SIGQUIT",  # those of stop.py are handled here: the ranks finish their step
+        )
         try:
             outcomes: dict[int, Outcome] = elastic_launch(config, _rank_main)(request, tell)
         except ChildFailedError as error:
