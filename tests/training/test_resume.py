@@ -34,9 +34,9 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(arguments, capture_output=True, text=True, timeout=300, check=False)
 
 
-def start_and_wait_for(step: int, folder: Path, *arguments: str) -> subprocess.Popen[str]:
+def start_and_wait_for(step: int, folder: Path, *arguments: str, start_new_session: bool = False) -> subprocess.Popen[str]:
     """Start a run, and return once it has written a step."""
-    process = subprocess.Popen(arguments, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    process = subprocess.Popen(arguments, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=start_new_session)
     metrics = folder / "metrics.jsonl"
     while not (
         metrics.exists() and any(json.loads(line)["step"] >= step for line in metrics.read_text().splitlines(True) if line.endswith("\n"))
@@ -131,6 +131,18 @@ def test_a_signal_lets_the_step_finish_and_says_how_to_go_on(folder: Path, nproc
     assert "go on with the same command: vtool train sft rows" in output
     assert [path.name for path in (folder / "run" / "checkpoints").iterdir()] == [f"step-{steps[-1]:06d}"]
     assert (folder / "run" / "report.html").exists()
+
+
+def test_a_ctrl_c_under_an_outer_torchrun_saves_a_checkpoint(folder: Path) -> None:
+    """The terminal sends it to every process, and torchrun then passes it on to its ranks: that is one request, not two."""
+    arguments = command(folder, "run", 2, "train.steps=2000", "checkpoint.every_steps=null")[3:-2]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m", "vtool", *arguments]
+    process = start_and_wait_for(1, folder / "run", *torchrun, start_new_session=True)
+    os.killpg(process.pid, signal.SIGINT)
+    output, _ = process.communicate(timeout=60)
+    steps = [line["step"] for line in read_lines(folder / "run" / "metrics.jsonl")]
+    assert f"stopped by SIGINT after step {steps[-1]} of 2000; checkpoint saved" in output
+    assert [path.name for path in (folder / "run" / "checkpoints").iterdir()] == [f"step-{steps[-1]:06d}"]
 
 
 def test_a_rank_that_is_killed_ends_the_run_with_a_finding(folder: Path) -> None:

@@ -4,6 +4,7 @@ import fcntl
 import json
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -43,12 +44,18 @@ class RunFolder:
         except OSError as error:
             message = f"{self.path.absolute()}: {error.strerror}"
             raise Findings(Diagnostic("run-folder-unwritable", message, parameter="run.dir")) from error
-        try:
-            # A record lock is this process's alone: the data workers that it forks do not hold the folder after it has been killed.
-            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            lock.close()
-            raise Findings(Diagnostic("run-in-use", f"another process is training in {self.path}", parameter="run.dir")) from error
+        # `vtool report` takes the lock for a moment, to see whether anybody trains here.
+        for left in reversed(range(10)):
+            try:
+                # A record lock is this process's alone: the data workers that it forks do not hold the folder after it has been killed.
+                fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError as error:
+                if left == 0:
+                    lock.close()
+                    message = f"another process is training in {self.path}"
+                    raise Findings(Diagnostic("run-in-use", message, parameter="run.dir")) from error
+                time.sleep(0.02)
         self._lock = lock
 
     def unlock(self) -> None:
