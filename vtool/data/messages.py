@@ -3,26 +3,64 @@
 A line is `{"messages": [{"role", "content"}, …]}`. Content is text, or typed parts; an image is a part `{"type": "image", "image": PATH}`
 (or `path`, `url`), a part `{"type": "image_url", "image_url": {"url": PATH}}`, or an `<image>` tag (or a part without a path) that takes
 the next entry of the row's `images` list. Paths are relative to the file's folder; `data:` addresses carry the picture itself.
+An assistant's message of `"weight": 0` is not learnt, as in OpenAI's fine-tuning. Keys that are not known are let be, unless they
+carry what belongs into a message elsewhere: those are refused by name.
 """
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+import shlex
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from vtool.data.row import Row, beside, refuse
-from vtool.diagnostics import Origin
+from vtool.data.row import Row, beside, refuse, shown, texts_of
+from vtool.diagnostics import Findings, Origin
 
 ROLES = ("system", "user", "assistant", "tool")
 TAG = "<image>"
+
+_EXAMPLE = 'write "messages": [{"role": "user", "content": "…"}, {"role": "assistant", "content": "…"}]'
+_STILLS = "vtool trains on text and images: give single frames as images, or remove the row"
+_NO_SOUND = "vtool trains on text and images: remove the row"
+# Keys that carry something in other layouts. Training without it would say nothing, so that each is refused, with what to write instead.
+_OF_ROWS = {
+    "conversations": f'{_EXAMPLE} instead: "from": "human" is the role user, "gpt" assistant, and "value" is the content',
+    "image": 'write "images": ["cat.png"], and <image> in the text where it is shown',
+    "system": 'write it as the first message: {"role": "system", "content": "…"}',
+    "video": _STILLS,
+    "videos": _STILLS,
+    "audio": _NO_SOUND,
+    "audios": _NO_SOUND,
+    "functions": 'write "tools": [{"type": "function", "function": {…}}]',
+    "chat_template_kwargs": "the chat template is given no arguments of a row: remove them",
+}
+_PART = 'write it as a part of content: {"type": "image", "image": "cat.png"}'
+_WEIGHT = 'write "weight": 0 in a turn of the assistant that is not to be learnt; every other one is'
+_OF_MESSAGES = {
+    "image": _PART,
+    "images": _PART,
+    "video": _STILLS,
+    "videos": _STILLS,
+    "audio": _NO_SOUND,
+    "loss": _WEIGHT,
+    "loss_weight": _WEIGHT,
+    "train": _WEIGHT,
+}
+_TAGS = {"<video>": _STILLS, "<audio>": _NO_SOUND}
 
 
 class Messages:
     """Rows of one file. Lines are found once, and read and parsed when they are asked for; blank lines are no rows."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, label: str | None = None) -> None:
+        """Find the lines of `path`. `label` stands for the file in its rows' names; its own name does where there is none.
+
+        Raises:
+            Findings: `path-not-found`; `broken-row`, where the whole file is one piece of JSON.
+        """
         self.path = Path(path)
+        self.label = label or self.path.name
         self.lines: list[tuple[int, int, int]] = []  # (line number from 1, first byte, bytes)
         digest = hashlib.sha256()
         start = 0
@@ -37,41 +75,72 @@ class Messages:
             message = f"{self.path.absolute()}: {error.strerror}"
             raise refuse("path-not-found", message, None, parameter="data", help="paths are relative to the folder you are in") from error
         self.digest = digest.hexdigest()
+        self._check_layout()
 
     def __len__(self) -> int:
         return len(self.lines)
 
     def name(self, index: int) -> str:
-        return f"{self.path.name}:{self.lines[index][0]}"
+        return f"{self.label}:{self.lines[index][0]}"
 
     def row(self, index: int) -> Row:
-        number, start, size = self.lines[index]
+        number = self.lines[index][0]
         origin = Origin(str(self.path), number)
-        with self.path.open("rb") as file:
-            file.seek(start)
-            line = file.read(size).rstrip()
         try:
-            record = json.loads(line)
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            # Strictly: json itself would let halves of characters pass. Some editors write a mark at the beginning of a file.
+            record = json.loads(self._line(index).decode("utf-8-sig"))
+        except (ValueError, RecursionError) as error:
             column = error.colno if isinstance(error, json.JSONDecodeError) else None
-            raise refuse("broken-row", f"line {number} is not JSON: {error}", Origin(str(self.path), number, column)) from error
+            message = f"line {number} is not JSON: {'it is nested too deeply' if isinstance(error, RecursionError) else error}"
+            raise refuse("broken-row", message, Origin(str(self.path), number, column)) from error
         if not isinstance(record, dict):
             raise refuse("broken-row", f"line {number} is JSON, but no object: {type(record).__name__}", origin)
-        return _parse(record, self.name(index), self.path.parent, origin)
+        return parse_row(record, self.name(index), self.path.parent, origin)
 
     def ledger(self) -> dict[str, Any]:
         return {"format": "messages", "path": str(self.path), "sha256": self.digest, "rows": len(self)}
 
+    def _line(self, index: int) -> bytes:
+        _, start, size = self.lines[index]
+        with self.path.open("rb") as file:
+            file.seek(start)
+            return file.read(size).rstrip()
 
-def _parse(record: Mapping[str, Any], name: str, folder: Path, origin: Origin) -> Row:
+    def _check_layout(self) -> None:
+        """One sentence about a file that is one piece of JSON, instead of a finding for each of its lines."""
+        if not self.lines:
+            return
+        first, last = self._line(0).lstrip(), self._line(len(self.lines) - 1)
+        path = shlex.quote(str(self.path))
+        if first.startswith(b"[") and last.endswith(b"]"):
+            what, command = "is a JSON array, not JSON lines: each row must be an object in a line of its own", "jq -c '.[]'"
+        elif first == b"{" and len(self.lines) > 1:
+            what, command = "has rows that go over several lines: each row must be in a line of its own", "jq -c ."
+        else:
+            return
+        origin = Origin(str(self.path), self.lines[0][0])
+        raise refuse("broken-row", f"{self.path} {what}", origin, help=f"{command} {path} > rows.jsonl")
+
+
+def parse_row(record: Mapping[str, Any], name: str, folder: Path, origin: Origin | None = None) -> Row:
+    """A row from its JSON object. Image paths are relative to `folder`.
+
+    Raises:
+        Findings: `malformed-messages`, `missing-image`, `image-in-answer` or `placeholder-mismatch`, calling the row `name`.
+    """
+    malformed = _Malformed(name, origin)
+    for key, instead in _OF_ROWS.items():
+        if record.get(key):
+            raise malformed(f'the row has "{key}", which is not read', instead)
     messages = record.get("messages")
     if not isinstance(messages, list) or not messages:
-        raise refuse("malformed-messages", f'{name}: there is no list "messages" with at least one message', origin)
-    if record.get("videos"):
-        raise refuse("malformed-messages", f'{name}: "videos" are not supported yet', origin)
+        raise malformed('there is no list "messages" with at least one message', _EXAMPLE)
     listed = record.get("images") or []
     if not isinstance(listed, list):
-        raise refuse("malformed-messages", f'{name}: "images" must be a list', origin)
+        raise malformed('"images" must be a list', 'write "images": ["cat.png"]')
+    tools = record.get("tools")
+    if not _are_objects(tools):
+        raise malformed(f'"tools" must be a list of objects; here it is {shown(tools)}', "write the list itself, not a text of it")
     images: list[Any] = []
     unlisted = iter(listed)
     placeholders = 0
@@ -86,30 +155,80 @@ def _parse(record: Mapping[str, Any], name: str, folder: Path, origin: Origin) -
             images.append(_locate(given, name, folder, origin))
         return {"type": "image"}
 
-    rendered = [_message(message, place, name, origin) for message in messages]
+    rendered = [_message(message, number, place, malformed) for number, message in enumerate(messages, 1)]
     if placeholders != len(listed):
         message = f'{name}: {placeholders} image placeholders, but {len(listed)} entries in "images"'
         raise refuse("placeholder-mismatch", message, origin)
-    return Row(name, rendered, images, record.get("tools"), origin)
+    _check_characters(rendered, tools, malformed)
+    return Row(name, rendered, images, tools, origin)
 
 
-def _message(message: Any, place: Any, name: str, origin: Origin) -> dict[str, Any]:
+class _Malformed:
+    """Makes the `malformed-messages` of one row."""
+
+    def __init__(self, name: str, origin: Origin | None) -> None:
+        self.name, self.origin = name, origin
+
+    def __call__(self, what: str, help: str | None = None) -> Findings:
+        return refuse("malformed-messages", f"{self.name}: {what}", self.origin, help=help)
+
+
+def _are_objects(value: Any) -> bool:
+    return value is None or (isinstance(value, list) and all(isinstance(entry, dict) for entry in value))
+
+
+def _check_characters(messages: list[dict[str, Any]], tools: Any, malformed: _Malformed) -> None:
+    """JSON can write half of a character (a lone surrogate), which no tokenizer takes."""
+    for number, part in enumerate([*messages, tools], 1):
+        try:
+            json.dumps(part, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            where = f"turn {number}" if number <= len(messages) else '"tools"'
+            half = f"\\u{ord(error.object[error.start]):04x}"
+            raise malformed(f"{where} has half of a character, {half}", "write the character whole, or remove it") from error
+        except RecursionError as error:
+            raise malformed(f"turn {number} is nested too deeply") from error
+
+
+def _message(message: Any, number: int, place: Callable[[Any], dict[str, str]], malformed: _Malformed) -> dict[str, Any]:
     if not isinstance(message, dict) or message.get("role") not in ROLES:
         role = message.get("role") if isinstance(message, dict) else message
-        raise refuse("malformed-messages", f"{name}: a message's role must be one of {', '.join(ROLES)}; here it is {role!r}", origin)
-    content = message.get("content")
+        raise malformed(f"a message's role must be one of {', '.join(ROLES)}; here it is {shown(role)}")
+    role, content, where = message["role"], message.get("content"), f"turn {number}"
+    for key, instead in _OF_MESSAGES.items():
+        if message.get(key) is not None:
+            raise malformed(f'{where} has "{key}", which is not read', instead)
+    if not _are_objects(message.get("tool_calls")):
+        raise malformed(f'{where}: "tool_calls" must be a list of objects; here it is {shown(message["tool_calls"])}')
+    _check_weight(message, where, malformed)
     if isinstance(content, str):
         parts: Any = list(_split_tags(content, place)) if TAG in content else content
     elif isinstance(content, list):
-        parts = [part for given in content for part in _part(given, place, name, origin)]
+        parts = [part for given in content for part in _part(given, place, malformed)]
     elif content is None and len(message) > 2:  # a tool call: the chat template knows what to do with the other keys
         parts = content
     else:
-        raise refuse("malformed-messages", f"{name}: content must be text or a list of parts; here it is {type(content).__name__}", origin)
-    return {**message, "content": parts}
+        raise malformed(f"content must be text or a list of parts; here it is {type(content).__name__}")
+    made = {**message, "content": parts}
+    if role == "assistant" and isinstance(parts, list) and any(part["type"] == "image" for part in parts):
+        raise refuse("image-in-answer", f"{malformed.name}: {where}, the assistant's, has an image", malformed.origin)
+    for tag, instead in _TAGS.items():
+        if role != "assistant" and any(tag in text for text in texts_of(made)):
+            raise malformed(f"{where} has a {tag} tag, which would be read as plain text", instead)
+    return made
 
 
-def _split_tags(text: str, place: Any) -> Iterator[dict[str, str]]:
+def _check_weight(message: Mapping[str, Any], where: str, malformed: _Malformed) -> None:
+    weight = message.get("weight")
+    if weight is None:
+        return
+    if isinstance(weight, bool) or weight not in (0, 1):
+        raise malformed(f'{where}: "weight" is 0 or 1; here it is {shown(weight)}', "0 leaves the turn out of the loss, 1 is the default")
+    if weight and message["role"] != "assistant":
+        raise malformed(f'{where} has "weight": 1, but only turns of the assistant are learnt', "leave the weight out")
+
+
+def _split_tags(text: str, place: Callable[[Any], dict[str, str]]) -> Iterator[dict[str, str]]:
     first, *rest = text.split(TAG)
     if first:
         yield {"type": "text", "text": first}
@@ -119,7 +238,7 @@ def _split_tags(text: str, place: Any) -> Iterator[dict[str, str]]:
             yield {"type": "text", "text": piece}
 
 
-def _part(part: Any, place: Any, name: str, origin: Origin) -> Iterator[dict[str, str]]:
+def _part(part: Any, place: Callable[[Any], dict[str, str]], malformed: _Malformed) -> Iterator[dict[str, str]]:
     if isinstance(part, dict):
         match part.get("type"):
             case "text" if isinstance(part.get("text"), str):
@@ -132,21 +251,23 @@ def _part(part: Any, place: Any, name: str, origin: Origin) -> Iterator[dict[str
                 url = part.get("image_url")
                 yield place(url.get("url") if isinstance(url, dict) else url)
                 return
-    raise refuse(
-        "malformed-messages", f'{name}: a part of content must be of type "text", "image" or "image_url"; here it is {part!r:.80}', origin
-    )
+    raise malformed(f'a part of content must be of type "text", "image" or "image_url"; here it is {shown(part)}')
 
 
-def _locate(given: Any, name: str, folder: Path, origin: Origin) -> Any:
+def _locate(given: Any, name: str, folder: Path, origin: Origin | None) -> Any:
     if isinstance(given, dict):  # {"path": …}, as the datasets library writes an image
         given = given.get("path")
     if not isinstance(given, str):
-        raise refuse("malformed-messages", f"{name}: an image must be a path; here it is {given!r:.80}", origin)
+        raise refuse("malformed-messages", f"{name}: an image must be a path; here it is {shown(given)}", origin)
     if given.startswith("data:"):
         return given
     if given.startswith(("http://", "https://")):
-        raise refuse("missing-image", f"{name}: {given} is an address on the web, which is not fetched", origin)
+        raise refuse("missing-image", f"{name}: {shown(given)} is an address on the web, which is not fetched", origin)
     path = beside(folder, given)
-    if not path.is_file():
-        raise refuse("missing-image", f"{name}: there is no image {path}", origin)
+    try:
+        there = path.is_file()
+    except OSError:  # a path longer than any can be
+        there = False
+    if not there:
+        raise refuse("missing-image", f"{name}: there is no image {shown(str(path)) if len(str(path)) > 160 else path}", origin)
     return str(path)
