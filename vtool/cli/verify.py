@@ -9,7 +9,7 @@ from vtool.cli.formats import Format
 if TYPE_CHECKING:
     from vtool.config.schema import Data
     from vtool.diagnostics.result import Result
-    from vtool.verify.rows import Audit
+    from vtool.verify.rows import Audit, Shown
 
 # What a rows file is read with when no recipe says more; its tokenizer is trained on the rows, unless model.path names a real one.
 ROWS_RECIPE = "rows"
@@ -74,8 +74,6 @@ def verify(
 
 def _result(subject: str, audit: "Audit", settings: "Data") -> "Result":
     """The split's verdict. Beside its rules, `details` has `ledger` (with the tokens of each usable row) and `rows`, the rows shown."""
-    from dataclasses import asdict
-
     from vtool.diagnostics.result import Result
 
     failed = {finding.rule for finding in audit.findings if finding.severity == "error"}
@@ -92,9 +90,16 @@ def _result(subject: str, audit: "Audit", settings: "Data") -> "Result":
     warned = {finding.rule for finding in audit.findings}
     checks |= {rule: "failed" if rule in warned else "passed" if audit.ledger.kept else "not-run" for rule in asked}
     details: dict[str, Any] = {rule: {"reason": reason} for rule, reason in reasons.items()}
+    details |= {rule: {"reason": f"rows dropped: {count}"} for rule, count in audit.ledger.dropped_by_rule.items() if rule not in failed}
     details["ledger"] = {**audit.ledger.as_dict(), "lengths": list(audit.ledger.lengths)}
-    details["rows"] = {shown.row: {"tokens": shown.tokens, "spans": [asdict(span) for span in shown.spans]} for shown in audit.shown}
+    details["rows"] = {shown.row: _shown(shown) for shown in audit.shown}
     return Result(subject, "unsafe" if failed else "clean", checks, audit.findings, details)
+
+
+def _shown(shown: "Shown") -> dict[str, Any]:
+    from dataclasses import asdict
+
+    return {key: value for key, value in asdict(shown).items() if key != "row" and value is not None}
 
 
 def _print_ledger(audit: "Audit") -> None:
@@ -125,6 +130,8 @@ def _print_spans(audit: "Audit") -> None:
     typer.echo("  what is supervised, as tokens [start, end) and their text:")
     typer.echo(f"    {'row':<{wide}}  tokens  span")
     for shown in audit.shown:
+        if shown.problem:
+            typer.echo(f"    {shown.row:<{wide}}       -  none: {shown.problem}")
         for number, span in enumerate(shown.spans):
             row, tokens = (shown.row, str(shown.tokens)) if number == 0 else ("", "")
             text = repr(span.text)

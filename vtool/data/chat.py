@@ -110,7 +110,7 @@ def _check_nothing_is_lost(row: Row, whole: str, processor: Processor) -> None:
             continue
         if same:
             where = f"{key} of turn {place + 1}" if place is not None else key
-            raise refuse("ignored-by-template", f"{row.id}: the chat template writes nothing of {where}", row.origin)
+            raise refuse("ignored-by-template", f"{row.id}: the chat template leaves out {where}", row.origin)
     for place, message in enumerate(row.messages):
         content = message["content"]
         if content and isinstance(content, list) and str(content) in whole:

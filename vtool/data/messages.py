@@ -111,7 +111,8 @@ class Messages:
         if not self.lines:
             return
         first, last = self._line(0).lstrip(), self._line(len(self.lines) - 1)
-        path = shlex.quote(str(self.path))
+        out = self.path.with_suffix(".jsonl")
+        out = out if out != self.path else self.path.with_name(f"{self.path.stem}-lines.jsonl")
         if first.startswith(b"[") and last.endswith(b"]"):
             what, command = "is a JSON array, not JSON lines: each row must be an object in a line of its own", "jq -c '.[]'"
         elif first == b"{" and len(self.lines) > 1:
@@ -119,7 +120,7 @@ class Messages:
         else:
             return
         origin = Origin(str(self.path), self.lines[0][0])
-        raise refuse("broken-row", f"{self.path} {what}", origin, help=f"{command} {path} > rows.jsonl")
+        raise refuse("broken-row", f"{self.path} {what}", origin, help=f"{command} {shlex.quote(str(self.path))} > {shlex.quote(str(out))}")
 
 
 def parse_row(record: Mapping[str, Any], name: str, folder: Path, origin: Origin | None = None) -> Row:
@@ -185,7 +186,8 @@ def _check_characters(messages: list[dict[str, Any]], tools: Any, malformed: _Ma
         except UnicodeEncodeError as error:
             where = f"turn {number}" if number <= len(messages) else '"tools"'
             half = f"\\u{ord(error.object[error.start]):04x}"
-            raise malformed(f"{where} has half of a character, {half}", "write the character whole, or remove it") from error
+            help = "it is half of a character: write the character whole, or remove it"
+            raise malformed(f"{where} has a lone surrogate, {half}", help) from error
         except RecursionError as error:
             raise malformed(f"turn {number} is nested too deeply") from error
 
@@ -214,7 +216,7 @@ def _message(message: Any, number: int, place: Callable[[Any], dict[str, str]], 
         raise refuse("image-in-answer", f"{malformed.name}: {where}, the assistant's, has an image", malformed.origin)
     for tag, instead in _TAGS.items():
         if role != "assistant" and any(tag in text for text in texts_of(made)):
-            raise malformed(f"{where} has a {tag} tag, which would be read as plain text", instead)
+            raise malformed(f"{where} has the tag {tag}, which would be read as plain text", instead)
     return made
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from vtool.config.schema import Run
-from vtool.data.audit import Ledger, answers_cut_off, look, settle
+from vtool.data.audit import Audited, Ledger, answers_cut_off, look, settle
 from vtool.data.chat import IGNORED
 from vtool.data.encode import Sample
 from vtool.data.loader import EncodedRows
@@ -12,7 +12,6 @@ from vtool.data.sources import Rows
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.models.processor import Processor, new_processor
 from vtool.training.setup import read_texts
-
 
 # Rows that are shown without being asked for.
 FIRST = 5
@@ -37,6 +36,8 @@ class Shown:
     row: str
     tokens: int
     spans: tuple[Span, ...]
+    problem: str | None = None
+    """Why the row cannot be used; it then has no tokens and no spans."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ class Audit:
     example: str | None
     """The first usable row as the model reads it, with what is supervised between ⟦ and ⟧."""
     shown: tuple[Shown, ...]
-    """The first usable rows, and those asked for."""
+    """The first usable rows, and those asked for, usable or not."""
 
 
 def audit_rows(run: Run, asked: Sequence[str] = ()) -> list[Audit]:
@@ -70,14 +71,13 @@ def audit_rows(run: Run, asked: Sequence[str] = ()) -> list[Audit]:
     audits = []
     for split, source in sources.items():
         rows = EncodedRows(source, processor, run.data)
-        ledger, findings = settle(rows, look(rows, range(len(source)), run.data.workers), split)
+        looks = look(rows, range(len(source)), run.data.workers)
+        ledger, findings = settle(rows, looks, split)
         if split != "train" and (warning := answers_cut_off(ledger, run.evaluation.generate.max_new_tokens, split)):
             findings += (warning,)
         example = render_example(rows.sample(ledger.kept[0]), processor) if ledger.kept else None
-        kept = set(ledger.kept)
-        indices = dict.fromkeys([*ledger.kept[:FIRST], *(index for found in wanted[split].values() for index in found if index in kept)])
-        shown = tuple(_show(source.name(index), rows.sample(index), processor) for index in indices)
-        audits.append(Audit(split, ledger, findings, example, shown))
+        indices = dict.fromkeys([*ledger.kept[:FIRST], *(index for found in wanted[split].values() for index in found)])
+        audits.append(Audit(split, ledger, findings, example, tuple(_show(rows, looks[index]) for index in indices)))
     return audits
 
 
@@ -91,8 +91,12 @@ def _find(rows: Rows, asked: Sequence[str]) -> dict[str, list[int]]:
     return found
 
 
-def _show(name: str, sample: Sample, processor: Processor) -> Shown:
-    """Where a sample is supervised."""
+def _show(rows: EncodedRows, one: Audited) -> Shown:
+    """Where a row is supervised."""
+    name = rows.rows.name(one.index)
+    if one.finding:
+        return Shown(name, 0, (), f"{one.finding.message} ({one.finding.rule})")
+    sample, processor = rows.sample(one.index), rows.processor
     labels = sample.labels.tolist()
     edges = [place for place in range(len(labels) + 1) if _supervised(labels, place) != _supervised(labels, place - 1)]
     pairs = zip(edges[::2], edges[1::2], strict=True)
