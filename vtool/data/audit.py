@@ -1,5 +1,6 @@
 """The audit of a split: every row is encoded and looked at before it can cost anything, and each one is kept or dropped for a reason."""
 
+import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -18,6 +19,7 @@ from vtool.models.processor import Processor
 
 # More findings of one rule than this are counted, not listed.
 LISTED = 20
+_TAG = re.compile(r" ?(<[^<> ]+>) ?")  # templates put lines between these and what is beside them: <think>
 _LABELS = "labels-differ-from-answers"
 
 
@@ -159,7 +161,7 @@ def _says(turn: Turn, said: Sequence[str]) -> bool:
 
 
 def _plain(text: str) -> str:
-    return " ".join(unicodedata.normalize("NFC", text).split())
+    return _TAG.sub(r"\1", " ".join(unicodedata.normalize("NFC", text).split()))
 
 
 def settle(rows: EncodedRows, looks: Iterable[Audited], split: str) -> tuple[Ledger, tuple[Diagnostic, ...]]:
