@@ -91,10 +91,10 @@ class Messages:
             record = json.loads(self._line(index).decode("utf-8-sig"))
         except (ValueError, RecursionError) as error:
             column = error.colno if isinstance(error, json.JSONDecodeError) else None
-            message = f"line {number} is not JSON: {'it is nested too deeply' if isinstance(error, RecursionError) else error}"
+            message = f"{self.name(index)} is not JSON: {'it is nested too deeply' if isinstance(error, RecursionError) else error}"
             raise refuse("broken-row", message, Origin(str(self.path), number, column)) from error
         if not isinstance(record, dict):
-            raise refuse("broken-row", f"line {number} is JSON, but no object: {type(record).__name__}", origin)
+            raise refuse("broken-row", f"{self.name(index)} is JSON, but no object: {type(record).__name__}", origin)
         return parse_row(record, self.name(index), self.path.parent, origin)
 
     def ledger(self) -> dict[str, Any]:
