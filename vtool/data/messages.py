@@ -90,8 +90,10 @@ class Messages:
             # Strictly: json itself would let halves of characters pass. Some editors write a mark at the beginning of a file.
             record = json.loads(self._line(index).decode("utf-8-sig"))
         except (ValueError, RecursionError) as error:
-            column = error.colno if isinstance(error, json.JSONDecodeError) else None
-            message = f"{self.name(index)} is not JSON: {'it is nested too deeply' if isinstance(error, RecursionError) else error}"
+            column, why = None, "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+            if isinstance(error, json.JSONDecodeError):
+                column, why = error.colno, f"{error.msg} (column {error.colno})"  # its own words count lines from this one
+            message = f"{self.name(index)} is not JSON: {why}"
             raise refuse("broken-row", message, Origin(str(self.path), number, column)) from error
         if not isinstance(record, dict):
             raise refuse("broken-row", f"{self.name(index)} is JSON, but no object: {type(record).__name__}", origin)
