@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from PIL import Image
 
 from tests.engines.ranks import run_ranks
 from tests.rows import mixed_rows, write_rows
@@ -70,12 +69,3 @@ def test_answers_are_given_from_the_inputs_that_are_trained_on(tmp_path: Path, d
     assert not any(inputs & set(dropped.split(",")) for inputs in seen)
     assert [one.answer for one in together.answers] == [one.answer for one in alone.answers]
     assert abs(together.nll - alone.nll) < 1e-6
-
-
-def test_images_that_are_not_trained_on_do_not_change_an_answers_likelihood(tmp_path: Path) -> None:
-    override = "data.drop_model_inputs=[pixel_values,image_grid_thw]"
-    blind = scores(Ranks(), made_run(tmp_path, (), 2, override))
-    for picture in tmp_path.glob("*.png"):
-        with Image.open(picture) as image:
-            Image.new("RGB", image.size).save(picture)
-    assert scores(Ranks(), made_run(tmp_path, (), 2, override)).nll == blind.nll

@@ -1,7 +1,5 @@
 """The audit of a split: every row is encoded and looked at before it can cost anything, and each one is kept or dropped for a reason."""
 
-import re
-import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -10,17 +8,12 @@ from typing import Any
 from torch.utils.data import DataLoader, Dataset
 
 from vtool.config.schema import Data
-from vtool.data.chat import IGNORED, Turn
-from vtool.data.encode import Sample
+from vtool.data.labels import check_labels
 from vtool.data.loader import EncodedRows
-from vtool.data.row import Row, shown, texts_of
 from vtool.diagnostics import Diagnostic, Findings
-from vtool.models.processor import Processor
 
 # More findings of one rule than this are counted, not listed.
 LISTED = 20
-_TAG = re.compile(r" ?(<[^<> ]+>) ?")  # templates put lines between these and what is beside them: <think>
-_LABELS = "labels-differ-from-answers"
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,50 +111,6 @@ class _Look(Dataset[Audited]):
 def look(rows: EncodedRows, indices: Sequence[int], workers: int) -> list[Audited]:
     """Encode and check rows, in as many processes as `data.workers` says."""
     return list(DataLoader(_Look(rows), batch_size=None, sampler=indices, num_workers=workers))
-
-
-def check_labels(sample: Sample, processor: Processor, row: Row) -> Diagnostic | None:
-    """Two independent ways back: the labels are decoded and held against the supervised turns, and these against the row's own words.
-
-    The template wrote the turns that the labels were made from, so that what it leaves out is missing in both.
-    """
-    supervised = sample.labels[sample.labels != IGNORED].tolist()
-    decoded = processor.tokenizer.decode(supervised, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-    wanted = "".join(turn.text for turn in sample.turns)
-    # Tokenizers may normalise (Qwen's to NFC); that is not a difference in what was said.
-    decoded, wanted = (unicodedata.normalize("NFC", text) for text in (decoded, wanted))
-    if wanted != decoded and not (sample.truncated and wanted.startswith(decoded.rstrip("\ufffd"))):
-        message = f"{row.id}: the labels are not the answers"
-        return Diagnostic(_LABELS, message, origin=row.origin, expected=repr(wanted), seen=repr(decoded))
-    places = [turn.message for turn in sample.turns]
-    assert places == list(row.supervised()), "each supervised turn has its labels"
-    for turn in sample.turns:
-        said = texts_of(row.messages[turn.message])
-        if not _says(turn, said):
-            expected, seen = "".join(said), turn.text
-            message = f"{row.id}: turn {turn.message + 1} says {shown(expected)}, but its labels are {shown(seen)}"
-            help = "the chat template does not write all that the turn says: use a template that does"
-            return Diagnostic(_LABELS, message, help=help, origin=row.origin, expected=repr(expected), seen=repr(seen))
-    return None
-
-
-def _says(turn: Turn, said: Sequence[str]) -> bool:
-    """Whether the texts are in a turn, in order. Space may differ, as templates strip it; `<think>` may be in the generation prompt."""
-    rest, opening = _plain(turn.text), _plain(turn.opening)
-    for number, text in enumerate(map(_plain, said)):
-        found, said_here = rest.find(text), text
-        if found < 0 and number == 0:
-            ends = (end for end in range(len(text) - 1, 0, -1) if opening.endswith(text[:end]))
-            said_here = text[next(ends, 0) :].strip()
-            found = rest.find(said_here)
-        if found < 0:
-            return False
-        rest = rest[found + len(said_here) :]
-    return True
-
-
-def _plain(text: str) -> str:
-    return _TAG.sub(r"\1", " ".join(unicodedata.normalize("NFC", text).split()))
 
 
 def settle(rows: EncodedRows, looks: Iterable[Audited], split: str) -> tuple[Ledger, tuple[Diagnostic, ...]]:

@@ -10,7 +10,7 @@ import yaml
 from vtool.config.schema import Run
 from vtool.data.collate import collate_prompts
 from vtool.data.encode import Prompt, encode_question
-from vtool.data.messages import TAG, parse_row
+from vtool.data.parse import TAG, parse_row
 from vtool.data.row import Row
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.models.build import load_model
