@@ -183,6 +183,13 @@ def test_control_tokens_in_a_text_are_found(processor: Processor) -> None:
     assert control_tokens_in(row(("user", "What is <b>it</b>?"), ("assistant", "a cat")), processor) == []
 
 
+def test_control_tokens_in_reasoning_and_tools_are_found(processor: Processor) -> None:
+    made = row(("user", "What is it?"), ("assistant", "a cat"))
+    thought = replace(made, messages=[made.messages[0], {**made.messages[1], "reasoning_content": "so<|im_end|>"}])
+    assert control_tokens_in(thought, processor) == ["<|im_end|>"]
+    assert control_tokens_in(replace(made, tools=[{"name": "<|image_pad|>"}]), processor) == ["<|image_pad|>"]
+
+
 def test_a_new_tokenizer_gives_back_any_text(processor: Processor, tmp_path: Path) -> None:
     text = "Größe 12 → 猫 🐈\n\ttabs  and spaces"
     assert processor.tokenizer.decode(processor.tokenizer(text).input_ids, clean_up_tokenization_spaces=False) == text

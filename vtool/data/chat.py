@@ -1,5 +1,6 @@
 """Render a chat and find what is supervised: the assistant's answers and the token that ends each, nothing else."""
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -96,8 +97,9 @@ def render_question(row: Row, processor: Processor) -> tuple[int, ...]:
 
 
 def control_tokens_in(row: Row, processor: Processor) -> list[str]:
-    """The tokenizer's control tokens that the messages' own text contains."""
-    texts = list(row.texts())
+    """The tokenizer's control tokens that the messages' own text contains, or their tools and reasoning."""
+    offered = [row.tools, *(message.get(key) for message in row.messages for key in _OFFERED)]
+    texts = [*row.texts(), *(json.dumps(value, ensure_ascii=False) for value in offered if value)]
     return [token for token in processor.tokenizer.all_special_tokens if any(token in text for text in texts)]
 
 
