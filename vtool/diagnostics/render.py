@@ -31,13 +31,19 @@ def render(results: Sequence[Result], format: str, *, command: str, stream: Text
         for finding in result.findings:
             lines = _full(finding, colour, locate, told) if format == "full" else [_concise(finding)]
             stream.write("\n".join(lines) + "\n" * (2 if format == "full" else 1))
-        if (
-            format == "full"
-            and result.verdict != "not-run"
-            and (missed := [rule for rule, state in result.checks.items() if state == "not-run"])
-        ):
-            stream.write(f"not run, because of the above: {', '.join(missed)}\n")
+        if format == "full" and result.verdict != "not-run":
+            stream.write("".join(_not_run(result)))
     stream.write(summary(results) + "\n")
+
+
+def _not_run(result: Result) -> Iterator[str]:
+    """The checks that were not run, with the reason that `details` gives; without one, what was found stood in their way."""
+    reasons: dict[str, list[str]] = {}
+    for rule, state in result.checks.items():
+        if state == "not-run":
+            reasons.setdefault(result.details.get(rule, {}).get("reason", "because of the above"), []).append(rule)
+    for reason, rules in reasons.items():
+        yield f"not run, {reason}: {', '.join(rules)}\n"
 
 
 def summary(results: Sequence[Result]) -> str:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from vtool.config.schema import Run
-from vtool.data.audit import Ledger, look, settle
+from vtool.data.audit import Ledger, answers_cut_off, look, settle
 from vtool.data.loader import EncodedRows
 from vtool.data.plan import Plan
 from vtool.data.row import Row
@@ -88,7 +88,10 @@ def open_session(request: Request, folder: RunFolder, start: Start, ranks: Ranks
     rows = {split: EncodedRows(source, processor, run.data) for split, source in sources.items()}
     ledgers = audit(rows, ranks)
     if ranks.rank == 0:
-        print(*(describe(split, ledger) for split, ledger in ledgers.items()), sep="\n", flush=True)
+        for split, ledger in ledgers.items():
+            print(f"data.{split}: {ledger.in_words()}", flush=True)
+            if split != "train" and (warning := answers_cut_off(ledger, run.evaluation.generate.max_new_tokens, split)):
+                print(f"warning[{warning.rule} {warning.code}]: {warning.message}\n  help: {warning.help}", flush=True)
 
     plan = Plan(len(ledgers["train"].kept), run.data.global_batch_size, run.run.seed)
     total = run.train.steps or (run.train.epochs or 0) * plan.steps_per_epoch
@@ -119,14 +122,6 @@ def audit(rows: Mapping[str, EncodedRows], ranks: Ranks) -> dict[str, Ledger]:
     if findings:
         raise SharedFindings(findings)
     return ledgers
-
-
-def describe(split: str, ledger: Ledger) -> str:
-    """A split's ledger in a line."""
-    parts = [f"{ledger.rows} rows", f"{len(ledger.kept)} kept", f"{len(ledger.dropped)} dropped"]
-    parts += [f"{ledger.truncated} truncated"] if ledger.truncated else []
-    parts += [f"{ledger.images} images", f"{sum(ledger.lengths)} tokens, of which {ledger.supervised_tokens} supervised"]
-    return f"data.{split}: " + " · ".join(parts)
 
 
 def _write_processor(run: Run, rows: Rows, folder: RunFolder) -> None:
