@@ -1,6 +1,7 @@
 """Questions to an exported model, read as the rows it was trained on are."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -108,3 +109,12 @@ def test_without_a_question_that_of_the_first_test_row_is_asked_again(run: Path,
     (run / "predictions.jsonl").write_text(json.dumps({"question": "And this?"}) + "\n")
     row, _ = asked(monkeypatch, run, [], None, None)
     assert row.messages == [{"role": "user", "content": "And this?"}]
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"model_type": "bert"}'])
+def test_a_config_that_is_no_models_is_told(run: Path, tmp_path: Path, text: str) -> None:
+    shutil.copytree(run / "export", tmp_path / "export")
+    (tmp_path / "export" / "config.json").write_text(text)
+    with pytest.raises(Findings) as caught:
+        predicting.predict(tmp_path, [], "What?", None, 4)
+    assert (caught.value.diagnostics[0].rule, caught.value.fatal) == ("not-a-run", True)

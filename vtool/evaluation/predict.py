@@ -31,7 +31,11 @@ def predict(run: Path, images: Sequence[str], question: str | None, system: str 
     if not (folder / "config.json").exists():
         message = f"{run} has no exported model"
         raise Findings(Diagnostic("not-a-run", message, help="write one from its newest checkpoint: vtool export RUN"), fatal=True)
-    family_name = json.loads((folder / "config.json").read_text())["model_type"]
+    try:
+        family_name = str(json.loads((folder / "config.json").read_text())["model_type"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        message = f"{folder / 'config.json'} is not the config of a model: {type(error).__name__} {error}"
+        raise Findings(Diagnostic("not-a-run", message, help="write it again: vtool export RUN"), fatal=True) from error
     if family_name not in FAMILIES:
         raise Findings(Diagnostic("not-a-run", f"{folder} holds a {family_name}, which is none of {', '.join(FAMILIES)}"), fatal=True)
     text = question if question is not None else _first_question(run)
