@@ -4,11 +4,11 @@ import re
 
 import pytest
 
-from vtool.diagnostics import RULES, Diagnostic, Rule, rules_config, rules_data, rules_run
+from vtool.diagnostics import RULES, Diagnostic, Rule, rules_config, rules_data, rules_folder, rules_run
 
 
 def test_names_and_codes_are_unique() -> None:
-    rules = (*rules_config.RULES, *rules_data.RULES, *rules_run.RULES)
+    rules = (*rules_config.RULES, *rules_data.RULES, *rules_folder.RULES, *rules_run.RULES)
     assert len(rules) == len(RULES) == len({rule.code for rule in rules})
 
 

@@ -70,7 +70,9 @@ def as_json(results: Sequence[Result], command: str) -> dict[str, Any]:
 
 def _finding_json(finding: Diagnostic) -> dict[str, Any]:
     origin = finding.origin and {"file": finding.origin.file, "line": finding.origin.line, "column": finding.origin.column}
-    fields = {name: getattr(finding, name) for name in ("code", "rule", "severity", "message", "help", "parameter", "tensors", "expected", "seen")}
+    fields = {
+        name: getattr(finding, name) for name in ("code", "rule", "severity", "message", "help", "parameter", "tensors", "expected", "seen")
+    }
     fields["origin"] = origin and {key: value for key, value in origin.items() if value is not None}
     return {key: value for key, value in fields.items() if value is not None}
 
