@@ -40,7 +40,7 @@ def verify(
 
     from vtool.cli.common import reported
     from vtool.config.load import load_run
-    from vtool.diagnostics.render import render
+    from vtool.diagnostics.render import MACHINE, render
     from vtool.diagnostics.result import exit_code
 
     with reported("verify", subject, format):
@@ -55,7 +55,7 @@ def verify(
     results = [
         _result(subject if len(audits) == 1 else f"{subject}: data.{audit.split}", audit, loaded.run.data.max_length) for audit in audits
     ]
-    if format is not Format.json:
+    if format not in MACHINE:
         for audit in audits:
             _print_ledger(audit)
     render(results, format, command="verify", stream=sys.stdout)
