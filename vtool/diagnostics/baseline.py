@@ -124,7 +124,7 @@ def _read(file: Path) -> list[dict[str, Any]]:
 def _write(file: Path, entries: list[dict[str, Any]]) -> None:
     unfinished = file.with_name(f".{file.name}.{os.getpid()}.tmp")
     try:
-        document = {"version": 1, "findings": sorted(entries, key=lambda entry: json.dumps(entry, sort_keys=True))}
+        document = {"version": 1, "findings": sorted(entries, key=lambda entry: [entry["subject"], entry["rule"], json.dumps(entry)])}
         unfinished.write_text(json.dumps(document, indent=1, sort_keys=True) + "\n", encoding="utf-8")
         unfinished.replace(file)
     except OSError as error:

@@ -37,12 +37,8 @@ def render(results: Sequence[Result], format: str, *, command: str, stream: Text
                 stream.write("\n".join(_full(finding, colour, locate, told)) + "\n\n")
             else:
                 stream.write((annotation(finding) if format == "github" else _concise(finding)) + "\n")
-        if (
-            format == "full"
-            and result.verdict != "not-run"
-            and (missed := [rule for rule, state in result.checks.items() if state == "not-run"])
-        ):
-            stream.write(f"not run, because of the above: {', '.join(missed)}\n")
+        if format == "full" and result.verdict != "not-run":
+            stream.writelines(f"{line}\n" for line in _missed(result))
     stream.write(summary(results) + "\n")
 
 
@@ -87,6 +83,17 @@ def _finding_json(finding: Diagnostic) -> dict[str, Any]:
     }
     fields["origin"] = origin and {key: value for key, value in origin.items() if value is not None}
     return {key: value for key, value in fields.items() if value is not None}
+
+
+def _missed(result: Result) -> Iterator[str]:
+    """What was not run, and why."""
+    missed: dict[str, list[str]] = {}
+    for rule, state in result.checks.items():
+        if state == "not-run":
+            reason = result.details.get(rule, {}).get("reason")
+            missed.setdefault(f"not run: {reason}" if reason else "not run, because of the above", []).append(rule)
+    for why, rules in missed.items():
+        yield f"{why}: {', '.join(rules)}"
 
 
 def _concise(finding: Diagnostic) -> str:

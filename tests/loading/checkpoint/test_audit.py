@@ -174,6 +174,16 @@ def test_what_could_not_be_looked_at_has_not_passed(tmp_path: Path) -> None:
     assert "cut off" in result.details["nonfinite-value"]["reason"]
 
 
+def test_a_file_without_a_header_leaves_the_others_findings_and_no_pass(tmp_path: Path) -> None:
+    sharded(tmp_path)
+    break_value(tmp_path)
+    (tmp_path / f"{ONE}.safetensors").write_bytes(b"")
+    result = audited(tmp_path)
+    assert [finding.rule for finding in result.findings] == ["truncated-file", "nonfinite-value"]
+    assert result.checks["index-mismatch"] == result.checks["duplicate-tensor"] == result.checks["bad-header"] == "not-run"
+    assert result.checks["no-config"] == "passed"
+
+
 def test_a_saved_attention_mask_may_be_infinite(tmp_path: Path) -> None:
     mask = np.triu(np.full((4, 4), -np.inf, np.float32), 1)
     assert findings(folder(tmp_path, model={"text.attn_mask": of("F32", mask)})) == [("nonfinite-value", "note")]

@@ -53,12 +53,22 @@ def audit_folder(path: Path, *, digest: bool = False, threads: int = 2) -> Resul
     if headers:
         tensors, size = sum(len(header.tensors) for header in headers.values()), sum(header.size for header in headers.values())
         measured["nonfinite-value"] = {"measured": f"{tensors} tensors in {len(headers)} files, {size} bytes"}
-    not_run = dict.fromkeys(_OF_FOLDERS, "one file was asked for, not its folder") if not path.is_dir() else {}
-    if not headers:
-        not_run = dict.fromkeys(_OF_HEADERS, "there is no safetensors file whose header can be read")
-    elif scanned.unreadable or len(headers) < len(files.safetensors) or not all(header.whole for header in headers.values()):
-        not_run["nonfinite-value"] = "some tensors are cut off, or in a file that cannot be read"
+    not_run = _not_run(path, files, headers)
+    if scanned.unreadable:
+        not_run.setdefault("nonfinite-value", "a file cannot be read to its end")
     return _result(path, findings, tuple(headers.values()), not_run, measured)
+
+
+def _not_run(path: Path, files: Files, headers: Mapping[str, Header]) -> dict[str, str]:
+    """The rules that were not, or not fully, looked for, and why."""
+    reasons = {} if path.is_dir() else dict.fromkeys(_OF_FOLDERS, "one file was asked for, not its folder")
+    if not headers:
+        return reasons | dict.fromkeys(_OF_HEADERS, "there is no safetensors file whose header can be read")
+    if len(headers) < len(files.safetensors):
+        return dict.fromkeys(_OF_HEADERS, "a file's header cannot be read") | reasons
+    if not all(header.whole for header in headers.values()):
+        reasons["nonfinite-value"] = "some tensors are cut off, or their header contradicts itself"
+    return reasons
 
 
 def _single(path: Path) -> tuple[Files, list[Diagnostic]]:
