@@ -90,10 +90,9 @@ def _missed(result: Result) -> Iterator[str]:
     missed: dict[str, list[str]] = {}
     for rule, state in result.checks.items():
         if state == "not-run":
-            reason = result.details.get(rule, {}).get("reason")
-            missed.setdefault(f"not run: {reason}" if reason else "not run, because of the above", []).append(rule)
-    for why, rules in missed.items():
-        yield f"{why}: {', '.join(rules)}"
+            missed.setdefault(result.details.get(rule, {}).get("reason", ""), []).append(rule)
+    for reason, rules in missed.items():
+        yield f"not run: {', '.join(rules)} ({reason})" if reason else f"not run, because of the above: {', '.join(rules)}"
 
 
 def _concise(finding: Diagnostic) -> str:
