@@ -41,7 +41,7 @@ def test_good_rows_show_their_spans_and_why_something_was_not_looked_for() -> No
     assert [line.split(None, 1)[0] for line in table[1:3]] == ["rows.jsonl:1", "rows.jsonl:2"]
     assert "'Hello there<|im_end|>'" in table[1]
     assert "'Bye<|im_end|>'" in table[3]
-    assert "not run, as data.max_length is not given: overlong-row, answer-cut-off\n" in out
+    assert "not run: overlong-row, answer-cut-off (data.max_length is not given)\n" in out
     assert "because of the above" not in out
 
 
@@ -50,7 +50,7 @@ def test_with_a_length_all_that_can_be_is_looked_for() -> None:
     checked = result_of([GOOD], "data.max_length=90")
     assert checked["checks"]["overlong-row"] == "passed"
     assert checked["checks"]["answer-cut-off"] == "not-run"
-    assert checked["details"]["answer-cut-off"]["reason"] == "as data.on_overlong is error"
+    assert checked["details"]["answer-cut-off"]["reason"] == "data.on_overlong is error"
     checks = result_of([GOOD], "data.max_length=90", "data.on_overlong=truncate")["checks"]
     assert set(checks.values()) == {"passed"}
 

@@ -52,7 +52,7 @@ def verify(
 
     from vtool.cli.common import reported
     from vtool.config.load import load_run
-    from vtool.diagnostics.render import render
+    from vtool.diagnostics.render import MACHINE, render
     from vtool.diagnostics.result import exit_code
 
     with reported("verify", subject, format):
@@ -65,7 +65,7 @@ def verify(
 
         audits = audit_rows(loaded.run, row or [])
     results = [_result(subject if len(audits) == 1 else f"{subject}: data.{audit.split}", audit, loaded.run.data) for audit in audits]
-    if format is not Format.json:
+    if format not in MACHINE:
         for audit in audits:
             _print_ledger(audit)
     render(results, format, command="verify", stream=sys.stdout)
@@ -79,9 +79,9 @@ def _result(subject: str, audit: "Audit", settings: "Data") -> "Result":
     failed = {finding.rule for finding in audit.findings if finding.severity == "error"}
     reasons: dict[str, str] = {}
     if settings.max_length is None:
-        reasons = dict.fromkeys(("overlong-row", "answer-cut-off"), "as data.max_length is not given")
+        reasons = dict.fromkeys(("overlong-row", "answer-cut-off"), "data.max_length is not given")
     elif settings.on_overlong != "truncate":
-        reasons = {"answer-cut-off": f"as data.on_overlong is {settings.on_overlong}"}
+        reasons = {"answer-cut-off": f"data.on_overlong is {settings.on_overlong}"}
     found = failed | audit.ledger.dropped_by_rule.keys()
     # A row that cannot be read is not looked at any further: where no row got to the end, what was not found was not looked for.
     missed = set() if audit.ledger.kept else set(CHECKED) - set(OF_SPLITS)

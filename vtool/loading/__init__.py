@@ -1,0 +1,1 @@
+"""Does every weight land, whatever loads it?"""
