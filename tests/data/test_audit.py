@@ -1,14 +1,16 @@
 """The audit: every row is looked at, and kept or dropped for a reason."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.rows import chat, decompression_bomb, mixed_rows, write_rows
+from tests.rows import chat, decompression_bomb, mixed_rows, picture, write_rows
 from tests.runs import encoded, messages, request
-from vtool.data.audit import answers_cut_off, look, settle
+from vtool.data.audit import look, settle, warnings
 from vtool.data.loader import EncodedRows
+from vtool.diagnostics import Diagnostic
 
 
 def rows_of(folder: Path, rows: list[Any], *overrides: str) -> EncodedRows:
@@ -104,11 +106,36 @@ def test_answers_longer_than_the_model_may_write_are_counted(tmp_path: Path) -> 
     rows = rows_of(tmp_path, [chat("a", "b"), chat("a", "12345"), chat("a", "123456")])
     ledger, _ = audit_of(rows)
     assert ledger.answers == tuple(len(rows.processor.tokenizer(text).input_ids) for text in ("b", "12345", "123456"))
-    longest = max(ledger.answers)
-    assert answers_cut_off(ledger, longest, "test") is None  # the end token need not be written
-    warning = answers_cut_off(ledger, longest - 1, "test")
-    assert warning is not None
+    longest = 6
+    ledger = replace(ledger, answers=(1, 5, longest))
+
+    def warned(longest: int) -> list[Diagnostic]:
+        made = request("rows", messages(tmp_path / "rows.jsonl"), f"evaluation.generate.max_new_tokens={longest}")
+        return list(warnings(ledger, made.run, "test"))
+
+    assert warned(longest) == []  # the end token need not be written
+    (warning,) = warned(longest - 1)
     assert (warning.rule, warning.severity) == ("reference-too-long", "warning")
     count = sum(answer == longest for answer in ledger.answers)
     assert f"data.test: {count} of 3 answers" in warning.message
     assert warning.message.endswith(f"the longest has {longest}")
+
+
+def test_answers_that_are_cut_are_told_and_not_those_whose_end_is_kept(tmp_path: Path) -> None:
+    path = write_rows(tmp_path / "rows.jsonl", [chat("a", "yes yes yes yes yes yes yes"), chat("a", "yes")])
+    whole = encoded(request("rows", messages(path)))[0]
+    longest = len(whole.sample(0).input_ids)
+    for limit, cut in ((longest - 1, ()), (longest - 3, ("rows.jsonl:1",))):  # the last token is the line's end after the end token
+        made = request("rows", messages(path), f"data.max_length={limit}", "data.on_overlong=truncate")
+        rows, _ = encoded(made)
+        ledger, findings = settle(rows, look(rows, range(2), 0), "train")
+        assert (ledger.truncated, ledger.cut, findings) == (1, cut, ())
+        assert [warning.rule for warning in warnings(ledger, made.run, "train")] == ["answer-cut-off"] * len(cut)
+
+
+def test_other_bytes_of_an_image_are_other_rows(tmp_path: Path) -> None:
+    rows, _ = encoded(request("rows", messages(write_rows(tmp_path / "rows.jsonl", mixed_rows(tmp_path, 2)))))
+    before = settle(rows, look(rows, range(2), 0), "train")[0]
+    assert settle(rows, look(rows, range(2), 0), "train")[0].images_digest == before.images_digest
+    picture(tmp_path / "1-0.png", 56, 28, seed=9)
+    assert settle(rows, look(rows, range(2), 0), "train")[0].images_digest != before.images_digest

@@ -114,8 +114,8 @@ def test_a_line_cut_off_is_a_broken_row_with_its_column(tmp_path: Path) -> None:
         ({"text": "Hi"}, "malformed-messages", '"messages"'),
         ({"messages": []}, "malformed-messages", '"messages"'),
         ({"messages": [{"role": "human", "content": "Hi"}]}, "malformed-messages", "human"),
-        ({"messages": [{"role": "user", "content": 7}]}, "malformed-messages", "int"),
-        ({"messages": [{"role": "user", "content": None}]}, "malformed-messages", "NoneType"),
+        ({"messages": [{"role": "user", "content": 7}]}, "malformed-messages", "a number"),
+        ({"messages": [{"role": "user", "content": None}]}, "malformed-messages", "null"),
         (chat([{"type": "audio", "audio": "a.wav"}], "b"), "malformed-messages", "audio"),
         (chat("a", "b") | {"videos": ["a.mp4"]}, "malformed-messages", "videos"),
         (chat("<image>?", "b"), "placeholder-mismatch", "1 image placeholders, but 0"),
@@ -198,3 +198,33 @@ def test_a_file_that_is_one_piece_of_json_is_one_finding(tmp_path: Path, monkeyp
         Messages("rows.json")
     (finding,) = caught.value.diagnostics
     assert (finding.rule, finding.help) == ("broken-row", help)
+
+
+@pytest.mark.parametrize(
+    ("record", "words"),
+    [
+        ({**chat("a", "b"), "Images": ["a.png"]}, '"Images", which is not read'),
+        ({**chat("a", "b"), "message": [1]}, '"message", which is not read'),
+        (
+            {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", "Weight": 0}]},
+            '"Weight", which is not read',
+        ),
+        (chat([{"type": "image_url", "image_url": {"url": "a.png", "detail": "low"}}], "b"), '"detail", which is not read'),
+        (chat([{"type": "image", "image": "a.png", "min_pixels": 9}], "b"), '"min_pixels", which is not read'),
+        (chat([{"type": "text", "text": "a", "weight": 0}], "b"), '"weight", which is not read'),
+        (chat("<IMAGE>a", "b"), "<IMAGE>, which would be read as plain text"),
+        (chat("<|image|>a", "b"), "<|image|>, which would be read as plain text"),
+        (chat("<image_1>a", "b"), "<image_1>, which would be read as plain text"),
+    ],
+)
+def test_what_is_nearly_read_is_refused_by_name(tmp_path: Path, record: dict[str, Any], words: str) -> None:
+    picture(tmp_path / "a.png")
+    with pytest.raises(Findings, match="malformed-messages") as caught:
+        Messages(str(write_rows(tmp_path / "rows.jsonl", [record]))).row(0)
+    assert words in str(caught.value)
+
+
+def test_keys_that_carry_nothing_are_let_be(tmp_path: Path) -> None:
+    record = {**chat([{"type": "image_url", "image_url": {"url": "a.png", "detail": "auto"}}], "b"), "id": 1, "source": "x", "tool": None}
+    picture(tmp_path / "a.png")
+    assert len(Messages(str(write_rows(tmp_path / "rows.jsonl", [record]))).row(0).images) == 1

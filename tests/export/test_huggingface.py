@@ -1,6 +1,7 @@
 """What is exported is what was trained, with all that its server needs; and nothing that is there is lost."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,16 @@ def test_a_folders_settings_for_generating_are_carried_on(rows: Path, base: Path
     given = json.loads((base / "generation_config.json").read_text())
     changed = {key for key in given.keys() | kept.keys() if given.get(key) != kept.get(key)}
     assert changed <= {"transformers_version", "_from_model_config"}
+
+
+def test_settings_for_generating_that_cannot_be_read_are_told_and_not_kept(rows: Path, base: Path) -> None:
+    broken = rows.parent / "broken"
+    shutil.copytree(base, broken)
+    (broken / "generation_config.json").write_text("{")
+    with pytest.raises(Findings, match=r"generation_config\.json cannot be read"):
+        trained(rows, "of-broken", f"model.path={broken}", "model.size=null")
+    (broken / "generation_config.json").unlink()
+    assert trained(rows, "of-broken", f"model.path={broken}", "model.size=null")
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

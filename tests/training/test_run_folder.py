@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.rows import chat, mixed_rows, write_rows
+from tests.rows import chat, mixed_rows, picture, write_rows
 from tests.runs import messages, read_lines, request
 from vtool.diagnostics import Findings
 from vtool.engines.ranks import Ranks
@@ -217,6 +217,35 @@ def test_a_full_disk_at_the_end_is_told_and_the_same_command_ends_the_run(rows: 
     assert rule == "run-folder-unwritable"
     assert "MiB are free" in message
     blocked.rmdir()
+    assert start(rows).status == "finished"
+
+
+def test_a_run_that_began_elsewhere_remembers_it_until_it_has_a_checkpoint(rows: Path) -> None:
+    start(rows)
+    elsewhere = f"run.dir={rows.parent / 'other'}"
+    start(rows, elsewhere, f"checkpoint.resume={rows.parent / 'run/checkpoints/step-000002'}")
+    (rows.parent / "other/result.json").unlink()
+    shutil.rmtree(rows.parent / "other/checkpoints")
+    start(rows, elsewhere)
+    assert [line["step"] for line in read_lines(rows.parent / "other/metrics.jsonl")] == [3, 4]
+
+
+def test_another_picture_under_the_same_name_is_another_row(rows: Path) -> None:
+    start(rows)
+    (rows.parent / "run/result.json").unlink()
+    picture(rows.parent / "0-0.png", 28, 28, seed=99)
+    rule, message = rule_of(rows)
+    assert rule == "data-changed"
+    assert "data.train" in message
+
+
+def test_a_damaged_result_is_told_with_the_remedy(rows: Path) -> None:
+    start(rows)
+    (rows.parent / "run/result.json").write_text('{"steps"')
+    with pytest.raises(Findings) as caught:
+        start(rows)
+    assert "rm '" in str(caught.value.diagnostics[0].help)
+    (rows.parent / "run/result.json").unlink()
     assert start(rows).status == "finished"
 
 

@@ -83,6 +83,7 @@ def _result(subject: str, audit: "Audit", settings: "Data") -> "Result":
     elif settings.on_overlong != "truncate":
         reasons = {"answer-cut-off": f"data.on_overlong is {settings.on_overlong}"}
     found = failed | audit.ledger.dropped_by_rule.keys()
+    found |= {"answer-cut-off", "end-token-unsupervised"} if audit.ledger.cut else set()
     # A row that cannot be read is not looked at any further: where no row got to the end, what was not found was not looked for.
     missed = set() if audit.ledger.kept else set(CHECKED) - set(OF_SPLITS)
     checks = {rule: "failed" if rule in found else "not-run" if rule in missed | reasons.keys() else "passed" for rule in CHECKED}

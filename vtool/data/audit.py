@@ -1,15 +1,18 @@
 """The audit of a split: every row is encoded and looked at before it can cost anything, and each one is kept or dropped for a reason."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import xxhash
 from torch.utils.data import DataLoader, Dataset
 
-from vtool.config.schema import Data
+from vtool.config.schema import Data, Run
 from vtool.data.labels import check_labels
 from vtool.data.loader import EncodedRows
+from vtool.data.row import Row
 from vtool.diagnostics import Diagnostic, Findings
 
 # More findings of one rule than this are counted, not listed.
@@ -27,6 +30,8 @@ class Audited:
     turns: int = 0
     answer: int = 0
     truncated: bool = False
+    cut: int = 0
+    images_digest: int = 0
     finding: Diagnostic | None = None
 
 
@@ -55,6 +60,10 @@ class Ledger:
     images: int
     turns: int
     truncated: int
+    cut: tuple[str, ...]
+    """The rows that have lost a part of an answer by it."""
+    images_digest: str
+    """Of the bytes of the kept rows' image files: a resumed run must see the same pictures."""
 
     @property
     def dropped_by_rule(self) -> dict[str, int]:
@@ -82,6 +91,8 @@ class Ledger:
             "images": self.images,
             "turns": self.turns,
             "truncated": self.truncated,
+            "cut_answers": len(self.cut),
+            "images_xxh3": self.images_digest,
             "dropped": [{"row": entry.row, "rule": entry.rule, "message": entry.message} for entry in self.dropped],
         }
 
@@ -95,7 +106,8 @@ class _Look(Dataset[Audited]):
             sample = self.rows.sample(index)
         except Findings as findings:
             return Audited(index, finding=findings.diagnostics[0])
-        finding = check_labels(sample, self.rows.processor, self.rows.rows.row(index))
+        row = self.rows.rows.row(index)
+        finding = check_labels(sample, self.rows.processor, row)
         return Audited(
             index=index,
             tokens=len(sample.input_ids),
@@ -104,8 +116,19 @@ class _Look(Dataset[Audited]):
             turns=len(sample.turns),
             answer=sample.answer,
             truncated=sample.truncated,
+            cut=sample.cut,
+            images_digest=_digest(row),
             finding=finding,
         )
+
+
+def _digest(row: Row) -> int:
+    """Of the bytes of a row's image files. What a rows file holds itself is in that file's digest."""
+    digest = xxhash.xxh3_64()
+    for image in row.images:
+        if isinstance(image, str) and not image.startswith("data:"):
+            digest.update(Path(image).read_bytes())
+    return digest.intdigest()
 
 
 def look(rows: EncodedRows, indices: Sequence[int], workers: int) -> list[Audited]:
@@ -142,11 +165,26 @@ def settle(rows: EncodedRows, looks: Iterable[Audited], split: str) -> tuple[Led
         images=sum(one.images for one in kept),
         turns=sum(one.turns for one in kept),
         truncated=sum(one.truncated for one in kept),
+        cut=tuple(rows.rows.name(one.index) for one in kept if one.cut),
+        images_digest=xxhash.xxh3_64(b"".join(one.images_digest.to_bytes(8, "little") for one in kept)).hexdigest(),
     )
     return ledger, _cap(findings)
 
 
-def answers_cut_off(ledger: Ledger, max_new_tokens: int, split: str) -> Diagnostic | None:
+def warnings(ledger: Ledger, run: Run, split: str) -> Iterator[Diagnostic]:
+    """What may well be meant, and is told before it costs anything."""
+    if ledger.cut:
+        listed = ", ".join(ledger.cut[:3]) + (", …" if len(ledger.cut) > 3 else "")
+        message = (
+            f"data.{split}: data.max_length={run.data.max_length} cuts the answers of {len(ledger.cut)} of {len(ledger.kept)} rows "
+            f"({listed}): where they end is not learnt"
+        )
+        yield Diagnostic("answer-cut-off", message, parameter="data.max_length", severity="warning")
+    if split != "train" and (found := _unmatched(ledger, run.evaluation.generate.max_new_tokens, split)):
+        yield found
+
+
+def _unmatched(ledger: Ledger, max_new_tokens: int, split: str) -> Diagnostic | None:
     """The reference answers of a split to be evaluated that are longer than a greedy answer may be: none of them can be matched."""
     cut = [answer for answer in ledger.answers if answer > max_new_tokens]
     if not cut:

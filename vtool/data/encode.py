@@ -32,6 +32,8 @@ class Sample:
     answer: int
     """Tokens of the last supervised answer, before any truncation and without its end token."""
     truncated: bool
+    cut: int
+    """Supervised tokens that the truncation has cost."""
 
     @property
     def supervised(self) -> int:
@@ -72,10 +74,12 @@ def encode(rows: Rows, index: int, processor: Processor, settings: Data) -> Samp
     features = _features(grid, processor)
     ids, labels = _expand(chat.ids, chat.labels, row, features, processor)
     truncated = settings.max_length is not None and len(ids) > settings.max_length
+    cut = 0
     if truncated:
         assert settings.max_length is not None
+        cut = sum(label != IGNORED for label in labels[settings.max_length :])
         ids, labels = _truncate(row, ids, labels, settings.max_length, settings, processor)
-    return Sample(index, torch.tensor(ids), torch.tensor(labels), pixels, grid, chat.turns, chat.answer, truncated)
+    return Sample(index, torch.tensor(ids), torch.tensor(labels), pixels, grid, chat.turns, chat.answer, truncated, cut)
 
 
 def encode_prompt(rows: Rows, index: int, processor: Processor) -> Prompt:

@@ -1,6 +1,7 @@
 """From a JSON object in the `messages` layout to a row: what is understood is read, and what is not is refused by name."""
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,19 @@ _OF_MESSAGES = {
     "loss_weight": _WEIGHT,
     "train": _WEIGHT,
 }
+_SIZE = "set data.image.min_pixels and data.image.max_pixels for all images, or resize this one"
+_OF_PARTS = {
+    "weight": "a weight is of a whole turn: split the turn, or leave it out",
+    "detail": _SIZE,
+    "min_pixels": _SIZE,
+    "max_pixels": _SIZE,
+    "resized_height": _SIZE,
+    "resized_width": _SIZE,
+}
 _TAGS = {"<video>": _STILLS, "<audio>": _NO_SOUND}
+# What is read of a row and of a message: a key that differs in its case or its number only is a slip, and would be passed over.
+_READ = {"row": ("messages", "images", "tools"), "message": ("role", "content", "weight", "tool_calls")}
+_SLIPS = re.compile(r"< ?\|?image[_ ]?\d*\|? ?>", re.IGNORECASE)
 
 
 def parse_row(record: Mapping[str, Any], name: str, folder: Path, origin: Origin | None = None) -> Row:
@@ -51,6 +64,7 @@ def parse_row(record: Mapping[str, Any], name: str, folder: Path, origin: Origin
     for key, instead in _OF_ROWS.items():
         if record.get(key):
             raise malformed(f'the row has "{key}", which is not read', instead)
+    _check_slips(record, "row", "the row", malformed)
     messages = record.get("messages")
     if not isinstance(messages, list) or not messages:
         raise malformed('there is no list "messages" with at least one message', _EXAMPLE)
@@ -82,6 +96,13 @@ def parse_row(record: Mapping[str, Any], name: str, folder: Path, origin: Origin
     return Row(name, rendered, images, tools, origin)
 
 
+def _check_slips(record: Mapping[str, Any], kind: str, where: str, malformed: "_Malformed") -> None:
+    for key in record:
+        read = next((name for name in _READ[kind] if name.rstrip("s") == key.casefold().strip("_").rstrip("s")), key)
+        if read != key and record[key] is not None:
+            raise malformed(f'{where} has "{key}", which is not read', f'write "{read}"')
+
+
 class _Malformed:
     """Makes the `malformed-messages` of one row."""
 
@@ -90,6 +111,12 @@ class _Malformed:
 
     def __call__(self, what: str, help: str | None = None) -> Findings:
         return refuse("malformed-messages", f"{self.name}: {what}", self.origin, help=help)
+
+
+def _word(value: Any) -> str:
+    """What JSON calls it."""
+    words = {dict: "an object", list: "a list", str: "text", bool: "true or false", type(None): "null"}
+    return words.get(type(value), "a number")
 
 
 def _are_objects(value: Any) -> bool:
@@ -115,6 +142,7 @@ def _message(message: Any, number: int, place: Callable[[Any], dict[str, str]], 
         role = message.get("role") if isinstance(message, dict) else message
         raise malformed(f"a message's role must be one of {', '.join(ROLES)}; here it is {shown(role)}")
     role, content, where = message["role"], message.get("content"), f"turn {number}"
+    _check_slips(message, "message", where, malformed)
     for key, instead in _OF_MESSAGES.items():
         if message.get(key) is not None:
             raise malformed(f'{where} has "{key}", which is not read', instead)
@@ -128,13 +156,15 @@ def _message(message: Any, number: int, place: Callable[[Any], dict[str, str]], 
     elif content is None and len(message) > 2:  # a tool call: the chat template knows what to do with the other keys
         parts = content
     else:
-        raise malformed(f"content must be text or a list of parts; here it is {type(content).__name__}")
+        raise malformed(f"content must be text or a list of parts; here it is {_word(content)}")
     made = {**message, "content": parts}
     if role == "assistant" and isinstance(parts, list) and any(part["type"] == "image" for part in parts):
         raise refuse("image-in-answer", f"{malformed.name}: {where}, the assistant's, has an image", malformed.origin)
     for tag, instead in _TAGS.items():
         if role != "assistant" and any(tag in text for text in texts_of(made)):
             raise malformed(f"{where} has the tag {tag}, which would be read as plain text", instead)
+    if role != "assistant" and (slip := next(filter(None, map(_SLIPS.search, texts_of(made))), None)):
+        raise malformed(f"{where} has {slip[0]}, which would be read as plain text", f"write {TAG} where an image is shown")
     return made
 
 
@@ -160,6 +190,11 @@ def _split_tags(text: str, place: Callable[[Any], dict[str, str]]) -> Iterator[d
 
 def _part(part: Any, place: Callable[[Any], dict[str, str]], malformed: _Malformed) -> Iterator[dict[str, str]]:
     if isinstance(part, dict):
+        nested = part.get("image_url")
+        carried = {**part, **(nested if isinstance(nested, dict) else {})}
+        for key, instead in _OF_PARTS.items():
+            if carried.get(key) not in (None, "auto"):
+                raise malformed(f'a part of content has "{key}", which is not read', instead)
         match part.get("type"):
             case "text" if isinstance(part.get("text"), str):
                 yield from _split_tags(part["text"], place) if TAG in part["text"] else [{"type": "text", "text": part["text"]}]

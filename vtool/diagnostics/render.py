@@ -10,7 +10,6 @@ from vtool import __version__
 from vtool.diagnostics.diagnostic import Diagnostic, Origin
 from vtool.diagnostics.github import annotation
 from vtool.diagnostics.result import Result, count
-from vtool.diagnostics.table import RULES
 
 _COLOURS = {"error": "31;1", "warning": "33;1", "note": "36;1"}
 Locate = Callable[[str], Path]
@@ -96,7 +95,11 @@ def _missed(result: Result) -> Iterator[str]:
 
 def _concise(finding: Diagnostic) -> str:
     place = f"{finding.origin}: " if finding.origin else ""
-    return f"{place}{finding.severity} {finding.rule} ({finding.code}): {' '.join(finding.message.split())}"
+    message = " ".join(finding.message.split())
+    named, _, rest = message.partition(": ")
+    if rest and place.endswith(f"{named}: "):  # a row's message begins with the row, which is its place
+        message = rest
+    return f"{place}{finding.severity} {finding.rule} ({finding.code}): {message}"
 
 
 def _full(finding: Diagnostic, colour: bool, locate: Locate, told: set[str]) -> list[str]:
@@ -109,7 +112,7 @@ def _full(finding: Diagnostic, colour: bool, locate: Locate, told: set[str]) -> 
         lines.append(f"  help: {finding.help}")
     elif finding.rule not in told:
         told.add(finding.rule)
-        lines.append(f"  help: {RULES[finding.rule].fix} (vtool explain {finding.rule})")
+        lines.append(f"  help: {finding.remedy}")
     return lines
 
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -44,7 +45,9 @@ def predict(run: Path, images: Sequence[str], question: str | None, system: str 
         processor = load_processor(folder, family_name)
         prompt = Prompt(0, *encode_question(row, processor), reference="")
     except Findings as findings:
-        raise Findings(findings.diagnostics, fatal=True) from findings
+        here = "paths are relative to the folder you are in"
+        told = [replace(one, help=here) if one.rule == "missing-image" else one for one in findings.diagnostics]
+        raise Findings(told, fatal=True) from findings
     model = load_model(folder, family_name, torch.float32, "sdpa").eval()
     inputs = collate_prompts([prompt], processor, _dropped_inputs(folder))
     with torch.no_grad():

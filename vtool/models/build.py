@@ -47,7 +47,11 @@ def build_model(settings: Model, processor: Processor, folder: Path, seed: int, 
         model = AutoModelForImageTextToText.from_config(config, dtype=WEIGHT_DTYPE[settings.dtype], attn_implementation=settings.attention)
         assert isinstance(model, family(settings.family).model_class())
     if (folder / GENERATION).exists():
-        model.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
+        try:
+            model.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
+        except (OSError, ValueError) as error:
+            message = f"{settings.path or folder}: {GENERATION} cannot be read: {first_line(error)}"
+            raise Findings(Diagnostic("model-does-not-load", message, parameter="model.path")) from error
     else:
         model.generation_config.eos_token_id, model.generation_config.pad_token_id = processor.ids.end, processor.ids.pad
     return model.train()

@@ -82,6 +82,7 @@ def _result(session: Session, progress: Progress, ledger: dict[str, Any], scores
     if scores is not None:
         result |= {"test_exact_match": scores.exact_match, "test_nll": scores.nll, "test_samples": scores.samples}
     dropped = {rule for split in session.ledgers.values() for rule in split.dropped_by_rule}
+    dropped |= {"end-token-unsupervised"} if any(split.cut for split in session.ledgers.values()) else set()
     audited = ("labels-differ-from-answers", "image-token-mismatch", "end-token-unsupervised", "control-token-in-text", "unstable-template")
     stepwise = ("no-supervised-tokens", "nonfinite-loss", "nonfinite-gradient")
     return result | {

@@ -1,5 +1,6 @@
 """Start the ranks of a run: in this process, under an outer torchrun, or through torchrun's own API."""
 
+import atexit
 import logging
 import multiprocessing
 import os
@@ -9,7 +10,8 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from types import FrameType
 from typing import Any
@@ -100,12 +102,13 @@ def _launch_ranks(request: Request, nproc: int, tell: Tell) -> Outcome:
             signals_to_handle="SIGQUIT",  # those of stop.py are handled here: the ranks finish their step
         )
         try:
-            outcomes: dict[int, Outcome] = elastic_launch(config, _rank_main)(request, tell)
+            with _sigint_blocked():
+                outcomes: dict[int, Outcome] = elastic_launch(config, _rank_main)(request, tell, os.getpid())
         except ChildFailedError as error:
             if forward.first == signal.SIGINT:
                 raise KeyboardInterrupt from None
             if forward.first is not None:  # the ranks were stopped before their first step, or did not end in time
-                raise SystemExit(128 + forward.first) from None
+                raise _stopped(forward.first) from None
             first, failure = min(error.failures.items(), key=lambda item: _guilt(item[1]))
             code = failure.exitcode
             if code == 1:  # it has said why
@@ -122,12 +125,14 @@ def _guilt(failure: Any) -> tuple[int, int]:
     return order, failure.timestamp
 
 
-def _rank_main(request: Request, tell: Tell) -> Outcome:
+def _rank_main(request: Request, tell: Tell, launcher: int) -> Outcome:
     """A rank's process. It leaves the terminal's process group, so that a Ctrl-C reaches it once, through its parent."""
     os.setpgrp()
-    threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
+    atexit.register(_end_quietly)
+    threading.Thread(target=_end_with, args=(launcher,), daemon=True).start()
     ranks = Ranks.from_environment()
     try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         return run_rank(request, ranks)
     except Findings as findings:
         if ranks.rank == 0 or not isinstance(findings, SharedFindings):
@@ -143,11 +148,33 @@ def _rank_main(request: Request, tell: Tell) -> Outcome:
     os._exit(code)  # at once: other ranks may wait in a collective, and leaving the process group would wait for them
 
 
-def _end_with_parent(parent: int) -> None:
+def _end_with(launcher: int) -> None:
     """A launcher that was killed cannot end its ranks; without it nobody would."""
-    while os.getppid() == parent:
+    while os.getppid() == launcher:
         time.sleep(0.5)
     os._exit(1)
+
+
+def _end_quietly() -> None:
+    """Leave without torch's own end: with a process group that has been used by DDP, it aborts about one time in ten (torch 2.13, gloo),
+    and a run that has finished would be said to have failed."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+@contextmanager
+def _sigint_blocked() -> Iterator[None]:
+    """Processes that are started begin with SIGINT blocked, as this thread has it, until `_rank_main` unblocks it: a rank that is still
+    importing must not answer a Ctrl-C with its traceback. Another thread is left to take the signal; its handler runs in the main one."""
+    done = threading.Event()
+    threading.Thread(target=done.wait, daemon=True).start()
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        done.set()
 
 
 class _Forward:
@@ -172,10 +199,16 @@ class _Forward:
         if number == signal.SIGHUP:
             leave_terminal()
         if not multiprocessing.active_children():  # no rank is there yet to be told
-            raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
+            raise KeyboardInterrupt if number == signal.SIGINT else _stopped(number)
         _signal_ranks(number)
         if self._received == 2:
             threading.Thread(target=_kill_ranks_after, args=(LAST_SECONDS,), daemon=True).start()
+
+
+def _stopped(number: int) -> SystemExit:
+    """The end by a signal other than Ctrl-C's, before there was a step to finish."""
+    sys.stderr.write(f"stopped by {signal.Signals(number).name}\n")
+    return SystemExit(128 + number)
 
 
 def _signal_ranks(number: int) -> None:

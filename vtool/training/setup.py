@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from vtool.config.schema import Run
-from vtool.data.audit import Ledger, answers_cut_off, look, settle
+from vtool.data.audit import Ledger, look, settle, warnings
 from vtool.data.loader import EncodedRows
 from vtool.data.plan import Plan
 from vtool.data.row import Row
@@ -90,8 +90,8 @@ def open_session(request: Request, folder: RunFolder, start: Start, ranks: Ranks
     if ranks.rank == 0:
         for split, ledger in ledgers.items():
             print(f"data.{split}: {ledger.in_words()}", flush=True)
-            if split != "train" and (warning := answers_cut_off(ledger, run.evaluation.generate.max_new_tokens, split)):
-                print(f"warning[{warning.rule} {warning.code}]: {warning.message}\n  help: {warning.help}", flush=True)
+            for warning in warnings(ledger, run, split):
+                print(f"warning[{warning.rule} {warning.code}]: {warning.message}\n  help: {warning.remedy}", flush=True)
 
     plan = Plan(len(ledgers["train"].kept), run.data.global_batch_size, run.run.seed)
     total = run.train.steps or (run.train.epochs or 0) * plan.steps_per_epoch
@@ -128,6 +128,8 @@ def _write_processor(run: Run, rows: Rows, folder: RunFolder) -> None:
     """Keep the processor and the model's config in the run's folder, so that the run needs nothing else to go on."""
     processor = new_processor(run.model, run.data.image, read_texts(rows))
     with folder.writing():
+        if folder.processor.exists():  # of a start that did not get far
+            shutil.rmtree(folder.processor)
         processor.save(folder.processor)
         model_config(run.model, processor).save_pretrained(folder.processor)
         if run.model.starts_from == "pretrained" and run.model.path and (given := Path(run.model.path) / GENERATION).exists():
@@ -164,4 +166,5 @@ def _write_head(folder: RunFolder, request: Request, ledgers: Mapping[str, Ledge
         check_rows(began, written)
     with folder.writing():
         write_atomically(folder.data, json.dumps(written, indent=1))
-        write_atomically(folder.config, request.config_yaml)
+        if not folder.config.exists():  # once: it says what the run began with, and from where
+            write_atomically(folder.config, request.config_yaml)

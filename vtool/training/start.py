@@ -16,7 +16,7 @@ from vtool.training.run_folder import RunFolder
 # Settings that may differ from one start of a run to the next: they do not change what is computed.
 FREE = ("launch.", "checkpoint.", "run.dir", "run.name", "data.workers")
 # What a split's ledger must have in common for a run to go on: the same rows, of which the same ones are used, of the same lengths.
-SAME_ROWS = ("rows", "kept", "tokens", "supervised_tokens", "images")
+SAME_ROWS = ("rows", "kept", "tokens", "supervised_tokens", "images", "images_xxh3")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,8 @@ def find_start(folder: RunFolder, run: Run, effective: Mapping[str, Any]) -> Sta
 
     `checkpoint.resume` is `auto` (go on from the newest whole checkpoint), `never`, or a run's folder, or a checkpoint in one. A run
     that has checkpoints goes on from them also where `resume` names the run that it once began from: the same command, given again
-    after a stop, goes on. It never passes over its own checkpoints for those of another run.
+    after a stop, goes on. It never passes over its own checkpoints for those of another run. Stopped before its first checkpoint, it
+    begins where it began, which config.yaml says.
 
     Raises:
         Findings: `run-folder-taken`, `corrupt-checkpoint`, `no-checkpoint`, `not-a-run`.
@@ -54,16 +55,19 @@ def find_start(folder: RunFolder, run: Run, effective: Mapping[str, Any]) -> Sta
         message = f"{folder.path} holds this run already, and checkpoint.resume is never"
         raise Findings(Diagnostic("run-folder-taken", message, parameter="checkpoint.resume"))
     if folder.result.exists():
+        _check_result(folder)
         return Start(None, finished=True)
     if named and folder.checkpoints.resolve() == named.parent.resolve():  # back to an earlier step of its own
         return _from(named, effective)
     found, damaged = newest(folder.checkpoints)
     if found is None and damaged:
-        raise Findings(damaged)
+        raise Findings(replace(finding, help="no checkpoint of this run is whole: begin again, run.name=NAME") for finding in damaged)
+    began = (written.get("checkpoint") or {}).get("resume", "auto")
+    if found is None and (named or began not in ("auto", "never")):
+        return _from(named or Path(began), effective)
     if named and named.resolve() != folder.path.resolve():
-        if found is None:  # stopped before its first checkpoint: it begins where it began
-            return _from(named, effective)
-        if (written.get("checkpoint") or {}).get("resume") != resume:
+        assert found is not None
+        if began != resume:
             message = f"{folder.path} has checkpoints of its own, the newest {found.name}; checkpoint.resume names {resume}"
             remedy = "leave checkpoint.resume out to go on with this run, or begin another: run.name=NAME"
             raise Findings(Diagnostic("run-folder-taken", message, help=remedy, parameter="checkpoint.resume"))
@@ -91,6 +95,16 @@ def _from(source: Path, effective: Mapping[str, Any]) -> Start:
     if changed := differences(_read(began), effective):
         raise Findings(_taken(found, changed))
     return start
+
+
+def _check_result(folder: RunFolder) -> None:
+    try:
+        steps = json.loads(folder.result.read_text())["steps"]
+        assert isinstance(steps, int)
+    except (OSError, ValueError, KeyError, TypeError, AssertionError) as error:
+        message = f"{folder.result} is damaged: {type(error).__name__} {error}"
+        remedy = f"remove it, and the same command ends the run again: rm '{folder.result}'"
+        raise Findings(Diagnostic("not-a-run", message, help=remedy, parameter="run.dir"), fatal=True) from error
 
 
 def _read(folder: RunFolder) -> Any:

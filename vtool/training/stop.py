@@ -2,6 +2,7 @@
 
 import os
 import signal
+import stat
 import sys
 import time
 from types import FrameType
@@ -51,8 +52,8 @@ def taken_signals() -> tuple[signal.Signals, ...]:
 
 def leave_terminal() -> None:
     """The terminal is gone: writing to it would fail, and what is said from now on is for nobody."""
-    for stream in (sys.stdout, sys.stderr):
-        if stream.isatty():
+    for descriptor in (1, 2):
+        if stat.S_ISCHR(os.fstat(descriptor).st_mode):  # a terminal that is gone is no tty any more, but still this
             nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, stream.fileno())
+            os.dup2(nowhere, descriptor)
             os.close(nowhere)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from vtool.config.schema import Run
-from vtool.data.audit import Audited, Ledger, answers_cut_off, look, settle
+from vtool.data.audit import Audited, Ledger, look, settle, warnings
 from vtool.data.chat import IGNORED
 from vtool.data.encode import Sample
 from vtool.data.loader import EncodedRows
@@ -73,8 +73,7 @@ def audit_rows(run: Run, asked: Sequence[str] = ()) -> list[Audit]:
         rows = EncodedRows(source, processor, run.data)
         looks = look(rows, range(len(source)), run.data.workers)
         ledger, findings = settle(rows, looks, split)
-        if split != "train" and (warning := answers_cut_off(ledger, run.evaluation.generate.max_new_tokens, split)):
-            findings += (warning,)
+        findings += tuple(warnings(ledger, run, split))
         example = render_example(rows.sample(ledger.kept[0]), processor) if ledger.kept else None
         indices = dict.fromkeys([*ledger.kept[:FIRST], *(index for found in wanted[split].values() for index in found)])
         audits.append(Audit(split, ledger, findings, example, tuple(_show(rows, looks[index]) for index in indices)))
