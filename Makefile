@@ -26,6 +26,7 @@ check: .venv/installed-dev  ## lint, types, and the direction of imports
 bench: .venv/installed-dev .venv/installed-bench  ## print the benchmarks: ratios within one run (about ten minutes)
 	$(BIN)/python -m benchmarks.startup
 	$(BIN)/python -m benchmarks.memory
+	$(BIN)/python -m benchmarks.checkpoint
 	$(BIN)/python -m benchmarks.loop
 
 soak: export VTOOL_VLLM_PYTHON ?= $(wildcard $(CURDIR)/.vllm-venv/bin/python)

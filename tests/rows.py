@@ -1,6 +1,8 @@
 """Rows for tests: chats with one image, several, or none, in one turn or more."""
 
 import json
+import struct
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,17 @@ def picture(path: Path, width: int = 56, height: int = 28, seed: int = 0) -> Pat
     """A picture of noise."""
     pixels = np.random.RandomState(seed).randint(0, 256, (height, width, 3), dtype=np.uint8)
     Image.fromarray(pixels).save(path)
+    return path
+
+
+def decompression_bomb(path: Path) -> Path:
+    """A small PNG that says it has 60,000 × 60,000 pixels."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", 60_000, 60_000, 8, 2, 0, 0, 0))
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(bytes(1000))) + chunk(b"IEND", b""))
     return path
 
 

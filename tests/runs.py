@@ -13,8 +13,9 @@ from vtool.data.loader import EncodedRows
 from vtool.data.sources import Rows
 from vtool.engines.ranks import Ranks
 from vtool.models.processor import Processor, new_processor
-from vtool.training.run_folder import RunFolder, Start
+from vtool.training.run_folder import RunFolder
 from vtool.training.setup import Progress, Request, Session, open_session, read_texts
+from vtool.training.start import Start
 
 
 def request(recipe: str, *overrides: str) -> Request:

@@ -122,7 +122,7 @@ def test_every_finding_of_the_rows_is_printed_and_nothing_starts(tmp_path: Path)
     write_rows(tmp_path / "my.jsonl", [chat("a", "b"), '{"messages":', chat("<image>", "b") | {"images": ["a.png"]}, chat("a", " ")])
     rows = "data.train=[{format: messages, path: my.jsonl}]"
     output = vtool(tmp_path, "train", "sft", "rows", rows, status=1)
-    for words in ("broken-row VT601", "my.jsonl:2", "broken-image VT604", "a.png", "no-assistant-turn VT607", "3 errors"):
+    for words in ("broken-row VT601", "my.jsonl:2", "broken-image VT604", "a.png", "no-assistant-turn VT607", "3 of 4 rows cannot be used"):
         assert words in output, output
     assert not (tmp_path / "runs/rows/metrics.jsonl").exists()
 
@@ -142,8 +142,8 @@ def test_verify_finds_what_training_would(tmp_path: Path) -> None:
     (result,) = json.loads(output)["results"]
     assert result["subject"] == "my.jsonl"
     assert result["verdict"] == "unsafe"
-    assert [finding["rule"] for finding in result["findings"]] == ["overlong-row", "placeholder-mismatch"]
-    assert [finding["origin"]["line"] for finding in result["findings"]] == [2, 3]
+    assert [finding["rule"] for finding in result["findings"]] == ["overlong-row", "placeholder-mismatch", "too-many-dropped-rows"]
+    assert [finding["origin"]["line"] for finding in result["findings"][:2]] == [2, 3]
     assert result["checks"]["overlong-row"] == "failed"
     assert result["checks"]["broken-row"] == "passed"
 

@@ -79,6 +79,23 @@ def test_show_and_json_exclude_each_other() -> None:
     assert "--show" in err
 
 
+@pytest.mark.parametrize("format", ["json", "sarif"])
+def test_documents_leave_no_room_for_show(format: str) -> None:
+    assert run("digits", "--show", "--format", format)[:2] == (2, "")
+
+
+def test_sarif_is_all_there_is_on_standard_output() -> None:
+    code, out, _ = run("digits", "lr=1", "--format", "sarif")
+    assert code == 1
+    assert json.loads(out)["runs"][0]["results"][0]["ruleId"] == "VT101"
+
+
+def test_github_has_a_command_for_each_finding() -> None:
+    code, out, _ = run("digits", "lr=1", "--format", "github")
+    assert code == 1
+    assert out.startswith("::error title=unknown-key (VT101)::there is no setting `lr`")
+
+
 def test_a_terminal_that_lacks_a_letter_does_not_end_the_command() -> None:
     command = [sys.executable, "-m", "vtool", "validate-config", "digits", "run.name='é'", "é=1"]
     done = subprocess.run(command, capture_output=True, env={"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}, check=False)

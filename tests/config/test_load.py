@@ -258,3 +258,39 @@ def test_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def test_plain_settings_are_what_the_run_has() -> None:
     loaded = load_run("digits")
     assert type(loaded.run).model_validate_json(json.dumps(loaded.plain)) == loaded.run
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "place"),
+    [
+        ("defaults: [digits]\noptim: [1]\n", "optim", "mine.yaml:2:8"),
+        ("defaults: [digits]\ndata:\n  train: {a: b}\n", "data.train", "mine.yaml:3:10"),
+    ],
+)
+def test_a_group_and_a_list_in_each_others_place_are_named(tmp_path: Path, text: str, name: str, place: str) -> None:
+    (tmp_path / "mine.yaml").write_text(text)
+    found = refused(str(tmp_path / "mine.yaml"))
+    assert rules(*found)[0] == "wrong-type"
+    assert found[0].parameter == name
+    assert str(found[0].origin).endswith(place)
+
+
+def test_a_defaults_list_with_an_entry_that_names_nothing_is_told_in_words(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("defaults: [{1: a}]\n")
+    (found,) = refused(str(tmp_path / "mine.yaml"))
+    assert found.message == "an entry of the defaults list is neither a name nor `/GROUP: FILE`"
+
+
+def test_a_reference_to_a_setting_that_has_its_default_is_told_the_default() -> None:
+    (found,) = refused("digits", "optim.weight_decay=${optim.eps}")
+    assert found.help is not None
+    assert "the default is 1e-08" in found.help
+
+
+def test_a_list_is_not_laid_over_by_a_group() -> None:
+    (found,) = refused("digits", "data.train={}")
+    assert (found.rule, found.help) == ("bad-override", "give the whole list: data.train=[…]")
+
+
+def test_infinity_is_answered_with_finite() -> None:
+    assert refused("digits", "optim.lr=inf")[0].message == "`optim.lr` takes a finite number above 0, not Infinity"

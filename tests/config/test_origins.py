@@ -103,7 +103,7 @@ class TestEffectiveYaml:
             r"run.dir='a # b: \'c\' é'",
             "optim.eps=1e-12",
             "optim.clip_norm=null",
-            "data.drop_model_inputs=[pixel_values]",
+            "data.drop_model_inputs=[mm_token_type_ids]",
         ]
         first = load_run("digits", awkward)
         (tmp_path / "again.yaml").write_text(effective_yaml(first))

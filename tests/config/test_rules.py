@@ -169,6 +169,21 @@ class TestBatches:
         assert findings("digits", "launch.nproc=3", "data.micro_batch_size=11") == ()
 
 
+class TestDroppedInputs:
+    """Pixels and their grid."""
+
+    @pytest.mark.parametrize("name", ["pixel_values", "image_grid_thw"])
+    def test_one_without_the_other_is_refused_with_what_to_write(self, name: str) -> None:
+        finding = only(f"data.drop_model_inputs=[attention_mask,{name}]")
+        assert finding.rule == "half-an-image"
+        other = {"pixel_values": "image_grid_thw", "image_grid_thw": "pixel_values"}[name]
+        assert f"data.drop_model_inputs=[attention_mask,{name},{other}]" in (finding.help or "")
+
+    def test_both_or_neither_is_right(self) -> None:
+        assert findings("digits", "data.drop_model_inputs=[image_grid_thw,pixel_values]") == ()
+        assert findings("digits", "data.drop_model_inputs=[attention_mask]") == ()
+
+
 class TestModel:
     """Where weights come from."""
 

@@ -1,4 +1,4 @@
-"""Encoding, batching and the audit, on rows with an image, two, or none."""
+"""Encoding and batching, on rows with an image, two, or none."""
 
 from pathlib import Path
 from typing import Any
@@ -6,12 +6,11 @@ from typing import Any
 import pytest
 import torch
 
-from tests.rows import chat, mixed_rows, picture, write_rows
+from tests.rows import chat, decompression_bomb, mixed_rows, picture, write_rows
 from tests.runs import encoded, messages, request
-from vtool.data.audit import look, settle
 from vtool.data.chat import IGNORED
 from vtool.data.collate import collate, collate_prompts
-from vtool.data.encode import encode, encode_prompt
+from vtool.data.encode import encode_prompt
 from vtool.data.loader import EncodedRows, MicroBatch, load_steps, micro_batches
 from vtool.data.plan import Plan
 from vtool.diagnostics import Findings
@@ -93,13 +92,13 @@ def test_a_prompt_has_the_images_before_its_answer_only(tmp_path: Path) -> None:
     assert prompt.reference == "y"
 
 
-@pytest.mark.parametrize("name", ["attention_mask", "mm_token_type_ids", "pixel_values", "image_grid_thw"])
-def test_an_input_is_left_out_only_where_the_recipe_names_it(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("names", ["attention_mask", "mm_token_type_ids", "pixel_values,image_grid_thw"])
+def test_an_input_is_left_out_only_where_the_recipe_names_it(tmp_path: Path, names: str) -> None:
     made = mixed_rows(tmp_path, 3)
     everything = rows_of(tmp_path, made)[MicroBatch((0, 1, 2))].inputs
     assert set(everything) == {"input_ids", "attention_mask", "mm_token_type_ids", "pixel_values", "image_grid_thw"}
-    fewer = rows_of(tmp_path, made, f"data.drop_model_inputs=[{name}]")[MicroBatch((0, 1, 2))].inputs
-    assert set(fewer) == set(everything) - {name}
+    fewer = rows_of(tmp_path, made, f"data.drop_model_inputs=[{names}]")[MicroBatch((0, 1, 2))].inputs
+    assert set(fewer) == set(everything) - set(names.split(","))
 
 
 def test_a_truncated_image_is_refused(tmp_path: Path) -> None:
@@ -156,68 +155,9 @@ def test_truncation_that_cuts_an_image_is_refused(tmp_path: Path) -> None:
     assert rule_of(rows_of(tmp_path, [row], *overrides)) == "answer-cut-off"
 
 
-def audit_of(rows: EncodedRows, workers: int = 0) -> Any:
-    return settle(rows, look(rows, range(len(rows.rows)), workers), "train")
-
-
-def test_the_audit_of_healthy_rows_finds_nothing(tmp_path: Path) -> None:
-    ledger, findings = audit_of(rows_of(tmp_path, mixed_rows(tmp_path, 12, text_only=(0, 5))))
-    assert findings == ()
-    assert ledger.kept == tuple(range(12))
-    assert ledger.images == 12  # ten rows have an image, two of them a second one
-    assert ledger.turns == 12
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_the_audit_finds_everything_at_once(tmp_path: Path, workers: int) -> None:
-    made = [chat("a", "b"), '{"messages"', chat("<image>", "b"), chat("a", ""), chat("a", "b")]
-    ledger, findings = audit_of(rows_of(tmp_path, made), workers)
-    assert [finding.rule for finding in findings] == ["broken-row", "placeholder-mismatch", "no-assistant-turn"]
-    assert ledger.rows == 5
-    assert ledger.kept == (0, 4)
-
-
-def test_bad_rows_are_dropped_up_to_the_number_allowed(tmp_path: Path) -> None:
-    made = [chat("a", "b"), '{"messages"', chat("a", "")]
-    ledger, findings = audit_of(rows_of(tmp_path, made, "data.max_dropped_rows=2"))
-    assert findings == ()
-    assert [(entry.row, entry.rule) for entry in ledger.dropped] == [("rows.jsonl:2", "broken-row"), ("rows.jsonl:3", "no-assistant-turn")]
-    _, findings = audit_of(rows_of(tmp_path, made, "data.max_dropped_rows=1"))
-    assert [finding.rule for finding in findings] == ["broken-row", "no-assistant-turn", "too-many-dropped-rows"]
-
-
-def test_overlong_rows_are_dropped_only_where_the_recipe_says_so(tmp_path: Path) -> None:
-    made = [chat("a", "b"), chat("word " * 50, "b")]
-    _, findings = audit_of(rows_of(tmp_path, made, "data.max_length=30", "data.max_dropped_rows=1"))
-    assert [finding.rule for finding in findings] == ["overlong-row"]
-    ledger, findings = audit_of(rows_of(tmp_path, made, "data.max_length=30", "data.on_overlong=drop", "data.max_dropped_rows=1"))
-    assert findings == ()
-    assert [entry.rule for entry in ledger.dropped] == ["overlong-row"]
-
-
-def test_a_file_without_rows_is_a_finding(tmp_path: Path) -> None:
-    _, findings = audit_of(rows_of(tmp_path, [""]))
-    assert [finding.rule for finding in findings] == ["no-rows"]
-
-
-def test_a_thousand_bad_rows_are_counted_not_listed(tmp_path: Path) -> None:
-    _, findings = audit_of(rows_of(tmp_path, [chat("a", "")] * 1000))
-    assert len(findings) == 21
-    assert findings[-1].message == "… and 980 more rows"
-
-
-def test_labels_that_are_not_the_answers_are_found(tmp_path: Path) -> None:
-    from dataclasses import replace
-
-    from vtool.data.audit import check_labels
-
-    rows = rows_of(tmp_path, [chat("Hi", "word word")])
-    sample = encode(rows.rows, 0, rows.processor, rows.settings)
-    assert check_labels(sample, rows.processor, "r") is None
-    shifted = replace(sample, labels=sample.labels.roll(1).where(sample.labels != IGNORED, sample.labels))
-    finding = check_labels(shifted, rows.processor, "r")
-    assert finding is not None
-    assert finding.rule == "labels-differ-from-answers"
+def test_an_image_too_large_to_be_meant_is_refused(tmp_path: Path) -> None:
+    decompression_bomb(tmp_path / "a.png")
+    assert rule_of(rows_of(tmp_path, [chat("<image>?", "b") | {"images": ["a.png"]}])) == "broken-image"
 
 
 def test_an_example_shows_what_is_supervised(tmp_path: Path) -> None:

@@ -19,6 +19,12 @@ def rule_of(path: Path, row: Any) -> tuple[str, str]:
     return finding.rule, finding.message
 
 
+def turned(keys: dict[str, Any]) -> dict[str, Any]:
+    """A chat whose assistant's message has more keys."""
+    question, answer = chat("a", "b")["messages"]
+    return {"messages": [question, answer | keys]}
+
+
 def test_text_content_stays_as_it_is(tmp_path: Path) -> None:
     row = Messages(str(write_rows(tmp_path / "rows.jsonl", [chat("Hi", "Hello")]))).row(0)
     assert row.messages == [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
@@ -104,18 +110,39 @@ def test_a_line_cut_off_is_a_broken_row_with_its_column(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "rule", "words"),
     [
-        ("[1, 2]", "broken-row", "list"),
+        ("7", "broken-row", "int"),
         ({"text": "Hi"}, "malformed-messages", '"messages"'),
         ({"messages": []}, "malformed-messages", '"messages"'),
         ({"messages": [{"role": "human", "content": "Hi"}]}, "malformed-messages", "human"),
-        ({"messages": [{"role": "user", "content": 7}]}, "malformed-messages", "int"),
-        ({"messages": [{"role": "user", "content": None}]}, "malformed-messages", "NoneType"),
+        ({"messages": [{"role": "user", "content": 7}]}, "malformed-messages", "a number"),
+        ({"messages": [{"role": "user", "content": None}]}, "malformed-messages", "null"),
         (chat([{"type": "audio", "audio": "a.wav"}], "b"), "malformed-messages", "audio"),
         (chat("a", "b") | {"videos": ["a.mp4"]}, "malformed-messages", "videos"),
         (chat("<image>?", "b"), "placeholder-mismatch", "1 image placeholders, but 0"),
         (chat("<image>?", "b") | {"images": ["missing.png"]}, "missing-image", "missing.png"),
         (chat([{"type": "image", "image": "https://example.org/a.png"}], "b"), "missing-image", "not fetched"),
         (chat([{"type": "image", "image": 7}], "b"), "malformed-messages", "7"),
+        (turned({"weight": 2}), "malformed-messages", '"weight" is 0 or 1; here it is 2'),
+        (turned({"weight": True}), "malformed-messages", "here it is True"),
+        (turned({"weight": "0"}), "malformed-messages", "here it is '0'"),
+        (turned({"loss": False}), "malformed-messages", '"loss"'),
+        (turned({"image": "a.png"}), "malformed-messages", '"image"'),
+        (turned({"tool_calls": "look()"}), "malformed-messages", '"tool_calls"'),
+        ({"messages": [{"role": "user", "content": "a", "weight": 1}]}, "malformed-messages", "only turns of the assistant"),
+        (chat("a", "b") | {"image": "a.png"}, "malformed-messages", 'has "image"'),
+        (chat("a", "b") | {"video": "a.mp4"}, "malformed-messages", 'has "video"'),
+        (chat("a", "b") | {"audio": "a.wav"}, "malformed-messages", 'has "audio"'),
+        (chat("a", "b") | {"system": "Be brief."}, "malformed-messages", 'has "system"'),
+        ({"conversations": [{"from": "human", "value": "a"}]}, "malformed-messages", 'has "conversations"'),
+        (chat("a", "b") | {"tools": "xx"}, "malformed-messages", "'xx'"),
+        (chat("a", "b") | {"tools": ["xx"]}, "malformed-messages", "['xx']"),
+        (chat("<video>?", "b"), "malformed-messages", "<video>"),
+        (chat([{"type": "text", "text": "?<audio>"}], "b"), "malformed-messages", "<audio>"),
+        (chat("a", "Here: <image>"), "image-in-answer", "turn 2"),
+        (chat("a", "half \ude00"), "malformed-messages", "turn 2 has a lone surrogate, \\ude00"),
+        (chat("a", "b") | {"tools": [{"name": "\ud800"}]}, "malformed-messages", '"tools" has a lone surrogate'),
+        (chat("<image>", "b") | {"images": ["q" * 5000]}, "missing-image", "qqq"),
+        ('{"messages": ' + "[" * 100_000, "broken-row", "nested too deeply"),
     ],
 )
 def test_what_cannot_be_understood_is_named(tmp_path: Path, row: Any, rule: str, words: str) -> None:
@@ -129,3 +156,75 @@ def test_more_images_than_placeholders_is_refused(tmp_path: Path) -> None:
     found, message = rule_of(tmp_path, chat("<image>?", "b") | {"images": names})
     assert found == "placeholder-mismatch"
     assert "1 image placeholders, but 2" in message
+
+
+def test_an_image_part_in_an_answer_is_refused(tmp_path: Path) -> None:
+    picture(tmp_path / "a.png")
+    assert rule_of(tmp_path, chat("a", [{"type": "image", "image": "a.png"}]))[0] == "image-in-answer"  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        chat("a", "b") | {"id": 7, "source": "web", "metadata": {"image": "a.png"}, "prompt": "a", "note": "\ud800"},
+        chat("a", "b") | {"image": None, "videos": [], "audio": "", "tools": None, "images": None},
+        chat("a", "Use the <video> element.") | {"language": "en"},
+        turned({"weight": 1}),
+        turned({"weight": None, "loss": None, "images": None}),
+        chat("😀 → \ud83d\ude00", "b"),
+    ],
+)
+def test_what_carries_nothing_is_let_be(tmp_path: Path, row: Any) -> None:
+    assert len(Messages(str(write_rows(tmp_path / "rows.jsonl", [row]))).row(0).messages) == 2
+
+
+def test_a_mark_at_the_beginning_of_a_file_is_no_part_of_a_row(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text("\ufeff" + json.dumps(chat("a", "b")) + "\n", encoding="utf-8")
+    assert Messages(str(tmp_path / "rows.jsonl")).row(0).messages[0]["content"] == "a"
+
+
+@pytest.mark.parametrize(
+    ("text", "help"),
+    [
+        (json.dumps([chat("a", "b")] * 3), "jq -c '.[]' rows.json > rows.jsonl"),
+        (json.dumps([chat("a", "b")] * 3, indent=1), "jq -c '.[]' rows.json > rows.jsonl"),
+        (json.dumps(chat("a", "b"), indent=1), "jq -c . rows.json > rows.jsonl"),
+    ],
+)
+def test_a_file_that_is_one_piece_of_json_is_one_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, help: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("rows.json").write_text(text)
+    with pytest.raises(Findings) as caught:
+        Messages("rows.json")
+    (finding,) = caught.value.diagnostics
+    assert (finding.rule, finding.help) == ("broken-row", help)
+
+
+@pytest.mark.parametrize(
+    ("record", "words"),
+    [
+        ({**chat("a", "b"), "Images": ["a.png"]}, '"Images", which is not read'),
+        ({**chat("a", "b"), "message": [1]}, '"message", which is not read'),
+        (
+            {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", "Weight": 0}]},
+            '"Weight", which is not read',
+        ),
+        (chat([{"type": "image_url", "image_url": {"url": "a.png", "detail": "low"}}], "b"), '"detail", which is not read'),
+        (chat([{"type": "image", "image": "a.png", "min_pixels": 9}], "b"), '"min_pixels", which is not read'),
+        (chat([{"type": "text", "text": "a", "weight": 0}], "b"), '"weight", which is not read'),
+        (chat("<IMAGE>a", "b"), "<IMAGE>, which would be read as plain text"),
+        (chat("<|image|>a", "b"), "<|image|>, which would be read as plain text"),
+        (chat("<image_1>a", "b"), "<image_1>, which would be read as plain text"),
+    ],
+)
+def test_what_is_nearly_read_is_refused_by_name(tmp_path: Path, record: dict[str, Any], words: str) -> None:
+    picture(tmp_path / "a.png")
+    with pytest.raises(Findings, match="malformed-messages") as caught:
+        Messages(str(write_rows(tmp_path / "rows.jsonl", [record]))).row(0)
+    assert words in str(caught.value)
+
+
+def test_keys_that_carry_nothing_are_let_be(tmp_path: Path) -> None:
+    record = {**chat([{"type": "image_url", "image_url": {"url": "a.png", "detail": "auto"}}], "b"), "id": 1, "source": "x", "tool": None}
+    picture(tmp_path / "a.png")
+    assert len(Messages(str(write_rows(tmp_path / "rows.jsonl", [record]))).row(0).images) == 1

@@ -55,6 +55,14 @@ def test_full_shows_the_rule_the_place_the_line_and_what_to_do() -> None:
     )
 
 
+def test_what_was_not_run_has_its_reason_where_one_is_known() -> None:
+    checks = {"bad-header": "not-run", "missing-shard": "not-run", "no-config": "passed"}
+    details = {rule: {"reason": "one file was asked for"} for rule in ("bad-header", "missing-shard")}
+    assert (
+        printed(Result("a", "clean", checks, (), details)).splitlines()[0] == "not run: bad-header, missing-shard (one file was asked for)"
+    )
+
+
 def test_a_file_that_is_gone_costs_the_excerpt_only() -> None:
     Path("mine.yaml").unlink()
     assert "  --> mine.yaml:2:3\n  help:" in printed(UNSAFE)

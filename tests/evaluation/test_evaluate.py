@@ -1,6 +1,7 @@
 """Scores do not depend on how rows are batched, or on who is in the batch with them."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,10 +14,10 @@ from vtool.evaluation.evaluate import Scores, evaluate
 from vtool.training.setup import Request
 
 
-def made_run(folder: Path, text_only: tuple[int, ...], batch: int) -> Request:
+def made_run(folder: Path, text_only: tuple[int, ...], batch: int, *overrides: str) -> Request:
     rows = write_rows(folder / "rows.jsonl", mixed_rows(folder, 7, text_only))
     batches = [f"evaluation={{batch_size:{batch},generate:{{max_new_tokens:6}}}}", "data.image={min_pixels:784,max_pixels:3136}"]
-    return request("rows", messages(rows), *batches, f"run.dir={folder / 'run'}", "model.dtype=float64", "optim.warmup_steps=0")
+    return request("rows", messages(rows), *batches, f"run.dir={folder / 'run'}", "model.dtype=float64", "optim.warmup_steps=0", *overrides)
 
 
 def scores(ranks: Ranks, made: Request) -> Scores:
@@ -47,3 +48,24 @@ def test_a_reference_is_matched_but_for_the_space_around_it(tmp_path: Path) -> N
 
     assert Answer(0, "7", " 7\n").correct
     assert not Answer(0, "7", "77").correct
+
+
+@pytest.mark.parametrize("dropped", ["attention_mask", "mm_token_type_ids", "pixel_values,image_grid_thw"])
+def test_answers_are_given_from_the_inputs_that_are_trained_on(tmp_path: Path, dropped: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import vtool.evaluation.evaluate as evaluation
+
+    seen: list[set[str]] = []
+    answer = evaluation.answer_greedily
+
+    def watched(model: Any, processor: Any, inputs: dict[str, torch.Tensor], longest: int) -> list[str]:
+        seen.append(set(inputs))
+        return answer(model, processor, inputs, longest)
+
+    monkeypatch.setattr(evaluation, "answer_greedily", watched)
+    override = f"data.drop_model_inputs=[{dropped}]"
+    alone = scores(Ranks(), made_run(tmp_path, (1, 4), 1, override))
+    together = scores(Ranks(), made_run(tmp_path, (1, 4), 7, override))
+    assert seen
+    assert not any(inputs & set(dropped.split(",")) for inputs in seen)
+    assert [one.answer for one in together.answers] == [one.answer for one in alone.answers]
+    assert abs(together.nll - alone.nll) < 1e-6

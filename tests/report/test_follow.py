@@ -1,6 +1,8 @@
 import io
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -93,3 +95,26 @@ def test_text_in_a_run_is_not_markup(run_folder: Path) -> None:
     output = io.StringIO()
     follow(run_folder, Console(file=output, width=100, force_terminal=True))
     assert json.loads((run_folder / "result.json").read_text(encoding="utf-8"))["status"] in output.getvalue()
+
+
+def test_a_run_that_nobody_trains_any_more_is_not_waited_for(run_folder: Path) -> None:
+    (run_folder / "result.json").unlink()
+    hold = "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.lockf(f, fcntl.LOCK_EX); print('held', flush=True); sys.stdin.read()"
+    pauses = 0
+    with subprocess.Popen(
+        [sys.executable, "-c", hold, run_folder / ".lock"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as training:
+        assert training.stdout is not None
+        assert training.stdout.readline() == "held\n"
+        assert read_run(run_folder).running
+
+        def pause(_: float) -> None:
+            nonlocal pauses
+            pauses += 1
+            training.kill()
+            training.wait()
+
+        output = io.StringIO()
+        follow(run_folder, Console(file=output, width=100), pause)
+    assert pauses == 1
+    assert "digits: stopped" in output.getvalue()

@@ -1,10 +1,12 @@
 """A run that is killed and started again ends as one that was not: samples, losses and weights, bit for bit."""
 
+import fcntl
 import json
 import os
 import signal
 import subprocess
 import sys
+import termios
 import time
 from pathlib import Path
 from typing import Any
@@ -34,9 +36,9 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(arguments, capture_output=True, text=True, timeout=300, check=False)
 
 
-def start_and_wait_for(step: int, folder: Path, *arguments: str) -> subprocess.Popen[str]:
+def start_and_wait_for(step: int, folder: Path, *arguments: str, start_new_session: bool = False) -> subprocess.Popen[str]:
     """Start a run, and return once it has written a step."""
-    process = subprocess.Popen(arguments, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    process = subprocess.Popen(arguments, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=start_new_session)
     metrics = folder / "metrics.jsonl"
     while not (
         metrics.exists() and any(json.loads(line)["step"] >= step for line in metrics.read_text().splitlines(True) if line.endswith("\n"))
@@ -91,7 +93,36 @@ def test_another_rank_count_goes_on_within_a_rounding_error(folder: Path) -> Non
     assert max(abs(one - other) for one, other in zip(*losses, strict=True)) <= 1e-5
 
 
+def test_data_workers_do_not_hold_the_folder_of_a_killed_run(folder: Path) -> None:
+    arguments = command(folder, "run", 1, "train.steps=2000", "data.workers=2")
+    process = start_and_wait_for(2, folder / "run", *arguments)
+    process.kill()
+    process.wait()
+    reached = read_lines(folder / "run" / "metrics.jsonl")[-1]["step"]
+    again = start_and_wait_for(reached + 3, folder / "run", *arguments)
+    again.terminate()
+    output, _ = again.communicate(timeout=60)
+    assert again.returncode == 143, output
+
+
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize("seconds", [0.6, 3])
+def test_a_signal_before_the_first_step_ends_the_run_as_one_does(folder: Path, seconds: float, number: signal.Signals, status: int) -> None:
+    arguments = command(folder, "run", 2, "train.steps=2000")
+    process = subprocess.Popen(arguments, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    if seconds > 1:  # when its ranks are there, and importing torch
+        while b"spawn_main" not in _children(process.pid):
+            time.sleep(0.05)
+    else:
+        time.sleep(seconds)
+    process.send_signal(number)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode in (status, -number), output
+    assert "rank-failed" not in output
+    assert "Traceback" not in output or seconds < 1, output  # before vtool itself has been imported, it is Python's
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 @pytest.mark.parametrize("nproc", [1, 2])
 def test_a_signal_lets_the_step_finish_and_says_how_to_go_on(folder: Path, nproc: int, number: signal.Signals, status: int) -> None:
     process = start_and_wait_for(1, folder / "run", *command(folder, "run", nproc, "train.steps=2000", "checkpoint.every_steps=null"))
@@ -100,9 +131,21 @@ def test_a_signal_lets_the_step_finish_and_says_how_to_go_on(folder: Path, nproc
     assert process.returncode == status, output
     steps = [line["step"] for line in read_lines(folder / "run" / "metrics.jsonl")]
     assert f"stopped by {number.name} after step {steps[-1]} of 2000; checkpoint saved" in output
-    assert "go on with the same command: vtool train sft rows" in output
+    assert "go on with: vtool train sft rows" in output
     assert [path.name for path in (folder / "run" / "checkpoints").iterdir()] == [f"step-{steps[-1]:06d}"]
     assert (folder / "run" / "report.html").exists()
+
+
+def test_a_ctrl_c_under_an_outer_torchrun_saves_a_checkpoint(folder: Path) -> None:
+    """The terminal sends it to every process, and torchrun then passes it on to its ranks: that is one request, not two."""
+    arguments = command(folder, "run", 2, "train.steps=2000", "checkpoint.every_steps=null")[3:-2]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m", "vtool", *arguments]
+    process = start_and_wait_for(1, folder / "run", *torchrun, start_new_session=True)
+    os.killpg(process.pid, signal.SIGINT)
+    output, _ = process.communicate(timeout=60)
+    steps = [line["step"] for line in read_lines(folder / "run" / "metrics.jsonl")]
+    assert f"stopped by SIGINT after step {steps[-1]} of 2000; checkpoint saved" in output
+    assert [path.name for path in (folder / "run" / "checkpoints").iterdir()] == [f"step-{steps[-1]:06d}"]
 
 
 def test_a_rank_that_is_killed_ends_the_run_with_a_finding(folder: Path) -> None:
@@ -119,6 +162,40 @@ def test_a_rank_that_is_killed_ends_the_run_with_a_finding(folder: Path) -> None
     assert "SIGKILL" in output
 
 
+def test_ranks_that_are_still_importing_do_not_outlive_their_killed_parent(folder: Path) -> None:
+    process = subprocess.Popen(command(folder, "run", 2, "train.steps=20000"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while _children(process.pid).count(b"spawn_main") < 2:
+        time.sleep(0.01)
+    children = [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
+    process.kill()
+    process.wait()
+    deadline = time.monotonic() + 60
+    while any(_alive(pid) for pid in children):
+        assert time.monotonic() < deadline, "a rank is still there"
+        time.sleep(0.1)
+
+
+@pytest.mark.parametrize("nproc", [1, 2])
+def test_a_terminal_that_is_closed_ends_the_run_with_its_checkpoint_and_its_report(folder: Path, nproc: int) -> None:
+    ours, theirs = os.openpty()
+    arguments = command(folder, "run", nproc, "train.steps=2000", "checkpoint.every_steps=null")
+    process = subprocess.Popen(arguments, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True, preexec_fn=_take_terminal)
+    os.close(theirs)
+    metrics = folder / "run/metrics.jsonl"
+    while not (metrics.exists() and metrics.read_text().count("\n") > 2):
+        assert process.poll() is None
+        os.read(ours, 65536)
+    os.close(ours)
+    assert process.wait(60) == 129
+    steps = [line["step"] for line in read_lines(metrics)]
+    assert [path.name for path in (folder / "run" / "checkpoints").iterdir()] == [f"step-{steps[-1]:06d}"]
+    assert (folder / "run" / "report.html").exists()
+
+
+def _take_terminal() -> None:
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
 def test_ranks_do_not_outlive_their_killed_parent(folder: Path) -> None:
     process = start_and_wait_for(3, folder / "run", *command(folder, "run", 2, "train.steps=20000"))
     children = [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
@@ -128,6 +205,11 @@ def test_ranks_do_not_outlive_their_killed_parent(folder: Path) -> None:
     while any(_alive(pid) for pid in children):
         assert time.monotonic() < deadline, "a rank is still there"
         time.sleep(0.1)
+
+
+def _children(pid: int) -> bytes:
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return b" ".join(Path(f"/proc/{child}/cmdline").read_bytes() for child in children)
 
 
 def _alive(pid: int) -> bool:

@@ -1,16 +1,20 @@
 """A run's folder is one run's: what it refuses, and what it keeps."""
 
 import json
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.rows import chat, mixed_rows, write_rows
+from tests.rows import chat, mixed_rows, picture, write_rows
 from tests.runs import messages, read_lines, request
 from vtool.diagnostics import Findings
 from vtool.engines.ranks import Ranks
-from vtool.training.run_folder import RunFolder, differences
+from vtool.training.run_folder import RunFolder
 from vtool.training.sft import Outcome, train
+from vtool.training.start import check_rows, differences
 
 
 @pytest.fixture
@@ -64,14 +68,21 @@ def test_other_rows_are_refused_with_their_file(rows: Path) -> None:
         file.write(json.dumps(chat("one more", "row")) + "\n")
     rule, message = rule_of(rows)
     assert rule == "data-changed"
-    assert "rows.jsonl: 8 rows" in message
-    assert "rows.jsonl: 9 rows" in message
+    assert "rows.jsonl (8 rows" in message
+    assert "rows.jsonl (9 rows" in message
 
 
 def test_two_processes_cannot_train_in_one_folder(rows: Path) -> None:
-    first = RunFolder(rows.parent / "run")
-    first.lock()
-    assert rule_of(rows)[0] == "run-in-use"
+    hold = "import sys; from pathlib import Path; from vtool.training.run_folder import RunFolder; "
+    hold += "folder = RunFolder(Path(sys.argv[1])); folder.lock(); print('held', flush=True); sys.stdin.read()"
+    with subprocess.Popen(
+        [sys.executable, "-c", hold, rows.parent / "run"], text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "held\n"
+        assert rule_of(rows)[0] == "run-in-use"
+        other.kill()
+    assert start(rows).status == "finished"
 
 
 def test_a_folder_that_cannot_be_made_is_told(rows: Path) -> None:
@@ -92,7 +103,7 @@ def test_a_damaged_checkpoint_is_told_passed_over_and_set_aside(rows: Path, caps
     assert start(rows).status == "finished"
     assert "warning[corrupt-checkpoint VT803]" in capsys.readouterr().out
     assert (folder / "checkpoints/step-000004/model.safetensors").read_bytes() == straight
-    assert len(list((folder / "checkpoints").glob("step-000004.damaged-*"))) == 1
+    assert len(list((folder / "checkpoints").glob("step-000004.set-aside-*"))) == 1
     again = read_lines(folder / "metrics.jsonl")
     without_seconds = [[{**line, "seconds": None} for line in lines] for lines in (metrics, again)]
     assert without_seconds[0] == without_seconds[1]
@@ -138,6 +149,104 @@ def test_a_run_that_began_elsewhere_and_has_no_checkpoint_yet_begins_there_again
         path.rename(rows.parent / path.name)
     start(rows, *overrides)
     assert [line["step"] for line in read_lines(rows.parent / "other/metrics.jsonl")] == [3, 4]
+
+
+def test_a_run_with_checkpoints_does_not_pass_over_them_for_anothers(rows: Path) -> None:
+    start(rows)
+    elsewhere = f"run.dir={rows.parent / 'other'}"
+    start(rows, elsewhere)
+    (rows.parent / "other/result.json").unlink()
+    before = (rows.parent / "other/metrics.jsonl").read_bytes()
+    rule, message = rule_of(rows, elsewhere, f"checkpoint.resume={rows.parent / 'run/checkpoints/step-000002'}")
+    assert rule == "run-folder-taken"
+    assert "has checkpoints of its own, the newest step-000004" in message
+    assert (rows.parent / "other/metrics.jsonl").read_bytes() == before
+
+
+def test_a_run_goes_back_to_an_earlier_step_of_its_own_and_throws_nothing_away(rows: Path) -> None:
+    start(rows)
+    folder = rows.parent / "run"
+    straight = (folder / "checkpoints/step-000004/model.safetensors").read_bytes()
+    (folder / "result.json").unlink()
+    start(rows, f"checkpoint.resume={folder / 'checkpoints/step-000002'}")
+    assert (folder / "checkpoints/step-000004/model.safetensors").read_bytes() == straight
+    assert len(list((folder / "checkpoints").glob("*.set-aside-*"))) == 2
+    assert [line["step"] for line in read_lines(folder / "metrics.discarded.jsonl")] == [3, 4]
+
+
+def test_another_runs_checkpoint_with_other_rows_is_refused(rows: Path) -> None:
+    start(rows)
+    with rows.open("a") as file:
+        file.write(json.dumps(chat("one more", "row")) + "\n")
+    rule, message = rule_of(rows, f"run.dir={rows.parent / 'other'}", f"checkpoint.resume={rows.parent / 'run'}")
+    assert rule == "data-changed"
+    assert "8 rows" in message
+    assert "9 rows" in message
+
+
+def test_the_same_rows_in_another_folder_are_the_same_rows(rows: Path) -> None:
+    ledger = {"files": [{"format": "messages", "path": "a.jsonl", "sha256": "1", "rows": 2}], "rows": 2, "kept": 2, "tokens": 9}
+    moved = {**ledger, "files": [{**ledger["files"][0], "path": "b.jsonl"}]}
+    folder = RunFolder(rows.parent)
+    folder.data.write_text(json.dumps({"train": ledger}))
+    check_rows(folder, {"train": moved})
+    with pytest.raises(Findings):
+        check_rows(folder, {"train": {**ledger, "tokens": 8}})
+
+
+def test_a_checkpoint_outside_a_run_is_refused_with_what_is_missing(rows: Path) -> None:
+    start(rows)
+    shutil.copytree(rows.parent / "run/checkpoints/step-000002", rows.parent / "kept/checkpoints/step-000002")
+    rule, message = rule_of(rows, f"run.dir={rows.parent / 'other'}", f"checkpoint.resume={rows.parent / 'kept'}")
+    assert rule == "not-a-run"
+    assert "config.yaml, data.json, processor" in message
+
+
+@pytest.mark.parametrize("text", ["", "a: [", "just text"])
+def test_a_run_whose_config_cannot_be_read_is_told(rows: Path, text: str) -> None:
+    start(rows)
+    (rows.parent / "run/config.yaml").write_text(text)
+    assert rule_of(rows)[0] == "not-a-run"
+
+
+def test_a_full_disk_at_the_end_is_told_and_the_same_command_ends_the_run(rows: Path) -> None:
+    """A folder in the place of a file stands in for a disk that takes no more."""
+    blocked = rows.parent / "run/.result.json.writing"
+    blocked.mkdir(parents=True)
+    rule, message = rule_of(rows)
+    assert rule == "run-folder-unwritable"
+    assert "MiB are free" in message
+    blocked.rmdir()
+    assert start(rows).status == "finished"
+
+
+def test_a_run_that_began_elsewhere_remembers_it_until_it_has_a_checkpoint(rows: Path) -> None:
+    start(rows)
+    elsewhere = f"run.dir={rows.parent / 'other'}"
+    start(rows, elsewhere, f"checkpoint.resume={rows.parent / 'run/checkpoints/step-000002'}")
+    (rows.parent / "other/result.json").unlink()
+    shutil.rmtree(rows.parent / "other/checkpoints")
+    start(rows, elsewhere)
+    assert [line["step"] for line in read_lines(rows.parent / "other/metrics.jsonl")] == [3, 4]
+
+
+def test_another_picture_under_the_same_name_is_another_row(rows: Path) -> None:
+    start(rows)
+    (rows.parent / "run/result.json").unlink()
+    picture(rows.parent / "0-0.png", 28, 28, seed=99)
+    rule, message = rule_of(rows)
+    assert rule == "data-changed"
+    assert "data.train" in message
+
+
+def test_a_damaged_result_is_told_with_the_remedy(rows: Path) -> None:
+    start(rows)
+    (rows.parent / "run/result.json").write_text('{"steps"')
+    with pytest.raises(Findings) as caught:
+        start(rows)
+    assert "rm '" in str(caught.value.diagnostics[0].help)
+    (rows.parent / "run/result.json").unlink()
+    assert start(rows).status == "finished"
 
 
 def test_a_checkpoint_that_is_none_is_refused(rows: Path) -> None:

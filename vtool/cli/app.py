@@ -63,4 +63,12 @@ def main() -> None:
         app()
     except Exception:
         traceback.print_exc()
-        sys.exit(2)
+        code: object = 2
+    except SystemExit as end:
+        code = end.code
+    if "TORCHELASTIC_RUN_ID" in os.environ and isinstance(code, int | None):
+        # A rank of an outer torchrun: torch's own end sometimes aborts (see training/launch.py), and torchrun would call it a failure.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code or 0)
+    sys.exit(code)  # type: ignore[arg-type]

@@ -23,10 +23,10 @@ def reported(command: str, subject: str, format: str = "full", stopped: str = "s
 
 
 def print_findings(findings: Findings, command: str = "train sft", subject: str = "", format: str = "full") -> None:
-    """Findings on standard error (as JSON: on standard output)."""
+    """Findings on standard error (as a document for programs: on standard output)."""
     from vtool.config.resources import opened
-    from vtool.diagnostics.render import render
+    from vtool.diagnostics.render import MACHINE, render
     from vtool.diagnostics.result import Result
 
     result = Result.of_findings(subject, findings.diagnostics)
-    render([result], format, command=command, stream=sys.stdout if format == "json" else sys.stderr, locate=opened)
+    render([result], format, command=command, stream=sys.stdout if format in MACHINE else sys.stderr, locate=opened)

@@ -27,11 +27,14 @@ def sft(
     from vtool.config.load import effective_yaml, load_run
 
     given = [*(overrides or []), *([f"launch.nproc={nproc}"] if nproc else [])]
-    with reported("train sft", recipe, stopped="stopped; the same command goes on from the last checkpoint"):
+    with reported("train sft", recipe, stopped="stopped; the same command goes on, from the last checkpoint where there is one"):
         loaded = load_run(recipe, given)
         for note in loaded.notes:
             typer.echo(f"{note.severity}[{note.rule} {note.code}]: {note.message}", err=True)
-        _train(loaded, effective_yaml(loaded), shlex.join(["vtool", "train", "sft", recipe, *given]))
+        # What was begun from is not begun from again.
+        again = [override for override in given if override.lstrip("+").partition("=")[0] != "checkpoint.resume"]
+        again += [] if loaded.run.checkpoint.resume == "auto" else ["checkpoint.resume=auto"]
+        _train(loaded, effective_yaml(loaded), shlex.join(["vtool", "train", "sft", recipe, *again]))
 
 
 def _train(loaded: object, config_yaml: str, command: str) -> None:
@@ -48,17 +51,20 @@ def _train(loaded: object, config_yaml: str, command: str) -> None:
     outcome = launch(Request(loaded.run, loaded.plain, config_yaml), print_findings)
     if outcome is None:  # a rank that is not the first, under an outer torchrun
         return
-    report = write_report([outcome.folder], outcome.folder / "report.html")
+    try:
+        report = shlex.quote(str(write_report([outcome.folder], outcome.folder / "report.html")))
+    except OSError as error:  # everything that took time to make is saved by now
+        report = f"not written: {error}; free some space, then: vtool report {shlex.quote(str(outcome.folder))}"
     if outcome.signal is not None:
         name = signal.Signals(outcome.signal).name
         typer.echo(f"stopped by {name} after step {outcome.step} of {outcome.total_steps}; checkpoint saved")
-        typer.echo(f"go on with the same command: {command}")
+        typer.echo(f"go on with: {command}")
         raise typer.Exit(128 + outcome.signal)
     if outcome.status == "already finished":
         typer.echo(f"{outcome.folder} has finished its {outcome.step} steps already; nothing is left to do")
     for line in _result_lines(outcome.folder):
         typer.echo(line)
-    typer.echo(f"report: {shlex.quote(str(report))}")
+    typer.echo(f"report: {report}")
 
 
 def _result_lines(folder: object) -> list[str]:

@@ -21,11 +21,11 @@ def validate_config(
     from vtool.config.load import ASKED, effective_yaml, examine
     from vtool.config.resources import opened
     from vtool.diagnostics import Findings
-    from vtool.diagnostics.render import render
+    from vtool.diagnostics.render import MACHINE, render
     from vtool.diagnostics.result import Result, exit_code
 
-    if show and format is Format.json:
-        raise typer.BadParameter("--show prints YAML, and leaves no room for --format json")
+    if show and format in MACHINE:
+        raise typer.BadParameter(f"--show prints YAML, and leaves no room for --format {format}")
     loaded = None
     try:
         examined = examine(recipe, overrides or [])

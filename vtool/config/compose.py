@@ -5,6 +5,7 @@ global state behind, load no plug-ins, and take a quarter of the time, because H
 only half public: nothing leans on them but this module, overrides.py and recipe_source.py.
 """
 
+import json
 import re
 import warnings
 from collections.abc import Iterator, Sequence
@@ -22,7 +23,7 @@ from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from vtool.config.marks import read_yaml
+from vtool.config.marks import YamlFile, read_yaml
 from vtool.config.origins import COMMAND_LINE, Key, Layer, Origins, layered
 from vtool.config.overrides import choose_groups, first_line, parse_overrides
 from vtool.config.recipe_source import RecipeSource, search_path
@@ -58,18 +59,46 @@ def compose_recipe(recipe: str, overrides: Sequence[str]) -> Composed:
         try:
             choose_groups(given, repository, file.path.name)
             listed = create_defaults_list(repository, file.path.name, given, prepend_hydra=False, skip_missing=False)
+            files = {path: file for source in sources for path, file in source.files.items()}
+            layers = [Layer(_keys(default.package or ""), files[default.config_path]) for default in listed.defaults]
+            if clashes := list(_clashes(layers)):
+                raise Findings(clashes, fatal=True)
             config = loader._compose_config_from_defaults_list(listed.defaults, repository)
         except MissingConfigException as error:
             raise _no_such_file(error, sources) from error
         except RecursionError as error:
             raise _refused("bad-defaults-list", "the defaults list leads back to itself", sources=sources) from error
-        except (HydraException, OmegaConfBaseException, ValueError, AssertionError) as error:
+        except AssertionError as error:
+            message = "an entry of the defaults list is neither a name nor `/GROUP: FILE`"
+            raise _refused("bad-defaults-list", message, sources=sources) from error
+        except (HydraException, OmegaConfBaseException, ValueError) as error:
             raise error if isinstance(error, Findings) else _refused("bad-defaults-list", first_line(error), sources=sources) from error
     applied, findings = _apply(listed.config_overrides, config)
-    files = {path: file for source in sources for path, file in source.files.items()}
-    layers = [Layer(_keys(default.package or ""), files[default.config_path]) for default in listed.defaults]
     origins = layered(layers, [(_keys(override.key_or_group), override.value()) for override in applied])
     return Composed(file, _resolved(config, origins), origins, tuple(findings))
+
+
+def _clashes(layers: Sequence[Layer]) -> Iterator[Diagnostic]:
+    """Settings that one file writes as a group and a later one as a list: they cannot be laid over each other."""
+    kinds: dict[Key, tuple[str, str]] = {}
+    words: dict[type[yaml.Node], str] = {yaml.MappingNode: "a group of settings", yaml.SequenceNode: "a list"}
+
+    def look(node: yaml.Node, keys: Key, file: YamlFile) -> Iterator[Diagnostic]:
+        kind = words.get(type(node))
+        if kind is None:
+            return
+        before, where = kinds.setdefault(keys, (kind, file.name))
+        if before != kind:
+            name = ".".join(keys)
+            message = f"`{name}` is {before} in {where}, and {kind} here"
+            yield Diagnostic("wrong-type", message, f"write {before}, as {where} does", name, file.place(node), before, kind)
+        elif isinstance(node, yaml.MappingNode):
+            for key, value in node.value:
+                if keys or key.value != "defaults":
+                    yield from look(value, (*keys, str(key.value)), file)
+
+    for layer in layers:
+        yield from look(layer.file.root, layer.package, layer.file)
 
 
 @contextmanager
@@ -99,13 +128,18 @@ def _apply(overrides: Sequence[Override], config: DictConfig) -> tuple[list[Over
                 f"`{override.input_line}` cannot be set: {first_line(error.__cause__ or error)}",
                 None,
             )
-            for end in range(1, len(_keys(name))):
+            for end in range(1, len(_keys(name)) + 1):
                 outer = ".".join(_keys(name)[:end])
-                if isinstance(entries := OmegaConf.select(config, outer, throw_on_missing=False), ListConfig):
+                if not isinstance(entries := OmegaConf.select(config, outer, throw_on_missing=False), ListConfig):
+                    continue
+                if outer == name:
+                    message, help = f"`{override.input_line}` cannot be set: `{name}` is a list", f"give the whole list: {name}=[…]"
+                else:
                     message = (
                         f"`{override.input_line}` cannot be set: `{outer}` is a list of {len(entries)}, whose first entry is `{outer}.0`"
                     )
                     help = f"to add an entry, give the whole list: {outer}=[…]"
+                break
             findings.append(Diagnostic("bad-override", message, help, name, COMMAND_LINE))
     return applied, findings
 
@@ -124,6 +158,10 @@ def _resolved(config: DictConfig, origins: Origins) -> dict[str, Any]:
             message = f"`{name}` refers to something that is not there: {reason}"
             wanted = re.match(r"Interpolation key '(.+)' not found", reason)
             help = did_you_mean(near(wanted[1], [".".join(keys) for keys in origins.places])) if wanted else None
+            if wanted and (default := _default_of(wanted[1])) is not None:
+                help = (
+                    f"the recipe does not set `{wanted[1]}`, and only what it sets can be referred to; the default is {default}: write it"
+                )
             findings[name] = Diagnostic("broken-reference", message, help, name, origins.near(name))
             OmegaConf.update(config, name, None)
             continue
@@ -131,6 +169,14 @@ def _resolved(config: DictConfig, origins: Origins) -> dict[str, Any]:
             raise Findings(findings.values(), fatal=True)
         assert isinstance(values, dict)
         return values  # type: ignore[return-value]
+
+
+def _default_of(name: str) -> str | None:
+    """The default of a setting that has a plain one, as JSON."""
+    from vtool.config.settings import all_settings
+
+    found = next((setting for setting in all_settings() if setting.name == name and not setting.required and not setting.groups), None)
+    return json.dumps(found.field.get_default(call_default_factory=True), default=str) if found else None
 
 
 def _no_such_file(error: MissingConfigException, sources: Sequence[RecipeSource]) -> Findings:

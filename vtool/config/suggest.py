@@ -60,7 +60,8 @@ def meant_key(spot: Spot) -> str:
     leaves = [name for owner in spot.owners for name in owner.model_fields]
     here = [f"{prefix}{name}" for name in leaves]
     everything = [setting.name for setting in all_settings(spot.root)]
-    likely = [*(f"{prefix}{name}" for name in near(key, leaves)), *ending(key, everything)]
+    exact = [name for name in everything if name.rpartition(".")[2] == key]
+    likely = [*exact, *(f"{prefix}{name}" for name in near(key, leaves)), *ending(key, everything)]
     values = [setting.name for setting in all_settings(spot.root) if not setting.groups]
     likely = (
         likely

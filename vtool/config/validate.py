@@ -101,7 +101,7 @@ def _finding(error: ErrorDetails, composed: Composed) -> Diagnostic:
         return Diagnostic("missing-key", f"`{tag}` is not given, and has no default", what_it_needs(tag, wanted), tag, origin, wanted)
     if kind in _CHOICE:
         return _unknown_choice(error, spot, origins)
-    return _unfit("out-of-range" if kind in _RANGE else "wrong-type", spot, error["input"], origins)
+    return _unfit("out-of-range" if kind in _RANGE else "wrong-type", spot, error["input"], origins, finite=kind == "finite_number")
 
 
 def _unknown_choice(error: ErrorDetails, spot: Spot, origins: Origins) -> Diagnostic:
@@ -115,8 +115,9 @@ def _unknown_choice(error: ErrorDetails, spot: Spot, origins: Origins) -> Diagno
     return Diagnostic("unknown-choice", message, help, name, origins.near(name), ", ".join(words), _seen(given))
 
 
-def _unfit(rule: str, spot: Spot, given: object, origins: Origins) -> Diagnostic:
+def _unfit(rule: str, spot: Spot, given: object, origins: Origins, finite: bool = False) -> Diagnostic:
     wanted, origin = takes(spot.annotation, spot.metadata), origins.near(spot.name)
+    wanted = wanted.replace("a number", "a finite number", 1) if finite else wanted
     message = f"`{spot.name}` takes {wanted}, not {_seen(given)}"
     return Diagnostic(rule, message, better_value(spot, given, origin), spot.name, origin, wanted, _seen(given))
 

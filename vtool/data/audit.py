@@ -1,19 +1,19 @@
 """The audit of a split: every row is encoded and looked at before it can cost anything, and each one is kept or dropped for a reason."""
 
-import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import xxhash
 from torch.utils.data import DataLoader, Dataset
 
-from vtool.config.schema import Data
-from vtool.data.chat import IGNORED
-from vtool.data.encode import Sample
+from vtool.config.schema import Data, Run
+from vtool.data.labels import check_labels
 from vtool.data.loader import EncodedRows
+from vtool.data.row import Row
 from vtool.diagnostics import Diagnostic, Findings
-from vtool.models.processor import Processor
 
 # More findings of one rule than this are counted, not listed.
 LISTED = 20
@@ -28,7 +28,10 @@ class Audited:
     supervised: int = 0
     images: int = 0
     turns: int = 0
+    answer: int = 0
     truncated: bool = False
+    cut: int = 0
+    images_digest: int = 0
     finding: Diagnostic | None = None
 
 
@@ -51,10 +54,30 @@ class Ledger:
     dropped: tuple[Dropped, ...]
     lengths: tuple[int, ...]
     """Tokens of each kept row."""
+    answers: tuple[int, ...]
+    """Tokens of each kept row's last answer, without the token that ends it: what the model must write to be right."""
     supervised_tokens: int
     images: int
     turns: int
     truncated: int
+    cut: tuple[str, ...]
+    """The rows that have lost a part of an answer by it."""
+    images_digest: str
+    """Of the bytes of the kept rows' image files: a resumed run must see the same pictures."""
+
+    @property
+    def dropped_by_rule(self) -> dict[str, int]:
+        """How many rows were dropped for each rule, the most frequent one first."""
+        return dict(Counter(entry.rule for entry in self.dropped).most_common())
+
+    def in_words(self) -> str:
+        """The ledger in a line."""
+        rules = self.dropped_by_rule
+        why = ", ".join(rule if len(rules) == 1 else f"{count} {rule}" for rule, count in rules.items())
+        parts = [f"{self.rows} rows", f"{len(self.kept)} kept", f"{len(self.dropped)} dropped" + (f" ({why})" if why else "")]
+        parts += [f"{self.truncated} truncated"] if self.truncated else []
+        parts += [f"{self.images} images", f"{sum(self.lengths)} tokens, of which {self.supervised_tokens} supervised"]
+        return " · ".join(parts)
 
     def as_dict(self) -> dict[str, Any]:
         """For data.json."""
@@ -68,6 +91,8 @@ class Ledger:
             "images": self.images,
             "turns": self.turns,
             "truncated": self.truncated,
+            "cut_answers": len(self.cut),
+            "images_xxh3": self.images_digest,
             "dropped": [{"row": entry.row, "rule": entry.rule, "message": entry.message} for entry in self.dropped],
         }
 
@@ -81,25 +106,34 @@ class _Look(Dataset[Audited]):
             sample = self.rows.sample(index)
         except Findings as findings:
             return Audited(index, finding=findings.diagnostics[0])
-        finding = check_labels(sample, self.rows.processor, self.rows.rows.name(index))
-        return Audited(index, len(sample.input_ids), sample.supervised, sample.images, len(sample.turns), sample.truncated, finding)
+        row = self.rows.rows.row(index)
+        finding = check_labels(sample, self.rows.processor, row)
+        return Audited(
+            index=index,
+            tokens=len(sample.input_ids),
+            supervised=sample.supervised,
+            images=sample.images,
+            turns=len(sample.turns),
+            answer=sample.answer,
+            truncated=sample.truncated,
+            cut=sample.cut,
+            images_digest=_digest(row),
+            finding=finding,
+        )
+
+
+def _digest(row: Row) -> int:
+    """Of the bytes of a row's image files. What a rows file holds itself is in that file's digest."""
+    digest = xxhash.xxh3_64()
+    for image in row.images:
+        if isinstance(image, str) and not image.startswith("data:"):
+            digest.update(Path(image).read_bytes())
+    return digest.intdigest()
 
 
 def look(rows: EncodedRows, indices: Sequence[int], workers: int) -> list[Audited]:
     """Encode and check rows, in as many processes as `data.workers` says."""
     return list(DataLoader(_Look(rows), batch_size=None, sampler=indices, num_workers=workers))
-
-
-def check_labels(sample: Sample, processor: Processor, name: str) -> Diagnostic | None:
-    """Decode the labels, and hold them against the assistant's turns: an independent way back."""
-    supervised = sample.labels[sample.labels != IGNORED].tolist()
-    decoded = processor.tokenizer.decode(supervised, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-    wanted = "".join(sample.turns)
-    # Tokenizers may normalise (Qwen's to NFC); that is not a difference in what was said.
-    decoded, wanted = (unicodedata.normalize("NFC", text) for text in (decoded, wanted))
-    if wanted == decoded or (sample.truncated and wanted.startswith(decoded.rstrip("\ufffd"))):
-        return None
-    return Diagnostic("labels-differ-from-answers", f"{name}: the labels are not the answers", expected=repr(wanted), seen=repr(decoded))
 
 
 def settle(rows: EncodedRows, looks: Iterable[Audited], split: str) -> tuple[Ledger, tuple[Diagnostic, ...]]:
@@ -115,9 +149,8 @@ def settle(rows: EncodedRows, looks: Iterable[Audited], split: str) -> tuple[Led
     allowed = rows.settings.max_dropped_rows
     if len(droppable) > allowed:
         findings += [one.finding for one in droppable if one.finding]
-        if allowed or rows.settings.on_overlong == "drop":
-            message = f"data.{split}: {len(droppable)} of {len(audited)} rows would be dropped; data.max_dropped_rows is {allowed}"
-            findings.append(Diagnostic("too-many-dropped-rows", message, parameter="data.max_dropped_rows"))
+        message = f"data.{split}: {len(droppable)} of {len(audited)} rows cannot be used; data.max_dropped_rows is {allowed}"
+        findings.append(Diagnostic("too-many-dropped-rows", message, parameter="data.max_dropped_rows"))
     kept = [one for one in audited if not one.finding]
     if not kept and not findings:
         findings.append(Diagnostic("no-rows", f"data.{split} has no rows to use", parameter=f"data.{split}"))
@@ -127,12 +160,41 @@ def settle(rows: EncodedRows, looks: Iterable[Audited], split: str) -> tuple[Led
         kept=tuple(one.index for one in kept),
         dropped=tuple(Dropped(rows.rows.name(one.index), one.finding.rule, one.finding.message) for one in droppable if one.finding),
         lengths=tuple(one.tokens for one in kept),
+        answers=tuple(one.answer for one in kept),
         supervised_tokens=sum(one.supervised for one in kept),
         images=sum(one.images for one in kept),
         turns=sum(one.turns for one in kept),
         truncated=sum(one.truncated for one in kept),
+        cut=tuple(rows.rows.name(one.index) for one in kept if one.cut),
+        images_digest=xxhash.xxh3_64(b"".join(one.images_digest.to_bytes(8, "little") for one in kept)).hexdigest(),
     )
     return ledger, _cap(findings)
+
+
+def warnings(ledger: Ledger, run: Run, split: str) -> Iterator[Diagnostic]:
+    """What may well be meant, and is told before it costs anything."""
+    if ledger.cut:
+        listed = ", ".join(ledger.cut[:3]) + (", …" if len(ledger.cut) > 3 else "")
+        message = (
+            f"data.{split}: data.max_length={run.data.max_length} cuts the answers of {len(ledger.cut)} of {len(ledger.kept)} rows "
+            f"({listed}): where they end is not learnt"
+        )
+        yield Diagnostic("answer-cut-off", message, parameter="data.max_length", severity="warning")
+    if split != "train" and (found := _unmatched(ledger, run.evaluation.generate.max_new_tokens, split)):
+        yield found
+
+
+def _unmatched(ledger: Ledger, max_new_tokens: int, split: str) -> Diagnostic | None:
+    """The reference answers of a split to be evaluated that are longer than a greedy answer may be: none of them can be matched."""
+    cut = [answer for answer in ledger.answers if answer > max_new_tokens]
+    if not cut:
+        return None
+    message = (
+        f"data.{split}: {len(cut)} of {len(ledger.answers)} answers are longer than the {max_new_tokens} tokens that the model may write, "
+        f"and cannot be matched; the longest has {max(cut)}"
+    )
+    help = f"set evaluation.generate.max_new_tokens={max(cut)}"
+    return Diagnostic("reference-too-long", message, help=help, parameter="evaluation.generate.max_new_tokens")
 
 
 def _droppable(finding: Diagnostic, settings: Data) -> bool:

@@ -1,14 +1,28 @@
 """Render a chat and find what is supervised: the assistant's answers and the token that ends each, nothing else."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
-from jinja2 import TemplateError
-
-from vtool.data.row import Row, refuse
+from vtool.data.row import Row, refuse, shown
+from vtool.diagnostics import Findings
 from vtool.models.processor import Processor
 
 IGNORED = -100
+# Keys of a message that carry something to be learnt or seen, and that many chat templates know nothing of.
+_OFFERED = ("tool_calls", "function_call", "reasoning_content", "reasoning", "thinking")
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One supervised assistant turn."""
+
+    message: int
+    """Its place among the row's messages, from 0."""
+    opening: str
+    """What the generation prompt writes before the answer, such as `<|im_start|>assistant`; some templates open `<think>` there."""
+    text: str
+    """What is supervised: the answer as the template writes it, and the end token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,31 +31,33 @@ class Chat:
 
     ids: tuple[int, ...]
     labels: tuple[int, ...]
-    turns: tuple[str, ...]
-    """The supervised text of each assistant turn."""
+    turns: tuple[Turn, ...]
+    prompt: int
+    """How many ids are before the last supervised answer."""
+    answer: int
+    """Tokens of that answer, without its end token."""
 
 
 def render_chat(row: Row, processor: Processor) -> Chat:
     """Tokenize a chat piece by piece: each answer by itself, so that the prompt before it has the very tokens of inference.
 
     Where an answer begins is read off the chat template itself: the chat so far, rendered as a prompt, must be how the whole
-    chat's text begins.
+    chat's text begins. An assistant's turn of weight 0 is context like a user's.
 
     Raises:
-        Findings: `no-assistant-turn`, `malformed-messages`, `unstable-template`, `end-token-unsupervised`.
+        Findings: `no-assistant-turn`, `malformed-messages`, `ignored-by-template`, `unstable-template`, `end-token-unsupervised`.
     """
     tokenizer, end = processor.tokenizer, processor.ids.end
     end_text = tokenizer.convert_ids_to_tokens(end)
     if row.messages[0]["role"] == "assistant":
         raise refuse("malformed-messages", f"{row.id}: the first turn is the assistant's, so that it answers nothing", row.origin)
     whole = _render(row, len(row.messages), processor, prompt=False)
+    _check_nothing_is_lost(row, whole, processor)
     ids: list[int] = []
     labels: list[int] = []
-    turns: list[str] = []
-    done = 0
-    for place, message in enumerate(row.messages):
-        if message["role"] != "assistant":
-            continue
+    turns: list[Turn] = []
+    done = prompt = answered = 0
+    for place in row.supervised():
         before = _render(row, place, processor, prompt=True)
         after = whole if place + 1 == len(row.messages) else _render(row, place + 1, processor, prompt=False)
         if not whole.startswith(before) or not whole.startswith(after):
@@ -55,29 +71,65 @@ def render_chat(row: Row, processor: Processor) -> Chat:
             raise refuse("no-assistant-turn", f"{row.id}: the assistant's turn {place + 1} is empty", row.origin)
         prompt_ids = _tokenize(tokenizer, whole[done : len(before)])
         answer_ids = [*_tokenize(tokenizer, answer), end]
+        prompt, answered = len(ids) + len(prompt_ids), len(answer_ids) - 1
         ids += prompt_ids + answer_ids
         labels += [IGNORED] * len(prompt_ids) + answer_ids
-        turns.append(answer + end_text)
+        turns.append(Turn(place, before.rpartition(end_text)[2], answer + end_text))
         done = len(before) + len(answer) + len(end_text)
     if not turns:
-        raise refuse("no-assistant-turn", f"{row.id}: there is no assistant turn", row.origin)
+        there = any(message["role"] == "assistant" for message in row.messages)
+        raise refuse(
+            "no-assistant-turn", f"{row.id}: {'every' if there else 'there is no'} assistant turn{' has weight 0' * there}", row.origin
+        )
     rest = _tokenize(tokenizer, whole[done:])
-    return Chat((*ids, *rest), (*labels, *([IGNORED] * len(rest))), tuple(turns))
+    return Chat((*ids, *rest), (*labels, *([IGNORED] * len(rest))), tuple(turns), prompt, answered)
 
 
 def render_prompt(row: Row, processor: Processor) -> tuple[tuple[int, ...], str]:
-    """The token ids before a chat's last assistant turn, and that turn's text: what the model is asked, and the reference."""
-    last = max(place for place, message in enumerate(row.messages) if message["role"] == "assistant")
-    before = _render(row, last, processor, prompt=True)
-    after = _render(row, last + 1, processor, prompt=False)
-    reference = after[len(before) :].rpartition(processor.tokenizer.convert_ids_to_tokens(processor.ids.end))[0]
-    return tuple(_tokenize(processor.tokenizer, before)), reference
+    """The token ids before a chat's last supervised answer, which are those of training, and that answer's text."""
+    chat = render_chat(row, processor)
+    return chat.ids[: chat.prompt], chat.turns[-1].text.removesuffix(processor.tokenizer.convert_ids_to_tokens(processor.ids.end))
+
+
+def render_question(row: Row, processor: Processor) -> tuple[int, ...]:
+    """The token ids of a chat that waits for an answer."""
+    return tuple(_tokenize(processor.tokenizer, _render(row, len(row.messages), processor, prompt=True)))
 
 
 def control_tokens_in(row: Row, processor: Processor) -> list[str]:
-    """The tokenizer's control tokens that the messages' own text contains."""
-    texts = list(row.texts())
+    """The tokenizer's control tokens that the messages' own text contains, or their tools and reasoning."""
+    offered = [row.tools, *(message.get(key) for message in row.messages for key in _OFFERED)]
+    texts = [*row.texts(), *(json.dumps(value, ensure_ascii=False) for value in offered if value)]
     return [token for token in processor.tokenizer.all_special_tokens if any(token in text for text in texts)]
+
+
+def _check_nothing_is_lost(row: Row, whole: str, processor: Processor) -> None:
+    """What a row offers beside text must change what the template writes, or the model never sees it."""
+    for place, key, without in _offered(row):
+        try:
+            same = _render(without, len(row.messages), processor, prompt=False) == whole
+        except Findings:  # the template cannot do without it
+            continue
+        if same:
+            where = f"{key} of turn {place + 1}" if place is not None else key
+            raise refuse("ignored-by-template", f"{row.id}: the chat template leaves out {where}", row.origin)
+    for place, message in enumerate(row.messages):
+        content = message["content"]
+        if content and isinstance(content, list) and str(content) in whole:
+            text = f"{row.id}: the chat template takes text only: it writes the parts of turn {place + 1} as a list of Python"
+            help = "write its content as one text, or use a template that takes parts"
+            raise refuse("malformed-messages", text, row.origin, help=help)
+
+
+def _offered(row: Row) -> Iterator[tuple[int | None, str, Row]]:
+    """Whatever a row offers beside text: the message's place, the key, and the row without it."""
+    if row.tools:
+        yield None, "tools", replace(row, tools=None)
+    for place, message in enumerate(row.messages):
+        for key in _OFFERED:
+            if message.get(key):
+                less = {name: value for name, value in message.items() if name != key}
+                yield place, key, replace(row, messages=[*row.messages[:place], less, *row.messages[place + 1 :]])
 
 
 def _render(row: Row, turns: int, processor: Processor, *, prompt: bool) -> str:
@@ -85,8 +137,8 @@ def _render(row: Row, turns: int, processor: Processor, *, prompt: bool) -> str:
         text: str = processor.tokenizer.apply_chat_template(
             row.messages[:turns], tools=row.tools, tokenize=False, add_generation_prompt=prompt
         )
-    except TemplateError as error:
-        raise refuse("malformed-messages", f"{row.id}: the chat template refuses these messages: {error}", row.origin) from error
+    except Exception as error:  # a template is a program, and raises whatever it likes
+        raise refuse("malformed-messages", f"{row.id}: the chat template refuses these messages: {shown(error)}", row.origin) from error
     return text
 
 

@@ -40,9 +40,7 @@ class Batch:
 
 def collate(samples: Sequence[Sample], processor: Processor, drop: Sequence[str] = ()) -> Batch:
     """Pad samples on the right, and leave out the inputs that the recipe names in `data.drop_model_inputs`, and no others."""
-    inputs = _inputs(samples, processor, left=False)
-    for name in drop:
-        inputs.pop(name, None)
+    inputs = _without(_inputs(samples, processor, left=False), drop)
     # Position t predicts token t + 1; a first token has nothing before it to be predicted from.
     targets = pad_sequence([sample.labels for sample in samples], batch_first=True, padding_value=IGNORED)[:, 1:]
     wanted = targets != IGNORED
@@ -62,9 +60,13 @@ def filler(batch: Batch) -> Batch:
     return replace(batch, targets=torch.full_like(batch.targets, IGNORED), indices=(), supervised=0, tokens=0)
 
 
-def collate_prompts(prompts: Sequence[Prompt], processor: Processor) -> dict[str, Tensor]:
-    """Pad prompts on the left, so that every answer begins at the same place."""
-    return _inputs(prompts, processor, left=True)
+def collate_prompts(prompts: Sequence[Prompt], processor: Processor, drop: Sequence[str] = ()) -> dict[str, Tensor]:
+    """Pad prompts on the left, so that every answer begins at the same place, and leave out the same inputs as `collate`."""
+    return _without(_inputs(prompts, processor, left=True), drop)
+
+
+def _without(inputs: dict[str, Tensor], drop: Sequence[str]) -> dict[str, Tensor]:
+    return {name: tensor for name, tensor in inputs.items() if name not in drop}
 
 
 def _inputs(samples: Sequence[Sample | Prompt], processor: Processor, *, left: bool) -> dict[str, Tensor]:

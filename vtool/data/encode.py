@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from vtool.config.schema import Data
-from vtool.data.chat import IGNORED, Chat, control_tokens_in, render_chat, render_prompt
-from vtool.data.row import Row, refuse
+from vtool.data.chat import IGNORED, Chat, Turn, control_tokens_in, render_chat, render_prompt, render_question
+from vtool.data.row import Row, refuse, shown
 from vtool.data.sources import Rows
 from vtool.models.processor import Processor
 
@@ -27,9 +27,13 @@ class Sample:
     """float32 [P, W]"""
     image_grid_thw: Tensor | None
     """int64 [I, 3]: patches along time, height and width"""
-    turns: tuple[str, ...]
-    """The supervised text of each assistant turn, before any truncation."""
+    turns: tuple[Turn, ...]
+    """The supervised turns, before any truncation."""
+    answer: int
+    """Tokens of the last supervised answer, before any truncation and without its end token."""
     truncated: bool
+    cut: int
+    """Supervised tokens that the truncation has cost."""
 
     @property
     def supervised(self) -> int:
@@ -47,7 +51,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What the model is asked when a row is evaluated: everything before its last assistant turn."""
+    """What the model is asked when a row is evaluated: everything before its last supervised turn."""
 
     index: int
     input_ids: Tensor
@@ -61,33 +65,43 @@ def encode(rows: Rows, index: int, processor: Processor, settings: Data) -> Samp
     """Encode row `index` of a split.
 
     Raises:
-        Findings: VT601 to VT612, naming the row.
+        Findings: of the rules VT6xx, naming the row.
     """
     row = rows.row(index)
-    if found := control_tokens_in(row, processor):
-        raise refuse("control-token-in-text", f"{row.id}: the text contains {', '.join(found)}", row.origin)
+    _check_text(row, processor)
     chat = render_chat(row, processor)
     pixels, grid = _images(row, processor)
     features = _features(grid, processor)
     ids, labels = _expand(chat.ids, chat.labels, row, features, processor)
     truncated = settings.max_length is not None and len(ids) > settings.max_length
+    cut = 0
     if truncated:
         assert settings.max_length is not None
+        cut = sum(label != IGNORED for label in labels[settings.max_length :])
         ids, labels = _truncate(row, ids, labels, settings.max_length, settings, processor)
-    return Sample(index, torch.tensor(ids), torch.tensor(labels), pixels, grid, chat.turns, truncated)
+    return Sample(index, torch.tensor(ids), torch.tensor(labels), pixels, grid, chat.turns, chat.answer, truncated, cut)
 
 
 def encode_prompt(rows: Rows, index: int, processor: Processor) -> Prompt:
-    """Encode what is before row `index`'s last assistant turn. The row has been audited, so it has one."""
+    """Encode what is before row `index`'s last supervised turn. The row has been audited, so it has one."""
     row = rows.row(index)
     ids, reference = render_prompt(row, processor)
     return Prompt(index, *_prompt(row, ids, processor), reference)
 
 
 def encode_question(row: Row, processor: Processor) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Encode a chat that waits for an answer: input_ids [L], pixel_values [P, W] and image_grid_thw [I, 3]."""
-    text = processor.tokenizer.apply_chat_template(row.messages, tokenize=False, add_generation_prompt=True)
-    return _prompt(row, tuple(processor.tokenizer(text, add_special_tokens=False).input_ids), processor)
+    """Encode a chat that waits for an answer: input_ids [L], pixel_values [P, W] and image_grid_thw [I, 3].
+
+    Raises:
+        Findings: of the rules VT6xx.
+    """
+    _check_text(row, processor)
+    return _prompt(row, render_question(row, processor), processor)
+
+
+def _check_text(row: Row, processor: Processor) -> None:
+    if found := control_tokens_in(row, processor):
+        raise refuse("control-token-in-text", f"{row.id}: the text contains {', '.join(found)}", row.origin)
 
 
 def _prompt(row: Row, ids: Sequence[int], processor: Processor) -> tuple[Tensor, Tensor | None, Tensor | None]:
@@ -105,9 +119,9 @@ def _images(row: Row, processor: Processor, only: int | None = None) -> tuple[Te
         try:
             # As at inference: turned upright by its EXIF tag and made RGB. PIL raises where a file is cut off.
             images.append(load_image(image))
-        except (OSError, ValueError, SyntaxError) as error:
-            shown = image if isinstance(image, str) and len(image) < 200 else "its image"
-            raise refuse("broken-image", f"{row.id}: {shown} cannot be decoded: {error}", row.origin) from error
+        except Exception as error:  # each decoder raises what its file format raises; PIL, where an image is too large to be meant
+            named = image if isinstance(image, str) and len(image) < 200 else "its image"
+            raise refuse("broken-image", f"{row.id}: {named} cannot be decoded: {shown(error)}", row.origin) from error
     if not images:
         return None, None
     try:

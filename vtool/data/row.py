@@ -3,9 +3,13 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from reprlib import Repr
 from typing import Any, Protocol
 
 from vtool.diagnostics import Diagnostic, Findings, Origin
+
+_SHORT = Repr()
+_SHORT.maxstring = _SHORT.maxother = 80
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +29,19 @@ class Row:
     def texts(self) -> Iterator[str]:
         """The text of every message."""
         for message in self.messages:
-            content = message.get("content")
-            if isinstance(content, str):
-                yield content
-            else:
-                yield from (part["text"] for part in content or () if part.get("type") == "text")
+            yield from texts_of(message)
+
+    def supervised(self) -> Iterator[int]:
+        """The places of the assistant's messages that are learnt: all but those of weight 0."""
+        for place, message in enumerate(self.messages):
+            if message["role"] == "assistant" and message.get("weight") != 0:
+                yield place
+
+
+def texts_of(message: Mapping[str, Any]) -> list[str]:
+    """A message's own text: its content, or that of its text parts."""
+    content = message.get("content")
+    return [content] if isinstance(content, str) else [part["text"] for part in content or () if part.get("type") == "text"]
 
 
 class Source(Protocol):
@@ -54,6 +66,12 @@ class Source(Protocol):
 def refuse(rule: str, message: str, origin: Origin | None, *, parameter: str | None = None, help: str | None = None) -> Findings:
     """The exception for one thing that is wrong with one row."""
     return Findings(Diagnostic(rule, message, origin=origin, parameter=parameter, help=help))
+
+
+def shown(value: object) -> str:
+    """Something of a row, short enough for a message, however long or deep it is."""
+    text = str(value) if isinstance(value, Exception) else _SHORT.repr(value)
+    return text if len(text) <= 160 else text[:160] + "…"
 
 
 def beside(folder: Path, path: str) -> Path:

@@ -45,6 +45,11 @@ class Diagnostic:
     def code(self) -> str:
         return RULES[self.rule].code
 
+    @property
+    def remedy(self) -> str:
+        """What to do: the finding's own words, or the rule's."""
+        return self.help or f"{RULES[self.rule].fix} (vtool explain {self.rule})"
+
 
 class Findings(ValueError):
     """What stops a command: the findings, all of them at once.

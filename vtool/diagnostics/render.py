@@ -1,4 +1,4 @@
-"""Print results: `full` for reading, `concise` a line each, `json` for programs."""
+"""Print results: `full` for reading, `concise` a line each, `json` and `sarif` for programs, `github` for annotations."""
 
 import json
 import os
@@ -8,35 +8,36 @@ from typing import Any, TextIO
 
 from vtool import __version__
 from vtool.diagnostics.diagnostic import Diagnostic, Origin
+from vtool.diagnostics.github import annotation
 from vtool.diagnostics.result import Result, count
-from vtool.diagnostics.table import RULES
 
 _COLOURS = {"error": "31;1", "warning": "33;1", "note": "36;1"}
 Locate = Callable[[str], Path]
+MACHINE = frozenset({"json", "sarif"})
+"""Formats that are one document: nothing else may be on their stream."""
 
 
 def render(results: Sequence[Result], format: str, *, command: str, stream: TextIO, locate: Locate = Path) -> None:
     """Write results to a stream.
 
     Args:
-        format: `full`, `concise` or `json`.
+        format: `full`, `concise`, `github`, or, with nothing else on the stream, `json` or `sarif`.
         locate: where the file is that an origin names, for the line that `full` shows.
     """
-    if format == "json":
-        stream.write(json.dumps(as_json(results, command), indent=1, ensure_ascii=False) + "\n")
+    if format in MACHINE:
+        document = as_json(results, command) if format == "json" else _as_sarif(results, command)
+        stream.write(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
         return
     colour = stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
     told: set[str] = set()  # rules whose remedy has been printed: once is enough
     for result in results:
         for finding in result.findings:
-            lines = _full(finding, colour, locate, told) if format == "full" else [_concise(finding)]
-            stream.write("\n".join(lines) + "\n" * (2 if format == "full" else 1))
-        if (
-            format == "full"
-            and result.verdict != "not-run"
-            and (missed := [rule for rule, state in result.checks.items() if state == "not-run"])
-        ):
-            stream.write(f"not run, because of the above: {', '.join(missed)}\n")
+            if format == "full":
+                stream.write("\n".join(_full(finding, colour, locate, told)) + "\n\n")
+            else:
+                stream.write((annotation(finding) if format == "github" else _concise(finding)) + "\n")
+        if format == "full" and result.verdict != "not-run":
+            stream.writelines(f"{line}\n" for line in _missed(result))
     stream.write(summary(results) + "\n")
 
 
@@ -68,18 +69,37 @@ def as_json(results: Sequence[Result], command: str) -> dict[str, Any]:
     }
 
 
+def _as_sarif(results: Sequence[Result], command: str) -> dict[str, Any]:
+    from vtool.diagnostics.sarif import as_sarif  # imports hashlib and more, which start-up need not wait for
+
+    return as_sarif(results, command)
+
+
 def _finding_json(finding: Diagnostic) -> dict[str, Any]:
     origin = finding.origin and {"file": finding.origin.file, "line": finding.origin.line, "column": finding.origin.column}
-    fields = {
-        name: getattr(finding, name) for name in ("code", "rule", "severity", "message", "help", "parameter", "tensors", "expected", "seen")
-    }
+    names = ("code", "rule", "severity", "message", "help", "parameter", "tensors", "expected", "seen")
+    fields = {name: getattr(finding, name) for name in names}
     fields["origin"] = origin and {key: value for key, value in origin.items() if value is not None}
     return {key: value for key, value in fields.items() if value is not None}
 
 
+def _missed(result: Result) -> Iterator[str]:
+    """What was not run, and why."""
+    missed: dict[str, list[str]] = {}
+    for rule, state in result.checks.items():
+        if state == "not-run":
+            missed.setdefault(result.details.get(rule, {}).get("reason", ""), []).append(rule)
+    for reason, rules in missed.items():
+        yield f"not run: {', '.join(rules)} ({reason})" if reason else f"not run, because of the above: {', '.join(rules)}"
+
+
 def _concise(finding: Diagnostic) -> str:
     place = f"{finding.origin}: " if finding.origin else ""
-    return f"{place}{finding.severity} {finding.rule} ({finding.code}): {' '.join(finding.message.split())}"
+    message = " ".join(finding.message.split())
+    named, _, rest = message.partition(": ")
+    if rest and place.endswith(f"{named}: "):  # a row's message begins with the row, which is its place
+        message = rest
+    return f"{place}{finding.severity} {finding.rule} ({finding.code}): {message}"
 
 
 def _full(finding: Diagnostic, colour: bool, locate: Locate, told: set[str]) -> list[str]:
@@ -92,7 +112,7 @@ def _full(finding: Diagnostic, colour: bool, locate: Locate, told: set[str]) -> 
         lines.append(f"  help: {finding.help}")
     elif finding.rule not in told:
         told.add(finding.rule)
-        lines.append(f"  help: {RULES[finding.rule].fix} (vtool explain {finding.rule})")
+        lines.append(f"  help: {finding.remedy}")
     return lines
 
 

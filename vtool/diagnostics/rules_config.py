@@ -220,6 +220,15 @@ _CROSS_FIELD = (
         fix="Leave it out, or set it to null.",
         severity="note",
     ),
+    Rule(
+        name="half-an-image",
+        code="VT212",
+        summary="data.drop_model_inputs names one of pixel_values and image_grid_thw, and not the other.",
+        why="The model cannot use pixels without their grid: it raises in the first step. A grid without pixels gives places to nothing.",
+        bad="data.drop_model_inputs=[pixel_values]",
+        good="data.drop_model_inputs=[pixel_values,image_grid_thw]",
+        fix="Name both, to train without images, or neither.",
+    ),
 )
 
 RULES = (*_CANNOT_READ, *_SCHEMA, *_CROSS_FIELD)

@@ -1,8 +1,9 @@
 """The one table of rules."""
 
-from vtool.diagnostics import rules_config, rules_data, rules_loading, rules_run
+from vtool.diagnostics import rules_baseline, rules_config, rules_data, rules_folder, rules_loading, rules_run
 from vtool.diagnostics.rule import Rule
 
-RULES: dict[str, Rule] = {rule.name: rule for rule in (*rules_config.RULES, *rules_data.RULES, *rules_run.RULES, *rules_loading.RULES)}
+_TABLES = (rules_config, rules_baseline, rules_folder, rules_loading, rules_data, rules_run)
+RULES: dict[str, Rule] = {rule.name: rule for table in _TABLES for rule in table.RULES}
 
 __all__ = ["RULES", "Rule"]

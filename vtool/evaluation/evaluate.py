@@ -43,9 +43,11 @@ def evaluate(engine: Engine, rows: EncodedRows, kept: Sequence[int], settings: E
     """Score the kept rows of a split, each rank its share."""
     mine = kept[ranks.rank :: ranks.world]
     chunks = [tuple(mine[start : start + settings.batch_size]) for start in range(0, len(mine), settings.batch_size)]
+    # Padding is on the left of a prompt, and without a mask the model would read it.
+    prompts = chunks if "attention_mask" not in rows.settings.drop_model_inputs else [(index,) for index in mine]
     engine.module.eval()
     with torch.no_grad():
-        answers = [answer for chunk in chunks for answer in _answers(engine, rows, chunk, settings, ranks)]
+        answers = [answer for chunk in prompts for answer in _answers(engine, rows, chunk, settings, ranks)]
         totals = [_nll(engine, rows, chunk, ranks) for chunk in chunks]
     engine.module.train()
     gathered = ranks.all_gather([sum(nll for nll, _ in totals), sum(tokens for _, tokens in totals)])
@@ -65,7 +67,8 @@ def _nll(engine: Engine, rows: EncodedRows, chunk: tuple[int, ...], ranks: Ranks
 def _answers(engine: Engine, rows: EncodedRows, chunk: tuple[int, ...], settings: Evaluation, ranks: Ranks) -> list[Answer]:
     processor = rows.processor
     prompts = [encode_prompt(rows.rows, index, processor) for index in chunk]
-    inputs = {name: tensor.to(ranks.device) for name, tensor in collate_prompts(prompts, processor).items()}
+    collated = collate_prompts(prompts, processor, rows.settings.drop_model_inputs)
+    inputs = {name: tensor.to(ranks.device) for name, tensor in collated.items()}
     with engine.autocast():
         texts = answer_greedily(engine.module, processor, inputs, settings.generate.max_new_tokens)
     return [Answer(prompt.index, prompt.reference, text) for prompt, text in zip(prompts, texts, strict=True)]

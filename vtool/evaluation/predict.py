@@ -2,13 +2,17 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
+import yaml
 
+from vtool.config.schema import Run
 from vtool.data.collate import collate_prompts
 from vtool.data.encode import Prompt, encode_question
-from vtool.data.row import Row, beside
+from vtool.data.parse import TAG, parse_row
+from vtool.data.row import Row
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.models.build import load_model
 from vtool.models.families import FAMILIES
@@ -16,30 +20,58 @@ from vtool.models.generate import answer_greedily
 from vtool.models.processor import load_processor
 
 
-def predict(run: Path, images: Sequence[str], question: str | None, max_new_tokens: int) -> str:
-    """The greedy answer of the model in `run`'s export, or of an exported folder itself.
+def predict(run: Path, images: Sequence[str], question: str | None, system: str | None, max_new_tokens: int) -> str:
+    """The greedy answer of the model in `run`'s export, or of an exported folder itself, given the inputs that it was trained with.
+
+    Images go where the texts have their <image> tags; without any tag, before the question.
 
     Raises:
-        Findings: `not-a-run`, `missing-image`, `broken-image`, `model-does-not-load`.
+        Findings: `not-a-run`, `model-does-not-load`, and what is wrong with the images and texts (VT6xx).
     """
     folder = run if (run / "config.json").exists() else run / "export"
     if not (folder / "config.json").exists():
         message = f"{run} has no exported model"
         raise Findings(Diagnostic("not-a-run", message, help="write one from its newest checkpoint: vtool export RUN"), fatal=True)
-    for image in images:
-        if not beside(Path(), image).is_file():
-            raise Findings(Diagnostic("missing-image", f"there is no image {image}"), fatal=True)
-    family_name = json.loads((folder / "config.json").read_text())["model_type"]
+    try:
+        family_name = str(json.loads((folder / "config.json").read_text())["model_type"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        message = f"{folder / 'config.json'} is not the config of a model: {type(error).__name__} {error}"
+        raise Findings(Diagnostic("not-a-run", message, help="write it again: vtool export RUN"), fatal=True) from error
     if family_name not in FAMILIES:
         raise Findings(Diagnostic("not-a-run", f"{folder} holds a {family_name}, which is none of {', '.join(FAMILIES)}"), fatal=True)
-    processor = load_processor(folder, family_name)
     text = question if question is not None else _first_question(run)
-    content = [*({"type": "image"} for _ in images), {"type": "text", "text": text}]
-    row = Row("the question", [{"role": "user", "content": content}], images)
-    prompt = Prompt(0, *encode_question(row, processor), reference="")
+    try:
+        row = _row(images, text, system)
+        processor = load_processor(folder, family_name)
+        prompt = Prompt(0, *encode_question(row, processor), reference="")
+    except Findings as findings:
+        here = "paths are relative to the folder you are in"
+        told = [replace(one, help=here) if one.rule == "missing-image" else one for one in findings.diagnostics]
+        raise Findings(told, fatal=True) from findings
     model = load_model(folder, family_name, torch.float32, "sdpa").eval()
+    inputs = collate_prompts([prompt], processor, _dropped_inputs(folder))
     with torch.no_grad():
-        return answer_greedily(model, processor, collate_prompts([prompt], processor), max_new_tokens)[0].strip()
+        return answer_greedily(model, processor, inputs, max_new_tokens)[0].strip()
+
+
+def _row(images: Sequence[str], question: str, system: str | None) -> Row:
+    """The same reading as a rows file's."""
+    tags = question.count(TAG) + (system or "").count(TAG)
+    if tags and tags != len(images):
+        message = f"the texts have {tags} {TAG} tag{'s' * (tags > 1)}, and the number of images is {len(images)}"
+        raise Findings(Diagnostic("placeholder-mismatch", message, help="give --image once for each tag, or leave the tags out"))
+    asked = question if tags else TAG * len(images) + question
+    messages = [*([{"role": "system", "content": system}] if system is not None else []), {"role": "user", "content": asked}]
+    return parse_row({"messages": messages, "images": list(images)}, "the question", Path())
+
+
+def _dropped_inputs(folder: Path) -> tuple[str, ...]:
+    """What the run of an export leaves out of the model's inputs. A folder that stands alone says nothing about it."""
+    try:
+        settings = yaml.safe_load((folder.parent / "config.yaml").read_text())
+        return Run.model_validate_json(json.dumps(settings)).data.drop_model_inputs
+    except (OSError, ValueError, yaml.YAMLError):
+        return ()
 
 
 def _first_question(run: Path) -> str:

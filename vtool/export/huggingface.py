@@ -30,7 +30,10 @@ def export(model: Any, processor: Processor, family_name: str, folder: Path) -> 
             (temporary / name).write_text(json.dumps(settings, indent=2) + "\n")
         shutil.rmtree(folder, ignore_errors=True)
         os.rename(temporary, folder)
-    except (OSError, SafetensorError) as error:
+    except Exception as error:
         shutil.rmtree(temporary, ignore_errors=True)
+        # The tokenizers library raises a bare Exception on a full disk.
+        if not (isinstance(error, OSError | SafetensorError) or type(error) is Exception):
+            raise
         raise Findings(Diagnostic("run-folder-unwritable", f"{folder}: {error}", parameter="run.dir")) from error
     return folder

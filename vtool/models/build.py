@@ -12,6 +12,8 @@ from vtool.models.processor import Processor, first_line
 
 # Where the weights live. bfloat16 is a compute dtype: its weights stay float32, or an update of 1e-5 would be lost in rounding.
 WEIGHT_DTYPE = {"float32": torch.float32, "bfloat16": torch.float32, "float64": torch.float64}
+# A folder's own settings for generating: a server uses them, so that an export must carry them on.
+GENERATION = "generation_config.json"
 
 
 def model_config(settings: Model, processor: Processor) -> Any:
@@ -28,24 +30,30 @@ def build_model(settings: Model, processor: Processor, folder: Path, seed: int, 
     """A model in training mode, on the CPU.
 
     Args:
-        folder: holds the run's config.json.
+        folder: holds the run's config.json, and its generation_config.json where it began from a folder that has one.
         weights: false where a checkpoint's weights follow, so that none need be read here.
 
     Raises:
         Findings: `model-does-not-load`, where a folder lacks weights, has some too many, or of other shapes.
     """
-    from transformers import AutoConfig
+    from transformers import AutoConfig, AutoModelForImageTextToText, GenerationConfig
 
-    known = family(settings.family)
     if weights and settings.starts_from == "pretrained":
         assert settings.path is not None, "a rule demands it"
         model = load_model(Path(settings.path), settings.family, WEIGHT_DTYPE[settings.dtype], settings.attention)
     else:
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
-        config._attn_implementation = settings.attention
         torch.manual_seed(seed)
-        model = known.model_class()(config).to(WEIGHT_DTYPE[settings.dtype])
-    model.generation_config.eos_token_id, model.generation_config.pad_token_id = processor.ids.end, processor.ids.pad
+        model = AutoModelForImageTextToText.from_config(config, dtype=WEIGHT_DTYPE[settings.dtype], attn_implementation=settings.attention)
+        assert isinstance(model, family(settings.family).model_class())
+    if (folder / GENERATION).exists():
+        try:
+            model.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
+        except (OSError, ValueError) as error:
+            message = f"{settings.path or folder}: {GENERATION} cannot be read: {first_line(error)}"
+            raise Findings(Diagnostic("model-does-not-load", message, parameter="model.path")) from error
+    else:
+        model.generation_config.eos_token_id, model.generation_config.pad_token_id = processor.ids.end, processor.ids.pad
     return model.train()
 
 

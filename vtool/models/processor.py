@@ -47,6 +47,9 @@ def load_processor(folder: Path, family_name: str, image: Image | None = None) -
     """
     from transformers import AutoConfig, AutoTokenizer
 
+    wanted = (("config.json",), ("tokenizer.json", "vocab.json", "tokenizer.model"), ("preprocessor_config.json", "processor_config.json"))
+    if absent := [" or ".join(names) for names in wanted if not any((folder / name).exists() for name in names)]:
+        raise Findings(_unusable(folder, f"there is no {', and no '.join(absent)}"))
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)

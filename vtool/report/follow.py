@@ -14,7 +14,18 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from vtool.report.run_files import Evaluation, RunFiles, Step, check_is_run, evaluations_of, number, parse_line, read_run, steps_of
+from vtool.report.run_files import (
+    Evaluation,
+    RunFiles,
+    Step,
+    check_is_run,
+    evaluations_of,
+    in_training,
+    number,
+    parse_line,
+    read_run,
+    steps_of,
+)
 from vtool.report.statistics import smooth, tokens_per_second
 from vtool.report.views import headline, status
 from vtool.report.words import duration, percent
@@ -51,7 +62,10 @@ class Tail:
 
 
 def follow(folder: Path, console: Console, pause: Callable[[float], None] = time.sleep) -> None:
-    """Show the run until its `result.json` is there. Raises `not-a-run`, and `KeyboardInterrupt` on Ctrl-C."""
+    """Show the run until its `result.json` is there, or no process trains in its folder any more.
+
+    Raises `not-a-run`, and `KeyboardInterrupt` on Ctrl-C.
+    """
     check_is_run(folder)
     if console.is_terminal:
         _show_panel(folder, console, pause)
@@ -69,11 +83,11 @@ def follow(folder: Path, console: Console, pause: Callable[[float], None] = time
 
 
 def _watch(folder: Path, pause: Callable[[float], None]) -> Iterator[tuple[list[dict[str, Any]], bool]]:
-    """The new rows of `metrics.jsonl`, and whether they begin anew, twice a second until the result is there."""
+    """The new rows of `metrics.jsonl`, and whether they begin anew, twice a second until the run has ended, one way or the other."""
     tail = Tail(folder / "metrics.jsonl")
     while True:
-        # Asked before the metrics are read, so that lines written just before the result are not lost.
-        done = (folder / "result.json").is_file()
+        # Asked before the metrics are read, so that lines written just before the end are not lost.
+        done = (folder / "result.json").is_file() or in_training(folder) is False
         lines, anew = tail.new_lines()
         yield [row for line in lines if (row := parse_line(line))], anew
         if done:

@@ -1,6 +1,5 @@
 """The page: one HTML file that needs nothing else, made from the files of one run or several."""
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from vtool import __version__
 from vtool.report import comparison, views
 from vtool.report.answers import disagreement, sheet
 from vtool.report.charts import charts, swatches
+from vtool.report.files import put
 from vtool.report.images import Pictures
 from vtool.report.run_files import RunFiles, read_run
 from vtool.report.statistics import confusion
@@ -24,15 +24,7 @@ _BYTES_OF_PICTURES = 800_000
 def write_report(runs: Sequence[Path], output: Path) -> Path:
     """Write the page of these run folders to `output`, and give `output` back. Raises `not-a-run` before anything is written."""
     page = render([read_run(folder) for folder in runs])
-    # Beside it and then renamed: who has the page open, or copies it, never sees half of one.
-    unfinished = output.with_name(f".{output.name}.{os.getpid()}.tmp")
-    try:
-        # A model may answer with half of a surrogate pair, which UTF-8 cannot hold.
-        unfinished.write_text(page, encoding="utf-8", errors="replace")
-        unfinished.replace(output)
-    finally:
-        unfinished.unlink(missing_ok=True)
-    return output
+    return put(page, output)
 
 
 def render(runs: Sequence[RunFiles]) -> str:

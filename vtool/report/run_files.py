@@ -3,6 +3,7 @@
 The run may be going on while its folder is read: any file may be missing, and the last line of a `.jsonl` may be half written.
 """
 
+import fcntl
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -70,6 +71,8 @@ class RunFiles:
     """None while the run goes on, or when it ended without finishing."""
     checkpoints: tuple[str, ...]
     exported: bool
+    running: bool | None
+    """Whether a process is training in it; None where that cannot be told."""
     notices: tuple[str, ...]
 
     def setting(self, key: str) -> str | None:
@@ -109,8 +112,21 @@ def read_run(folder: Path) -> RunFiles:
         result=result,
         checkpoints=tuple(sorted(path.name for path in folder.glob("checkpoints/*") if re.fullmatch(r"step-\d+", path.name))),
         exported=(folder / "export").is_dir(),
+        running=in_training(folder),
         notices=tuple(notices),
     )
+
+
+def in_training(folder: Path) -> bool | None:
+    """Whether a process on this machine is training in a run's folder; None where no run has locked it yet."""
+    try:
+        with (folder / ".lock").open() as lock:
+            fcntl.lockf(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return None
+    except OSError:
+        return True
+    return False
 
 
 def steps_of(rows: Sequence[Mapping[str, Any]]) -> list[Step]:

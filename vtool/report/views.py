@@ -52,8 +52,10 @@ class Split:
 
 
 def status(run: RunFiles) -> str:
-    """`finished`, `stopped`, or `unfinished` where there is no result."""
-    return "unfinished" if run.result is None else str(run.result.get("status", "unfinished"))
+    """`finished`; where there is no result `running` or `stopped`, and `unfinished` where that cannot be told."""
+    if run.result is None:
+        return {True: "running", False: "stopped", None: "unfinished"}[run.running]
+    return str(run.result.get("status", "unfinished"))
 
 
 def subtitle(run: RunFiles) -> str:

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,7 +69,10 @@ def save(folder: Path, snapshot: Snapshot, keep_last: int) -> Path:
         message = f"{target} could not be written: {error} ({free / 2**20:.0f} MiB are free there)"
         raise Findings(Diagnostic("checkpoint-not-saved", message, parameter="run.dir")) from error
     for old in checkpoints(folder)[:-keep_last]:
-        shutil.rmtree(old)
+        # What cannot be removed costs space, not the run; and what is half removed is no checkpoint any more.
+        with suppress(OSError):
+            doomed = old.rename(old.with_name(f".removing-{old.name}"))
+            shutil.rmtree(doomed)
     return target
 
 

@@ -3,6 +3,7 @@
 import sys
 import time
 from collections.abc import Mapping
+from datetime import timedelta
 from typing import Any
 
 from rich.console import Console
@@ -24,7 +25,7 @@ class Display:
         self.speed: float | None = None
         self.live: Live | None = None
         self.progress = Progress(
-            TextColumn("training"), BarColumn(), MofNCompleteColumn(), TextColumn("ETA"), TimeRemainingColumn(), console=self.console
+            TextColumn("step"), BarColumn(), MofNCompleteColumn(), TextColumn("ETA"), TimeRemainingColumn(), console=self.console
         )
         self.task = self.progress.add_task("training", total=total, completed=start)
         if self.console.is_terminal and not silent:
@@ -43,14 +44,14 @@ class Display:
         """Show a step's metrics."""
         speed = metrics["tokens"] / step_seconds
         self.speed = speed if self.speed is None else 0.9 * self.speed + 0.1 * speed
+        self.progress.update(self.task, completed=metrics["step"])
         if self.live:
-            self.progress.update(self.task, completed=metrics["step"])
             self.live.update(self._panel(metrics))
         elif time.monotonic() - self.printed >= PLAIN_EVERY or metrics["step"] == self.total:
             self.printed = time.monotonic()
-            self.say(
-                f"step {metrics['step']}/{self.total}  " + "  ".join(f"{name} {value}" for name, value in self._shown(metrics).items())
-            )
+            remaining = self.progress.tasks[0].time_remaining
+            shown = self._shown(metrics) | ({"ETA": str(timedelta(seconds=round(remaining)))} if remaining else {})
+            self.say(f"step {metrics['step']}/{self.total}  " + "  ".join(f"{name} {value}" for name, value in shown.items()))
 
     def say(self, text: str) -> None:
         """Print a line; above the panel, where there is one."""

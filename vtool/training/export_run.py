@@ -1,6 +1,7 @@
 """Export a run from its newest checkpoint, whether it has finished or not."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import yaml
@@ -36,7 +37,10 @@ def export_run(path: Path, output: Path | None = None) -> tuple[Path, int]:
     folder, run = open_run(path)
     found, damaged = newest(folder.checkpoints)
     if found is None:
-        raise Findings(damaged or [Diagnostic("no-checkpoint", f"{path} has no checkpoint yet")])
+        whole = "no checkpoint of this run is whole: there is nothing to export"
+        raise Findings(
+            [replace(finding, help=whole) for finding in damaged] or [Diagnostic("no-checkpoint", f"{path} has no checkpoint yet")]
+        )
     if output is not None:
         output = output.resolve()
         if output.exists() and (not output.is_dir() or any(output.iterdir())):

@@ -11,7 +11,7 @@ import torch
 
 from vtool import __version__
 from vtool.data.loader import EncodedRows
-from vtool.diagnostics import Diagnostic, Findings
+from vtool.diagnostics import Diagnostic
 from vtool.engines.ranks import SharedFindings
 from vtool.evaluation.evaluate import Answer, Scores, evaluate
 from vtool.export.huggingface import export
@@ -68,13 +68,11 @@ def balance(session: Session, progress: Progress) -> dict[str, Any]:
 
 def _write(session: Session, progress: Progress, ledger: dict[str, Any], scores: Scores | None, peak_mib: int) -> None:
     folder = session.folder
-    try:
+    with folder.writing():
         if scores is not None:
             _write_predictions(folder, session.rows["test"], scores.answers)
         export(session.engine.module, session.processor, session.run.model.family, folder.export)
         write_atomically(folder.result, json.dumps(_result(session, progress, ledger, scores, peak_mib), indent=1) + "\n")
-    except OSError as error:
-        raise Findings(Diagnostic("run-folder-unwritable", f"{folder.path}: {error}", parameter="run.dir")) from error
 
 
 def _result(session: Session, progress: Progress, ledger: dict[str, Any], scores: Scores | None, peak_mib: int) -> dict[str, Any]:
@@ -83,6 +81,8 @@ def _result(session: Session, progress: Progress, ledger: dict[str, Any], scores
     result: dict[str, Any] = {"status": "finished", "steps": progress.step, "epochs": ledger["epochs"]}
     if scores is not None:
         result |= {"test_exact_match": scores.exact_match, "test_nll": scores.nll, "test_samples": scores.samples}
+    dropped = {rule for split in session.ledgers.values() for rule in split.dropped_by_rule}
+    dropped |= {"end-token-unsupervised"} if any(split.cut for split in session.ledgers.values()) else set()
     audited = ("labels-differ-from-answers", "image-token-mismatch", "end-token-unsupervised", "control-token-in-text", "unstable-template")
     stepwise = ("no-supervised-tokens", "nonfinite-loss", "nonfinite-gradient")
     return result | {
@@ -92,8 +92,8 @@ def _result(session: Session, progress: Progress, ledger: dict[str, Any], scores
         "peak_memory_mib": peak_mib,
         "ranks": session.ranks.world,
         "threads": torch.get_num_threads(),
-        # A run in which one of these had failed would not have come here.
-        "checks": dict.fromkeys((*audited, *stepwise, "ledger-mismatch"), "passed"),
+        # A run in which one of these had failed would not have come here, but for rows that were dropped, as the recipe allows.
+        "checks": dict.fromkeys((*audited, *stepwise, "ledger-mismatch"), "passed") | dict.fromkeys(sorted(dropped), "failed"),
         "versions": {
             "vtool": __version__,
             "torch": torch.__version__,

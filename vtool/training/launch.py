@@ -1,16 +1,18 @@
 """Start the ranks of a run: in this process, under an outer torchrun, or through torchrun's own API."""
 
+import atexit
 import logging
 import multiprocessing
 import os
 import signal
 import sys
+import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
-from datetime import timedelta
 from types import FrameType
 from typing import Any
 
@@ -23,11 +25,10 @@ from vtool.diagnostics import Diagnostic, Findings
 from vtool.engines.ranks import Ranks, SharedFindings
 from vtool.training.setup import Request
 from vtool.training.sft import Outcome, train
+from vtool.training.stop import leave_terminal, taken_signals
 
 Tell = Callable[[Findings], None]
 
-# Auditing a large data set on one rank while the others wait takes longer than torch's default of 30 minutes.
-RANK_TIMEOUT = timedelta(hours=2)
 # How long ranks have to end after a second signal before they are killed.
 LAST_SECONDS = 5.0
 
@@ -65,7 +66,7 @@ def run_rank(request: Request, ranks: Ranks) -> Outcome:
         torch.cuda.set_device(placement.device)
     if ranks.world == 1:
         return train(request, replace(ranks, device=placement.device))
-    dist.init_process_group(placement.backend, timeout=RANK_TIMEOUT)
+    dist.init_process_group(placement.backend)
     outcome = train(request, replace(ranks, device=placement.device))
     dist.destroy_process_group()
     return outcome
@@ -79,43 +80,59 @@ def _check_outer(run: Run, ranks: Ranks) -> None:
 
 
 def _launch_ranks(request: Request, nproc: int, tell: Tell) -> Outcome:
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     # Its own lines tell of processes it ends; ours say why the run ended.
     for name in ("torch.distributed.elastic", "torch.multiprocessing.spawn"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
-    config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=nproc,
-        rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0",
-        run_id=request.run.run.name,
-        max_restarts=0,
-        monitor_interval=0.2,
-        signals_to_handle="SIGHUP,SIGQUIT",  # SIGINT and SIGTERM are handled here: the ranks finish their step
-    )
-    with _Forward():
+    # The launcher insists on a folder for logs, and would leave one in /tmp for each run.
+    with tempfile.TemporaryDirectory(prefix="vtool-launch-") as logs, _Forward() as forward:
+        config = LaunchConfig(
+            min_nodes=1,
+            max_nodes=1,
+            nproc_per_node=nproc,
+            rdzv_backend="c10d",
+            rdzv_endpoint="localhost:0",
+            run_id=request.run.run.name,
+            max_restarts=0,
+            monitor_interval=0.2,
+            logs_specs=DefaultLogsSpecs(log_dir=logs),
+            signals_to_handle="SIGQUIT",  # those of stop.py are handled here: the ranks finish their step
+        )
         try:
-            outcomes: dict[int, Outcome] = elastic_launch(config, _rank_main)(request, tell)
+            with _sigint_blocked():
+                outcomes: dict[int, Outcome] = elastic_launch(config, _rank_main)(request, tell, os.getpid())
         except ChildFailedError as error:
-            codes = {rank: failure.exitcode for rank, failure in error.failures.items()}
-            first, code = min(codes.items(), key=lambda item: item[1] == -signal.SIGTERM)  # one that was not merely ended with the others
-            if code in (128 + signal.SIGINT, -signal.SIGINT):
+            if forward.first == signal.SIGINT:
                 raise KeyboardInterrupt from None
-            if code in (1, 128 + signal.SIGTERM):
-                raise SystemExit(code) from None
+            if forward.first is not None:  # the ranks were stopped before their first step, or did not end in time
+                raise _stopped(forward.first) from None
+            first, failure = min(error.failures.items(), key=lambda item: _guilt(item[1]))
+            code = failure.exitcode
+            if code == 1:  # it has said why
+                raise SystemExit(1) from None
             how = signal.Signals(-code).name if code < 0 else f"exit status {code}"
             raise Findings(Diagnostic("rank-failed", f"rank {first} ended with {how}")) from error
     return outcomes[0]
 
 
-def _rank_main(request: Request, tell: Tell) -> Outcome:
+def _guilt(failure: Any) -> tuple[int, int]:
+    """Sorts first the rank for which the others failed: one that was killed or has spoken, before one that lost its peer, before one that
+    was ended with the others; the earliest of each kind."""
+    order = 2 if failure.exitcode == -signal.SIGTERM else 0 if failure.exitcode < 0 or failure.exitcode == 1 else 1
+    return order, failure.timestamp
+
+
+def _rank_main(request: Request, tell: Tell, launcher: int) -> Outcome:
     """A rank's process. It leaves the terminal's process group, so that a Ctrl-C reaches it once, through its parent."""
     os.setpgrp()
+    atexit.register(_end_quietly)
+    threading.Thread(target=_end_with, args=(launcher,), daemon=True).start()
     ranks = Ranks.from_environment()
     try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         return run_rank(request, ranks)
     except Findings as findings:
         if ranks.rank == 0 or not isinstance(findings, SharedFindings):
@@ -131,25 +148,67 @@ def _rank_main(request: Request, tell: Tell) -> Outcome:
     os._exit(code)  # at once: other ranks may wait in a collective, and leaving the process group would wait for them
 
 
+def _end_with(launcher: int) -> None:
+    """A launcher that was killed cannot end its ranks; without it nobody would."""
+    while os.getppid() == launcher:
+        time.sleep(0.5)
+    os._exit(1)
+
+
+def _end_quietly() -> None:
+    """Leave without torch's own end: with a process group that has been used by DDP, it aborts about one time in ten (torch 2.13, gloo),
+    and a run that has finished would be said to have failed."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+@contextmanager
+def _sigint_blocked() -> Iterator[None]:
+    """Processes that are started begin with SIGINT blocked, as this thread has it, until `_rank_main` unblocks it: a rank that is still
+    importing must not answer a Ctrl-C with its traceback. Another thread is left to take the signal; its handler runs in the main one."""
+    done = threading.Event()
+    threading.Thread(target=done.wait, daemon=True).start()
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        done.set()
+
+
 class _Forward:
-    """Passes SIGINT and SIGTERM on to the ranks. After a second one they have a few seconds, and are then killed."""
+    """Passes the signals of `stop.py` on to the ranks. After a second one they have a few seconds, and are then killed."""
 
     def __init__(self) -> None:
-        self.received = 0
+        self.first: int | None = None
+        self._received = 0
         self._before: dict[int, Any] = {}
 
-    def __enter__(self) -> None:
-        self._before = {number: signal.signal(number, self._pass_on) for number in (signal.SIGINT, signal.SIGTERM)}
+    def __enter__(self) -> "_Forward":
+        self._before = {number: signal.signal(number, self._pass_on) for number in taken_signals()}
+        return self
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
     def _pass_on(self, number: int, _frame: FrameType | None) -> None:
-        self.received += 1
+        self.first = self.first or number
+        self._received += 1
+        if number == signal.SIGHUP:
+            leave_terminal()
+        if not multiprocessing.active_children():  # no rank is there yet to be told
+            raise KeyboardInterrupt if number == signal.SIGINT else _stopped(number)
         _signal_ranks(number)
-        if self.received == 2:
+        if self._received == 2:
             threading.Thread(target=_kill_ranks_after, args=(LAST_SECONDS,), daemon=True).start()
+
+
+def _stopped(number: int) -> SystemExit:
+    """The end by a signal other than Ctrl-C's, before there was a step to finish."""
+    sys.stderr.write(f"stopped by {signal.Signals(number).name}\n")
+    return SystemExit(128 + number)
 
 
 def _signal_ranks(number: int) -> None:

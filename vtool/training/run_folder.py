@@ -1,30 +1,19 @@
-"""A run's folder: whose it is, where the run goes on from, and its files."""
+"""A run's folder: whose it is, and its files."""
 
 import fcntl
 import json
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
-import yaml
+from safetensors import SafetensorError
 
-from vtool.config.schema import Run
 from vtool.diagnostics import Diagnostic, Findings
-from vtool.training.checkpoint import checkpoints, damage, newest, step_of
-
-# Settings that may differ from one start of a run to the next: they do not change what is computed.
-FREE = ("launch.", "checkpoint.", "run.dir", "run.name", "data.workers")
-
-
-@dataclass(frozen=True, slots=True)
-class Start:
-    """Where a run begins."""
-
-    checkpoint: Path | None
-    finished: bool
-    warnings: tuple[Diagnostic, ...] = ()
+from vtool.training.checkpoint import checkpoints, step_of
 
 
 class RunFolder:
@@ -55,11 +44,18 @@ class RunFolder:
         except OSError as error:
             message = f"{self.path.absolute()}: {error.strerror}"
             raise Findings(Diagnostic("run-folder-unwritable", message, parameter="run.dir")) from error
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            lock.close()
-            raise Findings(Diagnostic("run-in-use", f"another process is training in {self.path}", parameter="run.dir")) from error
+        # `vtool report` takes the lock for a moment, to see whether anybody trains here.
+        for left in reversed(range(10)):
+            try:
+                # A record lock is this process's alone: the data workers that it forks do not hold the folder after it has been killed.
+                fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError as error:
+                if left == 0:
+                    lock.close()
+                    message = f"another process is training in {self.path}"
+                    raise Findings(Diagnostic("run-in-use", message, parameter="run.dir")) from error
+                time.sleep(0.02)
         self._lock = lock
 
     def unlock(self) -> None:
@@ -68,56 +64,23 @@ class RunFolder:
             self._lock.close()
             self._lock = None
 
-    def start(self, run: Run, effective: Mapping[str, Any]) -> Start:
-        """Compare the folder with this run's settings, and say where the run begins.
+    def set_aside_newer(self, checkpoint: Path | None) -> None:
+        """Rename the checkpoints newer than the one to go on from: the run will write these steps again, and nothing is thrown away.
 
         Raises:
-            Findings: `run-folder-taken`, `corrupt-checkpoint`, `no-checkpoint`.
+            Findings: `run-folder-unwritable`.
         """
-        if not self.config.exists():
-            if run.checkpoint.resume in ("auto", "never"):
-                return Start(None, finished=False)
-            return self._from_elsewhere(Path(run.checkpoint.resume), effective)
-        if changed := differences(yaml.safe_load(self.config.read_text()), effective):
-            raise Findings(_taken(self.path, changed))
-        if run.checkpoint.resume == "never":
-            message = f"{self.path} holds this run already, and checkpoint.resume is never"
-            raise Findings(Diagnostic("run-folder-taken", message, parameter="checkpoint.resume"))
-        if self.result.exists():
-            return Start(None, finished=True)
-        found, damaged = newest(self.checkpoints)
-        if found is None and damaged:
-            raise Findings(damaged)
-        if found is None and run.checkpoint.resume != "auto":  # stopped before its first checkpoint: it begins where it began
-            return self._from_elsewhere(Path(run.checkpoint.resume), effective)
-        return Start(found, finished=False, warnings=tuple(replace(finding, severity="warning") for finding in damaged))
-
-    def _from_elsewhere(self, source: Path, effective: Mapping[str, Any]) -> Start:
-        """Begin from a checkpoint, or a run, in another folder."""
-        folder = source if source.name.startswith("step-") else source / "checkpoints"
-        if folder is source:
-            problem = damage(source)
-            if problem:
-                raise Findings(Diagnostic("corrupt-checkpoint", f"{source}: {problem}", parameter="checkpoint.resume"))
-            found: Path | None = source
-        else:
-            found, damaged = newest(folder)
-            if found is None:
-                raise Findings(damaged or [Diagnostic("no-checkpoint", f"{source} has no checkpoint", parameter="checkpoint.resume")])
-        assert found is not None
-        config = found.parent.parent / "config.yaml"
-        if config.exists() and (changed := differences(yaml.safe_load(config.read_text()), effective)):
-            raise Findings(_taken(found, changed))
-        return Start(found, finished=False)
-
-    def set_aside_damaged(self, start: Start) -> None:
-        """Rename the checkpoints newer than the one to go on from: the run will write these steps again, and nothing is thrown away."""
         for path in checkpoints(self.checkpoints):
-            if start.checkpoint is None or step_of(path) > step_of(start.checkpoint):
-                path.rename(path.with_name(f"{path.name}.damaged-{os.urandom(3).hex()}"))
+            if checkpoint is None or step_of(path) > step_of(checkpoint):
+                with self.writing():
+                    path.rename(path.with_name(f"{path.name}.set-aside-{os.urandom(3).hex()}"))
 
     def rewind_metrics(self, step: int) -> None:
-        """Move the lines of `metrics.jsonl` past a step to `metrics.discarded.jsonl`: they will be written again."""
+        """Move the lines of `metrics.jsonl` past a step to `metrics.discarded.jsonl`: they will be written again.
+
+        Raises:
+            Findings: `run-folder-unwritable`.
+        """
         if not self.metrics.exists():
             return
         kept: list[str] = []
@@ -125,23 +88,26 @@ class RunFolder:
         for line in self.metrics.read_text(errors="replace").splitlines(keepends=True):
             (kept if _step_of(line) <= step else discarded).append(line)
         if discarded:
-            with (self.path / "metrics.discarded.jsonl").open("a") as file:
-                file.writelines(line if line.endswith("\n") else line + "\n" for line in discarded)
-            write_atomically(self.metrics, "".join(kept))
+            with self.writing():
+                with (self.path / "metrics.discarded.jsonl").open("a") as file:
+                    file.writelines(line if line.endswith("\n") else line + "\n" for line in discarded)
+                write_atomically(self.metrics, "".join(kept))
 
-    def check_rows(self, ledgers: Mapping[str, Any]) -> None:
-        """Hold the rows of a run that goes on against those that it began with.
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Tell a file that cannot be written, by a full disk or a lost permission, as a finding.
 
         Raises:
-            Findings: `data-changed`, naming the files.
+            Findings: `run-folder-unwritable`.
         """
-        if not self.config.exists():  # written after the rows: a run that has not got so far has no rows of its own yet
-            return
-        before = json.loads(self.data.read_text())
-        changed = [split for split in ledgers if before.get(split, {}).get("files") != ledgers[split]["files"]]
-        if changed:
-            named = ", ".join(f"data.{split} ({_files(before.get(split, {}))} → {_files(ledgers[split])})" for split in changed)
-            raise Findings(Diagnostic("data-changed", f"{self.path} began with other rows: {named}", parameter=f"data.{changed[0]}"))
+        try:
+            yield
+        except Exception as error:
+            # The tokenizers library raises a bare Exception.
+            if not (isinstance(error, OSError | SafetensorError) or type(error) is Exception):
+                raise
+            message = f"{self.path}: {error} ({_free(self.path)})"
+            raise Findings(Diagnostic("run-folder-unwritable", message, parameter="run.dir")) from error
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -154,32 +120,11 @@ def write_atomically(path: Path, text: str) -> None:
     os.replace(temporary, path)
 
 
-def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Dotted settings that differ between two effective configs, with both values; those of `FREE` apart."""
-    old, new = _leaves(before), _leaves(now)
-    keys = [key for key in sorted(old.keys() | new.keys()) if not key.startswith(FREE)]
-    return [f"{key}: {json.dumps(old.get(key))} → {json.dumps(new.get(key))}" for key in keys if old.get(key) != new.get(key)]
-
-
-def _leaves(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in settings.items():
-        if isinstance(value, Mapping):
-            found |= _leaves(value, f"{prefix}{key}.")
-        else:
-            found[f"{prefix}{key}"] = list(value) if isinstance(value, tuple) else value
-    return found
-
-
-def _taken(path: Path, changed: list[str]) -> Diagnostic:
-    listed = "\n".join(f"  {change}" for change in changed)
-    return Diagnostic("run-folder-taken", f"{path} is a run with other settings:\n{listed}", parameter=changed[0].partition(":")[0])
-
-
-def _files(ledger: Mapping[str, Any]) -> str:
-    return ", ".join(
-        f"{file.get('path', file['format'])}: {file['rows']} rows, {file.get('sha256', '')[:8]}" for file in ledger.get("files", [])
-    )
+def _free(path: Path) -> str:
+    try:
+        return f"{shutil.disk_usage(path).free / 2**20:.0f} MiB are free there"
+    except OSError:
+        return "the folder is gone"
 
 
 def _step_of(line: str) -> float:

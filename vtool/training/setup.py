@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from vtool.config.schema import Run
-from vtool.data.audit import Ledger, look, settle
+from vtool.data.audit import Ledger, look, settle, warnings
 from vtool.data.loader import EncodedRows
 from vtool.data.plan import Plan
 from vtool.data.row import Row
@@ -20,12 +20,13 @@ from vtool.diagnostics import Diagnostic, Findings
 from vtool.engines.contract import Engine
 from vtool.engines.ddp import Ddp
 from vtool.engines.ranks import Ranks, SharedFindings
-from vtool.models.build import build_model, model_config
+from vtool.models.build import GENERATION, build_model, model_config
 from vtool.models.families import Family, family
 from vtool.models.processor import Processor, load_processor, new_processor
 from vtool.training.checkpoint import load
 from vtool.training.parameter_groups import build_optimizer
-from vtool.training.run_folder import RunFolder, Start, write_atomically
+from vtool.training.run_folder import RunFolder, write_atomically
+from vtool.training.start import Start, check_rows
 
 SPLITS = ("train", "validation", "test")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
@@ -79,22 +80,25 @@ def open_session(request: Request, folder: RunFolder, start: Start, ranks: Ranks
     entries = {"train": run.data.train, "validation": run.data.validation, "test": run.data.test}
     sources = ranks.on_rank_zero(lambda: {split: Rows(entry) for split, entry in entries.items() if entry})
     if start.checkpoint is None:
-        ranks.on_rank_zero(lambda: _write_processor(run, sources["train"], folder.processor))
-    elif ranks.rank == 0 and not folder.processor.exists():  # a run that begins from a checkpoint in another folder
-        shutil.copytree(start.checkpoint.parent.parent / folder.processor.name, folder.processor)
+        ranks.on_rank_zero(lambda: _write_processor(run, sources["train"], folder))
+    else:
+        ranks.on_rank_zero(lambda: _copy_processor(start, folder))
     ranks.barrier()
     processor = load_processor(folder.processor, run.model.family, run.data.image)
     rows = {split: EncodedRows(source, processor, run.data) for split, source in sources.items()}
     ledgers = audit(rows, ranks)
     if ranks.rank == 0:
-        print(*(describe(split, ledger) for split, ledger in ledgers.items()), sep="\n", flush=True)
+        for split, ledger in ledgers.items():
+            print(f"data.{split}: {ledger.in_words()}", flush=True)
+            for warning in warnings(ledger, run, split):
+                print(f"warning[{warning.rule} {warning.code}]: {warning.message}\n  help: {warning.remedy}", flush=True)
 
     plan = Plan(len(ledgers["train"].kept), run.data.global_batch_size, run.run.seed)
     total = run.train.steps or (run.train.epochs or 0) * plan.steps_per_epoch
     if 0 < run.optim.warmup_steps >= total:
         message = f"optim.warmup_steps is {run.optim.warmup_steps}, and the run has {total} steps"
         raise SharedFindings(Diagnostic("warmup-too-long", message, parameter="optim.warmup_steps"))
-    ranks.on_rank_zero(lambda: _write_head(folder, request, ledgers))
+    ranks.on_rank_zero(lambda: _write_head(folder, request, ledgers, start.began or folder))
 
     model = build_model(run.model, processor, folder.processor, run.run.seed, weights=start.checkpoint is None)
     engine = Ddp(model, run.engine, ranks, DTYPES[run.model.dtype], lambda module: build_optimizer(module, run.optim))
@@ -120,22 +124,27 @@ def audit(rows: Mapping[str, EncodedRows], ranks: Ranks) -> dict[str, Ledger]:
     return ledgers
 
 
-def describe(split: str, ledger: Ledger) -> str:
-    """A split's ledger in a line."""
-    parts = [f"{ledger.rows} rows", f"{len(ledger.kept)} kept", f"{len(ledger.dropped)} dropped"]
-    parts += [f"{ledger.truncated} truncated"] if ledger.truncated else []
-    parts += [f"{ledger.images} images", f"{sum(ledger.lengths)} tokens, of which {ledger.supervised_tokens} supervised"]
-    return f"data.{split}: " + " · ".join(parts)
-
-
-def _write_processor(run: Run, rows: Rows, folder: Path) -> None:
+def _write_processor(run: Run, rows: Rows, folder: RunFolder) -> None:
     """Keep the processor and the model's config in the run's folder, so that the run needs nothing else to go on."""
     processor = new_processor(run.model, run.data.image, read_texts(rows))
-    try:
-        processor.save(folder)
-        model_config(run.model, processor).save_pretrained(folder)
-    except OSError as error:
-        raise Findings(Diagnostic("run-folder-unwritable", f"{folder}: {error}", parameter="run.dir")) from error
+    with folder.writing():
+        if folder.processor.exists():  # of a start that did not get far
+            shutil.rmtree(folder.processor)
+        processor.save(folder.processor)
+        model_config(run.model, processor).save_pretrained(folder.processor)
+        if run.model.starts_from == "pretrained" and run.model.path and (given := Path(run.model.path) / GENERATION).exists():
+            shutil.copy(given, folder.processor)
+
+
+def _copy_processor(start: Start, folder: RunFolder) -> None:
+    """A run that begins from another's checkpoint has that run's processor."""
+    assert start.began is not None
+    if not folder.processor.exists():
+        with folder.writing():
+            temporary = folder.processor.with_name(".writing-processor")
+            shutil.rmtree(temporary, ignore_errors=True)
+            shutil.copytree(start.began.processor, temporary)
+            temporary.rename(folder.processor)
 
 
 def read_texts(rows: Rows) -> list[str]:
@@ -150,12 +159,12 @@ def read_texts(rows: Rows) -> list[str]:
     return [text for index in range(len(rows)) if (row := read(index)) for text in row.texts()]
 
 
-def _write_head(folder: RunFolder, request: Request, ledgers: Mapping[str, Ledger]) -> None:
-    """Write what a run begins with, once; afterwards hold the rows against it."""
+def _write_head(folder: RunFolder, request: Request, ledgers: Mapping[str, Ledger], began: RunFolder) -> None:
+    """Write what a run begins with; where it goes on, hold the rows against those that it began with."""
     written = {split: ledger.as_dict() for split, ledger in ledgers.items()}
-    folder.check_rows(written)
-    try:
+    if began.config.exists():  # written after the rows: a run that has not got so far has no rows of its own yet
+        check_rows(began, written)
+    with folder.writing():
         write_atomically(folder.data, json.dumps(written, indent=1))
-        write_atomically(folder.config, request.config_yaml)
-    except OSError as error:
-        raise Findings(Diagnostic("run-folder-unwritable", f"{folder.path}: {error}", parameter="run.dir")) from error
+        if not folder.config.exists():  # once: it says what the run began with, and from where
+            write_atomically(folder.config, request.config_yaml)

@@ -23,9 +23,10 @@ from vtool.training.checkpoint import Snapshot, save
 from vtool.training.display import Display
 from vtool.training.finish import finish
 from vtool.training.metrics import append
-from vtool.training.run_folder import RunFolder, Start
+from vtool.training.run_folder import RunFolder
 from vtool.training.schedule import learning_rate
 from vtool.training.setup import Progress, Request, Session, open_session
+from vtool.training.start import Start, find_start
 from vtool.training.stop import StopRequest
 
 
@@ -56,14 +57,13 @@ def train(request: Request, ranks: Ranks) -> Outcome:
 
 
 def _train(request: Request, folder: RunFolder, ranks: Ranks) -> Outcome:
-    start = ranks.on_rank_zero(lambda: folder.start(request.run, request.effective))
+    start = ranks.on_rank_zero(lambda: find_start(folder, request.run, request.effective))
     if start.finished:
         steps = json.loads(folder.result.read_text())["steps"]
         return Outcome(folder.path, "already finished", steps, steps)
     session, progress = open_session(request, folder, start, ranks)
+    ranks.on_rank_zero(lambda: _rewind(folder, progress, start))
     if ranks.rank == 0:
-        folder.set_aside_damaged(start)
-        folder.rewind_metrics(progress.step)
         _announce(session, progress, start)
     with StopRequest() as stop, Display(progress.step, session.total_steps, silent=ranks.rank > 0) as display:
         signal = _steps(session, progress, stop, display)
@@ -194,6 +194,12 @@ def _failure(session: Session, rule: str, message: str, batches: Sequence[Batch]
     everyone = [name for share in session.ranks.all_gather_objects(names) for name in share]
     listed = ", ".join(everyone[:8]) + (f" and {len(everyone) - 8} more" if len(everyone) > 8 else "")
     return SharedFindings(Diagnostic(rule, f"{message}; its rows: {listed}"))
+
+
+def _rewind(folder: RunFolder, progress: Progress, start: Start) -> None:
+    own = start.checkpoint if start.began and start.began.path.resolve() == folder.path.resolve() else None
+    folder.set_aside_newer(own)
+    folder.rewind_metrics(progress.step)
 
 
 def _due(step: int, every: int | None) -> bool:

@@ -2,22 +2,28 @@
 
 import os
 import signal
+import stat
 import sys
+import time
 from types import FrameType
 from typing import Any
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+# Ctrl-C, an end asked for by a scheduler, and a terminal that is closed.
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# An outer torchrun passes on what the terminal has sent to its ranks already: within so many seconds, that is one request.
+SAME_REQUEST = 1.0
 
 
 class StopRequest:
-    """Takes SIGINT and SIGTERM while it is entered. `signal` is the first that came, or None."""
+    """Takes the signals of `taken_signals` while it is entered. `signal` is the first that came, or None."""
 
     def __init__(self) -> None:
         self.signal: int | None = None
+        self._came = 0.0
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> "StopRequest":
-        self._before = {number: signal.signal(number, self._take) for number in SIGNALS}
+        self._before = {number: signal.signal(number, self._take) for number in taken_signals()}
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -25,10 +31,29 @@ class StopRequest:
             signal.signal(number, handler)
 
     def _take(self, number: int, _frame: FrameType | None) -> None:
+        if number == signal.SIGHUP:
+            leave_terminal()
         if self.signal is None:
             self.signal = number
+            self._came = time.monotonic()
+            return
+        if time.monotonic() - self._came < SAME_REQUEST:
             return
         # Ended here and now: unwinding would wait for ranks and workers that may never answer.
         if sys.stdout.isatty():
             os.write(sys.stdout.fileno(), b"\x1b[?25h\n")  # the live panel has hidden the cursor
         os._exit(128 + number)
+
+
+def taken_signals() -> tuple[signal.Signals, ...]:
+    """The signals that ask for a stop. One that is ignored stays so: `nohup` ignores SIGHUP."""
+    return tuple(number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN)
+
+
+def leave_terminal() -> None:
+    """The terminal is gone: writing to it would fail, and what is said from now on is for nobody."""
+    for descriptor in (1, 2):
+        if stat.S_ISCHR(os.fstat(descriptor).st_mode):  # a terminal that is gone is no tty any more, but still this
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, descriptor)
+            os.close(nowhere)

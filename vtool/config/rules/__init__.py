@@ -15,6 +15,7 @@ RULES: tuple[CrossField, ...] = (
     CrossField("micro-batch-larger-than-share", ("data", "launch"), data.micro_batch_larger_than_share),
     CrossField("max-length-missing", ("data",), data.max_length_missing),
     CrossField("pixel-bounds", ("data",), data.pixel_bounds),
+    CrossField("half-an-image", ("data",), data.half_an_image),
     CrossField("conflicting-model-source", ("model",), model.conflicting_model_source),
     CrossField("not-a-model-folder", ("model",), model.not_a_model_folder),
     CrossField("path-not-found", ("data",), paths.rows),

@@ -45,3 +45,16 @@ def pixel_bounds(run: Run, origins: Origins) -> Iterator[Diagnostic]:
         yield Diagnostic(
             "pixel-bounds", message, "swap them, or leave one out", "data.image.min_pixels", origin, f"at most {high}", str(low)
         )
+
+
+def half_an_image(run: Run, origins: Origins) -> Iterator[Diagnostic]:
+    """Pixels and their grid go together."""
+    pair = ("pixel_values", "image_grid_thw")
+    named = [name for name in pair if name in run.data.drop_model_inputs]
+    if len(named) == 1:
+        (other,) = set(pair) - set(named)
+        parameter = "data.drop_model_inputs"
+        message = f"{parameter} names {named[0]}, and not {other}: the model needs both or neither"
+        wanted = ",".join([*run.data.drop_model_inputs, other])
+        help = f"to train without images, write {parameter}=[{wanted}]; otherwise leave {named[0]} out"
+        yield Diagnostic("half-an-image", message, help, parameter, origins.near(parameter))

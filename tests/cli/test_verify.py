@@ -1,0 +1,118 @@
+"""`vtool verify`, as a user runs it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from tests.rows import chat, write_rows
+from vtool.cli.app import app
+from vtool.diagnostics import RULES
+
+GOOD = chat("Hi", "Hello there")
+TWO = {"messages": [*GOOD["messages"], *chat("And now?", "Bye")["messages"]]}
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def run(*arguments: str) -> tuple[int, str, str]:
+    result = CliRunner().invoke(app, ["verify", *arguments])
+    return result.exit_code, result.stdout, result.stderr
+
+
+def result_of(rows: list[Any], *arguments: str) -> dict[str, Any]:
+    write_rows(Path("rows.jsonl"), rows)
+    _, out, _ = run("rows.jsonl", *arguments, "--format", "json")
+    (result,) = json.loads(out)["results"]
+    assert set(result["checks"]) <= set(RULES)
+    return dict(result)
+
+
+def test_good_rows_show_their_spans_and_why_something_was_not_looked_for() -> None:
+    write_rows(Path("rows.jsonl"), [GOOD, TWO])
+    code, out, _ = run("rows.jsonl")
+    assert code == 0
+    table = out[out.index("  tokens  span") :].splitlines()
+    assert [line.split(None, 1)[0] for line in table[1:3]] == ["rows.jsonl:1", "rows.jsonl:2"]
+    assert "'Hello there<|im_end|>'" in table[1]
+    assert "'Bye<|im_end|>'" in table[3]
+    assert "not run: overlong-row, answer-cut-off (data.max_length is not given)\n" in out
+    assert "because of the above" not in out
+
+
+def test_with_a_length_all_that_can_be_is_looked_for() -> None:
+    assert result_of([GOOD])["checks"]["overlong-row"] == "not-run"
+    checked = result_of([GOOD], "data.max_length=90")
+    assert checked["checks"]["overlong-row"] == "passed"
+    assert checked["checks"]["answer-cut-off"] == "not-run"
+    assert checked["details"]["answer-cut-off"]["reason"] == "data.on_overlong is error"
+    checks = result_of([GOOD], "data.max_length=90", "data.on_overlong=truncate")["checks"]
+    assert set(checks.values()) == {"passed"}
+
+
+def test_bad_rows_are_not_called_dropped_and_fail_the_check_of_their_number() -> None:
+    write_rows(Path("rows.jsonl"), [GOOD, *["{"] * 21])
+    code, out, _ = run("rows.jsonl")
+    assert code == 1
+    assert "dropped rows" not in out
+    assert "error[too-many-dropped-rows VT613]: data.train: 21 of 22 rows cannot be used; data.max_dropped_rows is 0" in out
+    assert result_of([GOOD, *["{"] * 21])["checks"]["too-many-dropped-rows"] == "failed"
+
+
+def test_rows_that_are_dropped_say_why_and_are_not_passed() -> None:
+    result = result_of([GOOD, "{"], "data.max_dropped_rows=1")
+    assert result["verdict"] == "clean"
+    assert result["checks"]["broken-row"] == "failed"
+    assert result["checks"]["too-many-dropped-rows"] == "passed"
+    code, out, _ = run("rows.jsonl", "data.max_dropped_rows=1")
+    assert code == 0
+    assert "dropped, as data.max_dropped_rows allows: rows.jsonl:2 is not JSON" in out
+    assert "(broken-row)" in out
+
+
+def test_where_no_row_can_be_read_nothing_else_has_passed() -> None:
+    checks = result_of(['{"messages"', "["])["checks"]
+    assert {rule for rule, state in checks.items() if state == "failed"} == {"broken-row", "too-many-dropped-rows"}
+    assert {rule for rule, state in checks.items() if state == "passed"} == {"no-rows"}
+
+
+def test_json_has_the_ledger_the_lengths_and_the_spans() -> None:
+    details = result_of([GOOD, TWO, "{"], "--row", "3")["details"]
+    ledger, rows = details["ledger"], details["rows"]
+    assert (ledger["rows"], ledger["kept"]) == (3, 2)
+    assert [entry["rule"] for entry in ledger["dropped"]] == ["broken-row"]
+    assert ledger["lengths"] == [rows["rows.jsonl:1"]["tokens"], rows["rows.jsonl:2"]["tokens"]]
+    assert [span["text"] for span in rows["rows.jsonl:2"]["spans"]] == ["Hello there<|im_end|>", "Bye<|im_end|>"]
+    assert all(span["start"] < span["end"] for span in rows["rows.jsonl:2"]["spans"])
+    assert "broken-row" in rows["rows.jsonl:3"]["problem"]
+
+
+def test_a_json_array_is_one_sentence_that_says_what_to_write() -> None:
+    Path("rows.json").write_text(json.dumps([GOOD] * 21, indent=1))
+    code, _, err = run("rows.json")
+    assert code == 1
+    assert err.count("error[") == 1
+    assert "help: jq -c '.[]' rows.json > rows.jsonl" in err
+
+
+def test_a_row_that_is_not_there_exits_2() -> None:
+    write_rows(Path("rows.jsonl"), [GOOD])
+    code, _, err = run("rows.jsonl", "--row", "9")
+    assert code == 2
+    assert "there is no row 9" in err
+
+
+def test_a_long_answer_is_shortened_in_the_table_and_whole_in_json() -> None:
+    answer = "begin " + "word " * 60 + "end"
+    write_rows(Path("rows.jsonl"), [chat("Hi", answer)])
+    _, out, _ = run("rows.jsonl")
+    (line,) = [line for line in out.splitlines() if line.strip().startswith("rows.jsonl:1 ")]
+    assert len(line) < 110
+    assert "'begin" in line
+    assert "end<|im_end|>'" in line
+    assert result_of([chat("Hi", answer)])["details"]["rows"]["rows.jsonl:1"]["spans"][0]["text"] == f"{answer}<|im_end|>"

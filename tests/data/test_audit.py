@@ -1,0 +1,141 @@
+"""The audit: every row is looked at, and kept or dropped for a reason."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.rows import chat, decompression_bomb, mixed_rows, picture, write_rows
+from tests.runs import encoded, messages, request
+from vtool.data.audit import look, settle, warnings
+from vtool.data.loader import EncodedRows
+from vtool.diagnostics import Diagnostic
+
+
+def rows_of(folder: Path, rows: list[Any], *overrides: str) -> EncodedRows:
+    return encoded(request("rows", messages(write_rows(folder / "rows.jsonl", rows)), *overrides))[0]
+
+
+def audit_of(rows: EncodedRows, workers: int = 0) -> Any:
+    return settle(rows, look(rows, range(len(rows.rows)), workers), "train")
+
+
+def test_the_audit_of_healthy_rows_finds_nothing(tmp_path: Path) -> None:
+    ledger, findings = audit_of(rows_of(tmp_path, mixed_rows(tmp_path, 12, text_only=(0, 5))))
+    assert findings == ()
+    assert ledger.kept == tuple(range(12))
+    assert ledger.images == 12  # ten rows have an image, two of them a second one
+    assert ledger.turns == 12
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_audit_finds_everything_at_once(tmp_path: Path, workers: int) -> None:
+    made = [chat("a", "b"), '{"messages"', chat("<image>", "b"), chat("a", ""), chat("a", "b")]
+    ledger, findings = audit_of(rows_of(tmp_path, made), workers)
+    bad = ["broken-row", "placeholder-mismatch", "no-assistant-turn"]
+    assert [finding.rule for finding in findings] == [*bad, "too-many-dropped-rows"]
+    assert "3 of 5 rows cannot be used; data.max_dropped_rows is 0" in findings[-1].message
+    assert ledger.rows == 5
+    assert ledger.kept == (0, 4)
+
+
+def test_bad_rows_are_dropped_up_to_the_number_allowed(tmp_path: Path) -> None:
+    made = [chat("a", "b"), '{"messages"', chat("a", "")]
+    ledger, findings = audit_of(rows_of(tmp_path, made, "data.max_dropped_rows=2"))
+    assert findings == ()
+    assert [(entry.row, entry.rule) for entry in ledger.dropped] == [("rows.jsonl:2", "broken-row"), ("rows.jsonl:3", "no-assistant-turn")]
+    _, findings = audit_of(rows_of(tmp_path, made, "data.max_dropped_rows=1"))
+    assert [finding.rule for finding in findings] == ["broken-row", "no-assistant-turn", "too-many-dropped-rows"]
+
+
+def test_overlong_rows_are_dropped_only_where_the_recipe_says_so(tmp_path: Path) -> None:
+    made = [chat("a", "b"), chat("word " * 50, "b")]
+    _, findings = audit_of(rows_of(tmp_path, made, "data.max_length=30", "data.max_dropped_rows=1"))
+    assert [finding.rule for finding in findings] == ["overlong-row"]
+    ledger, findings = audit_of(rows_of(tmp_path, made, "data.max_length=30", "data.on_overlong=drop", "data.max_dropped_rows=1"))
+    assert findings == ()
+    assert [entry.rule for entry in ledger.dropped] == ["overlong-row"]
+
+
+def test_a_file_without_rows_is_a_finding(tmp_path: Path) -> None:
+    _, findings = audit_of(rows_of(tmp_path, [""]))
+    assert [finding.rule for finding in findings] == ["no-rows"]
+
+
+def test_a_thousand_bad_rows_are_counted_not_listed(tmp_path: Path) -> None:
+    _, findings = audit_of(rows_of(tmp_path, [chat("a", "")] * 1000))
+    assert len(findings) == 22
+    assert findings[-1].message == "… and 980 more rows"
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_rows_that_would_end_in_a_traceback_are_findings(tmp_path: Path, workers: int) -> None:
+    decompression_bomb(tmp_path / "bomb.png")
+    made = [
+        chat("a", "b"),
+        chat("half \ud800", "b"),
+        chat("<image>", "b") | {"images": ["q" * 5000]},
+        chat("a", "b") | {"tools": "xx"},
+        '{"messages": ' + "[" * 100_000 + "]" * 100_000 + "}",
+        '{"messages": [{"role": "user", "content": ' + "[" * 900 + "]" * 900 + "}]}",
+        '{"messages": 1' + "0" * 5000 + "}",
+        chat("<image>", "b") | {"images": ["bomb.png"]},
+    ]
+    ledger, findings = audit_of(rows_of(tmp_path, made), workers)
+    malformed, broken = "malformed-messages", "broken-row"
+    wanted = [malformed, "missing-image", malformed, broken, malformed, broken, "broken-image", "too-many-dropped-rows"]
+    assert [finding.rule for finding in findings] == wanted
+    assert ledger.kept == (0,)
+    assert all(len(finding.message) < 400 for finding in findings)
+
+
+def test_a_ledger_says_how_many_rows_were_dropped_for_which_rule(tmp_path: Path) -> None:
+    made = [chat("a", "b"), '{"messages"', chat("a", ""), chat("a", "")]
+    ledger, _ = audit_of(rows_of(tmp_path, made, "data.max_dropped_rows=3"))
+    assert ledger.dropped_by_rule == {"no-assistant-turn": 2, "broken-row": 1}
+    assert ledger.in_words().startswith("4 rows · 1 kept · 3 dropped (2 no-assistant-turn, 1 broken-row) · 0 images")
+    ledger, _ = audit_of(rows_of(tmp_path, made[:2], "data.max_dropped_rows=1"))
+    assert "1 dropped (broken-row)" in ledger.in_words()
+    ledger, _ = audit_of(rows_of(tmp_path, made[:1]))
+    assert ledger.dropped_by_rule == {}
+    assert "0 dropped ·" in ledger.in_words()
+
+
+def test_answers_longer_than_the_model_may_write_are_counted(tmp_path: Path) -> None:
+    rows = rows_of(tmp_path, [chat("a", "b"), chat("a", "12345"), chat("a", "123456")])
+    ledger, _ = audit_of(rows)
+    assert ledger.answers == tuple(len(rows.processor.tokenizer(text).input_ids) for text in ("b", "12345", "123456"))
+    longest = 6
+    ledger = replace(ledger, answers=(1, 5, longest))
+
+    def warned(longest: int) -> list[Diagnostic]:
+        made = request("rows", messages(tmp_path / "rows.jsonl"), f"evaluation.generate.max_new_tokens={longest}")
+        return list(warnings(ledger, made.run, "test"))
+
+    assert warned(longest) == []  # the end token need not be written
+    (warning,) = warned(longest - 1)
+    assert (warning.rule, warning.severity) == ("reference-too-long", "warning")
+    count = sum(answer == longest for answer in ledger.answers)
+    assert f"data.test: {count} of 3 answers" in warning.message
+    assert warning.message.endswith(f"the longest has {longest}")
+
+
+def test_answers_that_are_cut_are_told_and_not_those_whose_end_is_kept(tmp_path: Path) -> None:
+    path = write_rows(tmp_path / "rows.jsonl", [chat("a", "yes yes yes yes yes yes yes"), chat("a", "yes")])
+    whole = encoded(request("rows", messages(path)))[0]
+    longest = len(whole.sample(0).input_ids)
+    for limit, cut in ((longest - 1, ()), (longest - 3, ("rows.jsonl:1",))):  # the last token is the line's end after the end token
+        made = request("rows", messages(path), f"data.max_length={limit}", "data.on_overlong=truncate")
+        rows, _ = encoded(made)
+        ledger, findings = settle(rows, look(rows, range(2), 0), "train")
+        assert (ledger.truncated, ledger.cut, findings) == (1, cut, ())
+        assert [warning.rule for warning in warnings(ledger, made.run, "train")] == ["answer-cut-off"] * len(cut)
+
+
+def test_other_bytes_of_an_image_are_other_rows(tmp_path: Path) -> None:
+    rows, _ = encoded(request("rows", messages(write_rows(tmp_path / "rows.jsonl", mixed_rows(tmp_path, 2)))))
+    before = settle(rows, look(rows, range(2), 0), "train")[0]
+    assert settle(rows, look(rows, range(2), 0), "train")[0].images_digest == before.images_digest
+    picture(tmp_path / "1-0.png", 56, 28, seed=9)
+    assert settle(rows, look(rows, range(2), 0), "train")[0].images_digest != before.images_digest

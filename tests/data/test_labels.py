@@ -1,0 +1,87 @@
+"""The labels and the assistant's own words are one."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.rows import chat, write_rows
+from tests.runs import encoded, messages, request
+from vtool.data.chat import IGNORED
+from vtool.data.encode import encode
+from vtool.data.labels import check_labels
+from vtool.data.loader import EncodedRows
+from vtool.diagnostics import Diagnostic
+
+# How Qwen3 writes an assistant's turn: what is before </think> is the reasoning, stripped, and the rest the answer.
+_THINKING = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{% if m['role'] == 'assistant' and '</think>' in m['content'] %}"
+    "<think>\n{{ m['content'].split('</think>')[0].split('<think>')[-1].strip('\n') }}\n</think>\n\n"
+    "{{ m['content'].split('</think>')[-1].lstrip('\n') }}{% else %}{{ m['content'] }}{% endif %}<|im_end|>\n{% endfor %}"
+)
+THINKING = _THINKING + "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+OPENED = _THINKING + "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}"
+_PLAIN = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ CONTENT }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+THOUGHT = "<think>whiskers\n</think>\na cat"
+
+
+def rows_of(folder: Path, rows: list[Any], *overrides: str) -> EncodedRows:
+    return encoded(request("rows", messages(write_rows(folder / "rows.jsonl", rows)), *overrides))[0]
+
+
+def checked(folder: Path, answer: Any, template: str) -> Diagnostic | None:
+    rows = rows_of(folder, [chat("Hi", "Hello"), chat("Hi", answer)])
+    rows.processor.tokenizer.chat_template = template
+    return check_labels(encode(rows.rows, 1, rows.processor, rows.settings), rows.processor, rows.rows.row(1))
+
+
+@pytest.mark.parametrize(
+    ("answer", "written"),
+    [
+        ("a cat", "m['content'][:-1]"),
+        ("a cat", "m['content'] | upper"),
+        (THOUGHT, "m['content'].split('</think>')[-1]"),
+        ([{"type": "text", "text": "a cat"}, {"type": "text", "text": "and a dog"}], "m['content'][0]['text'] or m['content']"),
+        ("assistant", "'a cat'"),
+    ],
+)
+def test_an_answer_that_the_template_does_not_write_is_found(tmp_path: Path, answer: Any, written: str) -> None:
+    finding = checked(tmp_path, answer, _PLAIN.replace("CONTENT", written))
+    assert finding is not None
+    assert finding.rule == "labels-differ-from-answers"
+    assert "turn 2 says" in finding.message
+    assert finding.origin is not None
+    assert finding.origin.line == 2
+    said = answer if isinstance(answer, str) else "a catand a dog"
+    assert finding.expected == repr(said)
+    assert finding.seen is not None
+    assert finding.seen.endswith("<|im_end|>'")
+
+
+@pytest.mark.parametrize(
+    ("answer", "template"),
+    [
+        (" a cat\n  and a dog \n", _PLAIN.replace("CONTENT", "m['content'] | trim")),
+        ("cafe\u0301", _PLAIN.replace("CONTENT", "m['content']")),
+        ("a cat", _PLAIN.replace("CONTENT", "'<think>\n\n</think>\n\n' ~ m['content']")),
+        (THOUGHT, THINKING),
+        (THOUGHT, OPENED),
+        ("<think>\n\n</think>\n\na cat", OPENED),
+    ],
+)
+def test_space_composed_letters_and_thoughts_are_no_difference(tmp_path: Path, answer: str, template: str) -> None:
+    assert checked(tmp_path, answer, template) is None
+
+
+def test_labels_that_are_not_the_answers_are_found(tmp_path: Path) -> None:
+    rows = rows_of(tmp_path, [chat("Hi", "word word")])
+    sample, row = encode(rows.rows, 0, rows.processor, rows.settings), rows.rows.row(0)
+    assert check_labels(sample, rows.processor, row) is None
+    shifted = replace(sample, labels=sample.labels.roll(1).where(sample.labels != IGNORED, sample.labels))
+    finding = check_labels(shifted, rows.processor, row)
+    assert finding is not None
+    assert finding.rule == "labels-differ-from-answers"

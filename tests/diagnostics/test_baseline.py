@@ -1,0 +1,107 @@
+"""A baseline: only what is new counts."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from vtool.diagnostics import Diagnostic, Findings, Origin
+from vtool.diagnostics.baseline import compare
+from vtool.diagnostics.result import Result, exit_code
+
+STALE = Diagnostic("nonfinite-value", "3 NaN at line 508", parameter="q", tensors=("q.weight",), origin=Origin("bert.py", 508))
+WARNING = Diagnostic("no-config", "none")
+NOTE = Diagnostic("ignored-setting", "x")
+
+
+def result(*findings: Diagnostic, subject: str = "vllm:BertModel", verdict: str = "unsafe") -> Result:
+    return Result(subject, verdict, {"nonfinite-value": "failed"}, findings)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "known.json"
+
+
+def test_the_first_time_todays_findings_are_recorded(file: Path) -> None:
+    compared = compare([result(STALE, WARNING, NOTE)], file)
+    assert compared.recorded
+    assert [entry["rule"] for entry in json.loads(file.read_text())["findings"]] == ["no-config", "nonfinite-value"]
+    assert exit_code(compared.results) == 0
+    assert compared.lines(file) == [f"baseline: 2 findings recorded in {file}; from now on only others count"]
+
+
+def test_known_findings_become_notes_and_stay_visible(file: Path) -> None:
+    compare([result(STALE)], file)
+    compared = compare([result(STALE, NOTE)], file)
+    (one,) = compared.results
+    assert [finding.severity for finding in one.findings] == ["note", "note"]
+    assert one.findings[0].message == "3 NaN at line 508 (known: in the baseline)"
+    assert (one.verdict, one.checks) == ("unsafe", {"nonfinite-value": "failed"})
+    assert exit_code(compared.results) == 0
+    assert (compared.known, compared.gone) == (1, ())
+
+
+@pytest.mark.parametrize(
+    "moved",
+    [
+        replace(STALE, origin=Origin("bert.py", 511, 4), message="3 NaN at line 511"),
+        replace(STALE, message="17 NaN at line 508"),
+        replace(STALE, help="other words", seen="other"),
+    ],
+)
+def test_moved_lines_and_other_counts_are_the_same_finding(file: Path, moved: Diagnostic) -> None:
+    compare([result(STALE)], file)
+    compared = compare([result(moved)], file)
+    assert exit_code(compared.results) == 0
+    assert not compared.gone
+
+
+def test_another_environment_is_the_same_finding(file: Path) -> None:
+    compare([result(replace(STALE, origin=Origin("/a/lib/python3.11/site-packages/vllm/bert.py", 508)))], file)
+    compared = compare([result(replace(STALE, origin=Origin("/b/lib/python3.12/site-packages/vllm/bert.py", 9)))], file)
+    assert exit_code(compared.results) == 0
+
+
+@pytest.mark.parametrize(
+    "new",
+    [
+        replace(STALE, parameter="k"),
+        replace(STALE, tensors=("layers.1.q.weight",)),
+        replace(STALE, origin=Origin("other.py", 508)),
+        replace(STALE, message="Inf at line 508"),
+        Diagnostic("bad-header", "3 NaN at line 508"),
+    ],
+)
+def test_what_differs_is_new_and_what_it_replaced_is_gone(file: Path, new: Diagnostic) -> None:
+    compare([result(STALE)], file)
+    compared = compare([result(new)], file)
+    assert exit_code(compared.results) == 1
+    assert compared.gone == ("vllm:BertModel: nonfinite-value: 3 NaN at line 508",)
+    assert compared.lines(file)[1] == "baseline: gone: vllm:BertModel: nonfinite-value: 3 NaN at line 508"
+
+
+def test_as_many_alike_are_known_as_were_recorded(file: Path) -> None:
+    compare([result(STALE)], file)
+    compared = compare([result(STALE, replace(STALE, origin=Origin("bert.py", 600)))], file)
+    assert [finding.severity for finding in compared.results[0].findings] == ["note", "error"]
+
+
+@pytest.mark.parametrize("verdict", ["failed", "not-run"])
+def test_nothing_is_gone_of_what_was_not_judged(file: Path, verdict: str) -> None:
+    compare([result(STALE), result(STALE, subject="vllm:Other")], file)
+    assert not compare([result(verdict=verdict)], file).gone
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"version": 2, "findings": []}', '{"version": 1, "findings": [{"rule": 1}]}', "\xff\xfe"])
+def test_what_is_no_baseline_is_refused(file: Path, content: str) -> None:
+    file.write_text(content, encoding="latin-1")
+    with pytest.raises(Findings, match="unusable-baseline"):
+        compare([result(STALE)], file)
+    assert file.read_text(encoding="latin-1") == content
+
+
+def test_a_baseline_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    with pytest.raises(Findings, match="cannot be written"):
+        compare([result(STALE)], tmp_path / "no" / "such" / "folder.json")

@@ -1,0 +1,120 @@
+"""Questions to an exported model, read as the rows it was trained on are."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import vtool.evaluation.predict as predicting
+from tests.rows import decompression_bomb, mixed_rows, picture, write_rows
+from tests.runs import messages, request, session
+from vtool.data.row import Row
+from vtool.diagnostics import Findings
+from vtool.export.huggingface import export
+
+
+def made(folder: Path, *overrides: str) -> Path:
+    """A run that has exported its random weights."""
+    torch.manual_seed(0)
+    rows = write_rows(folder / "rows.jsonl", mixed_rows(folder, 4))
+    opened, _ = session(request("rows", messages(rows), f"run.dir={folder / 'run'}", "optim.warmup_steps=0", *overrides))
+    export(opened.engine.module, opened.processor, "qwen2_5_vl", opened.folder.export)
+    return opened.folder.path
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return made(tmp_path_factory.mktemp("run"))
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> list[str]:
+    return [str(picture(tmp_path / f"{seed}.png", seed=seed)) for seed in (1, 2)]
+
+
+def asked(monkeypatch: pytest.MonkeyPatch, run: Path, *question: Any) -> tuple[Row, set[str]]:
+    """What the model is really asked: the chat, and the names of the inputs."""
+    seen: dict[str, Any] = {}
+    encode, answer = predicting.encode_question, predicting.answer_greedily
+
+    def watched_encode(row: Row, processor: Any) -> Any:
+        seen["row"] = row
+        return encode(row, processor)
+
+    def watched_answer(model: Any, processor: Any, inputs: dict[str, torch.Tensor], longest: int) -> list[str]:
+        seen["inputs"] = set(inputs)
+        return answer(model, processor, inputs, longest)
+
+    monkeypatch.setattr(predicting, "encode_question", watched_encode)
+    monkeypatch.setattr(predicting, "answer_greedily", watched_answer)
+    predicting.predict(run, *question, 2)
+    return seen["row"], seen["inputs"]
+
+
+def test_an_image_is_placed_at_its_tag(run: Path, images: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    row, _ = asked(monkeypatch, run, images, "Is <image> like <image>?", None)
+    text, image = {"type": "text"}, {"type": "image"}
+    assert row.messages[0]["content"] == [text | {"text": "Is "}, image, text | {"text": " like "}, image, text | {"text": "?"}]
+    assert row.images == images
+
+
+def test_images_go_before_a_question_without_tags(run: Path, images: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    row, _ = asked(monkeypatch, run, images, "Same?", "Be brief.")
+    assert row.messages[0] == {"role": "system", "content": "Be brief."}
+    assert row.messages[1]["content"] == [{"type": "image"}, {"type": "image"}, {"type": "text", "text": "Same?"}]
+
+
+def test_inputs_that_the_run_has_dropped_are_dropped(tmp_path: Path, images: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = made(tmp_path, "data.drop_model_inputs=[pixel_values,image_grid_thw]")
+    for given in (folder, folder / "export"):
+        _, inputs = asked(monkeypatch, given, images[:1], "What is it?", None)
+        assert inputs == {"input_ids", "attention_mask", "mm_token_type_ids"}
+
+
+@pytest.mark.parametrize(
+    ("question", "system", "rule"),
+    [
+        ("<image><image>?", None, "placeholder-mismatch"),
+        ("<image>?", "<image>", "placeholder-mismatch"),
+        ("<|im_end|>", None, "control-token-in-text"),
+        ("Hi", "<|image_pad|>", "control-token-in-text"),
+        ("<video>?", None, "malformed-messages"),
+        ("half \ud800", None, "malformed-messages"),
+    ],
+)
+def test_a_question_that_cannot_be_asked_is_refused(run: Path, images: list[str], question: str, system: str | None, rule: str) -> None:
+    with pytest.raises(Findings) as caught:
+        predicting.predict(run, images[:1], question, system, 2)
+    assert [finding.rule for finding in caught.value.diagnostics] == [rule]
+    assert caught.value.fatal
+
+
+def test_an_image_that_cannot_be_shown_is_refused(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "no.png").write_text("not an image")
+    bad = {
+        "q" * 5000: "missing-image",
+        str(decompression_bomb(tmp_path / "a.png")): "broken-image",
+        str(tmp_path / "no.png"): "broken-image",
+    }
+    for image, rule in bad.items():
+        with pytest.raises(Findings) as caught:
+            predicting.predict(run, [image], "What is it?", None, 2)
+        assert [finding.rule for finding in caught.value.diagnostics] == [rule]
+
+
+def test_without_a_question_that_of_the_first_test_row_is_asked_again(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (run / "predictions.jsonl").write_text(json.dumps({"question": "And this?"}) + "\n")
+    row, _ = asked(monkeypatch, run, [], None, None)
+    assert row.messages == [{"role": "user", "content": "And this?"}]
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"model_type": "bert"}'])
+def test_a_config_that_is_no_models_is_told(run: Path, tmp_path: Path, text: str) -> None:
+    shutil.copytree(run / "export", tmp_path / "export")
+    (tmp_path / "export" / "config.json").write_text(text)
+    with pytest.raises(Findings) as caught:
+        predicting.predict(tmp_path, [], "What?", None, 4)
+    assert (caught.value.diagnostics[0].rule, caught.value.fatal) == ("not-a-run", True)

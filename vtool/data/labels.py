@@ -1,0 +1,58 @@
+"""What is supervised, held against what the row says."""
+
+import re
+import unicodedata
+from collections.abc import Sequence
+
+from vtool.data.chat import IGNORED, Turn
+from vtool.data.encode import Sample
+from vtool.data.row import Row, shown, texts_of
+from vtool.diagnostics import Diagnostic
+from vtool.models.processor import Processor
+
+RULE = "labels-differ-from-answers"
+_TAG = re.compile(r" ?(<[^<> ]+>) ?")  # templates put lines between these and what is beside them: <think>
+
+
+def check_labels(sample: Sample, processor: Processor, row: Row) -> Diagnostic | None:
+    """Two independent ways back: the labels are decoded and held against the supervised turns, and these against the row's own words.
+
+    The template wrote the turns that the labels were made from, so that what it leaves out is missing in both.
+    """
+    supervised = sample.labels[sample.labels != IGNORED].tolist()
+    decoded = processor.tokenizer.decode(supervised, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    wanted = "".join(turn.text for turn in sample.turns)
+    # Tokenizers may normalise (Qwen's to NFC); that is not a difference in what was said.
+    decoded, wanted = (unicodedata.normalize("NFC", text) for text in (decoded, wanted))
+    if wanted != decoded and not (sample.truncated and wanted.startswith(decoded.rstrip("\ufffd"))):
+        message = f"{row.id}: the labels are not the answers"
+        return Diagnostic(RULE, message, origin=row.origin, expected=repr(wanted), seen=repr(decoded))
+    places = [turn.message for turn in sample.turns]
+    assert places == list(row.supervised()), "each supervised turn has its labels"
+    for turn in sample.turns:
+        said = texts_of(row.messages[turn.message])
+        if not _says(turn, said):
+            expected, seen = "".join(said), turn.text
+            message = f"{row.id}: turn {turn.message + 1} says {shown(expected)}, but its labels are {shown(seen)}"
+            help = "the chat template does not write all that the turn says: use a template that does"
+            return Diagnostic(RULE, message, help=help, origin=row.origin, expected=repr(expected), seen=repr(seen))
+    return None
+
+
+def _says(turn: Turn, said: Sequence[str]) -> bool:
+    """Whether the texts are in a turn, in order. Space may differ, as templates strip it; `<think>` may be in the generation prompt."""
+    rest, opening = _plain(turn.text), _plain(turn.opening)
+    for number, text in enumerate(map(_plain, said)):
+        found, said_here = rest.find(text), text
+        if found < 0 and number == 0:
+            ends = (end for end in range(len(text) - 1, 0, -1) if opening.endswith(text[:end]))
+            said_here = text[next(ends, 0) :].strip()
+            found = rest.find(said_here)
+        if found < 0:
+            return False
+        rest = rest[found + len(said_here) :]
+    return True
+
+
+def _plain(text: str) -> str:
+    return _TAG.sub(r"\1", " ".join(unicodedata.normalize("NFC", text).split()))

@@ -1,0 +1,228 @@
+"""From a JSON object in the `messages` layout to a row: what is understood is read, and what is not is refused by name."""
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from vtool.data.row import Row, beside, refuse, shown, texts_of
+from vtool.diagnostics import Findings, Origin
+
+ROLES = ("system", "user", "assistant", "tool")
+TAG = "<image>"
+
+_EXAMPLE = 'write "messages": [{"role": "user", "content": "…"}, {"role": "assistant", "content": "…"}]'
+_STILLS = "vtool trains on text and images: give single frames as images, or remove the row"
+_NO_SOUND = "vtool trains on text and images: remove the row"
+# Keys that carry something in other layouts. Training without it would say nothing, so that each is refused, with what to write instead.
+_OF_ROWS = {
+    "conversations": f'{_EXAMPLE} instead: "from": "human" is the role user, "gpt" assistant, and "value" is the content',
+    "image": 'write "images": ["cat.png"], and <image> in the text where it is shown',
+    "system": 'write it as the first message: {"role": "system", "content": "…"}',
+    "video": _STILLS,
+    "videos": _STILLS,
+    "audio": _NO_SOUND,
+    "audios": _NO_SOUND,
+    "functions": 'write "tools": [{"type": "function", "function": {…}}]',
+    "chat_template_kwargs": "the chat template is given no arguments of a row: remove them",
+}
+_PART = 'write it as a part of content: {"type": "image", "image": "cat.png"}'
+_WEIGHT = 'write "weight": 0 in a turn of the assistant that is not to be learnt; every other one is'
+_OF_MESSAGES = {
+    "image": _PART,
+    "images": _PART,
+    "video": _STILLS,
+    "videos": _STILLS,
+    "audio": _NO_SOUND,
+    "loss": _WEIGHT,
+    "loss_weight": _WEIGHT,
+    "train": _WEIGHT,
+}
+_SIZE = "set data.image.min_pixels and data.image.max_pixels for all images, or resize this one"
+_OF_PARTS = {
+    "weight": "a weight is of a whole turn: split the turn, or leave it out",
+    "detail": _SIZE,
+    "min_pixels": _SIZE,
+    "max_pixels": _SIZE,
+    "resized_height": _SIZE,
+    "resized_width": _SIZE,
+}
+_TAGS = {"<video>": _STILLS, "<audio>": _NO_SOUND}
+# What is read of a row and of a message: a key that differs in its case or its number only is a slip, and would be passed over.
+_READ = {"row": ("messages", "images", "tools"), "message": ("role", "content", "weight", "tool_calls")}
+_SLIPS = re.compile(r"< ?\|?image[_ ]?\d*\|? ?>", re.IGNORECASE)
+
+
+def parse_row(record: Mapping[str, Any], name: str, folder: Path, origin: Origin | None = None) -> Row:
+    """A row from its JSON object. Image paths are relative to `folder`.
+
+    Raises:
+        Findings: `malformed-messages`, `missing-image`, `image-in-answer` or `placeholder-mismatch`, calling the row `name`.
+    """
+    malformed = _Malformed(name, origin)
+    for key, instead in _OF_ROWS.items():
+        if record.get(key):
+            raise malformed(f'the row has "{key}", which is not read', instead)
+    _check_slips(record, "row", "the row", malformed)
+    messages = record.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise malformed('there is no list "messages" with at least one message', _EXAMPLE)
+    listed = record.get("images") or []
+    if not isinstance(listed, list):
+        raise malformed('"images" must be a list', 'write "images": ["cat.png"]')
+    tools = record.get("tools")
+    if not _are_objects(tools):
+        raise malformed(f'"tools" must be a list of objects; here it is {shown(tools)}', "write the list itself, not a text of it")
+    images: list[Any] = []
+    unlisted = iter(listed)
+    placeholders = 0
+
+    def place(given: Any) -> dict[str, str]:
+        """An image part; without a path of its own it takes the next one of the row's list."""
+        nonlocal placeholders
+        if given is None:
+            placeholders += 1
+            given = next(unlisted, None)
+        if given is not None:
+            images.append(_locate(given, name, folder, origin))
+        return {"type": "image"}
+
+    rendered = [_message(message, number, place, malformed) for number, message in enumerate(messages, 1)]
+    if placeholders != len(listed):
+        message = f'{name}: {placeholders} image placeholders, but {len(listed)} entries in "images"'
+        raise refuse("placeholder-mismatch", message, origin)
+    _check_characters(rendered, tools, malformed)
+    return Row(name, rendered, images, tools, origin)
+
+
+def _check_slips(record: Mapping[str, Any], kind: str, where: str, malformed: "_Malformed") -> None:
+    for key in record:
+        read = next((name for name in _READ[kind] if name.rstrip("s") == key.casefold().strip("_").rstrip("s")), key)
+        if read != key and record[key] is not None:
+            raise malformed(f'{where} has "{key}", which is not read', f'write "{read}"')
+
+
+class _Malformed:
+    """Makes the `malformed-messages` of one row."""
+
+    def __init__(self, name: str, origin: Origin | None) -> None:
+        self.name, self.origin = name, origin
+
+    def __call__(self, what: str, help: str | None = None) -> Findings:
+        return refuse("malformed-messages", f"{self.name}: {what}", self.origin, help=help)
+
+
+def _word(value: Any) -> str:
+    """What JSON calls it."""
+    words = {dict: "an object", list: "a list", str: "text", bool: "true or false", type(None): "null"}
+    return words.get(type(value), "a number")
+
+
+def _are_objects(value: Any) -> bool:
+    return value is None or (isinstance(value, list) and all(isinstance(entry, dict) for entry in value))
+
+
+def _check_characters(messages: list[dict[str, Any]], tools: Any, malformed: _Malformed) -> None:
+    """JSON can write half of a character (a lone surrogate), which no tokenizer takes."""
+    for number, part in enumerate([*messages, tools], 1):
+        try:
+            json.dumps(part, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            where = f"turn {number}" if number <= len(messages) else '"tools"'
+            half = f"\\u{ord(error.object[error.start]):04x}"
+            help = "it is half of a character: write the character whole, or remove it"
+            raise malformed(f"{where} has a lone surrogate, {half}", help) from error
+        except RecursionError as error:
+            raise malformed(f"turn {number} is nested too deeply") from error
+
+
+def _message(message: Any, number: int, place: Callable[[Any], dict[str, str]], malformed: _Malformed) -> dict[str, Any]:
+    if not isinstance(message, dict) or message.get("role") not in ROLES:
+        role = message.get("role") if isinstance(message, dict) else message
+        raise malformed(f"a message's role must be one of {', '.join(ROLES)}; here it is {shown(role)}")
+    role, content, where = message["role"], message.get("content"), f"turn {number}"
+    _check_slips(message, "message", where, malformed)
+    for key, instead in _OF_MESSAGES.items():
+        if message.get(key) is not None:
+            raise malformed(f'{where} has "{key}", which is not read', instead)
+    if not _are_objects(message.get("tool_calls")):
+        raise malformed(f'{where}: "tool_calls" must be a list of objects; here it is {shown(message["tool_calls"])}')
+    _check_weight(message, where, malformed)
+    if isinstance(content, str):
+        parts: Any = list(_split_tags(content, place)) if TAG in content else content
+    elif isinstance(content, list):
+        parts = [part for given in content for part in _part(given, place, malformed)]
+    elif content is None and len(message) > 2:  # a tool call: the chat template knows what to do with the other keys
+        parts = content
+    else:
+        raise malformed(f"content must be text or a list of parts; here it is {_word(content)}")
+    made = {**message, "content": parts}
+    if role == "assistant" and isinstance(parts, list) and any(part["type"] == "image" for part in parts):
+        raise refuse("image-in-answer", f"{malformed.name}: {where}, the assistant's, has an image", malformed.origin)
+    for tag, instead in _TAGS.items():
+        if role != "assistant" and any(tag in text for text in texts_of(made)):
+            raise malformed(f"{where} has the tag {tag}, which would be read as plain text", instead)
+    if role != "assistant" and (slip := next(filter(None, map(_SLIPS.search, texts_of(made))), None)):
+        raise malformed(f"{where} has {slip[0]}, which would be read as plain text", f"write {TAG} where an image is shown")
+    return made
+
+
+def _check_weight(message: Mapping[str, Any], where: str, malformed: _Malformed) -> None:
+    weight = message.get("weight")
+    if weight is None:
+        return
+    if isinstance(weight, bool) or weight not in (0, 1):
+        raise malformed(f'{where}: "weight" is 0 or 1; here it is {shown(weight)}', "0 leaves the turn out of the loss, 1 is the default")
+    if weight and message["role"] != "assistant":
+        raise malformed(f'{where} has "weight": 1, but only turns of the assistant are learnt', "leave the weight out")
+
+
+def _split_tags(text: str, place: Callable[[Any], dict[str, str]]) -> Iterator[dict[str, str]]:
+    first, *rest = text.split(TAG)
+    if first:
+        yield {"type": "text", "text": first}
+    for piece in rest:
+        yield place(None)
+        if piece:
+            yield {"type": "text", "text": piece}
+
+
+def _part(part: Any, place: Callable[[Any], dict[str, str]], malformed: _Malformed) -> Iterator[dict[str, str]]:
+    if isinstance(part, dict):
+        nested = part.get("image_url")
+        carried = {**part, **(nested if isinstance(nested, dict) else {})}
+        for key, instead in _OF_PARTS.items():
+            if carried.get(key) not in (None, "auto"):
+                raise malformed(f'a part of content has "{key}", which is not read', instead)
+        match part.get("type"):
+            case "text" if isinstance(part.get("text"), str):
+                yield from _split_tags(part["text"], place) if TAG in part["text"] else [{"type": "text", "text": part["text"]}]
+                return
+            case "image":
+                yield place(next((part[key] for key in ("image", "path", "url") if part.get(key) is not None), None))
+                return
+            case "image_url":
+                url = part.get("image_url")
+                yield place(url.get("url") if isinstance(url, dict) else url)
+                return
+    raise malformed(f'a part of content must be of type "text", "image" or "image_url"; here it is {shown(part)}')
+
+
+def _locate(given: Any, name: str, folder: Path, origin: Origin | None) -> Any:
+    if isinstance(given, dict):  # {"path": …}, as the datasets library writes an image
+        given = given.get("path")
+    if not isinstance(given, str):
+        raise refuse("malformed-messages", f"{name}: an image must be a path; here it is {shown(given)}", origin)
+    if given.startswith("data:"):
+        return given
+    if given.startswith(("http://", "https://")):
+        raise refuse("missing-image", f"{name}: {shown(given)} is an address on the web, which is not fetched", origin)
+    path = beside(folder, given)
+    try:
+        there = path.is_file()
+    except OSError:  # a path longer than any can be
+        there = False
+    if not there:
+        raise refuse("missing-image", f"{name}: there is no image {shown(str(path)) if len(str(path)) > 160 else path}", origin)
+    return str(path)

@@ -1,0 +1,133 @@
+"""A baseline: the findings of one day, so that later only new ones count."""
+
+import hashlib
+import json
+import os
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from vtool.diagnostics.diagnostic import Diagnostic, Findings, Origin
+from vtool.diagnostics.result import Result
+
+_NUMBER = re.compile(r"0x[0-9a-f]+|\d+(?:[.,]\d+)*(?:e[+-]?\d+)?", re.IGNORECASE)
+_KNOWN = " (known: in the baseline)"
+_INSTALLED = re.compile(r"\S*/site-packages/")
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """Results, after a baseline was recorded or held against them."""
+
+    results: tuple[Result, ...]
+    """With what the baseline knows turned into notes. Verdicts and checks are as they were: known is not harmless."""
+    recorded: bool
+    """The baseline was not there, and holds these findings now."""
+    known: int
+    """How many findings the baseline has, or now holds."""
+    gone: tuple[str, ...]
+    """What the baseline has of these subjects, and is no longer found."""
+
+    def lines(self, file: Path) -> list[str]:
+        """What to tell the user, beside the findings."""
+        findings = f"{self.known} finding{'' if self.known == 1 else 's'}"
+        if self.recorded:
+            return [f"baseline: {findings} recorded in {file}; from now on only others count"]
+        told = [f"baseline: {findings} known from {file}, and not counted"]
+        told += [f"baseline: gone: {one}" for one in self.gone]
+        return told + (["to forget what is gone, delete the file and record it anew"] if self.gone else [])
+
+
+def compare(results: Sequence[Result], file: Path) -> Compared:
+    """Record the errors and warnings of these results where there is no such file; otherwise find what the file knows among them.
+
+    A finding is known by its subject, rule, parameter, tensors, file and message, without line numbers or any other number in the message.
+    Of findings that are alike in all of that, as many are known as were recorded. Subjects without a verdict have nothing gone.
+
+    Raises:
+        Findings: `unusable-baseline`, for a file that is no baseline or cannot be written.
+    """
+    if not file.exists():
+        entries = [_entry(result.subject, finding) for result in results for finding in result.findings if finding.severity != "note"]
+        _write(file, entries)
+        left = Counter(map(_key, entries))
+        marked, _ = _mark(results, left.copy())
+        return Compared(marked, True, len(entries), ())
+    entries = _read(file)
+    marked, left = _mark(results, Counter(map(_key, entries)))
+    judged = {result.subject for result in results if result.verdict in ("clean", "unsafe")}
+    gone = []
+    for entry in entries:
+        if left[_key(entry)] and entry["subject"] in judged:
+            left[_key(entry)] -= 1
+            gone.append(f"{entry['subject']}: {entry['rule']}: {entry['message']}")
+    known = sum(1 for one in marked for finding in one.findings if finding.message.endswith(_KNOWN))
+    return Compared(marked, False, known, tuple(gone))
+
+
+def fingerprint(subject: str, finding: Diagnostic) -> str:
+    """128 bits, in hexadecimal, that stay the same while lines move and numbers in the message change."""
+    return hashlib.sha256(_key(_entry(subject, finding)).encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+
+def _mark(results: Sequence[Result], left: Counter[str]) -> tuple[tuple[Result, ...], Counter[str]]:
+    marked = []
+    for result in results:
+        findings = []
+        for finding in result.findings:
+            key = _key(_entry(result.subject, finding))
+            if finding.severity == "note" or not left[key]:
+                findings.append(finding)
+                continue
+            left[key] -= 1
+            findings.append(replace(finding, severity="note", message=finding.message + _KNOWN))
+        marked.append(replace(result, findings=tuple(findings)))
+    return tuple(marked), left
+
+
+def _entry(subject: str, finding: Diagnostic) -> dict[str, Any]:
+    """What the file holds of a finding: enough to be read by people, and no line, which moves."""
+    fields = {
+        "subject": subject,
+        "rule": finding.rule,
+        "parameter": finding.parameter,
+        "tensors": list(finding.tensors) if finding.tensors else None,
+        "file": finding.origin and _INSTALLED.sub("", finding.origin.file),
+        "message": finding.message,
+    }
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _key(entry: dict[str, Any]) -> str:
+    message = _NUMBER.sub("#", _INSTALLED.sub("", entry["message"]))
+    return json.dumps(entry | {"message": message}, sort_keys=True)
+
+
+def _read(file: Path) -> list[dict[str, Any]]:
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else f"it is not JSON: {error}"
+        raise Findings(Diagnostic("unusable-baseline", f"{file} cannot be read: {why}", origin=Origin(str(file))), fatal=True) from error
+    entries = content.get("findings") if isinstance(content, dict) and content.get("version") == 1 else None
+    fields = ("subject", "rule", "message")
+    if not isinstance(entries, list) or not all(
+        isinstance(entry, dict) and all(isinstance(entry.get(name), str) for name in fields) for entry in entries
+    ):
+        raise Findings(Diagnostic("unusable-baseline", f"{file} is not a baseline of vtool", origin=Origin(str(file))), fatal=True)
+    return entries
+
+
+def _write(file: Path, entries: list[dict[str, Any]]) -> None:
+    unfinished = file.with_name(f".{file.name}.{os.getpid()}.tmp")
+    try:
+        document = {"version": 1, "findings": sorted(entries, key=lambda entry: [entry["subject"], entry["rule"], json.dumps(entry)])}
+        unfinished.write_text(json.dumps(document, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+        unfinished.replace(file)
+    except OSError as error:
+        raise Findings(Diagnostic("unusable-baseline", f"{file} cannot be written: {error.strerror}"), fatal=True) from error
+    finally:
+        unfinished.unlink(missing_ok=True)

@@ -1,0 +1,31 @@
+"""Findings as GitHub's workflow commands, which become annotations of a pull request.
+
+Source: docs.github.com, "Workflow commands for GitHub Actions"; the escapes are those of `@actions/core` (packages/core/src/command.ts).
+"""
+
+from vtool.diagnostics.diagnostic import Diagnostic
+from vtool.diagnostics.places import file_of
+
+_LEVELS = {"error": "error", "warning": "warning", "note": "notice"}
+
+
+def annotation(finding: Diagnostic) -> str:
+    """One line. What a finding says may have line breaks and colons; here they are escaped."""
+    origin = finding.origin
+    properties = {
+        "file": file_of(origin),
+        "line": origin and origin.line,
+        "col": origin and origin.column,
+        "title": f"{finding.rule} ({finding.code})",
+    }
+    given = ",".join(f"{name}={_property(str(value))}" for name, value in properties.items() if value is not None)
+    message = finding.message + (f"\nhelp: {finding.help}" if finding.help else "")
+    return f"::{_LEVELS[finding.severity or 'error']} {given}::{_data(message)}"
+
+
+def _data(text: str) -> str:
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _property(text: str) -> str:
+    return _data(text).replace(":", "%3A").replace(",", "%2C")

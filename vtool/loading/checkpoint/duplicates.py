@@ -1,0 +1,69 @@
+"""Tensors that are in more than one file."""
+
+import os
+from collections.abc import Sequence
+from itertools import combinations
+
+from vtool.diagnostics import Diagnostic, Origin
+from vtool.loading.checkpoint.headers import Header, Tensor, named
+
+_PART = 1 << 20
+
+
+def duplicates(headers: Sequence[Header], indexed: frozenset[str] | None) -> list[Diagnostic]:
+    """One finding for each pair of files that have tensors in common.
+
+    An error where their values differ; a note where they are the same to the byte, so that it does not matter which a loader takes.
+
+    Args:
+        indexed: the names of the files that the index knows, None where there is no index.
+    """
+    findings = []
+    by_file = {header.file: {tensor.name: tensor for tensor in header.tensors} for header in headers}
+    for one, other in combinations(headers, 2):
+        common = [name for name in by_file[one.file] if name in by_file[other.file]]
+        if not common:
+            continue
+        differing = tuple(name for name in common if not _equal(one, by_file[one.file][name], other, by_file[other.file][name]))
+        origin = Origin(str(_stale(one, other, indexed).file))
+        if differing:
+            what = f"{one.file.name} and {other.file.name} both hold {named(differing)}, with different values"
+            message = what + _who_takes_what(one, other, indexed)
+            findings.append(Diagnostic("duplicate-tensor", message, origin=origin, tensors=differing))
+        else:
+            message = f"{one.file.name} and {other.file.name} both hold {named(common)}, with the same values"
+            findings.append(Diagnostic("duplicate-tensor", message, origin=origin, tensors=tuple(common), severity="note"))
+    return findings
+
+
+def _stale(one: Header, other: Header, indexed: frozenset[str] | None) -> Header:
+    """The file that does not belong: the one that the index does not know, or that is not model.safetensors."""
+    if indexed is not None:
+        return one if one.file.name not in indexed else other
+    return one if other.file.name == "model.safetensors" else other
+
+
+def _who_takes_what(one: Header, other: Header, indexed: frozenset[str] | None) -> str:
+    if "model.safetensors" in (one.file.name, other.file.name):
+        follows = "the index's shards" if indexed else "nothing else"
+        return (
+            f": transformers reads model.safetensors and {'not ' if indexed else ''}{follows}, other loaders every file, and keep the last"
+        )
+    if indexed is not None and not {one.file.name, other.file.name} <= indexed:
+        return f": the index does not know {_stale(one, other, indexed).file.name}, but loaders that read every *.safetensors do"
+    return ": a loader that reads every file keeps the last"
+
+
+def _equal(one: Header, mine: Tensor, other: Header, its: Tensor) -> bool:
+    """Whether two tensors have the same type, shape and bytes; what is cut off is not the same."""
+    if (mine.dtype, mine.shape) != (its.dtype, its.shape) or mine.end > one.size or its.end > other.size:
+        return False
+    try:
+        with one.file.open("rb", buffering=0) as first, other.file.open("rb", buffering=0) as second:
+            return all(
+                os.pread(first.fileno(), size, mine.start + offset) == os.pread(second.fileno(), size, its.start + offset)
+                for offset in range(0, mine.end - mine.start, _PART)
+                for size in (min(_PART, mine.end - mine.start - offset),)
+            )
+    except OSError:
+        return False

@@ -1,0 +1,17 @@
+"""Put a page into its place."""
+
+import os
+from pathlib import Path
+
+
+def put(page: str, output: Path) -> Path:
+    """Write a page to `output`, and give `output` back. Raises OSError; what was there before is then still there."""
+    # Beside it and then renamed: who has the page open, or copies it, never sees half of one.
+    unfinished = output.with_name(f".{output.name}.{os.getpid()}.tmp")
+    try:
+        # A model may answer with half of a surrogate pair, which UTF-8 cannot hold.
+        unfinished.write_text(page, encoding="utf-8", errors="replace")
+        unfinished.replace(output)
+    finally:
+        unfinished.unlink(missing_ok=True)
+    return output

@@ -1,0 +1,5 @@
+"""The page of `vtool load-check`: subjects by checks, and what was found of each."""
+
+from vtool.report.load_check.page import write_load_check
+
+__all__ = ["write_load_check"]

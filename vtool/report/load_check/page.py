@@ -1,0 +1,128 @@
+"""The page, made from the JSON of `vtool load-check --format json` alone."""
+
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from vtool import __version__
+from vtool.diagnostics import RULES
+from vtool.report.files import put
+from vtool.report.words import plural
+
+_ORDER = ("unsafe", "failed", "not-run", "clean")
+_SEVERITIES = ("error", "warning", "note")
+_MARKS = {"error": "✗", "warning": "!", "failed": "✗", "not-run": "–", "passed": "✓", "": ""}
+_WORDS = {"error": "error", "warning": "warning", "failed": "failed", "not-run": "not run", "passed": "passed", "": "not asked for"}
+
+
+def write_load_check(document: Mapping[str, Any], output: Path) -> Path:
+    """Write the page to `output`, and give `output` back.
+
+    Args:
+        document: what `vtool.diagnostics.render.as_json` gives, and `--format json` prints.
+
+    Raises:
+        ValueError: another version of that layout.
+        OSError: the page cannot be written.
+    """
+    return put(render(document), output)
+
+
+def render(document: Mapping[str, Any]) -> str:
+    """The page. The same document gives the same bytes."""
+    if document.get("version") != 1:
+        raise ValueError(f"this is version {document.get('version')!r} of the results' layout, and the page is made from version 1")
+    here = Path(__file__).parent
+    environment = Environment(
+        loader=FileSystemLoader([here, here.parent]),
+        autoescape=True,  # names of tensors and files may be anything
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["plural"] = plural
+    results: Sequence[Mapping[str, Any]] = document["results"]
+    rules = list(dict.fromkeys(rule for result in results for rule in result["checks"]))
+    ranked = sorted(enumerate(results), key=lambda pair: (_ORDER.index(pair[1]["verdict"]), pair[0]))
+    subjects = [_subject(result, rules, number, document["tool"]["command"]) for number, (_, result) in enumerate(ranked, 1)]
+    verdicts = [result["verdict"] for result in results]
+    return environment.get_template("load_check.html.j2").render(
+        version=__version__,
+        made_by=document["tool"],
+        title=subjects[0]["name"] if len(subjects) == 1 else plural(len(subjects), "subject"),
+        verdicts=[(verdict, verdicts.count(verdict)) for verdict in _ORDER],
+        summary=document["summary"],
+        rules=[(rule, RULES.get(rule), _counts(results, rule)) for rule in rules],
+        subjects=subjects,
+    )
+
+
+def _counts(results: Sequence[Mapping[str, Any]], rule: str) -> dict[str, int]:
+    states = [result["checks"].get(rule) for result in results]
+    return {state: states.count(state) for state in ("passed", "failed", "not-run")}
+
+
+def _subject(result: Mapping[str, Any], rules: Sequence[str], number: int, command: str) -> dict[str, Any]:
+    details = result.get("details", {})
+    findings = sorted(result["findings"], key=lambda finding: _SEVERITIES.index(finding["severity"]))
+    return {
+        "id": f"subject-{number}",
+        "name": result["subject"],
+        "verdict": result["verdict"],
+        "cells": [(rule, *_cell(result, rule)) for rule in rules],
+        "findings": [_finding(finding) for finding in findings],
+        "counts": [(severity, sum(finding["severity"] == severity for finding in findings)) for severity in _SEVERITIES],
+        "measured": [(rule, facts) for rule, found in details.items() if (facts := _facts(found))],
+        "reasons": _reasons(result["checks"], details),
+        "again": shlex.join(["vtool", *command.split(), result["subject"]]),
+    }
+
+
+def _cell(result: Mapping[str, Any], rule: str) -> tuple[str, str, str]:
+    """Class, mark and word of a check: how it ended, or, where it failed, how grave its worst finding is."""
+    state = result["checks"].get(rule, "")
+    severities = [finding["severity"] for finding in result["findings"] if finding["rule"] == rule]
+    if state == "failed" and severities:
+        worst = min(severities, key=_SEVERITIES.index)
+        state = worst if worst != "note" else "failed"
+    return state or "unasked", _MARKS[state], _WORDS[state]
+
+
+def _finding(finding: Mapping[str, Any]) -> dict[str, Any]:
+    origin = finding.get("origin", {})
+    place = ":".join(str(origin[part]) for part in ("file", "line", "column") if part in origin)
+    rule = RULES.get(finding["rule"])
+    return {
+        **{key: finding.get(key) for key in ("rule", "code", "severity", "message", "parameter", "expected", "seen")},
+        "help": finding.get("help") or (rule.fix if rule else None),
+        "tensors": finding.get("tensors", []),
+        "place": place,
+        "own_line": bool(origin.get("line")),
+    }
+
+
+def _facts(found: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
+    """What was measured, as names and lines of text."""
+    return [(name.replace("_", " "), _texts(value)) for name, value in found.items() if name != "reason" and value not in (None, [], {})]
+
+
+def _texts(value: object) -> list[str]:
+    if isinstance(value, Mapping):
+        return [f"{name}: {', '.join(_texts(item))}" for name, item in value.items()]
+    return [str(item) for item in value] if isinstance(value, list | tuple) else [str(value)]
+
+
+def _reasons(checks: Mapping[str, str], details: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, list[str]]]:
+    """Why checks were not run: each reason, and the checks that it is of."""
+    reasons: dict[str, list[str]] = {}
+    for rule, state in checks.items():
+        if state == "not-run":
+            reasons.setdefault(str(details.get(rule, {}).get("reason", "")), []).append(rule)
+    if len(reasons) == 2 and "" in reasons and "not-run" in checks.values() and "passed" not in checks.values():
+        # A subject that could not be judged has its one reason at the first check.
+        (reason,) = (reason for reason in reasons if reason)
+        return [(reason, list(checks))]
+    return list(reasons.items())

@@ -1,0 +1,168 @@
+"""Where a run begins: at its first step, or at a checkpoint, of its own or of another run; and whether that may be."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from vtool.config.schema import Run
+from vtool.diagnostics import Diagnostic, Findings
+from vtool.training.checkpoint import damage, newest
+from vtool.training.run_folder import RunFolder
+
+# Settings that may differ from one start of a run to the next: they do not change what is computed.
+FREE = ("launch.", "checkpoint.", "run.dir", "run.name", "data.workers")
+# What a split's ledger must have in common for a run to go on: the same rows, of which the same ones are used, of the same lengths.
+SAME_ROWS = ("rows", "kept", "tokens", "supervised_tokens", "images", "images_xxh3")
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Where a run begins."""
+
+    checkpoint: Path | None
+    finished: bool = False
+    warnings: tuple[Diagnostic, ...] = ()
+
+    @property
+    def began(self) -> RunFolder | None:
+        """The folder of the run that the checkpoint is of."""
+        return RunFolder(self.checkpoint.parent.parent) if self.checkpoint else None
+
+
+def find_start(folder: RunFolder, run: Run, effective: Mapping[str, Any]) -> Start:
+    """Compare a folder with a run's settings, and say where the run begins.
+
+    `checkpoint.resume` is `auto` (go on from the newest whole checkpoint), `never`, or a run's folder, or a checkpoint in one. A run
+    that has checkpoints goes on from them also where `resume` names the run that it once began from: the same command, given again
+    after a stop, goes on. It never passes over its own checkpoints for those of another run. Stopped before its first checkpoint, it
+    begins where it began, which config.yaml says.
+
+    Raises:
+        Findings: `run-folder-taken`, `corrupt-checkpoint`, `no-checkpoint`, `not-a-run`.
+    """
+    resume = run.checkpoint.resume
+    named = None if resume in ("auto", "never") else Path(resume)
+    if not folder.config.exists():
+        return _from(named, effective) if named else Start(None)
+    written = _read(folder)
+    if changed := differences(written, effective):
+        raise Findings(_taken(folder.path, changed))
+    if resume == "never":
+        message = f"{folder.path} holds this run already, and checkpoint.resume is never"
+        raise Findings(Diagnostic("run-folder-taken", message, parameter="checkpoint.resume"))
+    if folder.result.exists():
+        _check_result(folder)
+        return Start(None, finished=True)
+    if named and folder.checkpoints.resolve() == named.parent.resolve():  # back to an earlier step of its own
+        return _from(named, effective)
+    found, damaged = newest(folder.checkpoints)
+    if found is None and damaged:
+        raise Findings(replace(finding, help="no checkpoint of this run is whole: begin again, run.name=NAME") for finding in damaged)
+    began = (written.get("checkpoint") or {}).get("resume", "auto")
+    if found is None and (named or began not in ("auto", "never")):
+        return _from(named or Path(began), effective)
+    if named and named.resolve() != folder.path.resolve():
+        assert found is not None
+        if began != resume:
+            message = f"{folder.path} has checkpoints of its own, the newest {found.name}; checkpoint.resume names {resume}"
+            remedy = "leave checkpoint.resume out to go on with this run, or begin another: run.name=NAME"
+            raise Findings(Diagnostic("run-folder-taken", message, help=remedy, parameter="checkpoint.resume"))
+    return Start(found, warnings=tuple(replace(finding, severity="warning") for finding in damaged))
+
+
+def _from(source: Path, effective: Mapping[str, Any]) -> Start:
+    """Begin from a checkpoint in a run's folder, or from a run's newest one. That run must have been the same."""
+    if source.name.startswith("step-"):
+        if problem := damage(source):
+            raise Findings(Diagnostic("corrupt-checkpoint", f"{source}: {problem}", parameter="checkpoint.resume"))
+        found: Path | None = source
+    else:
+        found, damaged = newest(source / "checkpoints")
+        if found is None:
+            raise Findings(damaged or [Diagnostic("no-checkpoint", f"{source} has no checkpoint", parameter="checkpoint.resume")])
+    assert found is not None
+    start = Start(found)
+    began = start.began
+    assert began is not None
+    if missing := [file.name for file in (began.config, began.data, began.processor) if not file.exists()]:
+        message = f"{began.path}, where {found.name} is, is not the folder of a run: there is no {', '.join(missing)}"
+        remedy = "name the folder of a run, or a checkpoint inside one: what its rows and its processor were is written there"
+        raise Findings(Diagnostic("not-a-run", message, help=remedy, parameter="checkpoint.resume"))
+    if changed := differences(_read(began), effective):
+        raise Findings(_taken(found, changed))
+    return start
+
+
+def _check_result(folder: RunFolder) -> None:
+    try:
+        steps = json.loads(folder.result.read_text())["steps"]
+        assert isinstance(steps, int)
+    except (OSError, ValueError, KeyError, TypeError, AssertionError) as error:
+        message = f"{folder.result} is damaged: {type(error).__name__} {error}"
+        remedy = f"remove it, and the same command ends the run again: rm '{folder.result}'"
+        raise Findings(Diagnostic("not-a-run", message, help=remedy, parameter="run.dir"), fatal=True) from error
+
+
+def _read(folder: RunFolder) -> Any:
+    """A run's written settings."""
+    try:
+        settings = yaml.safe_load(folder.config.read_text())
+        if isinstance(settings, dict):
+            return settings
+        problem = "it holds no settings"
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        problem = str(error).splitlines()[0]
+    raise Findings(Diagnostic("not-a-run", f"{folder.config} cannot be read: {problem}", parameter="run.dir"), fatal=True)
+
+
+def check_rows(began: RunFolder, ledgers: Mapping[str, Mapping[str, Any]]) -> None:
+    """Hold the rows of a run that goes on against those that it began with.
+
+    Raises:
+        Findings: `data-changed`, naming the files.
+    """
+    try:
+        before = json.loads(began.data.read_text())
+        changed = [split for split in ledgers if _rows(before.get(split, {})) != _rows(ledgers[split])]
+    except (OSError, ValueError, AttributeError, KeyError) as error:
+        raise Findings(Diagnostic("not-a-run", f"{began.data} cannot be read: {error}", parameter="run.dir"), fatal=True) from error
+    if changed:
+        named = "; ".join(f"data.{split}: {_told(before.get(split, {}))} → {_told(ledgers[split])}" for split in changed)
+        raise Findings(Diagnostic("data-changed", f"{began.path} began with other rows. {named}", parameter=f"data.{changed[0]}"))
+
+
+def _rows(ledger: Mapping[str, Any]) -> list[Any]:
+    """What tells rows apart, wherever their files are."""
+    files = [{key: value for key, value in file.items() if key != "path"} for file in ledger.get("files", [])]
+    return [files, *(ledger.get(key) for key in SAME_ROWS)]
+
+
+def _told(ledger: Mapping[str, Any]) -> str:
+    files = [f"{file.get('path', file['format'])} ({file['rows']} rows, {file.get('sha256', '')[:8]})" for file in ledger.get("files", [])]
+    return ", ".join([*files, f"{ledger.get('kept')} kept", f"{ledger.get('tokens')} tokens"])
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Dotted settings that differ between two effective configs, with both values; those of `FREE` apart."""
+    old, new = _leaves(before), _leaves(now)
+    keys = [key for key in sorted(old.keys() | new.keys()) if not key.startswith(FREE)]
+    return [f"{key}: {json.dumps(old.get(key))} → {json.dumps(new.get(key))}" for key in keys if old.get(key) != new.get(key)]
+
+
+def _leaves(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in settings.items():
+        if isinstance(value, Mapping):
+            found |= _leaves(value, f"{prefix}{key}.")
+        else:
+            found[f"{prefix}{key}"] = list(value) if isinstance(value, tuple) else value
+    return found
+
+
+def _taken(path: Path, changed: list[str]) -> Diagnostic:
+    listed = "\n".join(f"  {change}" for change in changed)
+    return Diagnostic("run-folder-taken", f"{path} is a run with other settings:\n{listed}", parameter=changed[0].partition(":")[0])
