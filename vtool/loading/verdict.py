@@ -30,7 +30,7 @@ def judge(subject: str, facts: Facts, asked: Sequence[str], allow: Sequence[str]
     if facts["status"] != "judged":
         return _without_verdict(subject, facts, asked)
     checks: dict[str, str] = {}
-    details: dict[str, dict[str, Any]] = {}
+    details: dict[str, dict[str, Any]] = {"subject": _subject(facts)}
     findings: list[Diagnostic] = []
     for rule in asked:
         check = facts["checks"].get(rule, {"reason": "the sources do not include the one that it needs"})
@@ -58,6 +58,17 @@ def _without_verdict(subject: str, facts: Facts, asked: Sequence[str]) -> Result
     if facts["status"] == "not-run":
         return Result(subject, "not-run", checks, (), details)
     return Result(subject, "failed", checks, (Diagnostic("load-failed", f"{subject}: {reason}"),), details)
+
+
+def _subject(facts: Facts) -> dict[str, Any]:
+    """What has been judged: whose checkpoint went into which class, and what was put in the place of parts that do not run on a CPU."""
+    about = facts["about"]
+    checkpoint = {
+        "given": "the user's own",
+        "twin": f"of transformers' {about.get('like')} at tiny size" if about.get("like") else "of the class itself at tiny size",
+        "discovered": "names that the class was found to take",
+    }
+    return {"class": about.get("class"), "checkpoint": checkpoint[facts["origin"]], "parts_replaced": about.get("replaced", [])}
 
 
 def _allowed(item: Item, allow: Sequence[str]) -> bool:

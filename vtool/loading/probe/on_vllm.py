@@ -136,7 +136,8 @@ def subject(name: str, folder: Path, progress: Callable[[str], None]) -> Subject
     about = {
         "class": f"{found.__module__}.{found.__name__}",
         **_place(found),
-        "like": like,
+        "like": like if origin == "twin" else None,
+        "own_twin": origin == "twin" and like == name,
         "replaced": mender.replaced,
         "fields": mender.added,
     }

@@ -22,9 +22,12 @@ def _not_sparse(value: Any) -> Any:
 
 
 def _moe_without_gate() -> None:
-    import vllm.model_executor.layers.fused_moe.config as module
+    import vllm.model_executor.layers.fused_moe.config as config
+    import vllm.model_executor.layers.fused_moe.layer as layer
 
-    module.current_platform = _answering(module.current_platform, is_cuda_alike=lambda: True)
+    for module in (config, layer):  # where it is asked depends on the version
+        if hasattr(module, "current_platform"):
+            module.current_platform = _answering(module.current_platform, is_cuda_alike=lambda: True)
 
 
 def _answering(platform: Any, **answers: Any) -> Any:
