@@ -75,16 +75,18 @@ class Keepers(Owned):
         """For `sys.settrace`: follows the lines of the class's own code, and of its framework's."""
         if not self._follows(frame):
             return None
-        last = frame.f_lineno
+        # What is seen at a function's first line has happened at the line that called it.
+        caller = frame.f_back if frame.f_back is not None and self._follows(frame.f_back) else frame
+        last: Line = (caller.f_code.co_filename, caller.f_lineno)
 
         def local(frame: FrameType, event: str, argument: object) -> Any:
             nonlocal last
             if self._tensor is not None:
                 count = self._settle()
                 if self._count and count > self._count:
-                    self._rises.append((count, (frame.f_code.co_filename, last)))
+                    self._rises.append((count, last))
                 self._count = count
-            last = frame.f_lineno
+            last = (frame.f_code.co_filename, frame.f_lineno)
             return local
 
         return local

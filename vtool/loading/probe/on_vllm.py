@@ -116,10 +116,11 @@ def subject(name: str, folder: Path, progress: Callable[[str], None]) -> Subject
         _save_processor(folder)
     progress("vLLM's config")
     _start_distributed()
-    pooling = any(name in getattr(registry, group, {}) for group in POOLING)
-    config = mender.run(lambda: _vllm_config(folder, **({"runner": "pooling"} if pooling else {})))
+    draft = name in registry._SPECULATIVE_DECODING_MODELS
+    runner = "draft" if draft else "pooling" if any(name in getattr(registry, group, {}) for group in POOLING) else "auto"
+    config = mender.run(lambda: _vllm_config(folder, runner))
     built.append(config)
-    if name in registry._SPECULATIVE_DECODING_MODELS:
+    if draft:
         _as_draft(config, said.get("drafts", "eagle3" if "agle3" in name else "mtp" if "MTP" in name else "eagle"))
     progress("construction")
     make = _maker(config)
@@ -202,12 +203,12 @@ def _start_distributed() -> None:
     Path(meeting).unlink(missing_ok=True)
 
 
-def _vllm_config(folder: Path, **more: Any) -> Any:
+def _vllm_config(folder: Path, runner: str) -> Any:
     from vllm.config import DeviceConfig, LoadConfig, ModelConfig, VllmConfig
 
     model = ModelConfig(
         model=str(folder), tokenizer=str(folder), skip_tokenizer_init=not (folder / "tokenizer.json").exists(), trust_remote_code=False,
-        dtype="bfloat16", seed=0, enforce_eager=True, max_model_len=64, **more,
+        dtype="bfloat16", seed=0, enforce_eager=True, max_model_len=64, runner=runner,
     )  # fmt: skip
     return VllmConfig(model_config=model, load_config=LoadConfig(), device_config=DeviceConfig(device="cpu"))
 

@@ -48,7 +48,8 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self.read.add(given)
                 origins.add(given)
                 self._note_narrowing(given, tensor, args, result)
-            origins |= self.came_from.get(address, set())
+            else:  # what lay at a checkpoint tensor's address before is nothing of it
+                origins |= self.came_from.get(address, set())
         before = {_address(tensor) for tensor in inputs}
         for tensor in tree_leaves(result):
             if not isinstance(tensor, Tensor) or tensor.device.type != "cpu":
