@@ -90,12 +90,13 @@ class Mender:
     def _part(self, error: Exception) -> bool:
         text = f"{type(error).__name__}: {error}"
         for words, pattern, replace in self.stubs:
-            if words not in self.replaced and re.search(pattern, text):
-                replace()
-                self.replaced.append(words)
+            match = re.search(pattern, text)
+            if match and (named := words.format(*match.groups())) not in self.replaced:
+                replace(*match.groups())
+                self.replaced.append(named)
                 return True
         return False
 
 
-Stub = tuple[str, str, Callable[[], None]]
-"""What is replaced, in words; the error that asks for it; how."""
+Stub = tuple[str, str, Callable[..., None]]
+"""What is replaced, in words; the error that asks for it; how. The pattern's groups fill the words, and are given to the replacement."""

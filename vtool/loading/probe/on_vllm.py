@@ -99,6 +99,8 @@ def subject(name: str, folder: Path, progress: Callable[[str], None]) -> Subject
             config.model_config.skip_tokenizer_init = False
 
     mender = Mender(twin.TABLE["fields"], (*STUBS, ("a tokenizer", NEEDS_PROCESSOR, give_tokenizer)))
+    progress("import")
+    mender.run(registry.ModelRegistry.models[served].load_model_cls)
     progress("tiny twin")
     like = None if "config_class" in said else said.get("like") or _class_like(name, registry.ModelRegistry.models)
     checkpoint: Mapping[str, Tensor] | None = None

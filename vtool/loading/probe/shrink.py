@@ -86,6 +86,8 @@ def shrink(config: Any, layers: int = LAYERS) -> Any:
             _set(config, name, [small(name, entry) for entry in list(value)[:layers]])
         elif isinstance(value, dict) and value and all(isinstance(key, int) for key in value):
             _set(config, name, {key: entry for key, entry in value.items() if key < layers})
+        elif isinstance(value, dict) and name.endswith("_config") and all(isinstance(key, str) for key in value):
+            _set(config, name, {key: small(key, entry) for key, entry in value.items()})
         elif (tiny := small(name, value)) != value:
             _set(config, name, min(value, layers) if CAPPED.get(name) == LAYERS else tiny)
     _whole_patches(config)
