@@ -1,5 +1,6 @@
 """vLLM's classes at tiny size, without its engine, on a CPU."""
 
+import gc
 import inspect
 import os
 import re
@@ -30,7 +31,7 @@ ENVIRONMENT = {
     "VLLM_USE_V1": "1",
 }
 
-NEEDS_PROCESSOR = "Can't load image processor|skip_tokenizer_init|Failed to load the processor|has no attribute '(get_vocab|vocab)'"
+NEEDS_PROCESSOR = "KeyError: '<image>'|Can't load image processor|skip_tokenizer_init|Failed to load the processor|has no attribute '(?:get_vocab|vocab)'"
 POOLING = (
     "_EMBEDDING_MODELS", "_LATE_INTERACTION_MODELS", "_REWARD_MODELS", "_TOKEN_CLASSIFICATION_MODELS", "_SEQUENCE_CLASSIFICATION_MODELS",
 )  # fmt: skip
@@ -224,6 +225,7 @@ def _maker(config: Any) -> Callable[[], Any]:
         compilation.static_forward_context.clear()
         if hasattr(compilation, "static_all_moe_layers"):
             compilation.static_all_moe_layers.clear()
+        gc.collect()  # the model before this one refers to itself
         torch.manual_seed(0)
         with set_default_torch_dtype(config.model_config.dtype), torch.device("cpu"):
             return initialize_model(vllm_config=config).eval()
@@ -261,7 +263,7 @@ def _save_processor(folder: Path) -> None:
     from tokenizers import Tokenizer, models
     from transformers import PreTrainedTokenizerFast, Qwen2VLImageProcessor, Qwen3VLVideoProcessor
 
-    words = ["[UNK]", "<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>"]
+    words = ["[UNK]", "<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>", "<image>"]
     tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="[UNK]"))
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[UNK]").save_pretrained(folder)
     Qwen2VLImageProcessor().save_pretrained(folder)

@@ -1,6 +1,7 @@
 """Imports the framework once, then gives each subject a process of its own: a crash or a hang is that subject's own result."""
 
 import ctypes
+import gc
 import importlib
 import json
 import os
@@ -50,6 +51,8 @@ def serve(request_file: str) -> int:
         from fnmatch import fnmatchcase
 
         subjects = [name for name in known if fnmatchcase(name, request["match"])]
+    gc.collect()
+    gc.freeze()  # what is imported is never looked through again, and stays shared with the children
     _say(out, event="ready", **about, torch=torch.__version__, seconds=time.monotonic() - started, known=known, subjects=subjects)
     with tempfile.TemporaryDirectory(prefix="vtool-load-") as scratch:
         Pool(host, request, Path(scratch), out).run(subjects)
