@@ -207,13 +207,19 @@ def _start_distributed() -> None:
 
 
 def _vllm_config(folder: Path, runner: str) -> Any:
-    from vllm.config import DeviceConfig, LoadConfig, ModelConfig, VllmConfig
+    from vllm.config import CacheConfig, DeviceConfig, LoadConfig, ModelConfig, VllmConfig
 
     model = ModelConfig(
         model=str(folder), tokenizer=str(folder), skip_tokenizer_init=not (folder / "tokenizer.json").exists(), trust_remote_code=False,
         dtype="bfloat16", seed=0, enforce_eager=True, max_model_len=64, runner=runner,
     )  # fmt: skip
-    return VllmConfig(model_config=model, load_config=LoadConfig(), device_config=DeviceConfig(device="cpu"))
+    whole = {"model_config": model, "load_config": LoadConfig(), "device_config": DeviceConfig(device="cpu")}
+    try:
+        return VllmConfig(**whole)
+    except ValueError as error:
+        if "enable-prefix-caching" not in str(error):
+            raise
+        return VllmConfig(**whole, cache_config=CacheConfig(enable_prefix_caching=True))  # some linear attention asks for it
 
 
 def _maker(config: Any) -> Callable[[], Any]:
