@@ -30,7 +30,7 @@ def judge(subject: str, facts: Facts, asked: Sequence[str], allow: Sequence[str]
     if facts["status"] != "judged":
         return _without_verdict(subject, facts, asked)
     checks: dict[str, str] = {}
-    details: dict[str, dict[str, Any]] = {}
+    details: dict[str, dict[str, Any]] = {"subject": _subject(facts)}
     findings: list[Diagnostic] = []
     for rule in asked:
         check = facts["checks"].get(rule, {"reason": "the sources do not include the one that it needs"})
@@ -58,6 +58,22 @@ def _without_verdict(subject: str, facts: Facts, asked: Sequence[str]) -> Result
     if facts["status"] == "not-run":
         return Result(subject, "not-run", checks, (), details)
     return Result(subject, "failed", checks, (Diagnostic("load-failed", f"{subject}: {reason}"),), details)
+
+
+def _subject(facts: Facts) -> dict[str, Any]:
+    """What has been judged: whose checkpoint went into which class, and what was put in the place of parts that do not run on a CPU.
+
+    `fields_guessed` are those that the config lacked, with the values they were given.
+    """
+    about = facts["about"]
+    checkpoint = {
+        "given": "the user's own",
+        "twin": f"of transformers' {about.get('like')} at tiny size" if about.get("like") else "of the class itself at tiny size",
+        "discovered": "names that the class was found to take",
+    }
+    said = {"class": about.get("class"), "checkpoint": checkpoint[facts["origin"]], "parts_replaced": about.get("replaced", [])}
+    more = {"dtype": about.get("dtype"), "fields_guessed": about.get("fields")}
+    return said | {key: value for key, value in more.items() if value}
 
 
 def _allowed(item: Item, allow: Sequence[str]) -> bool:
@@ -201,12 +217,18 @@ def _aliased(rule: str, items: Sequence[Item], facts: Facts) -> list[Diagnostic]
 
 
 def _narrowed(rule: str, items: Sequence[Item], facts: Facts) -> list[Diagnostic]:
-    """A twin keeps in float32 what transformers does; files on the hub need not."""
+    """A twin keeps in float32 what transformers does; files on the hub need not. A whole model in another dtype is the framework's choice."""
     found = []
+    chosen = (facts["about"].get("declared_dtype"), facts["about"].get("dtype"))
     for (before, after), group in _by(items, lambda item: (item["expected"], item["seen"])).items():
         names = [item["tensors"][0] for item in group]
         message = f"{_several('tensor', group)} {'go' if len(group) > 1 else 'goes'} from {before} into {after}: {_listed(names)}"
-        found.append(_finding(rule, message, group, "warning" if facts["origin"] == "given" else "note", _own_line(facts)))
+        help = None
+        if (before, after) == chosen:
+            message += f"; it is the framework's choice for a config that says {before}"
+            help = f"nothing, if {after} is meant; else ask the server for --dtype {before}"
+        severity: Severity = "warning" if facts["origin"] == "given" and not help else "note"
+        found.append(replace(_finding(rule, message, group, severity, _own_line(facts)), help=help))
     return found
 
 

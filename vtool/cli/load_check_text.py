@@ -1,0 +1,120 @@
+"""What `vtool load-check` prints beside its findings: progress, the table of many subjects, what was not run."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from vtool.diagnostics.result import Result
+
+if TYPE_CHECKING:
+    from vtool.loading.check import Progress
+
+SHOWN = 4
+
+
+class Live:
+    """Progress on standard error: one line that changes, on a terminal; else a line for each subject."""
+
+    def __init__(self, stream: Any, *, enabled: bool) -> None:
+        self.stream, self.enabled = stream, enabled
+        self.wide = stream.isatty()
+        self.counts: dict[str, int] = {}
+
+    def ready(self, event: Mapping[str, Any]) -> None:
+        """The framework is imported."""
+        if self.enabled:
+            named = f"{event['name']} {event['version']}"
+            self.stream.write(f"{named}, torch {event['torch']}, imported in {event['seconds']:.1f} s: {len(event['subjects'])} classes\n")
+
+    def show(self, progress: "Progress") -> None:
+        """One more subject has its result."""
+        if not self.enabled:
+            return
+        verdict = progress.result.verdict
+        self.counts[verdict] = self.counts.get(verdict, 0) + 1
+        seconds = progress.facts.get("seconds")
+        line = f"{progress.done}/{progress.of} {progress.result.subject}: {verdict}" + (f", {seconds:.1f} s" if seconds is not None else "")
+        if self.wide:
+            counts = ", ".join(f"{count} {word}" for word, count in self.counts.items())
+            self.stream.write(f"\r\x1b[K{_cut(f'{line} ({counts})')}")
+        else:
+            self.stream.write(f"{line}\n")
+        self.stream.flush()
+
+    def end(self) -> None:
+        """Leave the terminal's line."""
+        if self.enabled and self.wide:
+            self.stream.write("\r\x1b[K")
+            self.stream.flush()
+
+
+def _cut(line: str) -> str:
+    """No wider than the terminal: what wraps cannot be taken back."""
+    import shutil
+
+    columns = shutil.get_terminal_size().columns - 1
+    return line if len(line) <= columns else line[: columns - 1] + "…"
+
+
+def table(results: Sequence[Result]) -> str:
+    """For each check, how many subjects passed it, failed it, or were not asked; then every subject that was not judged."""
+    rules = list(dict.fromkeys(rule for result in results for rule in result.checks))
+    width = max((len(rule) for rule in rules), default=0)
+    lines = [f"{'check':<{width}}  passed  failed  not run"]
+    for rule in rules:
+        states = [result.checks.get(rule) for result in results]
+        lines.append(f"{rule:<{width}}  {states.count('passed'):>6}  {states.count('failed'):>6}  {states.count('not-run'):>7}")
+    verdicts = [result.verdict for result in results]
+    lines.append("")
+    lines.append(", ".join(f"{verdicts.count(word)} {word}" for word in ("clean", "unsafe", "failed", "not-run") if word in verdicts))
+    if changed := sum(bool(_changed(result)) for result in results):
+        lines.append(f"{changed} with parts replaced or fields guessed, which json and the page name")
+    lines += [f"  not run: {result.subject}: {_reason(result)}" for result in results if result.verdict == "not-run"]
+    return "\n".join(lines) + "\n\n"
+
+
+def made_of(results: Sequence[Result]) -> Iterator[str]:
+    """For each subject that was judged, a line: which class, with whose tensors; and what of it was replaced or guessed."""
+    for result in results:
+        if made := result.details.get("subject"):
+            dtype = f" in {made['dtype']}" if "dtype" in made else ""
+            changed = f"; {'; '.join(_changed(result))}" if _changed(result) else ""
+            yield f"{result.subject}: {made['class']}{dtype}, checkpoint: {made['checkpoint']}{changed}\n"
+
+
+def digests(results: Sequence[Result]) -> Iterator[str]:
+    """What `--digest` has found, as `xxhsum -H2` prints it."""
+    for result in results:
+        measured = result.details.get("truncated-file", {}).get("measured", {})
+        yield from (f"{found['xxh3_128']}  {result.subject}/{file}\n" for file, found in measured.items())
+
+
+def _changed(result: Result) -> list[str]:
+    made = result.details.get("subject", {})
+    fields = [f"{name}={value!r}" for name, value in made.get("fields_guessed", {}).items()]
+    groups = (("replaced", made.get("parts_replaced", [])), ("guessed, because the config lacks it", fields))
+    return [f"{word}: {_listed(entries)}" for word, entries in groups if entries]
+
+
+def _listed(entries: Sequence[str]) -> str:
+    return ", ".join(entries[:SHOWN]) + (f" and {len(entries) - SHOWN} more" if len(entries) > SHOWN else "")
+
+
+def without_notes(results: Sequence[Result]) -> list[Result]:
+    """Of a whole framework only what matters is printed; JSON has everything, and so has a subject by itself."""
+    return [replace(result, findings=tuple(each for each in result.findings if each.severity != "note")) for result in results]
+
+
+def last_line(results: Sequence[Result]) -> str:
+    """What no verdict could be had of is never passed over."""
+    missed = [result for result in results if result.verdict == "not-run"]
+    if not missed:
+        return ""
+    if len(results) == 1:
+        return f"not run: {_reason(missed[0])}\n"
+    return f"{len(results) - len(missed)} of {len(results)} subjects judged, {len(missed)} not run\n"
+
+
+def _reason(result: Result) -> str:
+    reasons = [str(detail["reason"]) for detail in result.details.values() if "reason" in detail]
+    return reasons[0] if reasons else result.findings[0].message if result.findings else "no reason is known"
