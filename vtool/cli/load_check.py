@@ -31,7 +31,7 @@ def load_check(
         list[str] | None,
         typer.Argument(
             metavar="SUBJECT… [KEY=VALUE]…",
-            help="A folder, a .safetensors file, vllm:NAME, transformers:NAME, sglang:NAME, python:FILE.py:factory, or a recipe; and settings.",
+            help="A folder, a .safetensors file, vllm:NAME, transformers:NAME, sglang:NAME, python:FILE.py:factory, a recipe; settings.",
         ),
     ] = None,
     all: Annotated[FrameworkName | None, typer.Option("--all", help="Every class of this framework.")] = None,
@@ -59,6 +59,7 @@ def load_check(
         settings, typed = _settings(subjects, overrides, all, python)
         if checkpoint is not None and not checkpoint.is_dir():
             raise typer.BadParameter(f"there is no folder {checkpoint}", param_hint="--checkpoint")
+        _can_write(baseline, html)
         live = Live(sys.stderr, enabled=settings.subjects.all is not None)
         found = []
         for progress in check_subjects(settings, checkpoint, live.ready, digest=digest, typed=typed):
@@ -76,7 +77,7 @@ def load_check(
             lines.append(_page(results, html))
     many = settings.subjects.all is not None
     if format not in MACHINE:
-        sys.stdout.write(table(results) if many else "")
+        sys.stdout.write(table(results) if many and len(results) > 1 else "")
         sys.stdout.writelines(made_of(results) if format is Format.full and not many else ())
         sys.stdout.writelines(digests(results))
     (sys.stderr if format in MACHINE else sys.stdout).writelines(f"{line}\n" for line in lines)
@@ -101,15 +102,15 @@ def _settings(
     from vtool.config.compose import compose_recipe
     from vtool.config.load import load_load_check, load_run
     from vtool.config.resources import recipe_names
-    from vtool.config.schema import LoadCheck
+    from vtool.config.schema import Run
     from vtool.diagnostics import Diagnostic, Findings
 
     recipe, typed = RECIPE, {}
     if subjects and (subjects[0] in recipe_names() or subjects[0].endswith((".yaml", ".yml"))):
         word, *subjects = subjects
         if compose_recipe(word, ()).values.get("kind") == "sft":
-            of_check = [text for text in overrides if text.lstrip("+~").partition("=")[0].partition(".")[0] in LoadCheck.model_fields]
-            of_run = [text for text in overrides if text not in of_check]
+            of_run = [text for text in overrides if text.lstrip("+~").partition("=")[0].partition(".")[0] in Run.model_fields]
+            of_check = [text for text in overrides if text not in of_run]
             served = _served(load_run(word, of_run).run)
             subjects, overrides, typed = [served, *subjects], of_check, {served: word}
         else:
@@ -130,9 +131,11 @@ def _settings(
 
 def _served(run: "Run") -> str:
     """What will be served of a run: its export; before there is one, vLLM's class of its family."""
+    import os
+
     export = run.folder / "export"
     if (export / "config.json").is_file():
-        return str(export.absolute())
+        return os.path.join(export, "")  # with a slash, that it is taken for nothing else
     from vtool.models.families import family
 
     return f"vllm:{family(run.model.family).model_class().__name__}"
@@ -142,6 +145,19 @@ def _in_order(results: "Iterable[Result]", names: "Sequence[str]") -> "list[Resu
     """As they were named; those of a whole framework as they came."""
     place = {name: number for number, name in enumerate(names)}
     return sorted(results, key=lambda result: place.get(result.subject, len(place)))
+
+
+def _can_write(baseline: Path | None, html: Path | None) -> None:
+    """What would be found out at the end otherwise, with the results lost."""
+    from vtool.diagnostics.baseline import compare
+
+    if baseline is not None and baseline.exists():
+        compare((), baseline)
+    for file, option in ((baseline, "--baseline"), (html, "--html")):
+        if file is not None and not file.parent.is_dir():
+            raise typer.BadParameter(f"there is no folder {file.parent}", param_hint=option)
+        if file is not None and file.is_dir():
+            raise typer.BadParameter(f"{file} is a folder; name a file", param_hint=option)
 
 
 def _page(results: "Sequence[Result]", file: Path) -> str:

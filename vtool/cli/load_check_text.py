@@ -1,5 +1,6 @@
 """What `vtool load-check` prints beside its findings: progress, the table of many subjects, what was not run."""
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -74,19 +75,24 @@ def table(results: Sequence[Result]) -> str:
 
 
 def made_of(results: Sequence[Result]) -> Iterator[str]:
-    """For each subject that was judged, a line: which class, with whose tensors; and what of it was replaced or guessed."""
+    """For each subject, a line: the folder of a recipe; the class, and with whose tensors; what of it was replaced or guessed."""
     for result in results:
-        if made := result.details.get("subject"):
+        made = result.details.get("subject", {})
+        parts = [made["folder"]] if "folder" in made else []
+        if "class" in made:
             dtype = f" in {made['dtype']}" if "dtype" in made else ""
-            changed = f"; {'; '.join(_changed(result))}" if _changed(result) else ""
-            yield f"{result.subject}: {made['class']}{dtype}, checkpoint: {made['checkpoint']}{changed}\n"
+            parts.append(f"{made['class']}{dtype}, checkpoint: {made['checkpoint']}")
+        if parts := [*parts, *_changed(result)]:
+            yield f"{result.subject}: {'; '.join(parts)}\n"
 
 
 def digests(results: Sequence[Result]) -> Iterator[str]:
     """What `--digest` has found, as `xxhsum -H2` prints it."""
     for result in results:
+        folder = result.details.get("subject", {}).get("folder", result.subject)
         measured = result.details.get("truncated-file", {}).get("measured", {})
-        yield from (f"{found['xxh3_128']}  {result.subject}/{file}\n" for file, found in measured.items())
+        for file, found in measured.items():
+            yield f"{found['xxh3_128']}  {folder if folder.endswith(file) else os.path.join(folder, file)}\n"
 
 
 def _changed(result: Result) -> list[str]:

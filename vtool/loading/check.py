@@ -52,30 +52,33 @@ def check_subjects(
         Findings: `unknown-subject`, before anything is run, for what is no subject.
     """
     named = list(dict.fromkeys(parse(text, typed.get(text)) for text in settings.subjects.names))
-    asks: dict[str, list[Named] | None] = {}
-    if settings.subjects.all:
-        asks[settings.subjects.all] = None
-    if not named and not asks:
+    whole = settings.subjects.all
+    if not named and not whole:
         raise Findings(Diagnostic("unknown-subject", "nothing is named that could be checked"), fatal=True)
-    if named and asks:
+    if named and whole:
         raise Findings(Diagnostic("unknown-subject", "either subjects are named, or all of a framework"), fatal=True)
     asked = asked_checks(settings)
     folders: dict[str, Folder] = {}
+    waiting: dict[str, list[Named]] = {}
     done = 0
     for subject in named:
-        host = subject.host
-        if host == FOLDER:
+        if subject.host == FOLDER:
             folder = audited(str(subject), Path(subject.name), settings, digest=digest)
             if folder.why_not:
                 done += 1
                 yield Progress(done, len(named), folder.without_class(asked, folder.why_not), {})
                 continue
-            folders[subject.name], host = folder, HOST
-        asks.setdefault(host, []).append(subject)  # type: ignore[union-attr]
-    for host, subjects in asks.items():
-        for number, progress in enumerate(_on_one_host(settings, host, subjects, folders, checkpoint, announce), 1):
-            yield progress if subjects is None else replace(progress, done=done + number, of=len(named))
-        done += len(subjects or ())
+            asked_of = replace(subject, name=str(Path(subject.name).absolute()))
+            folders[asked_of.name] = folder
+            waiting.setdefault(HOST, []).append(asked_of)
+        else:
+            waiting.setdefault(subject.host, []).append(subject)
+    for host, subjects in waiting.items():
+        for progress in _on_one_host(settings, host, subjects, folders, checkpoint, announce):
+            done += 1
+            yield replace(progress, done=done, of=len(named))
+    if whole:
+        yield from _on_one_host(settings, whole, None, {}, checkpoint, announce)
 
 
 def _on_one_host(

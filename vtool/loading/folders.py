@@ -49,7 +49,7 @@ class Folder:
             verdict=verdict,
             checks={**files.checks, **of_class.checks},
             findings=(*files.findings, *(replace(one, help=one.help or _HELP.get(one.rule)) for one in of_class.findings)),
-            details={**files.details, **details},
+            details={**files.details, **details, "subject": {**files.details.get("subject", {}), **details.get("subject", {})}},
         )
 
     def without_class(self, asked: Sequence[str], reason: str, findings: Sequence[Diagnostic] = ()) -> Result:
@@ -65,7 +65,10 @@ def audited(subject: str, path: Path, settings: LoadCheck, *, digest: bool) -> F
         subject: what the user typed.
         path: a folder, or one file.
     """
-    result = replace(audit_folder(path, digest=digest, threads=2), subject=subject)
+    result = audit_folder(path, digest=digest, threads=2)
+    result = replace(result, subject=subject)
+    if Path(subject) != path:  # a recipe
+        result = replace(result, details={"subject": {"folder": str(path)}, **result.details})
     return Folder(result, _why_not(path, result, settings))
 
 
@@ -78,6 +81,11 @@ def _why_not(path: Path, result: Result, settings: LoadCheck) -> str | None:
         return f"the files cannot be loaded as they are: {', '.join(wrong)}"
     if not (path / "config.json").is_file():
         return "without a config.json nothing says which class will load it"
+    return _why_not_here(path, settings)
+
+
+def _why_not_here(path: Path, settings: LoadCheck) -> str | None:
+    """What this machine and the settings have against it."""
     if settings.python is None and interpreter(None, HOST) == sys.executable and find_spec(HOST) is None:
         return "this interpreter has no vLLM: `make vllm-env` builds one that has, --python EXE names another"
     size = sum(file.stat().st_size for file in path.glob("*.safetensors")) / 2**20

@@ -22,7 +22,7 @@ class Named:
     host: str
     """`vllm`, `transformers`, `sglang`, `python` or `folder`."""
     name: str
-    """The class, the path and the function, or the folder's absolute path."""
+    """The class, the path and the function, or the path of the folder."""
     typed: str | None = None
     """What the user wrote, where that is not `host:name`."""
 
@@ -41,7 +41,7 @@ def parse(text: str, typed: str | None = None) -> Named:
     """
     host, colon, name = text.partition(":")
     if host not in HOSTS and is_path(text):
-        return Named(FOLDER, str(Path(text).absolute()), typed or text)
+        return Named(FOLDER, text, typed or text)
     if not colon or not name or host not in HOSTS:
         help = did_you_mean([f"{guess}:{name}" for guess in near(host, HOSTS)]) if colon and name else None
         message = f"`{text}` is no subject: neither a folder, nor a recipe, nor one of {', '.join(f'{known}:…' for known in HOSTS)}"

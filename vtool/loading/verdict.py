@@ -217,7 +217,7 @@ def _aliased(rule: str, items: Sequence[Item], facts: Facts) -> list[Diagnostic]
 
 
 def _narrowed(rule: str, items: Sequence[Item], facts: Facts) -> list[Diagnostic]:
-    """A twin keeps in float32 what transformers does; files on the hub need not. A whole model in another dtype is the framework's choice."""
+    """A twin keeps in float32 what transformers does; files on the hub need not. A dtype for the whole model is the framework's choice."""
     found = []
     chosen = (facts["about"].get("declared_dtype"), facts["about"].get("dtype"))
     for (before, after), group in _by(items, lambda item: (item["expected"], item["seen"])).items():
