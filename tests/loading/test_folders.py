@@ -188,6 +188,22 @@ def test_what_does_not_land_is_found(run: Path, tmp_path: Path) -> None:
 
 
 @needs_vllm
+def test_a_pooler_that_is_not_served_is_a_note(tmp_path: Path) -> None:
+    import torch
+    from transformers import BertConfig, BertModel
+
+    torch.manual_seed(0)
+    small = BertConfig(
+        hidden_size=64, num_attention_heads=2, num_hidden_layers=1, intermediate_size=64, vocab_size=96, max_position_embeddings=64
+    )
+    BertModel(small).to(torch.bfloat16).save_pretrained(tmp_path)
+    (found,) = results(tmp_path, "--python", str(VLLM), status=1)  # the class itself keeps what it is given
+    severities = {finding["rule"]: finding["severity"] for finding in found["findings"]}
+    assert severities["unconsumed-tensor"] == "note"
+    assert severities["stale-reference"] == "error"
+
+
+@needs_vllm
 def test_an_architecture_that_vllm_does_not_have_is_not_run(tmp_path: Path) -> None:
     model = folder(tmp_path / "model", model={"a": f32(2)})
     (model / "config.json").write_text('{"architectures": ["NoSuchForCausalLM"]}')

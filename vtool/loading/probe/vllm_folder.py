@@ -70,6 +70,7 @@ def subject(given: Path, folder: Path, progress: Callable[[str], None]) -> Subje
             "declared_dtype": _word(written),
             "dtype": str(config.model_config.dtype).removeprefix("torch."),
             "replaced": mender.replaced,
+            "served": True,
         },
         paths=lambda subject: drive(subject, config),
     )
