@@ -37,24 +37,21 @@ class Live:
         line = f"{progress.done}/{progress.of} {progress.result.subject}: {verdict}" + (f", {seconds:.1f} s" if seconds is not None else "")
         if self.wide:
             counts = ", ".join(f"{count} {word}" for word, count in self.counts.items())
-            self.stream.write(f"\r\x1b[K{_cut(f'{line} ({counts})')}")
+            self.stream.write(f"\r\x1b[K{self._cut(f'{line} ({counts})')}")
         else:
             self.stream.write(f"{line}\n")
         self.stream.flush()
+
+    def _cut(self, line: str) -> str:
+        """No wider than the terminal: what wraps cannot be taken back."""
+        most = (os.get_terminal_size(self.stream.fileno()).columns or 80) - 1  # a terminal that does not know its width says 0
+        return line if len(line) <= most else line[: most - 1] + "…"
 
     def end(self) -> None:
         """Leave the terminal's line."""
         if self.enabled and self.wide:
             self.stream.write("\r\x1b[K")
             self.stream.flush()
-
-
-def _cut(line: str) -> str:
-    """No wider than the terminal: what wraps cannot be taken back."""
-    import shutil
-
-    columns = shutil.get_terminal_size().columns - 1
-    return line if len(line) <= columns else line[: columns - 1] + "…"
 
 
 def table(results: Sequence[Result]) -> str:
