@@ -74,7 +74,7 @@ def test_settings_choose_the_checks() -> None:
         (["BertModel"], "is no subject"),
         (["vllm:BertModel", "--python", "/no/such/python"], "cannot be started"),
         (["vllm:BertModel", "slotz=2"], "did you mean `slots`?"),
-        (["digits"], "is a recipe of kind sft"),
+        (["vllm_all", "run.name=x"], "there is no setting `run`"),
         (["sglang:LlamaForCausalLM", "--python", sys.executable], "cannot import sglang"),
     ],
 )
@@ -112,3 +112,106 @@ def test_the_three_known_classes_of_vllm_are_found_with_their_lines() -> None:
         detail = found[name]["details"]["stale-reference"]
         assert "model.load_weights" in detail["reachable_via"]
         assert "load_format=safetensors" in detail["protected_by"]
+
+
+def test_a_baseline_leaves_what_is_known_uncounted(tmp_path: Path) -> None:
+    file = tmp_path / "known.json"
+    recorded = load_check(f"python:{MODELS}:KeepsAll", "--baseline", str(file))
+    assert recorded.returncode == 0
+    assert "recorded in" in recorded.stdout
+    again = load_check(f"python:{MODELS}:KeepsAll", "--baseline", str(file), "--format", "json")
+    assert again.returncode == 0
+    assert json.loads(again.stdout)["summary"]["errors"] == 0
+    assert "not counted" in again.stderr
+    assert load_check(f"python:{MODELS}:KeepsAll", f"python:{MODELS}:SkipsBias", "--baseline", str(file)).returncode == 1
+
+
+def test_a_page_is_written_beside_what_is_printed(tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    done = load_check(f"python:{MODELS}:KeepsAll", "--html", str(page))
+    assert f"page: {page}" in done.stdout
+    assert "stale-reference" in page.read_text()
+
+
+def test_findings_are_annotations_and_sarif() -> None:
+    subject = f"python:{MODELS}:KeepsAll"
+    assert f"::error file={Path(MODELS).relative_to(ROOT)}," in load_check(subject, "--format", "github").stdout
+    found = json.loads(load_check(subject, "--format", "sarif").stdout)["runs"][0]["results"]
+    assert {result["ruleId"] for result in found} >= {"VT401"}
+
+
+@pytest.mark.parametrize(
+    "arguments", [("--html", "/no/such/page.html"), ("--baseline", "/no/such/known.json"), ("--baseline", __file__), ("--html", "/")]
+)
+def test_an_output_that_cannot_be_is_told_before_the_work(arguments: tuple[str, str]) -> None:
+    done = load_check(f"python:{MODELS}:hangs", "limits.seconds=100", *arguments)
+    assert done.returncode == 2
+    assert f"{Path(arguments[1]).parent}" in done.stderr
+
+
+def test_a_pattern_that_fits_nothing_is_told() -> None:
+    done = load_check("--all", "transformers", "subjects.match=Nothing*", "--python", sys.executable)
+    assert done.returncode == 2
+    assert "fits subjects.match `Nothing*`" in done.stdout
+    assert done.stdout.splitlines()[-1].startswith("not run: ")
+
+
+def test_an_interpreter_without_torch_is_told(tmp_path: Path) -> None:
+    bare = tmp_path / "bare"
+    bare.write_text(f'#!/bin/sh\nexec {sys._base_executable} -I -S "$@"\n')  # without site-packages
+    bare.chmod(0o755)
+    done = load_check("vllm:BertModel", "--python", str(bare))
+    assert done.returncode == 2
+    assert "cannot import torch" in done.stdout
+
+
+def test_a_recipe_that_trains_is_checked_by_what_will_serve_it(tmp_path: Path) -> None:
+    subject = ["digits", f"run.dir={tmp_path}", "slots=2"]
+    found = json.loads(load_check(*subject, "--python", sys.executable, "--format", "json").stdout)["results"]
+    assert [result["subject"] for result in found] == ["digits"]  # there is no export yet, and no vLLM
+    (tmp_path / "export").mkdir()
+    (tmp_path / "export" / "config.json").write_text("{}")
+    (there,) = json.loads(load_check(*subject, "--format", "json").stdout)["results"]
+    assert there["subject"] == "digits"
+    assert there["findings"][0]["rule"] == "no-weights"
+    assert "did you mean `slots`?" in load_check("digits", "slotz=2").stderr
+
+
+def test_all_of_a_framework_ends_with_a_table_and_what_was_not_run() -> None:
+    done = load_check("--all", "transformers", "subjects.match=LlamaFor*Classification", "--python", sys.executable)
+    assert done.returncode == 0
+    assert done.stderr.count("clean") == 2
+    table = done.stdout.splitlines()
+    assert next(line for line in table if line.startswith("unwritten-parameter")).split() == ["unwritten-parameter", "2", "0", "0"]
+    assert "not run" in table[-1]
+
+
+def test_on_a_terminal_the_progress_is_one_line() -> None:
+    import pty
+
+    from vtool.cli.load_check_text import Live
+    from vtool.diagnostics.result import Result
+    from vtool.loading.check import Progress
+
+    ours, theirs = pty.openpty()
+    terminal = os.fdopen(theirs, "w")
+    live = Live(terminal, enabled=True)
+    for number in (1, 2):
+        live.show(Progress(number, 2, Result(f"vllm:{'Long' * 40}{number}", "clean"), {"seconds": 0.5}))
+    live.end()
+    print("that is all", file=terminal, flush=True)
+    seen = b""
+    while b"that is all" not in seen:  # a terminal gives what it has, a piece at a time
+        seen += os.read(ours, 10_000)
+    terminal.close()
+    os.close(ours)
+    shown = seen.decode().partition("that is all")[0]
+    assert "\n" not in shown
+    assert shown.count("\r\x1b[K") == 3
+    assert max(map(len, shown.split("\r\x1b[K"))) < 80
+
+
+def test_what_was_judged_is_said() -> None:
+    found = results("transformers:LlamaForCausalLM", "--python", sys.executable, status=0)["LlamaForCausalLM"]
+    assert found["details"]["subject"]["class"].endswith("LlamaForCausalLM")
+    assert "checkpoint: " in load_check("transformers:LlamaForCausalLM", "--python", sys.executable).stdout

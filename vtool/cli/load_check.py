@@ -9,14 +9,12 @@ import typer
 from vtool.cli.formats import Format
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from typing import Any
+    from collections.abc import Iterable, Sequence
 
-    from vtool.config.schema import LoadCheck
+    from vtool.config.schema import LoadCheck, Run
     from vtool.diagnostics.result import Result
-    from vtool.loading.check import Progress
 
-# The settings of a subject that is named on the command line.
+# The settings of subjects that are named on the command line.
 RECIPE = "load_check"
 
 
@@ -33,137 +31,140 @@ def load_check(
         list[str] | None,
         typer.Argument(
             metavar="SUBJECT… [KEY=VALUE]…",
-            help="vllm:NAME, transformers:NAME, sglang:NAME, python:FILE.py:factory, or a recipe of kind load_check; and settings.",
+            help="A folder, a .safetensors file, vllm:NAME, transformers:NAME, sglang:NAME, python:FILE.py:factory, a recipe; settings.",
         ),
     ] = None,
     all: Annotated[FrameworkName | None, typer.Option("--all", help="Every class of this framework.")] = None,
     python: Annotated[str | None, typer.Option(metavar="EXE", help="The interpreter that has the framework.")] = None,
     checkpoint: Annotated[Path | None, typer.Option(metavar="DIR", help="What python: subjects are loaded from.", file_okay=False)] = None,
+    digest: Annotated[bool, typer.Option("--digest", help="Digest every weight file of a folder (xxh3-128).")] = False,
+    baseline: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Findings that FILE knows do not count; where it is not there, it is written.")
+    ] = None,
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write a page.")] = None,
     format: Annotated[Format, typer.Option(help="How findings are printed.")] = Format.full,
 ) -> None:
-    """Check that every weight lands, whatever loads it: classes are loaded by loaders that take back what they gave."""
+    """Check that every weight lands, whatever loads it: files are audited, classes are loaded by loaders that take back what they gave."""
     import sys
 
     from vtool.cli.common import reported
-    from vtool.diagnostics.render import render
+    from vtool.cli.load_check_text import Live, digests, last_line, made_of, table, without_notes
+    from vtool.diagnostics.render import MACHINE, render
     from vtool.diagnostics.result import exit_code
-    from vtool.loading.check import check_classes
+    from vtool.loading.check import check_subjects
 
     subjects, overrides = _told_apart(arguments or [])
     shown = " ".join(subjects) or (f"--all {all}" if all else "")
     with reported("load-check", shown, format):
-        settings = _settings(subjects, overrides, all, python)
+        settings, typed = _settings(subjects, overrides, all, python)
         if checkpoint is not None and not checkpoint.is_dir():
             raise typer.BadParameter(f"there is no folder {checkpoint}", param_hint="--checkpoint")
+        _can_write(baseline, html)
         live = Live(sys.stderr, enabled=settings.subjects.all is not None)
-        results = []
-        for progress in check_classes(settings, checkpoint, live.ready):
-            results.append(progress.result)
+        found = []
+        for progress in check_subjects(settings, checkpoint, live.ready, digest=digest, typed=typed):
+            found.append(progress.result)
             live.show(progress)
         live.end()
-    if format is not Format.json and len(results) > 1:
-        sys.stdout.write(table(results))
-    render(
-        results if format is Format.json or len(results) == 1 else _without_notes(results), format, command="load-check", stream=sys.stdout
-    )
-    if format is not Format.json:
-        sys.stdout.write(_not_run(results))
+        results = _in_order(found, [typed.get(name, name) for name in settings.subjects.names])
+        lines = []
+        if baseline is not None:
+            from vtool.diagnostics.baseline import compare
+
+            compared = compare(results, baseline)
+            results, lines = list(compared.results), compared.lines(baseline)
+        if html is not None:
+            lines.append(_page(results, html))
+    many = settings.subjects.all is not None
+    if format not in MACHINE:
+        sys.stdout.write(table(results) if many and len(results) > 1 else "")
+        sys.stdout.writelines(made_of(results) if format is Format.full and not many else ())
+        sys.stdout.writelines(digests(results))
+    (sys.stderr if format in MACHINE else sys.stdout).writelines(f"{line}\n" for line in lines)
+    render(without_notes(results) if many and format not in MACHINE else results, format, command="load-check", stream=sys.stdout)
+    if format not in MACHINE:
+        sys.stdout.write(last_line(results))
     raise typer.Exit(exit_code(results))
 
 
 def _told_apart(arguments: "Sequence[str]") -> tuple[list[str], list[str]]:
     """Subjects, and settings; a subject may have an = in its path."""
-    subjects = [text for text in arguments if "=" not in text or text.startswith("python:")]
+    import os
+
+    subjects = [text for text in arguments if "=" not in text or text.startswith("python:") or os.path.lexists(text)]
     return subjects, [text for text in arguments if text not in subjects]
 
 
-def _settings(subjects: "Sequence[str]", overrides: "Sequence[str]", all: FrameworkName | None, python: str | None) -> "LoadCheck":
-    from vtool.config.load import load_load_check
+def _settings(
+    subjects: "Sequence[str]", overrides: "Sequence[str]", all: FrameworkName | None, python: str | None
+) -> "tuple[LoadCheck, dict[str, str]]":
+    """The settings, and for each subject that was made of another word, the word."""
+    from vtool.config.compose import compose_recipe
+    from vtool.config.load import load_load_check, load_run
     from vtool.config.resources import recipe_names
+    from vtool.config.schema import Run
     from vtool.diagnostics import Diagnostic, Findings
 
-    recipe = RECIPE
+    recipe, typed = RECIPE, {}
     if subjects and (subjects[0] in recipe_names() or subjects[0].endswith((".yaml", ".yml"))):
-        recipe, *subjects = subjects
+        word, *subjects = subjects
+        if compose_recipe(word, ()).values.get("kind") == "sft":
+            of_run = [text for text in overrides if text.lstrip("+~").partition("=")[0].partition(".")[0] in Run.model_fields]
+            of_check = [text for text in overrides if text not in of_run]
+            served = _served(load_run(word, of_run).run)
+            subjects, overrides, typed = [served, *subjects], of_check, {served: word}
+        else:
+            recipe = word
     settings = load_load_check(recipe, overrides).load_check
     named = settings.subjects
     if subjects:
         named = named.model_copy(update={"names": tuple(subjects), "all": None})
     if all:
-        named = named.model_copy(update={"all": str(all)})
+        if subjects:
+            raise typer.BadParameter("either subjects are named, or --all of a framework is asked for", param_hint="--all")
+        named = named.model_copy(update={"names": (), "all": str(all)})
     if not named.names and not named.all:
-        help = "write vllm:NAME, python:FILE.py:factory, or --all vllm"
+        help = "name a folder, vllm:NAME, python:FILE.py:factory, or say --all vllm"
         raise Findings(Diagnostic("unknown-subject", "nothing is named that could be checked", help), fatal=True)
-    return settings.model_copy(update={"subjects": named, "python": python or settings.python})
+    return settings.model_copy(update={"subjects": named, "python": python or settings.python}), typed
 
 
-class Live:
-    """Progress on standard error: one line that changes, on a terminal; else a line for each subject."""
+def _served(run: "Run") -> str:
+    """What will be served of a run: its export; before there is one, vLLM's class of its family."""
+    import os
 
-    def __init__(self, stream: "Any", *, enabled: bool) -> None:
-        self.stream, self.enabled = stream, enabled
-        self.wide = stream.isatty()
-        self.counts: dict[str, int] = {}
+    export = run.folder / "export"
+    if (export / "config.json").is_file():
+        return os.path.join(export, "")  # with a slash, that it is taken for nothing else
+    from vtool.models.families import family
 
-    def ready(self, event: "Mapping[str, Any]") -> None:
-        """The framework is imported."""
-        if self.enabled:
-            named = f"{event['name']} {event['version']}"
-            self.stream.write(f"{named}, torch {event['torch']}, imported in {event['seconds']:.1f} s: {len(event['subjects'])} classes\n")
-
-    def show(self, progress: "Progress") -> None:
-        """One more subject has its result."""
-        if not self.enabled:
-            return
-        verdict = progress.result.verdict
-        self.counts[verdict] = self.counts.get(verdict, 0) + 1
-        seconds = progress.facts.get("seconds")
-        line = f"{progress.done}/{progress.of} {progress.result.subject}: {verdict}" + (f", {seconds:.1f} s" if seconds is not None else "")
-        if self.wide:
-            counts = ", ".join(f"{count} {word}" for word, count in self.counts.items())
-            self.stream.write(f"\r\x1b[K{line} ({counts})")
-        else:
-            self.stream.write(f"{line}\n")
-        self.stream.flush()
-
-    def end(self) -> None:
-        """Leave the terminal's line."""
-        if self.enabled and self.wide:
-            self.stream.write("\r\x1b[K")
+    return f"vllm:{family(run.model.family).model_class().__name__}"
 
 
-def table(results: "Sequence[Result]") -> str:
-    """For each check, how many subjects passed it, failed it, or were not asked; then every subject that is not clean."""
-    rules = list(dict.fromkeys(rule for result in results for rule in result.checks))
-    width = max((len(rule) for rule in rules), default=0)
-    lines = [f"{'check':<{width}}  passed  failed  not run"]
-    for rule in rules:
-        states = [result.checks.get(rule) for result in results]
-        lines.append(f"{rule:<{width}}  {states.count('passed'):>6}  {states.count('failed'):>6}  {states.count('not-run'):>7}")
-    verdicts = [result.verdict for result in results]
-    lines.append("")
-    lines.append(", ".join(f"{verdicts.count(word)} {word}" for word in ("clean", "unsafe", "failed", "not-run") if word in verdicts))
-    lines += [f"  not run: {result.subject}: {_reason(result)}" for result in results if result.verdict == "not-run"]
-    return "\n".join(lines) + "\n\n"
+def _in_order(results: "Iterable[Result]", names: "Sequence[str]") -> "list[Result]":
+    """As they were named; those of a whole framework as they came."""
+    place = {name: number for number, name in enumerate(names)}
+    return sorted(results, key=lambda result: place.get(result.subject, len(place)))
 
 
-def _reason(result: "Result") -> str:
-    reasons = [str(detail["reason"]) for detail in result.details.values() if "reason" in detail]
-    return reasons[0] if reasons else result.findings[0].message if result.findings else "no reason is known"
+def _can_write(baseline: Path | None, html: Path | None) -> None:
+    """What would be found out at the end otherwise, with the results lost."""
+    from vtool.diagnostics.baseline import compare
+
+    if baseline is not None and baseline.exists():
+        compare((), baseline)
+    for file, option in ((baseline, "--baseline"), (html, "--html")):
+        if file is not None and not file.parent.is_dir():
+            raise typer.BadParameter(f"there is no folder {file.parent}", param_hint=option)
+        if file is not None and file.is_dir():
+            raise typer.BadParameter(f"{file} is a folder; name a file", param_hint=option)
 
 
-def _without_notes(results: "Sequence[Result]") -> "list[Result]":
-    """Of many subjects only what matters is printed; JSON has everything, and so has a subject by itself."""
-    from dataclasses import replace
+def _page(results: "Sequence[Result]", file: Path) -> str:
+    from vtool.diagnostics.render import as_json
+    from vtool.report.load_check import write_load_check
 
-    return [replace(result, findings=tuple(each for each in result.findings if each.severity != "note")) for result in results]
-
-
-def _not_run(results: "Sequence[Result]") -> str:
-    """The last line: what no verdict could be had of is never passed over."""
-    missed = [result for result in results if result.verdict == "not-run"]
-    if not missed:
-        return ""
-    if len(results) == 1:
-        return f"not run: {_reason(missed[0])}\n"
-    return f"{len(results) - len(missed)} of {len(results)} subjects judged, {len(missed)} not run\n"
+    try:
+        return f"page: {write_load_check(as_json(results, 'load-check'), file)}"
+    except OSError as error:
+        raise typer.BadParameter(f"{file} cannot be written: {error.strerror}", param_hint="--html") from error

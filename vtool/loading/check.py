@@ -1,15 +1,17 @@
-"""Checks classes: one probe for each framework; a `Result` for each subject, as it comes."""
+"""Checks folders, and classes, with one probe for each framework; a `Result` for each subject, as it comes."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from vtool.config.schema import LoadCheck
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.diagnostics.result import Result
 from vtool.diagnostics.rules_loading import ASKED
-from vtool.loading.subjects import Named, parse, unknown_name
+from vtool.loading.folders import HOST, Folder, audited
+from vtool.loading.subjects import FOLDER, FRAMEWORKS, Named, fits_nothing, parse, unknown_name
 from vtool.loading.verdict import judge
 from vtool.loading.worker import interpreter, probe_events, unusable
 
@@ -30,34 +32,60 @@ def asked_checks(settings: LoadCheck) -> tuple[str, ...]:
     return settings.checks or ASKED
 
 
-def check_classes(
-    settings: LoadCheck, checkpoint: Path | None = None, announce: Callable[[Mapping[str, Any]], None] = lambda event: None
+def check_subjects(
+    settings: LoadCheck,
+    checkpoint: Path | None = None,
+    announce: Callable[[Mapping[str, Any]], None] = lambda event: None,
+    *,
+    digest: bool = False,
+    typed: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[Progress]:
-    """Check what the settings name, framework by framework.
+    """Check what the settings name: the files of folders first, then classes, framework by framework.
 
     Args:
         checkpoint: a folder whose tensors are loaded into `python:` subjects, instead of their own.
         announce: told once for each framework, when it has been imported.
+        digest: also digest the files of folders.
+        typed: what the user wrote, for a name of the settings that was made from it.
 
     Raises:
         Findings: `unknown-subject`, before anything is run, for what is no subject.
     """
-    named = [parse(text) for text in settings.subjects.names]
-    asks: list[tuple[str, list[Named] | None]] = [
-        (host, [subject for subject in named if subject.host == host]) for host in dict.fromkeys(subject.host for subject in named)
-    ]
-    if settings.subjects.all:
-        asks.append((settings.subjects.all, None))
-    if not asks:
+    named = list(dict.fromkeys(parse(text, typed.get(text)) for text in settings.subjects.names))
+    whole = settings.subjects.all
+    if not named and not whole:
         raise Findings(Diagnostic("unknown-subject", "nothing is named that could be checked"), fatal=True)
-    for host, subjects in asks:
-        yield from _on_one_host(settings, host, subjects, checkpoint, announce)
+    if named and whole:
+        raise Findings(Diagnostic("unknown-subject", "either subjects are named, or all of a framework"), fatal=True)
+    asked = asked_checks(settings)
+    folders: dict[str, Folder] = {}
+    waiting: dict[str, list[Named]] = {}
+    done = 0
+    for subject in named:
+        if subject.host == FOLDER:
+            folder = audited(str(subject), Path(subject.name), settings, digest=digest)
+            if folder.why_not:
+                done += 1
+                yield Progress(done, len(named), folder.without_class(asked, folder.why_not), {})
+                continue
+            asked_of = replace(subject, name=str(Path(subject.name).absolute()))
+            folders[asked_of.name] = folder
+            waiting.setdefault(HOST, []).append(asked_of)
+        else:
+            waiting.setdefault(subject.host, []).append(subject)
+    for host, subjects in waiting.items():
+        for progress in _on_one_host(settings, host, subjects, folders, checkpoint, announce):
+            done += 1
+            yield replace(progress, done=done, of=len(named))
+    if whole:
+        yield from _on_one_host(settings, whole, None, {}, checkpoint, announce)
 
 
 def _on_one_host(
     settings: LoadCheck,
     host: str,
     subjects: Sequence[Named] | None,
+    folders: Mapping[str, Folder],
     checkpoint: Path | None,
     announce: Callable[[Mapping[str, Any]], None],
 ) -> Iterator[Progress]:
@@ -75,28 +103,35 @@ def _on_one_host(
         "memory": settings.limits.memory_mib * 2**20,
         "checkpoint": str(checkpoint.resolve()) if checkpoint else None,
     }
-    done, total = 0, len(subjects or ())
+    waiting = {subject.name: subject for subject in subjects or ()}
+    done, total = 0, len(waiting)
     known: list[str] = []
-    events = probe_events(python, request)
     try:
-        for event in events:
+        for event in probe_events(python, request):
             if event["event"] == "unusable":
                 raise Findings(unusable(python, event["reason"]), fatal=True)
             if event["event"] == "ready":
                 known, total = event["known"], len(event["subjects"])
+                if subjects is None and not total:
+                    raise Findings(fits_nothing(host, settings.subjects.match, known), fatal=True)
                 announce(event)
-                continue
             if event["event"] != "subject":
                 continue
             done += 1
-            subject = Named(host, event["subject"])
-            if known and subject.name not in known:
+            subject = waiting.pop(event["subject"], None) or Named(host, event["subject"])
+            if known and subject.host in FRAMEWORKS and subject.name not in known:
                 result = Result(str(subject), "not-run", dict.fromkeys(asked, "not-run"), (unknown_name(subject, known),))
             else:
                 result = judge(str(subject), event, asked, settings.allow)
+            if subject.host == FOLDER:
+                result = folders[subject.name].with_class(result)
             yield Progress(done, total, result, event)
     except Findings as findings:
-        # One framework that cannot be had does not keep the others from being checked.
-        for name in [f"{host}:*"] if subjects is None else [str(subject) for subject in subjects][done:]:
+        # One framework that cannot be had does not keep the others from being checked, nor a folder's files.
+        for subject in waiting.values() if subjects is not None else [Named(host, settings.subjects.match)]:
             done += 1
-            yield Progress(done, total, Result(name, "not-run", dict.fromkeys(asked, "not-run"), findings.diagnostics), {})
+            result = Result(str(subject), "not-run", dict.fromkeys(asked, "not-run"), findings.diagnostics)
+            if subject.host == FOLDER:
+                told = findings.diagnostics if settings.python else ()
+                result = folders[subject.name].without_class(asked, findings.diagnostics[0].message, told)
+            yield Progress(done, max(total, done), result, {})

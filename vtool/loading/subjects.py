@@ -1,5 +1,6 @@
 """What a user names on the command line: a class of a framework, a function of a file."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,28 +12,36 @@ from vtool.diagnostics.near_miss import did_you_mean, near
 
 FRAMEWORKS = get_args(Framework)
 HOSTS = (*FRAMEWORKS, "python")
+FOLDER = "folder"
 
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A subject: `vllm:BertModel`, or `python:FILE.py:factory`."""
+    """A subject: `vllm:BertModel`, `python:FILE.py:factory`, or a folder."""
 
     host: str
-    """`vllm`, `transformers`, `sglang` or `python`."""
+    """`vllm`, `transformers`, `sglang`, `python` or `folder`."""
     name: str
-    """The class, or the path and the function."""
+    """The class, the path and the function, or the path of the folder."""
+    typed: str | None = None
+    """What the user wrote, where that is not `host:name`."""
 
     def __str__(self) -> str:
-        return f"{self.host}:{self.name}"
+        return self.typed or f"{self.host}:{self.name}"
 
 
-def parse(text: str) -> Named:
+def parse(text: str, typed: str | None = None) -> Named:
     """Read a subject.
+
+    Args:
+        typed: what the user wrote, where `text` was made from it: a recipe.
 
     Raises:
         Findings: `unknown-subject`, where it is none.
     """
     host, colon, name = text.partition(":")
+    if host not in HOSTS and is_path(text):
+        return Named(FOLDER, text, typed or text)
     if not colon or not name or host not in HOSTS:
         help = did_you_mean([f"{guess}:{name}" for guess in near(host, HOSTS)]) if colon and name else None
         message = f"`{text}` is no subject: neither a folder, nor a recipe, nor one of {', '.join(f'{known}:…' for known in HOSTS)}"
@@ -46,7 +55,12 @@ def parse(text: str) -> Named:
             raise Findings(
                 Diagnostic("unknown-subject", f"`{text}`: there is no file {file}", "give the path of a Python file"), fatal=True
             )
-    return Named(host, name)
+    return Named(host, name, typed)
+
+
+def is_path(text: str) -> bool:
+    """Whether it is meant for a folder or a file, there or not."""
+    return "/" in text or text in (".", "..") or text.endswith(".safetensors") or os.path.lexists(text)
 
 
 def unknown_name(subject: Named, known: Sequence[str]) -> Diagnostic:
@@ -54,3 +68,10 @@ def unknown_name(subject: Named, known: Sequence[str]) -> Diagnostic:
     likely = did_you_mean([f"{subject.host}:{name}" for name in near(subject.name, known)])
     message = f"{subject.host} has no class `{subject.name}` among the {len(known)} that it has registered"
     return Diagnostic("unknown-subject", message, likely or f"`vtool load-check --all {subject.host}` checks them all")
+
+
+def fits_nothing(host: str, pattern: str, known: Sequence[str]) -> Diagnostic:
+    """`subjects.match` leaves nothing to check."""
+    likely = did_you_mean([f"subjects.match={name}" for name in near(pattern.strip("*"), known)])
+    message = f"none of the {len(known)} classes that {host} has registered fits subjects.match `{pattern}`"
+    return Diagnostic("unknown-subject", message, likely or "it is a pattern such as 'Qwen*', and case counts")

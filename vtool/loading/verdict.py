@@ -19,6 +19,9 @@ OF_ALL_NAMES = ("unwritten-parameter", "partly-written-parameter", "unconsumed-t
 COMPUTED = ("inv_freq", "position_ids", "num_batches_tracked", "masked_bias", "attn.bias", "rotary_emb.cos_cached", "rotary_emb.sin_cached")
 """Endings of tensors that old checkpoints hold and that classes compute."""
 
+ASIDE = frozenset({"pooler", "mtp"})
+"""Parts of checkpoints that classes leave out on purpose: BERT's pooler where only embeddings are served, layers for drafting."""
+
 
 def judge(subject: str, facts: Facts, asked: Sequence[str], allow: Sequence[str] = ()) -> Result:
     """A subject's result.
@@ -61,14 +64,19 @@ def _without_verdict(subject: str, facts: Facts, asked: Sequence[str]) -> Result
 
 
 def _subject(facts: Facts) -> dict[str, Any]:
-    """What has been judged: whose checkpoint went into which class, and what was put in the place of parts that do not run on a CPU."""
+    """What has been judged: whose checkpoint went into which class, and what was put in the place of parts that do not run on a CPU.
+
+    `fields_guessed` are those that the config lacked, with the values they were given.
+    """
     about = facts["about"]
     checkpoint = {
         "given": "the user's own",
         "twin": f"of transformers' {about.get('like')} at tiny size" if about.get("like") else "of the class itself at tiny size",
         "discovered": "names that the class was found to take",
     }
-    return {"class": about.get("class"), "checkpoint": checkpoint[facts["origin"]], "parts_replaced": about.get("replaced", [])}
+    said = {"class": about.get("class"), "checkpoint": checkpoint[facts["origin"]], "parts_replaced": about.get("replaced", [])}
+    more = {"dtype": about.get("dtype"), "fields_guessed": about.get("fields")}
+    return said | {key: value for key, value in more.items() if value}
 
 
 def _allowed(item: Item, allow: Sequence[str]) -> bool:
@@ -161,6 +169,8 @@ def _unconsumed(rule: str, items: Sequence[Item], facts: Facts) -> list[Diagnost
             return "error"
         if facts["origin"] != "given" or item["same_as"] or item["tensors"][0].endswith(COMPUTED):
             return "note"
+        if facts["about"].get("served") and ASIDE & set(item["tensors"][0].split(".")):
+            return "note"
         return "error"
 
     found = []
@@ -212,12 +222,18 @@ def _aliased(rule: str, items: Sequence[Item], facts: Facts) -> list[Diagnostic]
 
 
 def _narrowed(rule: str, items: Sequence[Item], facts: Facts) -> list[Diagnostic]:
-    """A twin keeps in float32 what transformers does; files on the hub need not."""
+    """A twin keeps in float32 what transformers does; files on the hub need not. A dtype for the whole model is the framework's choice."""
     found = []
+    chosen = (facts["about"].get("declared_dtype"), facts["about"].get("dtype"))
     for (before, after), group in _by(items, lambda item: (item["expected"], item["seen"])).items():
         names = [item["tensors"][0] for item in group]
         message = f"{_several('tensor', group)} {'go' if len(group) > 1 else 'goes'} from {before} into {after}: {_listed(names)}"
-        found.append(_finding(rule, message, group, "warning" if facts["origin"] == "given" else "note", _own_line(facts)))
+        help = None
+        if (before, after) == chosen:
+            message += f"; it is the framework's choice for a config that says {before}"
+            help = f"nothing, if {after} is meant; else ask the server for --dtype {before}"
+        severity: Severity = "warning" if facts["origin"] == "given" and not help else "note"
+        found.append(replace(_finding(rule, message, group, severity, _own_line(facts)), help=help))
     return found
 
 

@@ -26,6 +26,8 @@ Check = dict[str, Any]
 
 def text_of(error: BaseException) -> str:
     """An exception in one line, with the last place it came through."""
+    if isinstance(error, LoadFailed):
+        return str(error)  # written to be read
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next

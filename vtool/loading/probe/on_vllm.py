@@ -90,6 +90,10 @@ def subject(name: str, folder: Path, progress: Callable[[str], None]) -> Subject
     """
     from vllm.model_executor.models import registry
 
+    if os.path.isabs(name):
+        from . import vllm_folder
+
+        return vllm_folder.subject(Path(name), folder, progress)
     if name not in registry.ModelRegistry.models:
         raise NotRun(f"vLLM has registered no `{name}`")
     said = twin.entry(name)

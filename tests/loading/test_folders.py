@@ -1,0 +1,211 @@
+"""A checkpoint folder as a subject: its files, and the class that will load them."""
+
+import json
+import os
+import pickle
+import shutil
+import struct
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from tests.cli.test_load_check import MODELS, VLLM, load_check, needs_vllm
+from tests.export.test_huggingface import trained
+from tests.loading.checkpoint.folders import TWO, encode, f32, folder, raw, sharded
+from tests.rows import mixed_rows, write_rows
+from vtool.diagnostics import rules_folder
+from vtool.diagnostics.rules_loading import ASKED
+
+Found = dict[str, object]
+
+
+def results(*arguments: str | Path, status: int) -> list[Found]:
+    done = load_check(*map(str, arguments), "--format", "json")
+    assert done.returncode == status, done.stdout + done.stderr
+    return json.loads(done.stdout)["results"]
+
+
+def state_of(path: Path) -> dict[str, tuple[int, bytes]]:
+    """Everything that writing into a folder would change."""
+    return {str(one): (one.stat().st_mtime_ns, one.read_bytes() if one.is_file() else b"") for one in [path, *sorted(path.rglob("*"))]}
+
+
+def no_config(path: Path) -> None:
+    folder(path, model={"a": f32(2)})
+    (path / "config.json").unlink()
+
+
+def cut_off(path: Path) -> None:
+    shard = sharded(path) / f"{TWO}.safetensors"
+    shard.write_bytes(shard.read_bytes()[:-8])
+
+
+def huge_header(path: Path) -> None:
+    (folder(path) / "model.safetensors").write_bytes(struct.pack("<Q", 10 * 2**30) + b"{}")
+
+
+def overlapping(path: Path) -> None:
+    entries = {name: {"dtype": "F32", "shape": [2], "data_offsets": [at, at + 8]} for name, at in (("a", 0), ("b", 4))}
+    (folder(path) / "model.safetensors").write_bytes(raw(json.dumps(entries), bytes(12)))
+
+
+def link_outside(path: Path) -> None:
+    (path.parent / "elsewhere").write_bytes(encode({"a": f32(2)}))
+    (folder(path) / "model.safetensors").symlink_to(path.parent / "elsewhere")
+
+
+class Trap:
+    def __reduce__(self) -> tuple[Callable[[str], None], tuple[str]]:
+        return (os.mkdir, ("sprung",))
+
+
+def pickled(path: Path) -> None:
+    (folder(path) / "pytorch_model.bin").write_bytes(pickle.dumps(Trap()))
+
+
+@pytest.mark.parametrize(
+    ("make", "rule", "severity", "status"),
+    [
+        (no_config, "no-config", "warning", 0),
+        (cut_off, "truncated-file", "error", 1),
+        (huge_header, "bad-header", "error", 1),
+        (overlapping, "bad-header", "error", 1),
+        (link_outside, "outside-link", "warning", 0),
+        (pickled, "unsafe-format", "error", 1),
+        (lambda path: path.mkdir(), "no-weights", "error", 2),
+        (lambda path: None, "no-weights", "error", 2),
+    ],
+)
+def test_each_bad_folder_has_one_finding(make: Callable[[Path], None], rule: str, severity: str, status: int, tmp_path: Path) -> None:
+    make(tmp_path / "model")
+    before = state_of(tmp_path)
+    (found,) = results(tmp_path / "model", status=status)
+    assert [(finding["rule"], finding["severity"]) for finding in found["findings"]] == [(rule, severity)]
+    assert set(found["checks"]) == {*ASKED, *(one.name for one in rules_folder.RULES)}
+    assert {found["checks"][name] for name in ASKED} == {"not-run"}
+    assert state_of(tmp_path) == before
+
+
+def test_files_and_classes_are_named_together_and_told_in_that_order(tmp_path: Path) -> None:
+    model = folder(tmp_path / "a=b", model={"a": f32(2, 3)})
+    found = results(f"python:{MODELS}:Good", model, model / "model.safetensors", status=0)
+    assert [result["subject"] for result in found] == [f"python:{MODELS}:Good", str(model), str(model / "model.safetensors")]
+    assert [result["verdict"] for result in found] == ["clean"] * 3
+    assert found[2]["details"]["missing-shard"]["reason"] == "one file was asked for, not its folder"
+
+
+def test_digests_are_printed_as_xxhsum_does(tmp_path: Path) -> None:
+    import xxhash
+
+    file = folder(tmp_path / "model", model={"a": f32(2, 3)}) / "model.safetensors"
+    digest = xxhash.xxh3_128_hexdigest(file.read_bytes())
+    for subject in (file, file.parent):
+        assert f"{digest}  {file}\n" in load_check(str(subject), "--digest").stdout
+    assert digest not in load_check(str(file)).stdout
+
+
+def test_an_interpreter_without_the_framework_leaves_the_files_judged(tmp_path: Path) -> None:
+    model = folder(tmp_path / "model", model={"a": f32(2)})
+    (found,) = results(model, "--python", "/no/such/python", status=1)
+    assert [finding["rule"] for finding in found["findings"]] == ["unusable-interpreter"]
+    assert found["checks"]["nonfinite-value"] == "passed"
+    assert "cannot be started" in found["details"]["stale-reference"]["reason"]
+
+
+def test_weights_that_do_not_fit_are_not_run_and_say_how_large_they_are(tmp_path: Path) -> None:
+    model = folder(tmp_path / "model", model={"a": f32(1024, 1024)})
+    (found,) = results(model, "--python", sys.executable, "limits.memory_mib=500", status=0)
+    reason = found["details"]["stale-reference"]["reason"]
+    assert "the weights take 4 MiB" in reason
+    assert "limits.memory_mib is 500" in reason
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A real run, with its export."""
+    path = tmp_path_factory.mktemp("served")
+    return trained(write_rows(path / "rows.jsonl", mixed_rows(path, 8)), "run")
+
+
+def changed(run: Path, to: Path, change: Callable[[dict[str, Tensor]], object]) -> Path:
+    shutil.copytree(run / "export", to)
+    tensors = load_file(to / "model.safetensors")
+    change(tensors)
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, to / "model.safetensors")
+    return to
+
+
+@needs_vllm
+def test_a_real_export_lands_whole_and_is_left_alone(run: Path) -> None:
+    before = state_of(run)
+    rules = {*ASKED, *(one.name for one in rules_folder.RULES)}
+    for subject in ([run / "export"], ["digits", f"run.dir={run}"]):
+        (found,) = results(*subject, "--python", str(VLLM), status=0)
+        assert found["verdict"] == "clean"
+        assert found["checks"] == dict.fromkeys(rules, "passed")
+        assert {finding["severity"] for finding in found["findings"]} <= {"note"}
+        assert found["details"]["subject"]["class"].endswith("Qwen2_5_VLForConditionalGeneration")
+    assert state_of(run) == before
+
+
+NORM, DOWN, V = "model.norm.weight", "model.layers.0.mlp.down_proj.weight", "model.layers.1.self_attn.v_proj.weight"
+
+
+@needs_vllm
+def test_what_does_not_land_is_found(run: Path, tmp_path: Path) -> None:
+    whole = load_file(run / "export" / "model.safetensors")
+    assert {NORM, DOWN, V} <= set(whole)
+    embedding = "model.embed_tokens.weight"
+    changes: dict[str, Callable[[dict[str, Tensor]], object]] = {
+        "renamed": lambda tensors: tensors.update({f"{DOWN}s": tensors.pop(DOWN)}),
+        "transposed": lambda tensors: tensors.update({DOWN: tensors[DOWN].T}),
+        "norm": lambda tensors: tensors.pop(NORM),
+        "part": lambda tensors: tensors.pop(V),
+        "tied": lambda tensors: tensors.update({"lm_head.weight": tensors[embedding].clone()}),
+        "untied": lambda tensors: tensors.update({"lm_head.weight": tensors[embedding] + 1}),
+    }
+    folders = [changed(run, tmp_path / name, change) for name, change in changes.items()]
+    found = {Path(str(result["subject"])).name: result for result in results(*folders, "--python", str(VLLM), status=1)}
+    told = {
+        name: [(finding["rule"], finding["message"]) for finding in result["findings"] if finding["severity"] == "error"]
+        for name, result in found.items()
+    }
+    assert {name: [rule for rule, _ in findings] for name, findings in told.items()} == {
+        "renamed": ["load-failed"],
+        "transposed": ["load-failed"],
+        "norm": ["unwritten-parameter"],
+        "part": ["partly-written-parameter"],
+        "tied": [],
+        "untied": ["unconsumed-tensor"],
+    }
+    for name, words in (("renamed", f"{DOWN}s"), ("transposed", DOWN), ("norm", "norm.weight"), ("part", "k_proj"), ("untied", "lm_head")):
+        assert words in told[name][0][1]
+    assert [found[name]["verdict"] for name in ("renamed", "norm", "tied")] == ["failed", "unsafe", "clean"]
+
+
+@needs_vllm
+def test_a_pooler_that_is_not_served_is_a_note(tmp_path: Path) -> None:
+    import torch
+    from transformers import BertConfig, BertModel
+
+    torch.manual_seed(0)
+    small = BertConfig(
+        hidden_size=64, num_attention_heads=2, num_hidden_layers=1, intermediate_size=64, vocab_size=96, max_position_embeddings=64
+    )
+    BertModel(small).to(torch.bfloat16).save_pretrained(tmp_path)
+    (found,) = results(tmp_path, "--python", str(VLLM), status=1)  # the class itself keeps what it is given
+    severities = {finding["rule"]: finding["severity"] for finding in found["findings"]}
+    assert severities["unconsumed-tensor"] == "note"
+    assert severities["stale-reference"] == "error"
+
+
+@needs_vllm
+def test_an_architecture_that_vllm_does_not_have_is_not_run(tmp_path: Path) -> None:
+    model = folder(tmp_path / "model", model={"a": f32(2)})
+    (model / "config.json").write_text('{"architectures": ["NoSuchForCausalLM"]}')
+    (found,) = results(model, "--python", str(VLLM), status=0)
+    assert "has registered no NoSuchForCausalLM" in found["details"]["stale-reference"]["reason"]

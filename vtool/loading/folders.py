@@ -1,0 +1,98 @@
+"""A checkpoint folder as a subject: its files, and the class of vLLM's that will load them."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from vtool.config.schema import LoadCheck
+from vtool.diagnostics import Diagnostic
+from vtool.diagnostics.result import Result, Verdict
+from vtool.loading.checkpoint.audit import audit_folder
+from vtool.loading.worker import interpreter
+
+HOST = "vllm"
+"""The framework whose class is asked."""
+NOT_IN_THE_WAY = ("nonfinite-value", "duplicate-tensor")
+"""What may be wrong with a folder whose tensors can still be loaded."""
+FRAMEWORK_MIB = 500
+MODELS = 8
+"""What the check of a class takes: the framework, and so many times the weights. Measured with vLLM 0.32 and Llamas of 40 to 830 MiB:
+7.3 to 8.4 times in bfloat16, and 4.6 in float32, which vLLM serves in bfloat16.
+"""
+_HELP = {"load-failed": "compare config.json, names and shapes with those of a model that the class does load; both are of one save"}
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """A folder whose files have been audited."""
+
+    result: Result
+    why_not: str | None
+    """Why the class that will load it cannot be asked; None where it can."""
+
+    def with_class(self, of_class: Result) -> Result:
+        """Both in one: the subject is what the user typed."""
+        files = self.result
+        reason = next((str(detail["reason"]) for detail in of_class.details.values() if "reason" in detail), None)
+        details: dict[str, Mapping[str, Any]] = dict(of_class.details)
+        if of_class.verdict in ("failed", "not-run"):
+            why = "the class does not load it" if of_class.verdict == "failed" else reason
+            details |= {rule: {"reason": why} for rule in of_class.checks}
+        verdict: Verdict = files.verdict
+        if of_class.verdict in ("unsafe", "failed") and verdict != "unsafe":
+            verdict = of_class.verdict
+        return replace(
+            files,
+            verdict=verdict,
+            checks={**files.checks, **of_class.checks},
+            findings=(*files.findings, *(replace(one, help=one.help or _HELP.get(one.rule)) for one in of_class.findings)),
+            details={**files.details, **details, "subject": {**files.details.get("subject", {}), **details.get("subject", {})}},
+        )
+
+    def without_class(self, asked: Sequence[str], reason: str, findings: Sequence[Diagnostic] = ()) -> Result:
+        """The files' result, with the checks of a class not run."""
+        details = {rule: {"reason": reason} for rule in asked}
+        return self.with_class(Result(self.result.subject, "not-run", dict.fromkeys(asked, "not-run"), tuple(findings), details))
+
+
+def audited(subject: str, path: Path, settings: LoadCheck, *, digest: bool) -> Folder:
+    """Audit the files, and say whether the class can be asked.
+
+    Args:
+        subject: what the user typed.
+        path: a folder, or one file.
+    """
+    result = audit_folder(path, digest=digest, threads=2)
+    result = replace(result, subject=subject)
+    if Path(subject) != path:  # a recipe
+        result = replace(result, details={"subject": {"folder": str(path)}, **result.details})
+    return Folder(result, _why_not(path, result, settings))
+
+
+def _why_not(path: Path, result: Result, settings: LoadCheck) -> str | None:
+    if result.verdict == "not-run":
+        return "there was nothing to check"
+    if not path.is_dir():
+        return "one file was asked for, not its folder"
+    if wrong := [rule for rule, state in result.checks.items() if state == "failed" and rule not in NOT_IN_THE_WAY]:
+        return f"the files cannot be loaded as they are: {', '.join(wrong)}"
+    if not (path / "config.json").is_file():
+        return "without a config.json nothing says which class will load it"
+    return _why_not_here(path, settings)
+
+
+def _why_not_here(path: Path, settings: LoadCheck) -> str | None:
+    """What this machine and the settings have against it."""
+    if settings.python is None and interpreter(None, HOST) == sys.executable and find_spec(HOST) is None:
+        return "this interpreter has no vLLM: `make vllm-env` builds one that has, --python EXE names another"
+    size = sum(file.stat().st_size for file in path.glob("*.safetensors")) / 2**20
+    needed = FRAMEWORK_MIB + MODELS * size
+    if needed > settings.limits.memory_mib:
+        return (
+            f"the weights take {size:,.0f} MiB, with which the check needs about {needed:,.0f},"
+            f" and limits.memory_mib is {settings.limits.memory_mib:,}"
+        )
+    return None
