@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from multiprocessing import resource_tracker
 from types import FrameType
 from typing import Any
 
@@ -167,6 +168,7 @@ def _end_quietly() -> None:
 def _sigint_blocked() -> Iterator[None]:
     """Processes that are started begin with SIGINT blocked, as this thread has it, until `_rank_main` unblocks it: a rank that is still
     importing must not answer a Ctrl-C with its traceback. Another thread is left to take the signal; its handler runs in the main one."""
+    resource_tracker.ensure_running()  # a process would start it otherwise, and unblock SIGINT on the way
     done = threading.Event()
     threading.Thread(target=done.wait, daemon=True).start()
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -198,9 +200,10 @@ class _Forward:
         self._received += 1
         if number == signal.SIGHUP:
             leave_terminal()
-        if not multiprocessing.active_children():  # no rank is there yet to be told
-            raise KeyboardInterrupt if number == signal.SIGINT else _stopped(number)
-        _signal_ranks(number)
+        if multiprocessing.active_children():
+            _signal_ranks(number)
+        else:  # told when they are there: an exception raised here might come out where it is ignored
+            threading.Thread(target=_signal_when_there, args=(number,), daemon=True).start()
         if self._received == 2:
             threading.Thread(target=_kill_ranks_after, args=(LAST_SECONDS,), daemon=True).start()
 
@@ -215,6 +218,12 @@ def _signal_ranks(number: int) -> None:
     for process in multiprocessing.active_children():
         if process.pid is not None:
             os.kill(process.pid, number)
+
+
+def _signal_when_there(number: int) -> None:
+    while not multiprocessing.active_children():
+        time.sleep(0.05)
+    _signal_ranks(number)
 
 
 def _kill_ranks_after(seconds: float) -> None:
