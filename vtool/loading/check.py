@@ -8,7 +8,7 @@ from typing import Any
 from vtool.config.schema import LoadCheck
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.diagnostics.result import Result
-from vtool.diagnostics.rules_loading import ASKED
+from vtool.diagnostics.rules_loading import ASKED, RANKED
 from vtool.loading.subjects import Named, parse, unknown_name
 from vtool.loading.verdict import judge
 from vtool.loading.worker import interpreter, probe_events, unusable
@@ -62,7 +62,7 @@ def _on_one_host(
     announce: Callable[[Mapping[str, Any]], None],
 ) -> Iterator[Progress]:
     python = interpreter(settings.python, host)
-    asked = asked_checks(settings)
+    asked = settings.checks or (*ASKED, *([RANKED] if host == "vllm" else []))
     request = {
         "host": host,
         "subjects": None if subjects is None else [subject.name for subject in subjects],
