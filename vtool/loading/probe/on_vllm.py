@@ -212,7 +212,11 @@ def _be_rank(config: Any, rank: int, meeting: Path) -> None:
     import torch.distributed.distributed_c10d as c10d
     import vllm.distributed.parallel_state as groups
 
-    os.environ["VLLM_DIST_IDENT"] = f"vtool-{os.getppid()}"  # names the ranks' shared memory
+    import vllm.distributed.device_communicators.cpu_communicator as communicator
+
+    # Sockets will do. Shared memory, which has names, would stay behind.
+    os.environ["VLLM_DIST_IDENT"] = ""
+    communicator.CpuCommunicator._all_group_ranks_share_shm_group_name = lambda self: False
     _KEPT.append((c10d._world, dict(vars(groups))))  # ending them would wait for threads
     c10d._world = c10d._World()
     torch._C._distributed_c10d._unregister_all_process_groups()
