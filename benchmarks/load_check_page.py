@@ -19,8 +19,14 @@ PAGE = Path(__file__).parent.parent / "docs" / "load-check.md"
 REASONS = (
     ("names of its checkpoint were not found", r"names were found for"),
     ("it takes more memory or time than the limits give", r"^it took (more|longer)"),
-    ("a library is not installed, or is of another version", r"ModuleNotFoundError|ImportError|failed to be inspected|No module named|timm"),
-    ("it does not run on a CPU", r"on CPU|is not supported|not support|NotImplementedError|no valid sparse|kernel|requires the V2|dummy base"),
+    (
+        "a library is not installed, or is of another version",
+        r"ModuleNotFoundError|ImportError|failed to be inspected|No module named|timm",
+    ),
+    (
+        "it does not run on a CPU",
+        r"on CPU|is not supported|not support|NotImplementedError|no valid sparse|kernel|requires the V2|dummy base",
+    ),
     ("its config, or its processor, is on the hub only", r"."),
 )
 """Why there is no verdict; the first one whose pattern is found."""
@@ -38,7 +44,7 @@ def _read(file: Path) -> dict[str, Result]:
 
 
 def _page(sweeps: Mapping[str, Mapping[str, Result]]) -> Iterator[str]:
-    yield from HEAD.format(date=datetime.now(UTC).date(), versions=" and ".join(sweeps)).splitlines()
+    yield from HEAD.format(date=datetime.now(UTC).date(), versions=" and ".join(sweeps), ranked=_ranked(sweeps)).splitlines()
     yield ""
     yield from _counts(sweeps)
     for version, results in sweeps.items():
@@ -49,6 +55,15 @@ def _page(sweeps: Mapping[str, Mapping[str, Result]]) -> Iterator[str]:
         yield from _not_run(results)
     yield from ["", "## Every name", "", "“–”: that version has no such name.", ""]
     yield from _table(["name", *sweeps], [[f"`{name}`", *(_verdict(sweep, name) for sweep in sweeps.values())] for name in _names(sweeps)])
+
+
+def _ranked(sweeps: Mapping[str, Mapping[str, Result]]) -> str:
+    """In which sweeps ranks were looked at, of how many names."""
+    told = []
+    for version, results in sweeps.items():
+        passed, failed = (sum(each["checks"].get("shard-mismatch") == state for each in results.values()) for state in ("passed", "failed"))
+        told.append(f"vLLM {version}: {passed} passed, {failed} failed" if passed + failed else f"vLLM {version}: not asked")
+    return f" {'; '.join(told)}."
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> Iterator[str]:
@@ -134,8 +149,8 @@ def _reason(result: Result) -> str:
 
 HEAD = """# load-check: vLLM {versions}
 
-Swept on {date}, on a CPU, by `vtool load-check --all vllm`, with the settings as they are and a ring of one buffer. This page is generated; to make it
-again:
+Swept on {date}, on a CPU, by `vtool load-check --all vllm`, with the settings as they are and a ring of one buffer. This page is
+generated; to make it again:
 
 ```
 vtool load-check --all vllm --python EXE --format json > VERSION.json     # once for each version
@@ -144,25 +159,29 @@ python -m benchmarks.load_check_page VERSION=VERSION.json …
 
 ## What a verdict means
 
-- **unsafe**: loaded by a loader that uses its buffer again, the class ends with other bytes in its parameters than it ends with when every tensor stays
-  valid; or another rule's error was found. For each class at least one way to load of that very version hands it tensors that do not stay:
-  `model.load_weights` called directly, as weight synchronisation does. vLLM's loaders that read safetensors own what they hand over, and are safe.
-  The number of slots is that of the smallest ring of buffers with which the class loads rightly.
+- **unsafe**: loaded by a loader that uses its buffer again, the class ends with other bytes in its parameters than it ends with when
+  every tensor stays valid; or another rule has found an error. Of each class at least one of that version's own ways of loading hands it
+  tensors that do not stay: `model.load_weights` called directly, as weight synchronisation does. vLLM's loader of safetensors owns what it
+  hands over, and is safe; Run:ai's and fastsafetensors' were not installed.
+  The slots are those of the smallest ring of buffers with which the class loads rightly. Where they are one more than the tensors, all of
+  them have to stay valid, and still do when the class asks for one more.
 - **clean**: no error in any check that was run. Warnings and notes are in the JSON.
 - **not-run**: no verdict, for the one reason given. It has not passed.
 
-A class is made at tiny size, with the checkpoint of transformers' class of its name where there is one (`twin`), else under names that the class was
-found to take (`discovered`: then parameters that nothing is loaded into say nothing, and are not judged). Parts that do not run on a CPU (attention
-backends, kernels of experts, activations that a build lacks) are replaced; the class's own `load_weights` never is. `details.subject` of each result
-says what was loaded, and what was replaced.
+A class is made at tiny size, with the checkpoint of transformers' class of its name where there is one, else of a related class, else under
+names that the class was found to take (then nothing is said of parameters that nothing is loaded into, nor of tensors that are not read).
+Parts that do not run on a CPU (attention backends, kernels of experts, activations that a build lacks) are replaced; the class's own
+`load_weights` never is. `details.subject` of each result says what was loaded, and what was replaced.
 
 ## What is not judged
 
 - Quantised checkpoints, and `process_weights_after_loading`: weights are loaded in bfloat16.
-- Pipeline and expert parallelism. Two ranks of tensor parallelism are judged by the rule `shard-mismatch`, which compares what the ranks hold together
-  with what one rank holds alone, as a set of values: which rank has which part, and in what order, is not looked at.
-- Numbers: a weight in the wrong parameter of the same shape is no difference between two loads, and is not found.
-- Code that only a real checkpoint reaches: adapters, scales, tensors of other formats, layers of kinds that two layers do not have.
+- Pipeline and expert parallelism. Of two ranks of tensor parallelism the rule `shard-mismatch` compares what both hold together with what
+  one rank holds alone, as a set of values: which rank has which part, and in what order, is not looked at.{ranked}
+- Places: a weight that always goes into a wrong parameter of the same shape makes no difference between two loads.
+- Code that only a real checkpoint reaches: adapters, scales, other formats, layers of kinds that two layers do not have.
+
+## Counts
 """
 
 if __name__ == "__main__":

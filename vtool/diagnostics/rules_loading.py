@@ -120,7 +120,7 @@ RULES = (
     ),
     Rule(
         name="shard-mismatch",
-        code="VT413",
+        code="VT430",
         summary="The shards of two ranks of tensor parallelism are not the whole weight together.",
         why="A part that no rank has loaded is computed with whatever was in the memory, and only where there is more than one rank.",
         bad="param.copy_(tensor.chunk(ranks)[0])",
@@ -155,7 +155,7 @@ RULES = (
         fix="Run it by itself and mend it. limits.seconds and limits.memory_mib say how long and how much it may take.",
     ),
 )
-"""VT401 to VT413 are asked of every class; the others say why one could not be."""
+"""VT401 to VT412 and VT430 are asked of classes; the others say why one could not be."""
 
 RANKED = "shard-mismatch"
 """The check that only vLLM's classes can be asked: theirs are loaded by ranks."""

@@ -62,7 +62,9 @@ def _on_one_host(
     announce: Callable[[Mapping[str, Any]], None],
 ) -> Iterator[Progress]:
     python = interpreter(settings.python, host)
-    asked = settings.checks or (*ASKED, *([RANKED] if host == "vllm" else []))
+    asked = asked_checks(settings)
+    if host == "vllm" and not settings.checks:
+        asked = (*asked, RANKED)
     request = {
         "host": host,
         "subjects": None if subjects is None else [subject.name for subject in subjects],

@@ -31,7 +31,9 @@ ENVIRONMENT = {
     "VLLM_USE_V1": "1",
 }
 
-NEEDS_PROCESSOR = "KeyError: '<image>'|Can't load image processor|skip_tokenizer_init|Failed to load the processor|has no attribute '(?:get_vocab|vocab)'"
+NEEDS_PROCESSOR = (
+    "KeyError: '<image>'|Can't load image processor|skip_tokenizer_init|Failed to load the processor|has no attribute '(?:get_vocab|vocab)'"
+)
 POOLING = (
     "_EMBEDDING_MODELS", "_LATE_INTERACTION_MODELS", "_REWARD_MODELS", "_TOKEN_CLASSIFICATION_MODELS", "_SEQUENCE_CLASSIFICATION_MODELS",
 )  # fmt: skip
@@ -210,9 +212,8 @@ def _start_distributed(rank: int, ranks: int, meeting: Path) -> None:
 def _be_rank(config: Any, rank: int, meeting: Path) -> None:
     """Turn this process, a fork of one that was alone, into one of two. The groups from before have no threads here, and are let lie."""
     import torch.distributed.distributed_c10d as c10d
-    import vllm.distributed.parallel_state as groups
-
     import vllm.distributed.device_communicators.cpu_communicator as communicator
+    import vllm.distributed.parallel_state as groups
 
     # Sockets will do. Shared memory, which has names, would stay behind.
     os.environ["VLLM_DIST_IDENT"] = ""

@@ -41,7 +41,8 @@ def _latent_attention() -> None:
 
     CpuPlatform.get_attn_backend_cls = classmethod(latent)
     CpuPlatform.num_compute_units = classmethod(lambda cls, *arguments, **more: 1)
-    setattr(importlib.import_module("vllm.model_executor.layers.attention.mla_attention"), "flash_attn_varlen_func", lambda: None)
+    attention: Any = importlib.import_module("vllm.model_executor.layers.attention.mla_attention")
+    attention.flash_attn_varlen_func = lambda: None
 
 
 def _compiled_kernels(name: str) -> None:
@@ -64,8 +65,7 @@ def _absent_class(name: str, module: str) -> None:
 
 
 def _moe_without_gate() -> None:
-    import vllm.model_executor.layers.fused_moe.config as config
-    import vllm.model_executor.layers.fused_moe.layer as layer
+    from vllm.model_executor.layers.fused_moe import config, layer
 
     for module in (config, layer):  # where it is asked depends on the version
         if hasattr(module, "current_platform"):
