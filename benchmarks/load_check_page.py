@@ -3,7 +3,7 @@
     vtool load-check --all vllm --python EXE --format json > 0.32.0.json
     python -m benchmarks.load_check_page 0.20.1=old.json 0.32.0=0.32.0.json
 
-Run it where the sweeps ran: the text of each line that keeps a tensor is read from the file that the finding names.
+What a later file of the same version says of a name takes the place of what an earlier one says. Run it where the sweeps ran: the text of each line that keeps a tensor is read from the file that the finding names.
 """
 
 import json
@@ -34,8 +34,10 @@ Result = Mapping[str, Any]
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Entry point: VERSION=FILE…"""
-    sweeps = {version: _read(Path(file)) for version, _, file in (argument.partition("=") for argument in arguments)}
+    """Entry point: VERSION=FILE…, the files of a version one after the other."""
+    sweeps: dict[str, dict[str, Result]] = {}
+    for version, _, file in (argument.partition("=") for argument in arguments):
+        sweeps.setdefault(version, {}).update(_read(Path(file)))
     PAGE.write_text("\n".join(_page(sweeps)) + "\n")
 
 

@@ -22,6 +22,7 @@ WHOLE = torch.arange(1.0, 33.0).view(8, 4)
         WHOLE.chunk(2),
         WHOLE.chunk(2, dim=1),
         (WHOLE, WHOLE),  # replicated
+        (WHOLE, torch.zeros(8, 4)),  # a bias of which the ranks take the sum
         (WHOLE[::2], WHOLE[1::2]),  # parts of a fused weight
         (torch.cat([WHOLE[:4], WHOLE[6:]]), torch.cat([WHOLE[4:6], WHOLE[6:]])),  # a key head that both ranks need
     ],

@@ -70,7 +70,8 @@ def _parted(name: str, reference: Mapping[str, Tensor], states: list[State]) -> 
 def unlike(name: str, reference: Mapping[str, Tensor], states: list[State]) -> dict[str, str] | None:
     """How the ranks' shards of a parameter are not the whole: values that no rank has, and values that are not in the whole.
 
-    Parts that every rank has, as of norms and of shared key heads, are allowed. Elements that nothing was loaded into are not looked at.
+    Parts that every rank has, as of norms and of shared key heads, are allowed, and so are zeros: of a bias whose sum the ranks take, one
+    rank has the values and the others none. Elements that nothing was loaded into are not looked at.
     """
     if not all(name in state for state in states):
         return {"expected": "there on every rank", "seen": "not there"}
@@ -81,7 +82,7 @@ def unlike(name: str, reference: Mapping[str, Tensor], states: list[State]) -> d
     position = torch.searchsorted(seen, values).clamp(max=max(len(seen) - 1, 0))
     there = torch.where(seen[position] == values, seen_counts[position], 0) if len(seen) else torch.zeros_like(counts)
     missing = int((counts - there).clamp(min=0).sum())
-    strange = int((~torch.isin(seen, values)).sum())
+    strange = int((~torch.isin(seen, values) & (seen != 0)).sum())
     if not missing and not strange:
         return None
     return {"expected": f"all {len(whole)} elements, on one rank or the other", "seen": f"{missing} on none; {strange} values are strange"}
