@@ -3,7 +3,8 @@
     vtool load-check --all vllm --python EXE --format json > 0.32.0.json
     python -m benchmarks.load_check_page 0.20.1=old.json 0.32.0=0.32.0.json
 
-What a later file of the same version says of a name takes the place of what an earlier one says. Run it where the sweeps ran: the text of each line that keeps a tensor is read from the file that the finding names.
+What a later file of the same version says of a name takes the place of what an earlier one says.
+Run it where the sweeps ran: the text of each line that keeps a tensor is read from the file that the finding names.
 """
 
 import json
