@@ -27,6 +27,7 @@ bench: .venv/installed-dev .venv/installed-bench  ## print the benchmarks: ratio
 	$(BIN)/python -m benchmarks.startup
 	$(BIN)/python -m benchmarks.memory
 	$(BIN)/python -m benchmarks.checkpoint
+	$(BIN)/python -m benchmarks.load_check
 	$(BIN)/python -m benchmarks.loop
 
 soak: export VTOOL_VLLM_PYTHON ?= $(wildcard $(CURDIR)/.vllm-venv/bin/python)

@@ -119,6 +119,15 @@ RULES = (
         fix="Write every element from the checkpoint, or from a fixed rule.",
     ),
     Rule(
+        name="shard-mismatch",
+        code="VT430",
+        summary="The shards of two ranks of tensor parallelism are not the whole weight together.",
+        why="A part that no rank has loaded is computed with whatever was in the memory, and only where there is more than one rank.",
+        bad="param.copy_(tensor.chunk(ranks)[0])",
+        good="param.copy_(tensor.chunk(ranks)[rank])",
+        fix="Give each rank its own part: by the parameter's weight_loader, which knows the rank.",
+    ),
+    Rule(
         name="unknown-subject",
         code="VT490",
         summary="There is nothing of this name whose loading could be checked.",
@@ -146,7 +155,10 @@ RULES = (
         fix="Run it by itself and mend it. limits.seconds and limits.memory_mib say how long and how much it may take.",
     ),
 )
-"""VT401 to VT412 are asked of every class; the others say why one could not be."""
+"""VT401 to VT412 and VT430 are asked of classes; the others say why one could not be."""
 
-ASKED = tuple(rule.name for rule in RULES if rule.code < "VT49")
+RANKED = "shard-mismatch"
+"""The check that only vLLM's classes can be asked: theirs are loaded by ranks."""
+
+ASKED = tuple(rule.name for rule in RULES if rule.code < "VT49" and rule.name != RANKED)
 """The checks of a class, in order."""

@@ -9,7 +9,7 @@ from typing import Any
 from vtool.config.schema import LoadCheck
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.diagnostics.result import Result
-from vtool.diagnostics.rules_loading import ASKED
+from vtool.diagnostics.rules_loading import ASKED, RANKED
 from vtool.loading.folders import HOST, Folder, audited
 from vtool.loading.subjects import FOLDER, FRAMEWORKS, Named, fits_nothing, parse, unknown_name
 from vtool.loading.verdict import judge
@@ -91,6 +91,8 @@ def _on_one_host(
 ) -> Iterator[Progress]:
     python = interpreter(settings.python, host)
     asked = asked_checks(settings)
+    if host == "vllm" and not settings.checks:
+        asked = (*asked, RANKED)
     request = {
         "host": host,
         "subjects": None if subjects is None else [subject.name for subject in subjects],

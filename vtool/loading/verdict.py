@@ -207,6 +207,15 @@ _HOW = {
 }
 
 
+def _shards(rule: str, items: Sequence[Item], facts: Facts) -> list[Diagnostic]:
+    """What no rank has is lost, whatever the checkpoint."""
+    if not items:
+        return []
+    several = len(items) > 1
+    message = f"on two ranks, {_several('parameter', items)} {'are' if several else 'is'} not the source, part by part: {_names(items)}"
+    return [_finding(rule, message, items, "error", _own_line(facts))]
+
+
 def _aliased(rule: str, items: Sequence[Item], facts: Facts) -> list[Diagnostic]:
     """What takes a folder, as transformers does, may map its file into memory: that is its loader's doing, and not the class's."""
     if not items:
@@ -250,6 +259,7 @@ _JUDGES: Mapping[str, Callable[[str, Sequence[Item], Facts], list[Diagnostic]]] 
     "aliased-parameter": _aliased,
     "lossy-cast": _narrowed,
     "nondeterministic": _differs,
+    "shard-mismatch": _shards,
 }
 
 

@@ -96,6 +96,11 @@ def audit(
         elif subject.streams or rule not in STREAM_ONLY:
             progress(rule)
             checks[rule] = check(it)
+    if "shard-mismatch" in asked:
+        progress("shard-mismatch")
+        checks["shard-mismatch"] = (
+            subject.shards(subject, it.reference) if subject.shards else {"reason": "it is not loaded by ranks of tensor parallelism"}
+        )
     if not subject.streams:
         checks |= {rule: {"reason": "it takes a folder, not an iterator"} for rule in STREAM_ONLY}
     return {rule: checks[rule] for rule in asked if rule in checks}

@@ -5,7 +5,6 @@ import inspect
 import os
 import re
 import sys
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -17,6 +16,7 @@ from . import twin
 from .audit import text_of
 from .discover import discover
 from .mend import Mender
+from .ranks import RANKS, sharded
 from .state import mark, named_parameters
 from .subject import NotRun, Subject
 from .vllm_parts import STUBS, shrink_tables
@@ -124,7 +124,7 @@ def subject(name: str, folder: Path, progress: Callable[[str], None]) -> Subject
     if said.get("processor"):
         _save_processor(folder)
     progress("vLLM's config")
-    _start_distributed()
+    _start_distributed(0, 1, folder / "alone")
     draft = name in registry._SPECULATIVE_DECODING_MODELS
     runner = "draft" if draft else "pooling" if any(name in getattr(registry, group, {}) for group in POOLING) else "auto"
     config = mender.run(lambda: _vllm_config(folder, runner))
@@ -159,6 +159,7 @@ def subject(name: str, folder: Path, progress: Callable[[str], None]) -> Subject
         code=(os.path.dirname(sys.modules["vllm"].__file__ or ""),),
         about={key: value for key, value in about.items() if value} | ({"no_twin": why} if why else {}),
         paths=lambda subject: drive(subject, config),
+        shards=lambda subject, reference: sharded(subject, lambda rank, meeting: _be_rank(config, rank, meeting), reference, folder),
     )
 
 
@@ -201,15 +202,35 @@ def _place(found: type) -> dict[str, Any]:
     return {"file": inspect.getsourcefile(method), "line": inspect.getsourcelines(method)[1]}
 
 
-def _start_distributed() -> None:
+def _start_distributed(rank: int, ranks: int, meeting: Path) -> None:
     from vllm.config import VllmConfig, set_current_vllm_config
     from vllm.distributed import init_distributed_environment, initialize_model_parallel
 
-    meeting = tempfile.mktemp(prefix="vtool-")
     with set_current_vllm_config(VllmConfig()):
-        init_distributed_environment(world_size=1, rank=0, local_rank=0, distributed_init_method=f"file://{meeting}", backend="gloo")
-        initialize_model_parallel(1, 1)
-    Path(meeting).unlink(missing_ok=True)
+        init_distributed_environment(
+            world_size=ranks, rank=rank, local_rank=rank, distributed_init_method=f"file://{meeting}", backend="gloo"
+        )
+        initialize_model_parallel(ranks, 1)
+
+
+def _be_rank(config: Any, rank: int, meeting: Path) -> None:
+    """Turn this process, a fork of one that was alone, into one of two. The groups from before have no threads here, and are let lie."""
+    import torch.distributed.distributed_c10d as c10d
+    import vllm.distributed.device_communicators.cpu_communicator as communicator
+    import vllm.distributed.parallel_state as groups
+
+    # Sockets will do. Shared memory, which has names, would stay behind.
+    os.environ["VLLM_DIST_IDENT"] = ""
+    communicator.CpuCommunicator._all_group_ranks_share_shm_group_name = lambda self: False
+    _KEPT.append((c10d._world, dict(vars(groups))))  # ending them would wait for threads
+    c10d._world = c10d._World()
+    torch._C._distributed_c10d._unregister_all_process_groups()
+    for name, value in list(vars(groups).items()):
+        if isinstance(value, groups.GroupCoordinator):
+            setattr(groups, name, None)
+    config.parallel_config.tensor_parallel_size = config.parallel_config.world_size = RANKS
+    config.parallel_config.rank = rank
+    _start_distributed(rank, RANKS, meeting)
 
 
 def _vllm_config(folder: Path, runner: str) -> Any:

@@ -43,3 +43,5 @@ class Subject:
     """Where it does not stream: overwrites the file that was loaded."""
     paths: Callable[["Subject"], Mapping[str, str]] | None = None
     """Drives the framework's own ways of loading; for each, `unprotected`, `protected`, or why it was not run."""
+    shards: Callable[["Subject", Mapping[str, Tensor]], dict[str, Any]] | None = None
+    """Loads it on several ranks, and compares their shards with what was loaded on one."""

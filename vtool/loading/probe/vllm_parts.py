@@ -41,7 +41,8 @@ def _latent_attention() -> None:
 
     CpuPlatform.get_attn_backend_cls = classmethod(latent)
     CpuPlatform.num_compute_units = classmethod(lambda cls, *arguments, **more: 1)
-    importlib.import_module("vllm.model_executor.layers.attention.mla_attention").flash_attn_varlen_func = lambda: None
+    attention: Any = importlib.import_module("vllm.model_executor.layers.attention.mla_attention")
+    attention.flash_attn_varlen_func = lambda: None
 
 
 def _compiled_kernels(name: str) -> None:

@@ -1,0 +1,99 @@
+"""Shards of two ranks against the whole."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from tests.loading import models
+from vtool.loading.probe.ranks import RANKS, sharded, unlike
+from vtool.loading.probe.state import MARKS
+from vtool.loading.probe.subject import Subject
+
+WHOLE = torch.arange(1.0, 33.0).view(8, 4)
+
+
+@pytest.mark.parametrize(
+    "shards",
+    [
+        WHOLE.chunk(2),
+        WHOLE.chunk(2, dim=1),
+        (WHOLE, WHOLE),  # replicated
+        (WHOLE, torch.zeros(8, 4)),  # a bias of which the ranks take the sum
+        (WHOLE[::2], WHOLE[1::2]),  # parts of a fused weight
+        (torch.cat([WHOLE[:4], WHOLE[6:]]), torch.cat([WHOLE[4:6], WHOLE[6:]])),  # a key head that both ranks need
+    ],
+)
+def test_shards_that_are_the_whole_together_are_right(shards: tuple[torch.Tensor, ...]) -> None:
+    assert unlike("w", {"w": WHOLE}, [{"w": shard} for shard in shards]) is None
+
+
+@pytest.mark.parametrize(
+    ("shards", "words"),
+    [
+        ((WHOLE[:4], WHOLE[:4]), "16 on none"),
+        ((WHOLE[:4], WHOLE[5:]), "4 on none"),
+        ((WHOLE[:4], WHOLE[4:] * 1.5 + 0.1), "16 on none; 16 values are strange"),
+        ((WHOLE[:4], torch.full((4, 4), MARKS[0], dtype=torch.uint8).repeat_interleave(4, 1).view(torch.float32)), "16 on none; 0"),
+    ],
+)
+def test_what_no_rank_has_is_counted_by_element(shards: tuple[torch.Tensor, ...], words: str) -> None:
+    found = unlike("w", {"w": WHOLE}, [{"w": shard} for shard in shards])
+    assert found is not None
+    assert words in found["seen"]
+
+
+class Parted(nn.Module):
+    """Its weight's rows are parted among the ranks."""
+
+    rank, ranks = 0, 1
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(8 // self.ranks, 4))
+
+    def load_weights(self, weights: models.Weights) -> None:
+        for _, tensor in weights:
+            self.weight.data.copy_(tensor.chunk(self.ranks)[self.rank])
+
+
+class FirstOnly(Parted):
+    def load_weights(self, weights: models.Weights) -> None:
+        for _, tensor in weights:
+            self.weight.data.copy_(tensor.chunk(self.ranks)[0])
+
+
+def subject_of(kind: type[Parted]) -> tuple[Subject, Callable[[int, Path], None]]:
+    def start(rank: int, meeting: Path) -> None:
+        kind.rank, kind.ranks = rank, RANKS
+
+    return Subject(make=kind, checkpoint={"weight": WHOLE}, load=lambda model, weights: model.load_weights(weights), origin="given"), start
+
+
+def test_two_processes_load_their_own_parts(tmp_path: Path) -> None:
+    subject, start = subject_of(Parted)
+    assert sharded(subject, start, {"weight": WHOLE}, tmp_path) == {"items": [], "measured": {"ranks": 2, "parted": 1}}
+
+
+def test_the_first_part_on_every_rank_is_found(tmp_path: Path) -> None:
+    subject, start = subject_of(FirstOnly)
+    (item,) = sharded(subject, start, {"weight": WHOLE}, tmp_path)["items"]
+    assert item["parameter"] == "weight"
+    assert item["seen"].startswith("16 on none")
+
+
+def test_a_rank_that_fails_or_dies_is_the_reason_why_there_is_no_verdict(tmp_path: Path) -> None:
+    subject, _ = subject_of(Parted)
+
+    def fail(rank: int, meeting: Path) -> None:
+        raise RuntimeError("no ranks here")
+
+    def die(rank: int, meeting: Path) -> None:
+        os._exit(7)
+
+    (tmp_path / "dies").mkdir()
+    assert "no ranks here" in sharded(subject, fail, {"weight": WHOLE}, tmp_path)["reason"]
+    assert "did not load it" in sharded(subject, die, {"weight": WHOLE}, tmp_path / "dies")["reason"]
