@@ -142,10 +142,9 @@ def subject(name: str, folder: Path, progress: Callable[[str], None]) -> Subject
     if checkpoint is None:
         progress("names")
         origin, checkpoint = "discovered", discover(make(), progress)
-    found = type(model)
     about = {
-        "class": f"{found.__module__}.{found.__name__}",
-        **_place(found),
+        "class": f"{type(model).__module__}.{type(model).__name__}",
+        **_place(type(model)),
         "like": like if origin == "twin" else None,
         "own_twin": origin == "twin" and like == name,
         "replaced": mender.replaced,

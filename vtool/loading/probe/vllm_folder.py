@@ -11,7 +11,8 @@ from typing import Any
 from .audit import text_of
 from .mend import Mender
 from .on_file import read_folder
-from .on_vllm import _maker, _place, _start_distributed
+from .on_vllm import _be_rank, _maker, _place, _start_distributed
+from .ranks import sharded
 from .subject import LoadFailed, Named, NotRun, Subject
 from .vllm_parts import STUBS
 from .vllm_paths import drive
@@ -52,7 +53,7 @@ def subject(given: Path, folder: Path, progress: Callable[[str], None]) -> Subje
         raise NotRun("the weights are quantised, which is not judged yet")
     copy_beside_weights(given, folder)
     mender = Parts()
-    _start_distributed()
+    _start_distributed(0, 1, folder / "alone")
     config = mender.run(lambda: _config(folder))
     progress("construction")
     make = _maker(config)
@@ -73,6 +74,7 @@ def subject(given: Path, folder: Path, progress: Callable[[str], None]) -> Subje
             "served": True,
         },
         paths=lambda subject: drive(subject, config),
+        shards=lambda subject, reference: sharded(subject, lambda rank, meeting: _be_rank(config, rank, meeting), reference, folder),
     )
 
 
