@@ -1,7 +1,7 @@
 """Writes docs/load-check.md from the JSON of whole sweeps.
 
-    vtool load-check --all vllm --python EXE --format json > 0.32.0.json
-    python -m benchmarks.load_check_page 0.20.1=old.json 0.32.0=0.32.0.json
+    vtool load-check --all vllm --python EXE --format json > new.json
+    python -m benchmarks.load_check_page "vLLM 0.20.1=old.json" "vLLM 0.32.0=new.json" "SGLang 0.5.23=sglang.json"
 
 What a later file of the same version says of a name takes the place of what an earlier one says.
 Run it where the sweeps ran: the text of each line that keeps a tensor is read from the file that the finding names.
@@ -35,7 +35,7 @@ Result = Mapping[str, Any]
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Entry point: VERSION=FILE…, the files of a version one after the other."""
+    """Entry point: NAME VERSION=FILE…, the files of a version one after the other."""
     sweeps: dict[str, dict[str, Result]] = {}
     for version, _, file in (argument.partition("=") for argument in arguments):
         sweeps.setdefault(version, {}).update(_read(Path(file)))
@@ -43,18 +43,18 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _read(file: Path) -> dict[str, Result]:
-    return {result["subject"].removeprefix("vllm:"): result for result in json.loads(file.read_text())["results"]}
+    return {result["subject"].partition(":")[2]: result for result in json.loads(file.read_text())["results"]}
 
 
 def _page(sweeps: Mapping[str, Mapping[str, Result]]) -> Iterator[str]:
-    yield from HEAD.format(date=datetime.now(UTC).date(), versions=" and ".join(sweeps), ranked=_ranked(sweeps)).splitlines()
+    yield from HEAD.format(date=datetime.now(UTC).date(), versions=", ".join(sweeps), ranked=_ranked(sweeps)).splitlines()
     yield ""
     yield from _counts(sweeps)
     for version, results in sweeps.items():
-        yield from ["", f"## Unsafe in vLLM {version}", ""]
+        yield from ["", f"## Unsafe in {version}", ""]
         yield from _unsafe(results)
     for version, results in sweeps.items():
-        yield from ["", f"## Without a verdict in vLLM {version}", ""]
+        yield from ["", f"## Without a verdict in {version}", ""]
         yield from _not_run(results)
     yield from ["", "## Every name", "", "“–”: that version has no such name.", ""]
     yield from _table(["name", *sweeps], [[f"`{name}`", *(_verdict(sweep, name) for sweep in sweeps.values())] for name in _names(sweeps)])
@@ -65,7 +65,7 @@ def _ranked(sweeps: Mapping[str, Mapping[str, Result]]) -> str:
     told = []
     for version, results in sweeps.items():
         passed, failed = (sum(each["checks"].get("shard-mismatch") == state for each in results.values()) for state in ("passed", "failed"))
-        told.append(f"vLLM {version}: {passed} passed, {failed} failed" if passed + failed else f"vLLM {version}: not asked")
+        told.append(f"{version}: {passed} passed, {failed} failed" if passed + failed else f"{version}: not asked")
     return f" {'; '.join(told)}."
 
 
@@ -94,7 +94,7 @@ def _counts(sweeps: Mapping[str, Mapping[str, Result]]) -> Iterator[str]:
         counts = Counter(result["verdict"] for result in results.values())
         replaced = sum(bool(result.get("details", {}).get("subject", {}).get("parts_replaced")) for result in results.values())
         rows.append([version, len(results), *(counts[word] for word in words), len(results) - counts["not-run"], replaced])
-    yield from _table(["vLLM", "names", *words, "judged", "of them with parts replaced"], rows)
+    yield from _table(["version", "names", *words, "judged", "of them with parts replaced"], rows)
 
 
 def _unsafe(results: Mapping[str, Result]) -> Iterator[str]:
@@ -121,7 +121,7 @@ def _slots(result: Result) -> str:
 
 
 def _relative(file: str) -> str:
-    return file[file.rfind("/vllm/") + 1 :]
+    return file[max(file.rfind(f"/{package}/") for package in ("vllm", "sglang")) + 1 :]
 
 
 def _text(origin: Mapping[str, Any]) -> str:
@@ -150,14 +150,14 @@ def _reason(result: Result) -> str:
     return " ".join(found[:200].split()).replace("|", "\\|").replace("<", "&lt;").replace("`", "'")
 
 
-HEAD = """# load-check: vLLM {versions}
+HEAD = """# load-check: {versions}
 
-Swept on {date}, on a CPU, by `vtool load-check --all vllm`, with the settings as they are and a ring of one buffer. This page is
+Swept on {date}, on a CPU, by `vtool load-check --all vllm` and `--all sglang`, with the settings as they are and a ring of one buffer. This page is
 generated; to make it again:
 
 ```
-vtool load-check --all vllm --python EXE --format json > VERSION.json     # once for each version
-python -m benchmarks.load_check_page VERSION=VERSION.json …
+vtool load-check --all vllm --python EXE --format json > FILE     # once for each version; --all sglang
+python -m benchmarks.load_check_page "NAME VERSION=FILE" …
 ```
 
 ## What a verdict means
@@ -165,7 +165,8 @@ python -m benchmarks.load_check_page VERSION=VERSION.json …
 - **unsafe**: loaded by a loader that uses its buffer again, the class ends with other bytes in its parameters than it ends with when
   every tensor stays valid; or another rule has found an error. Of each class at least one of that version's own ways of loading hands it
   tensors that do not stay: `model.load_weights` called directly, as weight synchronisation does. vLLM's loader of safetensors owns what it
-  hands over, and is safe; Run:ai's and fastsafetensors' were not installed.
+  hands over, and is safe; Run:ai's and fastsafetensors' were not installed. SGLang's Run:ai loader marks what does not stay, so that classes
+  can copy it: those named here do not look at the mark.
   The slots are those of the smallest ring of buffers with which the class loads rightly. Where they are one more than the tensors, all of
   them have to stay valid, and still do when the class asks for one more.
 - **clean**: no error in any check that was run. Warnings and notes are in the JSON.
