@@ -152,8 +152,8 @@ def _reason(result: Result) -> str:
 
 HEAD = """# load-check: {versions}
 
-Swept on {date}, on a CPU, by `vtool load-check --all vllm` and `--all sglang`, with the settings as they are and a ring of one buffer. This page is
-generated; to make it again:
+Swept on {date}, on a CPU, by `vtool load-check --all vllm` and `--all sglang`, with the settings as they are and a ring of one
+buffer. This page is generated; to make it again:
 
 ```
 vtool load-check --all vllm --python EXE --format json > FILE     # once for each version; --all sglang
@@ -165,8 +165,8 @@ python -m benchmarks.load_check_page "NAME VERSION=FILE" …
 - **unsafe**: loaded by a loader that uses its buffer again, the class ends with other bytes in its parameters than it ends with when
   every tensor stays valid; or another rule has found an error. Of each class at least one of that version's own ways of loading hands it
   tensors that do not stay: `model.load_weights` called directly, as weight synchronisation does. vLLM's loader of safetensors owns what it
-  hands over, and is safe; Run:ai's and fastsafetensors' were not installed. SGLang's Run:ai loader marks what does not stay, so that classes
-  can copy it: those named here do not look at the mark.
+  hands over, and is safe; Run:ai's and fastsafetensors' were not installed. SGLang's Run:ai loader marks what does not stay, so that
+  classes can copy it: those named here do not look at the mark.
   The slots are those of the smallest ring of buffers with which the class loads rightly. Where they are one more than the tensors, all of
   them have to stay valid, and still do when the class asks for one more.
 - **clean**: no error in any check that was run. Warnings and notes are in the JSON.

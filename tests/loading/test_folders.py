@@ -18,7 +18,7 @@ from tests.export.test_huggingface import trained
 from tests.loading.checkpoint.folders import TWO, encode, f32, folder, raw, sharded
 from tests.rows import mixed_rows, write_rows
 from vtool.diagnostics import rules_folder
-from vtool.diagnostics.rules_loading import ASKED
+from vtool.diagnostics.rules_loading import ASKED, RANKED
 
 Found = dict[str, object]
 
@@ -142,7 +142,7 @@ def changed(run: Path, to: Path, change: Callable[[dict[str, Tensor]], object]) 
 @needs_vllm
 def test_a_real_export_lands_whole_and_is_left_alone(run: Path) -> None:
     before = state_of(run)
-    rules = {*ASKED, *(one.name for one in rules_folder.RULES)}
+    rules = {*ASKED, RANKED, *(one.name for one in rules_folder.RULES)}
     for subject in ([run / "export"], ["digits", f"run.dir={run}"]):
         (found,) = results(*subject, "--python", str(VLLM), status=0)
         assert found["verdict"] == "clean"

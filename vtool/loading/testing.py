@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from vtool.config.schema import LoadCheck
 from vtool.diagnostics import Findings
 from vtool.diagnostics.result import Result
 from vtool.diagnostics.rules_loading import ASKED
@@ -36,6 +35,7 @@ def check_load_weights(
     Raises:
         vtool.diagnostics.Findings: every error that was found; a `ValueError`.
     """
+    from vtool.config.schema import LoadCheck
     from vtool.loading.probe.on_file import facts_of
     from vtool.loading.verdict import judge
 
