@@ -170,6 +170,6 @@ def test_a_fixture_is_there_for_model_authors(pytester: pytest.Pytester) -> None
             check_load_weights(lambda: Model(2, 2), {"weight": torch.randn(2, 2), "bias": torch.randn(2)})
         """
     )
-    result = pytester.runpytest_subprocess("-p", "vtool.loading.pytest_plugin")
+    result = pytester.runpytest_subprocess()  # pytest finds the plugin by its entry point
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(["*stale-reference*"])
