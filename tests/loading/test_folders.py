@@ -18,7 +18,8 @@ from tests.export.test_huggingface import trained
 from tests.loading.checkpoint.folders import TWO, encode, f32, folder, raw, sharded
 from tests.rows import mixed_rows, write_rows
 from vtool.diagnostics import rules_folder
-from vtool.diagnostics.rules_loading import ASKED, RANKED
+from vtool.diagnostics.rules_loading import ASKED, OF_VLLM
+from vtool.loading.probe.quantised import QUANTISATION
 
 Found = dict[str, object]
 
@@ -142,7 +143,7 @@ def changed(run: Path, to: Path, change: Callable[[dict[str, Tensor]], object]) 
 @needs_vllm
 def test_a_real_export_lands_whole_and_is_left_alone(run: Path) -> None:
     before = state_of(run)
-    rules = {*ASKED, RANKED, *(one.name for one in rules_folder.RULES)}
+    rules = {*ASKED, *OF_VLLM, *(one.name for one in rules_folder.RULES)}
     for subject in ([run / "export"], ["digits", f"run.dir={run}"]):
         (found,) = results(*subject, "--python", str(VLLM), status=0)
         assert found["verdict"] == "clean"
@@ -209,3 +210,33 @@ def test_an_architecture_that_vllm_does_not_have_is_not_run(tmp_path: Path) -> N
     (model / "config.json").write_text('{"architectures": ["NoSuchForCausalLM"]}')
     (found,) = results(model, "--python", str(VLLM), status=0)
     assert "has registered no NoSuchForCausalLM" in found["details"]["stale-reference"]["reason"]
+
+
+@needs_vllm
+def test_a_folder_of_quantised_weights_is_judged_as_it_is(tmp_path: Path) -> None:
+    """fp8 with a scale for each row, as compressed-tensors writes it."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    small = LlamaConfig(
+        hidden_size=64, num_attention_heads=2, num_key_value_heads=1, num_hidden_layers=1, intermediate_size=64, vocab_size=96
+    )
+    LlamaForCausalLM(small).to(torch.bfloat16).save_pretrained(tmp_path / "plain")
+    written = json.loads((tmp_path / "plain" / "config.json").read_text())
+    (tmp_path / "plain" / "config.json").write_text(json.dumps({**written, "quantization_config": QUANTISATION}))
+    whole = load_file(tmp_path / "plain" / "model.safetensors")
+    for name in [name for name in whole if name.endswith("proj.weight")]:
+        scale = whole[name].float().abs().amax(1, keepdim=True) / 448
+        whole |= {name: (whole[name].float() / scale).to(torch.float8_e4m3fn), f"{name}_scale": scale}
+    save_file(whole, tmp_path / "plain" / "model.safetensors")
+    shutil.copytree(tmp_path / "plain", tmp_path / "without")
+    whole.pop("model.layers.0.mlp.down_proj.weight_scale")
+    save_file(whole, tmp_path / "without" / "model.safetensors")
+    right, wrong = results(tmp_path / "plain", tmp_path / "without", "--python", str(VLLM), status=1)
+    assert right["verdict"] == "clean"
+    assert {rule for rule, state in right["checks"].items() if state == "not-run"} == {"quantised-load"}
+    assert "quantised already" in right["details"]["quantised-load"]["reason"]
+    errors = [finding for finding in wrong["findings"] if finding["severity"] == "error"]
+    assert [(finding["rule"], finding["parameter"]) for finding in errors] == [
+        ("unwritten-parameter", "model.layers.0.mlp.down_proj.weight_scale")
+    ]

@@ -109,13 +109,19 @@ def without_notes(results: Sequence[Result]) -> list[Result]:
 
 
 def last_line(results: Sequence[Result]) -> str:
-    """What no verdict could be had of is never passed over."""
+    """What no verdict could be had of is never passed over: subjects, and of those that were judged, single checks."""
     missed = [result for result in results if result.verdict == "not-run"]
-    if not missed:
-        return ""
+    judged = [result for result in results if result.verdict in ("clean", "unsafe")]
+    rules = [rule for result in judged for rule, state in result.checks.items() if state == "not-run"]
     if len(results) == 1:
-        return f"not run: {_reason(missed[0])}\n"
-    return f"{len(results) - len(missed)} of {len(results)} subjects judged, {len(missed)} not run\n"
+        reasons = [f"{rule}: {judged[0].details.get(rule, {}).get('reason', 'no reason is known')}" for rule in rules]
+        said = [_reason(result) for result in missed] or reasons
+        return f"not run: {'; '.join(dict.fromkeys(said))}\n" if said else ""
+    parts = [f"{len(results) - len(missed)} of {len(results)} subjects judged, {len(missed)} not run"] if missed else []
+    if rules:
+        counted = ", ".join(f"{rule} {rules.count(rule)}" for rule in dict.fromkeys(rules))
+        parts.append(f"checks not run, of judged subjects: {counted}")
+    return f"{'; '.join(parts)}\n" if parts else ""
 
 
 def _reason(result: Result) -> str:

@@ -128,6 +128,24 @@ RULES = (
         fix="Give each rank its own part: by the parameter's weight_loader, which knows the rank.",
     ),
     Rule(
+        name="quantised-load",
+        code="VT431",
+        summary="Made for quantised weights, the class does not load what it loads otherwise.",
+        why="A scale that is dropped, or kept while its buffer is used again, multiplies a whole row by something else.",
+        bad="if name not in params: continue  # q_proj.weight_scale, where the parameter is qkv_proj.weight_scale",
+        good="weight_loader(params['qkv_proj.weight_scale'], tensor, 'q')",
+        fix="Load scales as weights are loaded, under the names that compressed-tensors gives them; raise for a name that fits nothing.",
+    ),
+    Rule(
+        name="stale-after-processing",
+        code="VT432",
+        summary="What the framework makes of loaded weights depends on tensors that the loader has taken back.",
+        why="Parameters are right after the load; what a module has kept beside them is read when weights are packed for the kernels.",
+        bad="self.scales = tensor  # used in process_weights_after_loading",
+        good="self.scales = tensor.clone()",
+        fix="Copy what is used after the load.",
+    ),
+    Rule(
         name="unknown-subject",
         code="VT490",
         summary="There is nothing of this name whose loading could be checked.",
@@ -155,10 +173,10 @@ RULES = (
         fix="Run it by itself and mend it. limits.seconds and limits.memory_mib say how long and how much it may take.",
     ),
 )
-"""VT401 to VT412 and VT430 are asked of classes; the others say why one could not be."""
+"""VT401 to VT412 and VT430 to VT432 are asked of classes; the others say why one could not be."""
 
-RANKED = "shard-mismatch"
-"""The check that only vLLM's classes can be asked: theirs are loaded by ranks."""
+OF_VLLM = ("shard-mismatch", "stale-after-processing", "quantised-load")
+"""The checks that only vLLM's classes can be asked: theirs are loaded by ranks, quantised, and processed."""
 
-ASKED = tuple(rule.name for rule in RULES if rule.code < "VT49" and rule.name != RANKED)
+ASKED = tuple(rule.name for rule in RULES if rule.code < "VT49" and rule.name not in OF_VLLM)
 """The checks of a class, in order."""

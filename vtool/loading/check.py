@@ -9,7 +9,7 @@ from typing import Any
 from vtool.config.schema import LoadCheck
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.diagnostics.result import Result
-from vtool.diagnostics.rules_loading import ASKED, RANKED
+from vtool.diagnostics.rules_loading import ASKED, OF_VLLM
 from vtool.loading.folders import HOST, Folder, audited
 from vtool.loading.subjects import FOLDER, FRAMEWORKS, Named, fits_nothing, parse, unknown_name
 from vtool.loading.verdict import judge
@@ -92,7 +92,7 @@ def _on_one_host(
     python = interpreter(settings.python, host)
     asked = asked_checks(settings)
     if host == "vllm" and not settings.checks:
-        asked = (*asked, RANKED)
+        asked = (*asked, *OF_VLLM)
     request = {
         "host": host,
         "subjects": None if subjects is None else [subject.name for subject in subjects],

@@ -19,6 +19,9 @@ OF_ALL_NAMES = ("unwritten-parameter", "partly-written-parameter", "unconsumed-t
 COMPUTED = ("inv_freq", "position_ids", "num_batches_tracked", "masked_bias", "attn.bias", "rotary_emb.cos_cached", "rotary_emb.sin_cached")
 """Endings of tensors that old checkpoints hold and that classes compute."""
 
+OF_CACHE = tuple(f".attn.{of}_{what}" for of in ("k", "v", "q", "prob") for what in ("scale", "zero_point"))
+"""Endings of parameters that vLLM gives values of its own where the checkpoint has none (layers/quantization/kv_cache.py)."""
+
 ASIDE = frozenset({"pooler", "mtp"})
 """Parts of checkpoints that classes leave out on purpose: BERT's pooler where only embeddings are served, layers for drafting."""
 
@@ -87,8 +90,9 @@ def _allowed(item: Item, allow: Sequence[str]) -> bool:
 def _detail(rule: str, check: Mapping[str, Any], facts: Facts) -> dict[str, Any]:
     measured = dict(check.get("measured") or {})
     detail: dict[str, Any] = {}
-    if rule == "stale-reference" and check["items"]:
-        detail["smallest_safe_slots"] = measured.pop("smallest_safe_slots", None)
+    if rule in ("stale-reference", "stale-after-processing", "quantised-load") and check["items"]:
+        if rule == "stale-reference":
+            detail["smallest_safe_slots"] = measured.pop("smallest_safe_slots", None)
         detail["reachable_via"] = _paths(facts, "unprotected")
         detail["protected_by"] = _paths(facts, "protected")
         detail["paths_not_run"] = {path: state for path, state in facts["paths"].items() if state not in ("unprotected", "protected")}
@@ -102,22 +106,18 @@ def _paths(facts: Facts, state: str) -> list[str]:
 
 
 def _stale(rule: str, items: Sequence[Item], facts: Facts) -> list[Diagnostic]:
-    """An error where a path of the installed framework hands the class tensors that do not stay; else it leans on the loader's copies."""
     if not items:
         return []
-    reachable, protected = _paths(facts, "unprotected"), _paths(facts, "protected")
-    severity: Severity = "error" if reachable or not protected else "warning"
     measured = facts["checks"][rule]["measured"]
     safe = measured["smallest_safe_slots"]
     needs = f"it needs {safe} of {measured['tensors']} tensors to stay valid" if safe else "no number of buffers is enough"
     if safe and safe > measured["tensors"]:
         needs = f"it needs all {measured['tensors']} tensors to stay valid, and one request more"
-    way = f"reached without a copy by {', '.join(reachable)}" if reachable else f"it relies on the loader's copies ({', '.join(protected)})"
     found = []
     for line, group in _by(items, lambda item: (str(item.get("file") or ""), item.get("line"))).items():
         what = _raises(group[0]) or f"{_several('parameter', group)} {'hold' if len(group) > 1 else 'holds'} bytes of what came later"
-        message = f"{what}: {_names(group)}; {needs}" + (f"; {way}" if reachable or protected else "")
-        found.append(_finding(rule, message, group, severity, Origin(*line) if line[0] else _own_line(facts)))
+        message = f"{what}: {_names(group)}; {needs}{_way(facts)}"
+        found.append(_finding(rule, message, group, _reach(facts), Origin(*line) if line[0] else _own_line(facts)))
     return found
 
 
@@ -138,6 +138,7 @@ def _unwritten(rule: str, items: Sequence[Item], facts: Facts) -> list[Diagnosti
     """Of the user's own checkpoint an error. A twin may lack a tensor that the hub's files have, unless it has one that is not read."""
     unread = facts["checks"].get("unconsumed-tensor", {}).get("items", [])
     waiting = {name for item in unread for name in item["waiting"]}
+    items = [item for item in items if not item["parameter"].endswith(OF_CACHE)]
     certain = [item for item in items if facts["origin"] == "given" or (item["parameter"] in waiting and _own_twin(facts))]
     rest = [item for item in items if item not in certain]
     found = []
@@ -216,6 +217,56 @@ def _shards(rule: str, items: Sequence[Item], facts: Facts) -> list[Diagnostic]:
     return [_finding(rule, message, items, "error", _own_line(facts))]
 
 
+def _after_processing(rule: str, items: Sequence[Item], facts: Facts) -> list[Diagnostic]:
+    """As `_stale`: what has been kept is read when the loader has gone on."""
+    if not items:
+        return []
+    several = len(items) > 1
+    what = f"{_several('tensor', items)} {'have' if several else 'has'} other values once the framework has processed what was loaded"
+    return [_finding(rule, f"{what}: {_names(items)}{_way(facts)}", items, _reach(facts), _own_line(facts))]
+
+
+def _quantised(rule: str, items: Sequence[Item], facts: Facts) -> list[Diagnostic]:
+    """Of the twin in fp8. Names are certain only where a tensor waits for a parameter, and a parameter for a tensor."""
+    found = []
+    kinds = {item["how"] for item in items}
+    parted = "unconsumed-tensor" in kinds and bool(kinds & {"unwritten-parameter", "partly-written-parameter"})
+    for how, group in _by(items, lambda item: str(item["how"])).items():
+        several = len(group) > 1
+        if how in OF_ALL_NAMES:
+            certain = facts["origin"] == "given" or _own_twin(facts)
+            severity: Severity = "note" if facts["origin"] == "discovered" or not parted else "error" if certain else "warning"
+            said = {
+                "unconsumed-tensor": f"{_several('tensor', group)} {'are' if several else 'is'} never read: {_listed(_tensors(group))}",
+                "unwritten-parameter": f"{_several('parameter', group)} {'are' if several else 'is'} never written: {_names(group)}",
+            }.get(how, f"{_several('parameter', group)} {'are' if several else 'is'} written in part: {_names(group)}")
+        elif how in ("stale-reference", "stale-after-processing"):
+            severity = _reach(facts)
+            said = f"{_several('parameter', group)} {'hold' if several else 'holds'} bytes of what came later: {_names(group)}{_way(facts)}"
+        else:
+            severity = "error"
+            said = f"{how}: {_names(group)}"
+        found.append(_finding(rule, f"with fp8 weights and their scales, {said}", group, severity, _own_line(facts)))
+    return found
+
+
+def _tensors(items: Sequence[Item]) -> list[str]:
+    return [name for item in items for name in item.get("tensors") or ()]
+
+
+def _reach(facts: Facts) -> Severity:
+    """An error where a path of the installed framework hands the class tensors that do not stay; else it leans on the loader's copies."""
+    return "error" if _paths(facts, "unprotected") or not _paths(facts, "protected") else "warning"
+
+
+def _way(facts: Facts) -> str:
+    """By which path, as the end of a message."""
+    reachable, protected = _paths(facts, "unprotected"), _paths(facts, "protected")
+    if reachable:
+        return f"; reached without a copy by {', '.join(reachable)}"
+    return f"; it relies on the loader's copies ({', '.join(protected)})" if protected else ""
+
+
 def _aliased(rule: str, items: Sequence[Item], facts: Facts) -> list[Diagnostic]:
     """What takes a folder, as transformers does, may map its file into memory: that is its loader's doing, and not the class's."""
     if not items:
@@ -260,6 +311,8 @@ _JUDGES: Mapping[str, Callable[[str, Sequence[Item], Facts], list[Diagnostic]]] 
     "lossy-cast": _narrowed,
     "nondeterministic": _differs,
     "shard-mismatch": _shards,
+    "stale-after-processing": _after_processing,
+    "quantised-load": _quantised,
 }
 
 

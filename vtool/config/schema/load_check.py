@@ -9,7 +9,7 @@ from vtool.config.schema.base import Settings
 Check = Literal[
     "stale-reference", "iterator-not-exhausted", "unwritten-parameter", "partly-written-parameter", "unconsumed-tensor", "retained-memory",
     "order-dependent", "chunk-dependent", "reload-dependent", "aliased-parameter", "lossy-cast", "nondeterministic",
-    "shard-mismatch",
+    "shard-mismatch", "stale-after-processing", "quantised-load",
 ]  # fmt: skip
 Source = Literal["owned", "reusable_buffer", "bucketed", "shuffled", "safetensors", "runai", "fastsafetensors"]
 Framework = Literal["vllm", "transformers", "sglang"]

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 from .keeper import Keepers
+from .processed import everything
+from .quantised import quantised
 from .real import SOURCES, write
 from .sources import Owned, ReusableBuffer, Tracked, buckets, other_values, shuffled
 from .state import MARKS, State, compare, differing, mark, marked, named_parameters, named_tensors, snapshot
@@ -19,6 +21,9 @@ from .watch import Watch, loses_bits
 
 STREAM_ONLY = ("stale-reference", "iterator-not-exhausted", "retained-memory", "order-dependent", "chunk-dependent")
 """Checks that need a class that takes an iterator."""
+OF_NAMES = ("unwritten-parameter", "partly-written-parameter", "unconsumed-tensor")
+OF_QUANTISED = (*OF_NAMES, "stale-reference", "aliased-parameter", "nondeterministic", "stale-after-processing")
+"""The rules that a quantised twin is asked."""
 MOST_CALLS = 64
 """Tensors are loaded one a call, unless there are more than this."""
 Check = dict[str, Any]
@@ -96,11 +101,10 @@ def audit(
         elif subject.streams or rule not in STREAM_ONLY:
             progress(rule)
             checks[rule] = check(it)
-    if "shard-mismatch" in asked:
-        progress("shard-mismatch")
-        checks["shard-mismatch"] = (
-            subject.shards(subject, it.reference) if subject.shards else {"reason": "it is not loaded by ranks of tensor parallelism"}
-        )
+    for rule, further in FURTHER.items():
+        if rule in asked:
+            progress(rule)
+            checks[rule] = further(it, checks)
     if not subject.streams:
         checks |= {rule: {"reason": "it takes a folder, not an iterator"} for rule in STREAM_ONLY}
     return {rule: checks[rule] for rule in asked if rule in checks}
@@ -350,3 +354,68 @@ _LOADS: Mapping[str, tuple[str | None, Callable[[Audit], Check]]] = {
     "reload-dependent": (None, _reload),
 }
 """For a rule, the source that it needs, and its loads."""
+
+
+def _sharded(it: Audit, checks: Mapping[str, Check]) -> Check:
+    shards = it.subject.shards
+    return shards(it.subject, it.reference) if shards else {"reason": "it is not loaded by ranks of tensor parallelism"}
+
+
+def _processed(it: Audit, checks: Mapping[str, Check]) -> Check:
+    """From a ring of buffers, and processed: as from owned memory, in everything that the model holds."""
+    process, checkpoint = it.subject.process, it.subject.checkpoint
+    if process is None:
+        return {"reason": "its framework does not process weights after it has loaded them"}
+    if checks.get("stale-reference", {}).get("items"):
+        return {"reason": "its weights are wrong already before they are processed"}
+
+    def state(source: Owned) -> State:
+        model = it.load(source)
+        process(model)
+        return everything(model)
+
+    try:
+        expected = state(Owned(checkpoint))
+        found = compare(expected, state(ReusableBuffer(checkpoint, it.slots)))
+        if found:  # what differs between two rightful loads is not the ring's doing
+            found = {name: how for name, how in found.items() if name not in compare(expected, state(Owned(checkpoint)))}
+    except Exception as error:
+        return {"reason": f"it cannot be processed on a CPU: {text_of(error)}"}
+    items = [{"kind": "differs", "parameter": name, "tensors": it.came_from.get(name, []), **how} for name, how in found.items()]
+    return {"items": items, "measured": {"tensors": len(expected)}}
+
+
+def _quantised(it: Audit, checks: Mapping[str, Check]) -> Check:
+    """The class made for fp8 weights, asked again; what is not also found of it in its own dtype."""
+    if it.subject.quantised is None:
+        return {"reason": "it has no quantised twin"}
+    try:
+        twin = it.subject.quantised(it.came_from)
+        found = audit(twin, OF_QUANTISED, it.slots, ("reusable_buffer",))
+    except Exception as error:
+        return {"reason": str(error) if isinstance(error, NotRun) else f"its quantised twin cannot be made on a CPU: {text_of(error)}"}
+    made = quantised(named_parameters(twin.make()))
+    mine = {*made, *(f"{name}_scale" for name in made), None}  # others, as of the cache of keys and values, may be left as they are
+    items = [
+        {**item, "how": rule}
+        for rule in OF_QUANTISED
+        if rule in OF_NAMES or not checks.get(rule, {}).get("items")
+        for item in found[rule].get("items", ())
+        if not (set(_names(item)) & {name for other in checks.get(rule, {}).get("items", ()) for name in _names(other)})
+        and not (rule in OF_NAMES and item.get("parameter") not in mine)
+    ]
+    after = found["stale-after-processing"].get("reason")
+    added = len(twin.checkpoint) - len(it.subject.checkpoint)
+    return {"items": items, "measured": {"quantised_tensors": added} | ({"not_processed": after} if after else {})}
+
+
+def _names(item: Check) -> Sequence[str]:
+    return [item["parameter"]] if item.get("parameter") else item.get("tensors") or ()
+
+
+FURTHER: Mapping[str, Callable[[Audit, Mapping[str, Check]], Check]] = {
+    "shard-mismatch": _sharded,
+    "stale-after-processing": _processed,
+    "quantised-load": _quantised,
+}
+"""Rules that look beyond one process and the class's own dtype; they are given what the others have found."""

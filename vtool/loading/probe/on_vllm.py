@@ -6,6 +6,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,6 +22,7 @@ from .state import mark, named_parameters
 from .subject import NotRun, Subject
 from .vllm_parts import STUBS, shrink_tables
 from .vllm_paths import drive
+from .vllm_quantised import processing, quantised_subject
 
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
@@ -127,10 +129,9 @@ def subject(name: str, folder: Path, progress: Callable[[str], None]) -> Subject
     _start_distributed(0, 1, folder / "alone")
     draft = name in registry._SPECULATIVE_DECODING_MODELS
     runner = "draft" if draft else "pooling" if any(name in getattr(registry, group, {}) for group in POOLING) else "auto"
-    config = mender.run(lambda: _vllm_config(folder, runner))
-    built.append(config)
-    if draft:
-        _as_draft(config, said.get("drafts", "eagle3" if "agle3" in name else "mtp" if "MTP" in name else "eagle"))
+    method = said.get("drafts", "eagle3" if "agle3" in name else "mtp" if "MTP" in name else "eagle") if draft else None
+    configure = lambda: _as_draft(_vllm_config(folder, runner), method)  # noqa: E731
+    built.append(config := mender.run(configure))
     progress("construction")
     make = _maker(config)
     model = mender.run(make)
@@ -150,7 +151,7 @@ def subject(name: str, folder: Path, progress: Callable[[str], None]) -> Subject
         "replaced": mender.replaced,
         "fields": mender.added,
     }
-    return Subject(
+    found = Subject(
         make=make,
         checkpoint=checkpoint,
         load=lambda model, weights: model.load_weights(weights),
@@ -159,7 +160,9 @@ def subject(name: str, folder: Path, progress: Callable[[str], None]) -> Subject
         about={key: value for key, value in about.items() if value} | ({"no_twin": why} if why else {}),
         paths=lambda subject: drive(subject, config),
         shards=lambda subject, reference: sharded(subject, lambda rank, meeting: _be_rank(config, rank, meeting), reference, folder),
+        process=processing(config),
     )
+    return replace(found, quantised=lambda into: quantised_subject(found, folder, configure, _maker, into))
 
 
 def _class_like(name: str, models: Mapping[str, Any]) -> str | None:
@@ -302,8 +305,10 @@ def _save_processor(folder: Path) -> None:
     Qwen3VLVideoProcessor().save_pretrained(folder)
 
 
-def _as_draft(config: Any, method: str) -> None:
-    """Answer what a draft model's constructor asks of the model that it drafts for: one of its own shape."""
+def _as_draft(config: Any, method: str | None) -> Any:
+    """The config; for a draft model, made to answer what its constructor asks of the model that it drafts for: one of its own shape."""
+    if method is None:
+        return config
     from vllm.config import SpeculativeConfig
 
     fields = {
@@ -317,3 +322,4 @@ def _as_draft(config: Any, method: str) -> None:
     for name, value in fields.items():
         object.__setattr__(draft, name, value)
     object.__setattr__(config, "speculative_config", draft)
+    return config

@@ -171,7 +171,7 @@ def _live(host: ModuleType, request: dict[str, Any], name: str, folder: Path) ->
 
 
 def _facts(host: ModuleType, request: dict[str, Any], name: str, folder: Path) -> dict[str, Any]:
-    from .audit import audit, text_of
+    from .audit import FURTHER, audit, text_of
     from .subject import LoadFailed, NotRun
 
     stage, started = ["start"], time.monotonic()
@@ -190,7 +190,7 @@ def _facts(host: ModuleType, request: dict[str, Any], name: str, folder: Path) -
         subject = host.subject(name, work, progress, **({"checkpoint": request["checkpoint"]} if request["host"] == "python" else {}))
         checks = audit(subject, request["checks"], request["slots"], request["sources"], progress)
         paths = {}
-        if subject.paths and checks.get("stale-reference", {}).get("items"):
+        if subject.paths and any(checks.get(rule, {}).get("items") for rule in ("stale-reference", *FURTHER)):
             progress("the framework's own paths")
             paths = dict(subject.paths(subject))
     except NotRun as why:

@@ -1,6 +1,6 @@
 """What is audited: something that can be made afresh, a checkpoint for it, and how the one goes into the other."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -45,3 +45,7 @@ class Subject:
     """Drives the framework's own ways of loading; for each, `unprotected`, `protected`, or why it was not run."""
     shards: Callable[["Subject", Mapping[str, Tensor]], dict[str, Any]] | None = None
     """Loads it on several ranks, and compares their shards with what was loaded on one."""
+    process: Callable[[Any], object] | None = None
+    """What the framework does to a loaded object before it serves it."""
+    quantised: "Callable[[Mapping[str, Sequence[str]]], Subject] | None" = None
+    """The same class made for quantised weights, and a checkpoint of such; given what goes into each parameter. May raise NotRun."""

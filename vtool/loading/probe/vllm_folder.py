@@ -5,6 +5,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from .ranks import sharded
 from .subject import LoadFailed, Named, NotRun, Subject
 from .vllm_parts import STUBS
 from .vllm_paths import drive
+from .vllm_quantised import processing, quantised_subject
 
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".pkl", ".gguf", ".npz", ".h5", ".msgpack", ".onnx")
 LARGEST = 64 * 2**20
@@ -49,8 +51,6 @@ def subject(given: Path, folder: Path, progress: Callable[[str], None]) -> Subje
     names = written.get("architectures") or []
     if not any(name in ModelRegistry.models for name in names):
         raise NotRun(f"vLLM {sys.modules['vllm'].__version__} has registered no {' or '.join(names) or 'class: config.json names none'}")
-    if "quantization_config" in written or (given / "hf_quant_config.json").exists():
-        raise NotRun("the weights are quantised, which is not judged yet")
     copy_beside_weights(given, folder)
     mender = Parts()
     _start_distributed(0, 1, folder / "alone")
@@ -59,7 +59,7 @@ def subject(given: Path, folder: Path, progress: Callable[[str], None]) -> Subje
     make = _maker(config)
     found = type(mender.run(make))
     progress("reading the tensors")
-    return Subject(
+    plain = Subject(
         make=make,
         checkpoint=read_folder(given),
         load=_load,
@@ -75,7 +75,9 @@ def subject(given: Path, folder: Path, progress: Callable[[str], None]) -> Subje
         },
         paths=lambda subject: drive(subject, config),
         shards=lambda subject, reference: sharded(subject, lambda rank, meeting: _be_rank(config, rank, meeting), reference, folder),
+        process=processing(config),
     )
+    return replace(plain, quantised=lambda into: quantised_subject(plain, folder, lambda: _config(folder), _maker, into))
 
 
 def _config(folder: Path) -> Any:

@@ -1,0 +1,153 @@
+"""A class made for quantised weights, and what a framework makes of weights that are loaded."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.loading import models
+from vtool.loading.probe.audit import audit
+from vtool.loading.probe.processed import everything
+from vtool.loading.probe.quantised import quantised_tensors
+from vtool.loading.probe.state import named_parameters
+from vtool.loading.probe.subject import NotRun, Subject
+from vtool.loading.verdict import judge
+
+PLAIN = {f"{name}.weight": torch.randn(4, 8, generator=torch.Generator().manual_seed(7)).bfloat16() for name in ("a", "b", "norm")}
+PLAIN["norm.weight"] = PLAIN["norm.weight"][0]
+
+
+class Layer(nn.Module):
+    """Two weights in one parameter, in fp8 with scales where it is asked for."""
+
+    def __init__(self, quantised: bool) -> None:
+        super().__init__()
+        dtype = torch.float8_e4m3fn if quantised else torch.bfloat16
+        self.ab = nn.Module()
+        self.ab.weight = nn.Parameter(torch.zeros(8, 8, dtype=dtype), requires_grad=False)
+        if quantised:
+            self.ab.weight_scale = nn.Parameter(torch.zeros(8, 1), requires_grad=False)
+        self.norm = nn.Module()
+        self.norm.weight = nn.Parameter(torch.zeros(8, dtype=torch.bfloat16), requires_grad=False)
+
+    def put(self, name: str, tensor: Tensor) -> None:
+        place, _, kind = name.partition(".")
+        if place == "norm":
+            self.norm.weight.copy_(tensor)
+        else:
+            row = 4 * (place == "b")
+            getattr(self.ab, kind)[row : row + 4].copy_(tensor)
+
+    def load_weights(self, weights: models.Weights) -> None:
+        for name, tensor in weights:
+            self.put(name, tensor)
+
+    def process(self) -> None:
+        """Nothing."""
+
+
+class DropsScales(Layer):
+    def load_weights(self, weights: models.Weights) -> None:
+        super().load_weights((name, tensor) for name, tensor in weights if not name.endswith("_scale"))
+
+
+class KeepsScales(Layer):
+    def load_weights(self, weights: models.Weights) -> None:
+        kept = []
+        for name, tensor in weights:
+            if name.endswith("_scale"):
+                kept.append((name, tensor))
+            else:
+                self.put(name, tensor)
+        for name, tensor in kept:
+            self.put(name, tensor)
+
+
+class KeepsForLater(Layer):
+    """Parameters are right after the load; what is made of the norm is not."""
+
+    def load_weights(self, weights: models.Weights) -> None:
+        for name, tensor in weights:
+            self.put(name, tensor)
+            if name == "norm.weight":
+                self.later = tensor
+
+    def process(self) -> None:
+        self.packed = self.later.float() * 2
+        del self.later
+
+
+class KeepsAClone(KeepsForLater):
+    def load_weights(self, weights: models.Weights) -> None:
+        super().load_weights((name, tensor.clone()) for name, tensor in weights)
+
+
+def subject(found: type[Layer], quantised: bool = False, checkpoint: Mapping[str, Tensor] = PLAIN) -> Subject:
+    def twin(into: Mapping[str, Sequence[str]]) -> Subject:
+        return subject(found, True, quantised_tensors(PLAIN, into, named_parameters(found(True))))
+
+    load: Callable[[Any, Any], object] = lambda model, weights: model.load_weights(weights)  # noqa: E731
+    return Subject(
+        lambda: found(quantised), checkpoint, load, "given", process=lambda model: model.process(), quantised=None if quantised else twin
+    )
+
+
+def judged(found: type[Layer]) -> dict[str, tuple[str, list[str]]]:
+    rules = ("stale-reference", "unwritten-parameter", "unconsumed-tensor", "stale-after-processing", "quantised-load")
+    checks = audit(subject(found), rules, 1, ("owned", "reusable_buffer"))
+    facts = {"status": "judged", "checks": checks, "origin": "given", "streams": True, "about": {}, "paths": {}}
+    result = judge("it", facts, rules)
+    return {
+        rule: (state, [f"{one.severity}: {one.message}" for one in result.findings if one.rule == rule])
+        for rule, state in result.checks.items()
+    }
+
+
+@pytest.mark.parametrize("found", [Layer, KeepsAClone])
+def test_a_class_that_copies_passes(found: type[Layer]) -> None:
+    assert {state for state, _ in judged(found).values()} == {"passed"}
+
+
+def test_scales_that_are_dropped_are_found_though_the_plain_weights_land() -> None:
+    checks = judged(DropsScales)
+    assert checks["unwritten-parameter"][0] == checks["unconsumed-tensor"][0] == checks["stale-reference"][0] == "passed"
+    state, messages = checks["quantised-load"]
+    assert state == "failed"
+    assert {message.partition(":")[0] for message in messages} == {"error"}
+    assert any("ab.weight_scale" in message and "never written" in message for message in messages)
+    assert any("a.weight_scale" in message and "b.weight_scale" in message and "never read" in message for message in messages)
+
+
+def test_scales_that_are_kept_are_found() -> None:
+    checks = judged(KeepsScales)
+    assert checks["stale-reference"][0] == "passed"
+    state, (message,) = checks["quantised-load"]
+    assert state == "failed"
+    assert "bytes of what came later: ab.weight_scale" in message
+
+
+def test_what_is_kept_until_weights_are_processed_is_found_in_what_is_made_of_it() -> None:
+    checks = judged(KeepsForLater)
+    assert checks["stale-reference"][0] == "passed"
+    state, (message,) = checks["stale-after-processing"]
+    assert state == "failed"
+    assert "packed" in message
+
+
+def test_a_class_without_linear_layers_has_no_quantised_twin() -> None:
+    with pytest.raises(NotRun, match="no linear layer"):
+        quantised_tensors(PLAIN, {}, named_parameters(Layer(False)))
+
+
+def test_tensors_of_more_dimensions_have_no_form() -> None:
+    experts = {"ab.weight": ["experts"]}
+    with pytest.raises(NotRun, match=r"no form for `experts`, \[2, 4, 8\]"):
+        quantised_tensors({"experts": torch.zeros(2, 4, 8)}, experts, named_parameters(Layer(True)))
+
+
+def test_attributes_lists_and_dicts_of_modules_are_looked_through() -> None:
+    model = Layer(False)
+    model.norm.kept = {"x": [torch.ones(2)], "y": (torch.zeros(1), 3)}
+    assert {"norm.kept['x'][0]", "norm.kept['y'][0]", "ab.weight", "norm.weight"} == set(everything(model))

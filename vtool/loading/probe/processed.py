@@ -1,0 +1,31 @@
+"""A model after the framework has made of the loaded weights what its kernels want: everything that it holds, not its parameters alone."""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from torch import Tensor
+
+from .state import State, named_tensors
+
+DEEPEST = 2
+"""How far lists and dicts that a module keeps are looked through."""
+
+
+def everything(model: Any) -> State:
+    """A copy of every tensor: parameters, buffers, and what modules keep in plain attributes."""
+    found = named_tensors(model)
+    for name, module in model.named_modules() if hasattr(model, "named_modules") else ():
+        for attribute, value in vars(module).items():
+            if not attribute.startswith(("_parameters", "_buffers", "_modules")):
+                found |= dict(_tensors(f"{name}.{attribute}" if name else attribute, value))
+    return {name: tensor.detach().clone() for name, tensor in found.items()}
+
+
+def _tensors(name: str, value: Any, depth: int = 0) -> Iterator[tuple[str, Tensor]]:
+    if isinstance(value, Tensor):
+        if value.device.type != "meta" and not value.is_sparse:
+            yield name, value
+    elif depth < DEEPEST and isinstance(value, dict | list | tuple):
+        pairs: Iterable[tuple[Any, Any]] = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, inner in pairs:
+            yield from _tensors(f"{name}[{key!r}]", inner, depth + 1)
