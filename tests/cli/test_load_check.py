@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import tests.loading.models
+from vtool.diagnostics.rules_loading import OF_VLLM
 
 ROOT = Path(__file__).parents[2]
 MODELS = tests.loading.models.__file__
@@ -98,20 +99,47 @@ def test_a_twin_of_transformers_goes_through_from_pretrained() -> None:
     assert found["checks"]["stale-reference"] == "not-run"
 
 
+UNSAFE = {
+    "BertModel": "weights_list = list(weights)",
+    "ColPaliForRetrieval": "weights_list = list(weights)",
+    "Llama4ForConditionalGeneration": "other_weights.append((renamed, weight))",
+}
+"""The classes that vllm#42244 was followed by, each with the line that keeps tensors, in 0.32."""
+CLEAN = (
+    "LlamaForCausalLM", "Qwen2_5_VLForConditionalGeneration", "Qwen3MoeForCausalLM", "MixtralForCausalLM",
+    "Gemma3ForCausalLM", "WhisperForConditionalGeneration", "NemotronH_Nano_VL_V2",
+)  # fmt: skip
+REAL = "sources=[owned,reusable_buffer,bucketed,shuffled,runai,runai_distributed]"
+
+
 @needs_vllm
-def test_the_three_known_classes_of_vllm_are_found_with_their_lines() -> None:
-    names = ["BertModel", "ColPaliForRetrieval", "Llama4ForConditionalGeneration", "LlamaForCausalLM"]
-    found = results(*(f"vllm:{name}" for name in names), "--python", str(VLLM), status=1)
-    assert [found[name]["verdict"] for name in names] == ["unsafe", "unsafe", "unsafe", "clean"]
-    lines = {"BertModel": "weights_list = list(weights)", "ColPaliForRetrieval": "weights_list = list(weights)"}
-    lines["Llama4ForConditionalGeneration"] = "other_weights.append((renamed, weight))"
-    for name, line in lines.items():
+def test_of_ten_classes_of_vllm_the_three_known_ones_are_found_with_their_lines() -> None:
+    found = results(*(f"vllm:{name}" for name in (*UNSAFE, *CLEAN)), REAL, "--python", str(VLLM), status=1)
+    assert {name: found[name]["verdict"] for name in found} == dict.fromkeys(UNSAFE, "unsafe") | dict.fromkeys(CLEAN, "clean")
+    for name, line in UNSAFE.items():
         finding = next(each for each in found[name]["findings"] if each["rule"] == "stale-reference")
         origin = finding["origin"]
         assert Path(origin["file"]).read_text().splitlines()[origin["line"] - 1].strip() == line
         detail = found[name]["details"]["stale-reference"]
         assert "model.load_weights" in detail["reachable_via"]
         assert "load_format=safetensors" in detail["protected_by"]
+    wrong = {name: found[name]["details"]["stale-reference"]["measured"]["sources"] for name in found}
+    if any("No module" in told for sources in wrong.values() for told in sources.values()):
+        pytest.skip("the environment has no Run:ai streamer")
+    for name, sources in wrong.items():
+        for told in (sources["runai"], *sources["runai_distributed"].split(", ")):
+            count = int(told.split(": ")[-1].split()[0])
+            assert (count > 0) == (name in UNSAFE), (name, sources)
+
+
+@needs_vllm
+def test_classes_of_vllm_are_asked_on_ranks_quantised_and_processed() -> None:
+    names = ["LlamaForCausalLM", "Qwen3MoeForCausalLM"]
+    found = results(*(f"vllm:{name}" for name in names), "--python", str(VLLM), status=0)
+    for name in names:
+        assert {found[name]["checks"][rule] for rule in OF_VLLM} == {"passed"}
+    assert found["LlamaForCausalLM"]["details"]["quantised-load"]["measured"] == {"quantised_tensors": 14}
+    assert found["LlamaForCausalLM"]["details"]["shard-mismatch"]["measured"]["parted"] > 0
 
 
 def test_a_baseline_leaves_what_is_known_uncounted(tmp_path: Path) -> None:

@@ -86,7 +86,7 @@ def test_each_bad_folder_has_one_finding(make: Callable[[Path], None], rule: str
     before = state_of(tmp_path)
     (found,) = results(tmp_path / "model", status=status)
     assert [(finding["rule"], finding["severity"]) for finding in found["findings"]] == [(rule, severity)]
-    assert set(found["checks"]) == {*ASKED, *(one.name for one in rules_folder.RULES)}
+    assert set(found["checks"]) >= {*ASKED, *(one.name for one in rules_folder.RULES)}
     assert {found["checks"][name] for name in ASKED} == {"not-run"}
     assert state_of(tmp_path) == before
 

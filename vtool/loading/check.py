@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 from vtool.config.schema import LoadCheck
+from vtool.config.schema.load_check import Subjects
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.diagnostics.result import Result
 from vtool.diagnostics.rules_loading import ASKED, OF_VLLM
@@ -14,6 +15,8 @@ from vtool.loading.folders import HOST, Folder, audited
 from vtool.loading.subjects import FOLDER, FRAMEWORKS, Named, fits_nothing, parse, unknown_name
 from vtool.loading.verdict import judge
 from vtool.loading.worker import interpreter, probe_events, unusable
+
+ANY = Subjects().match
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,11 @@ def check_subjects(
         raise Findings(Diagnostic("unknown-subject", "nothing is named that could be checked"), fatal=True)
     if named and whole:
         raise Findings(Diagnostic("unknown-subject", "either subjects are named, or all of a framework"), fatal=True)
+    if named and settings.subjects.match != ANY:
+        message = f"subjects.match is {settings.subjects.match}, but the subjects are named"
+        raise Findings(
+            Diagnostic("ignored-setting", message, "ask for --all of a framework, or leave it out", "subjects.match"), fatal=True
+        )
     asked = asked_checks(settings)
     folders: dict[str, Folder] = {}
     waiting: dict[str, list[Named]] = {}

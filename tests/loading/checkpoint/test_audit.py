@@ -127,6 +127,11 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str, str]] = {
         "error",
     ),
     "a stale file has the same tensors": (lambda path: folder(path, model={"a": f32(2, 3, seed=1)}), "duplicate-tensor", "error"),
+    "a variant has the same tensors": (
+        lambda path: folder(path, **{"model.fp16": {"a": f32(2, 3, seed=1)}}),
+        "duplicate-tensor",
+        "warning",
+    ),
     "a copy has the same values": (lambda path: folder(path, model={"a": f32(2, 3)}), "duplicate-tensor", "note"),
     "a value is NaN": (break_value, "nonfinite-value", "error"),
     "a pickle lies beside": (lambda path: (path / "pytorch_model.bin").write_bytes(b"\x80\x04."), "unsafe-format", "note"),

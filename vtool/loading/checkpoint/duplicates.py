@@ -1,19 +1,25 @@
 """Tensors that are in more than one file."""
 
 import os
+import re
 from collections.abc import Sequence
 from itertools import combinations
+from typing import Literal
 
 from vtool.diagnostics import Diagnostic, Origin
 from vtool.loading.checkpoint.headers import Header, Tensor, named
 
+Severity = Literal["error", "warning", "note"]
 _PART = 1 << 20
+_VARIANT = re.compile(r"model(-\d{5}-of-\d{5})?\.[a-zA-Z]\w*(-\d{5}-of-\d{5})?\.safetensors")
+"""How transformers and diffusers name another precision of the same weights, as in model.fp16.safetensors."""
 
 
 def duplicates(headers: Sequence[Header], indexed: frozenset[str] | None) -> list[Diagnostic]:
     """One finding for each pair of files that have tensors in common.
 
-    An error where their values differ; a note where they are the same to the byte, so that it does not matter which a loader takes.
+    An error where their values differ, a warning where one of them is a variant by its name; a note where they are the same to
+    the byte, so that it does not matter which a loader takes.
 
     Args:
         indexed: the names of the files that the index knows, None where there is no index.
@@ -29,7 +35,10 @@ def duplicates(headers: Sequence[Header], indexed: frozenset[str] | None) -> lis
         if differing:
             what = f"{one.file.name} and {other.file.name} both hold {named(differing)}, with different values"
             message = what + _who_takes_what(one, other, indexed)
-            findings.append(Diagnostic("duplicate-tensor", message, origin=origin, tensors=differing))
+            variant = bool(_VARIANT.fullmatch(one.file.name)) != bool(_VARIANT.fullmatch(other.file.name))
+            help = "keep it in a folder of its own, where loaders that read every file do not find it" if variant else None
+            severity: Severity = "warning" if variant else "error"
+            findings.append(Diagnostic("duplicate-tensor", message, help, origin=origin, tensors=differing, severity=severity))
         else:
             message = f"{one.file.name} and {other.file.name} both hold {named(common)}, with the same values"
             findings.append(Diagnostic("duplicate-tensor", message, origin=origin, tensors=tuple(common), severity="note"))

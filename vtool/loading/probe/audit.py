@@ -13,7 +13,7 @@ from torch import Tensor
 from .keeper import Keepers
 from .processed import everything
 from .quantised import quantised
-from .real import SOURCES, write
+from .real import ON_RANKS, SOURCES, runai_on_ranks, write
 from .sources import Owned, ReusableBuffer, Tracked, buckets, other_values, shuffled
 from .state import MARKS, State, compare, differing, mark, marked, named_parameters, named_tensors, snapshot
 from .subject import LoadFailed, Named, NotRun, Subject
@@ -26,6 +26,7 @@ OF_QUANTISED = (*OF_NAMES, "stale-reference", "aliased-parameter", "nondetermini
 """The rules that a quantised twin is asked."""
 MOST_CALLS = 64
 """Tensors are loaded one a call, unless there are more than this."""
+RAISED = "raised: "
 Check = dict[str, Any]
 
 
@@ -290,19 +291,32 @@ def _stale(it: Audit) -> Check:
 def _real(it: Audit) -> dict[str, str]:
     """What the loaders that people use make of it, on a file; those that the settings name."""
     found = {}
-    for name in (name for name in it.sources if name in SOURCES):
+    for name in (name for name in it.sources if name in (*SOURCES, ON_RANKS)):
         with TemporaryDirectory(prefix="vtool-") as folder:
             file = Path(folder) / "model.safetensors"
             write(it.subject.checkpoint, file)
             try:
-                items = it.unlike_reference(lambda: it.load(SOURCES[name](file)))  # noqa: B023
+                found[name] = _on_ranks(it, file) if name == ON_RANKS else _told(it, _unlike(it, SOURCES[name](file)))
             except ImportError as error:
                 found[name] = f"not run: {error}"
-                continue
-        wrong = [item for item in items if item["kind"] == "differs"]
-        raised = [item["seen"] for item in items if item["kind"] == "raises"]
-        found[name] = f"not run: {raised[0]}" if raised else f"{len(wrong)} of {len(it.reference)} tensors are wrong"
     return found
+
+
+def _unlike(it: Audit, source: Iterable[Named]) -> list[str]:
+    """The parameters and buffers that come out wrong, or an exception."""
+    items = it.unlike_reference(lambda: it.load(source))
+    raised = [f"{RAISED}{item['seen']}" for item in items if item["kind"] == "raises"]
+    return raised or [item["parameter"] for item in items]
+
+
+def _told(it: Audit, wrong: Sequence[str]) -> str:
+    raised = [word.removeprefix(RAISED) for word in wrong if word.startswith(RAISED)]
+    return f"not run: {raised[0]}" if raised else f"{len(wrong)} of {len(it.reference)} tensors are wrong"
+
+
+def _on_ranks(it: Audit, file: Path) -> str:
+    told = runai_on_ranks(lambda source: _unlike(it, source), file, file.parent)
+    return f"not run: {told}" if isinstance(told, str) else ", ".join(f"rank {rank}: {_told(it, wrong)}" for rank, wrong in enumerate(told))
 
 
 def _keeping_lines(it: Audit, wanted: set[str]) -> dict[str, tuple[str, int]]:

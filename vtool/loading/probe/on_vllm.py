@@ -17,7 +17,7 @@ from . import twin
 from .audit import text_of
 from .discover import discover
 from .mend import Mender
-from .ranks import RANKS, sharded
+from .ranks import RANKS, leave_groups, sharded
 from .state import mark, named_parameters
 from .subject import NotRun, Subject
 from .vllm_parts import STUBS, shrink_tables
@@ -217,16 +217,14 @@ def _start_distributed(rank: int, ranks: int, meeting: Path) -> None:
 
 def _be_rank(config: Any, rank: int, meeting: Path) -> None:
     """Turn this process, a fork of one that was alone, into one of two. The groups from before have no threads here, and are let lie."""
-    import torch.distributed.distributed_c10d as c10d
     import vllm.distributed.device_communicators.cpu_communicator as communicator
     import vllm.distributed.parallel_state as groups
 
     # Sockets will do. Shared memory, which has names, would stay behind.
     os.environ["VLLM_DIST_IDENT"] = ""
     communicator.CpuCommunicator._all_group_ranks_share_shm_group_name = lambda self: False
-    _KEPT.append((c10d._world, dict(vars(groups))))  # ending them would wait for threads
-    c10d._world = c10d._World()
-    torch._C._distributed_c10d._unregister_all_process_groups()
+    _KEPT.append(dict(vars(groups)))
+    leave_groups()
     for name, value in list(vars(groups).items()):
         if isinstance(value, groups.GroupCoordinator):
             setattr(groups, name, None)

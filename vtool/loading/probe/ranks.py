@@ -18,14 +18,15 @@ SECONDS = 30.0
 TICK = 0.01
 
 
-def sharded(subject: Subject, start: Callable[[int, Path], None], reference: Mapping[str, Tensor], folder: Path) -> dict[str, Any]:
-    """Load the checkpoint on each of two ranks, in processes of their own, and compare with what one rank alone has loaded.
+def on_ranks(run: Callable[[int], Any], folder: Path) -> list[Any] | str:
+    """What each of two ranks, in processes of their own, has to say; or, as a text, why one of them has not.
 
     Args:
-        start: makes this process the rank of that number; the ranks meet at the file.
-        reference: parameters and buffers after a load without parallelism.
+        run: given a rank's number; what it returns must be what torch can save.
+        folder: an empty one, for this call alone.
     """
-    processes = [_forked(subject, start, rank, folder) for rank in range(RANKS)]
+    folder.mkdir(parents=True)
+    processes = [_forked(run, rank, folder) for rank in range(RANKS)]
     ends = time.monotonic() + SECONDS
     waiting = set(processes)
     while waiting and time.monotonic() < ends and not list(folder.glob("failed*")):
@@ -35,26 +36,55 @@ def sharded(subject: Subject, start: Callable[[int, Path], None], reference: Map
         os.kill(process, 9)
         os.waitpid(process, 0)
     if failed := sorted(folder.glob("failed*")):
-        return {"reason": f"it does not load on {RANKS} ranks: {failed[0].read_text()}"}
+        return f"it does not load on {RANKS} ranks: {failed[0].read_text()}"
     files = [folder / f"rank{rank}.pt" for rank in range(RANKS)]
     if not all(file.exists() for file in files):
-        return {"reason": f"{RANKS} ranks did not load it within {SECONDS:.0f} seconds"}
-    states = [torch.load(file) for file in files]
-    items = [{"kind": "differs", "parameter": name, **found} for name in reference if (found := unlike(name, reference, states))]
-    return {"items": items, "measured": {"ranks": RANKS, "parted": sum(_parted(name, reference, states) for name in reference)}}
+        return f"{RANKS} ranks did not load it within {SECONDS:.0f} seconds"
+    return [torch.load(file) for file in files]
 
 
-def _forked(subject: Subject, start: Callable[[int, Path], None], rank: int, folder: Path) -> int:
-    process = os.fork()
-    if process:
-        return process
-    try:
+def sharded(subject: Subject, start: Callable[[int, Path], None], reference: Mapping[str, Tensor], folder: Path) -> dict[str, Any]:
+    """Load the checkpoint on each of two ranks and compare with what one rank alone has loaded.
+
+    Args:
+        start: makes this process the rank of that number; the ranks meet at the file.
+        reference: parameters and buffers after a load without parallelism.
+    """
+
+    def load(rank: int) -> State:
         start(rank, folder / "meeting")
         model = subject.make()
         mark(model, MARKS[0])
         subject.load(model, Owned(subject.checkpoint))
+        return snapshot(model)
+
+    states = on_ranks(load, folder / "ranks")
+    if isinstance(states, str):
+        return {"reason": states}
+    items = [{"kind": "differs", "parameter": name, **found} for name in reference if (found := unlike(name, reference, states))]
+    return {"items": items, "measured": {"ranks": RANKS, "parted": sum(_parted(name, reference, states) for name in reference)}}
+
+
+def leave_groups() -> None:
+    """Of a fork: forget the process groups of before, which have no threads here. Ending them would wait for these."""
+    import torch.distributed.distributed_c10d as c10d
+
+    _KEPT.append(c10d._world)
+    c10d._world = c10d._World()
+    torch._C._distributed_c10d._unregister_all_process_groups()
+
+
+_KEPT: list[Any] = []  # what nothing refers to any more would be ended
+
+
+def _forked(run: Callable[[int], Any], rank: int, folder: Path) -> int:
+    process = os.fork()
+    if process:
+        return process
+    try:
+        said = run(rank)
         part = folder / f"part{rank}"
-        torch.save(snapshot(model), part)
+        torch.save(said, part)
         part.rename(folder / f"rank{rank}.pt")
     except BaseException as error:
         (folder / f"part{rank}").write_text(f"{type(error).__name__}: {' '.join(str(error).split())[:200]}")
