@@ -16,6 +16,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from vtool.diagnostics.rules_loading import OF_VLLM
+
 PAGE = Path(__file__).parent.parent / "docs" / "load-check.md"
 REASONS = (
     ("names of its checkpoint were not found", r"names were found for"),
@@ -31,6 +33,7 @@ REASONS = (
     ("its config, or its processor, is on the hub only", r"."),
 )
 """Why there is no verdict; the first one whose pattern is found."""
+MOST_REASONS = 3
 Result = Mapping[str, Any]
 
 
@@ -47,9 +50,11 @@ def _read(file: Path) -> dict[str, Result]:
 
 
 def _page(sweeps: Mapping[str, Mapping[str, Result]]) -> Iterator[str]:
-    yield from HEAD.format(date=datetime.now(UTC).date(), versions=", ".join(sweeps), ranked=_ranked(sweeps)).splitlines()
+    yield from HEAD.format(date=datetime.now(UTC).date(), versions=", ".join(sweeps)).splitlines()
     yield ""
     yield from _counts(sweeps)
+    yield from ["", "## Two ranks, fp8, and what is made of loaded weights", ""]
+    yield from _further(sweeps)
     for version, results in sweeps.items():
         yield from ["", f"## Unsafe in {version}", ""]
         yield from _unsafe(results)
@@ -60,13 +65,24 @@ def _page(sweeps: Mapping[str, Mapping[str, Result]]) -> Iterator[str]:
     yield from _table(["name", *sweeps], [[f"`{name}`", *(_verdict(sweep, name) for sweep in sweeps.values())] for name in _names(sweeps)])
 
 
-def _ranked(sweeps: Mapping[str, Mapping[str, Result]]) -> str:
-    """In which sweeps ranks were looked at, of how many names."""
-    told = []
+def _further(sweeps: Mapping[str, Mapping[str, Result]]) -> Iterator[str]:
+    """Of the checks beyond one process and bfloat16: how many classes passed, failed, or could not be asked, and why not."""
+    rows = []
     for version, results in sweeps.items():
-        passed, failed = (sum(each["checks"].get("shard-mismatch") == state for each in results.values()) for state in ("passed", "failed"))
-        told.append(f"{version}: {passed} passed, {failed} failed" if passed + failed else f"{version}: not asked")
-    return f" {'; '.join(told)}."
+        judged = [result for result in results.values() if result["verdict"] in ("clean", "unsafe")]
+        for rule in OF_VLLM:
+            states = Counter(result["checks"].get(rule) for result in judged)
+            why = Counter(_short(result["details"][rule]["reason"]) for result in judged if result["checks"].get(rule) == "not-run")
+            told = "; ".join(f"{count}: {reason}" for reason, count in why.most_common(MOST_REASONS))
+            if states["passed"] + states["failed"] + states["not-run"]:
+                rows.append([version, f"`{rule}`", states["passed"], states["failed"], states["not-run"], told])
+    yield from _table(["version", "check", "passed", "failed", "not run", "the most frequent reasons"], rows)
+
+
+def _short(reason: str) -> str:
+    """A reason without names, numbers and places, that those of a kind are counted together."""
+    reason = re.sub(r"`[^`]*`", "…", re.sub(r"\[[\d, ]+\]|\(\w+\.py:\d+\)", "", reason))
+    return " ".join(re.sub(r"\d+", "N", reason).split())[:90].replace("|", "\\|").strip(" ,")
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> Iterator[str]:
@@ -164,9 +180,10 @@ python -m benchmarks.load_check_page "NAME VERSION=FILE" …
 
 - **unsafe**: loaded by a loader that uses its buffer again, the class ends with other bytes in its parameters than it ends with when
   every tensor stays valid; or another rule has found an error. Of each class at least one of that version's own ways of loading hands it
-  tensors that do not stay: `model.load_weights` called directly, as weight synchronisation does. vLLM's loader of safetensors owns what it
-  hands over, and is safe; Run:ai's and fastsafetensors' were not installed. SGLang's Run:ai loader marks what does not stay, so that
-  classes can copy it: those named here do not look at the mark.
+  tensors that do not stay: `model.load_weights` called directly, and `reload_weights` with an iterator, as weight synchronisation does.
+  vLLM's loaders of safetensors and of Run:ai own what they hand over, and are safe; `details.reachable_via` and `protected_by` of each class
+  say what was seen when these ways were driven. SGLang's Run:ai loader marks what does not stay, so that classes can copy it: those named
+  here do not look at the mark.
   The slots are those of the smallest ring of buffers with which the class loads rightly. Where they are one more than the tensors, all of
   them have to stay valid, and still do when the class asks for one more.
 - **clean**: no error in any check that was run. Warnings and notes are in the JSON.
@@ -179,9 +196,10 @@ Parts that do not run on a CPU (attention backends, kernels of experts, activati
 
 ## What is not judged
 
-- Quantised checkpoints, and `process_weights_after_loading`: weights are loaded in bfloat16.
+- Other quantised formats than the one of `quantised-load`: fp8 with a scale for each row, as compressed-tensors writes it. A folder of
+  another format is judged as it is, where its class can be made on a CPU.
 - Pipeline and expert parallelism. Of two ranks of tensor parallelism the rule `shard-mismatch` compares what both hold together with what
-  one rank holds alone, as a set of values: which rank has which part, and in what order, is not looked at.{ranked}
+  one rank holds alone, as a set of values: which rank has which part, and in what order, is not looked at.
 - Places: a weight that always goes into a wrong parameter of the same shape makes no difference between two loads.
 - Code that only a real checkpoint reaches: adapters, scales, other formats, layers of kinds that two layers do not have.
 
