@@ -13,9 +13,8 @@ from torch import Tensor
 
 from . import sglang_config, twin
 from .audit import text_of
-from .discover import discover
-from .mend import Mender
-from .sglang_parts import STUBS
+from .sglang_names import found_by_trying
+from .sglang_parts import STUBS, Mender
 from .sglang_paths import drive
 from .state import MARKS, mark, named_parameters
 from .subject import NotRun, Subject
@@ -84,7 +83,7 @@ def subject(name: str, folder: Path, progress: Callable[[str], None]) -> Subject
     if checkpoint is None:
         progress("names")
         make = made[0]
-        origin, checkpoint = "discovered", discover(make(), progress)
+        origin, checkpoint = "discovered", found_by_trying(make, why, progress)
     method = inspect.unwrap(found.load_weights)
     about = {
         "class": f"{found.__module__}.{found.__name__}",
@@ -194,7 +193,7 @@ def start(folder: Path) -> None:
     meeting = f"file://{folder / 'meeting'}"
     init_distributed_environment(world_size=1, rank=0, local_rank=0, distributed_init_method=meeting, backend="gloo")
     initialize_model_parallel()
-    fields = [name for name in context._parallel_fields() if name.endswith(("_rank", "_size"))]
+    fields = [name for name in context._parallel_fields() if name.endswith(("_rank", "_size")) and name != "moe_dense_tp_size"]
     for name in fields:
         context.get_parallel().override_permanently(**{name: 0 if name.endswith("_rank") else 1})
     try:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from . import twin
-from .mend import Mender
+from .sglang_parts import Mender
 
 TABLE: Mapping[str, Any] = json.loads((Path(__file__).parent / "sglang_twins.json").read_text())
 """What no general rule gives, for SGLang's class of a name, in the form of `twins.json`, which it comes before."""
@@ -20,6 +20,8 @@ STEM = re.compile(
     r"(ForCausalLM|ForConditionalGeneration|ForSequenceClassification|ForClassification|ForRewardModel|ForBlockDiffusion|"
     r"NextN|MTP|DSpark|Eagle3?|DraftModel|LMHeadModel|ModelLM|EmbeddingModel|ChatModel|Model|Chat)+$"
 )
+DRAFTS = re.compile("NextN|MTP")
+"""Names of classes that load the layer after the last, by which a model drafts for itself."""
 FIELDS = {"language_only": False, "encoder_only": False}
 """What SGLang sets on a config from its own arguments."""
 
@@ -36,7 +38,7 @@ class Template:
 def entry(name: str) -> dict[str, Any]:
     """What the tables say of a class; `as` takes over what is said of another."""
     if name not in TABLE["classes"]:
-        return twin.entry(name)
+        return {key: value for key, value in twin.entry(name).items() if key != "config_class"}  # vLLM's own
     found = dict(TABLE["classes"][name])
     return {**entry(found.pop("as")), **found} if "as" in found else found
 
@@ -49,7 +51,7 @@ def templates(name: str, found: type) -> Iterator[Template]:
     if "config_class" not in said:
         twins = [said["like"]] if "like" in said else [name, *(base.__name__ for base in found.__mro__[1:])]
         for like in dict.fromkeys(twins):
-            if twin.known(like):
+            if twin.known(like) and not like.startswith(("PreTrained", "Pretrained")):
                 yield Template(like, getattr(transformers, like).config_class, said if like == name or "like" in said else _of_base(said, like))
                 break
     for config_class in dict.fromkeys(_config_classes(name, found, said.get("config_class"))):
@@ -66,13 +68,14 @@ def _config_classes(name: str, found: type, said: str | None) -> Iterator[Any]:
 
     known = {config_class.__name__: config_class for config_class in registered.values()}
     if said:
-        yield known.get(said) or getattr(transformers, said)
+        own = [getattr(module, said) for module in _config_modules() if hasattr(module, said)]
+        yield next(iter(own), None) or known.get(said) or getattr(transformers, said)
         return
     plain = transformers.PretrainedConfig
     stem = STEM.sub("", name).casefold()
     own = {word: value for module in _config_modules() for word, value in vars(module).items() if isinstance(value, type)}
     for word, value in [*known.items(), *own.items(), *((word, word) for word in dir(transformers))]:
-        if word.casefold() in (f"{stem}config", f"{stem}vlconfig"):
+        if word.casefold() in (f"{stem}config", f"{stem}vlconfig", f"{stem}chatconfig"):
             yield getattr(transformers, value) if isinstance(value, str) else value
     for base in found.__mro__:
         asked = _annotation(base)
@@ -109,6 +112,9 @@ def write(template: Template, folder: Path, name: str, mender: Mender) -> dict[s
         return mender.run(lambda: twin.save_twin(like, template.said, folder, name))
     mender.run(lambda: twin.tiny_config(template.config_class, template.said).save_pretrained(folder))
     twin.write_config(folder, template.said, name)
+    if DRAFTS.search(name):
+        written = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**written, "num_nextn_predict_layers": 1}))
     return None
 
 
