@@ -107,15 +107,17 @@ def _annotation(found: type) -> Any:
 
 def write(template: Template, folder: Path, name: str, mender: Mender) -> dict[str, Any] | None:
     """Write a tiny config, and where there is a twin its checkpoint, which is given back."""
+    checkpoint = None
     if template.like:
         like = template.like
-        return mender.run(lambda: twin.save_twin(like, template.said, folder, name))
-    mender.run(lambda: twin.tiny_config(template.config_class, template.said).save_pretrained(folder))
-    twin.write_config(folder, template.said, name)
+        checkpoint = mender.run(lambda: twin.save_twin(like, template.said, folder, name))
+    else:
+        mender.run(lambda: twin.tiny_config(template.config_class, template.said).save_pretrained(folder))
+        twin.write_config(folder, template.said, name)
     if DRAFTS.search(name):
         written = json.loads((folder / "config.json").read_text())
         (folder / "config.json").write_text(json.dumps({**written, "num_nextn_predict_layers": 1}))
-    return None
+    return checkpoint
 
 
 def read(folder: Path) -> Any:
