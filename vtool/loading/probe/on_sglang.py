@@ -55,14 +55,15 @@ def subject(name: str, folder: Path, progress: Callable[[str], None]) -> Subject
     mender = Mender(twin.TABLE["fields"] | sglang_config.TABLE["fields"], STUBS)
     why: list[str] = []
     made: list[Callable[[], Any]] = []
-    checkpoint, like = None, None
+    checkpoint: Mapping[str, Tensor] | None = None
+    like: str | None = None
     for number, template in enumerate(sglang_config.templates(name, found)):
         home = folder / f"template{number}"
         home.mkdir()
         words = f"transformers' {template.like}" if template.like else template.config_class.__name__
         try:
             progress(f"tiny twin of {words}")
-            tensors = sglang_config.write(template, home, name, mender)
+            tensors: Mapping[str, Tensor] | None = sglang_config.write(template, home, name, mender)
             make = _maker(found, home)
             progress(f"construction with {words}")
             model = mender.run(make)

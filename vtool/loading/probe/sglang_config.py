@@ -52,7 +52,9 @@ def templates(name: str, found: type) -> Iterator[Template]:
         twins = [said["like"]] if "like" in said else [name, *(base.__name__ for base in found.__mro__[1:])]
         for like in dict.fromkeys(twins):
             if twin.known(like) and not like.startswith(("PreTrained", "Pretrained")):
-                yield Template(like, getattr(transformers, like).config_class, said if like == name or "like" in said else _of_base(said, like))
+                yield Template(
+                    like, getattr(transformers, like).config_class, said if like == name or "like" in said else _of_base(said, like)
+                )
                 break
     for config_class in dict.fromkeys(_config_classes(name, found, said.get("config_class"))):
         yield Template(None, config_class, said)
@@ -64,12 +66,12 @@ def _of_base(said: dict[str, Any], like: str) -> dict[str, Any]:
 
 def _config_classes(name: str, found: type, said: str | None) -> Iterator[Any]:
     import transformers
-    from sglang.srt.utils.hf_transformers.common import _CONFIG_REGISTRY as registered
+    from sglang.srt.utils.hf_transformers import common
 
-    known = {config_class.__name__: config_class for config_class in registered.values()}
+    known = {config_class.__name__: config_class for config_class in common._CONFIG_REGISTRY.values()}
     if said:
-        own = [getattr(module, said) for module in _config_modules() if hasattr(module, said)]
-        yield next(iter(own), None) or known.get(said) or getattr(transformers, said)
+        of_sglang = [getattr(module, said) for module in _config_modules() if hasattr(module, said)]
+        yield next(iter(of_sglang), None) or known.get(said) or getattr(transformers, said)
         return
     plain = transformers.PretrainedConfig
     stem = STEM.sub("", name).casefold()

@@ -103,7 +103,8 @@ def _streamer(weights: ReusableBuffer) -> Iterator[None]:
     """Run:ai's library, with one buffer for every tensor: the hardest case, whatever version is installed, or none."""
 
     class SafetensorsStreamer:
-        files_to_tensors_metadata: dict[str, list[Tensor]] = {}
+        def __init__(self) -> None:
+            self.files_to_tensors_metadata: dict[str, list[Tensor]] = {}
 
         def __enter__(self) -> "SafetensorsStreamer":
             return self
