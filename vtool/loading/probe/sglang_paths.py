@@ -65,13 +65,10 @@ def _from_file(subject: Subject) -> str:
 
 
 def _streamed(subject: Subject) -> str:
-    from sglang.srt.configs.load_config import LoadConfig
-    from sglang.srt.model_loader.loader import RunaiModelStreamerLoader
+    from sglang.srt.model_loader.weight_utils import runai_safetensors_weights_iterator
 
-    with _saved(subject) as folder, _streamer(ReusableBuffer(subject.checkpoint, 1)):
-        loader = RunaiModelStreamerLoader(LoadConfig(load_format="runai_streamer"))
-        weights = loader._get_weights_iterator(RunaiModelStreamerLoader.Source(str(folder), None))
-        return _verdict(subject, _loaded(subject, weights))
+    with _streamer(ReusableBuffer(subject.checkpoint, 1)):
+        return _verdict(subject, _loaded(subject, runai_safetensors_weights_iterator(["model.safetensors"])))
 
 
 def _updated(subject: Subject) -> str:
