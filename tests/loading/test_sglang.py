@@ -31,3 +31,28 @@ def test_no_such_class_is_told_with_near_names() -> None:
     assert SGLANG is not None
     (judged,) = results("sglang:LlamaForCausalML", "--python", SGLANG, status=2).values()
     assert "`sglang:LlamaForCausalLM`" in judged["findings"][0]["help"]
+
+
+def test_a_class_that_looks_at_the_mark_is_protected_where_the_loader_sets_it_and_not_elsewhere() -> None:
+    (judged,) = results("sglang:DeepseekV3ForCausalLM", "--python", str(SGLANG), status=1).values()
+    stale = judged["details"]["stale-reference"]
+    assert "load_format=runai_streamer" in stale["protected_by"]
+    assert "model.load_weights" in stale["reachable_via"]
+    assert judged["details"]["subject"]["parts_replaced"]
+
+
+def test_a_class_without_a_twin_is_given_names_that_it_takes() -> None:
+    (judged,) = results("sglang:DotsOCRForCausalLM", "--python", str(SGLANG), status=1).values()
+    assert judged["details"]["subject"]["checkpoint"] == "names that the class was found to take"
+    (stale,) = (finding for finding in judged["findings"] if finding["rule"] == "stale-reference")
+    line = Path(stale["origin"]["file"]).read_text().splitlines()[stale["origin"]["line"] - 1]
+    assert "list(weights)" in line
+    # A list of all weights, as weight updates hand over, stays until the call is over; so do the tensors of safetensors' loader.
+    assert {"load_format=safetensors", "update_weights_from_distributed"} <= set(judged["details"]["stale-reference"]["protected_by"])
+
+
+def test_without_a_verdict_the_class_says_itself_why_no_names_are_found() -> None:
+    (judged,) = results("sglang:LlavaLlamaForCausalLM", "--python", str(SGLANG), status=2).values()
+    assert judged["verdict"] == "not-run"
+    (reason,) = {detail["reason"] for detail in judged["details"].values()}
+    assert "even without weights its load_weights raises" in reason
