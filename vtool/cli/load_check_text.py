@@ -78,7 +78,8 @@ def made_of(results: Sequence[Result]) -> Iterator[str]:
         parts = [made["folder"]] if "folder" in made else []
         if "class" in made:
             dtype = f" in {made['dtype']}" if "dtype" in made else ""
-            parts.append(f"{made['class']}{dtype}, checkpoint: {made['checkpoint']}")
+            why = f" ({made['no_twin']})" if "no_twin" in made else ""
+            parts.append(f"{made['class']}{dtype}, checkpoint: {made['checkpoint']}{why}")
         if parts := [*parts, *_changed(result)]:
             yield f"{result.subject}: {'; '.join(parts)}\n"
 

@@ -69,7 +69,7 @@ def _without_verdict(subject: str, facts: Facts, asked: Sequence[str]) -> Result
 def _subject(facts: Facts) -> dict[str, Any]:
     """What has been judged: whose checkpoint went into which class, and what was put in the place of parts that do not run on a CPU.
 
-    `fields_guessed` are those that the config lacked, with the values they were given.
+    `fields_guessed` are those that the config lacked, with the values they were given; `no_twin` says why there is none.
     """
     about = facts["about"]
     checkpoint = {
@@ -78,7 +78,7 @@ def _subject(facts: Facts) -> dict[str, Any]:
         "discovered": "names that the class was found to take",
     }
     said = {"class": about.get("class"), "checkpoint": checkpoint[facts["origin"]], "parts_replaced": about.get("replaced", [])}
-    more = {"dtype": about.get("dtype"), "fields_guessed": about.get("fields")}
+    more = {"dtype": about.get("dtype"), "fields_guessed": about.get("fields"), "no_twin": about.get("no_twin")}
     return said | {key: value for key, value in more.items() if value}
 
 
