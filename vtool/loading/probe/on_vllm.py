@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 import torch
@@ -29,6 +30,7 @@ ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_USE_V1": "1",
+    "VLLM_KIMI_K3_GEMM_AR": "0",  # a kernel for GPUs, asked for by default
 }
 
 NEEDS_PROCESSOR = (
@@ -100,12 +102,20 @@ def subject(name: str, folder: Path, progress: Callable[[str], None]) -> Subject
     served = said.get("served_as", name)
     built: list[Any] = []
 
-    def give_tokenizer() -> None:
-        _save_processor(folder)
+    words: dict[str, str] = {}
+
+    def give_tokenizer(word: str | None = None) -> None:
+        if word:
+            words[word.removesuffix("_id")] = f"<|{word}|>"
+        _save_processor(folder, words)
         for config in built:
             config.model_config.skip_tokenizer_init = False
 
-    mender = Mender(twin.TABLE["fields"], (*STUBS, ("a tokenizer", NEEDS_PROCESSOR, give_tokenizer)))
+    tokenizers = (
+        ("a tokenizer", NEEDS_PROCESSOR, give_tokenizer),
+        ("the tokenizer's {0}", r"TokenizersBackend has no attribute (\w+_token)", give_tokenizer),
+    )
+    mender = Mender(twin.TABLE["fields"], (*STUBS, *tokenizers))
     progress("import")
     mender.run(registry.ModelRegistry.models[served].load_model_cls)
     progress("tiny twin")
@@ -290,14 +300,14 @@ def _never_written(model: Any, checkpoint: Mapping[str, Tensor]) -> float:
     return sum(bool((tensor.detach().contiguous().view(-1).view(torch.uint8) == 0x4B).all()) for tensor in named_parameters(model).values())
 
 
-def _save_processor(folder: Path) -> None:
+def _save_processor(folder: Path, special: Mapping[str, str] = MappingProxyType({})) -> None:
     """A tokenizer and image processors of Qwen's kind, for classes that ask for them when they are made."""
     from tokenizers import Tokenizer, models
     from transformers import PreTrainedTokenizerFast, Qwen2VLImageProcessor, Qwen3VLVideoProcessor
 
-    words = ["[UNK]", "<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>", "<image>"]
+    words = ["[UNK]", "<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>", "<image>", *special.values()]
     tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="[UNK]"))
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[UNK]").save_pretrained(folder)
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[UNK]", extra_special_tokens=dict(special)).save_pretrained(folder)
     Qwen2VLImageProcessor().save_pretrained(folder)
     Qwen3VLVideoProcessor().save_pretrained(folder)
 

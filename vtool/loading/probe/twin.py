@@ -28,7 +28,7 @@ def tiny_config(config_class: Any, said: Mapping[str, Any]) -> Any:
     assign(made, said.get("set", {}))
     try:
         return type(made).from_dict(_without_exceptions(made.to_dict()))
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, AttributeError):
         return made  # a class that does not read back what it has written
 
 

@@ -3,8 +3,11 @@
 import importlib
 import inspect
 import re
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -62,6 +65,76 @@ def _absent_class(name: str, module: str) -> None:
             super().__init__()
 
     setattr(importlib.import_module(module), name, Empty)
+
+
+class _AbsentName(type):
+    """The class of whatever is asked of a package that is not there. It can be inherited from, and decorate; it cannot be called."""
+
+    def __getattr__(cls, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _Absent
+
+    def __call__(cls, *arguments: Any, **more: Any) -> Any:
+        if len(arguments) == 1 and not more and callable(arguments[0]):
+            return arguments[0]
+        return type.__call__(cls)
+
+
+class _Absent(metaclass=_AbsentName):
+    pass
+
+
+class _EmptyPackage(ModuleType):
+    """A package that is there to be imported, whatever is asked of it, and whose functions are not there."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _Absent
+
+
+class _EmptyFinder:
+    """Finds an empty package below those that are to be empty."""
+
+    def __init__(self, package: str) -> None:
+        self.package = package
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        if name == self.package or name.startswith(f"{self.package}."):
+            return ModuleSpec(name, self, is_package=True)  # type: ignore[arg-type]
+        return None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return _EmptyPackage(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__version__ = "0"  # type: ignore[attr-defined]
+
+
+def _empty_package(name: str) -> None:
+    """What reads sound, or multiplies on a GPU: imported by a class's module, and not called while weights are loaded."""
+    for loaded in [each for each in sys.modules if each == name or each.startswith(f"{name}.")]:
+        del sys.modules[loaded]
+    sys.meta_path.insert(0, _EmptyFinder(name))  # type: ignore[arg-type]
+
+
+def _argument_of_attention(name: str) -> None:
+    """An argument that this build's attention does not know; it says what is computed, not what is loaded."""
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackendImpl
+
+    made = CPUAttentionBackendImpl.__init__
+
+    def without(self: Any, *arguments: Any, **more: Any) -> None:
+        made(self, *arguments, **{key: value for key, value in more.items() if key != name})
+
+    CPUAttentionBackendImpl.__init__ = without
+
+
+def _supported_by_attention(name: str) -> None:
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
+    setattr(CPUAttentionBackend, f"supports_{name.removeprefix('use_')}", classmethod(lambda cls: True))
 
 
 def _moe_without_gate() -> None:
@@ -132,5 +205,9 @@ STUBS: tuple[Stub, ...] = (
     ("sparse attention", r"Sparse Attention is not supported on CPU", _sparse_attention),
     ("kernels of experts without a gate", r"is_act_and_mul=False is supported only", _moe_without_gate),
     ("kernels of experts", r"No \w+ MoE backend supports", _expert_kernels),
+    ("the package {0}", r"No module named '(torchaudio|cutlass|cuda|quack)(?=[.'])", _empty_package),
+    ("the package {0}", r"(vllm\.vllm_flash_attn) requires the CUDA", _empty_package),
+    ("attention's argument {0}", r"CPUAttentionBackendImpl.__init__\(\) got an unexpected keyword argument '(\w+)'", _argument_of_attention),
+    ("attention's argument {0}", r"(use_\w+) is not supported by backend CPU_ATTN", _supported_by_attention),
     ("triton's allocator", r"has no attribute 'set_allocator'", _triton_allocator),
 )
