@@ -7,7 +7,6 @@ import re
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Literal
 
 import torch
@@ -20,7 +19,7 @@ from .mend import Mender
 from .ranks import RANKS, sharded
 from .state import mark, named_parameters
 from .subject import NotRun, Subject
-from .vllm_parts import STUBS, shrink_tables
+from .vllm_parts import STUBS, shrink_constants, shrink_tables
 from .vllm_paths import drive
 
 ENVIRONMENT = {
@@ -36,6 +35,7 @@ ENVIRONMENT = {
 NEEDS_PROCESSOR = (
     "KeyError: '<image>'|Can't load image processor|skip_tokenizer_init|Failed to load the processor|has no attribute '(?:get_vocab|vocab)'"
 )
+SPECIAL = {f"{name}_token": f"<|{name}|>" for name in ("image", "video", "audio", "boi", "eoi", "boa", "eoa", "eol", "eof", "image_wrapper")}
 POOLING = (
     "_EMBEDDING_MODELS", "_LATE_INTERACTION_MODELS", "_REWARD_MODELS", "_TOKEN_CLASSIFICATION_MODELS", "_SEQUENCE_CLASSIFICATION_MODELS",
 )  # fmt: skip
@@ -102,22 +102,14 @@ def subject(name: str, folder: Path, progress: Callable[[str], None]) -> Subject
     served = said.get("served_as", name)
     built: list[Any] = []
 
-    words: dict[str, str] = {}
-
-    def give_tokenizer(word: str | None = None) -> None:
-        if word:
-            words[word.removesuffix("_id")] = f"<|{word}|>"
-        _save_processor(folder, words)
+    def give_tokenizer() -> None:
+        _save_processor(folder)
         for config in built:
             config.model_config.skip_tokenizer_init = False
 
-    tokenizers = (
-        ("a tokenizer", NEEDS_PROCESSOR, give_tokenizer),
-        ("the tokenizer's {0}", r"TokenizersBackend has no attribute (\w+_token)", give_tokenizer),
-    )
-    mender = Mender(twin.TABLE["fields"], (*STUBS, *tokenizers))
+    mender = Mender(twin.TABLE["fields"], (*STUBS, ("a tokenizer", NEEDS_PROCESSOR, give_tokenizer)))
     progress("import")
-    mender.run(registry.ModelRegistry.models[served].load_model_cls)
+    shrink_constants(sys.modules[mender.run(registry.ModelRegistry.models[served].load_model_cls).__module__])
     progress("tiny twin")
     like = None if "config_class" in said else said.get("like") or _class_like(name, registry.ModelRegistry.models)
     checkpoint: Mapping[str, Tensor] | None = None
@@ -186,7 +178,7 @@ def _config_class(name: str, said: str | None, like: str | None, model: Any) -> 
     import vllm.transformers_utils.configs as own
 
     if said or like:
-        return getattr(transformers, said) if said else getattr(transformers, str(like)).config_class
+        return getattr(own, said, None) or getattr(transformers, said) if said else getattr(transformers, str(like)).config_class
     stem = re.sub(
         r"(MTP|MTPModel|ForCausalLM|ForConditionalGeneration|Model|ForRewardModel|ForSequenceClassification|Chat|DraftModel)+$", "", name
     )
@@ -300,14 +292,14 @@ def _never_written(model: Any, checkpoint: Mapping[str, Tensor]) -> float:
     return sum(bool((tensor.detach().contiguous().view(-1).view(torch.uint8) == 0x4B).all()) for tensor in named_parameters(model).values())
 
 
-def _save_processor(folder: Path, special: Mapping[str, str] = MappingProxyType({})) -> None:
+def _save_processor(folder: Path) -> None:
     """A tokenizer and image processors of Qwen's kind, for classes that ask for them when they are made."""
     from tokenizers import Tokenizer, models
     from transformers import PreTrainedTokenizerFast, Qwen2VLImageProcessor, Qwen3VLVideoProcessor
 
-    words = ["[UNK]", "<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>", "<image>", *special.values()]
+    words = ["[UNK]", "<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>", "<image>", *SPECIAL.values()]
     tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="[UNK]"))
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[UNK]", extra_special_tokens=dict(special)).save_pretrained(folder)
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[UNK]", extra_special_tokens=SPECIAL).save_pretrained(folder)
     Qwen2VLImageProcessor().save_pretrained(folder)
     Qwen3VLVideoProcessor().save_pretrained(folder)
 

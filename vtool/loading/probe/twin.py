@@ -63,6 +63,8 @@ def write_config(folder: Path, said: Mapping[str, Any], architecture: str) -> No
     written = json.loads((folder / "config.json").read_text())
     written["architectures"] = [architecture]
     assign(written, said.get("json", {}))
+    for name in said.get("without", ()):
+        written.pop(name, None)
     (folder / "config.json").write_text(json.dumps(written))
 
 

@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+import os
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -13,7 +14,7 @@ from typing import Any
 import torch
 
 from .mend import Stub
-from .shrink import HEADS, HIDDEN, INTERMEDIATE, LAYERS
+from .shrink import HEADS, HIDDEN, INTERMEDIATE, LAYERS, shrink
 
 
 def _sparse_attention() -> None:
@@ -68,7 +69,7 @@ def _absent_class(name: str, module: str) -> None:
 
 
 class _AbsentName(type):
-    """The class of whatever is asked of a package that is not there. It can be inherited from, and decorate; it cannot be called."""
+    """The class of whatever is asked of a package that is not there. It can be inherited from, and decorate; as a function it gives a zero."""
 
     def __getattr__(cls, name: str) -> Any:
         if name.startswith("__"):
@@ -78,7 +79,7 @@ class _AbsentName(type):
     def __call__(cls, *arguments: Any, **more: Any) -> Any:
         if len(arguments) == 1 and not more and callable(arguments[0]):
             return arguments[0]
-        return type.__call__(cls)
+        return torch.zeros(1) if cls is _Absent else type.__call__(cls)
 
 
 class _Absent(metaclass=_AbsentName):
@@ -117,6 +118,27 @@ def _empty_package(name: str) -> None:
     for loaded in [each for each in sys.modules if each == name or each.startswith(f"{name}.")]:
         del sys.modules[loaded]
     sys.meta_path.insert(0, _EmptyFinder(name))  # type: ignore[arg-type]
+
+
+def _absent_function(name: str, module: str) -> None:
+    setattr(importlib.import_module(module), name, _Absent)
+
+
+def _of_a_gpu(name: str) -> None:
+    setattr(torch.cuda, name, _Absent)
+
+
+def _vision_attention() -> None:
+    """Flash attention of images, which only GPUs have."""
+    from vllm.platforms.cpu import CpuPlatform
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum
+
+    CpuPlatform.get_vit_attn_backend = classmethod(lambda cls, *arguments, **more: AttentionBackendEnum.FLASH_ATTN)
+    CpuPlatform.get_supported_vit_attn_backends = classmethod(lambda cls: list(AttentionBackendEnum))
+
+
+def _second_runner() -> None:
+    os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "1"
 
 
 def _argument_of_attention(name: str) -> None:
@@ -197,6 +219,15 @@ def shrink_tables() -> None:
     table.update(dict.fromkeys(table, (HIDDEN, LAYERS, HEADS, INTERMEDIATE)))
 
 
+def shrink_constants(module: ModuleType) -> None:
+    """Configs that a module of models writes down whole, for a part of fixed size."""
+    from transformers import PretrainedConfig
+
+    for value in vars(module).values():
+        if isinstance(value, PretrainedConfig):
+            shrink(value)
+
+
 STUBS: tuple[Stub, ...] = (
     ("transformers' {0}", r"cannot import name '(\w+)' from '(transformers\.[\w.]+)'", _absent_class),
     ("the kernel {0}", r"'_OpNamespace' '_C' object has no attribute '(\w+)'", _compiled_kernels),
@@ -208,6 +239,10 @@ STUBS: tuple[Stub, ...] = (
     ("the package {0}", r"No module named '(torchaudio|cutlass|cuda|quack)(?=[.'])", _empty_package),
     ("the package {0}", r"(vllm\.vllm_flash_attn) requires the CUDA", _empty_package),
     ("attention's argument {0}", r"CPUAttentionBackendImpl.__init__\(\) got an unexpected keyword argument '(\w+)'", _argument_of_attention),
-    ("attention's argument {0}", r"(use_\w+) is not supported by backend CPU_ATTN", _supported_by_attention),
+    ("attention's support of {0}", r"(use_\w+) is not supported by backend CPU_ATTN", _supported_by_attention),
+    ("{1}'s {0}", r"cannot import name '(\w+)' from '(vllm\.v1\.attention\.[\w.]+)'", _absent_function),
+    ("a GPU's {0}", r"(?:torch\.cuda\.|dummy base class )(Stream|Event)", _of_a_gpu),
+    ("attention of the vision tower", r"(?:does not support|Backend) AttentionBackendEnum", _vision_attention),
+    ("the second model runner", r"Model Runner V1 does not support|requires the V2 model runner", _second_runner),
     ("triton's allocator", r"has no attribute 'set_allocator'", _triton_allocator),
 )
