@@ -35,7 +35,9 @@ ENVIRONMENT = {
 NEEDS_PROCESSOR = (
     "KeyError: '<image>'|Can't load image processor|skip_tokenizer_init|Failed to load the processor|has no attribute '(?:get_vocab|vocab)'"
 )
-SPECIAL = {f"{name}_token": f"<|{name}|>" for name in ("image", "video", "audio", "boi", "eoi", "boa", "eoa", "eol", "eof", "image_wrapper")}
+SPECIAL = {
+    f"{name}_token": f"<|{name}|>" for name in ("image", "video", "audio", "boi", "eoi", "boa", "eoa", "eol", "eof", "image_wrapper")
+}
 POOLING = (
     "_EMBEDDING_MODELS", "_LATE_INTERACTION_MODELS", "_REWARD_MODELS", "_TOKEN_CLASSIFICATION_MODELS", "_SEQUENCE_CLASSIFICATION_MODELS",
 )  # fmt: skip

@@ -69,7 +69,7 @@ def _absent_class(name: str, module: str) -> None:
 
 
 class _AbsentName(type):
-    """The class of whatever is asked of a package that is not there. It can be inherited from, and decorate; as a function it gives a zero."""
+    """The class of whatever is asked of a package that is not there. To inherit from, to decorate with; called, it gives a zero."""
 
     def __getattr__(cls, name: str) -> Any:
         if name.startswith("__"):
@@ -117,7 +117,7 @@ def _empty_package(name: str) -> None:
     """What reads sound, or multiplies on a GPU: imported by a class's module, and not called while weights are loaded."""
     for loaded in [each for each in sys.modules if each == name or each.startswith(f"{name}.")]:
         del sys.modules[loaded]
-    sys.meta_path.insert(0, _EmptyFinder(name))  # type: ignore[arg-type]
+    sys.meta_path.insert(0, _EmptyFinder(name))
 
 
 def _absent_function(name: str, module: str) -> None:
@@ -238,7 +238,11 @@ STUBS: tuple[Stub, ...] = (
     ("kernels of experts", r"No \w+ MoE backend supports", _expert_kernels),
     ("the package {0}", r"No module named '(torchaudio|cutlass|cuda|quack)(?=[.'])", _empty_package),
     ("the package {0}", r"(vllm\.vllm_flash_attn) requires the CUDA", _empty_package),
-    ("attention's argument {0}", r"CPUAttentionBackendImpl.__init__\(\) got an unexpected keyword argument '(\w+)'", _argument_of_attention),
+    (
+        "attention's argument {0}",
+        r"CPUAttentionBackendImpl.__init__\(\) got an unexpected keyword argument '(\w+)'",
+        _argument_of_attention,
+    ),
     ("attention's support of {0}", r"(use_\w+) is not supported by backend CPU_ATTN", _supported_by_attention),
     ("{1}'s {0}", r"cannot import name '(\w+)' from '(vllm\.v1\.attention\.[\w.]+)'", _absent_function),
     ("a GPU's {0}", r"(?:torch\.cuda\.|dummy base class )(Stream|Event)", _of_a_gpu),

@@ -80,7 +80,7 @@ def _reload_weights(config: Any) -> Callable[[Any, Owned], None]:
 
         def of_runner(model: Any, source: Owned) -> None:
             runner = SimpleNamespace(get_model=lambda: model, model_config=config.model_config, load_config=config.load_config)
-            GPUModelRunner.reload_weights(runner, iter(source))  # type: ignore[arg-type]
+            GPUModelRunner.reload_weights(runner, iter(source))
 
         return of_runner
     return lambda model, source: reload_weights(config, model, iter(source), None, True)
