@@ -29,6 +29,16 @@ class Fused(nn.Module):
                 parameters[name].data.copy_(tensor)
 
 
+class Counting(Fused):
+    """Counts at the end whether everything has come."""
+
+    def load_weights(self, weights: models.Weights) -> None:
+        kept = list(weights)
+        super().load_weights(kept)
+        if len(kept) < 5:
+            raise ValueError("weights are missing")
+
+
 class Deaf(Fused):
     def load_weights(self, weights: models.Weights) -> None:
         list(weights)
@@ -42,6 +52,12 @@ def test_the_parts_of_a_fused_weight_are_found_with_their_shapes() -> None:
     found = discover(Fused(), nothing)
     shapes = {name: tuple(tensor.shape) for name, tensor in found.items()}
     assert shapes == {"q_proj.weight": (4, 4), "k_proj.weight": (4, 4), "v_proj.weight": (4, 4), "norm.weight": (4,), "norm.bias": (4,)}
+
+
+def test_a_class_that_raises_where_not_all_have_come_is_found_out_too() -> None:
+    found = discover(Counting(), nothing)
+    assert set(found) == {"q_proj.weight", "k_proj.weight", "v_proj.weight", "norm.weight", "norm.bias"}
+    Counting().load_weights(iter(found.items()))
 
 
 def test_every_element_is_written_by_one_name_only() -> None:

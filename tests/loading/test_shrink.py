@@ -1,11 +1,18 @@
 """Configs are made tiny, whatever their class."""
 
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
 import pytest
 import transformers
 
 from vtool.loading.probe.mend import Mender, guess
 from vtool.loading.probe.shrink import shrink
-from vtool.loading.probe.twin import changed_names, tiny_config
+from vtool.loading.probe.twin import changed_names, tiny_config, write_config
+from vtool.loading.probe.vllm_parts import shrink_constants
 
 
 def test_a_config_and_those_inside_of_it_are_small_and_go_together() -> None:
@@ -68,3 +75,51 @@ def test_the_table_drops_renames_and_adds_tensors() -> None:
     found = changed_names({"model.norm": torch.ones(2), "lm_head.weight": torch.ones(2)}, said)
     assert set(found) == {"norm", "fc.weight"}
     assert found["fc.weight"].shape == (2, 3)
+
+
+def test_a_table_whose_numbers_are_not_layers_stays() -> None:
+    config = transformers.PretrainedConfig()
+    config.num_hidden_layers = 8
+    config.queries_of_patches = {1225: 128, 4900: 256}
+    config.of_layers = dict.fromkeys(range(8), 1)
+    shrink(config)
+    assert config.queries_of_patches == {1225: 128, 4900: 256}
+    assert config.of_layers == {0: 1, 1: 1}
+
+
+def test_the_table_takes_fields_out_of_what_is_written(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"text_config": {}, "hidden_size": 128}))
+    write_config(tmp_path, {"without": ["text_config"], "json": {"merge_size": 2}}, "Named")
+    assert json.loads((tmp_path / "config.json").read_text()) == {"hidden_size": 128, "merge_size": 2, "architectures": ["Named"]}
+
+
+def test_configs_that_a_module_writes_down_are_shrunk() -> None:
+    module = ModuleType("models")
+    module.LARGE = transformers.CLIPVisionConfig(hidden_size=1024, num_attention_heads=16, num_hidden_layers=24)  # type: ignore[attr-defined]
+    shrink_constants(module)
+    assert (module.LARGE.hidden_size, module.LARGE.num_hidden_layers) == (128, 2)
+
+
+def test_a_package_that_is_not_there_is_empty_where_it_is_imported() -> None:
+    """In a process of its own: it stays."""
+    program = """
+import sys
+from vtool.loading.probe.mend import Mender
+from vtool.loading.probe.vllm_parts import STUBS
+sys.modules["torchaudio"] = None
+
+def step():
+    import torchaudio.compliance.kaldi as kaldi
+    from torchaudio.functional import melscale_fbanks
+    return kaldi.fbank, melscale_fbanks(n_mels=4)
+
+mender = Mender({}, STUBS)
+assert mender.run(step)[1].shape == (1,)
+assert mender.replaced == ["the package torchaudio"], mender.replaced
+try:
+    Mender({}, STUBS).run(lambda: __import__("no_such_package"))
+except ModuleNotFoundError:
+    print("others are not")
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.stdout == "others are not\n", done.stderr

@@ -27,7 +27,7 @@ def guess(name: str, table: Mapping[str, Any]) -> Any:
     """The value of a field that a config lacks: of the table, else by what its name says."""
     if name in table:
         return table[name]
-    if name.endswith("_config"):
+    if name.endswith("_config") or name == "model":
         return _inner_config(name)
     parts = name.split("_")
     found: Any = None

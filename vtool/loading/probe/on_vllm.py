@@ -20,7 +20,7 @@ from .mend import Mender
 from .ranks import RANKS, leave_groups, sharded
 from .state import mark, named_parameters
 from .subject import NotRun, Subject
-from .vllm_parts import STUBS, shrink_tables
+from .vllm_parts import STUBS, shrink_constants, shrink_tables
 from .vllm_paths import drive
 from .vllm_quantised import processing, quantised_subject
 
@@ -31,11 +31,15 @@ ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_USE_V1": "1",
+    "VLLM_KIMI_K3_GEMM_AR": "0",  # a kernel for GPUs, asked for by default
 }
 
 NEEDS_PROCESSOR = (
     "KeyError: '<image>'|Can't load image processor|skip_tokenizer_init|Failed to load the processor|has no attribute '(?:get_vocab|vocab)'"
 )
+SPECIAL = {
+    f"{name}_token": f"<|{name}|>" for name in ("image", "video", "audio", "boi", "eoi", "boa", "eoa", "eol", "eof", "image_wrapper")
+}
 POOLING = (
     "_EMBEDDING_MODELS", "_LATE_INTERACTION_MODELS", "_REWARD_MODELS", "_TOKEN_CLASSIFICATION_MODELS", "_SEQUENCE_CLASSIFICATION_MODELS",
 )  # fmt: skip
@@ -109,7 +113,7 @@ def subject(name: str, folder: Path, progress: Callable[[str], None]) -> Subject
 
     mender = Mender(twin.TABLE["fields"], (*STUBS, ("a tokenizer", NEEDS_PROCESSOR, give_tokenizer)))
     progress("import")
-    mender.run(registry.ModelRegistry.models[served].load_model_cls)
+    shrink_constants(sys.modules[mender.run(registry.ModelRegistry.models[served].load_model_cls).__module__])
     progress("tiny twin")
     like = None if "config_class" in said else said.get("like") or _class_like(name, registry.ModelRegistry.models)
     checkpoint: Mapping[str, Tensor] | None = None
@@ -179,7 +183,7 @@ def _config_class(name: str, said: str | None, like: str | None, model: Any) -> 
     import vllm.transformers_utils.configs as own
 
     if said or like:
-        return getattr(transformers, said) if said else getattr(transformers, str(like)).config_class
+        return getattr(own, said, None) or getattr(transformers, said) if said else getattr(transformers, str(like)).config_class
     stem = re.sub(
         r"(MTP|MTPModel|ForCausalLM|ForConditionalGeneration|Model|ForRewardModel|ForSequenceClassification|Chat|DraftModel)+$", "", name
     )
@@ -296,9 +300,9 @@ def _save_processor(folder: Path) -> None:
     from tokenizers import Tokenizer, models
     from transformers import PreTrainedTokenizerFast, Qwen2VLImageProcessor, Qwen3VLVideoProcessor
 
-    words = ["[UNK]", "<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>", "<image>"]
+    words = ["[UNK]", "<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>", "<image>", *SPECIAL.values()]
     tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="[UNK]"))
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[UNK]").save_pretrained(folder)
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[UNK]", extra_special_tokens=SPECIAL).save_pretrained(folder)
     Qwen2VLImageProcessor().save_pretrained(folder)
     Qwen3VLVideoProcessor().save_pretrained(folder)
 

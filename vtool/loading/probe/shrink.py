@@ -85,7 +85,8 @@ def shrink(config: Any, layers: int = LAYERS) -> Any:
             # An entry a layer: as many as there are layers now, and no more.
             _set(config, name, [small(name, entry) for entry in list(value)[:layers]])
         elif isinstance(value, dict) and value and all(isinstance(key, int) for key in value):
-            _set(config, name, {key: entry for key, entry in value.items() if key < layers})
+            if kept := {key: entry for key, entry in value.items() if key < layers}:  # else its keys are not layers
+                _set(config, name, kept)
         elif isinstance(value, dict) and name.endswith("_config") and all(isinstance(key, str) for key in value):
             _set(config, name, {key: small(key, entry) for key, entry in value.items()})
         elif (tiny := small(name, value)) != value:

@@ -28,7 +28,7 @@ def tiny_config(config_class: Any, said: Mapping[str, Any]) -> Any:
     assign(made, said.get("set", {}))
     try:
         return type(made).from_dict(_without_exceptions(made.to_dict()))
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, AttributeError):
         return made  # a class that does not read back what it has written
 
 
@@ -63,6 +63,8 @@ def write_config(folder: Path, said: Mapping[str, Any], architecture: str) -> No
     written = json.loads((folder / "config.json").read_text())
     written["architectures"] = [architecture]
     assign(written, said.get("json", {}))
+    for name in said.get("without", ()):
+        written.pop(name, None)
     (folder / "config.json").write_text(json.dumps(written))
 
 
