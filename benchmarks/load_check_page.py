@@ -182,8 +182,8 @@ python -m benchmarks.load_check_page "NAME VERSION=FILE" …
   every tensor stays valid; or another rule has found an error. Of each class at least one of that version's own ways of loading hands it
   tensors that do not stay: `model.load_weights` called directly, and `reload_weights` with an iterator, as weight synchronisation does.
   vLLM's loaders of safetensors and of Run:ai own what they hand over, and are safe; `details.reachable_via` and `protected_by` of each
-  class say what was seen when these ways were driven. SGLang's Run:ai loader marks what does not stay, so that classes can copy it: those named
-  here do not look at the mark.
+  class say what was seen when these ways were driven. SGLang's Run:ai loader marks what does not stay, so that classes can copy it: those
+  named here do not look at the mark.
   The slots are those of the smallest ring of buffers with which the class loads rightly. Where they are one more than the tensors, all of
   them have to stay valid, and still do when the class asks for one more.
 - **clean**: no error in any check that was run. Warnings and notes are in the JSON.
