@@ -44,8 +44,23 @@ def discover(model: nn.Module, progress: Callable[[str], None]) -> dict[str, Ten
     Raises:
         NotRun: too few were found.
     """
+    found, reached, raised = _search(model, progress, bear=False)
+    if raised and (not found or reached < LEAST):
+        # Some count at the end whether everything has come, and raise: what was written until then is written.
+        found, reached, _ = _search(model, progress, bear=True)
+    if not found or reached < LEAST:
+        raise NotRun(f"no twin, and names were found for {reached:.0%} of its elements only")
+    return found
+
+
+def _search(model: nn.Module, progress: Callable[[str], None], bear: bool) -> tuple[dict[str, Tensor], float, bool]:
+    """The tensors that write something, the share of all elements that was reached, and whether any wrote but raised.
+
+    Those count only where `bear` says so: a name may also be wrong, and stop half-way.
+    """
     parameters = named_parameters(model)
     mark(model, MARKS[0])
+    raised = False
     pairs, prefixes = _pairs(model), _prefixes(model)
     generator = torch.Generator().manual_seed(3)
     found: dict[str, Tensor] = {}
@@ -65,7 +80,9 @@ def discover(model: nn.Module, progress: Callable[[str], None]) -> dict[str, Ten
                 tensor = (torch.randn(shape, generator=generator) * 0.5 + 0.01).to(
                     torch.bfloat16 if parameter.is_floating_point() else parameter.dtype
                 )
-                if _writes(model, parameter, full, tensor, left):
+                wrote, whole = _writes(model, parameter, full, tensor, left)
+                raised |= wrote and not whole
+                if wrote and (whole or bear):
                     found[full] = tensor
                     if rename in endings:
                         endings.remove(rename)
@@ -73,21 +90,20 @@ def discover(model: nn.Module, progress: Callable[[str], None]) -> dict[str, Ten
                     break
     total = sum(parameter.numel() for parameter in parameters.values())
     reached = total - sum(_left(parameter) for parameter in parameters.values())
-    if not found or reached < LEAST * total:
-        raise NotRun(f"no twin, and names were found for {reached / max(total, 1):.0%} of its elements only")
-    return found
+    return found, reached / max(total, 1), raised
 
 
 def _left(parameter: Tensor) -> int:
     return int(marked(parameter, MARKS[0]).sum())
 
 
-def _writes(model: Any, parameter: Tensor, name: str, tensor: Tensor, left: int) -> bool:
-    """Whether a load of this one tensor writes as many elements, that no other has written, to the parameter."""
-    # Some count at the end whether everything has come, and raise: what was written until then is written.
+def _writes(model: Any, parameter: Tensor, name: str, tensor: Tensor, left: int) -> tuple[bool, bool]:
+    """Whether a load of this one tensor writes as many elements, that no other has written, to the parameter; and comes to its end."""
+    whole = False
     with suppress(Exception):
         model.load_weights(iter([(name, tensor.clone())]))
-    return left - _left(parameter) >= tensor.numel()
+        whole = True
+    return left - _left(parameter) >= tensor.numel(), whole
 
 
 def _owner(model: nn.Module, name: str) -> nn.Module | None:
