@@ -69,7 +69,8 @@ def _without_verdict(subject: str, facts: Facts, asked: Sequence[str]) -> Result
 def _subject(facts: Facts) -> dict[str, Any]:
     """What has been judged: whose checkpoint went into which class, and what was put in the place of parts that do not run on a CPU.
 
-    `fields_guessed` are those that the config lacked, with the values they were given; `no_twin` says why there is none.
+    `fields_guessed` are those that the config lacked, with the values they were given; `no_twin` says why there is none. `took` is the time and the
+    largest resident memory of the process.
     """
     about = facts["about"]
     checkpoint = {
@@ -79,7 +80,8 @@ def _subject(facts: Facts) -> dict[str, Any]:
     }
     said = {"class": about.get("class"), "checkpoint": checkpoint[facts["origin"]], "parts_replaced": about.get("replaced", [])}
     more = {"dtype": about.get("dtype"), "fields_guessed": about.get("fields"), "no_twin": about.get("no_twin")}
-    return said | {key: value for key, value in more.items() if value}
+    took = {"seconds": facts["seconds"], "peak_mib": facts["peak"] >> 20} if "peak" in facts else {}
+    return said | {key: value for key, value in more.items() if value} | ({"took": took} if took else {})
 
 
 def _allowed(item: Item, allow: Sequence[str]) -> bool:
