@@ -69,8 +69,8 @@ def _without_verdict(subject: str, facts: Facts, asked: Sequence[str]) -> Result
 def _subject(facts: Facts) -> dict[str, Any]:
     """What has been judged: whose checkpoint went into which class, and what was put in the place of parts that do not run on a CPU.
 
-    `fields_guessed` are those that the config lacked, with the values they were given; `no_twin` says why there is none. `took` is the time and the
-    largest resident memory of the process.
+    `fields_guessed` are those that the config lacked, with the values they were given; `no_twin` says why there is none; `took` is the
+    time and the largest resident memory of the process.
     """
     about = facts["about"]
     checkpoint = {
