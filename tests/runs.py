@@ -58,7 +58,7 @@ def weights(module: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor.clone()
+    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).clone()  # one rank may be given its own tensor
 
 
 def relative_difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
