@@ -141,7 +141,7 @@ def test_each_block_is_recomputed_where_it_is_asked_for(tmp_path: Path) -> None:
         ran: list[str] = []
         for place, block in enumerate(opened.family.blocks(opened.engine.module)):
             if block is not opened.engine.module.model.visual:
-                block.register_forward_pre_hook(lambda *_, name=str(place): ran.append(name))
+                block.register_forward_pre_hook(lambda *_, name=str(place), ran=ran: ran.append(name))
         opened.engine.forward_backward([batch], _nll(opened, dummy=True), batch.supervised, every_parameter=True)
         assert {ran.count(name) for name in ran} == {runs}
 
