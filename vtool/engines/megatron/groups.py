@@ -1,0 +1,66 @@
+"""Megatron-core's process groups, and this rank's places in them."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch.distributed as dist
+
+from vtool.config.schema.megatron import Parallel
+from vtool.engines.megatron.shim import seed_megatron
+from vtool.engines.ranks import Ranks
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """The groups that weights and rows are spread over."""
+
+    tensor: Any
+    """The ranks over which matrices are spread; they compute the same rows."""
+    tensor_size: int
+    tensor_rank: int
+    data: Ranks
+    """This rank among those that compute other rows, with the same weights."""
+
+    def gather_tensor_shares(self, mine: Any) -> list[Any]:
+        """Each tensor parallel rank's tensor, in order; all are of one shape."""
+        import torch
+
+        if self.tensor_size == 1:
+            return [mine]
+        shares = [torch.empty_like(mine) for _ in range(self.tensor_size)]
+        dist.all_gather(shares, mine.contiguous(), group=self.tensor)
+        return shares
+
+
+def start_groups(parallel: Parallel, ranks: Ranks, seed: int) -> Groups:
+    """Set megatron-core's groups up anew; they are global to a process.
+
+    A rank by itself gets a process group of its own, without which megatron-core builds nothing.
+    """
+    from megatron.core import parallel_state
+
+    if not dist.is_initialized():
+        assert ranks.world == 1, "more ranks than one have been brought together before"
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    if parallel_state.model_parallel_is_initialized():
+        parallel_state.destroy_model_parallel()
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=parallel.tensor,
+        pipeline_model_parallel_size=parallel.pipeline,
+        create_gloo_process_groups=False,
+    )
+    seed_megatron(seed)
+    data = Ranks(
+        parallel_state.get_data_parallel_rank(),
+        parallel_state.get_data_parallel_world_size(),
+        ranks.local_rank,
+        ranks.local_world,
+        ranks.device,
+        parallel_state.get_data_parallel_group(),
+    )
+    return Groups(
+        parallel_state.get_tensor_model_parallel_group(),
+        parallel.tensor,
+        parallel_state.get_tensor_model_parallel_rank(),
+        data,
+    )
