@@ -17,23 +17,25 @@ pytest.importorskip("megatron.core", reason="megatron-core is not installed")
 SPREADS = {"tp1": Parallel(), "tp2": Parallel(tensor=2), "tp2+sp": Parallel(tensor=2, sequence=True)}
 
 
+def logits(one: Any, inputs: dict[str, Tensor], keep: Any = 0) -> Tensor:
+    with torch.no_grad():
+        result: Tensor = one(**inputs, logits_to_keep=keep, use_cache=False).logits
+    return result
+
+
+def differs(own: Any, model: Any, inputs: dict[str, Tensor]) -> float:
+    used = inputs["attention_mask"].bool()
+    return float((logits(own, inputs) - logits(model, inputs))[used].abs().max())
+
+
 def compared(ranks: Ranks, vocabulary: int, tied: bool) -> dict[str, Any]:
     """For each way of spreading it, the largest differences from transformers' own model."""
     found: dict[str, Any] = {}
     for name, parallel in SPREADS.items():
-        groups = start_groups(parallel, ranks, 0)
+        groups = start_groups(parallel, ranks)
         own, batch, prompt = tiny_model(tied=tied, vocabulary=vocabulary), tiny_batch(), tiny_batch(left=True)
         model = with_megatron(tiny_model(tied=tied, vocabulary=vocabulary), groups, sequence=parallel.sequence)
         columns = torch.tensor([3, 11, 15])
-
-        def logits(one: Any, inputs: dict[str, Tensor], keep: Any = 0) -> Tensor:
-            with torch.no_grad():
-                result: Tensor = one(**inputs, logits_to_keep=keep, use_cache=False).logits
-            return result
-
-        def differs(inputs: dict[str, Tensor]) -> float:
-            used = inputs["attention_mask"].bool()
-            return float((logits(own, inputs) - logits(model, inputs))[used].abs().max())
 
         flat = {key: value for key, value in batch.items() if key != "mm_token_type_ids"}
         text = {"input_ids": batch["input_ids"].clamp(max=149), "attention_mask": batch["attention_mask"]}
@@ -45,11 +47,11 @@ def compared(ranks: Ranks, vocabulary: int, tied: bool) -> dict[str, Any]:
         back = whole_weights(model, groups)
         found[name] = {
             "largest": float(logits(own, batch).abs().max()),
-            "padded on the right": differs(batch),
-            "padded on the left": differs(prompt),
+            "padded on the right": differs(own, model, batch),
+            "padded on the left": differs(own, model, prompt),
             "some columns": float((logits(own, batch, columns) - logits(model, batch, columns)).abs().max()),
-            "text only": differs(text),
-            "plain positions": differs(flat),
+            "text only": differs(own, model, text),
+            "plain positions": differs(own, model, flat),
             "control": float((logits(own, batch) - logits(model, flat))[batch["attention_mask"].bool()].abs().max()),
             "answers": answers,
             "back": all(torch.equal(back[key], whole[key]) for key in back) and len(back),

@@ -43,9 +43,9 @@ class DdpConfig(Settings):
     grad_reduce_in_fp32: bool | None = None
     """Reduce gradients in float32. Default: yes."""
     overlap_grad_reduce: bool | None = None
-    """Reduce gradients while the backward pass goes on."""
+    """Reduce the language model's gradients while the backward pass goes on. The vision tower's are reduced after it."""
     overlap_param_gather: bool | None = None
-    """Gather weights while the forward pass goes on."""
+    """Gather the language model's weights while the forward pass goes on."""
     align_param_gather: bool | None = None
     """All pipeline stages gather weights at the same time."""
     use_distributed_optimizer: bool | None = None

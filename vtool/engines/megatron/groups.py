@@ -1,8 +1,10 @@
 """Megatron-core's process groups, and this rank's places in them."""
 
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from vtool.config.schema.megatron import Parallel
@@ -23,8 +25,6 @@ class Groups:
 
     def gather_tensor_shares(self, mine: Any) -> list[Any]:
         """Each tensor parallel rank's tensor, in order; all are of one shape."""
-        import torch
-
         if self.tensor_size == 1:
             return [mine]
         shares = [torch.empty_like(mine) for _ in range(self.tensor_size)]
@@ -32,13 +32,18 @@ class Groups:
         return shares
 
 
-def start_groups(parallel: Parallel, ranks: Ranks, seed: int) -> Groups:
+def start_groups(parallel: Parallel, ranks: Ranks) -> Groups:
     """Set megatron-core's groups up anew; they are global to a process.
 
     A rank by itself gets a process group of its own, without which megatron-core builds nothing.
     """
-    from megatron.core import parallel_state
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of what is not installed, on import
+        from megatron.core import parallel_state
 
+    # Of kernels that are not there, of torch functions that have new names, and of speed on a GPU: on every rank, at every start.
+    warnings.filterwarnings("ignore", module=r"megatron\.core")
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed\.c10d_logger")
     if not dist.is_initialized():
         assert ranks.world == 1, "more ranks than one have been brought together before"
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -49,7 +54,7 @@ def start_groups(parallel: Parallel, ranks: Ranks, seed: int) -> Groups:
         pipeline_model_parallel_size=parallel.pipeline,
         create_gloo_process_groups=False,
     )
-    seed_megatron(seed)
+    seed_megatron(0)  # nothing draws from it: dropout is 0
     data = Ranks(
         parallel_state.get_data_parallel_rank(),
         parallel_state.get_data_parallel_world_size(),

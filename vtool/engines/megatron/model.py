@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from vtool.engines.megatron.shim import on_cpu
-from vtool.engines.megatron.weights import TextShape
+from vtool.engines.megatron.weights import TextShape, partition_dim
 
 
 def text_shape(config: Any) -> TextShape:
@@ -99,6 +99,15 @@ def build_language(config: Any, megatron: Any) -> Any:
             parallel_output=True,
             scatter_embedding_sequence_parallel=False,
         )
+    for name, parameter in gpt.named_parameters():
+        # Set when megatron-core fills in weights of its own. Without it a norm over all ranks takes shares for copies of each other.
+        dim = partition_dim(name)
+        for attribute, value in (
+            ("tensor_model_parallel", dim is not None),
+            ("partition_dim", -1 if dim is None else dim),
+            ("partition_stride", 1),
+        ):
+            setattr(parameter, attribute, value)
     if megatron.sequence_parallel:
         # Its input is gathered before it, for the few positions that are asked for; the gather sums the gradients of the ranks.
         gpt.output_layer.sequence_parallel = False
@@ -126,9 +135,7 @@ class Language(nn.Module):
     def get_input_embeddings(self) -> nn.Module:
         return self.embedding
 
-    def forward(
-        self, inputs_embeds: Tensor, position_ids: Tensor | None = None, attention_mask: Tensor | None = None, **_: Any
-    ) -> Any:
+    def forward(self, inputs_embeds: Tensor, position_ids: Tensor | None = None, attention_mask: Tensor | None = None, **_: Any) -> Any:
         from megatron.core import tensor_parallel
         from transformers.modeling_outputs import BaseModelOutputWithPast
 

@@ -113,6 +113,11 @@ def share_of(name: str, tensors: Mapping[str, Tensor], shape: TextShape, tp: int
     return to_megatron(name, [tensors[part] for part in hf_names(name)], shape, tp, rank)
 
 
+def partition_dim(name: str) -> int | None:
+    """The dimension along which a tensor is cut for TP; None where every rank has the whole of it."""
+    return {"columns": 1, "replicated": None}.get(_kind(name), 0)
+
+
 def _kind(name: str) -> str:
     if name in ("embedding.word_embeddings.weight", "output_layer.weight"):
         return "vocabulary"
