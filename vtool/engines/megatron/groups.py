@@ -46,7 +46,7 @@ def start_groups(parallel: Parallel, ranks: Ranks) -> Groups:
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed\.c10d_logger")
     if not dist.is_initialized():
         assert ranks.world == 1, "more ranks than one have been brought together before"
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        dist.init_process_group("gloo", store=torch._C._distributed_c10d.HashStore(), rank=0, world_size=1)
     if parallel_state.model_parallel_is_initialized():
         parallel_state.destroy_model_parallel()
     parallel_state.initialize_model_parallel(

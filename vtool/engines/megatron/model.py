@@ -75,7 +75,7 @@ def transformer_config(config: Any, dtype: torch.dtype, settings: Mapping[str, A
         "perform_initialization": False,  # weights follow, every one of them
         **dict.fromkeys(fused, False),
     }
-    return TransformerConfig(**(fields | settings))
+    return TransformerConfig(**{**fields, **settings})
 
 
 def build_language(config: Any, megatron: Any) -> Any:

@@ -85,7 +85,7 @@ def to_megatron(name: str, parts: Sequence[Tensor], shape: TextShape, tp: int, r
         (whole,) = parts
         return torch.cat([whole, whole.new_zeros(missing, whole.shape[1])]).chunk(tp)[rank].contiguous()
     if kind == "qkv":
-        grouped = [part.unflatten(0, (shape.groups, -1, shape.head_dim)) for part in parts]  # [G, heads of it in a group, D, …]
+        grouped = [part.reshape(shape.groups, -1, shape.head_dim, *part.shape[1:]) for part in parts]  # [G, heads in a group, D, …]
         return torch.cat(grouped, 1).flatten(0, 2).chunk(tp)[rank].contiguous()
     if kind == "halves":
         return torch.cat([part.chunk(tp)[rank] for part in parts])
@@ -100,7 +100,8 @@ def from_megatron(name: str, shares: Sequence[Tensor], shape: TextShape) -> dict
         return {names[0]: torch.cat(list(shares))[: shape.vocabulary]}
     if kind == "qkv":
         each = shape.heads // shape.groups
-        groups = torch.cat(list(shares)).unflatten(0, (shape.groups, each + 2, shape.head_dim))
+        joined = torch.cat(list(shares))
+        groups = joined.reshape(shape.groups, each + 2, shape.head_dim, *joined.shape[1:])
         return {name: part.flatten(0, 2) for name, part in zip(names, groups.split([each, 1, 1], 1), strict=True)}
     if kind == "halves":
         halves = [share.chunk(2) for share in shares]
