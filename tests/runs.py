@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from vtool.config.load import effective_yaml, load_run
 from vtool.data.collate import Batch
@@ -47,7 +48,17 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def gradients(module: torch.nn.Module) -> dict[str, torch.Tensor]:
-    return {name: parameter.grad.clone() for name, parameter in module.named_parameters() if parameter.grad is not None}
+    """The whole gradients, on any engine. Every rank asks."""
+    return {name: whole(parameter.grad) for name, parameter in module.named_parameters() if parameter.grad is not None}
+
+
+def weights(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """The whole weights, on any engine. Every rank asks."""
+    return {name: whole(parameter.detach()) for name, parameter in module.named_parameters()}
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).clone()  # one rank may be given its own tensor
 
 
 def relative_difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:

@@ -30,18 +30,28 @@ def finding(override: str) -> Diagnostic:
         ("batch_size=1", "`evaluation.batch_size`, `data.global_batch_size` or `data.micro_batch_size`"),
         ("steps=4", "`train.steps`, `optim.warmup_steps` or `checkpoint.every_steps`"),
         ("data.max_len=1", "`data.max_length`"),
-        ("model.gradient_clipping=1", None),
+        ("model.rope_theta=1", None),
         ("seed=1", "`run.seed`"),
     ],
 )
 def test_an_unknown_key_is_answered_with_what_it_may_have_meant(override: str, meant: str | None) -> None:
     found = finding(override)
     assert found.rule == "unknown-key"
-    assert found.help == (f"did you mean {meant}?" if meant else "`model` has the settings family, path, init, size, dtype, attention")
+    assert found.help == (
+        f"did you mean {meant}?" if meant else "`model` has the settings family, path, init, size, dtype, attention, gradient_checkpointing"
+    )
 
 
 def test_a_setting_of_another_kind_of_source_is_told_apart() -> None:
     assert finding("data.train.0.path=x").help == "`path` is a setting of format: messages"
+
+
+def test_a_setting_of_another_engine_is_told_apart() -> None:
+    assert finding("engine.cpu_offload=true").help == "`cpu_offload` is a setting of kind: fsdp2"
+    assert finding("engine.reshard_afer_forward=true").help == "did you mean `engine.reshard_after_forward`?"
+    found = finding("engine.kind=fsdp")
+    assert (found.rule, found.help, found.expected) == ("unknown-choice", "did you mean `fsdp2`?", "ddp, fsdp2")
+    assert finding("engine=fsdp").help == "did you mean `engine=fsdp2`?"
 
 
 @pytest.mark.parametrize(
@@ -52,7 +62,7 @@ def test_a_setting_of_another_kind_of_source_is_told_apart() -> None:
         ("data.train.0.format=message", "unknown-choice", "digits, messages", "did you mean `messages`?"),
         ("run.name=7", "wrong-type", "text that is not empty", "quote it for vtool, and for the shell: \"run.name='7'\""),
         ("train.steps=5.0", "wrong-type", "an integer of at least 1, or null", "write 5"),
-        ("engine=ddp", "wrong-type", "a group of settings", "did you mean `engine.kind=ddp`?"),
+        ("device=cpu", "wrong-type", "a group of settings", "did you mean `device.kind=cpu`?"),
         ("engine.gradient_as_bucket_view=yes", "wrong-type", "true or false", "write true or false"),
         ("optim.clip_norm=none", "wrong-type", "a number above 0, or null", "write null"),
         ("optim.lr='1e-3'", "wrong-type", "a number above 0", "without quotes it is a number"),

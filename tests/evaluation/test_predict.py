@@ -21,7 +21,7 @@ def made(folder: Path, *overrides: str) -> Path:
     torch.manual_seed(0)
     rows = write_rows(folder / "rows.jsonl", mixed_rows(folder, 4))
     opened, _ = session(request("rows", messages(rows), f"run.dir={folder / 'run'}", "optim.warmup_steps=0", *overrides))
-    export(opened.engine.module, opened.processor, "qwen2_5_vl", opened.folder.export)
+    export(opened.engine.module, opened.engine.model_state(), opened.processor, "qwen2_5_vl", opened.folder.export)
     return opened.folder.path
 
 

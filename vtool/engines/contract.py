@@ -45,11 +45,17 @@ class Engine(Protocol):
     def autocast(self) -> AbstractContextManager[Any]:
         """The compute dtype, for a forward pass outside `forward_backward`."""
 
+    def evaluating(self) -> AbstractContextManager[None]:
+        """Evaluation mode. While it lasts, a rank may run `module` as often as it likes: no forward pass waits for another rank."""
+
     def model_state(self) -> dict[str, Tensor]:
-        """The whole model's parameters and persistent buffers by name, each tensor once, however many names it has."""
+        """The whole model's parameters and persistent buffers by name, each tensor once, however many names it has.
+
+        Every rank asks at the same time. Rank 0 gets all of it; others may get nothing.
+        """
 
     def optimizer_state(self) -> dict[str, Tensor]:
-        """The optimiser's state as `<parameter>.<entry>`."""
+        """The optimiser's state as `<parameter>.<entry>`; asked for and given as `model_state` is."""
 
     def load_state(self, model: Mapping[str, Tensor], optimizer: Mapping[str, Tensor]) -> None:
-        """Take up what `model_state` and `optimizer_state` gave."""
+        """Take up what `model_state` and `optimizer_state` gave on rank 0, of this engine or of another; every rank is given all of it."""

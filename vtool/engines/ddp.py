@@ -3,7 +3,6 @@
 With one rank it is the bare model. With more, torch's DistributedDataParallel overlaps the reduction with the last backward.
 """
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
@@ -12,9 +11,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+from torch.nn.utils import get_total_norm
 
 from vtool.config.schema import Ddp as DdpSettings
+from vtool.engines import common
 from vtool.engines.ranks import Ranks
 
 B = TypeVar("B")
@@ -32,7 +32,7 @@ class Ddp:
         build_optimizer: Callable[[nn.Module], torch.optim.Optimizer],
     ) -> None:
         self.module = module.to(ranks.device)
-        self.parameters = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
+        self.parameters = common.trainable(self.module)
         self.ranks = ranks
         self.compute_dtype = compute_dtype
         self.optimizer = build_optimizer(self.module)
@@ -69,45 +69,24 @@ class Ddp:
         return torch.stack(sums).tolist()  # one wait for the device, after everything has been queued
 
     def clip_gradient(self, largest: float | None) -> float:
-        parameters = [parameter for parameter in self.parameters if parameter.grad is not None]
-        norm = get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
-        if largest is not None and math.isfinite(norm.item()):
-            clip_grads_with_norm_(parameters, largest, norm)
-        return norm.item()
+        norm = get_total_norm([parameter.grad for parameter in self.parameters if parameter.grad is not None])
+        return common.clip(self.parameters, norm, largest)
 
     def optimizer_step(self, lr: float) -> None:
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        common.update(self.optimizer, lr)
 
     def autocast(self) -> AbstractContextManager[Any]:
         wanted = self.compute_dtype == torch.bfloat16
         return torch.autocast(self.ranks.device.type, torch.bfloat16) if wanted else nullcontext()
 
+    def evaluating(self) -> AbstractContextManager[None]:
+        return common.evaluation_mode(self.module)
+
     def model_state(self) -> dict[str, Tensor]:
-        state = {name: parameter.detach() for name, parameter in self.module.named_parameters()}
-        kept = self.module.state_dict().keys()  # without the buffers that are computed, not learnt
-        return state | {name: buffer for name, buffer in self.module.named_buffers() if name in kept}
+        return common.model_tensors(self.module)
 
     def optimizer_state(self) -> dict[str, Tensor]:
-        return {
-            f"{name}.{entry}": value
-            for name, parameter in self.module.named_parameters()
-            for entry, value in self.optimizer.state.get(parameter, {}).items()
-        }
+        return common.optimizer_tensors(self.module, self.optimizer)
 
     def load_state(self, model: Mapping[str, Tensor], optimizer: Mapping[str, Tensor]) -> None:
-        own = self.model_state()
-        assert own.keys() == model.keys(), "a checkpoint of the same config has the same tensors"
-        with torch.no_grad():
-            for name, tensor in own.items():
-                tensor.copy_(model[name])
-        entries: dict[str, dict[str, Tensor]] = {}
-        for key, value in optimizer.items():
-            name, _, entry = key.rpartition(".")
-            entries.setdefault(name, {})[entry] = value
-        parameters = dict(self.module.named_parameters())
-        for name, state in entries.items():
-            parameter = parameters[name]
-            self.optimizer.state[parameter] = {entry: value.to(parameter.device).clone() for entry, value in state.items()}
+        common.load_tensors(self.module, self.optimizer, model, optimizer, lambda _, tensor: tensor)

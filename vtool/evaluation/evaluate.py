@@ -45,11 +45,9 @@ def evaluate(engine: Engine, rows: EncodedRows, kept: Sequence[int], settings: E
     chunks = [tuple(mine[start : start + settings.batch_size]) for start in range(0, len(mine), settings.batch_size)]
     # Padding is on the left of a prompt, and without a mask the model would read it.
     prompts = chunks if "attention_mask" not in rows.settings.drop_model_inputs else [(index,) for index in mine]
-    engine.module.eval()
-    with torch.no_grad():
+    with engine.evaluating(), torch.no_grad():
         answers = [answer for chunk in prompts for answer in _answers(engine, rows, chunk, settings, ranks)]
         totals = [_nll(engine, rows, chunk, ranks) for chunk in chunks]
-    engine.module.train()
     gathered = ranks.all_gather([sum(nll for nll, _ in totals), sum(tokens for _, tokens in totals)])
     nll, tokens = (sum(column) for column in zip(*gathered, strict=True))
     everyone = sorted((answer for share in ranks.all_gather_objects(answers) for answer in share), key=lambda answer: answer.index)

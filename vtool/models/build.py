@@ -54,6 +54,8 @@ def build_model(settings: Model, processor: Processor, folder: Path, seed: int, 
             raise Findings(Diagnostic("model-does-not-load", message, parameter="model.path")) from error
     else:
         model.generation_config.eos_token_id, model.generation_config.pad_token_id = processor.ids.end, processor.ids.pad
+    if settings.gradient_checkpointing:
+        model.activation_checkpointing_enable({"use_reentrant": False})
     return model.train()
 
 

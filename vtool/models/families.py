@@ -37,8 +37,11 @@ class Family(Protocol):
     def random_config(self, size: str, vocab_size: int, ids: TokenIds) -> Any:
         """The transformers config of a model of this size."""
 
-    def dummy_visual(self, model: nn.Module) -> torch.Tensor:
-        """A scalar 0 that hangs on every trainable parameter of the vision tower."""
+    def blocks(self, model: nn.Module) -> list[nn.Module]:
+        """The parts that are computed one after the other, inner ones first: each layer, each block of the tower, and the tower."""
+
+    def dummy_visual(self, model: nn.Module, device: torch.device) -> torch.Tensor:
+        """A scalar 0 that hangs on every trainable parameter of the vision tower, computed on `device`."""
 
     def serving_files(self, image_processor: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         """The processor's JSON files for a server, by name, from the image processor's settings."""

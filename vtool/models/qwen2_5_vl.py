@@ -70,15 +70,18 @@ class Qwen25VL:
             vision_end_token_id=ids.vision_end,
         )
 
-    def dummy_visual(self, model: nn.Module) -> torch.Tensor:
+    def blocks(self, model: nn.Module) -> list[nn.Module]:
+        inner: Any = model.model
+        return [*inner.visual.blocks, inner.visual, *inner.language_model.layers]
+
+    def dummy_visual(self, model: nn.Module, device: torch.device) -> torch.Tensor:
         """Run the tower on the smallest image of zeros, and keep 0 of it (verl#5881: added out of place, once)."""
         visual: Any = model.model.visual  # type: ignore[union-attr]
         config = visual.config
         side = config.spatial_merge_size
         width = config.in_channels * config.temporal_patch_size * config.patch_size**2
-        parameter = next(visual.parameters())
-        patches = torch.zeros(side * side, width, device=parameter.device, dtype=parameter.dtype)
-        grid = torch.tensor([[1, side, side]], device=parameter.device)
+        patches = torch.zeros(side * side, width, device=device, dtype=next(visual.parameters()).dtype)
+        grid = torch.tensor([[1, side, side]], device=device)
         zero: torch.Tensor = 0.0 * visual(patches, grid_thw=grid).pooler_output.sum()
         return zero
 

@@ -53,4 +53,4 @@ def export_run(path: Path, output: Path | None = None) -> tuple[Path, int]:
     tied = set(model.state_dict()) - {name for name, _ in model.named_parameters()}
     assert not missing.unexpected_keys, "a checkpoint has no tensor that its model has not"
     assert set(missing.missing_keys) <= tied, "a checkpoint has every tensor of its model"
-    return export(model, processor, run.model.family, output or folder.export), snapshot.step
+    return export(model, snapshot.model, processor, run.model.family, output or folder.export), snapshot.step

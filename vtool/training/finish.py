@@ -3,11 +3,12 @@
 import json
 import platform
 import resource
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from vtool import __version__
 from vtool.data.loader import EncodedRows
@@ -34,7 +35,8 @@ def finish(session: Session, progress: Progress) -> None:
     if "test" in session.rows:
         scores = evaluate(session.engine, session.rows["test"], session.ledgers["test"].kept, session.run.evaluation, session.ranks)
     peak = max(int(value[0]) for value in session.ranks.all_gather([resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024]))
-    session.ranks.on_rank_zero(lambda: _write(session, progress, ledger, scores, peak))
+    weights = session.engine.model_state()
+    session.ranks.on_rank_zero(lambda: _write(session, progress, weights, ledger, scores, peak))
 
 
 def balance(session: Session, progress: Progress) -> dict[str, Any]:
@@ -66,12 +68,14 @@ def balance(session: Session, progress: Progress) -> dict[str, Any]:
     }
 
 
-def _write(session: Session, progress: Progress, ledger: dict[str, Any], scores: Scores | None, peak_mib: int) -> None:
+def _write(
+    session: Session, progress: Progress, weights: Mapping[str, Tensor], ledger: dict[str, Any], scores: Scores | None, peak_mib: int
+) -> None:
     folder = session.folder
     with folder.writing():
         if scores is not None:
             _write_predictions(folder, session.rows["test"], scores.answers)
-        export(session.engine.module, session.processor, session.run.model.family, folder.export)
+        export(session.engine.module, weights, session.processor, session.run.model.family, folder.export)
         write_atomically(folder.result, json.dumps(_result(session, progress, ledger, scores, peak_mib), indent=1) + "\n")
 
 

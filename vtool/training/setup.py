@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from vtool.config import schema
 from vtool.config.schema import Run
 from vtool.data.audit import Ledger, look, settle, warnings
 from vtool.data.loader import EncodedRows
@@ -101,13 +102,29 @@ def open_session(request: Request, folder: RunFolder, start: Start, ranks: Ranks
     ranks.on_rank_zero(lambda: _write_head(folder, request, ledgers, start.began or folder))
 
     model = build_model(run.model, processor, folder.processor, run.run.seed, weights=start.checkpoint is None)
-    engine = Ddp(model, run.engine, ranks, DTYPES[run.model.dtype], lambda module: build_optimizer(module, run.optim))
+    engine = build_engine(run, model, ranks)
     progress = Progress(0, 0.0, torch.zeros(len(sources["train"]), dtype=torch.long))
     if start.checkpoint is not None:
         snapshot = load(start.checkpoint)
         engine.load_state(snapshot.model, snapshot.optimizer)
         progress = Progress(snapshot.step, snapshot.state["seconds"], snapshot.progress["visits"])
     return Session(run, folder, ranks, family(run.model.family), processor, rows, ledgers, plan, total, engine), progress
+
+
+def build_engine(run: Run, model: nn.Module, ranks: Ranks) -> Engine:
+    """The engine of a run's settings, around its model."""
+    dtype = DTYPES[run.model.dtype]
+
+    def optimizer(module: nn.Module) -> torch.optim.Optimizer:
+        return build_optimizer(module, run.optim)
+
+    match run.engine:
+        case schema.Ddp():
+            return Ddp(model, run.engine, ranks, dtype, optimizer)
+        case schema.Fsdp2():
+            from vtool.engines.fsdp2 import Fsdp2
+
+            return Fsdp2(model, family(run.model.family).blocks(model), run.engine, ranks, dtype, optimizer)
 
 
 def audit(rows: Mapping[str, EncodedRows], ranks: Ranks) -> dict[str, Ledger]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vtool.data.collate import Batch
 from vtool.data.loader import MicroBatch, load_steps, micro_batches
@@ -157,9 +157,18 @@ def _step(
 def _nll(session: Session, *, dummy: bool) -> Callable[[Callable[..., Any], Batch], Tensor]:
     """The loss of a micro-batch. `dummy`: where it has no image, the vision tower runs all the same, for a gradient of 0 (verl#5881)."""
 
+    def add_dummy(_module: nn.Module, _inputs: Any, embedded: Tensor) -> Tensor:
+        return embedded + session.family.dummy_visual(session.engine.module, embedded.device)
+
     def nll(model: Callable[..., Any], batch: Batch) -> Tensor:
-        loss = summed_nll(model, batch)
-        return loss + session.family.dummy_visual(session.engine.module) if dummy and not batch.images else loss
+        if not dummy or batch.images:
+            return summed_nll(model, batch)
+        # Where images come in: engines that gather weights block by block need the same order on every rank, forwards and backwards.
+        hook = session.engine.module.get_input_embeddings().register_forward_hook(add_dummy)  # type: ignore[operator]
+        try:
+            return summed_nll(model, batch)
+        finally:
+            hook.remove()
 
     return nll
 
@@ -178,10 +187,11 @@ def _validate(session: Session, step: int, display: Display) -> None:
 
 
 def _save(session: Session, progress: Progress) -> None:
+    model, optimizer = session.engine.model_state(), session.engine.optimizer_state()
+
     def write() -> None:
         state = {"seconds": progress.seconds, "ranks": session.ranks.world, "torch": torch.__version__}
-        engine = session.engine
-        snapshot = Snapshot(progress.step, engine.model_state(), engine.optimizer_state(), {"visits": progress.visits}, state)
+        snapshot = Snapshot(progress.step, model, optimizer, {"visits": progress.visits}, state)
         save(session.folder.checkpoints, snapshot, session.run.checkpoint.keep_last)
 
     session.ranks.on_rank_zero(write)
@@ -211,7 +221,7 @@ def _announce(session: Session, progress: Progress, start: Start) -> None:
     plan, ranks = session.plan, session.ranks
     print(
         f"{session.run.model.family}, {parameters:,} parameters in {session.run.model.dtype} on {ranks.device.type}, "
-        f"{ranks.world} rank{'s' * (ranks.world > 1)} of {torch.get_num_threads()} threads; "
+        f"{session.run.engine.kind}, {ranks.world} rank{'s' * (ranks.world > 1)} of {torch.get_num_threads()} threads; "
         f"{session.total_steps} steps of {plan.global_batch_size} rows, {plan.steps_per_epoch} steps an epoch"
     )
     for warning in start.warnings:

@@ -23,6 +23,7 @@ RULES: tuple[CrossField, ...] = (
     CrossField("path-not-found", ("checkpoint",), paths.resume),
     CrossField("ignored-setting", ("model",), ignored.size_of_a_folder),
     CrossField("ignored-setting", ("data", "evaluation"), ignored.evaluation_of_nothing),
+    CrossField("ignored-setting", ("engine", "device"), ignored.offload_to_itself),
 )
 
 

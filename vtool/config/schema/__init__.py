@@ -8,7 +8,7 @@ from vtool.config.schema.data import Data, DigitsSource, Image, MessagesSource, 
 from vtool.config.schema.load_check import LoadCheck
 from vtool.config.schema.model import Model
 from vtool.config.schema.run import Device, Launch, RunSettings
-from vtool.config.schema.training import Checkpoint, Ddp, Evaluation, Generate, Optim, Train
+from vtool.config.schema.training import Checkpoint, Ddp, Engine, Evaluation, Fsdp2, Generate, Optim, Train
 
 
 class Run(Settings):
@@ -21,7 +21,7 @@ class Run(Settings):
     model: Model = Model()
     data: Data
     optim: Optim
-    engine: Ddp = Ddp()
+    engine: Engine = Ddp(kind="ddp")
     device: Device = Device()
     checkpoint: Checkpoint = Checkpoint()
     evaluation: Evaluation = Evaluation()
@@ -43,7 +43,9 @@ __all__ = [
     "Ddp",
     "Device",
     "DigitsSource",
+    "Engine",
     "Evaluation",
+    "Fsdp2",
     "Generate",
     "Image",
     "Launch",

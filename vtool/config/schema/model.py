@@ -22,6 +22,8 @@ class Model(Settings):
     """The compute dtype. Weights, gradients and the optimiser's state stay float32 under bfloat16 (autocast)."""
     attention: Literal["sdpa", "eager"] = "sdpa"
     """The attention implementation, as transformers names it."""
+    gradient_checkpointing: bool = False
+    """Keep only what goes into each block, and compute the rest again in the backward pass: the same gradients, less memory, more time."""
 
     @property
     def starts_from(self) -> Literal["pretrained", "random"]:

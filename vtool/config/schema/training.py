@@ -33,12 +33,26 @@ class Optim(Settings):
 class Ddp(Settings):
     """torch's DistributedDataParallel; with one process, the bare model."""
 
-    kind: Literal["ddp"] = "ddp"
+    kind: Literal["ddp"]
     """Which engine trains."""
     bucket_cap_mb: int = Field(default=25, ge=1)
     """MiB of gradients that are reduced together."""
     gradient_as_bucket_view: bool = False
     """Gradients live in the buckets: saves their memory once."""
+
+
+class Fsdp2(Settings):
+    """torch's FSDP2 (`fully_shard`): each rank keeps its share of the weights, the gradients and the optimiser's state."""
+
+    kind: Literal["fsdp2"]
+    """Which engine trains."""
+    reshard_after_forward: bool = True
+    """A block's gathered weights are freed after its forward pass and gathered again for its backward: less memory, more traffic."""
+    cpu_offload: bool = False
+    """The shares lie in the CPU's memory, and the optimiser works there. On a CPU that is so in any case."""
+
+
+Engine = Annotated[Ddp | Fsdp2, Field(discriminator="kind")]
 
 
 class Train(Settings):

@@ -1,0 +1,109 @@
+"""The same few steps on any engine, for tests and for the benchmark to compare."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from tests.engines.ranks import run_ranks
+from tests.rows import mixed_rows, write_rows
+from tests.runs import gradients, messages, request, session, weights
+from vtool.data.loader import load_steps, micro_batches
+from vtool.engines.ranks import Ranks
+from vtool.export.huggingface import export
+from vtool.training.setup import Request
+from vtool.training.sft import _step
+from vtool.training.stop import StopRequest
+
+ROWS, STEPS = 20, 5
+TEXT_ONLY = (1, 4, 5, 11, 12, 13, 14)
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """What one rank has seen of a run."""
+
+    losses: list[float]
+    norms: list[float]
+    """Before clipping."""
+    gradients: dict[str, torch.Tensor]
+    """Of step 1, before clipping."""
+    before: dict[str, torch.Tensor]
+    weights: dict[str, torch.Tensor]
+    """After the last step."""
+    digests: list[str]
+    """Of all weights as this rank sees them, after each step."""
+
+
+def base_model(folder: Path) -> Path:
+    """A tiny model's folder, so that runs of every dtype begin with the same weights. Beside it, the rows of `made_run`."""
+    write_rows(folder / "rows.jsonl", mixed_rows(folder, ROWS, TEXT_ONLY))
+    torch.set_num_threads(1)
+    opened, _ = session(made_run(folder, "ddp", "float32", None))
+    return export(opened.engine.module, opened.engine.model_state(), opened.processor, "qwen2_5_vl", folder / "model")
+
+
+def made_run(folder: Path, engine: str, dtype: str, model: Path | None, *more: str) -> Request:
+    """Steps of 8 rows in micro-batches of 3, an epoch of 20 rows: ranks and micro-batches differ in rows, tokens and images."""
+    overrides = [
+        messages(folder / "rows.jsonl"),
+        *("data.global_batch_size=8", "data.micro_batch_size=3", "data.image={min_pixels:784,max_pixels:3136}"),
+        *(f"train={{steps:{STEPS},epochs:null}}", "optim.warmup_steps=2", f"run.dir={folder / 'run'}"),
+        *(f"engine={engine}", f"model.dtype={dtype}"),
+        *((f"model.path={model}", "model.size=null") if model else ()),
+    ]
+    return request("rows", *overrides, *more)
+
+
+def traced(engine: str, world: int, made: Request) -> list[Trace]:
+    """The run's steps on so many ranks, as each rank has seen them."""
+    assert made.run.engine.kind == engine
+    return run_ranks(trace, world, made)
+
+
+def trace(ranks: Ranks, made: Request) -> Trace:
+    torch.set_num_threads(1)
+    opened, progress = session(made, ranks)
+    engine, run, kept = opened.engine, opened.run, opened.ledgers["train"].kept
+    seen: list[dict[str, torch.Tensor]] = []
+    clip = engine.clip_gradient
+
+    def look_and_clip(largest: float | None) -> float:
+        if not seen:
+            seen.append(gradients(engine.module))
+        return clip(largest)
+
+    engine.clip_gradient = look_and_clip  # type: ignore[method-assign]
+    steps = range(1, opened.total_steps + 1)
+    plan = lambda step: micro_batches(opened.plan, kept, step, ranks.rank, ranks.world, run.data.micro_batch_size)  # noqa: E731
+    before, digests, metrics = weights(engine.module), [], []
+    for step, batches in zip(steps, load_steps(opened.rows["train"], steps, plan, 0), strict=True):
+        metrics.append(_step(opened, progress, step, batches, StopRequest())[0])
+        progress.step = step
+        digests.append(digest(weights(engine.module)))
+    losses, norms = [line["loss"] for line in metrics], [line["grad_norm"] for line in metrics]
+    return Trace(losses, norms, seen[0], before, weights(engine.module), digests)
+
+
+def digest(tensors: dict[str, torch.Tensor]) -> str:
+    total = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        total.update(name.encode() + tensor.contiguous().view(torch.uint8).numpy().tobytes())
+    return total.hexdigest()
+
+
+def largest_relative(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    return max(abs(one / other - 1) for one, other in zip(ours, theirs, strict=True))
+
+
+def largest_difference(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> float:
+    assert ours.keys() == theirs.keys()
+    return max(float((ours[name].double() - theirs[name].double()).abs().max()) for name in ours)
+
+
+def changed(one: Trace) -> float:
+    """The fraction of elements that are no longer what they were."""
+    different = sum(int((one.before[name] != one.weights[name]).sum()) for name in one.weights)
+    return different / sum(tensor.numel() for tensor in one.weights.values())

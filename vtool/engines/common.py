@@ -1,0 +1,77 @@
+"""What engines share whose parameters are a torch module's own: clipping, the update, and their state by name."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import clip_grads_with_norm_
+
+Put = Callable[[Tensor, Tensor], Tensor]
+"""Given a parameter and a whole tensor of its shape, what this rank keeps of that tensor."""
+
+
+def trainable(module: nn.Module) -> list[nn.Parameter]:
+    """The parameters that are trained, each once."""
+    return [parameter for parameter in module.parameters() if parameter.requires_grad]
+
+
+def clip(parameters: Sequence[nn.Parameter], norm: Tensor, largest: float | None) -> float:
+    """Scale the gradients from `norm`, a scalar, down to `largest`, where both are finite. Returns `norm`."""
+    if largest is not None and math.isfinite(norm.item()):
+        clip_grads_with_norm_(parameters, largest, norm)
+    return norm.item()
+
+
+def update(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    """One step with this learning rate; the gradients are let go."""
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+
+
+@contextmanager
+def evaluation_mode(module: nn.Module) -> Iterator[None]:
+    """`eval()`, and afterwards `train()`."""
+    module.eval()
+    try:
+        yield
+    finally:
+        module.train()
+
+
+def model_tensors(module: nn.Module) -> dict[str, Tensor]:
+    """Parameters and persistent buffers by name, as this rank has them, each once."""
+    state = {name: parameter.detach() for name, parameter in module.named_parameters()}
+    kept = module.state_dict().keys()  # without the buffers that are computed, not learnt
+    return state | {name: buffer for name, buffer in module.named_buffers() if name in kept}
+
+
+def optimizer_tensors(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """The optimiser's state as `<parameter>.<entry>`, as this rank has it."""
+    return {
+        f"{name}.{entry}": value
+        for name, parameter in module.named_parameters()
+        for entry, value in optimizer.state.get(parameter, {}).items()
+    }
+
+
+def load_tensors(
+    module: nn.Module, optimizer: torch.optim.Optimizer, model: Mapping[str, Tensor], state: Mapping[str, Tensor], put: Put
+) -> None:
+    """Take up whole tensors by name, of the model and of the optimiser."""
+    own = model_tensors(module)
+    assert own.keys() == model.keys(), "a checkpoint of the same config has the same tensors"
+    with torch.no_grad():
+        for name, tensor in own.items():
+            tensor.copy_(put(tensor, model[name]))
+    parameters = dict(module.named_parameters())
+    optimizer.state.clear()
+    for key, value in state.items():
+        name, _, entry = key.rpartition(".")
+        parameter = parameters[name]
+        # What is counted for a parameter, such as its steps, is not of its shape.
+        kept = put(parameter.detach(), value) if value.shape == parameter.shape else value
+        optimizer.state[parameter][entry] = kept.to(parameter.device, copy=True)

@@ -1,0 +1,141 @@
+"""Sharded data parallel training by torch's FSDP2 (`torch.distributed.fsdp.fully_shard`; PyTorch FSDP, arXiv 2304.11277).
+
+Each rank keeps its share of every parameter, its gradient and its optimiser state, in float32 (float64 under model.dtype=float64).
+A block's weights are gathered for its forward and its backward pass, in the compute dtype, and freed after it. Its gradient is summed
+over ranks in the weights' own dtype after each micro-batch, and each rank keeps its share of the sum: a whole gradient is never anywhere.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed import HashStore  # type: ignore[attr-defined]
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.nn.utils import get_total_norm
+
+from vtool.config.schema import Fsdp2 as Fsdp2Settings
+from vtool.engines import common
+from vtool.engines.ranks import Ranks
+
+B = TypeVar("B")
+
+
+class Fsdp2:
+    """See `vtool.engines.contract.Engine`."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        blocks: Sequence[nn.Module],
+        settings: Fsdp2Settings,
+        ranks: Ranks,
+        compute_dtype: torch.dtype,
+        build_optimizer: Callable[[nn.Module], torch.optim.Optimizer],
+    ) -> None:
+        """`blocks`: the parts of `module` whose weights are gathered and freed together, inner ones before those around them."""
+        self.ranks = ranks
+        mesh = _mesh(ranks)
+        weights = next(module.parameters()).dtype
+        precision = MixedPrecisionPolicy(
+            param_dtype=None if compute_dtype == weights else compute_dtype,
+            reduce_dtype=weights,
+            # Rotary tables go into the blocks in float32, and are applied in it. The model casts what it wants cast.
+            cast_forward_inputs=False,
+        )
+        # On a CPU the shares are there already.
+        offload = CPUOffloadPolicy() if settings.cpu_offload and ranks.device.type != "cpu" else OffloadPolicy()
+        self.parts: list[tuple[FSDPModule, bool]] = []
+        """Each part that is gathered together, and whether it is freed after its forward pass."""
+        # What is left for the module itself, the head above all, is needed again at once: it is never freed in between.
+        for part, freed in [*((block, settings.reshard_after_forward) for block in blocks), (module, False)]:
+            sharded = fully_shard(part, mesh=mesh, reshard_after_forward=freed, mp_policy=precision, offload_policy=offload)
+            sharded.set_gradient_divide_factor(1.0)
+            sharded.set_force_sum_reduction_for_comms(True)  # gloo has no PREMUL_SUM, with which the factor would be applied
+            self.parts.append((sharded, freed))
+        self.module = module
+        self.parameters = common.trainable(module)
+        self.optimizer = build_optimizer(module)
+
+    def forward_backward(
+        self, batches: Sequence[B], nll: Callable[[Callable[..., Any], B], Tensor], supervised: int, *, every_parameter: bool
+    ) -> list[float]:
+        # Each forward pass gathers from all ranks: one that has fewer micro-batches takes its last one again, for a gradient of 0.
+        passes = int(max(count for (count,) in self.ranks.all_gather([len(batches)])))
+        sums = []
+        for place in range(passes):
+            own = place < len(batches)
+            loss = nll(self.module, batches[place] if own else batches[-1])
+            torch.autograd.backward(loss * (1 / supervised if own else 0.0))
+            if own:
+                sums.append(loss.detach())
+        return torch.stack(sums).tolist()
+
+    def clip_gradient(self, largest: float | None) -> float:
+        mine = get_total_norm([_share(parameter.grad) for parameter in self.parameters if parameter.grad is not None])
+        squares = sum(norm**2 for (norm,) in self.ranks.all_gather([mine.item()]))
+        return common.clip(self.parameters, torch.tensor(squares**0.5, dtype=mine.dtype, device=mine.device), largest)
+
+    def optimizer_step(self, lr: float) -> None:
+        common.update(self.optimizer, lr)
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        return nullcontext()  # weights are gathered in the compute dtype
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        # Ranks generate answers of different lengths, so that no forward pass may wait for another rank: all weights are gathered before.
+        with common.evaluation_mode(self.module):
+            for part, _ in self.parts:
+                part.unshard()
+                part.set_reshard_after_forward(False, recurse=False)
+            try:
+                yield
+            finally:
+                for part, freed in self.parts:
+                    part.reshard()
+                    part.set_reshard_after_forward(freed, recurse=False)
+                # The order of these forward passes, another on each rank, must not guide what the next backward gathers ahead.
+                self.parts[-1][0].reset_iter_state()
+
+    def model_state(self) -> dict[str, Tensor]:
+        return self._whole(common.model_tensors(self.module))
+
+    def optimizer_state(self) -> dict[str, Tensor]:
+        return self._whole(common.optimizer_tensors(self.module, self.optimizer))
+
+    def load_state(self, model: Mapping[str, Tensor], optimizer: Mapping[str, Tensor]) -> None:
+        common.load_tensors(self.module, self.optimizer, model, optimizer, self._part)
+
+    def _whole(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Gather one tensor at a time. On rank 0 they come together in the CPU's memory; the other ranks keep none."""
+        state = {}
+        for name, tensor in tensors.items():
+            there = tensor.to(self.ranks.device)
+            whole = there.full_tensor() if isinstance(there, DTensor) else there
+            if self.ranks.rank == 0:
+                state[name] = whole.cpu()
+        return state
+
+    def _part(self, parameter: Tensor, whole: Tensor) -> Tensor:
+        """This rank's share of a tensor that every rank has whole."""
+        if not isinstance(parameter, DTensor):
+            return whole
+        # Without a source rank nothing is sent: each rank cuts its own share.
+        return distribute_tensor(whole.to(self.ranks.device), parameter.device_mesh, parameter.placements, src_data_rank=None)
+
+
+def _mesh(ranks: Ranks) -> DeviceMesh:
+    if not dist.is_initialized():
+        # torch shards over a process group even where there is one process: this one has no peers, and lives in memory.
+        assert ranks.world == 1, "launch sets up the group of several ranks"
+        dist.init_process_group(store=HashStore(), rank=0, world_size=1)
+    return init_device_mesh(ranks.device.type, (ranks.world,))
+
+
+def _share(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
