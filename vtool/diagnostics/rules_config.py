@@ -242,11 +242,11 @@ _CROSS_FIELD = (
     Rule(
         name="parallel-sizes",
         code="VT221",
-        summary="The sizes of engine.parallel do not divide the processes, or what they spread: heads, key and value heads, or layers.",
+        summary="engine.parallel.tensor does not divide the processes of the run, or the heads or key and value heads of the model.",
         why="Each process must get an equal share; what is left over would belong to none.",
-        bad="engine=megatron engine.parallel.tensor=3",
+        bad="engine=megatron engine.parallel.tensor=3 launch.nproc=2",
         good="engine=megatron engine.parallel.tensor=2 launch.nproc=2",
-        fix="Choose sizes whose product divides the processes, and that divide the model's heads and layers.",
+        fix="Choose a size that divides the processes and the model's heads and key and value heads.",
     ),
     Rule(
         name="not-built-on-engine",

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterator
 
 from vtool.config.origins import Origins
-from vtool.config.rules import data, ignored, model, paths, training
+from vtool.config.rules import data, ignored, megatron, model, paths, training
 from vtool.config.rules.rule import CrossField
 from vtool.config.schema import Run
 from vtool.diagnostics import Diagnostic
@@ -18,6 +18,9 @@ RULES: tuple[CrossField, ...] = (
     CrossField("half-an-image", ("data",), data.half_an_image),
     CrossField("conflicting-model-source", ("model",), model.conflicting_model_source),
     CrossField("not-a-model-folder", ("model",), model.not_a_model_folder),
+    CrossField("megatron-ddp-conflict", ("engine", "model", "device"), megatron.ddp_conflict),
+    CrossField("parallel-sizes", ("engine", "model", "launch"), megatron.parallel_sizes),
+    CrossField("not-built-on-engine", ("engine", "model", "device"), megatron.not_built),
     CrossField("path-not-found", ("data",), paths.rows),
     CrossField("path-not-found", ("model",), paths.model),
     CrossField("path-not-found", ("checkpoint",), paths.resume),

@@ -12,10 +12,8 @@ class Parallel(Settings):
 
     tensor: int = Field(default=1, ge=1)
     """Processes over which each matrix of the language model is spread. It divides the heads, and the key and value heads."""
-    pipeline: int = Field(default=1, ge=1)
-    """Stages of layers."""
     context: int = Field(default=1, ge=1)
-    """Processes over which the tokens of a row are spread; needs CUDA and Transformer Engine."""
+    """Processes over which the tokens of a row are spread. More than 1 is not built: it needs Transformer Engine, and so CUDA."""
     sequence: bool = False
     """Spread the tokens over the tensor parallel processes where matrices are whole: less memory for activations."""
 

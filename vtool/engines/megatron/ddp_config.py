@@ -4,7 +4,8 @@ from typing import Any
 
 from vtool.config.megatron_ddp import live_fields, problems
 from vtool.config.schema.megatron import DdpConfig, WrapConfig
-from vtool.diagnostics import Diagnostic, Findings
+from vtool.diagnostics import Diagnostic
+from vtool.engines.ranks import SharedFindings
 
 
 def live_ddp_config(wrap: WrapConfig, ddp: DdpConfig, *, dtype: str, cpu: bool) -> Any:
@@ -16,5 +17,5 @@ def live_ddp_config(wrap: WrapConfig, ddp: DdpConfig, *, dtype: str, cpu: bool) 
     from megatron.core.distributed import DistributedDataParallelConfig
 
     if found := problems(wrap, ddp, dtype=dtype, cpu=cpu):
-        raise Findings([Diagnostic("megatron-ddp-conflict", one.message, one.help, f"engine.{one.parameter}") for one in found])
+        raise SharedFindings([Diagnostic("megatron-ddp-conflict", one.message, one.help, f"engine.{one.parameter}") for one in found])
     return DistributedDataParallelConfig(**live_fields(wrap, ddp))

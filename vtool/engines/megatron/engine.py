@@ -9,22 +9,25 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from importlib.util import find_spec
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from vtool.config.megatron import Heads, bad_sizes, not_built
+from vtool.config.megatron_ddp import Problem
 from vtool.config.schema import Optim
 from vtool.config.schema.megatron import Megatron as MegatronSettings
-from vtool.diagnostics import Diagnostic, Findings
+from vtool.diagnostics import Diagnostic
 from vtool.engines.megatron.ddp_config import live_ddp_config
 from vtool.engines.megatron.groups import start_groups
-from vtool.engines.megatron.model import build_language, replace_language, text_shape, transformer_config, unsupported
+from vtool.engines.megatron.model import build_language, recompute_layers, replace_language, text_shape, transformer_config, unsupported
 from vtool.engines.megatron.part import Part
 from vtool.engines.megatron.shim import on_cpu
 from vtool.engines.megatron.weights import from_megatron, hf_names, share_of
-from vtool.engines.ranks import Ranks
+from vtool.engines.ranks import Ranks, SharedFindings
 
 B = TypeVar("B")
 TOWER = "model.visual."
@@ -33,19 +36,32 @@ TOWER = "model.visual."
 class Megatron:
     """See `vtool.engines.contract.Engine`."""
 
-    def __init__(self, module: nn.Module, settings: MegatronSettings, optim: Optim, ranks: Ranks, compute_dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        settings: MegatronSettings,
+        optim: Optim,
+        ranks: Ranks,
+        compute_dtype: torch.dtype,
+        *,
+        checkpointing: bool = False,
+    ) -> None:
         """Take a transformers model apart; its language part is let go.
 
+        Args:
+            checkpointing: keep only what goes into each layer of the language model, and compute the rest again. (The tower has its own.)
+
         Raises:
-            Findings: `megatron-ddp-conflict`, `not-built-on-engine`.
+            SharedFindings: `extra-not-installed`, `megatron-ddp-conflict`, `not-built-on-engine`, `parallel-sizes`.
         """
+        check_installed()
         text = module.config.get_text_config()  # type: ignore[operator,union-attr]
-        if found := [*unsupported(text), *_tying(text, settings)]:
-            raise Findings([Diagnostic("not-built-on-engine", f"engine=megatron: {one}", parameter="engine.kind") for one in found])
-        dtype = str(compute_dtype).removeprefix("torch.")
-        ddp_config = live_ddp_config(settings.wrap_config, settings.ddp_config, dtype=dtype, cpu=ranks.device.type == "cpu")
+        dtype, cpu = str(compute_dtype).removeprefix("torch."), ranks.device.type == "cpu"
+        _check(text, settings, ranks, dtype, cpu)
+        ddp_config = live_ddp_config(settings.wrap_config, settings.ddp_config, dtype=dtype, cpu=cpu)
 
         self.ranks = ranks
+        self.size = sum(parameter.numel() for parameter in module.parameters())
         self.groups = start_groups(settings.parallel, ranks)
         self.data = self.groups.data
         averaged = ddp_config.average_in_collective
@@ -63,6 +79,8 @@ class Megatron:
         whole = {name: parameter.detach() for name, parameter in module.named_parameters()}
         tower: nn.Module = module.model.visual  # type: ignore[union-attr,assignment]
         replace_language(module, build_language(text, self.config))
+        if checkpointing:
+            recompute_layers(module.model.language_model.gpt)  # type: ignore[union-attr]
         self.module = module.to(ranks.device)
         for parameter in tower.parameters():  # not its buffers: frequencies of positions stay float32
             parameter.data = parameter.data.to(compute_dtype)
@@ -191,9 +209,37 @@ class Megatron:
         return Part(tower, self.config, apart, optim, self.groups, lambda name: (TOWER + name,), join, cut)
 
 
-def _tying(text: Any, settings: MegatronSettings) -> list[str]:
+def check_installed() -> None:
+    """Megatron-core is there.
+
+    Raises:
+        SharedFindings: `extra-not-installed`, with the command that installs it.
+    """
+    if find_spec("megatron") is None or find_spec("megatron.core") is None:
+        message, help = "engine=megatron needs megatron-core, which is not installed", "pip install 'vtool[megatron]'"
+        raise SharedFindings(Diagnostic("extra-not-installed", message, help, "engine.kind"))
+
+
+def _check(text: Any, settings: MegatronSettings, ranks: Ranks, dtype: str, cpu: bool) -> None:
+    shape = text_shape(text)
+    elsewhere = "use engine=ddp or engine=fsdp2"
+    heads = Heads(shape.heads, shape.groups)
+    unbuilt = [
+        *(Problem("kind", f"engine=megatron: {one}", elsewhere) for one in unsupported(text)),
+        *_tying(text, settings),
+        *not_built(settings, dtype=dtype, cpu=cpu),
+    ]
+    found = [("not-built-on-engine", one) for one in unbuilt]
+    found += [("parallel-sizes", one) for one in bad_sizes(settings.parallel, world=ranks.world, heads=heads)]
+    if found:
+        raise SharedFindings([Diagnostic(rule, one.message, one.help, f"engine.{one.parameter}") for rule, one in found])
+
+
+def _tying(text: Any, settings: MegatronSettings) -> list[Problem]:
     """What `wrap_config` says of embedding and head against the model's config."""
     wanted, tied = settings.wrap_config.share_embeddings_and_output_weights, bool(text.tie_word_embeddings)
     if wanted is None or wanted is tied:
         return []
-    return [f"wrap_config.share_embeddings_and_output_weights is {str(wanted).lower()}, but the model's config says {str(tied).lower()}"]
+    name = "wrap_config.share_embeddings_and_output_weights"
+    message = f"engine.{name} is {str(wanted).lower()}, but the model's config says {str(tied).lower()}"
+    return [Problem(name, message, "leave it out")]

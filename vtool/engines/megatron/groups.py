@@ -51,7 +51,6 @@ def start_groups(parallel: Parallel, ranks: Ranks) -> Groups:
         parallel_state.destroy_model_parallel()
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=parallel.tensor,
-        pipeline_model_parallel_size=parallel.pipeline,
         create_gloo_process_groups=False,
     )
     seed_megatron(0)  # nothing draws from it: dropout is 0

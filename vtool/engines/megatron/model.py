@@ -9,10 +9,12 @@ ranks after the image features have been merged, and padded to a number that the
 """
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from vtool.engines.megatron.shim import on_cpu
 from vtool.engines.megatron.weights import TextShape, partition_dim
@@ -122,6 +124,15 @@ def replace_language(model: Any, gpt: Any) -> None:
     model.lm_head = _Head(gpt, text.vocab_size)
     # Without a cache: `generate` calls the model with the whole text for each token.
     model.generates_with_cache = False
+
+
+def recompute_layers(gpt: Any) -> None:
+    """Keep only what goes into each layer, and compute the rest again in the backward pass.
+
+    With torch's own checkpointing: megatron-core's asks for the state of CUDA's generators.
+    """
+    for layer in gpt.decoder.layers:
+        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
 
 
 class Language(nn.Module):

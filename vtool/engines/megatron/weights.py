@@ -102,7 +102,8 @@ def from_megatron(name: str, shares: Sequence[Tensor], shape: TextShape) -> dict
         each = shape.heads // shape.groups
         joined = torch.cat(list(shares))
         groups = joined.reshape(shape.groups, each + 2, shape.head_dim, *joined.shape[1:])
-        return {name: part.flatten(0, 2) for name, part in zip(names, groups.split([each, 1, 1], 1), strict=True)}
+        cut = (groups[:, :each], groups[:, each : each + 1], groups[:, each + 1 :])
+        return {name: part.flatten(0, 2) for name, part in zip(names, cut, strict=True)}
     if kind == "halves":
         halves = [share.chunk(2) for share in shares]
         return {name: torch.cat([half[place] for half in halves]) for place, name in enumerate(names)}
