@@ -12,7 +12,7 @@ RULES: tuple[CrossField, ...] = (
     CrossField("steps-or-epochs", ("train",), training.steps_or_epochs),
     CrossField("warmup-too-long", ("train", "optim"), training.warmup_too_long),
     CrossField("evaluation-without-data", ("evaluation", "data"), training.evaluation_without_data),
-    CrossField("micro-batch-larger-than-share", ("data", "launch"), data.micro_batch_larger_than_share),
+    CrossField("micro-batch-larger-than-share", ("data", "launch", "engine"), data.micro_batch_larger_than_share),
     CrossField("max-length-missing", ("data",), data.max_length_missing),
     CrossField("pixel-bounds", ("data",), data.pixel_bounds),
     CrossField("half-an-image", ("data",), data.half_an_image),

@@ -25,7 +25,7 @@ from vtool.engines.megatron.ddp_config import live_ddp_config
 from vtool.engines.megatron.groups import start_groups
 from vtool.engines.megatron.model import build_language, recompute_layers, replace_language, text_shape, transformer_config, unsupported
 from vtool.engines.megatron.part import Part
-from vtool.engines.megatron.shim import on_cpu
+from vtool.engines.megatron.shim import on_cpu, silence
 from vtool.engines.megatron.weights import from_megatron, hf_names, share_of
 from vtool.engines.ranks import Ranks, SharedFindings
 
@@ -55,6 +55,7 @@ class Megatron:
             SharedFindings: `extra-not-installed`, `megatron-ddp-conflict`, `not-built-on-engine`, `parallel-sizes`.
         """
         check_installed()
+        silence()
         text = module.config.get_text_config()  # type: ignore[operator,union-attr]
         dtype, cpu = str(compute_dtype).removeprefix("torch."), ranks.device.type == "cpu"
         _check(text, settings, ranks, dtype, cpu)

@@ -1,6 +1,5 @@
 """Megatron-core's process groups, and this rank's places in them."""
 
-import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,13 +36,8 @@ def start_groups(parallel: Parallel, ranks: Ranks) -> Groups:
 
     A rank by itself gets a process group of its own, without which megatron-core builds nothing.
     """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of what is not installed, on import
-        from megatron.core import parallel_state
+    from megatron.core import parallel_state
 
-    # Of kernels that are not there, of torch functions that have new names, and of speed on a GPU: on every rank, at every start.
-    warnings.filterwarnings("ignore", module=r"megatron\.core")
-    warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed\.c10d_logger")
     if not dist.is_initialized():
         assert ranks.world == 1, "more ranks than one have been brought together before"
         dist.init_process_group("gloo", store=torch._C._distributed_c10d.HashStore(), rank=0, world_size=1)

@@ -14,6 +14,7 @@ force and nowhere else; where CUDA exists it does nothing at all. It replaces:
 No number that is computed passes through here. Transformer Engine, the fused kernels and NCCL are what it cannot stand in for.
 """
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -37,6 +38,12 @@ def on_cpu() -> Iterator[None]:
             yield
     finally:
         torch.cuda.current_device, torch.cuda.synchronize = before
+
+
+def silence() -> None:
+    """Drop megatron-core's warnings, on each rank at each start: of kernels that are not there, and of torch functions with new names."""
+    warnings.filterwarnings("ignore", module=r"megatron\.core")
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed\.c10d_logger")
 
 
 def seed_megatron(seed: int) -> None:
