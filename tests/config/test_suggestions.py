@@ -6,7 +6,7 @@ import pytest
 
 from vtool.config.load import examine
 from vtool.config.settings import all_settings
-from vtool.diagnostics import Diagnostic
+from vtool.diagnostics import Diagnostic, Findings
 from vtool.diagnostics.near_miss import near
 
 
@@ -51,7 +51,9 @@ def test_a_setting_of_another_engine_is_told_apart() -> None:
     assert finding("engine.reshard_afer_forward=true").help == "did you mean `engine.reshard_after_forward`?"
     found = finding("engine.kind=fsdp")
     assert (found.rule, found.help, found.expected) == ("unknown-choice", "did you mean `fsdp2`?", "ddp, fsdp2")
-    assert finding("engine=fsdp").help == "did you mean `engine=fsdp2`?"
+    with pytest.raises(Findings) as caught:
+        examine("digits", ["engine=fsdp"])
+    assert caught.value.diagnostics[0].help == "did you mean `engine=fsdp2`?"
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """The same few steps on any engine, for tests and for the benchmark to compare."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,10 +57,14 @@ def made_run(folder: Path, engine: str, dtype: str, model: Path | None, *more: s
     return request("rows", *overrides, *more)
 
 
-def traced(engine: str, world: int, made: Request) -> list[Trace]:
-    """The run's steps on so many ranks, as each rank has seen them."""
-    assert made.run.engine.kind == engine
-    return run_ranks(trace, world, made)
+def traced(world: int, made: Mapping[str, Request]) -> dict[str, list[Trace]]:
+    """Each run's steps on so many ranks, as each rank has seen them. The same processes make one run after the other."""
+    everyone = run_ranks(_traces, world, made)
+    return {name: [rank[name] for rank in everyone] for name in made}
+
+
+def _traces(ranks: Ranks, made: Mapping[str, Request]) -> dict[str, Trace]:
+    return {name: trace(ranks, each) for name, each in made.items()}
 
 
 def trace(ranks: Ranks, made: Request) -> Trace:

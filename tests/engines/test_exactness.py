@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed.tensor import DTensor
 
 from tests.engines.ranks import run_ranks
 from tests.rows import mixed_rows, write_rows
@@ -19,6 +20,7 @@ from vtool.training.sft import _nll
 
 ROWS = 32
 TEXT_ONLY = (1, 4, 5, 11, 12, 13, 14, 30)
+BOTH = pytest.mark.parametrize("engine", ["ddp", "fsdp2"])
 
 
 def made_run(folder: Path, micro: int, dtype: str, text_only: Sequence[int] = TEXT_ONLY, *more: str) -> Request:
@@ -59,41 +61,46 @@ def reference(made: Request) -> dict[str, torch.Tensor]:
     return gradients(opened.engine.module)
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-6), ("float64", 1e-12)])
-def test_every_cut_of_a_global_batch_gives_the_same_gradient(tmp_path: Path, dtype: str, tolerance: float) -> None:
+@pytest.mark.parametrize(
+    ("engine", "dtype", "tolerance"), [("ddp", "float32", 1e-6), ("ddp", "float64", 1e-12), ("fsdp2", "float64", 1e-12)]
+)
+def test_every_cut_of_a_global_batch_gives_the_same_gradient(tmp_path: Path, engine: str, dtype: str, tolerance: float) -> None:
     wanted = reference(made_run(tmp_path, ROWS, dtype))
     differences = {}
     for micro, world in ((32, 1), (16, 1), (8, 1), (1, 1), (16, 2), (5, 2)):
-        first, *others = run_ranks(step_gradients, world, made_run(tmp_path, micro, dtype))
+        first, *others = run_ranks(step_gradients, world, made_run(tmp_path, micro, dtype, TEXT_ONLY, f"engine={engine}"))
         differences[f"{ROWS // world}x{world} by {micro}"] = relative_difference(first["gradients"], wanted)
         for other in others:
             assert relative_difference(other["gradients"], first["gradients"]) == 0  # ranks agree to the bit
-    print(dtype, {cut: f"{difference:.1e}" for cut, difference in differences.items()})
+    print(engine, dtype, {cut: f"{difference:.1e}" for cut, difference in differences.items()})
     assert max(differences.values()) <= tolerance, differences
 
 
+@BOTH
 @pytest.mark.parametrize("count", [3, 1])
-def test_ranks_with_unequal_work_give_the_same_gradient(tmp_path: Path, count: int) -> None:
+def test_ranks_with_unequal_work_give_the_same_gradient(tmp_path: Path, engine: str, count: int) -> None:
     """Three rows on two ranks, one a micro-batch: two micro-batches against one. One row on two ranks: one against none."""
     rows = write_rows(tmp_path / "rows.jsonl", mixed_rows(tmp_path, count))
     overrides = [messages(rows), f"run.dir={tmp_path / 'run'}", "model.dtype=float64", "optim.warmup_steps=0"]
-    made = request("rows", *overrides, "data.image={min_pixels:784,max_pixels:3136}")
+    made = request("rows", *overrides, "data.image={min_pixels:784,max_pixels:3136}", f"engine={engine}")
     first, second = run_ranks(step_gradients, 2, made)
     assert [sum(first["sizes"]), sum(second["sizes"])] == [(count + 1) // 2, count // 2]
     assert relative_difference(first["gradients"], reference(made)) <= 1e-12
     assert relative_difference(first["gradients"], second["gradients"]) == 0
 
 
-def test_a_rank_without_images_gets_the_gradient_of_one_process(tmp_path: Path) -> None:
-    made = made_run(tmp_path, 4, "float64", tuple(range(ROWS - 1)))  # a single row has an image
+@BOTH
+def test_a_rank_without_images_gets_the_gradient_of_one_process(tmp_path: Path, engine: str) -> None:
+    made = made_run(tmp_path, 4, "float64", tuple(range(ROWS - 1)), f"engine={engine}")  # a single row has an image
     first, second = run_ranks(step_gradients, 2, made)
     assert relative_difference(first["gradients"], second["gradients"]) == 0
     assert relative_difference(first["gradients"], reference(made)) <= 1e-12
 
 
+@BOTH
 @pytest.mark.parametrize("world", [1, 2])
-def test_without_any_image_the_tower_gets_no_gradient(tmp_path: Path, world: int) -> None:
-    results = run_ranks(step_gradients, world, made_run(tmp_path, 8, "float64", tuple(range(ROWS))))
+def test_without_any_image_the_tower_gets_no_gradient(tmp_path: Path, engine: str, world: int) -> None:
+    results = run_ranks(step_gradients, world, made_run(tmp_path, 8, "float64", tuple(range(ROWS)), f"engine={engine}"))
     for result in results:
         assert result["gradients"]
         assert not [name for name in result["gradients"] if "visual" in name]
@@ -116,14 +123,66 @@ def test_the_dummy_leaves_the_other_gradients_as_they_were_to_the_bit(tmp_path: 
         assert torch.equal(gradient, torch.zeros_like(gradient) if name in tower else without[name]), name
 
 
+@BOTH
+def test_recomputed_activations_give_the_same_gradient_to_the_bit(tmp_path: Path, engine: str) -> None:
+    plain, recomputed = (
+        run_ranks(step_gradients, 2, made_run(tmp_path, 8, "float32", TEXT_ONLY, f"engine={engine}", f"model.gradient_checkpointing={on}"))
+        for on in ("false", "true")
+    )
+    assert relative_difference(recomputed[0]["gradients"], plain[0]["gradients"]) == 0
+
+
+def test_each_block_is_recomputed_where_it_is_asked_for(tmp_path: Path) -> None:
+    """Its forward pass runs twice a step: once forwards, and once on the way back."""
+    for on, runs in (("false", 1), ("true", 2)):
+        opened, _ = session(made_run(tmp_path, 8, "float32", TEXT_ONLY, f"model.gradient_checkpointing={on}"))
+        rows = opened.rows["train"]
+        batch = collate([rows.sample(index) for index in range(8)], rows.processor)
+        ran: list[str] = []
+        for place, block in enumerate(opened.family.blocks(opened.engine.module)):
+            if block is not opened.engine.module.model.visual:
+                block.register_forward_pre_hook(lambda *_, name=str(place), ran=ran: ran.append(name))
+        opened.engine.forward_backward([batch], _nll(opened, dummy=True), batch.supervised, every_parameter=True)
+        assert {ran.count(name) for name in ran} == {runs}
+
+
+@pytest.mark.parametrize("setting", ["reshard_after_forward=false", "cpu_offload=true"])
+def test_settings_of_fsdp2_change_no_gradient(tmp_path: Path, setting: str) -> None:
+    plain = run_ranks(step_gradients, 2, made_run(tmp_path, 8, "float32", TEXT_ONLY, "engine=fsdp2"))[0]
+    other = run_ranks(step_gradients, 2, made_run(tmp_path, 8, "float32", TEXT_ONLY, "engine=fsdp2", f"engine.{setting}"))[0]
+    assert relative_difference(other["gradients"], plain["gradients"]) == 0
+
+
+def gathered_after_forward(ranks: Ranks, made: Request) -> dict[str, bool]:
+    """Whether a layer's, the tower's and the head's weights are still whole when the forward pass has ended."""
+    torch.set_num_threads(1)
+    opened, _ = session(made, ranks)
+    rows, module = opened.rows["train"], opened.engine.module
+    batch = collate([rows.sample(index) for index in range(8)], rows.processor)
+    assert all(isinstance(parameter, DTensor) for parameter in module.parameters())
+    _nll(opened, dummy=True)(module, batch)
+    parts = {"layer": module.model.language_model.layers[0], "tower": module.model.visual, "head": module}
+    return {name: not isinstance(next(iter(part.parameters())), DTensor) for name, part in parts.items() if name != "head"} | {
+        "head": not isinstance(module.get_input_embeddings().weight, DTensor)
+    }
+
+
+@pytest.mark.parametrize("freed", [True, False])
+def test_weights_are_freed_after_a_blocks_forward_pass_as_the_setting_says(tmp_path: Path, freed: bool) -> None:
+    made = made_run(tmp_path, 8, "float32", TEXT_ONLY, "engine=fsdp2", f"engine.reshard_after_forward={str(freed).lower()}")
+    for gathered in run_ranks(gathered_after_forward, 2, made):
+        assert gathered == {"layer": not freed, "tower": not freed, "head": True}
+
+
 def test_views_of_the_buckets_give_the_same_gradient(tmp_path: Path) -> None:
     plain = run_ranks(step_gradients, 2, made_run(tmp_path, 8, "float32"))[0]
     viewed = run_ranks(step_gradients, 2, made_run(tmp_path, 8, "float32", TEXT_ONLY, "engine.gradient_as_bucket_view=true"))[0]
     assert relative_difference(viewed["gradients"], plain["gradients"]) == 0
 
 
-def test_bfloat16_computes_in_bfloat16_and_keeps_weights_and_gradients_in_float32(tmp_path: Path) -> None:
-    opened, _ = session(made_run(tmp_path, 8, "bfloat16"))
+@BOTH
+def test_bfloat16_computes_in_bfloat16_and_keeps_weights_and_gradients_in_float32(tmp_path: Path, engine: str) -> None:
+    opened, _ = session(made_run(tmp_path, 8, "bfloat16", TEXT_ONLY, f"engine={engine}"))
     rows = opened.rows["train"]
     batch = collate([rows.sample(index) for index in range(8)], rows.processor)
     seen: list[torch.dtype] = []
@@ -131,6 +190,7 @@ def test_bfloat16_computes_in_bfloat16_and_keeps_weights_and_gradients_in_float3
         lambda _module, _inputs, output: seen.append(output.dtype)
     )
     opened.engine.forward_backward([batch], _nll(opened, dummy=True), batch.supervised, every_parameter=True)
+    assert {gradient.dtype for gradient in gradients(opened.engine.module).values()} == {torch.float32}
     opened.engine.optimizer_step(1e-5)
     assert seen == [torch.bfloat16]
     assert {tensor.dtype for tensor in opened.engine.model_state().values()} == {torch.float32}

@@ -7,8 +7,17 @@ import pytest
 from tests.engines.parity import Trace, base_model, changed, largest_difference, largest_relative, made_run, traced
 from tests.runs import relative_difference
 
-ENGINES = [("ddp", 2), ("fsdp2", 1), ("fsdp2", 2)]
-CHECKPOINTING = "model.gradient_checkpointing=true"
+ENGINES = ("ddp", "fsdp2")
+SMALL_STEPS = ("train.steps=20", "optim.lr=1e-5", "optim.schedule=constant")
+# Name: dtype and further settings, each for every engine.
+RUNS = {
+    "float32": ("float32",),
+    "float64": ("float64",),
+    "checkpointing": ("float32", "model.gradient_checkpointing=true"),
+    "small steps": ("float32", *SMALL_STEPS),
+    "small steps in bfloat16": ("bfloat16", *SMALL_STEPS),
+}
+BOTH = pytest.mark.parametrize("engine", ENGINES)
 
 
 @pytest.fixture(scope="module")
@@ -19,43 +28,59 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def reference(folder: Path) -> Trace:
-    (trace,) = traced("ddp", 1, made_run(folder, "ddp", "float64", folder / "model"))
-    return trace
+def alone(folder: Path) -> dict[str, list[Trace]]:
+    """One process."""
+    return traced(1, {engine: made_run(folder, engine, "float64", folder / "model") for engine in ENGINES})
 
 
-@pytest.mark.parametrize("more", [(), (CHECKPOINTING,)], ids=["plain", "checkpointing"])
-@pytest.mark.parametrize(("engine", "world"), ENGINES)
+@pytest.fixture(scope="module")
+def two(folder: Path) -> dict[str, list[Trace]]:
+    """Two ranks."""
+    made = {
+        f"{engine}, {name}": made_run(folder, engine, dtype, folder / "model", *more)
+        for engine in ENGINES
+        for name, (dtype, *more) in RUNS.items()
+    }
+    return traced(2, made)
+
+
+@BOTH
+@pytest.mark.parametrize("name", ["float32", "checkpointing"])
 def test_five_steps_are_those_of_one_process_in_float64(
-    folder: Path, reference: Trace, engine: str, world: int, more: tuple[str, ...]
+    alone: dict[str, list[Trace]], two: dict[str, list[Trace]], engine: str, name: str
 ) -> None:
-    first, *others = traced(engine, world, made_run(folder, engine, "float32", folder / "model", *more))
-    assert relative_difference(first.gradients, reference.gradients) <= 5e-6
-    assert largest_relative(first.losses, reference.losses) <= 1e-5
-    assert largest_relative(first.norms, reference.norms) <= 1e-5
-    assert largest_difference(first.weights, reference.weights) <= 1e-4
+    (reference,) = alone["ddp"]
+    ours = two[f"{engine}, {name}"][0]
+    assert relative_difference(ours.gradients, reference.gradients) <= 5e-6
+    assert largest_relative(ours.losses, reference.losses) <= 1e-5
+    assert largest_relative(ours.norms, reference.norms) <= 1e-5
+    assert largest_difference(ours.weights, reference.weights) <= 1e-4
+
+
+@pytest.mark.parametrize("which", ["ddp, float64", "fsdp2, float64", "fsdp2 alone"])
+def test_in_float64_five_steps_are_the_same(alone: dict[str, list[Trace]], two: dict[str, list[Trace]], which: str) -> None:
+    (reference,) = alone["ddp"]
+    ours = alone["fsdp2"][0] if which == "fsdp2 alone" else two[which][0]
+    assert relative_difference(ours.gradients, reference.gradients) <= 1e-12
+    assert largest_relative(ours.losses, reference.losses) <= 1e-12
+    assert largest_relative(ours.norms, reference.norms) <= 1e-12
+    assert largest_difference(ours.weights, reference.weights) <= 1e-9
+
+
+@BOTH
+@pytest.mark.parametrize("name", RUNS)
+def test_ranks_have_the_same_weights_after_each_step(two: dict[str, list[Trace]], engine: str, name: str) -> None:
+    first, second = two[f"{engine}, {name}"]
+    assert first.digests == second.digests
     assert len(set(first.digests)) == len(first.digests)  # every step changes something
-    for other in others:
-        assert other.digests == first.digests  # ranks agree to the bit after each step
-        assert (other.losses, other.norms) == (first.losses, first.norms)
+    assert (first.losses, first.norms) == (second.losses, second.norms)
 
 
-@pytest.mark.parametrize(("engine", "world"), ENGINES)
-def test_in_float64_five_steps_are_the_same(folder: Path, reference: Trace, engine: str, world: int) -> None:
-    first, *_ = traced(engine, world, made_run(folder, engine, "float64", folder / "model"))
-    assert relative_difference(first.gradients, reference.gradients) <= 1e-12
-    assert largest_relative(first.losses, reference.losses) <= 1e-12
-    assert largest_relative(first.norms, reference.norms) <= 1e-12
-    assert largest_difference(first.weights, reference.weights) <= 1e-9
-
-
-@pytest.mark.parametrize("engine", ["ddp", "fsdp2"])
-def test_bfloat16_is_near_float32_and_loses_no_small_update(folder: Path, engine: str) -> None:
-    more = ("train.steps=20", "optim.lr=1e-5", "optim.schedule=constant")
-    exact = traced(engine, 2, made_run(folder, engine, "float32", folder / "model", *more))[0]
-    rounded = traced(engine, 2, made_run(folder, engine, "bfloat16", folder / "model", *more))[0]
+@BOTH
+def test_bfloat16_is_near_float32_and_loses_no_small_update(two: dict[str, list[Trace]], engine: str) -> None:
+    exact, rounded = two[f"{engine}, small steps"][0], two[f"{engine}, small steps in bfloat16"][0]
     assert largest_relative(rounded.losses[:1], exact.losses[:1]) <= 5e-3
     assert largest_relative(rounded.norms[:1], exact.norms[:1]) <= 2e-2
     assert rounded.losses != exact.losses  # it did compute in bfloat16
-    assert abs(changed(rounded) / changed(exact) - 1) <= 0.01
     assert changed(exact) > 0.5
+    assert abs(changed(rounded) / changed(exact) - 1) <= 0.01

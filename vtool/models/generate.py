@@ -28,7 +28,8 @@ def answer_greedily(model: Any, processor: Processor, inputs: dict[str, Tensor],
     own = model.generation_config
     model.generation_config = greedy  # given as an argument, it would be filled up from the folder's settings
     try:
-        generated = model.generate(**inputs)
+        # Over sharded weights transformers has all ranks generate in step, and one with fewer questions would be waited for, for ever.
+        generated = model.generate(**inputs, synced_gpus=False)
     finally:
         model.generation_config = own
     answers = generated[:, inputs["input_ids"].shape[1] :]
