@@ -8,7 +8,7 @@ Each tensor parallel rank computes the whole tower, from the same images. Under 
 ranks after the image features have been merged, and padded to a number that they can share. There is no key and value cache.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -132,7 +132,12 @@ def recompute_layers(gpt: Any) -> None:
     With torch's own checkpointing: megatron-core's asks for the state of CUDA's generators.
     """
     for layer in gpt.decoder.layers:
-        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
+        layer.forward = partial(checkpoint, partial(_under_the_shim, layer.forward), use_reentrant=False)
+
+
+def _under_the_shim(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    with on_cpu():  # the backward pass that computes it again is not in that of its caller
+        return forward(*args, **kwargs)
 
 
 class Language(nn.Module):
