@@ -34,7 +34,7 @@ def not_built(engine: Megatron, *, dtype: str, cpu: bool) -> list[Problem]:
         found.append(Problem("parallel.sequence", message, "set engine.parallel.tensor, or engine.parallel.sequence=false"))
     if dtype == "float64":
         message = "model.dtype is float64, but megatron-core's optimisers take float32 and bfloat16 only"
-        found.append(Problem("dtype", message, "set model.dtype=float32, or engine=ddp"))
+        found.append(Problem("model.dtype", message, "set model.dtype=float32, or engine=ddp"))
     for name, value in engine.transformer_config.model_dump().items():
         if value and cpu:
             message = f"engine.transformer_config.{name} is true, but its kernel needs CUDA"

@@ -48,9 +48,14 @@ class Problem:
     """What cannot be, of one setting."""
 
     parameter: str
-    """Such as `ddp_config.overlap_param_gather`."""
+    """Of the engine, such as `ddp_config.overlap_param_gather`; or of the model."""
     message: str
     help: str
+
+    @property
+    def setting(self) -> str:
+        """The setting's dotted name in a recipe."""
+        return self.parameter if self.parameter.startswith("model.") else f"engine.{self.parameter}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from tests.runs import relative_difference
 from vtool.config.schema import Optim
 from vtool.config.schema.megatron import Megatron as Settings
 from vtool.engines.megatron.engine import Megatron
-from vtool.engines.ranks import Ranks
+from vtool.engines.ranks import Ranks, SharedFindings
 
 pytest.importorskip("megatron.core", reason="megatron-core is not installed")
 OPTIM = Optim(lr=1e-3, weight_decay=0.1, clip_norm=1.0)
@@ -159,11 +159,16 @@ def train_all(ranks: Ranks, cases: dict[str, dict[str, Any]], tied: bool) -> dic
                     trained.text_step[f"other {kind} moved"] = not any(torch.equal(one[key], two[key]) for key in rest)
                 saved = tuple(ranks.all_gather_objects(after)[0])
             with engine.evaluating():
-                mine = torch.cat([parameter.detach().flatten() for parameter in engine.module.parameters()])
+                # Data parallel ranks have the same of everything; tensor parallel ones of what is not cut: norms, and the tower.
+                copied = [
+                    parameter
+                    for parameter in engine.module.parameters()
+                    if engine.data.world == 2 or not getattr(parameter, "tensor_model_parallel", False)
+                ]
+                mine = torch.cat([parameter.detach().flatten() for parameter in copied])
             copies = [mine.clone(), mine.clone()]
             torch.distributed.all_gather(copies, mine)
-            same = copies if engine.data.world == 2 else [copies[0][:0]] * 2
-            trained.spread = max([trained.spread, *(same[0] - same[1]).abs().tolist()])
+            trained.spread = max(trained.spread, float((copies[0] - copies[1]).abs().max()))
         trained.weights = engine.model_state()
     return found
 
@@ -187,6 +192,32 @@ def test_training_is_that_of_one_process(tied: bool) -> None:
         assert len(trained.text_step) == 4, name
         assert all(trained.text_step.values()), (name, trained.text_step)
     assert min(wanted.norms) > 1  # so that every step is clipped
+
+
+def test_what_cannot_be_is_said_at_once_before_anything_is_built() -> None:
+    case = {
+        "parallel": {"tensor": 3, "context": 2},
+        "transformer_config": {"bias_activation_fusion": True},
+        "wrap_config": {"share_embeddings_and_output_weights": False},
+    }
+    with pytest.raises(SharedFindings) as raised:
+        build(case, Ranks(), tied=True, dtype=torch.float64)
+    assert [(one.rule, one.parameter) for one in raised.value.diagnostics] == [
+        ("not-built-on-engine", "engine.wrap_config.share_embeddings_and_output_weights"),
+        ("not-built-on-engine", "engine.parallel.context"),
+        ("not-built-on-engine", "model.dtype"),
+        ("not-built-on-engine", "engine.transformer_config.bias_activation_fusion"),
+        *[("parallel-sizes", "engine.parallel.tensor")] * 3,
+    ]
+    with pytest.raises(SharedFindings, match="drift apart"):
+        build({"ddp_config": {"use_distributed_optimizer": True}}, Ranks(), tied=True)
+
+
+def test_without_megatron_core_the_command_that_installs_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vtool.engines.megatron.engine.find_spec", lambda _name: None)
+    with pytest.raises(SharedFindings) as raised:
+        build({}, Ranks(), tied=True)
+    assert [(one.rule, one.help) for one in raised.value.diagnostics] == [("extra-not-installed", "pip install 'vtool[megatron]'")]
 
 
 def first_step_in_bfloat16(ranks: Ranks) -> dict[str, Any]:

@@ -45,5 +45,4 @@ def _heads(folder: Path) -> megatron.Heads | None:
 
 def _findings(rule: str, found: Sequence[Problem], origins: Origins) -> Iterator[Diagnostic]:
     for one in found:
-        name = "model.dtype" if one.parameter == "dtype" else f"engine.{one.parameter}"
-        yield Diagnostic(rule, one.message, one.help, name, origins.near(name))
+        yield Diagnostic(rule, one.message, one.help, one.setting, origins.near(one.setting))

@@ -233,7 +233,7 @@ def _check(text: Any, settings: MegatronSettings, ranks: Ranks, dtype: str, cpu:
     found = [("not-built-on-engine", one) for one in unbuilt]
     found += [("parallel-sizes", one) for one in bad_sizes(settings.parallel, world=ranks.world, heads=heads)]
     if found:
-        raise SharedFindings([Diagnostic(rule, one.message, one.help, f"engine.{one.parameter}") for rule, one in found])
+        raise SharedFindings([Diagnostic(rule, one.message, one.help, one.setting) for rule, one in found])
 
 
 def _tying(text: Any, settings: MegatronSettings) -> list[Problem]:
