@@ -40,7 +40,8 @@ def start_groups(parallel: Parallel, ranks: Ranks) -> Groups:
 
     if not dist.is_initialized():
         assert ranks.world == 1, "more ranks than one have been brought together before"
-        dist.init_process_group("gloo", store=torch._C._distributed_c10d.HashStore(), rank=0, world_size=1)
+        backend = "gloo" if ranks.device.type == "cpu" else "nccl"
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
     if parallel_state.model_parallel_is_initialized():
         parallel_state.destroy_model_parallel()
     parallel_state.initialize_model_parallel(
