@@ -132,16 +132,17 @@ def test_recomputed_activations_give_the_same_gradient_to_the_bit(tmp_path: Path
     assert relative_difference(recomputed[0]["gradients"], plain[0]["gradients"]) == 0
 
 
-def test_each_block_is_recomputed_where_it_is_asked_for(tmp_path: Path) -> None:
+@BOTH
+def test_each_block_is_recomputed_where_it_is_asked_for(tmp_path: Path, engine: str) -> None:
     """Its forward pass runs twice a step: once forwards, and once on the way back."""
     for on, runs in (("false", 1), ("true", 2)):
-        opened, _ = session(made_run(tmp_path, 8, "float32", TEXT_ONLY, f"model.gradient_checkpointing={on}"))
+        opened, _ = session(made_run(tmp_path, 8, "float32", TEXT_ONLY, f"engine={engine}", f"model.gradient_checkpointing={on}"))
         rows = opened.rows["train"]
         batch = collate([rows.sample(index) for index in range(8)], rows.processor)
         ran: list[str] = []
         for place, block in enumerate(opened.family.blocks(opened.engine.module)):
             if block is not opened.engine.module.model.visual:
-                block.register_forward_pre_hook(lambda *_, name=str(place), ran=ran: ran.append(name))
+                block.mlp.register_forward_pre_hook(lambda *_, name=str(place), ran=ran: ran.append(name))
         opened.engine.forward_backward([batch], _nll(opened, dummy=True), batch.supervised, every_parameter=True)
         assert {ran.count(name) for name in ran} == {runs}
 
