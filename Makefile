@@ -49,7 +49,7 @@ clean:  ## remove .venv and caches; runs/ stays
 	@touch $@
 
 .venv/installed-dev: .venv/installed
-	$(PIP) --editable '.[dev]'
+	$(PIP) --editable '.[dev,megatron]'
 	@touch $@
 
 .venv/installed-bench: .venv/installed

@@ -50,7 +50,7 @@ def test_a_setting_of_another_engine_is_told_apart() -> None:
     assert finding("engine.cpu_offload=true").help == "`cpu_offload` is a setting of kind: fsdp2"
     assert finding("engine.reshard_afer_forward=true").help == "did you mean `engine.reshard_after_forward`?"
     found = finding("engine.kind=fsdp")
-    assert (found.rule, found.help, found.expected) == ("unknown-choice", "did you mean `fsdp2`?", "ddp, fsdp2")
+    assert (found.rule, found.help, found.expected) == ("unknown-choice", "did you mean `fsdp2`?", "ddp, fsdp2, megatron")
     with pytest.raises(Findings) as caught:
         examine("digits", ["engine=fsdp"])
     assert caught.value.diagnostics[0].help == "did you mean `engine=fsdp2`?"

@@ -23,7 +23,7 @@ def made_run(folder: Path, text_only: tuple[int, ...], batch: int, *overrides: s
 def scores(ranks: Ranks, made: Request) -> Scores:
     torch.set_num_threads(1)
     opened, _ = session(made, ranks)
-    return evaluate(opened.engine, opened.rows["train"], opened.ledgers["train"].kept, made.run.evaluation, ranks)
+    return evaluate(opened.engine, opened.rows["train"], opened.ledgers["train"].kept, made.run.evaluation)
 
 
 @pytest.mark.parametrize("text_only", [(), (1, 4), tuple(range(7))])

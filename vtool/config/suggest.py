@@ -61,7 +61,8 @@ def meant_key(spot: Spot) -> str:
     here = [f"{prefix}{name}" for name in leaves]
     everything = [setting.name for setting in all_settings(spot.root)]
     exact = [name for name in everything if name.rpartition(".")[2] == key]
-    likely = [*exact, *(f"{prefix}{name}" for name in near(key, leaves)), *ending(key, everything)]
+    beside = [f"{prefix}{name}" for name in near(key, leaves)]
+    likely = [*exact, *(beside or ending(key, everything))]
     values = [setting.name for setting in all_settings(spot.root) if not setting.groups]
     likely = (
         likely

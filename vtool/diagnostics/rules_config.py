@@ -229,6 +229,34 @@ _CROSS_FIELD = (
         good="data.drop_model_inputs=[pixel_values,image_grid_thw]",
         fix="Name both, to train without images, or neither.",
     ),
+    Rule(
+        name="megatron-ddp-conflict",
+        code="VT220",
+        summary="A value of engine.wrap_config or engine.ddp_config contradicts another one, or would have no effect beside it.",
+        why="Megatron-core ignores some of these without a word; with a distributed optimiser in its DDP and a plain one behind it, the "
+        "weights of the ranks drift apart and no error is raised (verl#5775).",
+        bad="engine=megatron engine.ddp_config.use_distributed_optimizer=true",
+        good="engine=megatron engine.wrap_config.use_distributed_optimizer=true",
+        fix="Say it in one place. What follows from another setting is filled in.",
+    ),
+    Rule(
+        name="parallel-sizes",
+        code="VT221",
+        summary="engine.parallel.tensor does not divide the processes of the run, or the heads or key and value heads of the model.",
+        why="Each process must get an equal share; what is left over would belong to none.",
+        bad="engine=megatron engine.parallel.tensor=3 launch.nproc=2",
+        good="engine=megatron engine.parallel.tensor=2 launch.nproc=2",
+        fix="Choose a size that divides the processes and the model's heads and key and value heads.",
+    ),
+    Rule(
+        name="not-built-on-engine",
+        code="VT222",
+        summary="A setting asks for what the engine does not do, or not on this device.",
+        why="It would be ignored, or fail in the first step.",
+        bad="engine=megatron model.dtype=float64",
+        good="engine=megatron model.dtype=float32",
+        fix="Leave the setting out, or use another engine or device.",
+    ),
 )
 
 RULES = (*_CANNOT_READ, *_SCHEMA, *_CROSS_FIELD)

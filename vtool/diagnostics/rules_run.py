@@ -22,6 +22,15 @@ RULES = (
         fix="Copy the folder again, and compare it with its source.",
     ),
     Rule(
+        name="extra-not-installed",
+        code="VT503",
+        summary="The recipe's engine needs a package that is not installed.",
+        why="Another engine in its place would not be what was asked for.",
+        bad="engine=megatron without megatron-core",
+        good="pip install 'vtool[megatron]'",
+        fix="Install the extra that the message names.",
+    ),
+    Rule(
         name="nonfinite-loss",
         code="VT701",
         summary="The loss of a step is infinite or not a number.",

@@ -11,6 +11,8 @@ from typing import Any, Protocol, TypeVar
 
 from torch import Tensor, nn
 
+from vtool.engines.ranks import Ranks
+
 B = TypeVar("B")
 
 
@@ -19,6 +21,10 @@ class Engine(Protocol):
 
     module: nn.Module
     """The bare model, for evaluation."""
+    data: Ranks
+    """This rank among those that compute different rows. Ranks that share the work of a row are one here, and are given the same rows."""
+    size: int
+    """Parameters of the whole model."""
 
     def forward_backward(
         self, batches: Sequence[B], nll: Callable[[Callable[..., Any], B], Tensor], supervised: int, *, every_parameter: bool
@@ -46,7 +52,7 @@ class Engine(Protocol):
         """The compute dtype, for a forward pass outside `forward_backward`."""
 
     def evaluating(self) -> AbstractContextManager[None]:
-        """Evaluation mode. While it lasts, a rank may run `module` as often as it likes: no forward pass waits for another rank."""
+        """Evaluation mode. Meanwhile a rank may run `module` as often as it likes: no forward pass waits for a rank with other rows."""
 
     def model_state(self) -> dict[str, Tensor]:
         """The whole model's parameters and persistent buffers by name, each tensor once, however many names it has.

@@ -33,7 +33,8 @@ class Ddp:
     ) -> None:
         self.module = module.to(ranks.device)
         self.parameters = common.trainable(self.module)
-        self.ranks = ranks
+        self.ranks = self.data = ranks
+        self.size = sum(parameter.numel() for parameter in module.parameters())
         self.compute_dtype = compute_dtype
         self.optimizer = build_optimizer(self.module)
         self.parallel: DistributedDataParallel | None = None

@@ -38,7 +38,8 @@ class Fsdp2:
         build_optimizer: Callable[[nn.Module], torch.optim.Optimizer],
     ) -> None:
         """`blocks`: the parts of `module` whose weights are gathered and freed together, inner ones before those around them."""
-        self.ranks = ranks
+        self.ranks = self.data = ranks
+        self.size = sum(parameter.numel() for parameter in module.parameters())
         mesh = _mesh(ranks)
         weights = next(module.parameters()).dtype
         precision = MixedPrecisionPolicy(

@@ -27,6 +27,8 @@ class Ranks:
     local_rank: int = 0
     local_world: int = 1
     device: torch.device = CPU
+    group: dist.ProcessGroup | None = None
+    """Whom this rank talks to; None: all ranks of the run."""
 
     @staticmethod
     def from_environment() -> "Ranks":
@@ -40,7 +42,7 @@ class Ranks:
             return [list(values)]
         mine = torch.tensor(values, dtype=torch.float64, device=self.device)
         gathered = [torch.empty_like(mine) for _ in range(self.world)]
-        dist.all_gather(gathered, mine)
+        dist.all_gather(gathered, mine, group=self.group)
         return [vector.tolist() for vector in gathered]
 
     def all_gather_objects(self, value: Any) -> list[Any]:
@@ -48,7 +50,7 @@ class Ranks:
         if self.world == 1:
             return [value]
         gathered: list[Any] = [None] * self.world
-        dist.all_gather_object(gathered, value)
+        dist.all_gather_object(gathered, value, group=self.group)
         return gathered
 
     def on_rank_zero(self, work: Callable[[], T]) -> T:
@@ -61,7 +63,7 @@ class Ranks:
                 outcome = [work()]
             except Findings as findings:
                 outcome = [SharedFindings(findings.diagnostics, fatal=findings.fatal)]
-        dist.broadcast_object_list(outcome, src=0)
+        dist.broadcast_object_list(outcome, group_src=0, group=self.group)
         if isinstance(outcome[0], Findings):
             raise outcome[0]
         result: T = outcome[0]
@@ -70,4 +72,4 @@ class Ranks:
     def barrier(self) -> None:
         """Wait until every rank is here."""
         if self.world > 1:
-            dist.barrier()
+            dist.barrier(self.group)

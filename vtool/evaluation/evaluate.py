@@ -39,8 +39,9 @@ class Scores:
     answers: tuple[Answer, ...]
 
 
-def evaluate(engine: Engine, rows: EncodedRows, kept: Sequence[int], settings: Evaluation, ranks: Ranks) -> Scores:
+def evaluate(engine: Engine, rows: EncodedRows, kept: Sequence[int], settings: Evaluation) -> Scores:
     """Score the kept rows of a split, each rank its share."""
+    ranks = engine.data
     mine = kept[ranks.rank :: ranks.world]
     chunks = [tuple(mine[start : start + settings.batch_size]) for start in range(0, len(mine), settings.batch_size)]
     # Padding is on the left of a prompt, and without a mask the model would read it.

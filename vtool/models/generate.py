@@ -13,12 +13,17 @@ def answer_greedily(model: Any, processor: Processor, inputs: dict[str, Tensor],
     A folder's own generation settings are not used: Qwen's carry a repetition penalty, which is not what was trained.
 
     Args:
+        model: without a cache, where its `generates_with_cache` says so.
         inputs: a batch of prompts, padded on the left.
     """
     from transformers import GenerationConfig
 
     greedy = GenerationConfig(
-        do_sample=False, max_new_tokens=max_new_tokens, eos_token_id=processor.ids.end, pad_token_id=processor.ids.pad, use_cache=True
+        do_sample=False,
+        max_new_tokens=max_new_tokens,
+        eos_token_id=processor.ids.end,
+        pad_token_id=processor.ids.pad,
+        use_cache=getattr(model, "generates_with_cache", True),
     )
     own = model.generation_config
     model.generation_config = greedy  # given as an argument, it would be filled up from the folder's settings

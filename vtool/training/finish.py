@@ -33,7 +33,7 @@ def finish(session: Session, progress: Progress) -> None:
     ledger = balance(session, progress)
     scores = None
     if "test" in session.rows:
-        scores = evaluate(session.engine, session.rows["test"], session.ledgers["test"].kept, session.run.evaluation, session.ranks)
+        scores = evaluate(session.engine, session.rows["test"], session.ledgers["test"].kept, session.run.evaluation)
     peak = max(int(value[0]) for value in session.ranks.all_gather([resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024]))
     weights = session.engine.model_state()
     session.ranks.on_rank_zero(lambda: _write(session, progress, weights, ledger, scores, peak))
@@ -91,7 +91,7 @@ def _result(session: Session, progress: Progress, ledger: dict[str, Any], scores
     stepwise = ("no-supervised-tokens", "nonfinite-loss", "nonfinite-gradient")
     return result | {
         "train_seconds": progress.seconds,
-        "parameters": sum(parameter.numel() for parameter in session.engine.module.parameters()),
+        "parameters": session.engine.size,
         "ledger": ledger,
         "peak_memory_mib": peak_mib,
         "ranks": session.ranks.world,

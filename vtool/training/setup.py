@@ -125,6 +125,10 @@ def build_engine(run: Run, model: nn.Module, ranks: Ranks) -> Engine:
             from vtool.engines.fsdp2 import Fsdp2
 
             return Fsdp2(model, family(run.model.family).blocks(model), run.engine, ranks, dtype, optimizer)
+        case schema.Megatron():
+            from vtool.engines.megatron.engine import Megatron
+
+            return Megatron(model, run.engine, run.optim, ranks, dtype, checkpointing=run.model.gradient_checkpointing)
 
 
 def audit(rows: Mapping[str, EncodedRows], ranks: Ranks) -> dict[str, Ledger]:

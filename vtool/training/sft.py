@@ -75,12 +75,12 @@ def _train(request: Request, folder: RunFolder, ranks: Ranks) -> Outcome:
 
 def _steps(session: Session, progress: Progress, stop: StopRequest, display: Display) -> int | None:
     """The training loop. It ends after the last step, or after one before which any rank was asked to stop; then it returns the signal."""
-    run, ranks, plan = session.run, session.ranks, session.plan
+    run, ranks, data, plan = session.run, session.ranks, session.engine.data, session.plan
     kept = session.ledgers["train"].kept
     steps = range(progress.step + 1, session.total_steps + 1)
 
     def mine(step: int) -> list[MicroBatch]:
-        return micro_batches(plan, kept, step, ranks.rank, ranks.world, run.data.micro_batch_size)
+        return micro_batches(plan, kept, step, data.rank, data.world, run.data.micro_batch_size)
 
     loaded = load_steps(session.rows["train"], steps, mine, run.data.workers)
     for step in steps:
@@ -107,15 +107,16 @@ def _step(
     session: Session, progress: Progress, step: int, batches: Sequence[Batch], stop: StopRequest
 ) -> tuple[dict[str, Any], int | None]:
     """One optimiser step over the global batch. Returns its metrics, and the signal by which any rank has been asked to stop."""
-    run, ranks, engine = session.run, session.ranks, session.engine
+    run, ranks, engine, data = session.run, session.ranks, session.engine, session.engine.data
     # Anything random in a step depends on the seed, the step and the rank alone: a run that goes on needs no generator's state.
-    seed(ranks.device, int(np.random.SeedSequence([run.run.seed, step, ranks.rank]).generate_state(1)[0]))
+    seed(ranks.device, int(np.random.SeedSequence([run.run.seed, step, data.rank]).generate_state(1)[0]))
     batches = [batch.to(ranks.device) for batch in batches]
 
     # What has to be known of all ranks before the first backward.
     mine = [sum(batch.supervised for batch in batches), sum(batch.images for batch in batches), stop.signal or 0]
     everyone = ranks.all_gather(mine)
-    supervised, images = int(sum(counts[0] for counts in everyone)), int(sum(counts[1] for counts in everyone))
+    sharing = ranks.world // data.world  # ranks that compute the same rows, and count them all
+    supervised, images = (int(sum(counts[place] for counts in everyone)) // sharing for place in (0, 1))
     agreed = int(max(counts[2] for counts in everyone)) or None
     if supervised == 0:
         raise _failure(session, "no-supervised-tokens", f"step {step} has no supervised token on any rank", batches)
@@ -126,8 +127,8 @@ def _step(
 
     # What each rank has done, not what it was meant to do: the rows counted are those that were in the batches.
     rows = [index for batch in batches for index in batch.indices]
-    padding = [-1] * (-(-run.data.global_batch_size // ranks.world) - len(rows))
-    gathered = ranks.all_gather([sum(sums), sum(batch.tokens for batch in batches), *rows, *padding])
+    padding = [-1] * (-(-run.data.global_batch_size // data.world) - len(rows))
+    gathered = data.all_gather([sum(sums), sum(batch.tokens for batch in batches), *rows, *padding])
     loss = sum(report[0] for report in gathered) / supervised
     if not math.isfinite(loss):
         broken = [batch for batch, value in zip(batches, sums, strict=True) if not math.isfinite(value)]
@@ -174,7 +175,7 @@ def _nll(session: Session, *, dummy: bool) -> Callable[[Callable[..., Any], Batc
 
 
 def _validate(session: Session, step: int, display: Display) -> None:
-    scores = evaluate(session.engine, session.rows["validation"], session.ledgers["validation"].kept, session.run.evaluation, session.ranks)
+    scores = evaluate(session.engine, session.rows["validation"], session.ledgers["validation"].kept, session.run.evaluation)
     if session.ranks.rank == 0:
         row = {
             "step": step,
@@ -201,7 +202,7 @@ def _failure(session: Session, rule: str, message: str, batches: Sequence[Batch]
     """What stops a step, with the rows that were in it, from every rank."""
     rows = session.rows["train"].rows
     names = [rows.name(index) for batch in batches for index in batch.indices]
-    everyone = [name for share in session.ranks.all_gather_objects(names) for name in share]
+    everyone = [name for share in session.engine.data.all_gather_objects(names) for name in share]
     listed = ", ".join(everyone[:8]) + (f" and {len(everyone) - 8} more" if len(everyone) > 8 else "")
     return SharedFindings(Diagnostic(rule, f"{message}; its rows: {listed}"))
 
@@ -217,10 +218,9 @@ def _due(step: int, every: int | None) -> bool:
 
 
 def _announce(session: Session, progress: Progress, start: Start) -> None:
-    parameters = sum(parameter.numel() for parameter in session.engine.module.parameters())
     plan, ranks = session.plan, session.ranks
     print(
-        f"{session.run.model.family}, {parameters:,} parameters in {session.run.model.dtype} on {ranks.device.type}, "
+        f"{session.run.model.family}, {session.engine.size:,} parameters in {session.run.model.dtype} on {ranks.device.type}, "
         f"{session.run.engine.kind}, {ranks.world} rank{'s' * (ranks.world > 1)} of {torch.get_num_threads()} threads; "
         f"{session.total_steps} steps of {plan.global_batch_size} rows, {plan.steps_per_epoch} steps an epoch"
     )

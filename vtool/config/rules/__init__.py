@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterator
 
 from vtool.config.origins import Origins
-from vtool.config.rules import data, ignored, model, paths, training
+from vtool.config.rules import data, ignored, megatron, model, paths, training
 from vtool.config.rules.rule import CrossField
 from vtool.config.schema import Run
 from vtool.diagnostics import Diagnostic
@@ -12,12 +12,15 @@ RULES: tuple[CrossField, ...] = (
     CrossField("steps-or-epochs", ("train",), training.steps_or_epochs),
     CrossField("warmup-too-long", ("train", "optim"), training.warmup_too_long),
     CrossField("evaluation-without-data", ("evaluation", "data"), training.evaluation_without_data),
-    CrossField("micro-batch-larger-than-share", ("data", "launch"), data.micro_batch_larger_than_share),
+    CrossField("micro-batch-larger-than-share", ("data", "launch", "engine"), data.micro_batch_larger_than_share),
     CrossField("max-length-missing", ("data",), data.max_length_missing),
     CrossField("pixel-bounds", ("data",), data.pixel_bounds),
     CrossField("half-an-image", ("data",), data.half_an_image),
     CrossField("conflicting-model-source", ("model",), model.conflicting_model_source),
     CrossField("not-a-model-folder", ("model",), model.not_a_model_folder),
+    CrossField("megatron-ddp-conflict", ("engine", "model", "device"), megatron.ddp_conflict),
+    CrossField("parallel-sizes", ("engine", "model", "launch"), megatron.parallel_sizes),
+    CrossField("not-built-on-engine", ("engine", "model", "device"), megatron.not_built),
     CrossField("path-not-found", ("data",), paths.rows),
     CrossField("path-not-found", ("model",), paths.model),
     CrossField("path-not-found", ("checkpoint",), paths.resume),

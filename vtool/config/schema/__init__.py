@@ -6,6 +6,7 @@ from typing import Literal
 from vtool.config.schema.base import Settings
 from vtool.config.schema.data import Data, DigitsSource, Image, MessagesSource, Source
 from vtool.config.schema.load_check import LoadCheck
+from vtool.config.schema.megatron import Megatron
 from vtool.config.schema.model import Model
 from vtool.config.schema.run import Device, Launch, RunSettings
 from vtool.config.schema.training import Checkpoint, Ddp, Engine, Evaluation, Fsdp2, Generate, Optim, Train
@@ -50,6 +51,7 @@ __all__ = [
     "Image",
     "Launch",
     "LoadCheck",
+    "Megatron",
     "MessagesSource",
     "Model",
     "Optim",

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from vtool.config.schema.base import Settings
+from vtool.config.schema.megatron import Megatron
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
@@ -52,7 +53,7 @@ class Fsdp2(Settings):
     """The shares lie in the CPU's memory, and the optimiser works there. On a CPU that is so in any case."""
 
 
-Engine = Annotated[Ddp | Fsdp2, Field(discriminator="kind")]
+Engine = Annotated[Ddp | Fsdp2 | Megatron, Field(discriminator="kind")]
 
 
 class Train(Settings):

@@ -1,0 +1,73 @@
+"""Recipes with engine=megatron: what cannot be is found before anything starts, at its place, without megatron-core."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from vtool.config.load import examine
+from vtool.diagnostics import Diagnostic
+
+
+def found(*overrides: str) -> list[tuple[str, str | None]]:
+    return [(finding.rule, finding.parameter) for finding in findings(*overrides) if finding.severity == "error"]
+
+
+def findings(*overrides: str) -> tuple[Diagnostic, ...]:
+    return examine("digits", ["engine=megatron", *overrides]).findings
+
+
+def model(folder: Path, heads: int, groups: int) -> str:
+    config = {"model_type": "qwen2_5_vl", "text_config": {"num_attention_heads": heads, "num_key_value_heads": groups}}
+    (folder / "config.json").write_text(json.dumps(config))
+    return f"model={{family:qwen2_5_vl,path:'{folder}',size:null}}"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ((), []),
+        (("engine.parallel={tensor:2,sequence:true}", "launch.nproc=4"), []),
+        (("engine.parallel.tensor=2", "launch.nproc=3"), [("parallel-sizes", "engine.parallel.tensor")]),
+        (("engine.parallel.context=2",), [("not-built-on-engine", "engine.parallel.context")]),
+        (("engine.parallel.sequence=true",), [("not-built-on-engine", "engine.parallel.sequence")]),
+        (("model.dtype=float64",), [("not-built-on-engine", "model.dtype")]),
+        (("engine.transformer_config.apply_rope_fusion=true",), []),
+        (
+            ("engine.transformer_config.apply_rope_fusion=true", "device.kind=cpu"),
+            [("not-built-on-engine", "engine.transformer_config.apply_rope_fusion")],
+        ),
+        (("engine.ddp_config.overlap_param_gather=true",), [("megatron-ddp-conflict", "engine.ddp_config.overlap_param_gather")] * 2),
+        (("engine.wrap_config.wrap_with_ddp=false",), [("megatron-ddp-conflict", "engine.wrap_config.wrap_with_ddp")]),
+        (("engine.ddp_config.use_distributd_optimizer=true",), [("unknown-key", "engine.ddp_config.use_distributd_optimizer")]),
+    ],
+)
+def test_what_cannot_be_is_found(overrides: tuple[str, ...], expected: list[tuple[str, str | None]]) -> None:
+    assert found(*overrides) == expected
+
+
+def test_heads_are_those_of_the_model(tmp_path: Path) -> None:
+    """Qwen2.5-VL 7B has 28 heads over 4."""
+    given = model(tmp_path, 28, 4)
+    assert found(given, "engine.parallel.tensor=4", "launch.nproc=8") == []
+    (one,) = [finding for finding in findings(given, "engine.parallel.tensor=7", "launch.nproc=7") if finding.severity == "error"]
+    assert one.message == "engine.parallel.tensor is 7, which does not divide the model's 4 key and value heads"
+    assert one.help == "take one of 1, 2, 4"
+    assert found(given, "engine.parallel.tensor=3", "launch.nproc=4") == [("parallel-sizes", "engine.parallel.tensor")] * 3
+
+
+def test_processes_that_share_rows_get_all_of_them() -> None:
+    """No note that a micro-batch of 32 is more than half of 32 rows: each of two tensor parallel processes computes all."""
+    assert "micro-batch-larger-than-share" not in [one.rule for one in findings("engine.parallel.tensor=2", "launch.nproc=2")]
+    assert "micro-batch-larger-than-share" in [one.rule for one in findings("launch.nproc=2")]
+
+
+def test_the_shipped_recipe_is_clean_and_reads_no_torch() -> None:
+    script = (
+        "import sys\nfrom vtool.config.load import examine\n"
+        "assert not [one for one in examine('digits_megatron', ['launch.nproc=2']).findings if one.severity != 'note']\n"
+        "assert not {'torch', 'megatron'} & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=120)

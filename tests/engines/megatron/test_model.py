@@ -1,0 +1,87 @@
+"""With its language part in megatron-core, a model computes what transformers' own does."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.engines.megatron.tiny import tiny_batch, tiny_model, whole_weights, with_megatron
+from tests.engines.ranks import run_ranks
+from vtool.config.schema.megatron import Parallel
+from vtool.engines.megatron.groups import start_groups
+from vtool.engines.megatron.model import unsupported
+from vtool.engines.ranks import Ranks
+
+pytest.importorskip("megatron.core", reason="megatron-core is not installed")
+SPREADS = {"tp1": Parallel(), "tp2": Parallel(tensor=2), "tp2+sp": Parallel(tensor=2, sequence=True)}
+
+
+def logits(one: Any, inputs: dict[str, Tensor], keep: Any = 0) -> Tensor:
+    with torch.no_grad():
+        result: Tensor = one(**inputs, logits_to_keep=keep, use_cache=False).logits
+    return result
+
+
+def differs(own: Any, model: Any, inputs: dict[str, Tensor]) -> float:
+    used = inputs["attention_mask"].bool()
+    return float((logits(own, inputs) - logits(model, inputs))[used].abs().max())
+
+
+def compared(ranks: Ranks, vocabulary: int, tied: bool) -> dict[str, Any]:
+    """For each way of spreading it, the largest differences from transformers' own model."""
+    found: dict[str, Any] = {}
+    for name, parallel in SPREADS.items():
+        groups = start_groups(parallel, ranks)
+        own, batch, prompt = tiny_model(tied=tied, vocabulary=vocabulary), tiny_batch(), tiny_batch(left=True)
+        model = with_megatron(tiny_model(tied=tied, vocabulary=vocabulary), groups, sequence=parallel.sequence)
+        columns = torch.tensor([3, 11, 15])
+
+        flat = {key: value for key, value in batch.items() if key != "mm_token_type_ids"}
+        text = {"input_ids": batch["input_ids"].clamp(max=149), "attention_mask": batch["attention_mask"]}
+        answers = [
+            one.generate(**prompt, max_new_tokens=6, do_sample=False, use_cache=cache, eos_token_id=None)[:, 21:].tolist()
+            for one, cache in ((own, True), (model, False))
+        ]
+        whole = own.state_dict()
+        back = whole_weights(model, groups)
+        found[name] = {
+            "largest": float(logits(own, batch).abs().max()),
+            "padded on the right": differs(own, model, batch),
+            "padded on the left": differs(own, model, prompt),
+            "some columns": float((logits(own, batch, columns) - logits(model, batch, columns)).abs().max()),
+            "text only": differs(own, model, text),
+            "plain positions": differs(own, model, flat),
+            "control": float((logits(own, batch) - logits(model, flat))[batch["attention_mask"].bool()].abs().max()),
+            "answers": answers,
+            "back": all(torch.equal(back[key], whole[key]) for key in back) and len(back),
+        }
+    return found
+
+
+@pytest.mark.parametrize(("vocabulary", "tied"), [(160, False), (161, True)])
+def test_logits_and_answers_are_those_of_transformers(vocabulary: int, tied: bool) -> None:
+    """161 does not divide by two: the vocabulary is padded in megatron-core, and nobody sees it."""
+    first, second = run_ranks(compared, 2, vocabulary, tied)
+    tensors = 2 + 3 * 12 + (not tied)  # q, k, v with biases, o, gate, up, down, two norms
+    for name, found in first.items():
+        print(name, {key: f"{value:.1e}" for key, value in found.items() if isinstance(value, float)})
+        assert found["largest"] > 1
+        for case in ("padded on the right", "padded on the left", "some columns", "text only", "plain positions"):
+            assert found[case] <= 1e-5, (name, case)
+        assert found["control"] > 0.1  # positions matter: without the types of tokens they are plain ones
+        assert found["answers"][0] == found["answers"][1] == second[name]["answers"][1], name
+        assert found["back"] == tensors, name
+
+
+def test_what_is_not_built_is_said() -> None:
+    config = tiny_model(tied=True).config.get_text_config()
+    assert unsupported(config) == []
+    config.attention_dropout, config.hidden_act, config.use_sliding_window = 0.1, "gelu", True
+    config.rope_parameters = {"rope_type": "yarn", "rope_theta": 1e4}
+    assert [line.split()[0].rstrip(":") for line in unsupported(config)] == [
+        "rope_parameters",
+        "hidden_act",
+        "use_sliding_window",
+        "attention_dropout",
+    ]

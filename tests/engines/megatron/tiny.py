@@ -1,0 +1,95 @@
+"""A small Qwen2.5-VL with weights that matter everywhere, and a batch with images."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vtool.engines.megatron.groups import Groups
+from vtool.engines.megatron.model import build_language, replace_language, text_shape, transformer_config
+from vtool.engines.megatron.weights import from_megatron, share_of
+
+IMAGE = 151
+
+
+def tiny_model(*, tied: bool, vocabulary: int = 160, dtype: torch.dtype = torch.float32) -> Any:
+    """Three layers, four heads over two key heads; biases and norms are random too."""
+    from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
+
+    text = {
+        "vocab_size": vocabulary,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 256,
+        "initializer_range": 0.1,
+        "tie_word_embeddings": tied,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]},
+        "pad_token_id": 0,
+        "bos_token_id": None,
+        "eos_token_id": 1,
+    }
+    vision = {
+        "depth": 2,
+        "hidden_size": 32,
+        "num_heads": 2,
+        "intermediate_size": 64,
+        "out_hidden_size": 64,
+        "window_size": 56,
+        "fullatt_block_indexes": [1],
+        "initializer_range": 0.1,
+    }
+    ids = {"image_token_id": IMAGE, "video_token_id": 152, "vision_start_token_id": 153, "vision_end_token_id": 154}
+    torch.manual_seed(0)
+    model = Qwen2_5_VLForConditionalGeneration(Qwen2_5_VLConfig(text_config=text, vision_config=vision, tie_word_embeddings=tied, **ids))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "bias" in name:
+                parameter.normal_(0, 0.3)
+            elif "norm" in name:
+                parameter.uniform_(0.5, 1.5)
+    return model.to(dtype).eval()
+
+
+def tiny_batch(*, left: bool = False) -> dict[str, Tensor]:
+    """Two rows of 21 tokens with an image each, of 6 and of 4 tokens; the second row has 5 tokens of padding."""
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.randint(2, 150, (2, 21), generator=generator)
+    mask = torch.ones_like(ids)
+    hole = slice(0, 5) if left else slice(16, None)
+    ids[1, hole], mask[1, hole] = 0, 0
+    ids[0, 2:10] = torch.tensor([153, *[IMAGE] * 6, 154])
+    ids[1, 6:12] = torch.tensor([153, *[IMAGE] * 4, 154])
+    grid = torch.tensor([[1, 4, 6], [1, 4, 4]])
+    pixels = torch.randn(int(grid.prod(-1).sum()), 3 * 2 * 14 * 14, generator=generator)
+    return {
+        "input_ids": ids,
+        "attention_mask": mask,
+        "mm_token_type_ids": (ids == IMAGE).long(),
+        "pixel_values": pixels,
+        "image_grid_thw": grid,
+    }
+
+
+def with_megatron(model: nn.Module, groups: Groups, *, sequence: bool = False) -> Any:
+    """The same model with its language part, and the weights of that, in megatron-core."""
+    text = model.config.get_text_config()
+    whole = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+    parallel = {"tensor_model_parallel_size": groups.tensor_size, "sequence_parallel": sequence}
+    gpt = build_language(text, transformer_config(text, next(model.parameters()).dtype, parallel))
+    with torch.no_grad():
+        for name, parameter in gpt.named_parameters():
+            parameter.copy_(share_of(name, whole, text_shape(text), groups.tensor_size, groups.tensor_rank))
+    replace_language(model, gpt)
+    return model
+
+
+def whole_weights(model: Any, groups: Groups) -> dict[str, Tensor]:
+    """The language part's weights by transformers' names, from all ranks."""
+    shape = text_shape(model.config.get_text_config())
+    state: dict[str, Tensor] = {}
+    for name, parameter in model.model.language_model.gpt.named_parameters():
+        state |= from_megatron(name, groups.gather_tensor_shares(parameter.detach()), shape)
+    return state

@@ -1,0 +1,62 @@
+"""What the engine `megatron` does not do, and what its sizes must divide: pure checks, for the rules and for the engine itself.
+
+A rule sees the settings, on any machine; the engine sees the device, the processes and the model that there are, and asks again.
+"""
+
+from dataclasses import dataclass
+
+from vtool.config.megatron_ddp import Problem
+from vtool.config.schema.megatron import Megatron, Parallel
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """What tensor parallelism spreads."""
+
+    query: int
+    key: int
+
+
+def not_built(engine: Megatron, *, dtype: str, cpu: bool) -> list[Problem]:
+    """Settings that ask for what is not there.
+
+    Args:
+        dtype: `model.dtype`.
+        cpu: whether the run is on a CPU.
+    """
+    found = []
+    if engine.parallel.context > 1:
+        why = "megatron-core's own attention, which is what a CPU has, asserts that it is 1" if cpu else "tokens are not shared out yet"
+        message = f"engine.parallel.context is {engine.parallel.context}, but context parallelism is not built: {why}"
+        found.append(Problem("parallel.context", message, "set engine.parallel.context=1; engine.parallel.sequence saves memory too"))
+    if engine.parallel.sequence and engine.parallel.tensor == 1:
+        message = "engine.parallel.sequence is true, but engine.parallel.tensor is 1: there are no processes to spread tokens over"
+        found.append(Problem("parallel.sequence", message, "set engine.parallel.tensor, or engine.parallel.sequence=false"))
+    if dtype == "float64":
+        message = "model.dtype is float64, but megatron-core's optimisers take float32 and bfloat16 only"
+        found.append(Problem("model.dtype", message, "set model.dtype=float32, or engine=ddp"))
+    for name, value in engine.transformer_config.model_dump().items():
+        if value and cpu:
+            message = f"engine.transformer_config.{name} is true, but its kernel needs CUDA"
+            found.append(Problem(f"transformer_config.{name}", message, "leave it out"))
+    return found
+
+
+def bad_sizes(parallel: Parallel, *, world: int | None, heads: Heads | None) -> list[Problem]:
+    """Sizes that do not divide what they spread.
+
+    Args:
+        world: the processes of the run; None where they are not known.
+        heads: the same of the model's.
+    """
+    found = []
+    tensor = parallel.tensor
+    if world is not None and world % tensor:
+        message = f"engine.parallel.tensor is {tensor}, which does not divide the {world} process{'es' * (world > 1)} of the run"
+        found.append(Problem("parallel.tensor", message, f"start a multiple of {tensor}: --nproc {-(-world // tensor) * tensor}"))
+    for number, what in ((heads.query, "heads"), (heads.key, "key and value heads")) if heads else ():
+        if number % tensor:
+            message = f"engine.parallel.tensor is {tensor}, which does not divide the model's {number} {what}"
+            sizes = ", ".join(str(size) for size in range(1, number + 1) if heads and not heads.query % size and not heads.key % size)
+            found.append(Problem("parallel.tensor", message, f"take one of {sizes}"))
+    return found

@@ -1,0 +1,48 @@
+"""Rules about the engine `megatron`."""
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from vtool.config import megatron
+from vtool.config.megatron_ddp import Problem, problems
+from vtool.config.origins import Origins
+from vtool.config.schema import Megatron, Run
+from vtool.diagnostics import Diagnostic
+
+
+def ddp_conflict(run: Run, origins: Origins) -> Iterator[Diagnostic]:
+    """Nothing in wrap_config and ddp_config contradicts something else, or would be ignored."""
+    if isinstance(run.engine, Megatron):
+        cpu = run.device.kind == "cpu"
+        found = problems(run.engine.wrap_config, run.engine.ddp_config, dtype=run.model.dtype, cpu=cpu)
+        yield from _findings("megatron-ddp-conflict", found, origins)
+
+
+def not_built(run: Run, origins: Origins) -> Iterator[Diagnostic]:
+    """The engine does what is asked of it, on this device."""
+    if isinstance(run.engine, Megatron):
+        found = megatron.not_built(run.engine, dtype=run.model.dtype, cpu=run.device.kind == "cpu")
+        yield from _findings("not-built-on-engine", found, origins)
+
+
+def parallel_sizes(run: Run, origins: Origins) -> Iterator[Diagnostic]:
+    """Every process gets an equal share. Without launch.nproc their number is known only when they have started."""
+    if isinstance(run.engine, Megatron):
+        heads = _heads(Path(run.model.path)) if run.model.path else None
+        yield from _findings("parallel-sizes", megatron.bad_sizes(run.engine.parallel, world=run.launch.nproc, heads=heads), origins)
+
+
+def _heads(folder: Path) -> megatron.Heads | None:
+    """Of a model's folder; None where its config.json does not say, which is another rule's to find."""
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        text = config.get("text_config", config)
+        return megatron.Heads(int(text["num_attention_heads"]), int(text["num_key_value_heads"]))
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return None
+
+
+def _findings(rule: str, found: Sequence[Problem], origins: Origins) -> Iterator[Diagnostic]:
+    for one in found:
+        yield Diagnostic(rule, one.message, one.help, one.setting, origins.near(one.setting))

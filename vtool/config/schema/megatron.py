@@ -1,0 +1,120 @@
+"""Settings `engine` of kind `megatron`: megatron-core, its parallel sizes, and its own DDP."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from vtool.config.schema.base import Settings
+
+
+class Parallel(Settings):
+    """How a model is spread over the processes of a run. What is left over of these is data parallel."""
+
+    tensor: int = Field(default=1, ge=1)
+    """Processes over which each matrix of the language model is spread. It divides the heads, and the key and value heads."""
+    context: int = Field(default=1, ge=1)
+    """Processes over which the tokens of a row are spread. More than 1 is not built: it needs Transformer Engine, and so CUDA."""
+    sequence: bool = False
+    """Spread the tokens over the tensor parallel processes where matrices are whole: less memory for activations."""
+
+
+class WrapConfig(Settings):
+    """How a model is wrapped, by the names of verl's `McoreModuleWrapperConfig`."""
+
+    wrap_with_ddp: bool = True
+    """Wrap it with megatron-core's DDP, from whose buffers its optimisers take the gradients."""
+    use_distributed_optimizer: bool = False
+    """Each data parallel process keeps its share of the optimiser's state, and gradients are reduce-scattered."""
+    share_embeddings_and_output_weights: bool | None = None
+    """Whether embedding and head are one matrix. Default: what the model's own config says; anything else is an error."""
+    is_value_model: bool = False
+    """A head with one output: not trained here."""
+    use_layer_wise_distributed_optimizer: bool = False
+    """Share the optimiser's state out by layers: not built here."""
+    use_megatron_fsdp: bool = False
+    """Megatron FSDP in the place of its DDP: not built here."""
+
+
+class DdpConfig(Settings):
+    """Fields of megatron-core 0.16's `DistributedDataParallelConfig`. What is left out follows from the other settings."""
+
+    grad_reduce_in_fp32: bool | None = None
+    """Reduce gradients in float32. Default: yes."""
+    overlap_grad_reduce: bool | None = None
+    """Reduce the language model's gradients while the backward pass goes on. The vision tower's are reduced after it."""
+    overlap_param_gather: bool | None = None
+    """Gather the language model's weights while the forward pass goes on."""
+    align_param_gather: bool | None = None
+    """All pipeline stages gather weights at the same time."""
+    use_distributed_optimizer: bool | None = None
+    """Reduce-scatter gradients. Default, and only value: that of `wrap_config.use_distributed_optimizer`."""
+    num_distributed_optimizer_instances: int | None = Field(default=None, ge=1)
+    """Groups of data parallel processes that each share the optimiser's state out among themselves."""
+    check_for_nan_in_grad: bool | None = None
+    """Stop at a gradient that is not a number, before it is reduced."""
+    check_for_large_grads: bool | None = None
+    """Stop at an unexpectedly large gradient, before it is reduced."""
+    bucket_size: int | None = Field(default=None, ge=1)
+    """Parameters that are reduced together."""
+    pad_buckets_for_high_nccl_busbw: bool | None = None
+    """Pad buckets to a multiple of 2¹⁶, for NCCL's sake."""
+    reduce_scatter_with_fp32_accumulation: bool | None = None
+    """Send gradients in their own dtype, and add them up in float32."""
+    average_in_collective: bool | None = None
+    """The reduction divides by the data parallel processes itself."""
+    fp8_param_gather: bool | None = None
+    """Gather weights in 8 bits."""
+    reuse_grad_buf_for_mxfp8_param_ag: bool | None = None
+    """Gather 8-bit weights through the gradients' buffer."""
+    use_megatron_fsdp: bool | None = None
+    """Megatron FSDP; the DDP of this engine ignores it."""
+    use_custom_fsdp: bool | None = None
+    """The old name of `use_megatron_fsdp`."""
+    data_parallel_sharding_strategy: str | None = None
+    """Read by Megatron FSDP only."""
+    outer_dp_sharding_strategy: str | None = None
+    """Read by Megatron FSDP only."""
+    gradient_reduce_div_fusion: bool | None = None
+    """Read by Megatron FSDP only."""
+    suggested_communication_unit_size: int | None = Field(default=None, ge=1)
+    """Read by Megatron FSDP only."""
+    preserve_fp32_weights: bool | None = None
+    """Read by Megatron FSDP only."""
+    keep_fp8_transpose_cache: bool | None = None
+    """Read by Megatron FSDP only."""
+    nccl_ub: bool | None = None
+    """Buffers in memory that NCCL knows."""
+    fsdp_double_buffer: bool | None = None
+    """Read by Megatron FSDP only."""
+    disable_symmetric_registration: bool | None = None
+    """With `nccl_ub`: register buffers the older way."""
+    fsdp_manual_registration: bool | None = None
+    """Read by Megatron FSDP only."""
+    delay_wgrad_compute: bool | None = None
+    """Compute the gradients of weights after those of activations; Transformer Engine only."""
+
+
+class TransformerConfig(Settings):
+    """Fields of megatron-core's `TransformerConfig` that change how, not what, is computed. Each needs kernels for CUDA."""
+
+    masked_softmax_fusion: bool = False
+    """Mask and softmax in one kernel."""
+    bias_activation_fusion: bool = False
+    """Bias and activation in one kernel."""
+    bias_dropout_fusion: bool = False
+    """Bias, dropout and residual in one kernel."""
+    gradient_accumulation_fusion: bool = False
+    """Add a weight's gradient to its buffer in the kernel that computes it; needs apex."""
+    apply_rope_fusion: bool = False
+    """Rotary positions in one kernel."""
+
+
+class Megatron(Settings):
+    """Megatron-core: tensor, sequence and data parallel, with its own DDP and optimisers."""
+
+    kind: Literal["megatron"]
+    """Which engine trains."""
+    parallel: Parallel = Parallel()
+    wrap_config: WrapConfig = WrapConfig()
+    ddp_config: DdpConfig = DdpConfig()
+    transformer_config: TransformerConfig = TransformerConfig()

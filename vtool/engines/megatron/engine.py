@@ -1,0 +1,246 @@
+"""The engine `megatron`: megatron-core's tensor, sequence and data parallelism, its DDP and its optimisers.
+
+Losses are divided by N before the backward pass, so that megatron-core has to add up and nothing else: with
+`calculate_per_token_loss` its DDP leaves out the division by the data parallel ranks that it would make. Its collective makes that
+division where `ddp_config.average_in_collective` asks for it; the loss is then multiplied by as much.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
+from importlib.util import find_spec
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from vtool.config.megatron import Heads, bad_sizes, not_built
+from vtool.config.megatron_ddp import Problem
+from vtool.config.schema import Optim
+from vtool.config.schema.megatron import Megatron as MegatronSettings
+from vtool.diagnostics import Diagnostic
+from vtool.engines.megatron.ddp_config import live_ddp_config
+from vtool.engines.megatron.groups import start_groups
+from vtool.engines.megatron.model import build_language, recompute_layers, replace_language, text_shape, transformer_config, unsupported
+from vtool.engines.megatron.part import Part
+from vtool.engines.megatron.shim import on_cpu, silence
+from vtool.engines.megatron.weights import from_megatron, hf_names, share_of
+from vtool.engines.ranks import Ranks, SharedFindings
+
+B = TypeVar("B")
+TOWER = "model.visual."
+
+
+class Megatron:
+    """See `vtool.engines.contract.Engine`."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        settings: MegatronSettings,
+        optim: Optim,
+        ranks: Ranks,
+        compute_dtype: torch.dtype,
+        *,
+        checkpointing: bool = False,
+    ) -> None:
+        """Take a transformers model apart; its language part is let go.
+
+        Args:
+            checkpointing: keep only what goes into each layer of the language model, and compute the rest again. (The tower has its own.)
+
+        Raises:
+            SharedFindings: `extra-not-installed`, `megatron-ddp-conflict`, `not-built-on-engine`, `parallel-sizes`.
+        """
+        check_installed()
+        silence()
+        text = module.config.get_text_config()  # type: ignore[operator,union-attr]
+        dtype, cpu = str(compute_dtype).removeprefix("torch."), ranks.device.type == "cpu"
+        _check(text, settings, ranks, dtype, cpu)
+        ddp_config = live_ddp_config(settings.wrap_config, settings.ddp_config, dtype=dtype, cpu=cpu)
+
+        self.ranks = ranks
+        self.size = sum(parameter.numel() for parameter in module.parameters())
+        self.groups = start_groups(settings.parallel, ranks)
+        self.data = self.groups.data
+        averaged = ddp_config.average_in_collective
+        self._factor = self.data.world if averaged else 1
+        self.config = transformer_config(
+            text,
+            compute_dtype,
+            settings.transformer_config.model_dump()
+            | {
+                "tensor_model_parallel_size": settings.parallel.tensor,
+                "sequence_parallel": settings.parallel.sequence and settings.parallel.tensor > 1,
+                "calculate_per_token_loss": not averaged,
+            },
+        )
+        whole = {name: parameter.detach() for name, parameter in module.named_parameters()}
+        tower: nn.Module = module.model.visual  # type: ignore[union-attr,assignment]
+        replace_language(module, build_language(text, self.config))
+        if checkpointing:
+            recompute_layers(module.model.language_model.gpt)  # type: ignore[union-attr]
+        self.module = module.to(ranks.device)
+        for parameter in tower.parameters():  # not its buffers: frequencies of positions stay float32
+            parameter.data = parameter.data.to(compute_dtype)
+        self._tower_ran = False
+        tower.register_forward_pre_hook(self._note_the_tower)
+        with on_cpu():
+            self.parts = [self._language_part(text, ddp_config, optim, whole), self._tower_part(tower, ddp_config, optim)]
+            for part in self.parts:
+                part.load(whole, {})  # again, in the optimisers' precision
+        self.active: list[Part] = []
+
+    def forward_backward(
+        self, batches: Sequence[B], nll: Callable[[Callable[..., Any], B], Tensor], supervised: int, *, every_parameter: bool
+    ) -> list[float]:
+        from megatron.core.distributed import finalize_model_grads
+
+        sums = []
+        language = self.parts[0]
+        self._tower_ran = False
+        with on_cpu():
+            for part in self.parts:
+                part.zero()
+            for place, batch in enumerate(batches):
+                with nullcontext() if place == len(batches) - 1 else language.ddp.no_sync():
+                    loss = nll(self.module, batch)
+                    torch.autograd.backward(loss * (self._factor / supervised))
+                sums.append(loss.detach())
+            self.active = self.parts
+            if not every_parameter:
+                # Whether the tower has run is asked of all: where it ran on one rank, its gradients are those of all.
+                ran = any(report[0] for report in self.data.all_gather([self._tower_ran]))
+                self.active = self.parts if ran else [language]
+            finalize_model_grads([part.ddp for part in self.active], None)
+            for part in self.active:
+                part.optimizer.prepare_grads()
+        return torch.stack(sums).tolist()
+
+    def clip_gradient(self, largest: float | None) -> float:
+        with on_cpu():
+            squares = torch.stack([part.norm_squared().to(self.ranks.device) for part in self.active]).sum()
+            dist.all_reduce(squares, group=self.parts[0].optimizer.get_grad_stats_parallel_group())
+            norm = squares.sqrt().item()
+            factor = 1.0 if largest is None or not math.isfinite(norm) else largest / (norm + 1e-6)  # as torch clips
+            if factor < 1:
+                for part in self.active:
+                    part.scale(factor)
+        return norm
+
+    def optimizer_step(self, lr: float) -> None:
+        with on_cpu():
+            for part in self.active:
+                part.update(lr)
+            for part in self.parts:
+                part.zero()
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        return nullcontext()  # the weights that are computed with are in the compute dtype
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        self._settle()
+        self.module.eval()
+        try:
+            yield
+        finally:
+            self.module.train()
+
+    def iter_hf_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Transformers' names and whole tensors, one parameter after the other. Every rank goes through all of it at the same time."""
+        self._settle()
+        for part in self.parts:
+            yield from part.weights()
+
+    def model_state(self) -> dict[str, Tensor]:
+        return self._kept(self.iter_hf_weights())
+
+    def gradients(self) -> dict[str, Tensor]:
+        """The gradients that are ready, by transformers' names; on rank 0, and asked for on every rank."""
+        return self._kept(pair for part in self.active for pair in part.gradients())
+
+    def optimizer_state(self) -> dict[str, Tensor]:
+        return self._kept(pair for part in self.parts for pair in part.state())
+
+    def load_state(self, model: Mapping[str, Tensor], optimizer: Mapping[str, Tensor]) -> None:
+        with on_cpu():
+            for part in self.parts:
+                part.load(model, optimizer)
+
+    def _settle(self) -> None:
+        with on_cpu():
+            for part in self.parts:
+                part.settle()
+
+    def _kept(self, pairs: Iterator[tuple[str, Tensor]]) -> dict[str, Tensor]:
+        """On rank 0 all of it, in the CPU's memory; elsewhere nothing."""
+        return {name: tensor.to("cpu", copy=True) for name, tensor in pairs if self.ranks.rank == 0}
+
+    def _note_the_tower(self, *_: Any) -> None:
+        self._tower_ran = True
+
+    def _language_part(self, text: Any, ddp_config: Any, optim: Optim, whole: Mapping[str, Tensor]) -> Part:
+        shape, size, rank = text_shape(text), self.groups.tensor_size, self.groups.tensor_rank
+        gpt: Any = self.module.model.language_model.gpt  # type: ignore[union-attr]
+        with torch.no_grad():
+            for name, parameter in gpt.named_parameters():
+                parameter.copy_(share_of(name, whole, shape, size, rank))
+
+        def join(name: str, shares: Sequence[Tensor]) -> dict[str, Tensor]:
+            return from_megatron(name, shares, shape)
+
+        def cut(name: str, tensors: Mapping[str, Tensor]) -> Tensor:
+            return share_of(name, tensors, shape, size, rank)
+
+        return Part(gpt, self.config, ddp_config, optim, self.groups, hf_names, join, cut)
+
+    def _tower_part(self, tower: nn.Module, ddp_config: Any, optim: Optim) -> Part:
+        def join(name: str, shares: Sequence[Tensor]) -> dict[str, Tensor]:
+            return {TOWER + name: shares[0]}  # every tensor parallel rank has the whole of it
+
+        def cut(name: str, tensors: Mapping[str, Tensor]) -> Tensor:
+            return tensors[TOWER + name]
+
+        # When the tower runs is not the same on every rank: a row without an image comes to it late, or not at all. Its collectives
+        # overlap with nothing, so that all ranks have theirs in one order (gloo aborts otherwise, and NCCL would wait for ever).
+        apart = replace(ddp_config, overlap_grad_reduce=False, overlap_param_gather=False, align_param_gather=False, bucket_size=None)
+        return Part(tower, self.config, apart, optim, self.groups, lambda name: (TOWER + name,), join, cut)
+
+
+def check_installed() -> None:
+    """Megatron-core is there.
+
+    Raises:
+        SharedFindings: `extra-not-installed`, with the command that installs it.
+    """
+    if find_spec("megatron") is None or find_spec("megatron.core") is None:
+        message, help = "engine=megatron needs megatron-core, which is not installed", "pip install 'vtool[megatron]'"
+        raise SharedFindings(Diagnostic("extra-not-installed", message, help, "engine.kind"))
+
+
+def _check(text: Any, settings: MegatronSettings, ranks: Ranks, dtype: str, cpu: bool) -> None:
+    shape = text_shape(text)
+    elsewhere = "use engine=ddp or engine=fsdp2"
+    heads = Heads(shape.heads, shape.groups)
+    unbuilt = [
+        *(Problem("kind", f"engine=megatron: {one}", elsewhere) for one in unsupported(text)),
+        *_tying(text, settings),
+        *not_built(settings, dtype=dtype, cpu=cpu),
+    ]
+    found = [("not-built-on-engine", one) for one in unbuilt]
+    found += [("parallel-sizes", one) for one in bad_sizes(settings.parallel, world=ranks.world, heads=heads)]
+    if found:
+        raise SharedFindings([Diagnostic(rule, one.message, one.help, one.setting) for rule, one in found])
+
+
+def _tying(text: Any, settings: MegatronSettings) -> list[Problem]:
+    """What `wrap_config` says of embedding and head against the model's config."""
+    wanted, tied = settings.wrap_config.share_embeddings_and_output_weights, bool(text.tie_word_embeddings)
+    if wanted is None or wanted is tied:
+        return []
+    name = "wrap_config.share_embeddings_and_output_weights"
+    message = f"engine.{name} is {str(wanted).lower()}, but the model's config says {str(tied).lower()}"
+    return [Problem(name, message, "leave it out")]

@@ -1,0 +1,65 @@
+"""Megatron-core's process groups, and this rank's places in them."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from vtool.config.schema.megatron import Parallel
+from vtool.engines.megatron.shim import seed_megatron
+from vtool.engines.ranks import Ranks
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """The groups that weights and rows are spread over."""
+
+    tensor: Any
+    """The ranks over which matrices are spread; they compute the same rows."""
+    tensor_size: int
+    tensor_rank: int
+    data: Ranks
+    """This rank among those that compute other rows, with the same weights."""
+
+    def gather_tensor_shares(self, mine: Any) -> list[Any]:
+        """Each tensor parallel rank's tensor, in order; all are of one shape."""
+        if self.tensor_size == 1:
+            return [mine]
+        shares = [torch.empty_like(mine) for _ in range(self.tensor_size)]
+        dist.all_gather(shares, mine.contiguous(), group=self.tensor)
+        return shares
+
+
+def start_groups(parallel: Parallel, ranks: Ranks) -> Groups:
+    """Set megatron-core's groups up anew; they are global to a process.
+
+    A rank by itself gets a process group of its own, without which megatron-core builds nothing.
+    """
+    from megatron.core import parallel_state
+
+    if not dist.is_initialized():
+        assert ranks.world == 1, "more ranks than one have been brought together before"
+        backend = "gloo" if ranks.device.type == "cpu" else "nccl"
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
+    if parallel_state.model_parallel_is_initialized():
+        parallel_state.destroy_model_parallel()
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=parallel.tensor,
+        create_gloo_process_groups=False,
+    )
+    seed_megatron(0)  # nothing draws from it: dropout is 0
+    data = Ranks(
+        parallel_state.get_data_parallel_rank(),
+        parallel_state.get_data_parallel_world_size(),
+        ranks.local_rank,
+        ranks.local_world,
+        ranks.device,
+        parallel_state.get_data_parallel_group(),
+    )
+    return Groups(
+        parallel_state.get_tensor_model_parallel_group(),
+        parallel.tensor,
+        parallel_state.get_tensor_model_parallel_rank(),
+        data,
+    )

@@ -1,0 +1,265 @@
+"""A Qwen2-VL model whose language part is megatron-core's.
+
+The model stays transformers' own, with its vision tower, its positions in three dimensions and its merging of image features; its language
+model, embedding and head are replaced by thin modules around one `GPTModel` with multimodal rotary positions. So whoever calls it, the
+loss or `generate`, calls what it knows.
+
+Each tensor parallel rank computes the whole tower, from the same images. Under sequence parallelism tokens are shared out among these
+ranks after the image features have been merged, and padded to a number that they can share. There is no key and value cache.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from vtool.engines.megatron.shim import on_cpu
+from vtool.engines.megatron.weights import TextShape, partition_dim
+
+
+def text_shape(config: Any) -> TextShape:
+    """What the mapping of weights must know, from transformers' config of the language part."""
+    heads = config.num_attention_heads
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    return TextShape(config.vocab_size, heads, config.num_key_value_heads, head_dim)
+
+
+def unsupported(config: Any) -> list[str]:
+    """What transformers' config of the language part asks for that is not built here, in words."""
+    found = []
+    rope = config.rope_parameters
+    if rope.get("rope_type", "default") != "default" or "mrope_section" not in rope:
+        found.append(f"rope_parameters {rope}: only multimodal rotary positions without scaling are built")
+    if config.hidden_act != "silu":
+        found.append(f"hidden_act {config.hidden_act}: only silu is built")
+    if getattr(config, "use_sliding_window", False):
+        found.append("use_sliding_window: every token sees all before it")
+    if getattr(config, "attention_dropout", 0.0):
+        found.append(f"attention_dropout {config.attention_dropout}: megatron-core's random states are not those of the other engines")
+    return found
+
+
+def transformer_config(config: Any, dtype: torch.dtype, settings: Mapping[str, Any]) -> Any:
+    """Megatron-core's `TransformerConfig` of transformers' config of the language part.
+
+    Args:
+        dtype: of the weights that are computed with.
+        settings: further fields, by megatron-core's names: the parallel sizes, and what the recipe sets.
+    """
+    from megatron.core.transformer import TransformerConfig
+
+    shape = text_shape(config)
+    cuda = torch.cuda.is_available()
+    fused = ("masked_softmax_fusion", "bias_activation_fusion", "bias_dropout_fusion", "gradient_accumulation_fusion", "apply_rope_fusion")
+    fields: dict[str, Any] = {
+        "num_layers": config.num_hidden_layers,
+        "hidden_size": config.hidden_size,
+        "ffn_hidden_size": config.intermediate_size,
+        "num_attention_heads": shape.heads,
+        "num_query_groups": shape.groups,
+        "kv_channels": shape.head_dim,
+        "layernorm_epsilon": config.rms_norm_eps,
+        "mrope_section": list(config.rope_parameters["mrope_section"]),
+        "normalization": "RMSNorm",
+        "gated_linear_unit": True,
+        "activation_func": nn.functional.silu,
+        "add_bias_linear": False,
+        "add_qkv_bias": True,
+        "hidden_dropout": 0.0,
+        "attention_dropout": 0.0,
+        "params_dtype": dtype,
+        "pipeline_dtype": dtype,
+        "bf16": dtype == torch.bfloat16,
+        "use_cpu_initialization": not cuda,
+        "perform_initialization": False,  # weights follow, every one of them
+        **dict.fromkeys(fused, False),
+    }
+    return TransformerConfig(**{**fields, **settings})
+
+
+def build_language(config: Any, megatron: Any) -> Any:
+    """The language part as megatron-core's `GPTModel`; its weights are whatever was in the memory.
+
+    Args:
+        config: transformers' config of the language part.
+        megatron: the `TransformerConfig` made of it.
+    """
+    from megatron.core.models.gpt import GPTModel
+
+    with on_cpu():
+        gpt = GPTModel(
+            config=megatron,
+            transformer_layer_spec=_layers(megatron),
+            vocab_size=text_shape(config).padded_vocabulary(megatron.tensor_model_parallel_size),
+            max_sequence_length=config.max_position_embeddings,
+            position_embedding_type="mrope",
+            rotary_base=config.rope_parameters["rope_theta"],
+            share_embeddings_and_output_weights=config.tie_word_embeddings,
+            parallel_output=True,
+            scatter_embedding_sequence_parallel=False,
+        )
+    for name, parameter in gpt.named_parameters():
+        # Set when megatron-core fills in weights of its own. Without it a norm over all ranks takes shares for copies of each other.
+        dim = partition_dim(name)
+        for attribute, value in (
+            ("tensor_model_parallel", dim is not None),
+            ("partition_dim", -1 if dim is None else dim),
+            ("partition_stride", 1),
+        ):
+            setattr(parameter, attribute, value)
+    if megatron.sequence_parallel:
+        # Its input is gathered before it, for the few positions that are asked for; the gather sums the gradients of the ranks.
+        gpt.output_layer.sequence_parallel = False
+        gpt.output_layer.disable_grad_reduce = True
+    return gpt
+
+
+def replace_language(model: Any, gpt: Any) -> None:
+    """Put a `GPTModel` in the place of the language part of transformers' model, and let go of that."""
+    text = model.config.get_text_config()
+    model.model.language_model = Language(gpt)
+    model.lm_head = _Head(gpt, text.vocab_size)
+    # Without a cache: `generate` calls the model with the whole text for each token.
+    model.generates_with_cache = False
+
+
+def recompute_layers(gpt: Any) -> None:
+    """Keep only what goes into each layer, and compute the rest again in the backward pass.
+
+    With torch's own checkpointing: megatron-core's asks for the state of CUDA's generators.
+    """
+    for layer in gpt.decoder.layers:
+        layer.forward = partial(checkpoint, partial(_under_the_shim, layer.forward), use_reentrant=False)
+
+
+def _under_the_shim(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    with on_cpu():  # the backward pass that computes it again is not in that of its caller
+        return forward(*args, **kwargs)
+
+
+class Language(nn.Module):
+    """Stands where transformers has its text model: from embeddings [B, S, H] to hidden states [B, S, H]."""
+
+    def __init__(self, gpt: Any) -> None:
+        super().__init__()
+        self.gpt = gpt
+        self.embedding = _Embedding(gpt)
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.embedding
+
+    def forward(self, inputs_embeds: Tensor, position_ids: Tensor | None = None, attention_mask: Tensor | None = None, **_: Any) -> Any:
+        from megatron.core import tensor_parallel
+        from transformers.modeling_outputs import BaseModelOutputWithPast
+
+        config = self.gpt.config
+        rows, length, _size = inputs_embeds.shape
+        missing = -length % config.tensor_model_parallel_size if config.sequence_parallel else 0
+        positions = nn.functional.pad(_positions(position_ids, rows, length, inputs_embeds.device), (0, missing))
+        with on_cpu():
+            hidden = nn.functional.pad(inputs_embeds.transpose(0, 1), (0, 0, 0, 0, 0, missing)).contiguous()
+            if config.sequence_parallel:
+                hidden = tensor_parallel.scatter_to_sequence_parallel_region(hidden)
+            hidden = self.gpt.decoder(
+                hidden_states=hidden,
+                attention_mask=_mask(attention_mask, missing),
+                rotary_pos_emb=self.gpt.rotary_pos_emb(positions, self.gpt.mrope_section),
+            )
+            if config.sequence_parallel:
+                hidden = tensor_parallel.gather_from_sequence_parallel_region(hidden)
+        return BaseModelOutputWithPast(last_hidden_state=hidden[:length].transpose(0, 1))
+
+
+class _Embedding(nn.Module):
+    """Stands where transformers has its embedding: from ids [B, S] to [B, S, H]."""
+
+    def __init__(self, gpt: Any) -> None:
+        super().__init__()
+        self._gpt = (gpt,)  # a tuple: its parameters are counted once
+
+    @property
+    def weight(self) -> Tensor:
+        weight: Tensor = self._gpt[0].embedding.word_embeddings.weight
+        return weight
+
+    def forward(self, ids: Tensor) -> Tensor:
+        with on_cpu():
+            embedded: Tensor = self._gpt[0].embedding.word_embeddings(ids)
+        return embedded
+
+
+class _Head(nn.Module):
+    """Stands where transformers has its head: from hidden states [B, K, H] to logits [B, K, V], whole on every rank."""
+
+    def __init__(self, gpt: Any, vocabulary: int) -> None:
+        super().__init__()
+        self._gpt = (gpt,)
+        self.vocabulary = vocabulary
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        from megatron.core import tensor_parallel
+
+        (gpt,) = self._gpt
+        weight = gpt.shared_embedding_or_output_weight() if gpt.share_embeddings_and_output_weights else None
+        with on_cpu():
+            logits, _ = gpt.output_layer(hidden.transpose(0, 1).contiguous(), weight=weight)
+            whole: Tensor = tensor_parallel.gather_from_tensor_model_parallel_region(logits)
+        return whole[..., : self.vocabulary].transpose(0, 1)
+
+
+class RMSNorm(nn.Module):
+    """Root mean square norm (arXiv 1910.07467), computed in float32 as transformers does.
+
+    Megatron-core's own, without Transformer Engine, refuses sequence parallelism (`transformer/torch_norm.py`). Under that each rank
+    has the gradient of its share of the tokens; the mark on the weight has them summed.
+    """
+
+    def __init__(self, config: Any, hidden_size: int, eps: float = 1e-6, **_: Any) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(hidden_size, dtype=config.params_dtype, device=torch.cuda.current_device()))
+        self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        wide = hidden.float()
+        normal = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
+        return self.weight * normal.to(hidden.dtype)
+
+
+def _layers(config: Any) -> Any:
+    """Transformer Engine's layers where it is installed and there is a GPU, else megatron-core's own."""
+    from megatron.core.extensions.transformer_engine import HAVE_TE
+    from megatron.core.models.gpt import gpt_layer_specs
+    from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
+
+    if HAVE_TE and torch.cuda.is_available():
+        return gpt_layer_specs.get_gpt_layer_with_transformer_engine_spec()
+    layer = gpt_layer_specs.get_gpt_layer_local_spec(normalization="RMSNorm")
+    layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = RMSNorm
+    return TransformerBlockSubmodules(layer_specs=[layer] * get_num_layers_to_build(config), layer_norm=RMSNorm)
+
+
+def _positions(given: Tensor | None, rows: int, length: int, device: torch.device) -> Tensor:
+    """Positions in time, height and width [3, B, S], from whatever transformers' model hands to its text model."""
+    if given is None:
+        return torch.arange(length, device=device).expand(3, rows, length)
+    if given.ndim == 2:
+        return given.expand(3, rows, length)
+    return given[-3:].expand(3, rows, length)  # of four, the first is the place in the text
+
+
+def _mask(kept: Tensor | None, missing: int) -> Tensor | None:
+    """What each token must not see, bool [B, 1, S, S], or None where that is no more than what comes after it.
+
+    A row that is padded at its end needs no mask: nothing before the padding sees it. Megatron-core takes None for causal, and adds
+    nothing to a mask that it is given.
+    """
+    if kept is None or not bool((kept[:, 1:] > kept[:, :-1]).any()):
+        return None
+    kept = nn.functional.pad(kept, (0, missing))
+    length = kept.shape[1]
+    later = torch.ones(length, length, dtype=torch.bool, device=kept.device).triu(1)
+    return later | (kept == 0)[:, None, None, :]

@@ -1,0 +1,207 @@
+"""A part of a model, with a DDP and an optimiser of megatron-core for itself.
+
+The language model and the vision tower are a part each: a step without any image leaves the tower's part alone, weights and optimiser
+state to the byte, whereas within one part megatron-core would update it with a gradient of zeros.
+
+State is read and written through the parameters, not through megatron-core's own checkpoints: of its distributed optimiser without
+Transformer Engine, one format resumes with a wrong step, one raises, and one shares a single step among all parameters (0.16.1).
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.utils import get_total_norm
+
+from vtool.config.schema import Optim
+from vtool.engines.megatron.groups import Groups
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+Join = Callable[[str, Sequence[Tensor]], dict[str, Tensor]]
+"""Given a parameter's name and its share on each tensor parallel rank: whole tensors by transformers' names."""
+Cut = Callable[[str, Mapping[str, Tensor]], Tensor]
+"""Given a parameter's name and whole tensors by transformers' names: this rank's share."""
+
+
+class Part:
+    """One part on this rank. All that it does is done on every rank at the same time."""
+
+    def __init__(
+        self, module: nn.Module, config: Any, ddp_config: Any, optim: Optim, groups: Groups, names: Callable[[str], tuple[str, ...]],
+        join: Join, cut: Cut,
+    ) -> None:  # fmt: skip
+        """Wrap a module that has its weights.
+
+        Args:
+            config: megatron-core's `TransformerConfig` of the model.
+            names: transformers' names of what a parameter, by its name in the module, is made of.
+        """
+        from megatron.core.distributed import DistributedDataParallel
+
+        self.groups, self.names, self._join, self._cut = groups, names, join, cut
+        self.parameters = dict(module.named_parameters())
+        self.ddp = DistributedDataParallel(config, replace(ddp_config), module)  # it writes into its config
+        self.ddp.broadcast_params()
+        self.optimizer = _optimizer(self.ddp, optim, config)
+        self.mains = {parameter: _Main(parameter, 0, parameter.numel()) for parameter in self.parameters.values()}
+        self.mains |= _mains(self.optimizer)
+
+    def norm_squared(self) -> Tensor:
+        """Σ g² over the gradients that this rank answers for, each element of the model on one rank: float32, a scalar."""
+        grads = self.optimizer.get_main_grads_for_grad_norm()
+        return get_total_norm(grads).float() ** 2 if grads else torch.zeros(())
+
+    def scale(self, factor: float) -> None:
+        """Multiply the gradients."""
+        for parameter in self.optimizer.get_parameters():
+            if parameter.grad is not None:
+                parameter.grad.mul_(factor)
+
+    def update(self, lr: float) -> None:
+        """One step of the optimiser."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        self.optimizer.step_with_ready_grads()
+
+    def zero(self) -> None:
+        """Let the gradients go."""
+        self.ddp.zero_grad_buffer()
+        self.optimizer.zero_grad()
+
+    def settle(self) -> None:
+        """Have all weights here, where they are otherwise gathered when the next forward pass needs them."""
+        if self.ddp.use_forward_hook:
+            self.ddp.start_param_sync(force_sync=True)
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Transformers' names and whole tensors, one parameter after the other, in the optimiser's precision."""
+        for name, parameter in self.parameters.items():
+            yield from self._whole(name, self._over_data_ranks(parameter, self.mains[parameter].tensor)).items()
+
+    def gradients(self) -> Iterator[tuple[str, Tensor]]:
+        """The same, of the gradients that are ready; parameters without one are left out."""
+        for name, parameter in self.parameters.items():
+            if parameter.requires_grad:
+                main = self.mains[parameter].tensor
+                yield from self._whole(name, self._over_data_ranks(parameter, None if main is None else main.grad)).items()
+
+    def state(self) -> Iterator[tuple[str, Tensor]]:
+        """The optimiser's state as `<transformers' name>.<entry>`; of parameters that have never been updated there is none."""
+        for (name, parameter), step in zip(self.parameters.items(), self._steps(), strict=True):
+            if not step:
+                continue
+            own = self._entries(parameter)
+            for entry in MOMENTS:
+                for whole, tensor in self._whole(name, self._over_data_ranks(parameter, own.get(entry))).items():
+                    yield f"{whole}.{entry}", tensor
+            for whole in self.names(name):
+                yield f"{whole}.step", torch.tensor(float(step))
+
+    def load(self, model: Mapping[str, Tensor], optimizer: Mapping[str, Tensor]) -> None:
+        """Take up whole tensors by transformers' names, of the model and of the optimiser."""
+        if self.optimizer.optimizer is not None:
+            self.optimizer.optimizer.state.clear()
+        with torch.no_grad():
+            for name, parameter in self.parameters.items():
+                share, main = self._cut(name, model), self.mains[parameter]
+                parameter.copy_(share)
+                if main.tensor is not None:
+                    main.tensor.view(-1).copy_(share.flatten()[main.start : main.end])
+                first = self.names(name)[0]
+                if main.tensor is None or f"{first}.step" not in optimizer:
+                    continue
+                entries = {"step": optimizer[f"{first}.step"].float().clone()}
+                for entry in MOMENTS:
+                    whole = {one: optimizer[f"{one}.{entry}"] for one in self.names(name)}
+                    mine = self._cut(name, whole).flatten()[main.start : main.end]
+                    entries[entry] = mine.to(main.tensor.device, main.tensor.dtype, copy=True).view_as(main.tensor)
+                self.optimizer.optimizer.state[main.tensor] = entries
+
+    def _whole(self, name: str, share: Tensor) -> dict[str, Tensor]:
+        return self._join(name, self.groups.gather_tensor_shares(share))
+
+    def _entries(self, parameter: nn.Parameter) -> dict[str, Tensor]:
+        entries: dict[str, Tensor] = self.optimizer.optimizer.state.get(self.mains[parameter].tensor, {})
+        return entries
+
+    def _steps(self) -> list[int]:
+        """How often each parameter has been updated. A rank that has no share of one's state knows it from the others."""
+        steps = [int(self._entries(parameter)["step"]) if self._entries(parameter) else 0 for parameter in self.parameters.values()]
+        return [int(max(column)) for column in zip(*self.groups.data.all_gather(steps), strict=True)]
+
+    def _over_data_ranks(self, parameter: nn.Parameter, mine: Tensor | None) -> Tensor:
+        """A tensor of a parameter's shape from what each data parallel rank has of it."""
+        main = self.mains[parameter]
+        if main.whole:
+            assert mine is not None
+            return mine.detach().view_as(parameter)
+        whole = torch.zeros(parameter.numel(), dtype=torch.float32, device=parameter.device)
+        if mine is not None:
+            whole[main.start : main.end] = mine.detach().view(-1)
+        # As integers: a sum with zeros then keeps every bit, −0.0 too.
+        dist.all_reduce(whole.view(torch.int32), group=self.groups.data.group)
+        return whole.view_as(parameter)
+
+
+class _Main:
+    """What the optimiser updates of a parameter on this rank: its elements from `start` to `end`, in float32."""
+
+    def __init__(self, tensor: Tensor | None, start: int, end: int, *, whole: bool = True) -> None:
+        self.tensor, self.start, self.end, self.whole = tensor, start, end, whole
+
+
+def _optimizer(ddp: Any, optim: Optim, config: Any) -> Any:
+    from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+    from megatron.core.optimizer.optimizer_config import ParamKey, ParamPredicate
+
+    settings = OptimizerConfig(
+        optimizer="adam",
+        lr=optim.lr,
+        weight_decay=optim.weight_decay,
+        adam_beta1=optim.betas[0],
+        adam_beta2=optim.betas[1],
+        adam_eps=optim.eps,
+        bf16=config.bf16,
+        params_dtype=config.params_dtype,
+        use_distributed_optimizer=ddp.ddp_config.use_distributed_optimizer,
+        overlap_param_gather=ddp.ddp_config.overlap_param_gather,
+    )
+    small = ParamKey(predicate=ParamPredicate(name="below two dimensions", fn=lambda parameter: parameter.dim() < 2))
+    chain = get_megatron_optimizer(settings, [ddp], config_overrides={small: {"wd_mult": 0.0}}, use_gloo_process_groups=False)
+    (optimizer,) = chain.chained_optimizers
+    for group in optimizer.param_groups:
+        # The multiplier is for Megatron-LM's scheduler to apply: without one, everything would decay.
+        group["weight_decay"] = optim.weight_decay * group["wd_mult"]
+    return optimizer
+
+
+def _mains(optimizer: Any) -> dict[nn.Parameter, _Main]:
+    """What an optimiser updates in the place of parameters: float32 copies, or shares."""
+    from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+    from megatron.core.optimizer.optimizer import Float16OptimizerWithFloat16Params
+
+    mains: dict[nn.Parameter, _Main] = {}
+    if isinstance(optimizer, DistributedOptimizer):
+        pairs = (
+            (optimizer.model_float16_groups, optimizer.shard_fp32_from_float16_groups),
+            (optimizer.model_fp32_groups, optimizer.shard_fp32_groups),
+        )
+        # Parameters whose every element another rank updates are in no group here.
+        for buffer in optimizer.buffers:
+            mains |= {parameter: _Main(None, 0, 0, whole=False) for parameter in buffer.params}
+        for parameter, main in _pairs(pairs):
+            piece = optimizer._get_model_param_range_map(parameter)["param"]
+            mains[parameter] = _Main(main, piece.start, piece.end, whole=False)
+    elif isinstance(optimizer, Float16OptimizerWithFloat16Params):
+        for parameter, main in _pairs(((optimizer.float16_groups, optimizer.fp32_from_float16_groups),)):
+            mains[parameter] = _Main(main, 0, parameter.numel())
+    return mains
+
+
+def _pairs(groups: Sequence[tuple[Any, Any]]) -> Iterator[tuple[nn.Parameter, Tensor]]:
+    for ours, theirs in groups:
+        for one, other in zip(ours, theirs, strict=True):
+            yield from zip(one, other, strict=True)

@@ -1,0 +1,77 @@
+"""Megatron-core 0.16.1 on a machine without CUDA.
+
+Megatron-core asks for CUDA by name, also where any device would do. What it asks for is answered with the CPU, while `on_cpu` is in
+force and nowhere else; where CUDA exists it does nothing at all. It replaces:
+
+- `torch.cuda.current_device()`, used as the device of weights and buffers: the CPU;
+- `torch.cuda.synchronize()`: nothing, the CPU is never behind;
+- `device="cuda"` of any torch function, such as that of the causal mask (`transformer/utils.py`): `"cpu"`;
+- `Tensor.cuda()`: the tensor itself;
+- `Tensor.type()` of a tensor: `torch.FloatTensor` becomes `torch.cuda.FloatTensor`. The optimisers look for that text, to tell bfloat16
+  weights, which need a copy in float32, from float32 ones (`optimizer/optimizer.py`, `optimizer/distrib_optimizer.py`); the dtype is kept;
+- the tracker of random states, by the one that megatron-core has for inference, which forks no CUDA generator. Dropout must be 0.
+
+No number that is computed passes through here. Transformer Engine, the fused kernels and NCCL are what it cannot stand in for.
+"""
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+CPU = torch.device("cpu")
+
+
+@contextmanager
+def on_cpu() -> Iterator[None]:
+    """Answer with the CPU when megatron-core asks for CUDA; nothing where CUDA exists. May be nested."""
+    if torch.cuda.is_available():
+        yield
+        return
+    before = torch.cuda.current_device, torch.cuda.synchronize
+    torch.cuda.current_device, torch.cuda.synchronize = (lambda: CPU), (lambda device=None: None)  # type: ignore[assignment,return-value]
+    try:
+        with _Answers():
+            yield
+    finally:
+        torch.cuda.current_device, torch.cuda.synchronize = before
+
+
+def silence() -> None:
+    """Drop megatron-core's warnings, on each rank at each start: of kernels that are not there, and of torch functions with new names."""
+    warnings.filterwarnings("ignore", module=r"megatron\.core")
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed\.c10d_logger")
+
+
+def seed_megatron(seed: int) -> None:
+    """Set megatron-core's random states up; its model parallel groups must be there.
+
+    Args:
+        seed: of the generators that differ from one tensor parallel rank to the next.
+    """
+    from megatron.core.tensor_parallel.random import initialize_rng_tracker, model_parallel_cuda_manual_seed
+
+    if torch.cuda.is_available():
+        model_parallel_cuda_manual_seed(seed)
+        return
+    initialize_rng_tracker(inference_rng_tracker=True, force_reset=True)
+    with on_cpu():
+        model_parallel_cuda_manual_seed(seed, inference_rng_tracker=True, force_reset_rng=True)
+
+
+class _Answers(TorchFunctionMode):
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        given = dict(kwargs or {})
+        if str(given.get("device", "")).startswith("cuda"):
+            given["device"] = "cpu"
+        if func is torch.Tensor.cuda:
+            return args[0]
+        result = func(*args, **given)
+        if func is torch.Tensor.type and len(args) == 1 and not given and not result.startswith("torch.cuda."):
+            return result.replace("torch.", "torch.cuda.", 1)
+        return result

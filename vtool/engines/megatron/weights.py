@@ -1,0 +1,131 @@
+"""Weights between transformers' names and megatron-core's: pure functions on tensors.
+
+Megatron-core joins q, k and v into one matrix and gate and up into another, and spreads matrices over the ranks of a tensor parallel (TP)
+group. A tensor of megatron-core is told by its own name in a `GPTModel`, with the layer's number in the whole model:
+
+| megatron-core | transformers | cut for TP |
+|---|---|---|
+| `embedding.word_embeddings.weight`, `output_layer.weight` [V, H] | `embed_tokens`, `lm_head` | rows, padded with zeros |
+| `…self_attention.linear_qkv.{weight,bias}` | q, k, v of each query group together: `[q … q; k; v]` | rows, by query groups |
+| `…self_attention.linear_proj.weight` [H, heads × D] | `o_proj` | columns |
+| `…mlp.linear_fc1.weight` [2 F, H] | gate and up, each cut, then joined | rows of each |
+| `…mlp.linear_fc2.weight` [H, F] | `down_proj` | columns |
+| `…input_layernorm`, `…pre_mlp_layernorm`, `decoder.final_layernorm` | the norms of the same places | not at all |
+
+Where Transformer Engine joins a norm with the matrix behind it, the norm's name is `…linear_qkv.layer_norm_weight` or
+`…linear_fc1.layer_norm_weight`. What is true of a weight is true of its gradient and of each entry of its optimiser state.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+LANGUAGE = "model.language_model."
+"""What transformers' names of the language part begin with, in the Qwen2-VL layouts."""
+_LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
+_WHOLE = {
+    "embedding.word_embeddings.weight": f"{LANGUAGE}embed_tokens.weight",
+    "output_layer.weight": "lm_head.weight",
+    "decoder.final_layernorm.weight": f"{LANGUAGE}norm.weight",
+}
+_IN_LAYER = {
+    "input_layernorm.weight": ("input_layernorm.weight",),
+    "self_attention.linear_qkv.layer_norm_weight": ("input_layernorm.weight",),
+    "pre_mlp_layernorm.weight": ("post_attention_layernorm.weight",),
+    "mlp.linear_fc1.layer_norm_weight": ("post_attention_layernorm.weight",),
+    "self_attention.linear_qkv.weight": tuple(f"self_attn.{part}_proj.weight" for part in "qkv"),
+    "self_attention.linear_qkv.bias": tuple(f"self_attn.{part}_proj.bias" for part in "qkv"),
+    "self_attention.linear_proj.weight": ("self_attn.o_proj.weight",),
+    "mlp.linear_fc1.weight": ("mlp.gate_proj.weight", "mlp.up_proj.weight"),
+    "mlp.linear_fc2.weight": ("mlp.down_proj.weight",),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TextShape:
+    """What the mapping must know of a language model. `heads` query heads share `groups` key and value heads, of `head_dim` features."""
+
+    vocabulary: int
+    heads: int
+    groups: int
+    head_dim: int
+
+    def padded_vocabulary(self, tp: int) -> int:
+        """The vocabulary in megatron-core: each rank has as many rows."""
+        return -(-self.vocabulary // tp) * tp
+
+
+def hf_names(name: str) -> tuple[str, ...]:
+    """The tensors of transformers that make up one of megatron-core.
+
+    Raises:
+        KeyError: for a name that is none of a `GPTModel` in this layout.
+    """
+    if name in _WHOLE:
+        return (_WHOLE[name],)
+    if not (found := _LAYER.fullmatch(name)):
+        raise KeyError(name)
+    layer, rest = found.groups()
+    return tuple(f"{LANGUAGE}layers.{layer}.{part}" for part in _IN_LAYER[rest])
+
+
+def to_megatron(name: str, parts: Sequence[Tensor], shape: TextShape, tp: int, rank: int) -> Tensor:
+    """The share of one TP rank.
+
+    Args:
+        name: of megatron-core.
+        parts: the whole tensors of `hf_names(name)`, in that order.
+    """
+    kind = _kind(name)
+    if kind == "vocabulary":
+        missing = shape.padded_vocabulary(tp) - shape.vocabulary
+        (whole,) = parts
+        return torch.cat([whole, whole.new_zeros(missing, whole.shape[1])]).chunk(tp)[rank].contiguous()
+    if kind == "qkv":
+        grouped = [part.reshape(shape.groups, -1, shape.head_dim, *part.shape[1:]) for part in parts]  # [G, heads in a group, D, …]
+        return torch.cat(grouped, 1).flatten(0, 2).chunk(tp)[rank].contiguous()
+    if kind == "halves":
+        return torch.cat([part.chunk(tp)[rank] for part in parts])
+    (whole,) = parts
+    return whole.chunk(tp, 1)[rank].contiguous() if kind == "columns" else whole
+
+
+def from_megatron(name: str, shares: Sequence[Tensor], shape: TextShape) -> dict[str, Tensor]:
+    """The whole tensors of transformers, by name, from the shares of all TP ranks, in order: bit for bit what `to_megatron` was given."""
+    names, kind = hf_names(name), _kind(name)
+    if kind == "vocabulary":
+        return {names[0]: torch.cat(list(shares))[: shape.vocabulary]}
+    if kind == "qkv":
+        each = shape.heads // shape.groups
+        joined = torch.cat(list(shares))
+        groups = joined.reshape(shape.groups, each + 2, shape.head_dim, *joined.shape[1:])
+        cut = (groups[:, :each], groups[:, each : each + 1], groups[:, each + 1 :])
+        return {name: part.flatten(0, 2) for name, part in zip(names, cut, strict=True)}
+    if kind == "halves":
+        halves = [share.chunk(2) for share in shares]
+        return {name: torch.cat([half[place] for half in halves]) for place, name in enumerate(names)}
+    return {names[0]: torch.cat(list(shares), 1) if kind == "columns" else shares[0]}
+
+
+def share_of(name: str, tensors: Mapping[str, Tensor], shape: TextShape, tp: int, rank: int) -> Tensor:
+    """`to_megatron` with its parts taken from a state dict of transformers."""
+    return to_megatron(name, [tensors[part] for part in hf_names(name)], shape, tp, rank)
+
+
+def partition_dim(name: str) -> int | None:
+    """The dimension along which a tensor is cut for TP; None where every rank has the whole of it."""
+    return {"columns": 1, "replicated": None}.get(_kind(name), 0)
+
+
+def _kind(name: str) -> str:
+    if name in ("embedding.word_embeddings.weight", "output_layer.weight"):
+        return "vocabulary"
+    rest = name.rpartition("layers.")[2].partition(".")[2]
+    if rest.startswith("self_attention.linear_qkv.") and "layer_norm" not in rest:
+        return "qkv"
+    if rest == "mlp.linear_fc1.weight":
+        return "halves"
+    return "columns" if rest in ("self_attention.linear_proj.weight", "mlp.linear_fc2.weight") else "replicated"
