@@ -1,12 +1,22 @@
 """The probe is a folder that runs anywhere."""
 
 import ast
+import io
+import json
+import os
+import signal
 import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 import vtool.loading.worker
+from tests.loading.models import KeepsAll, checkpoint
+from vtool.loading.probe.server import Pool
+from vtool.loading.probe.subject import Subject
 
 PROBE = vtool.loading.worker.PROBE
 FRAMEWORKS = {
@@ -55,6 +65,34 @@ def test_an_interpreter_without_torch_is_told(tmp_path: Path) -> None:
     (event,) = vtool.loading.worker.probe_events(str(bare), request([]))
     assert event["event"] == "unusable"
     assert "cannot import torch" in event["reason"]
+
+
+@pytest.mark.parametrize(
+    ("end", "told"),
+    [(lambda: _held(3 * 2**30), "it took more than 2048 MiB"), (lambda: os.kill(os.getpid(), signal.SIGSEGV), "it was ended by SIGSEGV")],
+    ids=["grows", "crashes"],
+)
+def test_what_a_later_check_ends_keeps_what_was_found_before(end: Any, told: str, tmp_path: Path) -> None:
+    def subject(name: str, work: Path, progress: Any) -> Subject:
+        paths = {"load_weights": "unprotected"}
+        return Subject(
+            KeepsAll, checkpoint(), KeepsAll.load_weights, "twin", paths=lambda _: paths, shards=lambda _subject, _reference: end()
+        )
+
+    asked = ["stale-reference", "shard-mismatch", "quantised-load"]
+    about = request([]) | {"host": "vllm", "checks": asked, "sources": ["reusable_buffer"]}
+    out = io.StringIO()
+    Pool(SimpleNamespace(subject=subject), about, tmp_path, out).run(["one"])  # type: ignore[arg-type]
+    facts = json.loads(out.getvalue())
+    assert facts["status"] == "judged"
+    assert facts["checks"]["stale-reference"]["items"]
+    assert facts["paths"] == {"load_weights": "unprotected"}
+    assert [facts["checks"][rule]["reason"] for rule in asked[1:]] == [f"{told} (at: shard-mismatch)"] * 2
+
+
+def _held(size: int) -> None:
+    _memory = b"x" * size
+    time.sleep(60)
 
 
 def request(subjects: list[str]) -> dict[str, object]:

@@ -76,9 +76,17 @@ class Audit:
 
 
 def audit(
-    subject: Subject, asked: Sequence[str], slots: int, sources: Sequence[str], progress: Callable[[str], None] = lambda stage: None
+    subject: Subject,
+    asked: Sequence[str],
+    slots: int,
+    sources: Sequence[str],
+    progress: Callable[[str], None] = lambda stage: None,
+    keep: Callable[[dict[str, Check]], None] = lambda checks: None,
 ) -> dict[str, Check]:
     """Run the checks asked for; for each, `items` (what was found), `measured`, or the `reason` why it was not run.
+
+    Args:
+        keep: is given what is known by then, before each of the checks that look further, and at the end.
 
     Raises:
         NotRun, LoadFailed: where the subject cannot be loaded rightly at all: the second where the checkpoint is the user's own.
@@ -102,12 +110,18 @@ def audit(
         elif subject.streams or rule not in STREAM_ONLY:
             progress(rule)
             checks[rule] = check(it)
-    for rule, further in FURTHER.items():
-        if rule in asked:
-            progress(rule)
-            checks[rule] = further(it, checks)
     if not subject.streams:
         checks |= {rule: {"reason": "it takes a folder, not an iterator"} for rule in STREAM_ONLY}
+    for rule, further in FURTHER.items():
+        if rule in asked:
+            keep(_of(checks, asked))
+            progress(rule)
+            checks[rule] = further(it, checks)
+    keep(_of(checks, asked))
+    return _of(checks, asked)
+
+
+def _of(checks: Mapping[str, Check], asked: Sequence[str]) -> dict[str, Check]:
     return {rule: checks[rule] for rule in asked if rule in checks}
 
 

@@ -129,10 +129,12 @@ class Pool:
             os.killpg(process, signal.SIGKILL)  # what it may have started itself
         result = child.folder / "result.json"
         stage = (child.folder / "stage").read_text() if (child.folder / "stage").exists() else "start"
+        how = child.killed or (f"it was ended by {signal.Signals(os.WTERMSIG(status)).name}" if os.WIFSIGNALED(status) else "it exited")
         if result.exists():
             facts = json.loads(result.read_text())
+            if status and facts["status"] == "judged":  # an end before its time takes nothing away from what was known by then
+                facts["checks"] = {rule: {"reason": f"{how} (at: {stage})"} for rule in self.request["checks"]} | facts["checks"]
         else:
-            how = child.killed or (f"it was ended by {signal.Signals(os.WTERMSIG(status)).name}" if os.WIFSIGNALED(status) else "it exited")
             # What is stopped may be our tiny model's fault; what crashes, or is the user's own, is its own.
             ours = child.killed is not None and self.request["host"] != "python"
             facts = {"status": "not-run" if ours else "failed", "reason": f"{how} (at: {stage})"}
@@ -159,15 +161,18 @@ def _live(host: ModuleType, request: dict[str, Any], name: str, folder: Path) ->
         log = os.open(folder / "log", os.O_CREAT | os.O_WRONLY)
         os.dup2(log, 1)
         os.dup2(log, 2)
-        facts = _facts(host, request, name, folder)
-        (folder / "part").write_text(json.dumps(facts, default=str))
-        (folder / "part").rename(folder / "result.json")
+        _keep(_facts(host, request, name, folder), folder)
         code = 0
     except BaseException:
         traceback.print_exc()
     finally:
         sys.stderr.flush()
         os._exit(code)
+
+
+def _keep(facts: dict[str, Any], folder: Path) -> None:
+    (folder / "part").write_text(json.dumps(facts, default=str))
+    (folder / "part").rename(folder / "result.json")
 
 
 def _facts(host: ModuleType, request: dict[str, Any], name: str, folder: Path) -> dict[str, Any]:
@@ -183,16 +188,31 @@ def _facts(host: ModuleType, request: dict[str, Any], name: str, folder: Path) -
         stage[0] = word
         (folder / "stage").write_text(word)
 
+    paths: dict[str, str] = {}
+
+    def judged(checks: dict[str, Any]) -> dict[str, Any]:
+        assert subject is not None
+        if subject.paths and not paths and any(checks.get(rule, {}).get("items") for rule in ("stale-reference", *FURTHER)):
+            progress("the framework's own paths")
+            paths.update(subject.paths(subject))
+        return {
+            "status": "judged",
+            "origin": subject.origin,
+            "streams": subject.streams,
+            "about": dict(subject.about),
+            "tensors": len(subject.checkpoint),
+            "stages": times,
+            "checks": checks,
+            "paths": paths,
+        }
+
     work = folder / "work"
     work.mkdir()
     subject = None
     try:
         subject = host.subject(name, work, progress, **({"checkpoint": request["checkpoint"]} if request["host"] == "python" else {}))
-        checks = audit(subject, request["checks"], request["slots"], request["sources"], progress)
-        paths = {}
-        if subject.paths and any(checks.get(rule, {}).get("items") for rule in ("stale-reference", *FURTHER)):
-            progress("the framework's own paths")
-            paths = dict(subject.paths(subject))
+        keep = lambda checks: _keep(judged(checks), folder)  # noqa: E731
+        return judged(audit(subject, request["checks"], request["slots"], request["sources"], progress, keep))
     except NotRun as why:
         return {"status": "not-run", "reason": str(why), "stage": stage[0], "about": dict(subject.about) if subject else {}}
     except LoadFailed as why:
@@ -200,13 +220,3 @@ def _facts(host: ModuleType, request: dict[str, Any], name: str, folder: Path) -
     except Exception as error:
         trace = traceback.format_exc()[-3000:]
         return {"status": "not-run", "reason": f"{stage[0]}: {text_of(error)}", "stage": stage[0], "trace": trace}
-    return {
-        "status": "judged",
-        "origin": subject.origin,
-        "streams": subject.streams,
-        "about": dict(subject.about),
-        "tensors": len(subject.checkpoint),
-        "stages": times,
-        "checks": checks,
-        "paths": paths,
-    }
