@@ -123,13 +123,26 @@ def test_of_ten_classes_of_vllm_the_three_known_ones_are_found_with_their_lines(
         detail = found[name]["details"]["stale-reference"]
         assert "model.load_weights" in detail["reachable_via"]
         assert "load_format=safetensors" in detail["protected_by"]
-    wrong = {name: found[name]["details"]["stale-reference"]["measured"]["sources"] for name in found}
-    if any("No module" in told for sources in wrong.values() for told in sources.values()):
+    assert found["LlamaForCausalLM"]["details"]["subject"]["class"].endswith(".llama.LlamaForCausalLM")  # what generates
+    reasons = [found[name]["details"]["stale-reference"].get("reason", "") for name in found]
+    if any("No module" in reason for reason in reasons):
         pytest.skip("the environment has no Run:ai streamer")
+    wrong = {name: found[name]["details"]["stale-reference"]["measured"]["sources"] for name in found}
     for name, sources in wrong.items():
         for told in (sources["runai"], *sources["runai_distributed"].split(", ")):
             count = int(told.split(": ")[-1].split()[0])
             assert (count > 0) == (name in UNSAFE), (name, sources)
+
+
+@needs_vllm
+def test_a_real_loader_finds_what_a_ring_of_more_buffers_does_not() -> None:
+    of_runai = ["slots=50", "sources=[owned,reusable_buffer,runai]", "checks=[stale-reference]"]
+    done = load_check("vllm:BertModel", *of_runai, "--python", str(VLLM), "--format", "json")
+    (found,) = json.loads(done.stdout)["results"]
+    if "No module" in found["details"]["stale-reference"].get("reason", ""):
+        pytest.skip("the environment has no Run:ai streamer")
+    assert found["verdict"] == "unsafe"
+    assert "read by runai, 20 tensors have other values" in found["findings"][0]["message"]
 
 
 @needs_vllm

@@ -144,6 +144,56 @@ class Narrow(Good):
         self.o.to(torch.bfloat16)
 
 
+class NarrowClone(Narrow):
+    """Copies first, and narrows the copy."""
+
+    def put(self, name: str, tensor: Tensor) -> None:
+        super().put(name, tensor.clone())
+
+
+class HalfRange(Good):
+    """Its own dtype has a longer mantissa than bfloat16, and ends at 65504."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.half()
+
+
+class HalfBuffer(Good):
+    """Writes one half of the statistic."""
+
+    def put(self, name: str, tensor: Tensor) -> None:
+        if name == "mean":
+            self.mean[:2].copy_(tensor[:2])
+        else:
+            super().put(name, tensor)
+
+
+class ChanceBuffer(Good):
+    """Has a buffer that nothing is loaded into, of whatever values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scratch", torch.randn(4, generator=torch.Generator().manual_seed(time.time_ns() % 2**31)))
+
+
+class MindsTheMark(Good):
+    """Keeps tensors, and copies those that carry SGLang's mark."""
+
+    def load_weights(self, weights: Weights) -> None:
+        super().load_weights(
+            [(name, tensor.clone() if hasattr(tensor, "_sglang_runai_streamer_tensor") else tensor) for name, tensor in weights]
+        )
+
+
+class InnerStopsEarly(Good):
+    """Hands the tensors of each part to a loader of that part, one of which stops at its first."""
+
+    def load_weights(self, weights: Weights) -> None:
+        for part, inner in itertools.groupby(weights, lambda pair: pair[0].partition(".")[0]):
+            super().load_weights(itertools.islice(inner, 1 if part == "o" else None))
+
+
 class Random(Good):
     """Adds noise that no seed governs."""
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.loading import models
+from vtool.loading.probe import vllm_paths
 from vtool.loading.probe.audit import audit
 from vtool.loading.probe.processed import everything
 from vtool.loading.probe.quantised import quantised_tensors
@@ -103,6 +104,13 @@ def judged(found: type[Layer]) -> dict[str, tuple[str, list[str]]]:
         rule: (state, [f"{one.severity}: {one.message}" for one in result.findings if one.rule == rule])
         for rule, state in result.checks.items()
     }
+
+
+@pytest.mark.parametrize(
+    ("given", "path"), [(subject(KeepsForLater), "unprotected"), (subject(KeepsAClone), "protected"), (subject(Layer), "protected")]
+)
+def test_a_path_that_hands_over_what_does_not_stay_is_known_by_what_is_made_of_it(given: Subject, path: str) -> None:
+    assert vllm_paths._direct(given) == path
 
 
 @pytest.mark.parametrize("found", [Layer, KeepsAClone])

@@ -1,5 +1,6 @@
 """Each rule of a class that is given weights: a class that it finds, and one that it does not."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -7,8 +8,11 @@ import torch
 
 from tests.loading import models
 from vtool.diagnostics import Diagnostic, Findings
+from vtool.diagnostics.result import Result
 from vtool.diagnostics.rules_loading import ASKED
 from vtool.loading import check_load_weights
+from vtool.loading.probe.on_file import facts_of
+from vtool.loading.verdict import judge
 
 WRONG = {
     "stale-reference": models.KeepsAll,
@@ -122,8 +126,56 @@ def test_a_narrower_parameter_is_a_warning_and_an_equal_one_is_not() -> None:
     assert check_load_weights(models.Good, half).findings == ()  # into a wider one nothing is lost
 
 
+def test_a_copy_that_is_narrowed_and_numbers_that_end_too_early_are_found() -> None:
+    (found,) = check_load_weights(models.NarrowClone, models.checkpoint()).findings
+    assert (found.rule, found.severity, set(found.tensors or ())) == ("lossy-cast", "warning", {"o.weight", "o.bias"})
+    large = {name: (tensor * 1e6).bfloat16() for name, tensor in models.checkpoint().items()}
+    findings = check_load_weights(models.HalfRange, large, checks=["lossy-cast"]).findings
+    assert [finding.rule for finding in findings] == ["lossy-cast"]
+    assert set(findings[0].tensors or ()) == set(large)
+
+
+def test_a_buffer_that_is_loaded_is_looked_at_as_parameters_are() -> None:
+    (found,) = errors(models.HalfBuffer)
+    assert (found.rule, found.parameter) == ("partly-written-parameter", "mean")
+    assert "2 of 4 elements" in (found.seen or "")
+
+
+def test_a_buffer_of_chance_is_a_note_and_is_not_compared() -> None:
+    result = check_load_weights(models.ChanceBuffer, models.checkpoint())
+    assert [(finding.rule, finding.severity, finding.parameter) for finding in result.findings] == [("nondeterministic", "note", "scratch")]
+    assert result.verdict == "clean"
+
+
+def test_an_inner_loader_that_stops_early_is_found() -> None:
+    found = {finding.rule: finding for finding in errors(models.InnerStopsEarly)}
+    assert found["unwritten-parameter"].parameter == "o.bias"
+    assert found["unconsumed-tensor"].tensors == ("o.bias",)
+
+
+@pytest.mark.parametrize(("factory", "state"), [(models.MindsTheMark, "passed"), (models.KeepsAll, "failed")])
+def test_a_class_that_minds_sglangs_mark_is_right_with_it_and_only_with_it(factory: type, state: str) -> None:
+    assert judged(factory, ["owned", "sglang_marked"]).checks == {"stale-reference": state}
+    assert judged(factory, ["owned", "reusable_buffer"]).checks == {"stale-reference": "failed"}
+
+
+def test_a_loader_that_is_asked_for_and_is_not_there_is_not_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "runai_model_streamer", None)
+    result = judged(models.Good, ["owned", "runai"])
+    assert (result.verdict, result.checks) == ("not-run", {"stale-reference": "not-run"})
+    assert "runai" in result.details["stale-reference"]["reason"]
+    assert judged(models.Good, ["owned", "reusable_buffer", "safetensors"]).checks == {"stale-reference": "passed"}
+
+
+def judged(factory: type, sources: list[str]) -> Result:
+    asked = ["stale-reference"]
+    return judge("it", facts_of(factory, models.checkpoint(), asked, 1, sources), asked)
+
+
 def test_what_is_allowed_is_not_told() -> None:
     assert check_load_weights(models.SkipsBias, models.checkpoint(), allow=["o.bias"]).verdict == "clean"
+    with pytest.raises(Findings):  # of what is left out, and of nothing else
+        check_load_weights(models.KeepsAll, models.checkpoint(), allow=["*"])
 
 
 def test_a_copy_of_a_tensor_that_is_read_may_be_left_out() -> None:

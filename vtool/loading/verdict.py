@@ -46,14 +46,16 @@ def judge(subject: str, facts: Facts, asked: Sequence[str], allow: Sequence[str]
             checks[rule] = "not-run"
             details[rule] = {"reason": check["reason"]}
             continue
-        found = _JUDGES[rule](rule, [item for item in check["items"] if not _allowed(item, allow)], facts)
+        about = {**facts, "paths": check["paths"]} if "paths" in check else facts
+        found = _JUDGES[rule](rule, [item for item in check["items"] if not _allowed(rule, item, allow)], about)
         findings += found
         worst = {finding.severity for finding in found}
         checks[rule] = "failed" if worst & {"error", "warning"} else "passed"
-        if detail := _detail(rule, check, facts):
+        if detail := _detail(rule, check, about):
             details[rule] = detail
     findings = [replace(finding, message=f"{subject}: {finding.message}") for finding in findings]
-    verdict: Verdict = "unsafe" if any(finding.severity == "error" for finding in findings) else "clean"
+    judged: Verdict = "unsafe" if any(finding.severity == "error" for finding in findings) else "clean"
+    verdict: Verdict = judged if set(checks.values()) & {"passed", "failed"} else "not-run"
     return Result(subject, verdict, checks, tuple(findings), details)
 
 
@@ -84,7 +86,10 @@ def _subject(facts: Facts) -> dict[str, Any]:
     return said | {key: value for key, value in more.items() if value} | ({"took": took} if took else {})
 
 
-def _allowed(item: Item, allow: Sequence[str]) -> bool:
+def _allowed(rule: str, item: Item, allow: Sequence[str]) -> bool:
+    """Whether it is one of those that may be left unwritten or unread, and that is what was found of it."""
+    if item.get("how", rule) not in OF_ALL_NAMES:
+        return False
     names = [item["parameter"]] if item.get("parameter") else item.get("tensors") or []
     return bool(names) and all(any(fnmatchcase(name, pattern) for pattern in allow) for name in names)
 
@@ -110,12 +115,18 @@ def _paths(facts: Facts, state: str) -> list[str]:
 def _stale(rule: str, items: Sequence[Item], facts: Facts) -> list[Diagnostic]:
     if not items:
         return []
+    found = []
+    for source, group in _by([item for item in items if "source" in item], lambda item: str(item["source"])).items():
+        message = f"read by {source}, {_several('tensor', group)} {'have' if len(group) > 1 else 'has'} other values: {_names(group)}"
+        found.append(_finding(rule, f"{message}{_way(facts)}", group, _reach(facts), _own_line(facts)))
+    items = [item for item in items if "source" not in item]
+    if not items:
+        return found
     measured = facts["checks"][rule]["measured"]
     safe = measured["smallest_safe_slots"]
     needs = f"it needs {safe} of {measured['tensors']} tensors to stay valid" if safe else "no number of buffers is enough"
     if safe and safe > measured["tensors"]:
         needs = f"it needs all {measured['tensors']} tensors to stay valid, and one request more"
-    found = []
     for line, group in _by(items, lambda item: (str(item.get("file") or ""), item.get("line"))).items():
         what = _raises(group[0]) or f"{_several('parameter', group)} {'hold' if len(group) > 1 else 'holds'} bytes of what came later"
         message = f"{what}: {_names(group)}; {needs}{_way(facts)}"
@@ -196,6 +207,14 @@ def _differs(rule: str, items: Sequence[Item], facts: Facts) -> list[Diagnostic]
         how = _HOW[rule]
         if kind == "raises":
             found.append(Diagnostic(rule, f"{how}, it raises {group[0]['seen']}", origin=_own_line(facts), severity="warning"))
+            continue
+        if kind == "chance":
+            several = len(group) > 1
+            message = (
+                f"{_several('buffer', group)} that nothing is loaded into {'differ' if several else 'differs'} from object to object, and "
+                f"{'are' if several else 'is'} not compared any further: {_names(group)}"
+            )
+            found.append(_finding(rule, message, group, "note", _own_line(facts)))
             continue
         message = f"{how}, {_several('tensor', group)} {'have' if len(group) > 1 else 'has'} other values: {_names(group)}"
         found.append(_finding(rule, message, group, "warning" if facts["origin"] == "discovered" else "error", _own_line(facts)))

@@ -11,7 +11,9 @@ Check = Literal[
     "order-dependent", "chunk-dependent", "reload-dependent", "aliased-parameter", "lossy-cast", "nondeterministic",
     "shard-mismatch", "stale-after-processing", "quantised-load",
 ]  # fmt: skip
-Source = Literal["owned", "reusable_buffer", "bucketed", "shuffled", "safetensors", "runai", "runai_distributed", "fastsafetensors"]
+Source = Literal[
+    "owned", "reusable_buffer", "bucketed", "shuffled", "sglang_marked", "safetensors", "runai", "runai_distributed", "fastsafetensors"
+]
 Framework = Literal["vllm", "transformers", "sglang"]
 
 

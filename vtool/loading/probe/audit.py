@@ -14,16 +14,19 @@ from .keeper import Keepers
 from .processed import everything
 from .quantised import quantised
 from .real import ON_RANKS, SOURCES, runai_on_ranks, write
-from .sources import Owned, ReusableBuffer, Tracked, buckets, other_values, shuffled
+from .sources import Owned, ReusableBuffer, SglangMarked, Tracked, buckets, other_values, shuffled
 from .state import MARKS, State, compare, differing, mark, marked, named_parameters, named_tensors, snapshot
 from .subject import LoadFailed, Named, NotRun, Subject
-from .watch import Watch, loses_bits
+from .watch import Watch, loses
 
 STREAM_ONLY = ("stale-reference", "iterator-not-exhausted", "retained-memory", "order-dependent", "chunk-dependent")
 """Checks that need a class that takes an iterator."""
 OF_NAMES = ("unwritten-parameter", "partly-written-parameter", "unconsumed-tensor")
 OF_QUANTISED = (*OF_NAMES, "stale-reference", "aliased-parameter", "nondeterministic", "stale-after-processing")
 """The rules that a quantised twin is asked."""
+MARKED = "sglang_marked"
+OTHERS = (*SOURCES, ON_RANKS, MARKED)
+"""Sources that are tried beside the ring of buffers."""
 MOST_CALLS = 64
 """Tensors are loaded one a call, unless there are more than this."""
 RAISED = "raised: "
@@ -105,8 +108,8 @@ def audit(
     for rule, (needs, check) in _LOADS.items():
         if rule not in asked:
             continue
-        if needs and needs not in sources:
-            checks[rule] = {"reason": f"sources has no {needs}"}
+        if needs and not set(needs) & set(sources):
+            checks[rule] = {"reason": f"sources has no {needs[0]}"}
         elif subject.streams or rule not in STREAM_ONLY:
             progress(rule)
             checks[rule] = check(it)
@@ -142,9 +145,12 @@ def _watched(it: Audit, first: Owned) -> dict[str, Check]:
     tensors = named_tensors(model)
     alias = {name: source.addresses[_address(tensor)] for name, tensor in tensors.items() if _address(tensor) in source.addresses}
     it.came_from |= {name: _origins(it, name, tensor, watch) for name, tensor in tensors.items()}
-    it.unwritten |= _never_reached(it, seen, list(named_parameters(model)))
+    it.unwritten |= _never_reached(it.reference, seen, list(named_parameters(model)))
+    if subject.streams:
+        it.unwritten |= _never_reached(*_with_buffers_marked(it, model), _loaded_buffers(it, model))
     whole = {name: bool(gaps.all()) for name, gaps in it.unwritten.items()}
-    it.unwritten |= _never_initialised(it, seen)
+    chance = _never_initialised(it, seen)
+    it.unwritten |= chance
     (subject.destroy or source.destroy)()
     changed = compare(seen, snapshot(model))
     suspects = subject.unread(model) if subject.unread else set(source.names) - watch.read - set(alias.values())
@@ -157,6 +163,7 @@ def _watched(it: Audit, first: Owned) -> dict[str, Check]:
         "lossy-cast": {"items": _narrowed(it, watch)},
         "nondeterministic": {
             "items": [{"kind": "differs", "parameter": name, **found} for name, found in compare(it.reference, seen, it.unwritten).items()]
+            + [{"kind": "chance", "parameter": name} for name in chance]
         },
     }
     if subject.streams:
@@ -195,11 +202,27 @@ def _never_initialised(it: Audit, seen: State) -> dict[str, Tensor]:
     return found
 
 
-def _never_reached(it: Audit, seen: State, parameters: Sequence[str]) -> dict[str, Tensor]:
-    """For each parameter of which some elements still have the mark, of this load and of the one before: which."""
+def _loaded_buffers(it: Audit, model: Any) -> list[str]:
+    """Those that something of the checkpoint goes into. The others are computed."""
+    return [name for name in named_tensors(model).keys() - named_parameters(model).keys() if it.came_from.get(name)]
+
+
+def _with_buffers_marked(it: Audit, model: Any) -> tuple[State, State]:
+    """Two more loads, where buffers are loaded into: these are marked as parameters are."""
+    states = []
+    for byte in MARKS if (names := _loaded_buffers(it, model)) else ():
+        again = it.subject.make()
+        mark(again, byte, names)
+        it.subject.load(again, Owned(it.subject.checkpoint))
+        states.append(snapshot(again))
+    return (states[0], states[1]) if states else ({}, {})
+
+
+def _never_reached(first: State, second: State, names: Sequence[str]) -> dict[str, Tensor]:
+    """For each tensor of which some elements still have the marks of two loads: which."""
     found = {}
-    for name in parameters:
-        before, now = it.reference.get(name), seen[name]
+    for name in names:
+        before, now = first.get(name), second[name]
         if before is not None and before.shape == now.shape and before.dtype == now.dtype:
             gaps = marked(before, MARKS[0]) & marked(now, MARKS[1])
             if gaps.any():
@@ -254,7 +277,7 @@ def _narrowed(it: Audit, watch: Watch) -> list[Check]:
     if not it.subject.streams:
         for name, tensor in it.subject.checkpoint.items():
             into = it.reference.get(name)
-            if into is not None and loses_bits(tensor.dtype, into.dtype):
+            if into is not None and loses(tensor.dtype, into.dtype):
                 watch.narrowed[name] = (tensor.dtype, into.dtype)
     for name, (before, after) in watch.narrowed.items():
         parameters = [parameter for parameter, tensors in it.came_from.items() if name in tensors]
@@ -280,12 +303,25 @@ def _retained(source: Tracked, held_after: Mapping[str, int]) -> list[Check]:
 
 
 def _stale(it: Audit) -> Check:
-    """A ring of `slots` buffers; where that corrupts, the smallest ring that does not, and the lines that keep tensors."""
+    """A ring of `slots` buffers, and further sources; where the ring corrupts, the smallest that does not, and the lines that keep tensors.
+
+    A source that could not be run leaves the check not run, unless something was found anyway.
+    """
     checkpoint = it.subject.checkpoint
-    items = it.unlike_reference(lambda: it.load(ReusableBuffer(checkpoint, it.slots)))
-    measured = {"slots": it.slots, "tensors": len(checkpoint)} | ({"sources": real} if (real := _real(it)) else {})
+    ring = "reusable_buffer" in it.sources
+    items = it.unlike_reference(lambda: it.load(ReusableBuffer(checkpoint, it.slots))) if ring else []
+    measured: Check = {"tensors": len(checkpoint)} | ({"slots": it.slots} if ring else {})
+    others = _others(it)
+    if others:
+        measured["sources"] = {name: _told(it, wrong) for name, wrong in others.items()}
     if not items:
-        return {"items": [], "measured": measured}
+        found = [
+            {"kind": "differs", "parameter": parameter, "tensors": it.came_from.get(parameter, []), "source": name}
+            for name, wrong in others.items()
+            for parameter in ({name for names in wrong for name in names} if not isinstance(wrong, str) else ())
+        ]
+        missed = [f"{name}: {wrong}" for name, wrong in others.items() if isinstance(wrong, str)]
+        return {"reason": "; ".join(missed)} if missed and not found else {"items": found, "measured": measured}
     low, high, safe = it.slots, len(checkpoint) + 1, None
     while low + 1 < high or safe is None:
         slots = high if safe is None else (low + high) // 2
@@ -302,35 +338,43 @@ def _stale(it: Audit) -> Check:
     return {"items": items, "measured": {**measured, "smallest_safe_slots": safe}}
 
 
-def _real(it: Audit) -> dict[str, str]:
-    """What the loaders that people use make of it, on a file; those that the settings name."""
-    found = {}
-    for name in (name for name in it.sources if name in (*SOURCES, ON_RANKS)):
+def _others(it: Audit) -> dict[str, str | list[list[str]]]:
+    """What the further sources that the settings name make of it: loaders that people use, on a file, and SGLang's mark.
+
+    For each, the parameters and buffers that come out wrong, on each of its ranks; or why it was not run.
+    """
+    found: dict[str, str | list[list[str]]] = {}
+    for name in (name for name in it.sources if name in OTHERS):
         with TemporaryDirectory(prefix="vtool-") as folder:
             file = Path(folder) / "model.safetensors"
             write(it.subject.checkpoint, file)
+            wrong: str | list[list[str]]
             try:
-                found[name] = _on_ranks(it, file) if name == ON_RANKS else _told(it, _unlike(it, SOURCES[name](file)))
+                if name == ON_RANKS:
+                    wrong = runai_on_ranks(lambda source: _wrong(it, source), file, file.parent)
+                elif name == MARKED:
+                    wrong = [_wrong(it, SglangMarked(it.subject.checkpoint, it.slots))]
+                else:
+                    wrong = [_wrong(it, SOURCES[name](file))]
             except ImportError as error:
-                found[name] = f"not run: {error}"
+                wrong = str(error)
+        raised = [] if isinstance(wrong, str) else [word for names in wrong for word in names if word.startswith(RAISED)]
+        found[name] = raised[0].removeprefix(RAISED) if raised else wrong
     return found
 
 
-def _unlike(it: Audit, source: Iterable[Named]) -> list[str]:
+def _wrong(it: Audit, source: Iterable[Named]) -> list[str]:
     """The parameters and buffers that come out wrong, or an exception."""
     items = it.unlike_reference(lambda: it.load(source))
     raised = [f"{RAISED}{item['seen']}" for item in items if item["kind"] == "raises"]
     return raised or [item["parameter"] for item in items]
 
 
-def _told(it: Audit, wrong: Sequence[str]) -> str:
-    raised = [word.removeprefix(RAISED) for word in wrong if word.startswith(RAISED)]
-    return f"not run: {raised[0]}" if raised else f"{len(wrong)} of {len(it.reference)} tensors are wrong"
-
-
-def _on_ranks(it: Audit, file: Path) -> str:
-    told = runai_on_ranks(lambda source: _unlike(it, source), file, file.parent)
-    return f"not run: {told}" if isinstance(told, str) else ", ".join(f"rank {rank}: {_told(it, wrong)}" for rank, wrong in enumerate(told))
+def _told(it: Audit, wrong: str | list[list[str]]) -> str:
+    if isinstance(wrong, str):
+        return f"not run: {wrong}"
+    words = [f"{len(names)} of {len(it.reference)} tensors are wrong" for names in wrong]
+    return words[0] if len(words) == 1 else ", ".join(f"rank {rank}: {word}" for rank, word in enumerate(words))
 
 
 def _keeping_lines(it: Audit, wanted: set[str]) -> dict[str, tuple[str, int]]:
@@ -375,13 +419,13 @@ def _reload(it: Audit) -> Check:
     return {"items": it.unlike_reference(load)}
 
 
-_LOADS: Mapping[str, tuple[str | None, Callable[[Audit], Check]]] = {
-    "stale-reference": ("reusable_buffer", _stale),
-    "order-dependent": ("shuffled", _orders),
-    "chunk-dependent": ("bucketed", _chunks),
-    "reload-dependent": (None, _reload),
+_LOADS: Mapping[str, tuple[Sequence[str], Callable[[Audit], Check]]] = {
+    "stale-reference": (("reusable_buffer", *OTHERS), _stale),
+    "order-dependent": (("shuffled",), _orders),
+    "chunk-dependent": (("bucketed",), _chunks),
+    "reload-dependent": ((), _reload),
 }
-"""For a rule, the source that it needs, and its loads."""
+"""For a rule, the sources of which it needs one, and its loads."""
 
 
 def _sharded(it: Audit, checks: Mapping[str, Check]) -> Check:
@@ -434,7 +478,9 @@ def _quantised(it: Audit, checks: Mapping[str, Check]) -> Check:
     ]
     after = found["stale-after-processing"].get("reason")
     added = len(twin.checkpoint) - len(it.subject.checkpoint)
-    return {"items": items, "measured": {"quantised_tensors": added} | ({"not_processed": after} if after else {})}
+    kept = any(item["how"] in ("stale-reference", "stale-after-processing") for item in items)
+    paths = {"paths": dict(twin.paths(twin))} if kept and twin.paths else {}
+    return {"items": items, "measured": {"quantised_tensors": added} | ({"not_processed": after} if after else {}), **paths}
 
 
 def _names(item: Check) -> Sequence[str]:

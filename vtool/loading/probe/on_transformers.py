@@ -78,7 +78,7 @@ def subject(name: str, folder: Path, progress: Callable[[str], None]) -> Subject
     def load(holder: Holder, weights: Iterable[Named]) -> None:
         _write(folder, dict(weights))
         torch.manual_seed(0)
-        with _marking(found, holder.byte):
+        with _marking(holder.byte):
             holder.model, told = found.from_pretrained(folder, dtype="auto", output_loading_info=True)
         holder.unread = set(told["unexpected_keys"])
 
@@ -117,18 +117,26 @@ def _destroy(file: Path) -> None:
 
 
 @contextmanager
-def _marking(found: Any, byte: int) -> Any:
-    """transformers gives what no tensor was loaded into its initial value: here, the mark."""
+def _marking(byte: int) -> Any:
+    """transformers gives what no tensor was loaded into its initial value: here, the mark.
 
-    def fill(self: Any, module: Any) -> None:
+    It asks each model among the parts of a model for the initial values of its own modules.
+    """
+    from transformers import PreTrainedModel
+
+    original = PreTrainedModel._initialize_weights
+
+    def initialise(self: Any, module: Any, *arguments: Any, **more: Any) -> None:
+        missing = [parameter for parameter in module.parameters(recurse=False) if not getattr(parameter, "_is_hf_initialized", False)]
+        if getattr(module, "_is_hf_initialized", False):
+            missing = []
+        original(self, module, *arguments, **more)  # buffers are computed there
         with torch.no_grad():
-            for parameter in module.parameters(recurse=False):
-                if not getattr(parameter, "_is_hf_initialized", False):
-                    parameter.untyped_storage().fill_(byte)
+            for parameter in missing:
+                parameter.untyped_storage().fill_(byte)
 
-    original = found._init_weights
-    found._init_weights = fill
+    PreTrainedModel._initialize_weights = initialise
     try:
         yield
     finally:
-        found._init_weights = original
+        PreTrainedModel._initialize_weights = original

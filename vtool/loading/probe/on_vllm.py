@@ -43,7 +43,8 @@ SPECIAL = {
 POOLING = (
     "_EMBEDDING_MODELS", "_LATE_INTERACTION_MODELS", "_REWARD_MODELS", "_TOKEN_CLASSIFICATION_MODELS", "_SEQUENCE_CLASSIFICATION_MODELS",
 )  # fmt: skip
-"""Groups of vLLM's registry whose classes do not generate."""
+GENERATING = ("_TEXT_GENERATION_MODELS", "_MULTIMODAL_MODELS")
+"""Groups of vLLM's registry: classes that pool, and classes that generate."""
 
 
 def prepare() -> Mapping[str, str]:
@@ -131,9 +132,8 @@ def subject(name: str, folder: Path, progress: Callable[[str], None]) -> Subject
         _save_processor(folder)
     progress("vLLM's config")
     _start_distributed(0, 1, folder / "alone")
-    draft = name in registry._SPECULATIVE_DECODING_MODELS
-    runner = "draft" if draft else "pooling" if any(name in getattr(registry, group, {}) for group in POOLING) else "auto"
-    method = said.get("drafts", "eagle3" if "agle3" in name else "mtp" if "MTP" in name else "eagle") if draft else None
+    runner = _runner(registry, name)
+    method = said.get("drafts", "eagle3" if "agle3" in name else "mtp" if "MTP" in name else "eagle") if runner == "draft" else None
     configure = lambda: _as_draft(_vllm_config(folder, runner), method)  # noqa: E731
     built.append(config := mender.run(configure))
     progress("construction")
@@ -167,6 +167,14 @@ def subject(name: str, folder: Path, progress: Callable[[str], None]) -> Subject
         process=processing(config),
     )
     return replace(found, quantised=lambda into: quantised_subject(found, folder, configure, _maker, into))
+
+
+def _runner(registry: Any, name: str) -> str:
+    """What vLLM would start for it: where it generates and pools, what generates, for the other is made of that class."""
+    groups = [group for group in (*GENERATING, *POOLING) if name in getattr(registry, group, {})]
+    if name in registry._SPECULATIVE_DECODING_MODELS:
+        return "draft"
+    return "pooling" if groups and not set(groups) & set(GENERATING) else "auto"
 
 
 def _class_like(name: str, models: Mapping[str, Any]) -> str | None:

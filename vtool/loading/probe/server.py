@@ -176,7 +176,7 @@ def _keep(facts: dict[str, Any], folder: Path) -> None:
 
 
 def _facts(host: ModuleType, request: dict[str, Any], name: str, folder: Path) -> dict[str, Any]:
-    from .audit import FURTHER, audit, text_of
+    from .audit import audit, text_of
     from .subject import LoadFailed, NotRun
 
     stage, started = ["start"], time.monotonic()
@@ -192,7 +192,7 @@ def _facts(host: ModuleType, request: dict[str, Any], name: str, folder: Path) -
 
     def judged(checks: dict[str, Any]) -> dict[str, Any]:
         assert subject is not None
-        if subject.paths and not paths and any(checks.get(rule, {}).get("items") for rule in ("stale-reference", *FURTHER)):
+        if subject.paths and not paths and any(checks.get(rule, {}).get("items") for rule in ("stale-reference", "stale-after-processing")):
             progress("the framework's own paths")
             paths.update(subject.paths(subject))
         return {

@@ -51,6 +51,15 @@ class ReusableBuffer(Owned):
         self.exhausted = True
 
 
+class SglangMarked(ReusableBuffer):
+    """The ring, with SGLang's mark on each tensor, by which a class that looks for it copies (sglang/srt/model_loader/weight_utils.py)."""
+
+    def __iter__(self) -> Iterator[Named]:
+        for name, tensor in super().__iter__():
+            tensor._sglang_runai_streamer_tensor = True  # type: ignore[attr-defined]
+            yield name, tensor
+
+
 class Tracked(Owned):
     """Like `Owned`; knows which of its memory is still held, by whatever view, and where it lies."""
 

@@ -1,6 +1,6 @@
 """A model's tensors: marked before a load, copied after it, compared."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -32,12 +32,12 @@ def _all(model: Any, method: str) -> State:
     return {name: tensor for name, tensor in pairs if isinstance(tensor, Tensor) and tensor.device.type != "meta"}
 
 
-def mark(model: Any, byte: int) -> None:
-    """Fill every parameter with one byte. Buffers are left, for those that are computed would not be computed again."""
+def mark(model: Any, byte: int, buffers: Collection[str] = ()) -> None:
+    """Fill every parameter with one byte, and the buffers named. Others are left: what is computed would not be computed again."""
     if hasattr(model, "mark_with"):
         model.mark_with(byte)
     with torch.no_grad():
-        for tensor in named_parameters(model).values():
+        for tensor in (named_parameters(model) | {name: named_tensors(model)[name] for name in buffers}).values():
             tensor.untyped_storage().fill_(byte)  # type: ignore[attr-defined]
 
 

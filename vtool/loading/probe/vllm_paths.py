@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from .audit import text_of
+from .processed import everything
 from .sources import Owned, ReusableBuffer
 from .state import compare, mark, snapshot
 from .subject import Subject
@@ -36,10 +37,6 @@ def _attempt(run: Any) -> str:
         return f"not run: {text_of(error)}"
 
 
-def _verdict(expected: dict[str, Tensor], model: Any) -> str:
-    return "unprotected" if compare(expected, snapshot(model)) else "protected"
-
-
 def _loaded(subject: Subject, source: Owned) -> Any:
     model = subject.make()
     mark(model, 0x4B)
@@ -48,9 +45,18 @@ def _loaded(subject: Subject, source: Owned) -> Any:
 
 
 def _direct(subject: Subject) -> str:
-    """As weight synchronisation calls it: the class's own method, with the sender's buffer."""
-    expected = snapshot(_loaded(subject, Owned(subject.checkpoint)))
-    return _verdict(expected, _loaded(subject, ReusableBuffer(subject.checkpoint, 1)))
+    """As weight synchronisation calls it: the class's own method, with the sender's buffer, and what is then made of the weights."""
+
+    def states(source: Owned) -> list[dict[str, Tensor]]:
+        model = _loaded(subject, source)
+        loaded = snapshot(model)
+        if subject.process is None:
+            return [loaded]
+        subject.process(model)
+        return [loaded, everything(model)]
+
+    pairs = zip(states(Owned(subject.checkpoint)), states(ReusableBuffer(subject.checkpoint, 1)), strict=True)
+    return "unprotected" if any(compare(expected, seen) for expected, seen in pairs) else "protected"
 
 
 def _reload(subject: Subject, config: Any) -> str:

@@ -11,6 +11,7 @@ from torch import Tensor
 from .quantised import QUANTISATION, quantised_tensors
 from .state import named_parameters
 from .subject import NotRun, Subject
+from .vllm_paths import drive
 
 
 def processing(config: Any) -> Callable[[Any], None]:
@@ -55,5 +56,6 @@ def quantised_subject(
         origin=plain.origin,
         code=plain.code,
         about=plain.about,
+        paths=lambda subject: drive(subject, config),
         process=processing(config),
     )

@@ -47,9 +47,10 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if given := self.source.addresses.get(address):
                 self.read.add(given)
                 origins.add(given)
-                self._note_narrowing(given, tensor, args, result)
+                self._note_narrowing({given}, tensor, result)
             else:  # what lay at a checkpoint tensor's address before is nothing of it
                 origins |= self.came_from.get(address, set())
+                self._note_narrowing(self.came_from.get(address, set()), tensor, result)
         before = {_address(tensor) for tensor in inputs}
         for tensor in tree_leaves(result):
             if not isinstance(tensor, Tensor) or tensor.device.type != "cpu":
@@ -63,18 +64,22 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self.came_from[address] = set(origins)  # a new storage, perhaps where a freed one lay
         return result
 
-    def _note_narrowing(self, name: str, tensor: Tensor, args: Any, result: Any) -> None:
-        """A checkpoint tensor that is copied or converted into a floating dtype with fewer bits of mantissa."""
-        into = result if isinstance(result, Tensor) else None
-        if into is None or into.numel() != tensor.numel():
+    def _note_narrowing(self, names: set[str], tensor: Tensor, result: Any) -> None:
+        """Values of checkpoint tensors that are copied or converted, as they are, into a dtype that holds less than the checkpoint's."""
+        if not isinstance(result, Tensor) or result.numel() != tensor.numel():
             return
-        if loses_bits(tensor.dtype, into.dtype):
-            self.narrowed[name] = (tensor.dtype, into.dtype)
+        for name in names:
+            before = self.source.checkpoint[name].dtype
+            if loses(before, result.dtype):
+                self.narrowed[name] = (before, result.dtype)
 
 
-def loses_bits(before: torch.dtype, after: torch.dtype) -> bool:
-    """Whether a floating dtype has a shorter mantissa than another."""
-    return before.is_floating_point and after.is_floating_point and torch.finfo(after).eps > torch.finfo(before).eps
+def loses(before: torch.dtype, after: torch.dtype) -> bool:
+    """Whether a floating dtype has a shorter mantissa than another, or ends at smaller numbers."""
+    if not (before.is_floating_point and after.is_floating_point):
+        return False
+    one, two = torch.finfo(before), torch.finfo(after)
+    return two.eps > one.eps or two.max < one.max
 
 
 def _address(tensor: Tensor) -> int:
