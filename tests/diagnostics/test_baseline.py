@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from vtool.diagnostics import Diagnostic, Findings, Origin
-from vtool.diagnostics.baseline import compare
+from vtool.diagnostics.baseline import _entry, compare
 from vtool.diagnostics.result import Result, exit_code
 
 STALE = Diagnostic("nonfinite-value", "3 NaN at line 508", parameter="q", tensors=("q.weight",), origin=Origin("bert.py", 508))
@@ -92,6 +92,23 @@ def test_as_many_alike_are_known_as_were_recorded(file: Path) -> None:
 def test_nothing_is_gone_of_what_was_not_judged(file: Path, verdict: str) -> None:
     compare([result(STALE), result(STALE, subject="vllm:Other")], file)
     assert not compare([result(verdict=verdict)], file).gone
+
+
+@pytest.mark.parametrize(
+    ("finding", "verdict"),
+    [
+        (Diagnostic("unknown-subject", "no class `BertModl`"), "not-run"),
+        (Diagnostic("load-failed", "it was ended by SIGSEGV"), "failed"),
+        (Diagnostic("unusable-interpreter", "it cannot be started"), "clean"),  # of a folder, whose files are judged
+        (STALE, "failed"),
+    ],
+)
+def test_what_could_not_be_checked_is_never_known(file: Path, finding: Diagnostic, verdict: str) -> None:
+    compared = compare([result(finding, verdict=verdict)], file)
+    assert json.loads(file.read_text())["findings"] == []
+    assert compared.results[0].findings == (finding,)
+    file.write_text(json.dumps({"version": 1, "findings": [_entry("vllm:BertModel", finding)]}))
+    assert compare([result(finding, verdict=verdict)], file).results[0].findings == (finding,)
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"version": 2, "findings": []}', '{"version": 1, "findings": [{"rule": 1}]}', "\xff\xfe"])

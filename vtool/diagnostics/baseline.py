@@ -15,6 +15,9 @@ from vtool.diagnostics.result import Result
 
 _NUMBER = re.compile(r"0x[0-9a-f]+|\d+(?:[.,]\d+)*(?:e[+-]?\d+)?", re.IGNORECASE)
 _KNOWN = " (known: in the baseline)"
+_NOTHING_CHECKED = ("unknown-subject", "unusable-interpreter", "load-failed")
+"""Rules that say that something was not checked, which can be known and is still not checked."""
+_JUDGED = ("clean", "unsafe")
 _INSTALLED = re.compile(r"\S*/site-packages/")
 
 
@@ -45,20 +48,20 @@ def compare(results: Sequence[Result], file: Path) -> Compared:
     """Record the errors and warnings of these results where there is no such file; otherwise find what the file knows among them.
 
     A finding is known by its subject, rule, parameter, tensors, file and message, without line numbers or any other number in the message.
-    Of findings that are alike in all of that, as many are known as were recorded. Subjects without a verdict have nothing gone.
+    Of findings that are alike in all of that, as many are known as were recorded. What was not checked is neither recorded nor known.
 
     Raises:
         Findings: `unusable-baseline`, for a file that is no baseline or cannot be written.
     """
     if not file.exists():
-        entries = [_entry(result.subject, finding) for result in results for finding in result.findings if finding.severity != "note"]
+        entries = [_entry(result.subject, finding) for result in results for finding in result.findings if _counts(result, finding)]
         _write(file, entries)
         left = Counter(map(_key, entries))
         marked, _ = _mark(results, left.copy())
         return Compared(marked, True, len(entries), ())
     entries = _read(file)
     marked, left = _mark(results, Counter(map(_key, entries)))
-    judged = {result.subject for result in results if result.verdict in ("clean", "unsafe")}
+    judged = {result.subject for result in results if result.verdict in _JUDGED}
     gone = []
     for entry in entries:
         if left[_key(entry)] and entry["subject"] in judged:
@@ -79,13 +82,18 @@ def _mark(results: Sequence[Result], left: Counter[str]) -> tuple[tuple[Result, 
         findings = []
         for finding in result.findings:
             key = _key(_entry(result.subject, finding))
-            if finding.severity == "note" or not left[key]:
+            if not _counts(result, finding) or not left[key]:
                 findings.append(finding)
                 continue
             left[key] -= 1
             findings.append(replace(finding, severity="note", message=finding.message + _KNOWN))
         marked.append(replace(result, findings=tuple(findings)))
     return tuple(marked), left
+
+
+def _counts(result: Result, finding: Diagnostic) -> bool:
+    """Whether it is a finding of a check that was made."""
+    return finding.severity != "note" and result.verdict in _JUDGED and finding.rule not in _NOTHING_CHECKED
 
 
 def _entry(subject: str, finding: Diagnostic) -> dict[str, Any]:
