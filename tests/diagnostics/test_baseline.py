@@ -1,6 +1,7 @@
 """A baseline: only what is new counts."""
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -62,6 +63,18 @@ def test_another_environment_is_the_same_finding(file: Path) -> None:
     compare([result(replace(STALE, origin=Origin("/a/lib/python3.11/site-packages/vllm/bert.py", 508)))], file)
     compared = compare([result(replace(STALE, origin=Origin("/b/lib/python3.12/site-packages/vllm/bert.py", 9)))], file)
     assert exit_code(compared.results) == 0
+
+
+@pytest.mark.parametrize("place", ["src/x.py", "../src/x.py"])
+def test_another_checkout_is_the_same_finding(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name / "work").mkdir(parents=True)
+        monkeypatch.chdir(tmp_path / name / "work")
+        compared = compare([result(replace(STALE, origin=Origin(os.path.abspath(place), 3)))], file)
+    assert exit_code(compared.results) == 0
+    assert not compared.gone
+    elsewhere = replace(STALE, origin=Origin(os.path.abspath("src/y.py"), 3))
+    assert exit_code(compare([result(elsewhere)], file).results) == 1
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from vtool.diagnostics.diagnostic import Diagnostic, Findings, Origin
+from vtool.diagnostics.places import file_of
 from vtool.diagnostics.result import Result
 
 _NUMBER = re.compile(r"0x[0-9a-f]+|\d+(?:[.,]\d+)*(?:e[+-]?\d+)?", re.IGNORECASE)
@@ -103,10 +104,19 @@ def _entry(subject: str, finding: Diagnostic) -> dict[str, Any]:
         "rule": finding.rule,
         "parameter": finding.parameter,
         "tensors": list(finding.tensors) if finding.tensors else None,
-        "file": finding.origin and _INSTALLED.sub("", finding.origin.file),
+        "file": _file(finding.origin),
         "message": finding.message,
     }
     return {name: value for name, value in fields.items() if value is not None}
+
+
+def _file(origin: Origin | None) -> str | None:
+    """What is the same in another checkout, and in another environment: the path in the working folder, in site-packages, or the name."""
+    file = file_of(origin)
+    if file is None or not os.path.isabs(file):
+        return file
+    installed = _INSTALLED.sub("", file)
+    return os.path.basename(file) if installed == file else installed
 
 
 def _key(entry: dict[str, Any]) -> str:
