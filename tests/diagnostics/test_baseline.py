@@ -107,6 +107,13 @@ def test_nothing_is_gone_of_what_was_not_judged(file: Path, verdict: str) -> Non
     assert not compare([result(verdict=verdict)], file).gone
 
 
+@pytest.mark.parametrize("checks", [{"bad-header": "passed"}, {"nonfinite-value": "not-run"}])
+def test_nothing_is_gone_that_was_not_looked_for(file: Path, checks: dict[str, str]) -> None:
+    compare([result(STALE)], file)
+    assert not compare([replace(result(verdict="clean"), checks=checks)], file).gone
+    assert compare([replace(result(verdict="clean"), checks={"nonfinite-value": "passed"})], file).gone
+
+
 @pytest.mark.parametrize(
     ("finding", "verdict"),
     [

@@ -33,7 +33,7 @@ class Compared:
     known: int
     """How many findings the baseline has, or now holds."""
     gone: tuple[str, ...]
-    """What the baseline has of these subjects, and is no longer found."""
+    """What the baseline has of these subjects, was looked for again, and is no longer found."""
 
     def lines(self, file: Path) -> list[str]:
         """What to tell the user, beside the findings."""
@@ -62,10 +62,16 @@ def compare(results: Sequence[Result], file: Path) -> Compared:
         return Compared(marked, True, len(entries), ())
     entries = _read(file)
     marked, left = _mark(results, Counter(map(_key, entries)))
-    judged = {result.subject for result in results if result.verdict in _JUDGED}
+    asked = {
+        (result.subject, rule)
+        for result in results
+        if result.verdict in _JUDGED
+        for rule, state in result.checks.items()
+        if state in ("passed", "failed")
+    }
     gone = []
     for entry in entries:
-        if left[_key(entry)] and entry["subject"] in judged:
+        if left[_key(entry)] and (entry["subject"], entry["rule"]) in asked:
             left[_key(entry)] -= 1
             gone.append(f"{entry['subject']}: {entry['rule']}: {entry['message']}")
     known = sum(1 for one in marked for finding in one.findings if finding.message.endswith(_KNOWN))
