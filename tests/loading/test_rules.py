@@ -204,6 +204,25 @@ def test_an_exception_on_the_way_is_loud_and_so_a_warning() -> None:
     assert "a part is missing" in found[0].message
 
 
+def test_a_check_that_does_not_exist_is_not_passed() -> None:
+    with pytest.raises(ValueError, match="`stale-referense`; did you mean `stale-reference`"):
+        check_load_weights(models.KeepsAll, models.checkpoint(), checks=["stale-referense"])
+    with pytest.raises(ValueError, match="names no check"):
+        check_load_weights(models.KeepsAll, models.checkpoint(), checks=[])
+
+
+def test_a_class_that_cannot_be_made_again_has_not_passed() -> None:
+    made = []
+
+    def once() -> models.Good:
+        made.append(1)
+        assert len(made) < 3, "no more of them"
+        return models.Good()
+
+    with pytest.raises(Findings, match="load-failed .* no more of them"):
+        check_load_weights(once, models.checkpoint())
+
+
 def test_a_fixture_is_there_for_model_authors(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         """

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .audit import audit, text_of
 from .state import named_tensors
-from .subject import LoadFailed, NotRun, Subject
+from .subject import LoadFailed, Subject
 from .twin import random_values
 
 
@@ -93,14 +93,12 @@ def of_factory(factory: Callable[[], Any], checkpoint: Mapping[str, Tensor] | No
 def facts_of(
     factory: Callable[[], Any], checkpoint: Mapping[str, Tensor], checks: Sequence[str], slots: int, sources: Sequence[str]
 ) -> dict[str, Any]:
-    """The facts of a subject that is checked in this process."""
-    made = of_factory(factory, checkpoint)
+    """The facts of a subject that is checked in this process. What is not judged has failed: it is all of the user's own."""
     try:
+        made = of_factory(factory, checkpoint)
         found = audit(made, checks, slots, sources)
-    except NotRun as why:
-        return {"status": "not-run", "reason": str(why)}
-    except LoadFailed as why:
-        return {"status": "failed", "reason": str(why)}
+    except Exception as error:
+        return {"status": "failed", "reason": text_of(error)}
     return {"status": "judged", "origin": made.origin, "streams": made.streams, "about": made.about, "checks": found, "paths": {}}
 
 
