@@ -42,6 +42,22 @@ def test_a_function_of_a_file_is_judged_in_a_process_of_its_own() -> None:
     assert found["KeepsAll"]["details"]["stale-reference"]["smallest_safe_slots"] == 7
 
 
+def test_what_fails_after_the_first_load_is_a_finding() -> None:
+    found = results(*(f"python:{MODELS}:{name}" for name in ("LacksAPackage", "only_twice")), status=1)
+    assert "no more of them" in found["only_twice"]["findings"][0]["message"]
+    assert found["only_twice"]["verdict"] == "failed"
+    (raised,) = found["LacksAPackage"]["findings"]
+    assert (raised["rule"], raised["severity"]) == ("chunk-dependent", "warning")
+    assert "no package joins the parts" in raised["message"]
+
+
+@pytest.mark.parametrize("index", ["{nope", "[]", '{"weight_map": {"a": 1}}'])
+def test_a_checkpoint_with_a_broken_index_is_a_finding(tmp_path: Path, index: str) -> None:
+    (tmp_path / "model.safetensors.index.json").write_text(index)
+    found = results(f"python:{MODELS}:Good", "--checkpoint", str(tmp_path), status=1)["Good"]
+    assert f"{tmp_path} cannot be read" in found["findings"][0]["message"]
+
+
 def test_a_factory_that_hangs_is_stopped() -> None:
     found = results(f"python:{MODELS}:hangs", "limits.seconds=1", status=1)
     assert "longer than 1 seconds" in found["hangs"]["findings"][0]["message"]

@@ -61,11 +61,11 @@ class Audit:
         self.subject.load(model, source)
         return model
 
-    def unlike_reference(self, load: Callable[[], Any]) -> list[Check]:
-        """What is other than after the first load: parameters and buffers, or an exception."""
+    def unlike_reference(self, load: Callable[[], Any], passed_on: tuple[type[Exception], ...] = ()) -> list[Check]:
+        """What is other than after the first load: parameters and buffers, or an exception that is not `passed_on`."""
         try:
             seen = snapshot(load())
-        except ImportError:
+        except passed_on:
             raise
         except Exception as error:
             return [{"kind": "raises", "seen": text_of(error)}]
@@ -318,7 +318,7 @@ def _real(it: Audit) -> dict[str, str]:
 
 def _unlike(it: Audit, source: Iterable[Named]) -> list[str]:
     """The parameters and buffers that come out wrong, or an exception."""
-    items = it.unlike_reference(lambda: it.load(source))
+    items = it.unlike_reference(lambda: it.load(source), (ImportError,))
     raised = [f"{RAISED}{item['seen']}" for item in items if item["kind"] == "raises"]
     return raised or [item["parameter"] for item in items]
 

@@ -107,14 +107,12 @@ def read_folder(folder: Path) -> dict[str, Tensor]:
     from safetensors.torch import load_file
 
     index = folder / "model.safetensors.index.json"
-    files = (
-        sorted(set(json.loads(index.read_text())["weight_map"].values()))
-        if index.exists()
-        else sorted(path.name for path in folder.glob("*.safetensors"))
-    )
     tensors: dict[str, Tensor] = {}
     try:
-        for file in files:
+        files = (
+            json.loads(index.read_text())["weight_map"].values() if index.exists() else [path.name for path in folder.glob("*.safetensors")]
+        )
+        for file in sorted(set(files)):
             tensors |= load_file(folder / file)
     except Exception as error:
         raise LoadFailed(f"{folder} cannot be read: {text_of(error)}") from error
