@@ -211,6 +211,20 @@ def test_a_check_that_does_not_exist_is_not_passed() -> None:
         check_load_weights(models.KeepsAll, models.checkpoint(), checks=[])
 
 
+def test_arguments_that_check_nothing_are_refused() -> None:
+    with pytest.raises(ValueError, match="`slots` is 0"):
+        check_load_weights(models.Good, models.checkpoint(), slots=0)
+    with pytest.raises(ValueError, match="`checkpoint` has no tensors"):
+        check_load_weights(models.Good, {})
+
+
+@pytest.mark.parametrize(("factory", "words"), [(models.raises, "no such luck"), (models.not_a_model, "no load_weights()")])
+def test_what_is_no_model_is_a_finding(factory: type, words: str) -> None:
+    (finding,) = errors(factory)
+    assert finding.rule == "load-failed"
+    assert words in finding.message
+
+
 def test_a_class_that_cannot_be_made_again_has_not_passed() -> None:
     made = []
 

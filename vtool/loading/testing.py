@@ -46,6 +46,10 @@ def check_load_weights(
             raise ValueError("; ".join(filter(None, [f"no check of a class is named `{name}`", did_you_mean(near(name, ASKED))])))
     if not checks:
         raise ValueError("`checks` names no check")
+    if slots < 1:
+        raise ValueError(f"`slots` is {slots}, and a tensor that is given is valid at least until the next is asked for: 1 or more")
+    if not checkpoint:
+        raise ValueError("`checkpoint` has no tensors")
     facts = facts_of(factory, checkpoint, checks, slots, LoadCheck.model_fields["sources"].default)
     result = judge(getattr(factory, "__qualname__", "factory"), facts, checks, allow)
     if errors := [finding for finding in result.findings if finding.severity == "error"]:
