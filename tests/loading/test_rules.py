@@ -233,7 +233,7 @@ def test_a_class_that_cannot_be_made_again_has_not_passed() -> None:
         assert len(made) < 3, "no more of them"
         return models.Good()
 
-    with pytest.raises(Findings, match="load-failed .* no more of them"):
+    with pytest.raises(Findings, match=r"load-failed .* no more of them"):
         check_load_weights(once, models.checkpoint())
 
 
