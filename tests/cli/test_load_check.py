@@ -58,6 +58,13 @@ def test_a_checkpoint_with_a_broken_index_is_a_finding(tmp_path: Path, index: st
     assert f"{tmp_path} cannot be read" in found["findings"][0]["message"]
 
 
+def test_a_factory_that_ends_its_process_is_told_with_its_status_and_last_words() -> None:
+    found = results(f"python:{MODELS}:exits", f"python:{MODELS}:leaves", status=1)
+    message = {name: result["findings"][0]["message"] for name, result in found.items()}
+    assert "it exited with status 3, its last words: no licence was found (at: exits())" in message["exits"]
+    assert "it exited with status 4, its last words: SystemExit: 4 (at: leaves())" in message["leaves"]
+
+
 def test_a_factory_that_hangs_is_stopped() -> None:
     found = results(f"python:{MODELS}:hangs", "limits.seconds=1", status=1)
     assert "longer than 1 seconds" in found["hangs"]["findings"][0]["message"]

@@ -1,6 +1,8 @@
 """Small classes with `load_weights`, one right and one wrong for each rule. A file for `vtool load-check python:…` too."""
 
 import itertools
+import os
+import sys
 import time
 from collections.abc import Iterable
 
@@ -174,6 +176,15 @@ def only_twice() -> Good:
 
 def raises() -> Good:
     raise RuntimeError("no such luck")
+
+
+def exits() -> Good:
+    print("no licence was found", flush=True)
+    os._exit(3)
+
+
+def leaves() -> Good:
+    sys.exit(4)
 
 
 def hangs() -> Good:
