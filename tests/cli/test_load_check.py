@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import tests.loading.models
+from tests.loading.checkpoint.folders import f32, folder
 from vtool.diagnostics.rules_loading import OF_VLLM
 
 ROOT = Path(__file__).parents[2]
@@ -235,6 +236,17 @@ def test_all_of_a_framework_ends_with_a_table_and_what_was_not_run() -> None:
     table = done.stdout.splitlines()
     assert next(line for line in table if line.startswith("unwritten-parameter")).split() == ["unwritten-parameter", "2", "0", "0"]
     assert "not run" in table[-1]
+
+
+def test_a_reason_is_told_once_and_of_several_subjects_with_its_own(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        folder(tmp_path / name, model={"x": f32(2)})
+    one = load_check(f"{tmp_path}/a", "--python", sys.executable, "limits.memory_mib=64")
+    assert one.stdout.splitlines()[-1].startswith("not run: 12 checks: the weights take")
+    assert one.stdout.splitlines()[-1].count("the weights take") == 1
+    both = load_check(f"{tmp_path}/a", f"{tmp_path}/b", "--python", sys.executable, "limits.memory_mib=64").stdout.splitlines()
+    for name in ("a", "b"):
+        assert sum(line.startswith(f"{tmp_path}/{name}: not run: stale-reference, ") for line in both) == 1
 
 
 def test_on_a_terminal_the_progress_is_one_line() -> None:
