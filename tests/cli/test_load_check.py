@@ -81,6 +81,14 @@ def test_a_checkpoint_of_a_folder_takes_the_place_of_the_files_own(tmp_path: Pat
     assert [finding["parameter"] for finding in found["findings"]] == ["o.bias"]
 
 
+def test_values_that_nobody_gave_are_not_called_the_users_own(tmp_path: Path) -> None:
+    alone = "from tests.loading.models import Good\nclass Alone(Good):\n    def place(self, name):\n        return dict(self.state_dict())[name]\n"
+    (tmp_path / "alone.py").write_text(f"import sys\nsys.path.insert(0, {str(ROOT)!r})\n{alone}")
+    found = results(f"python:{tmp_path}/alone.py:Alone", f"python:{MODELS}:Good", status=0)
+    told = {name: result["details"]["subject"]["checkpoint"] for name, result in found.items()}
+    assert told == {"Alone": "random values under its own parameters' names", "Good": "the user's own"}
+
+
 def test_settings_choose_the_checks() -> None:
     found = results(f"python:{MODELS}:KeepsAll", "checks=[stale-reference,order-dependent]", "sources=[owned,shuffled]", status=0)[
         "KeepsAll"

@@ -70,7 +70,9 @@ def of_factory(factory: Callable[[], Any], checkpoint: Mapping[str, Tensor] | No
     for method in ("load_weights", "named_parameters"):
         if not callable(getattr(made, method, None)):
             raise LoadFailed(f"what the factory makes, a {type(made).__name__}, has no {method}()")
+    about: dict[str, Any] = {"class": f"{type(made).__module__}.{type(made).__name__}"}
     if checkpoint is None:
+        about["own_names"] = True
         kept = set(made.state_dict()) if isinstance(made, torch.nn.Module) else None
         own = {name: tensor.detach() for name, tensor in named_tensors(made).items() if kept is None or name in kept}
         checkpoint = random_values(own)
@@ -86,7 +88,7 @@ def of_factory(factory: Callable[[], Any], checkpoint: Mapping[str, Tensor] | No
         load=lambda model, weights: model.load_weights(weights),
         origin="given",
         code=tuple({os.path.dirname(place["file"])} if place else ()),
-        about={"class": f"{type(made).__module__}.{type(made).__name__}", **place},
+        about=about | place,
     )
 
 
