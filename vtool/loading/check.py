@@ -52,7 +52,7 @@ def check_subjects(
         typed: what the user wrote, for a name of the settings that was made from it.
 
     Raises:
-        Findings: `unknown-subject`, before anything is run, for what is no subject.
+        Findings: before anything is run: `unknown-subject`, for what is no subject; `ignored-setting`, for what nothing here would use.
     """
     named = list(dict.fromkeys(parse(text, typed.get(text)) for text in settings.subjects.names))
     whole = settings.subjects.all
@@ -63,8 +63,18 @@ def check_subjects(
     if named and settings.subjects.match != ANY:
         message = f"subjects.match is {settings.subjects.match}, but the subjects are named"
         raise Findings(
-            Diagnostic("ignored-setting", message, "ask for --all of a framework, or leave it out", "subjects.match"), fatal=True
+            Diagnostic("ignored-setting", message, "ask for --all of a framework, or leave it out", "subjects.match", severity="error"),
+            fatal=True,
         )
+    ignored = []
+    if checkpoint is not None and all(subject.host != "python" for subject in named):
+        message = "--checkpoint is what python: subjects are loaded from, and none is named"
+        ignored.append(Diagnostic("ignored-setting", message, "leave it out, or name python:FILE.py:factory", severity="error"))
+    if digest and all(subject.host != FOLDER for subject in named):
+        message = "--digest is of a folder's files, and none is named"
+        ignored.append(Diagnostic("ignored-setting", message, "leave it out, or name a folder", severity="error"))
+    if ignored:
+        raise Findings(ignored, fatal=True)
     asked = asked_checks(settings)
     folders: dict[str, Folder] = {}
     waiting: dict[str, list[Named]] = {}
