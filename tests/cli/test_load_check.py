@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import tests.loading.models
+from tests.loading.checkpoint.folders import f32, folder
 from vtool.diagnostics.rules_loading import OF_VLLM
 
 ROOT = Path(__file__).parents[2]
@@ -42,6 +43,29 @@ def test_a_function_of_a_file_is_judged_in_a_process_of_its_own() -> None:
     assert found["KeepsAll"]["details"]["stale-reference"]["smallest_safe_slots"] == 7
 
 
+def test_what_fails_after_the_first_load_is_a_finding() -> None:
+    found = results(*(f"python:{MODELS}:{name}" for name in ("LacksAPackage", "only_twice")), status=1)
+    assert "no more of them" in found["only_twice"]["findings"][0]["message"]
+    assert found["only_twice"]["verdict"] == "failed"
+    (raised,) = found["LacksAPackage"]["findings"]
+    assert (raised["rule"], raised["severity"]) == ("chunk-dependent", "warning")
+    assert "no package joins the parts" in raised["message"]
+
+
+@pytest.mark.parametrize("index", ["{nope", "[]", '{"weight_map": {"a": 1}}'])
+def test_a_checkpoint_with_a_broken_index_is_a_finding(tmp_path: Path, index: str) -> None:
+    (tmp_path / "model.safetensors.index.json").write_text(index)
+    found = results(f"python:{MODELS}:Good", "--checkpoint", str(tmp_path), status=1)["Good"]
+    assert f"{tmp_path} cannot be read" in found["findings"][0]["message"]
+
+
+def test_a_factory_that_ends_its_process_is_told_with_its_status_and_last_words() -> None:
+    found = results(f"python:{MODELS}:exits", f"python:{MODELS}:leaves", status=1)
+    message = {name: result["findings"][0]["message"] for name, result in found.items()}
+    assert "it exited with status 3, its last words: no licence was found (at: exits())" in message["exits"]
+    assert "it exited with status 4, its last words: SystemExit: 4 (at: leaves())" in message["leaves"]
+
+
 def test_a_factory_that_hangs_is_stopped() -> None:
     found = results(f"python:{MODELS}:hangs", "limits.seconds=1", status=1)
     assert "longer than 1 seconds" in found["hangs"]["findings"][0]["message"]
@@ -55,6 +79,15 @@ def test_a_checkpoint_of_a_folder_takes_the_place_of_the_files_own(tmp_path: Pat
     save_file(tensors, tmp_path / "model.safetensors")
     found = results(f"python:{MODELS}:Good", "--checkpoint", str(tmp_path), status=1)["Good"]
     assert [finding["parameter"] for finding in found["findings"]] == ["o.bias"]
+
+
+def test_values_that_nobody_gave_are_not_called_the_users_own(tmp_path: Path) -> None:
+    place = "    def place(self, name):\n        return dict(self.state_dict())[name]\n"
+    alone = f"from tests.loading.models import Good\nclass Alone(Good):\n{place}"
+    (tmp_path / "alone.py").write_text(f"import sys\nsys.path.insert(0, {str(ROOT)!r})\n{alone}")
+    found = results(f"python:{tmp_path}/alone.py:Alone", f"python:{MODELS}:Good", status=0)
+    told = {name: result["details"]["subject"]["checkpoint"] for name, result in found.items()}
+    assert told == {"Alone": "random values under its own parameters' names", "Good": "the user's own"}
 
 
 def test_settings_choose_the_checks() -> None:
@@ -75,6 +108,10 @@ def test_settings_choose_the_checks() -> None:
         (["BertModel"], "is no subject"),
         (["vllm:BertModel", "--python", "/no/such/python"], "cannot be started"),
         (["vllm:BertModel", "slotz=2"], "did you mean `slots`?"),
+        (["vllm:BertModel", "subjects.match=x"], "error[ignored-setting"),
+        (["vllm:BertModel", "--checkpoint", "/tmp"], "error[ignored-setting"),
+        (["--all", "vllm", "--checkpoint", "/tmp"], "none is named"),
+        ([f"python:{MODELS}:Good", "--digest"], "error[ignored-setting"),
         (["vllm_all", "run.name=x"], "there is no setting `run`"),
         (["sglang:LlamaForCausalLM", "--python", sys.executable], "cannot import sglang"),
     ],
@@ -225,6 +262,17 @@ def test_all_of_a_framework_ends_with_a_table_and_what_was_not_run() -> None:
     table = done.stdout.splitlines()
     assert next(line for line in table if line.startswith("unwritten-parameter")).split() == ["unwritten-parameter", "2", "0", "0"]
     assert "not run" in table[-1]
+
+
+def test_a_reason_is_told_once_and_of_several_subjects_with_its_own(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        folder(tmp_path / name, model={"x": f32(2)})
+    one = load_check(f"{tmp_path}/a", "--python", sys.executable, "limits.memory_mib=64")
+    assert one.stdout.splitlines()[-1].startswith("not run: 12 checks: the weights take")
+    assert one.stdout.splitlines()[-1].count("the weights take") == 1
+    both = load_check(f"{tmp_path}/a", f"{tmp_path}/b", "--python", sys.executable, "limits.memory_mib=64").stdout.splitlines()
+    for name in ("a", "b"):
+        assert sum(line.startswith(f"{tmp_path}/{name}: not run: stale-reference, ") for line in both) == 1
 
 
 def test_on_a_terminal_the_progress_is_one_line() -> None:

@@ -148,6 +148,20 @@ class TestOwnRecipes:
         assert load_run(str(tmp_path / "mine.yaml")).run.kind == "sft"
 
 
+class TestKinds:
+    def test_settings_of_no_known_kind_are_not_held_against_those_of_another(self, tmp_path: Path) -> None:
+        (tmp_path / "mine.yaml").write_text("kind: load_chek\nsubjects: {names: [vllm:BertModel]}\nslots: 2\n")
+        examined = examine(str(tmp_path / "mine.yaml"))
+        (finding,) = examined.findings
+        assert (finding.rule, finding.parameter, finding.help) == ("unknown-choice", "kind", "did you mean `load_check`?")
+        assert finding.origin is not None
+        assert finding.origin.line == 1
+        assert examined.checks["unknown-key"] == "not-run"
+
+    def test_a_kind_that_is_no_word_is_refused(self) -> None:
+        assert rules(*refused("digits", "kind=[3]")) == ["unknown-choice"]
+
+
 class TestGroups:
     """`optim=adamw` picks a file; `optim={…}` and `optim.lr=…` set values."""
 

@@ -1,13 +1,14 @@
 """A baseline: only what is new counts."""
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from vtool.diagnostics import Diagnostic, Findings, Origin
-from vtool.diagnostics.baseline import compare
+from vtool.diagnostics.baseline import _entry, compare
 from vtool.diagnostics.result import Result, exit_code
 
 STALE = Diagnostic("nonfinite-value", "3 NaN at line 508", parameter="q", tensors=("q.weight",), origin=Origin("bert.py", 508))
@@ -64,6 +65,18 @@ def test_another_environment_is_the_same_finding(file: Path) -> None:
     assert exit_code(compared.results) == 0
 
 
+@pytest.mark.parametrize("place", ["src/x.py", "../src/x.py"])
+def test_another_checkout_is_the_same_finding(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name / "work").mkdir(parents=True)
+        monkeypatch.chdir(tmp_path / name / "work")
+        compared = compare([result(replace(STALE, origin=Origin(os.path.abspath(place), 3)))], file)
+    assert exit_code(compared.results) == 0
+    assert not compared.gone
+    elsewhere = replace(STALE, origin=Origin(os.path.abspath("src/y.py"), 3))
+    assert exit_code(compare([result(elsewhere)], file).results) == 1
+
+
 @pytest.mark.parametrize(
     "new",
     [
@@ -92,6 +105,30 @@ def test_as_many_alike_are_known_as_were_recorded(file: Path) -> None:
 def test_nothing_is_gone_of_what_was_not_judged(file: Path, verdict: str) -> None:
     compare([result(STALE), result(STALE, subject="vllm:Other")], file)
     assert not compare([result(verdict=verdict)], file).gone
+
+
+@pytest.mark.parametrize("checks", [{"bad-header": "passed"}, {"nonfinite-value": "not-run"}])
+def test_nothing_is_gone_that_was_not_looked_for(file: Path, checks: dict[str, str]) -> None:
+    compare([result(STALE)], file)
+    assert not compare([replace(result(verdict="clean"), checks=checks)], file).gone
+    assert compare([replace(result(verdict="clean"), checks={"nonfinite-value": "passed"})], file).gone
+
+
+@pytest.mark.parametrize(
+    ("finding", "verdict"),
+    [
+        (Diagnostic("unknown-subject", "no class `BertModl`"), "not-run"),
+        (Diagnostic("load-failed", "it was ended by SIGSEGV"), "failed"),
+        (Diagnostic("unusable-interpreter", "it cannot be started"), "clean"),  # of a folder, whose files are judged
+        (STALE, "failed"),
+    ],
+)
+def test_what_could_not_be_checked_is_never_known(file: Path, finding: Diagnostic, verdict: str) -> None:
+    compared = compare([result(finding, verdict=verdict)], file)
+    assert json.loads(file.read_text())["findings"] == []
+    assert compared.results[0].findings == (finding,)
+    file.write_text(json.dumps({"version": 1, "findings": [_entry("vllm:BertModel", finding)]}))
+    assert compare([result(finding, verdict=verdict)], file).results[0].findings == (finding,)
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"version": 2, "findings": []}', '{"version": 1, "findings": [{"rule": 1}]}', "\xff\xfe"])

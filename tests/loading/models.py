@@ -1,6 +1,8 @@
 """Small classes with `load_weights`, one right and one wrong for each rule. A file for `vtool load-check python:…` too."""
 
 import itertools
+import os
+import sys
 import time
 from collections.abc import Iterable
 
@@ -202,8 +204,37 @@ class Random(Good):
         super().put(name, tensor + noise)
 
 
+class LacksAPackage(Good):
+    """Imports one where a call does not bring everything."""
+
+    def load_weights(self, weights: Weights) -> None:
+        kept = [(name, tensor.clone()) for name, tensor in weights]
+        if len(kept) < 6:
+            raise ImportError("no package joins the parts")
+        super().load_weights(kept)
+
+
+_made: list[Good] = []
+
+
+def only_twice() -> Good:
+    _made.append(Good())
+    if len(_made) > 2:
+        raise RuntimeError("no more of them")
+    return _made[-1]
+
+
 def raises() -> Good:
     raise RuntimeError("no such luck")
+
+
+def exits() -> Good:
+    print("no licence was found", flush=True)
+    os._exit(3)
+
+
+def leaves() -> Good:
+    sys.exit(4)
 
 
 def hangs() -> Good:

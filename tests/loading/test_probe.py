@@ -69,8 +69,12 @@ def test_an_interpreter_without_torch_is_told(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("end", "told"),
-    [(lambda: _held(3 * 2**30), "it took more than 2048 MiB"), (lambda: os.kill(os.getpid(), signal.SIGKILL), "it was ended by SIGKILL")],
-    ids=["grows", "crashes"],
+    [
+        (lambda: _held(3 * 2**30), "it took more than 2048 MiB"),
+        (lambda: os.kill(os.getpid(), signal.SIGKILL), "it was ended by SIGKILL"),
+        (lambda: os._exit(0), "it exited with status 0"),
+    ],
+    ids=["grows", "crashes", "leaves"],
 )
 def test_what_a_later_check_ends_keeps_what_was_found_before(end: Any, told: str, tmp_path: Path) -> None:
     def subject(name: str, work: Path, progress: Any) -> Subject:

@@ -29,8 +29,12 @@ WRONG = {
 
 
 def errors(factory: type, **more: object) -> list[Diagnostic]:
+    return errors_of(factory, models.checkpoint(), **more)
+
+
+def errors_of(factory: type, checkpoint: dict[str, torch.Tensor], **more: object) -> list[Diagnostic]:
     with pytest.raises(Findings) as raised:
-        check_load_weights(factory, models.checkpoint(), **more)
+        check_load_weights(factory, checkpoint, **more)
     return list(raised.value.diagnostics)
 
 
@@ -197,6 +201,48 @@ def test_a_tensor_that_is_read_outside_of_torch_counts_as_read() -> None:
     assert check_load_weights(ThroughNumpy, models.checkpoint()).verdict == "clean"
 
 
+class Counts(torch.nn.Module):
+    """Whole numbers, in a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("places", torch.zeros(4, dtype=torch.int32))
+        self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
+
+    def load_weights(self, weights: models.Weights) -> None:
+        for name, tensor in weights:
+            self.put(name, torch.from_numpy(tensor.numpy().copy()))
+
+    def put(self, name: str, tensor: torch.Tensor) -> None:
+        self.get_buffer(name).copy_(tensor)
+
+
+WHOLE_NUMBERS = {"places": torch.arange(4, dtype=torch.int32), "seen": torch.tensor(7)}
+
+
+def test_whole_numbers_that_are_read_outside_of_torch_count_as_read() -> None:
+    assert not check_load_weights(Counts, WHOLE_NUMBERS).findings
+
+
+def test_whole_numbers_that_no_load_may_change_are_read_too() -> None:
+    class Strict(Counts):
+        def put(self, name: str, tensor: torch.Tensor) -> None:
+            if name == "places" and tensor.tolist() != [0, 1, 2, 3]:
+                raise ValueError("not in order")
+            super().put(name, tensor)
+
+    assert not check_load_weights(Strict, WHOLE_NUMBERS).findings
+
+
+def test_whole_numbers_of_the_load_before_are_found() -> None:
+    class KeepsTheFirst(Counts):
+        def put(self, name: str, tensor: torch.Tensor) -> None:
+            if not self.get_buffer(name).any():
+                super().put(name, tensor)
+
+    assert "reload-dependent" in {finding.rule for finding in errors_of(KeepsTheFirst, WHOLE_NUMBERS)}
+
+
 def test_an_exception_on_the_way_is_loud_and_so_a_warning() -> None:
     class WholeOnly(models.Good):
         def load_weights(self, weights: models.Weights) -> None:
@@ -208,6 +254,39 @@ def test_an_exception_on_the_way_is_loud_and_so_a_warning() -> None:
     found = check_load_weights(WholeOnly, models.checkpoint(), checks=["chunk-dependent"]).findings
     assert {finding.severity for finding in found} == {"warning"}
     assert "a part is missing" in found[0].message
+
+
+def test_a_check_that_does_not_exist_is_not_passed() -> None:
+    with pytest.raises(ValueError, match="`stale-referense`; did you mean `stale-reference`"):
+        check_load_weights(models.KeepsAll, models.checkpoint(), checks=["stale-referense"])
+    with pytest.raises(ValueError, match="names no check"):
+        check_load_weights(models.KeepsAll, models.checkpoint(), checks=[])
+
+
+def test_arguments_that_check_nothing_are_refused() -> None:
+    with pytest.raises(ValueError, match="`slots` is 0"):
+        check_load_weights(models.Good, models.checkpoint(), slots=0)
+    with pytest.raises(ValueError, match="`checkpoint` has no tensors"):
+        check_load_weights(models.Good, {})
+
+
+@pytest.mark.parametrize(("factory", "words"), [(models.raises, "no such luck"), (models.not_a_model, "no load_weights()")])
+def test_what_is_no_model_is_a_finding(factory: type, words: str) -> None:
+    (finding,) = errors(factory)
+    assert finding.rule == "load-failed"
+    assert words in finding.message
+
+
+def test_a_class_that_cannot_be_made_again_has_not_passed() -> None:
+    made = []
+
+    def once() -> models.Good:
+        made.append(1)
+        assert len(made) < 3, "no more of them"
+        return models.Good()
+
+    with pytest.raises(Findings, match=r"load-failed .* no more of them"):
+        check_load_weights(once, models.checkpoint())
 
 
 def test_a_fixture_is_there_for_model_authors(pytester: pytest.Pytester) -> None:

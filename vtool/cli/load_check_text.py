@@ -115,14 +115,22 @@ def last_line(results: Sequence[Result]) -> str:
     judged = [result for result in results if result.verdict in ("clean", "unsafe")]
     rules = [rule for result in judged for rule, state in result.checks.items() if state == "not-run"]
     if len(results) == 1:
-        reasons = [f"{rule}: {judged[0].details.get(rule, {}).get('reason', 'no reason is known')}" for rule in rules]
-        said = [_reason(result) for result in missed] or reasons
-        return f"not run: {'; '.join(dict.fromkeys(said))}\n" if said else ""
+        said = [_reason(result) for result in missed] or [text for result in judged for text in _reasons(result, rules)]
+        return f"not run: {'; '.join(said)}\n" if said else ""
     parts = [f"{len(results) - len(missed)} of {len(results)} subjects judged, {len(missed)} not run"] if missed else []
     if rules:
         counted = ", ".join(f"{rule} {rules.count(rule)}" for rule in dict.fromkeys(rules))
         parts.append(f"checks not run, of judged subjects: {counted}")
     return f"{'; '.join(parts)}\n" if parts else ""
+
+
+def _reasons(result: Result, rules: Sequence[str]) -> Iterator[str]:
+    """Each reason once, behind the checks that it is of."""
+    of: dict[str, list[str]] = {}
+    for rule in rules:
+        of.setdefault(str(result.details.get(rule, {}).get("reason", "no reason is known")), []).append(rule)
+    for reason, names in of.items():
+        yield f"{', '.join(names) if len(names) <= SHOWN else f'{len(names)} checks'}: {reason}"
 
 
 def _reason(result: Result) -> str:

@@ -44,6 +44,8 @@ def validate(composed: Composed) -> Checked:
     """Check the values against the schema: findings VT101 to VT105, all of them at once."""
     values, unset = _without_open(composed.values)
     schema = schema_of(values)
+    if "kind" in values and values["kind"] not in list(KINDS):  # nothing else can be said of settings of no known kind
+        return Checked(_partial(schema, values, set()), frozenset(), (_unknown_kind(values["kind"], composed.origins),), whole=False)
     try:
         run = schema.model_validate_json(json.dumps(values, default=repr))
     except ValidationError as error:
@@ -113,6 +115,12 @@ def _unknown_choice(error: ErrorDetails, spot: Spot, origins: Origins) -> Diagno
     null = ", or null" if nullable(spot.annotation) else ""
     message = f"`{name}` takes {_listed(words)}{null}, not {_seen(given)}"
     return Diagnostic("unknown-choice", message, help, name, origins.near(name), ", ".join(words), _seen(given))
+
+
+def _unknown_kind(given: object, origins: Origins) -> Diagnostic:
+    help = did_you_mean(near(given, KINDS)) if isinstance(given, str) else None
+    message = f"`kind` takes {_listed(tuple(KINDS))}, not {_seen(given)}"
+    return Diagnostic("unknown-choice", message, help, "kind", origins.near("kind"), ", ".join(KINDS), _seen(given))
 
 
 def _unfit(rule: str, spot: Spot, given: object, origins: Origins, finite: bool = False) -> Diagnostic:

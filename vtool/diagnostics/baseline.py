@@ -11,10 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from vtool.diagnostics.diagnostic import Diagnostic, Findings, Origin
+from vtool.diagnostics.places import file_of
 from vtool.diagnostics.result import Result
 
 _NUMBER = re.compile(r"0x[0-9a-f]+|\d+(?:[.,]\d+)*(?:e[+-]?\d+)?", re.IGNORECASE)
 _KNOWN = " (known: in the baseline)"
+_NOTHING_CHECKED = ("unknown-subject", "unusable-interpreter", "load-failed")
+"""Rules that say that something was not checked, which can be known and is still not checked."""
+_JUDGED = ("clean", "unsafe")
 _INSTALLED = re.compile(r"\S*/site-packages/")
 
 
@@ -29,7 +33,7 @@ class Compared:
     known: int
     """How many findings the baseline has, or now holds."""
     gone: tuple[str, ...]
-    """What the baseline has of these subjects, and is no longer found."""
+    """What the baseline has of these subjects, was looked for again, and is no longer found."""
 
     def lines(self, file: Path) -> list[str]:
         """What to tell the user, beside the findings."""
@@ -45,23 +49,29 @@ def compare(results: Sequence[Result], file: Path) -> Compared:
     """Record the errors and warnings of these results where there is no such file; otherwise find what the file knows among them.
 
     A finding is known by its subject, rule, parameter, tensors, file and message, without line numbers or any other number in the message.
-    Of findings that are alike in all of that, as many are known as were recorded. Subjects without a verdict have nothing gone.
+    Of findings that are alike in all of that, as many are known as were recorded. What was not checked is neither recorded nor known.
 
     Raises:
         Findings: `unusable-baseline`, for a file that is no baseline or cannot be written.
     """
     if not file.exists():
-        entries = [_entry(result.subject, finding) for result in results for finding in result.findings if finding.severity != "note"]
+        entries = [_entry(result.subject, finding) for result in results for finding in result.findings if _counts(result, finding)]
         _write(file, entries)
         left = Counter(map(_key, entries))
         marked, _ = _mark(results, left.copy())
         return Compared(marked, True, len(entries), ())
     entries = _read(file)
     marked, left = _mark(results, Counter(map(_key, entries)))
-    judged = {result.subject for result in results if result.verdict in ("clean", "unsafe")}
+    asked = {
+        (result.subject, rule)
+        for result in results
+        if result.verdict in _JUDGED
+        for rule, state in result.checks.items()
+        if state in ("passed", "failed")
+    }
     gone = []
     for entry in entries:
-        if left[_key(entry)] and entry["subject"] in judged:
+        if left[_key(entry)] and (entry["subject"], entry["rule"]) in asked:
             left[_key(entry)] -= 1
             gone.append(f"{entry['subject']}: {entry['rule']}: {entry['message']}")
     known = sum(1 for one in marked for finding in one.findings if finding.message.endswith(_KNOWN))
@@ -79,13 +89,18 @@ def _mark(results: Sequence[Result], left: Counter[str]) -> tuple[tuple[Result, 
         findings = []
         for finding in result.findings:
             key = _key(_entry(result.subject, finding))
-            if finding.severity == "note" or not left[key]:
+            if not _counts(result, finding) or not left[key]:
                 findings.append(finding)
                 continue
             left[key] -= 1
             findings.append(replace(finding, severity="note", message=finding.message + _KNOWN))
         marked.append(replace(result, findings=tuple(findings)))
     return tuple(marked), left
+
+
+def _counts(result: Result, finding: Diagnostic) -> bool:
+    """Whether it is a finding of a check that was made."""
+    return finding.severity != "note" and result.verdict in _JUDGED and finding.rule not in _NOTHING_CHECKED
 
 
 def _entry(subject: str, finding: Diagnostic) -> dict[str, Any]:
@@ -95,10 +110,19 @@ def _entry(subject: str, finding: Diagnostic) -> dict[str, Any]:
         "rule": finding.rule,
         "parameter": finding.parameter,
         "tensors": list(finding.tensors) if finding.tensors else None,
-        "file": finding.origin and _INSTALLED.sub("", finding.origin.file),
+        "file": _file(finding.origin),
         "message": finding.message,
     }
     return {name: value for name, value in fields.items() if value is not None}
+
+
+def _file(origin: Origin | None) -> str | None:
+    """What is the same in another checkout, and in another environment: the path in the working folder, in site-packages, or the name."""
+    file = file_of(origin)
+    if file is None or not os.path.isabs(file):
+        return file
+    installed = _INSTALLED.sub("", file)
+    return os.path.basename(file) if installed == file else installed
 
 
 def _key(entry: dict[str, Any]) -> str:

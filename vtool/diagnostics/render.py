@@ -37,7 +37,8 @@ def render(results: Sequence[Result], format: str, *, command: str, stream: Text
             else:
                 stream.write((annotation(finding) if format == "github" else _concise(finding)) + "\n")
         if format == "full" and result.verdict != "not-run":
-            stream.writelines(f"{line}\n" for line in _missed(result))
+            whose = f"{result.subject}: " if len(results) > 1 else ""
+            stream.writelines(f"{whose}{line}\n" for line in _missed(result))
     stream.write(summary(results) + "\n")
 
 

@@ -78,7 +78,7 @@ RULES = (
     Rule(
         name="no-config",
         code="VT421",
-        summary="A folder with weights has no config.json.",
+        summary="A folder with weights has no config.json, or (an error) one that cannot be read.",
         why="No loader can tell which class the weights are for.",
         bad="a folder with model.safetensors alone",
         good="config.json beside model.safetensors",

@@ -52,19 +52,12 @@ def check_subjects(
         typed: what the user wrote, for a name of the settings that was made from it.
 
     Raises:
-        Findings: `unknown-subject`, before anything is run, for what is no subject.
+        Findings: before anything is run: `unknown-subject`, for what is no subject; `ignored-setting`, for what nothing here would use.
     """
     named = list(dict.fromkeys(parse(text, typed.get(text)) for text in settings.subjects.names))
     whole = settings.subjects.all
-    if not named and not whole:
-        raise Findings(Diagnostic("unknown-subject", "nothing is named that could be checked"), fatal=True)
-    if named and whole:
-        raise Findings(Diagnostic("unknown-subject", "either subjects are named, or all of a framework"), fatal=True)
-    if named and settings.subjects.match != ANY:
-        message = f"subjects.match is {settings.subjects.match}, but the subjects are named"
-        raise Findings(
-            Diagnostic("ignored-setting", message, "ask for --all of a framework, or leave it out", "subjects.match"), fatal=True
-        )
+    if refused := list(_refused(settings, named, checkpoint, digest)):
+        raise Findings(refused, fatal=True)
     asked = asked_checks(settings)
     folders: dict[str, Folder] = {}
     waiting: dict[str, list[Named]] = {}
@@ -87,6 +80,24 @@ def check_subjects(
             yield replace(progress, done=done, of=len(named))
     if whole:
         yield from _on_one_host(settings, whole, None, {}, checkpoint, announce)
+
+
+def _refused(settings: LoadCheck, named: Sequence[Named], checkpoint: Path | None, digest: bool) -> Iterator[Diagnostic]:
+    """Why nothing is run."""
+    whole = settings.subjects.all
+    if not named and not whole:
+        yield Diagnostic("unknown-subject", "nothing is named that could be checked")
+    if named and whole:
+        yield Diagnostic("unknown-subject", "either subjects are named, or all of a framework")
+    if named and settings.subjects.match != ANY:
+        message = f"subjects.match is {settings.subjects.match}, but the subjects are named"
+        yield Diagnostic("ignored-setting", message, "ask for --all of a framework, or leave it out", "subjects.match", severity="error")
+    if checkpoint is not None and all(subject.host != "python" for subject in named):
+        message = "--checkpoint is what python: subjects are loaded from, and none is named"
+        yield Diagnostic("ignored-setting", message, "leave it out, or name python:FILE.py:factory", severity="error")
+    if digest and all(subject.host != FOLDER for subject in named):
+        message = "--digest is of a folder's files, and none is named"
+        yield Diagnostic("ignored-setting", message, "leave it out, or name a folder", severity="error")
 
 
 def _on_one_host(

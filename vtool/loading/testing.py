@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from vtool.diagnostics import Findings
+from vtool.diagnostics.near_miss import did_you_mean, near
 from vtool.diagnostics.result import Result
 from vtool.diagnostics.rules_loading import ASKED
 
@@ -25,20 +26,30 @@ def check_load_weights(
         factory: makes a new object, with `load_weights(iterable of (name, tensor))`, `named_parameters()` and, where there,
             `named_buffers()`. It is called afresh for each load, after `torch.manual_seed(0)`.
         checkpoint: the tensors by name, in the order in which a loader gives them.
-        checks: the rules that are asked (`vtool explain stale-reference`).
-        slots: for how many requests a tensor stays valid.
+        checks: the rules that are asked (`vtool explain stale-reference`), at least one.
+        slots: for how many requests a tensor stays valid, at least one.
         allow: patterns of parameters and tensors that may be left unwritten or unread.
 
     Returns:
         The result, warnings and notes included.
 
     Raises:
-        vtool.diagnostics.Findings: every error that was found; a `ValueError`.
+        ValueError: no rule has a name of `checks`, or there is nothing to check.
+        vtool.diagnostics.Findings: every error that was found, `load-failed` where there was no verdict; a `ValueError` too.
     """
     from vtool.config.schema import LoadCheck
     from vtool.loading.probe.on_file import facts_of
     from vtool.loading.verdict import judge
 
+    for name in checks:
+        if name not in ASKED:
+            raise ValueError("; ".join(filter(None, [f"no check of a class is named `{name}`", did_you_mean(near(name, ASKED))])))
+    if not checks:
+        raise ValueError("`checks` names no check")
+    if slots < 1:
+        raise ValueError(f"`slots` is {slots}, and a tensor that is given is valid at least until the next is asked for: 1 or more")
+    if not checkpoint:
+        raise ValueError("`checkpoint` has no tensors")
     facts = facts_of(factory, checkpoint, checks, slots, LoadCheck.model_fields["sources"].default)
     result = judge(getattr(factory, "__qualname__", "factory"), facts, checks, allow)
     if errors := [finding for finding in result.findings if finding.severity == "error"]:

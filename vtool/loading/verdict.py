@@ -76,7 +76,7 @@ def _subject(facts: Facts) -> dict[str, Any]:
     """
     about = facts["about"]
     checkpoint = {
-        "given": "the user's own",
+        "given": "random values under its own parameters' names" if about.get("own_names") else "the user's own",
         "twin": f"of transformers' {about.get('like')} at tiny size" if about.get("like") else "of the class itself at tiny size",
         "discovered": "names that the class was found to take",
     }

@@ -136,6 +136,10 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "a value is NaN": (break_value, "nonfinite-value", "error"),
     "a pickle lies beside": (lambda path: (path / "pytorch_model.bin").write_bytes(b"\x80\x04."), "unsafe-format", "note"),
     "config.json is gone": (lambda path: (path / "config.json").unlink(), "no-config", "warning"),
+    "config.json is not JSON": (lambda path: (path / "config.json").write_text("{nope"), "no-config", "error"),
+    "config.json is a list": (lambda path: (path / "config.json").write_text("[]"), "no-config", "error"),
+    "config.json is a folder": (lambda path: (path / "config.json").unlink() or (path / "config.json").mkdir(), "no-config", "error"),
+    "config.json says it twice": (lambda path: (path / "config.json").write_text('{"a": 1, "a": 2}'), "no-config", "warning"),
     "total_size is wrong": (
         lambda path: index(path, json.loads((path / "model.safetensors.index.json").read_text())["weight_map"], 89),
         "index-mismatch",

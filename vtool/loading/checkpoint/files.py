@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vtool.diagnostics import Diagnostic, Origin
+from vtool.diagnostics.diagnostic import Severity
+from vtool.loading.checkpoint import strict_json
 from vtool.loading.checkpoint.headers import named
 
 INDEX = "model.safetensors.index.json"
@@ -44,9 +46,30 @@ def list_folder(folder: Path) -> tuple[Files, list[Diagnostic]]:
         findings.append(_no_weights(folder, entries))
     elif not any((folder / name).exists() for name in _CONFIGS):
         findings.append(Diagnostic("no-config", f"{folder} has weights, and no config.json", origin=Origin(str(folder))))
+    if (folder / "config.json").exists():
+        findings += _config(folder / "config.json")
     for file in (*safetensors, *indexes, folder / "config.json"):
         findings += outside_link(file, folder)
     return Files(safetensors, index), findings
+
+
+def _config(file: Path) -> list[Diagnostic]:
+    """What is wrong with a config.json by itself. It is read in any case: the class that would be asked may not be at hand."""
+
+    def bad(message: str, severity: Severity | None = "error") -> Diagnostic:
+        return Diagnostic("no-config", f"{file.name}: {message}", origin=Origin(str(file)), severity=severity)
+
+    if not file.is_file():
+        return [bad("it is not a regular file")]
+    try:
+        content, repeated = strict_json.parse(file.read_bytes())
+    except OSError as error:
+        return [bad(f"it cannot be read: {error.strerror}")]
+    except ValueError as error:
+        return [bad(f"it is not JSON: {error}")]
+    if not isinstance(content, dict):
+        return [bad("it is not a JSON object")]
+    return [bad(f"`{name}` is there twice, and readers take the last", None) for name in repeated]
 
 
 def outside_link(file: Path, folder: Path) -> list[Diagnostic]:

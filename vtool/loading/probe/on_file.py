@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .audit import audit, text_of
 from .state import named_tensors
-from .subject import LoadFailed, NotRun, Subject
+from .subject import LoadFailed, Subject
 from .twin import random_values
 
 
@@ -70,7 +70,9 @@ def of_factory(factory: Callable[[], Any], checkpoint: Mapping[str, Tensor] | No
     for method in ("load_weights", "named_parameters"):
         if not callable(getattr(made, method, None)):
             raise LoadFailed(f"what the factory makes, a {type(made).__name__}, has no {method}()")
+    about: dict[str, Any] = {"class": f"{type(made).__module__}.{type(made).__name__}"}
     if checkpoint is None:
+        about["own_names"] = True
         kept = set(made.state_dict()) if isinstance(made, torch.nn.Module) else None
         own = {name: tensor.detach() for name, tensor in named_tensors(made).items() if kept is None or name in kept}
         checkpoint = random_values(own)
@@ -86,21 +88,19 @@ def of_factory(factory: Callable[[], Any], checkpoint: Mapping[str, Tensor] | No
         load=lambda model, weights: model.load_weights(weights),
         origin="given",
         code=tuple({os.path.dirname(place["file"])} if place else ()),
-        about={"class": f"{type(made).__module__}.{type(made).__name__}", **place},
+        about=about | place,
     )
 
 
 def facts_of(
     factory: Callable[[], Any], checkpoint: Mapping[str, Tensor], checks: Sequence[str], slots: int, sources: Sequence[str]
 ) -> dict[str, Any]:
-    """The facts of a subject that is checked in this process."""
-    made = of_factory(factory, checkpoint)
+    """The facts of a subject that is checked in this process. What is not judged has failed: it is all of the user's own."""
     try:
+        made = of_factory(factory, checkpoint)
         found = audit(made, checks, slots, sources)
-    except NotRun as why:
-        return {"status": "not-run", "reason": str(why)}
-    except LoadFailed as why:
-        return {"status": "failed", "reason": str(why)}
+    except Exception as error:
+        return {"status": "failed", "reason": text_of(error)}
     return {"status": "judged", "origin": made.origin, "streams": made.streams, "about": made.about, "checks": found, "paths": {}}
 
 
@@ -109,14 +109,12 @@ def read_folder(folder: Path) -> dict[str, Tensor]:
     from safetensors.torch import load_file
 
     index = folder / "model.safetensors.index.json"
-    files = (
-        sorted(set(json.loads(index.read_text())["weight_map"].values()))
-        if index.exists()
-        else sorted(path.name for path in folder.glob("*.safetensors"))
-    )
     tensors: dict[str, Tensor] = {}
     try:
-        for file in files:
+        files = (
+            json.loads(index.read_text())["weight_map"].values() if index.exists() else [path.name for path in folder.glob("*.safetensors")]
+        )
+        for file in sorted(set(files)):
             tensors |= load_file(folder / file)
     except Exception as error:
         raise LoadFailed(f"{folder} cannot be read: {text_of(error)}") from error

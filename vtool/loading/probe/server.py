@@ -129,19 +129,25 @@ class Pool:
             os.killpg(process, signal.SIGKILL)  # what it may have started itself
         result = child.folder / "result.json"
         stage = (child.folder / "stage").read_text() if (child.folder / "stage").exists() else "start"
-        how = child.killed or (f"it was ended by {signal.Signals(os.WTERMSIG(status)).name}" if os.WIFSIGNALED(status) else "it exited")
+        how = child.killed or _end(status, child.folder / "log")
         if result.exists():
             facts = json.loads(result.read_text())
-            if status and facts["status"] == "judged":  # an end before its time takes nothing away from what was known by then
+            if facts["status"] == "judged":  # an end before its time takes nothing away from what was known by then
                 facts["checks"] = {rule: {"reason": f"{how} (at: {stage})"} for rule in self.request["checks"]} | facts["checks"]
         else:
             # What is stopped may be our tiny model's fault; what crashes, or is the user's own, is its own.
             ours = child.killed is not None and self.request["host"] != "python"
             facts = {"status": "not-run" if ours else "failed", "reason": f"{how} (at: {stage})"}
-            if not child.killed:
-                facts["log"] = (child.folder / "log").read_text(errors="replace")[-2000:]
         _say(self.out, event="subject", subject=child.name, seconds=round(time.monotonic() - child.started, 3), peak=peak, **facts)
         shutil.rmtree(child.folder, ignore_errors=True)  # 391 tiny checkpoints are a gigabyte
+
+
+def _end(status: int, log: Path) -> str:
+    """How a process ended, and the last line that it wrote."""
+    ended = os.waitstatus_to_exitcode(status)
+    how = f"it was ended by {signal.Signals(-ended).name}" if ended < 0 else f"it exited with status {ended}"
+    said = log.read_bytes()[-2000:].decode(errors="replace").strip().splitlines() if log.exists() else []
+    return f"{how}, its last words: {said[-1][:300]}" if said else how
 
 
 def _resident(process: int) -> int:
@@ -163,6 +169,9 @@ def _live(host: ModuleType, request: dict[str, Any], name: str, folder: Path) ->
         os.dup2(log, 2)
         _keep(_facts(host, request, name, folder), folder)
         code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else bool(end.code)
+        traceback.print_exc()
     except BaseException:
         traceback.print_exc()
     finally:
@@ -218,5 +227,6 @@ def _facts(host: ModuleType, request: dict[str, Any], name: str, folder: Path) -
     except LoadFailed as why:
         return {"status": "failed", "reason": str(why), "stage": stage[0]}
     except Exception as error:
-        trace = traceback.format_exc()[-3000:]
-        return {"status": "not-run", "reason": f"{stage[0]}: {text_of(error)}", "stage": stage[0], "trace": trace}
+        # What has loaded once, or is the user's own, fails by itself; else our tiny model may be at fault.
+        own = request["host"] == "python" or (subject is not None and subject.origin == "given")
+        return {"status": "failed" if own else "not-run", "reason": f"{stage[0]}: {text_of(error)}"}

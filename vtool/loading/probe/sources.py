@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .state import as_bytes
 from .subject import Named
 
 POISON = 0xC7
@@ -131,8 +132,19 @@ def other_values(checkpoint: Mapping[str, Tensor], names: set[str] | None = None
     generator = torch.Generator().manual_seed(7)
     changed = {}
     for name, tensor in checkpoint.items():
-        if (names is None or name in names) and tensor.is_floating_point():
+        if names is not None and name not in names:
+            changed[name] = tensor
+        elif tensor.is_floating_point():
             changed[name] = (torch.randn(tensor.shape, generator=generator) * 0.5 + 0.01).to(tensor.dtype)
         else:
-            changed[name] = tensor
+            changed[name] = _turned(tensor)
     return changed
+
+
+def _turned(tensor: Tensor) -> Tensor:
+    """Its elements in other places, for whole numbers are often places in something; where they are all alike, another in each."""
+    elements = as_bytes(tensor)
+    turned = elements.roll(1, 0)
+    if torch.equal(turned, elements):
+        turned[:, 0] ^= 1
+    return turned.reshape(-1).view(tensor.dtype).view(tensor.shape)
