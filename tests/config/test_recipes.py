@@ -1,0 +1,47 @@
+"""The shipped recipes: what they ask to be given, and that nothing stands against them once it is."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from vtool.config import load
+from vtool.config.load import examine
+from vtool.diagnostics import Findings
+
+SHIPPED = sorted(path.stem for path in Path(load.__file__).parents[2].glob("recipes/*.yaml"))
+OF_A_MODEL_FOLDER = [name for name in SHIPPED if name.startswith("qwen")]
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows, and a folder with what Qwen2.5-VL-7B's config.json says of its heads."""
+    monkeypatch.chdir(tmp_path)
+    Path("rows.jsonl").touch()
+    Path("model").mkdir()
+    text = {"num_attention_heads": 28, "num_key_value_heads": 4, "hidden_size": 3584, "num_hidden_layers": 28}
+    Path("model/config.json").write_text(json.dumps({"model_type": "qwen2_5_vl", **text}))
+
+
+def test_there_are_some_for_a_small_model_for_a_large_one_and_for_loading() -> None:
+    assert {"digits", "rows", "vllm_all"} < set(SHIPPED)
+    assert OF_A_MODEL_FOLDER
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_nothing_stands_against_it_once_what_it_leaves_open_is_given(name: str) -> None:
+    given = []
+    try:
+        found = examine(name, []).findings
+    except Findings as refused:
+        found = refused.diagnostics
+    rows, folder = "data.train=[{format: messages, path: rows.jsonl}]", "model.path=model"
+    for finding in found:
+        assert finding.rule == "missing-key", finding.message
+        given.append({"data.train": rows, "model.path": folder}[str(finding.parameter)])
+    assert examine(name, [*given, *(["launch.nproc=8"] if name in OF_A_MODEL_FOLDER else [])]).findings == ()
+
+
+@pytest.mark.parametrize("name", OF_A_MODEL_FOLDER)
+def test_a_recipe_for_a_large_model_asks_for_the_model_and_the_rows(name: str) -> None:
+    assert {finding.parameter for finding in examine(name, []).findings} == {"model.path", "data.train"}
