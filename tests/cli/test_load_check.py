@@ -2,8 +2,11 @@
 
 import json
 import os
+import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -205,12 +208,49 @@ def test_findings_are_annotations_and_sarif() -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [("--html", "/no/such/page.html"), ("--baseline", "/no/such/known.json"), ("--baseline", __file__), ("--html", "/")]
+    "arguments",
+    [
+        ("--html", "/no/such/page.html"),
+        ("--html", "/proc/page.html"),
+        ("--baseline", "/no/such/known.json"),
+        ("--baseline", "/proc/known.json"),
+        ("--baseline", __file__),
+        ("--html", "/"),
+    ],
 )
-def test_an_output_that_cannot_be_is_told_before_the_work(arguments: tuple[str, str]) -> None:
-    done = load_check(f"python:{MODELS}:hangs", "limits.seconds=100", *arguments)
+def test_an_output_that_cannot_be_is_told_before_the_work(arguments: tuple[str, str], tmp_path: Path) -> None:
+    (tmp_path / "f.py").write_text("open(__file__ + '.ran', 'w').close()\n")
+    done = load_check(f"python:{tmp_path}/f.py:f", *arguments)
     assert done.returncode == 2
     assert f"{Path(arguments[1]).parent}" in done.stderr
+    assert not (tmp_path / "f.py.ran").exists()
+
+
+def test_an_output_that_turns_out_not_to_be_takes_no_results_away(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    maker = f"import os\nfrom tests.loading.models import Good\ndef f():\n    os.path.exists({str(tmp_path / 'out')!r}) and os.rmdir({str(tmp_path / 'out')!r})\n    return Good()\n"
+    (tmp_path / "f.py").write_text(f"import sys\nsys.path.insert(0, {str(ROOT)!r})\n{maker}from tests.loading.models import checkpoint\n")
+    done = load_check(f"python:{tmp_path}/f.py:f", "--html", str(tmp_path / "out" / "page.html"))
+    assert done.returncode == 2
+    assert "no findings; checks: 12 passed" in done.stdout
+    assert "page.html cannot be written" in done.stderr
+
+
+def test_what_is_stopped_tells_what_it_has(tmp_path: Path) -> None:
+    page, known = tmp_path / "page.html", tmp_path / "known.json"
+    more = ["--python", sys.executable, "jobs=1", "--html", str(page), "--baseline", str(known)]
+    command = [sys.executable, "-m", "vtool", "load-check", "--all", "transformers", "subjects.match=Qwen*", *more]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT) as running:
+        assert running.stderr is not None
+        while not running.stderr.readline().startswith("1/"):
+            assert running.poll() is None
+        running.send_signal(signal.SIGINT)
+        out, told = running.communicate()
+    assert running.returncode == 130
+    assert "transformers:Qwen" in out
+    assert "transformers:Qwen" in page.read_text()
+    assert re.search(r"^stopped after \d+ of \d\d+$", told, re.MULTILINE)
+    assert not known.exists()
 
 
 def test_a_pattern_that_fits_nothing_is_told() -> None:
