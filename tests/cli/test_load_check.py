@@ -84,6 +84,17 @@ def test_a_checkpoint_of_a_folder_takes_the_place_of_the_files_own(tmp_path: Pat
     assert [finding["parameter"] for finding in found["findings"]] == ["o.bias"]
 
 
+def test_the_shard_of_a_tensor_is_named(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    tensors = tests.loading.models.checkpoint()
+    last = {name: tensors.pop(name) for name in ("v.weight", "mean")}
+    save_file(tensors, tmp_path / "model-00001-of-00002.safetensors")
+    save_file(last, tmp_path / "model-00002-of-00002.safetensors")
+    found = results(f"python:{MODELS}:SkipsBuffer", "--checkpoint", str(tmp_path), status=1)["SkipsBuffer"]
+    assert [finding["message"].rpartition(": ")[2] for finding in found["findings"]] == ["mean (in model-00002-of-00002.safetensors)"]
+
+
 def test_values_that_nobody_gave_are_not_called_the_users_own(tmp_path: Path) -> None:
     alone = "from tests.loading.models import Good\nclass Alone(Good):\n    def place(self, name):\n        return dict(self.state_dict())[name]\n"
     (tmp_path / "alone.py").write_text(f"import sys\nsys.path.insert(0, {str(ROOT)!r})\n{alone}")

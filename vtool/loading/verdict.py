@@ -52,7 +52,7 @@ def judge(subject: str, facts: Facts, asked: Sequence[str], allow: Sequence[str]
         checks[rule] = "failed" if worst & {"error", "warning"} else "passed"
         if detail := _detail(rule, check, facts):
             details[rule] = detail
-    findings = [replace(finding, message=f"{subject}: {finding.message}") for finding in findings]
+    findings = [replace(finding, message=f"{subject}: {finding.message}{_shards_of(finding, facts)}") for finding in findings]
     verdict: Verdict = "unsafe" if any(finding.severity == "error" for finding in findings) else "clean"
     return Result(subject, verdict, checks, tuple(findings), details)
 
@@ -341,6 +341,13 @@ def _own_line(facts: Facts) -> Origin | None:
 
 def _word(facts: Facts) -> str:
     return "tiny twin of transformers' class" if facts["origin"] == "twin" else "checkpoint"
+
+
+def _shards_of(finding: Diagnostic, facts: Facts) -> str:
+    """The files that a finding's tensors are in, as the end of a message; nothing where the checkpoint is one file."""
+    files = facts["about"].get("files") or {}
+    named = list(dict.fromkeys(files[name] for name in finding.tensors or () if name in files))
+    return f" (in {_listed(named)})" if named else ""
 
 
 def _raises(item: Item) -> str | None:
