@@ -231,6 +231,9 @@ def _after_processing(rule: str, items: Sequence[Item], facts: Facts) -> list[Di
 def _quantised(rule: str, items: Sequence[Item], facts: Facts) -> list[Diagnostic]:
     """Of the twin in fp8. Names are certain only where a tensor waits for a parameter, and a parameter for a tensor."""
     found = []
+    plain = {rule: {name for item in facts["checks"].get(rule, {}).get("items", ()) for name in _of_item(item)} for rule in OF_ALL_NAMES}
+    # What waits without a scale, as its weight does when nothing is quantised, is told there.
+    items = [item for item in items if not {name.removesuffix("_scale") for name in _of_item(item)} & plain.get(item["how"], set())]
     kinds = {item["how"] for item in items}
     parted = "unconsumed-tensor" in kinds and bool(kinds & {"unwritten-parameter", "partly-written-parameter"})
     for how, group in _by(items, lambda item: str(item["how"])).items():
@@ -250,6 +253,10 @@ def _quantised(rule: str, items: Sequence[Item], facts: Facts) -> list[Diagnosti
             said = f"{how}: {_names(group)}"
         found.append(_finding(rule, f"with fp8 weights and their scales, {said}", group, severity, _own_line(facts)))
     return found
+
+
+def _of_item(item: Item) -> Sequence[str]:
+    return [item["parameter"]] if item.get("parameter") else item.get("tensors") or []
 
 
 def _tensors(items: Sequence[Item]) -> list[str]:
