@@ -1,8 +1,10 @@
 """`vtool load-check`, as a user runs it."""
 
+import html
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -209,6 +211,24 @@ def test_a_page_is_written_beside_what_is_printed(tmp_path: Path) -> None:
     done = load_check(f"python:{MODELS}:KeepsAll", "--html", str(page))
     assert f"page: {page}" in done.stdout
     assert "stale-reference" in page.read_text()
+
+
+def test_a_page_gives_the_command_that_makes_its_findings_again(tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    given = [
+        "slots=2",
+        "checks=[unwritten-parameter,stale-reference]",
+        'allow=["mean*"]',
+        "limits.seconds=50",
+        f"--python={sys.executable}",
+    ]
+    assert load_check(f"python:{MODELS}:KeepsAll", *given, "--html", str(page)).returncode == 1
+    again = re.search("Check it again</dt><dd><code>vtool load-check (.*?)</code>", page.read_text())
+    assert again is not None
+    words = shlex.split(html.unescape(again[1]))
+    assert words[0] == f"python:{MODELS}:KeepsAll"
+    assert set(words[1:]) == {*given[:3], "limits.seconds=50.0", given[4]}
+    assert load_check(*words).returncode == 1
 
 
 def test_findings_are_annotations_and_sarif() -> None:

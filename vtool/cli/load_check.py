@@ -49,7 +49,7 @@ def load_check(
     import sys
 
     from vtool.cli.common import reported
-    from vtool.cli.load_check_text import Live, digests, last_line, made_of, table, without_notes
+    from vtool.cli.load_check_text import Live, digests, last_line, made_of, options, table, without_notes
     from vtool.diagnostics.render import MACHINE, render
     from vtool.diagnostics.result import exit_code
     from vtool.loading.check import Progress, check_subjects
@@ -74,7 +74,8 @@ def load_check(
             stopped = f"stopped after {len(found)} of {found[-1].of}"
         live.end()
     results = _in_order((progress.result for progress in found), [typed.get(name, name) for name in settings.subjects.names])
-    kept = _kept(results, baseline, html, stopped)
+    asked = options(settings, checkpoint)
+    kept = _kept(results, asked, baseline, html, stopped)
     results = kept.results
     many = settings.subjects.all is not None
     if format not in MACHINE:
@@ -82,7 +83,8 @@ def load_check(
         sys.stdout.writelines(made_of(results) if format is Format.full and not many else ())
         sys.stdout.writelines(digests(results))
     (sys.stderr if format in MACHINE else sys.stdout).writelines(f"{line}\n" for line in kept.lines)
-    render(without_notes(results) if many and format not in MACHINE else results, format, command="load-check", stream=sys.stdout)
+    shown_of = without_notes(results) if many and format not in MACHINE else results
+    render(shown_of, format, command="load-check", options=asked, stream=sys.stdout)
     if format not in MACHINE:
         sys.stdout.write(last_line(results))
     for line in (*kept.failed, *([stopped] if stopped else [])):
@@ -101,7 +103,7 @@ class _Kept:
     """What could not be written: told when the results have been printed, that they are not lost."""
 
 
-def _kept(results: "Sequence[Result]", baseline: Path | None, html: Path | None, stopped: str | None) -> _Kept:
+def _kept(results: "Sequence[Result]", asked: "Sequence[str]", baseline: Path | None, html: Path | None, stopped: str | None) -> _Kept:
     from vtool.diagnostics import Findings
 
     lines, failed = [], []
@@ -118,7 +120,7 @@ def _kept(results: "Sequence[Result]", baseline: Path | None, html: Path | None,
             results, lines = compared.results, compared.lines(baseline)
     if html is not None:
         try:
-            lines.append(f"page: {_page(results, html)}")
+            lines.append(f"page: {_page(results, asked, html)}")
         except OSError as error:
             failed.append(f"{html} cannot be written: {error.strerror}")
     return _Kept(results, lines, failed)
@@ -205,8 +207,8 @@ def _can_write(baseline: Path | None, html: Path | None) -> None:
             raise typer.BadParameter(f"{file.parent} cannot be written into: {error.strerror}", param_hint=option) from error
 
 
-def _page(results: "Sequence[Result]", file: Path) -> Path:
+def _page(results: "Sequence[Result]", asked: "Sequence[str]", file: Path) -> Path:
     from vtool.diagnostics.render import as_json
     from vtool.report.load_check import write_load_check
 
-    return write_load_check(as_json(results, "load-check"), file)
+    return write_load_check(as_json(results, "load-check", asked), file)
