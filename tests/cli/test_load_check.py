@@ -8,7 +8,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -98,8 +97,14 @@ def test_the_shard_of_a_tensor_is_named(tmp_path: Path) -> None:
 
 
 def test_values_that_nobody_gave_are_not_called_the_users_own(tmp_path: Path) -> None:
-    alone = "from tests.loading.models import Good\nclass Alone(Good):\n    def place(self, name):\n        return dict(self.state_dict())[name]\n"
-    (tmp_path / "alone.py").write_text(f"import sys\nsys.path.insert(0, {str(ROOT)!r})\n{alone}")
+    lines = (
+        f"import sys; sys.path.insert(0, {str(ROOT)!r})",
+        "from tests.loading.models import Good",
+        "class Alone(Good):",
+        "    def place(self, name):",
+        "        return dict(self.state_dict())[name]",
+    )
+    (tmp_path / "alone.py").write_text("\n".join(lines))
     found = results(f"python:{tmp_path}/alone.py:Alone", f"python:{MODELS}:Good", status=0)
     told = {name: result["details"]["subject"]["checkpoint"] for name, result in found.items()}
     assert told == {"Alone": "random values under its own parameters' names", "Good": "the user's own"}
@@ -259,8 +264,14 @@ def test_an_output_that_cannot_be_is_told_before_the_work(arguments: tuple[str, 
 
 def test_an_output_that_turns_out_not_to_be_takes_no_results_away(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
-    maker = f"import os\nfrom tests.loading.models import Good\ndef f():\n    os.path.exists({str(tmp_path / 'out')!r}) and os.rmdir({str(tmp_path / 'out')!r})\n    return Good()\n"
-    (tmp_path / "f.py").write_text(f"import sys\nsys.path.insert(0, {str(ROOT)!r})\n{maker}from tests.loading.models import checkpoint\n")
+    lines = (
+        f"import os, sys; sys.path.insert(0, {str(ROOT)!r})",
+        "from tests.loading.models import Good, checkpoint",
+        "def f():",
+        f"    if os.path.exists({str(tmp_path / 'out')!r}): os.rmdir({str(tmp_path / 'out')!r})",
+        "    return Good()",
+    )
+    (tmp_path / "f.py").write_text("\n".join(lines))
     done = load_check(f"python:{tmp_path}/f.py:f", "--html", str(tmp_path / "out" / "page.html"))
     assert done.returncode == 2
     assert "no findings; checks: 12 passed" in done.stdout

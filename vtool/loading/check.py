@@ -56,25 +56,7 @@ def check_subjects(
     """
     named = list(dict.fromkeys(parse(text, typed.get(text)) for text in settings.subjects.names))
     whole = settings.subjects.all
-    if not named and not whole:
-        raise Findings(Diagnostic("unknown-subject", "nothing is named that could be checked"), fatal=True)
-    if named and whole:
-        raise Findings(Diagnostic("unknown-subject", "either subjects are named, or all of a framework"), fatal=True)
-    if named and settings.subjects.match != ANY:
-        message = f"subjects.match is {settings.subjects.match}, but the subjects are named"
-        raise Findings(
-            Diagnostic("ignored-setting", message, "ask for --all of a framework, or leave it out", "subjects.match", severity="error"),
-            fatal=True,
-        )
-    ignored = []
-    if checkpoint is not None and all(subject.host != "python" for subject in named):
-        message = "--checkpoint is what python: subjects are loaded from, and none is named"
-        ignored.append(Diagnostic("ignored-setting", message, "leave it out, or name python:FILE.py:factory", severity="error"))
-    if digest and all(subject.host != FOLDER for subject in named):
-        message = "--digest is of a folder's files, and none is named"
-        ignored.append(Diagnostic("ignored-setting", message, "leave it out, or name a folder", severity="error"))
-    if ignored:
-        raise Findings(ignored, fatal=True)
+    _refuse(settings, named, checkpoint, digest=digest)
     asked = asked_checks(settings)
     folders: dict[str, Folder] = {}
     waiting: dict[str, list[Named]] = {}
@@ -97,6 +79,30 @@ def check_subjects(
             yield replace(progress, done=done, of=len(named))
     if whole:
         yield from _on_one_host(settings, whole, None, {}, checkpoint, announce)
+
+
+def _refuse(settings: LoadCheck, named: Sequence[Named], checkpoint: Path | None, *, digest: bool) -> None:
+    """Raise `Findings` where nothing is named, or something is asked that nothing here would use."""
+    whole = settings.subjects.all
+    if not named and not whole:
+        raise Findings(Diagnostic("unknown-subject", "nothing is named that could be checked"), fatal=True)
+    if named and whole:
+        raise Findings(Diagnostic("unknown-subject", "either subjects are named, or all of a framework"), fatal=True)
+    if named and settings.subjects.match != ANY:
+        message = f"subjects.match is {settings.subjects.match}, but the subjects are named"
+        raise Findings(
+            Diagnostic("ignored-setting", message, "ask for --all of a framework, or leave it out", "subjects.match", severity="error"),
+            fatal=True,
+        )
+    ignored = []
+    if checkpoint is not None and all(subject.host != "python" for subject in named):
+        message = "--checkpoint is what python: subjects are loaded from, and none is named"
+        ignored.append(Diagnostic("ignored-setting", message, "leave it out, or name python:FILE.py:factory", severity="error"))
+    if digest and all(subject.host != FOLDER for subject in named):
+        message = "--digest is of a folder's files, and none is named"
+        ignored.append(Diagnostic("ignored-setting", message, "leave it out, or name a folder", severity="error"))
+    if ignored:
+        raise Findings(ignored, fatal=True)
 
 
 def _on_one_host(

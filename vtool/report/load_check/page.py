@@ -1,11 +1,13 @@
 """The page, made from the JSON of `vtool load-check --format json` alone."""
 
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
 
 from vtool import __version__
 from vtool.diagnostics import RULES
@@ -44,6 +46,7 @@ def render(document: Mapping[str, Any]) -> str:
         lstrip_blocks=True,
     )
     environment.filters["plural"] = plural
+    environment.filters["breakable"] = _breakable
     results: Sequence[Mapping[str, Any]] = document["results"]
     rules = list(dict.fromkeys(rule for result in results for rule in result["checks"]))
     ranked = sorted(enumerate(results), key=lambda pair: (_ORDER.index(pair[1]["verdict"]), pair[0]))
@@ -58,6 +61,11 @@ def render(document: Mapping[str, Any]) -> str:
         rules=[(rule, RULES.get(rule), _counts(results, rule)) for rule in rules],
         subjects=subjects,
     )
+
+
+def _breakable(text: str) -> Markup:
+    """A long name is broken behind a dot, rather than before the comma that follows it."""
+    return Markup("<wbr>").join(re.split(r"(?<=\w[._/])(?=\w)", text))
 
 
 def _counts(results: Sequence[Mapping[str, Any]], rule: str) -> dict[str, int]:
