@@ -76,7 +76,7 @@ def load_check(
     results = _in_order((progress.result for progress in found), [typed.get(name, name) for name in settings.subjects.names])
     asked = options(settings, checkpoint)
     kept = _kept(results, asked, baseline, html, stopped)
-    results = kept.results
+    results = list(kept.results)
     many = settings.subjects.all is not None
     if format not in MACHINE:
         sys.stdout.write(table(results) if many and len(results) > 1 else "")
