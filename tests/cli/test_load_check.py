@@ -1,7 +1,11 @@
 """`vtool load-check`, as a user runs it."""
 
+import html
 import json
 import os
+import re
+import shlex
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -81,10 +85,26 @@ def test_a_checkpoint_of_a_folder_takes_the_place_of_the_files_own(tmp_path: Pat
     assert [finding["parameter"] for finding in found["findings"]] == ["o.bias"]
 
 
+def test_the_shard_of_a_tensor_is_named(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    tensors = tests.loading.models.checkpoint()
+    last = {name: tensors.pop(name) for name in ("v.weight", "mean")}
+    save_file(tensors, tmp_path / "model-00001-of-00002.safetensors")
+    save_file(last, tmp_path / "model-00002-of-00002.safetensors")
+    found = results(f"python:{MODELS}:SkipsBuffer", "--checkpoint", str(tmp_path), status=1)["SkipsBuffer"]
+    assert [finding["message"].rpartition(": ")[2] for finding in found["findings"]] == ["mean (in model-00002-of-00002.safetensors)"]
+
+
 def test_values_that_nobody_gave_are_not_called_the_users_own(tmp_path: Path) -> None:
-    place = "    def place(self, name):\n        return dict(self.state_dict())[name]\n"
-    alone = f"from tests.loading.models import Good\nclass Alone(Good):\n{place}"
-    (tmp_path / "alone.py").write_text(f"import sys\nsys.path.insert(0, {str(ROOT)!r})\n{alone}")
+    lines = (
+        f"import sys; sys.path.insert(0, {str(ROOT)!r})",
+        "from tests.loading.models import Good",
+        "class Alone(Good):",
+        "    def place(self, name):",
+        "        return dict(self.state_dict())[name]",
+    )
+    (tmp_path / "alone.py").write_text("\n".join(lines))
     found = results(f"python:{tmp_path}/alone.py:Alone", f"python:{MODELS}:Good", status=0)
     told = {name: result["details"]["subject"]["checkpoint"] for name, result in found.items()}
     assert told == {"Alone": "random values under its own parameters' names", "Good": "the user's own"}
@@ -211,6 +231,24 @@ def test_a_page_is_written_beside_what_is_printed(tmp_path: Path) -> None:
     assert "stale-reference" in page.read_text()
 
 
+def test_a_page_gives_the_command_that_makes_its_findings_again(tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    given = [
+        "slots=2",
+        "checks=[unwritten-parameter,stale-reference]",
+        'allow=["mean*"]',
+        "limits.seconds=50",
+        f"--python={sys.executable}",
+    ]
+    assert load_check(f"python:{MODELS}:KeepsAll", *given, "--html", str(page)).returncode == 1
+    again = re.search("Check it again</dt><dd><code>vtool load-check (.*?)</code>", page.read_text())
+    assert again is not None
+    words = shlex.split(html.unescape(again[1]))
+    assert words[0] == f"python:{MODELS}:KeepsAll"
+    assert set(words[1:]) == {*given[:3], "limits.seconds=50.0", given[4]}
+    assert load_check(*words).returncode == 1
+
+
 def test_findings_are_annotations_and_sarif() -> None:
     subject = f"python:{MODELS}:KeepsAll"
     assert f"::error file={Path(MODELS).relative_to(ROOT)}," in load_check(subject, "--format", "github").stdout
@@ -219,12 +257,55 @@ def test_findings_are_annotations_and_sarif() -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [("--html", "/no/such/page.html"), ("--baseline", "/no/such/known.json"), ("--baseline", __file__), ("--html", "/")]
+    "arguments",
+    [
+        ("--html", "/no/such/page.html"),
+        ("--html", "/proc/page.html"),
+        ("--baseline", "/no/such/known.json"),
+        ("--baseline", "/proc/known.json"),
+        ("--baseline", __file__),
+        ("--html", "/"),
+    ],
 )
-def test_an_output_that_cannot_be_is_told_before_the_work(arguments: tuple[str, str]) -> None:
-    done = load_check(f"python:{MODELS}:hangs", "limits.seconds=100", *arguments)
+def test_an_output_that_cannot_be_is_told_before_the_work(arguments: tuple[str, str], tmp_path: Path) -> None:
+    (tmp_path / "f.py").write_text("open(__file__ + '.ran', 'w').close()\n")
+    done = load_check(f"python:{tmp_path}/f.py:f", *arguments)
     assert done.returncode == 2
     assert f"{Path(arguments[1]).parent}" in done.stderr
+    assert not (tmp_path / "f.py.ran").exists()
+
+
+def test_an_output_that_turns_out_not_to_be_takes_no_results_away(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    lines = (
+        f"import os, sys; sys.path.insert(0, {str(ROOT)!r})",
+        "from tests.loading.models import Good, checkpoint",
+        "def f():",
+        f"    if os.path.exists({str(tmp_path / 'out')!r}): os.rmdir({str(tmp_path / 'out')!r})",
+        "    return Good()",
+    )
+    (tmp_path / "f.py").write_text("\n".join(lines))
+    done = load_check(f"python:{tmp_path}/f.py:f", "--html", str(tmp_path / "out" / "page.html"))
+    assert done.returncode == 2
+    assert "no findings; checks: 12 passed" in done.stdout
+    assert "page.html cannot be written" in done.stderr
+
+
+def test_what_is_stopped_tells_what_it_has(tmp_path: Path) -> None:
+    page, known = tmp_path / "page.html", tmp_path / "known.json"
+    more = ["--python", sys.executable, "jobs=1", "--html", str(page), "--baseline", str(known)]
+    command = [sys.executable, "-m", "vtool", "load-check", "--all", "transformers", "subjects.match=Qwen*", *more]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT) as running:
+        assert running.stderr is not None
+        while not running.stderr.readline().startswith("1/"):
+            assert running.poll() is None
+        running.send_signal(signal.SIGINT)
+        out, told = running.communicate()
+    assert running.returncode == 130
+    assert "transformers:Qwen" in out
+    assert "transformers:Qwen" in page.read_text()
+    assert re.search(r"^stopped after \d+ of \d\d+$", told, re.MULTILINE)
+    assert not known.exists()
 
 
 def test_a_pattern_that_fits_nothing_is_told() -> None:

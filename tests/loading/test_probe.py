@@ -99,6 +99,17 @@ def _held(size: int) -> None:
     time.sleep(60)
 
 
+def test_what_a_subject_leaves_in_temporary_folders_goes_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "litters.py"
+    file.write_text(f"import tempfile\ndef f():\n    open({str(tmp_path / 'where')!r}, 'w').write(tempfile.mkdtemp())\n")
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    list(vtool.loading.worker.probe_events(sys.executable, request([f"{file}:f"])))
+    assert (tmp_path / "where").read_text().startswith(str(tmp_path / "temporary"))
+    assert not list((tmp_path / "temporary").iterdir())
+
+
 def request(subjects: list[str]) -> dict[str, object]:
     return {
         "host": "python", "subjects": subjects, "match": "*", "checks": [], "sources": [], "slots": 1, "jobs": 1, "seconds": 60,

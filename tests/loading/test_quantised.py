@@ -54,6 +54,11 @@ class DropsScales(Layer):
         super().load_weights((name, tensor) for name, tensor in weights if not name.endswith("_scale"))
 
 
+class DropsB(Layer):
+    def load_weights(self, weights: models.Weights) -> None:
+        super().load_weights((name, tensor) for name, tensor in weights if not name.startswith("b."))
+
+
 class KeepsScales(Layer):
     def load_weights(self, weights: models.Weights) -> None:
         kept = []
@@ -96,7 +101,14 @@ def subject(found: type[Layer], quantised: bool = False, checkpoint: Mapping[str
 
 
 def judged(found: type[Layer]) -> dict[str, tuple[str, list[str]]]:
-    rules = ("stale-reference", "unwritten-parameter", "unconsumed-tensor", "stale-after-processing", "quantised-load")
+    rules = (
+        "stale-reference",
+        "unwritten-parameter",
+        "partly-written-parameter",
+        "unconsumed-tensor",
+        "stale-after-processing",
+        "quantised-load",
+    )
     checks = audit(subject(found), rules, 1, ("owned", "reusable_buffer"))
     facts = {"status": "judged", "checks": checks, "origin": "given", "streams": True, "about": {}, "paths": {}}
     result = judge("it", facts, rules)
@@ -126,6 +138,12 @@ def test_scales_that_are_dropped_are_found_though_the_plain_weights_land() -> No
     assert {message.partition(":")[0] for message in messages} == {"error"}
     assert any("ab.weight_scale" in message and "never written" in message for message in messages)
     assert any("a.weight_scale" in message and "b.weight_scale" in message and "never read" in message for message in messages)
+
+
+def test_the_scale_of_a_part_that_is_dropped_in_any_case_is_not_told_again() -> None:
+    checks = judged(DropsB)
+    assert ["ab.weight" in message for message in checks["partly-written-parameter"][1]] == [True]
+    assert checks["quantised-load"] == ("passed", [])
 
 
 def test_scales_that_are_kept_are_found() -> None:

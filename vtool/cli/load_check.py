@@ -1,5 +1,6 @@
 """`vtool load-check SUBJECT… [KEY=VALUE]…`"""
 
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -48,10 +49,10 @@ def load_check(
     import sys
 
     from vtool.cli.common import reported
-    from vtool.cli.load_check_text import Live, digests, last_line, made_of, table, without_notes
+    from vtool.cli.load_check_text import Live, digests, last_line, made_of, options, table, without_notes
     from vtool.diagnostics.render import MACHINE, render
     from vtool.diagnostics.result import exit_code
-    from vtool.loading.check import check_subjects
+    from vtool.loading.check import Progress, check_subjects
 
     subjects, overrides = _told_apart(arguments or [])
     shown = " ".join(subjects) or (f"--all {all}" if all else "")
@@ -61,30 +62,68 @@ def load_check(
             raise typer.BadParameter(f"there is no folder {checkpoint}", param_hint="--checkpoint")
         _can_write(baseline, html)
         live = Live(sys.stderr, enabled=settings.subjects.all is not None)
-        found = []
-        for progress in check_subjects(settings, checkpoint, live.ready, digest=digest, typed=typed):
-            found.append(progress.result)
-            live.show(progress)
+        found: list[Progress] = []
+        stopped = None
+        try:
+            for progress in check_subjects(settings, checkpoint, live.ready, digest=digest, typed=typed):
+                found.append(progress)
+                live.show(progress)
+        except KeyboardInterrupt:
+            if not found:
+                raise
+            stopped = f"stopped after {len(found)} of {found[-1].of}"
         live.end()
-        results = _in_order(found, [typed.get(name, name) for name in settings.subjects.names])
-        lines = []
-        if baseline is not None:
-            from vtool.diagnostics.baseline import compare
-
-            compared = compare(results, baseline)
-            results, lines = list(compared.results), compared.lines(baseline)
-        if html is not None:
-            lines.append(_page(results, html))
+    results = _in_order((progress.result for progress in found), [typed.get(name, name) for name in settings.subjects.names])
+    asked = options(settings, checkpoint)
+    kept = _kept(results, asked, baseline, html, stopped)
+    results = list(kept.results)
     many = settings.subjects.all is not None
     if format not in MACHINE:
         sys.stdout.write(table(results) if many and len(results) > 1 else "")
         sys.stdout.writelines(made_of(results) if format is Format.full and not many else ())
         sys.stdout.writelines(digests(results))
-    (sys.stderr if format in MACHINE else sys.stdout).writelines(f"{line}\n" for line in lines)
-    render(without_notes(results) if many and format not in MACHINE else results, format, command="load-check", stream=sys.stdout)
+    (sys.stderr if format in MACHINE else sys.stdout).writelines(f"{line}\n" for line in kept.lines)
+    shown_of = without_notes(results) if many and format not in MACHINE else results
+    render(shown_of, format, command="load-check", options=asked, stream=sys.stdout)
     if format not in MACHINE:
         sys.stdout.write(last_line(results))
-    raise typer.Exit(exit_code(results))
+    for line in (*kept.failed, *([stopped] if stopped else [])):
+        sys.stderr.write(f"{line}\n")
+    raise typer.Exit(130 if stopped else 2 if kept.failed else exit_code(results))
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """Results, after a baseline and a page."""
+
+    results: "Sequence[Result]"
+    lines: "Sequence[str]"
+    """What there is to say of them."""
+    failed: "Sequence[str]"
+    """What could not be written: told when the results have been printed, that they are not lost."""
+
+
+def _kept(results: "Sequence[Result]", asked: "Sequence[str]", baseline: Path | None, html: Path | None, stopped: str | None) -> _Kept:
+    from vtool.diagnostics import Findings
+
+    lines, failed = [], []
+    if baseline is not None and stopped and not baseline.exists():
+        lines.append(f"baseline: nothing is recorded in {baseline}, because not everything was checked")
+    elif baseline is not None:
+        from vtool.diagnostics.baseline import compare
+
+        try:
+            compared = compare(results, baseline)
+        except Findings as findings:
+            failed.append(str(findings))
+        else:
+            results, lines = compared.results, compared.lines(baseline)
+    if html is not None:
+        try:
+            lines.append(f"page: {_page(results, asked, html)}")
+        except OSError as error:
+            failed.append(f"{html} cannot be written: {error.strerror}")
+    return _Kept(results, lines, failed)
 
 
 def _told_apart(arguments: "Sequence[str]") -> tuple[list[str], list[str]]:
@@ -148,23 +187,28 @@ def _in_order(results: "Iterable[Result]", names: "Sequence[str]") -> "list[Resu
 
 
 def _can_write(baseline: Path | None, html: Path | None) -> None:
-    """What would be found out at the end otherwise, with the results lost."""
+    """What would be found out at the end otherwise."""
+    from tempfile import TemporaryFile
+
     from vtool.diagnostics.baseline import compare
 
     if baseline is not None and baseline.exists():
         compare((), baseline)
     for file, option in ((baseline, "--baseline"), (html, "--html")):
-        if file is not None and not file.parent.is_dir():
+        if file is None or (file == baseline and file.is_file()):
+            continue
+        if not file.parent.is_dir():
             raise typer.BadParameter(f"there is no folder {file.parent}", param_hint=option)
-        if file is not None and file.is_dir():
+        if file.is_dir():
             raise typer.BadParameter(f"{file} is a folder; name a file", param_hint=option)
+        try:
+            TemporaryFile(dir=file.parent).close()
+        except OSError as error:
+            raise typer.BadParameter(f"{file.parent} cannot be written into: {error.strerror}", param_hint=option) from error
 
 
-def _page(results: "Sequence[Result]", file: Path) -> str:
+def _page(results: "Sequence[Result]", asked: "Sequence[str]", file: Path) -> Path:
     from vtool.diagnostics.render import as_json
     from vtool.report.load_check import write_load_check
 
-    try:
-        return f"page: {write_load_check(as_json(results, 'load-check'), file)}"
-    except OSError as error:
-        raise typer.BadParameter(f"{file} cannot be written: {error.strerror}", param_hint="--html") from error
+    return write_load_check(as_json(results, "load-check", asked), file)

@@ -1,13 +1,16 @@
 """What `vtool load-check` prints beside its findings: progress, the table of many subjects, what was not run."""
 
+import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vtool.diagnostics.result import Result
 
 if TYPE_CHECKING:
+    from vtool.config.schema import LoadCheck
     from vtool.loading.check import Progress
 
 SHOWN = 4
@@ -91,6 +94,26 @@ def digests(results: Sequence[Result]) -> Iterator[str]:
         measured = result.details.get("truncated-file", {}).get("measured", {})
         for file, found in measured.items():
             yield f"{found['xxh3_128']}  {folder if folder.endswith(file) else os.path.join(folder, file)}\n"
+
+
+def options(settings: "LoadCheck", checkpoint: Path | None) -> list[str]:
+    """What was asked beside the subjects, as words of the command line: what is not as it is where nothing is given."""
+    given = {**dict(settings), **{f"limits.{name}": value for name, value in settings.limits}}
+    usual = {name: field.default for name, field in type(settings).model_fields.items()}
+    usual |= {f"limits.{name}": value for name, value in usual["limits"]}
+    words = [f"{name}={_word(value)}" for name, value in given.items() if name not in _NOT_SETTINGS and value != usual[name]]
+    words += [f"--python={settings.python}"] if settings.python else []
+    return words + ([f"--checkpoint={checkpoint}"] if checkpoint else [])
+
+
+_NOT_SETTINGS = ("kind", "subjects", "limits", "python")
+
+
+def _word(value: object) -> str:
+    """A value in Hydra's grammar."""
+    if isinstance(value, tuple):
+        return f"[{','.join(each if each.replace('-', '_').isidentifier() else json.dumps(each) for each in value)}]"
+    return str(value)
 
 
 def _changed(result: Result) -> list[str]:

@@ -17,15 +17,18 @@ MACHINE = frozenset({"json", "sarif"})
 """Formats that are one document: nothing else may be on their stream."""
 
 
-def render(results: Sequence[Result], format: str, *, command: str, stream: TextIO, locate: Locate = Path) -> None:
+def render(
+    results: Sequence[Result], format: str, *, command: str, stream: TextIO, locate: Locate = Path, options: Sequence[str] = ()
+) -> None:
     """Write results to a stream.
 
     Args:
         format: `full`, `concise`, `github`, or, with nothing else on the stream, `json` or `sarif`.
+        options: what the command was given beside its subjects.
         locate: where the file is that an origin names, for the line that `full` shows.
     """
     if format in MACHINE:
-        document = as_json(results, command) if format == "json" else _as_sarif(results, command)
+        document = as_json(results, command, options) if format == "json" else _as_sarif(results, command)
         stream.write(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
         return
     colour = stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
@@ -51,11 +54,11 @@ def summary(results: Sequence[Result]) -> str:
     return subject + (", ".join(found) or "no findings") + (f"; checks: {', '.join(states)}" if states else "")
 
 
-def as_json(results: Sequence[Result], command: str) -> dict[str, Any]:
+def as_json(results: Sequence[Result], command: str, options: Sequence[str] = ()) -> dict[str, Any]:
     """The one JSON layout of every checking command. Keys without a value are left out."""
     return {
         "version": 1,
-        "tool": {"name": "vtool", "version": __version__, "command": command},
+        "tool": {"name": "vtool", "version": __version__, "command": command, **({"options": list(options)} if options else {})},
         "results": [
             {
                 "subject": result.subject,

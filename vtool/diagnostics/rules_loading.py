@@ -170,7 +170,7 @@ RULES = (
         why="What did not load has not passed.",
         bad="def factory(): raise RuntimeError",
         good="def factory(): return Model()",
-        fix="Run it by itself and mend it. limits.seconds and limits.memory_mib say how long and how much it may take.",
+        fix="Mend what the message names. What was stopped may take longer with limits.seconds=…, and more with limits.memory_mib=….",
     ),
 )
 """VT401 to VT412 and VT430 to VT432 are asked of classes; the others say why one could not be."""

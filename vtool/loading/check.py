@@ -31,7 +31,7 @@ class Progress:
 
 
 def asked_checks(settings: LoadCheck) -> tuple[str, ...]:
-    """The rules that are asked, of those that the sources allow."""
+    """The rules that are asked of every class."""
     return settings.checks or ASKED
 
 

@@ -53,7 +53,7 @@ def judge(subject: str, facts: Facts, asked: Sequence[str], allow: Sequence[str]
         checks[rule] = "failed" if worst & {"error", "warning"} else "passed"
         if detail := _detail(rule, check, about):
             details[rule] = detail
-    findings = [replace(finding, message=f"{subject}: {finding.message}") for finding in findings]
+    findings = [replace(finding, message=f"{subject}: {finding.message}{_shards_of(finding, facts)}") for finding in findings]
     judged: Verdict = "unsafe" if any(finding.severity == "error" for finding in findings) else "clean"
     verdict: Verdict = judged if set(checks.values()) & {"passed", "failed"} else "not-run"
     return Result(subject, verdict, checks, tuple(findings), details)
@@ -250,6 +250,9 @@ def _after_processing(rule: str, items: Sequence[Item], facts: Facts) -> list[Di
 def _quantised(rule: str, items: Sequence[Item], facts: Facts) -> list[Diagnostic]:
     """Of the twin in fp8. Names are certain only where a tensor waits for a parameter, and a parameter for a tensor."""
     found = []
+    plain = {rule: {name for item in facts["checks"].get(rule, {}).get("items", ()) for name in _of_item(item)} for rule in OF_ALL_NAMES}
+    # What waits without a scale, as its weight does when nothing is quantised, is told there.
+    items = [item for item in items if not {name.removesuffix("_scale") for name in _of_item(item)} & plain.get(item["how"], set())]
     kinds = {item["how"] for item in items}
     parted = "unconsumed-tensor" in kinds and bool(kinds & {"unwritten-parameter", "partly-written-parameter"})
     for how, group in _by(items, lambda item: str(item["how"])).items():
@@ -269,6 +272,10 @@ def _quantised(rule: str, items: Sequence[Item], facts: Facts) -> list[Diagnosti
             said = f"{how}: {_names(group)}"
         found.append(_finding(rule, f"with fp8 weights and their scales, {said}", group, severity, _own_line(facts)))
     return found
+
+
+def _of_item(item: Item) -> Sequence[str]:
+    return [item["parameter"]] if item.get("parameter") else item.get("tensors") or []
 
 
 def _tensors(items: Sequence[Item]) -> list[str]:
@@ -360,6 +367,13 @@ def _own_line(facts: Facts) -> Origin | None:
 
 def _word(facts: Facts) -> str:
     return "tiny twin of transformers' class" if facts["origin"] == "twin" else "checkpoint"
+
+
+def _shards_of(finding: Diagnostic, facts: Facts) -> str:
+    """The files that a finding's tensors are in, as the end of a message; nothing where the checkpoint is one file."""
+    files = facts["about"].get("files") or {}
+    named = list(dict.fromkeys(files[name] for name in finding.tensors or () if name in files))
+    return f" (in {_listed(named)})" if named else ""
 
 
 def _raises(item: Item) -> str | None:

@@ -15,6 +15,8 @@ from vtool.diagnostics import Diagnostic, Findings
 
 PROBE = Path(__file__).parent / "probe"
 VLLM_PYTHON = Path(".vllm-venv/bin/python")
+LONGEST_FOLDER = 107 - len("/123e4567-e89b-12d3-a456-426614174000")
+"""Characters of a folder in which vLLM can put a socket under a name of that length."""
 Event = Mapping[str, Any]
 
 
@@ -32,13 +34,14 @@ def probe_events(python: str, request: Mapping[str, Any]) -> Iterator[Event]:
         Findings: `unusable-interpreter`, where it cannot be started, or ends before it has said that it is done.
     """
     reading, writing = os.pipe()
-    with tempfile.TemporaryDirectory(prefix="vtool-") as folder, os.fdopen(reading) as lines, open(Path(folder) / "log", "w+") as log:
+    scratch = tempfile.TemporaryDirectory(prefix="vtool-", ignore_cleanup_errors=True)  # what was killed may still end
+    with scratch as folder, os.fdopen(reading) as lines, open(Path(folder) / "log", "w+") as log:
         asked = Path(folder) / "request.json"
         asked.write_text(json.dumps({**request, "descriptor": writing}))
         try:
             process = subprocess.Popen(
                 [python, str(PROBE), str(asked)],
-                pass_fds=[writing], stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=_environment(), start_new_session=True,
+                pass_fds=[writing], stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=_environment(folder), start_new_session=True,
             )  # fmt: skip
         except OSError as error:
             raise _unusable(python, f"it cannot be started: {error.strerror}") from error
@@ -66,10 +69,23 @@ def _stopped_at_the_end(process: "subprocess.Popen[bytes]") -> Iterator[None]:
         process.wait()
 
 
-def _environment() -> dict[str, str]:
-    """One thread a subject, which waits without spinning; no hub; and nothing of this interpreter's own packages."""
+def _environment(folder: str) -> dict[str, str]:
+    """One thread a subject, which waits without spinning; no hub; nothing of this interpreter's own packages.
+
+    Args:
+        folder: what frameworks leave behind in temporary folders, as sockets and caches, goes away with it.
+    """
     kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
-    return {**kept, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "HF_HUB_OFFLINE": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    sockets = {} if len(folder) <= LONGEST_FOLDER else {"VLLM_RPC_BASE_PATH": kept.get("VLLM_RPC_BASE_PATH", tempfile.gettempdir())}
+    return {
+        **kept,
+        **sockets,
+        "TMPDIR": folder,
+        "OMP_NUM_THREADS": "1",
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "HF_HUB_OFFLINE": "1",
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
 
 
 def _unusable(python: str, reason: str) -> Findings:

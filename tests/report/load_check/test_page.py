@@ -113,6 +113,14 @@ def test_the_page_loads_nothing_and_runs_nothing_whatever_names_say(document: di
     assert "default-src 'none'" in page
 
 
+def test_a_long_name_breaks_behind_its_dots_and_a_wide_table_says_that_it_scrolls(document: dict[str, Any], tmp_path: Path) -> None:
+    document["results"][-1]["findings"][0]["message"] = "never read: a.<b>.c_weight, d"
+    page = page_of(document, tmp_path)
+    assert "never read: a.&lt;b&gt;.c_<wbr>weight, d" in page
+    columns = len({rule for result in document["results"] for rule in result["checks"]})
+    assert f'<p class="note sideways">The table has {columns} checks, and scrolls sideways.</p>' in page
+
+
 def test_another_layout_is_refused(document: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="version 2"):
         write_load_check(document | {"version": 2}, tmp_path / "page.html")

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any
 
 import torch
@@ -43,17 +43,22 @@ def subject(name: str, folder: Path, progress: Callable[[str], None], checkpoint
         there = [word for word, value in vars(module).items() if callable(value) and getattr(value, "__module__", None) == module.__name__]
         raise LoadFailed(f"{path} has no function `{function}`" + (f"; it has {', '.join(there)}" if there else ""))
     progress(f"{function}()")
-    given = read_folder(Path(checkpoint)) if checkpoint else None
+    given, files = read_folder(Path(checkpoint)) if checkpoint else (None, {})
     if given is None and callable(own := getattr(module, "checkpoint", None)):
         try:
             given = own()
         except Exception as error:
             raise LoadFailed(f"checkpoint() raises {text_of(error)}") from error
-    return of_factory(factory, given)
+    return of_factory(factory, given, files)
 
 
-def of_factory(factory: Callable[[], Any], checkpoint: Mapping[str, Tensor] | None) -> Subject:
+def of_factory(
+    factory: Callable[[], Any], checkpoint: Mapping[str, Tensor] | None, files: Mapping[str, str] = MappingProxyType({})
+) -> Subject:
     """A subject of the user's, with its own checkpoint; else with one that has the names of its parameters.
+
+    Args:
+        files: the shards that tensors are from.
 
     Raises:
         LoadFailed: as above.
@@ -70,7 +75,7 @@ def of_factory(factory: Callable[[], Any], checkpoint: Mapping[str, Tensor] | No
     for method in ("load_weights", "named_parameters"):
         if not callable(getattr(made, method, None)):
             raise LoadFailed(f"what the factory makes, a {type(made).__name__}, has no {method}()")
-    about: dict[str, Any] = {"class": f"{type(made).__module__}.{type(made).__name__}"}
+    about: dict[str, Any] = {"class": f"{type(made).__module__}.{type(made).__name__}", "files": dict(files)}
     if checkpoint is None:
         about["own_names"] = True
         kept = set(made.state_dict()) if isinstance(made, torch.nn.Module) else None
@@ -104,23 +109,31 @@ def facts_of(
     return {"status": "judged", "origin": made.origin, "streams": made.streams, "about": made.about, "checks": found, "paths": {}}
 
 
-def read_folder(folder: Path) -> dict[str, Tensor]:
-    """The tensors of a folder's safetensors files, in the order of its index, if it has one, and of its files."""
+def read_folder(folder: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors of a folder's safetensors files, in the order of its index, if it has one, and of its files; where it has several, each
+    tensor's file.
+
+    Raises:
+        LoadFailed: they cannot be read, or there are none.
+    """
     from safetensors.torch import load_file
 
     index = folder / "model.safetensors.index.json"
     tensors: dict[str, Tensor] = {}
+    files: dict[str, str] = {}
     try:
-        files = (
+        names = (
             json.loads(index.read_text())["weight_map"].values() if index.exists() else [path.name for path in folder.glob("*.safetensors")]
         )
-        for file in sorted(set(files)):
-            tensors |= load_file(folder / file)
+        for file in sorted(set(names)):
+            found = load_file(folder / file)
+            tensors |= found
+            files |= dict.fromkeys(found, file)
     except Exception as error:
         raise LoadFailed(f"{folder} cannot be read: {text_of(error)}") from error
     if not tensors:
         raise LoadFailed(f"{folder} has no safetensors files")
-    return tensors
+    return tensors, files if len(set(files.values())) > 1 else {}
 
 
 def _imported(path: Path) -> ModuleType:

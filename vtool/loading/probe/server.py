@@ -188,12 +188,9 @@ def _facts(host: ModuleType, request: dict[str, Any], name: str, folder: Path) -
     from .audit import audit, text_of
     from .subject import LoadFailed, NotRun
 
-    stage, started = ["start"], time.monotonic()
-
-    times: dict[str, float] = {}
+    stage = ["start"]
 
     def progress(word: str) -> None:
-        times[word] = round(time.monotonic() - started, 3)
         stage[0] = word
         (folder / "stage").write_text(word)
 
@@ -209,8 +206,6 @@ def _facts(host: ModuleType, request: dict[str, Any], name: str, folder: Path) -
             "origin": subject.origin,
             "streams": subject.streams,
             "about": dict(subject.about),
-            "tensors": len(subject.checkpoint),
-            "stages": times,
             "checks": checks,
             "paths": paths,
         }
@@ -223,9 +218,9 @@ def _facts(host: ModuleType, request: dict[str, Any], name: str, folder: Path) -
         keep = lambda checks: _keep(judged(checks), folder)  # noqa: E731
         return judged(audit(subject, request["checks"], request["slots"], request["sources"], progress, keep))
     except NotRun as why:
-        return {"status": "not-run", "reason": str(why), "stage": stage[0], "about": dict(subject.about) if subject else {}}
+        return {"status": "not-run", "reason": str(why)}
     except LoadFailed as why:
-        return {"status": "failed", "reason": str(why), "stage": stage[0]}
+        return {"status": "failed", "reason": str(why)}
     except Exception as error:
         # What has loaded once, or is the user's own, fails by itself; else our tiny model may be at fault.
         own = request["host"] == "python" or (subject is not None and subject.origin == "given")

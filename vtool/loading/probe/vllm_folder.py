@@ -4,7 +4,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -59,10 +59,11 @@ def subject(given: Path, folder: Path, progress: Callable[[str], None]) -> Subje
     make = _maker(config)
     found = type(mender.run(make))
     progress("reading the tensors")
+    checkpoint, files = read_folder(given)
     plain = Subject(
         make=make,
-        checkpoint=read_folder(given),
-        load=_load,
+        checkpoint=checkpoint,
+        load=lambda model, weights: _load(model, weights, files),
         origin="given",
         code=(os.path.dirname(sys.modules["vllm"].__file__ or ""),),
         about={
@@ -72,6 +73,7 @@ def subject(given: Path, folder: Path, progress: Callable[[str], None]) -> Subje
             "dtype": str(config.model_config.dtype).removeprefix("torch."),
             "replaced": mender.replaced,
             "served": True,
+            "files": files,
         },
         paths=lambda subject: drive(subject, config),
         shards=lambda subject, reference: sharded(subject, lambda rank, meeting: _be_rank(config, rank, meeting), reference, folder),
@@ -105,10 +107,11 @@ def _word(written: dict[str, Any]) -> str | None:
 
 
 class Followed:
-    """Hands on what an iterator gives, holds nothing of it, and knows the last name."""
+    """Hands on what an iterator gives, holds nothing of it, and knows the last name, and its file."""
 
-    def __init__(self, weights: Iterable[Named]) -> None:
+    def __init__(self, weights: Iterable[Named], files: Mapping[str, str]) -> None:
         self.weights = iter(weights)
+        self.files = files
         self.last = "none"
 
     def __iter__(self) -> Iterator[Named]:
@@ -116,12 +119,12 @@ class Followed:
 
     def __next__(self) -> Named:
         pair = next(self.weights)
-        self.last = f"`{pair[0]}`, {list(pair[1].shape)}"
+        self.last = f"`{pair[0]}`, {list(pair[1].shape)}" + (f", of {self.files[pair[0]]}" if pair[0] in self.files else "")
         return pair
 
 
-def _load(model: Any, weights: Iterable[Named]) -> object:
-    followed = Followed(weights)
+def _load(model: Any, weights: Iterable[Named], files: Mapping[str, str]) -> object:
+    followed = Followed(weights, files)
     try:
         return model.load_weights(followed)
     except Exception as error:

@@ -1,11 +1,13 @@
 """The page, made from the JSON of `vtool load-check --format json` alone."""
 
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
 
 from vtool import __version__
 from vtool.diagnostics import RULES
@@ -44,10 +46,11 @@ def render(document: Mapping[str, Any]) -> str:
         lstrip_blocks=True,
     )
     environment.filters["plural"] = plural
+    environment.filters["breakable"] = _breakable
     results: Sequence[Mapping[str, Any]] = document["results"]
     rules = list(dict.fromkeys(rule for result in results for rule in result["checks"]))
     ranked = sorted(enumerate(results), key=lambda pair: (_ORDER.index(pair[1]["verdict"]), pair[0]))
-    subjects = [_subject(result, rules, number, document["tool"]["command"]) for number, (_, result) in enumerate(ranked, 1)]
+    subjects = [_subject(result, rules, number, document["tool"]) for number, (_, result) in enumerate(ranked, 1)]
     verdicts = [result["verdict"] for result in results]
     return environment.get_template("load_check.html.j2").render(
         version=__version__,
@@ -60,12 +63,17 @@ def render(document: Mapping[str, Any]) -> str:
     )
 
 
+def _breakable(text: str) -> Markup:
+    """A long name is broken behind a dot, rather than before the comma that follows it."""
+    return Markup("<wbr>").join(re.split(r"(?<=\w[._/])(?=\w)", text))
+
+
 def _counts(results: Sequence[Mapping[str, Any]], rule: str) -> dict[str, int]:
     states = [result["checks"].get(rule) for result in results]
     return {state: states.count(state) for state in ("passed", "failed", "not-run")}
 
 
-def _subject(result: Mapping[str, Any], rules: Sequence[str], number: int, command: str) -> dict[str, Any]:
+def _subject(result: Mapping[str, Any], rules: Sequence[str], number: int, tool: Mapping[str, Any]) -> dict[str, Any]:
     details = result.get("details", {})
     findings = sorted(result["findings"], key=lambda finding: _SEVERITIES.index(finding["severity"]))
     return {
@@ -77,8 +85,13 @@ def _subject(result: Mapping[str, Any], rules: Sequence[str], number: int, comma
         "counts": [(severity, sum(finding["severity"] == severity for finding in findings)) for severity in _SEVERITIES],
         "measured": [(rule, facts) for rule, found in details.items() if (facts := _facts(found))],
         "reasons": _reasons(result["checks"], details),
-        "again": shlex.join(["vtool", *command.split(), result["subject"]]),
+        "again": shlex.join(["vtool", *tool["command"].split(), result["subject"], *_options(result["subject"], tool)]),
     }
+
+
+def _options(subject: str, tool: Mapping[str, Any]) -> list[str]:
+    """What was asked beside the subject. A checkpoint is given to a user's own classes alone."""
+    return [word for word in tool.get("options", []) if subject.startswith("python:") or not word.startswith("--checkpoint=")]
 
 
 def _cell(result: Mapping[str, Any], rule: str) -> tuple[str, str, str]:
