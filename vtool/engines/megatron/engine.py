@@ -21,6 +21,7 @@ from vtool.config.megatron_ddp import Problem
 from vtool.config.schema import Optim
 from vtool.config.schema.megatron import Megatron as MegatronSettings
 from vtool.diagnostics import Diagnostic
+from vtool.engines import common
 from vtool.engines.megatron.ddp_config import live_ddp_config
 from vtool.engines.megatron.groups import start_groups
 from vtool.engines.megatron.model import build_language, recompute_layers, replace_language, text_shape, transformer_config, unsupported
@@ -28,6 +29,7 @@ from vtool.engines.megatron.part import Part
 from vtool.engines.megatron.shim import on_cpu, silence
 from vtool.engines.megatron.weights import from_megatron, hf_names, share_of
 from vtool.engines.ranks import Ranks, SharedFindings
+from vtool.models.adapters import Adapter
 
 B = TypeVar("B")
 TOWER = "model.visual."
@@ -62,7 +64,7 @@ class Megatron:
         ddp_config = live_ddp_config(settings.wrap_config, settings.ddp_config, dtype=dtype, cpu=cpu)
 
         self.ranks = ranks
-        self.size = sum(parameter.numel() for parameter in module.parameters())
+        self.size, self.trained = common.sizes(module)
         self.groups = start_groups(settings.parallel, ranks)
         self.data = self.groups.data
         averaged = ddp_config.average_in_collective
@@ -149,8 +151,7 @@ class Megatron:
         finally:
             self.module.train()
 
-    def iter_hf_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Transformers' names and whole tensors, one parameter after the other. Every rank goes through all of it at the same time."""
+    def iter_hf_weights(self, adapter: Adapter = "merged") -> Iterator[tuple[str, Tensor]]:
         self._settle()
         for part in self.parts:
             yield from part.weights()
