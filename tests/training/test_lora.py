@@ -19,10 +19,9 @@ from vtool.engines.ranks import Ranks
 from vtool.evaluation.predict import predict
 from vtool.models.build import load_model
 from vtool.training.export_run import export_run
-from vtool.training.setup import Request
-from vtool.training.sft import train
-from vtool.training.setup import open_session
 from vtool.training.run_folder import RunFolder
+from vtool.training.setup import Request, open_session
+from vtool.training.sft import train
 from vtool.training.start import Start
 
 RANK, ALPHA = 4, 12

@@ -146,7 +146,8 @@ def build_engine(run: Run, model: nn.Module, ranks: Ranks) -> Engine:
         case schema.Megatron():
             from vtool.engines.megatron.engine import Megatron
 
-            return Megatron(model, run.engine, run.optim, ranks, dtype, checkpointing=run.model.gradient_checkpointing)
+            part = family(run.model.family).part
+            return Megatron(model, run.engine, run.optim, ranks, dtype, part, checkpointing=run.model.gradient_checkpointing)
 
 
 def audit(rows: Mapping[str, EncodedRows], ranks: Ranks) -> dict[str, Ledger]:
