@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ from vtool.training.sft import train
 from vtool.training.start import Start
 
 RANK, ALPHA = 4, 12
+MEGATRON = find_spec("megatron") is not None
+SPREAD = ("engine.parallel.tensor=2", "engine.parallel.sequence=true")
 PREFIX = "base_model.model."
 
 
@@ -61,6 +64,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pretrained = (f"model.path={made / 'model'}", "model.size=null")
     train_all(Ranks(), made_run(made, "pretrained", "ddp", *pretrained))
     run_ranks(train_all, 2, made_run(made, "ddp", "ddp", *pretrained), made_run(made, "fsdp2", "fsdp2", *pretrained))
+    if MEGATRON:
+        run_ranks(train_all, 2, made_run(made, "tp2", "megatron", *pretrained, *SPREAD))
+        run_ranks(train_all, 2, made_run(made, "ddp-tp2", "megatron", *pretrained, *SPREAD, after(made / "ddp", 2)))
+        run_ranks(train_all, 1, made_run(made, "tp2-ddp", "ddp", *pretrained, after(made / "tp2", 2)))
     run_ranks(train_all, 2, made_run(made, "ddp-fsdp2", "fsdp2", *pretrained, after(made / "ddp", 2)))
     train_all(
         Ranks(),
@@ -70,7 +77,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-NAMES = ["pretrained", "ddp", "fsdp2", "ddp-fsdp2", "fsdp2-ddp", "straight-ddp"]
+NAMES = ["pretrained", "ddp", "fsdp2", "ddp-fsdp2", "fsdp2-ddp", "straight-ddp", *(("tp2", "ddp-tp2", "tp2-ddp") if MEGATRON else ())]
 
 
 @pytest.mark.parametrize("name", NAMES)

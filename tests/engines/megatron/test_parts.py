@@ -21,22 +21,27 @@ from vtool.training.parameter_groups import parameter_groups
 
 pytest.importorskip("megatron.core", reason="megatron-core is not installed")
 QWEN = Qwen25VL()
-SPREAD = ("dp2, distributed optimiser, all overlapped", "tp2", "tp2+sp", "tp2+sp, distributed optimiser")
+DATA, TENSOR, SEQUENCE = "dp2, distributed optimiser, all overlapped", "tp2", "tp2+sp"
 
 
 @dataclass(frozen=True)
 class Scenario:
     """What is trained."""
 
-    freeze: Freeze = Freeze()
+    freeze: Freeze = field(default_factory=Freeze)
     lora: Lora | None = None
-    optim: Optim = Optim(lr=1e-3, weight_decay=0.1, clip_norm=1.0)
+    optim: Optim = field(default_factory=lambda: Optim(lr=1e-3, weight_decay=0.1, clip_norm=1.0))
+    spread: tuple[str, ...] = (DATA, SEQUENCE)
 
 
 SCENARIOS = {
-    "adapters everywhere": Scenario(lora=Lora(rank=3, alpha=5)),
-    "adapters of some parts of the joined matrices": Scenario(Freeze(vision=True), Lora(rank=2, targets=("v_proj", "up_proj", "mlp.2"))),
-    "adapters that are cut by columns": Scenario(lora=Lora(rank=2, targets=("o_proj", "down_proj"), exclude=("1.mlp.down_proj",))),
+    "adapters everywhere": Scenario(lora=Lora(rank=3, alpha=5), spread=(DATA, TENSOR, SEQUENCE, "tp2+sp, distributed optimiser")),
+    "adapters of some parts of the joined matrices": Scenario(
+        Freeze(vision=True), Lora(rank=2, targets=("v_proj", "up_proj", "mlp.2")), spread=(TENSOR, SEQUENCE)
+    ),
+    "adapters that are cut by columns": Scenario(
+        lora=Lora(rank=2, targets=("o_proj", "down_proj"), exclude=("1.mlp.down_proj",)), spread=(TENSOR, SEQUENCE)
+    ),
     "no tower": Scenario(Freeze(vision=True)),
     "the tower alone": Scenario(Freeze(projector=True, language=True)),
     "three rates": Scenario(
@@ -116,7 +121,7 @@ def all_of(engine: Megatron) -> dict[str, Tensor]:
 def train_all(ranks: Ranks) -> dict[str, Trained]:
     found = {}
     for what, scenario in SCENARIOS.items():
-        for how in SPREAD:
+        for how in scenario.spread:
             trained = found[f"{what}; {how}"] = Trained()
 
             def build(scenario: Scenario = scenario, how: str = how) -> Megatron:
@@ -154,7 +159,7 @@ def spread() -> dict[str, Trained]:
 @pytest.mark.parametrize("what", SCENARIOS)
 def test_training_is_that_of_one_process(spread: dict[str, Trained], what: str) -> None:
     wanted = alone(SCENARIOS[what])
-    for how in SPREAD:
+    for how in SCENARIOS[what].spread:
         ours, name = spread[f"{what}; {how}"], f"{what}; {how}"
         first = relative_difference({key: tensor.double() for key, tensor in ours.first.items()}, wanted.first)
         weights = relative_difference({key: tensor.double() for key, tensor in ours.weights.items()}, wanted.weights)
@@ -184,7 +189,7 @@ def test_after_two_steps_what_has_changed_is_what_was_to_be_trained(spread: dict
         for name, _ in model.named_parameters()
         if ("lora_" in name if scenario.lora else not getattr(scenario.freeze, QWEN.part(name)))
     }
-    for how in SPREAD:
+    for how in scenario.spread:
         ours = spread[f"{what}; {how}"]
         changed = {name for name in ours.before if not torch.equal(ours.before[name], ours.after_two[name])}
         assert changed == declared, how

@@ -32,7 +32,7 @@ class Groups:
 
 
 def start_groups(parallel: Parallel, ranks: Ranks) -> Groups:
-    """Set megatron-core's groups up anew; they are global to a process.
+    """Set megatron-core's groups up anew; they are global to a process, and those of an engine before this one end.
 
     A rank by itself gets a process group of its own, without which megatron-core builds nothing.
     """
@@ -43,7 +43,7 @@ def start_groups(parallel: Parallel, ranks: Ranks) -> Groups:
         backend = "gloo" if ranks.device.type == "cpu" else "nccl"
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
     if parallel_state.model_parallel_is_initialized():
-        parallel_state.destroy_model_parallel()
+        _end_groups()
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=parallel.tensor,
         create_gloo_process_groups=False,
@@ -63,3 +63,14 @@ def start_groups(parallel: Parallel, ranks: Ranks) -> Groups:
         parallel_state.get_tensor_model_parallel_rank(),
         data,
     )
+
+
+def _end_groups() -> None:
+    """End megatron-core's groups. It forgets them itself, but each keeps its threads: hundreds of them after some engines."""
+    from megatron.core import parallel_state
+
+    groups = [group for group in parallel_state._global_process_group_list or () if group is not None]
+    parallel_state.destroy_model_parallel()
+    dist.barrier()  # nobody is still in the middle of something
+    for group in groups:
+        dist.destroy_process_group(group)

@@ -85,7 +85,7 @@ class Adapters(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         parts: dict[str, Any] = dict(self.named_children())
-        small = self._between(torch.cat([x @ pair.A.t() for pair in parts.values()], -1))
+        small = self._between(torch.cat([pair(x) for pair in parts.values()], -1))
         split = dict(zip(parts, torch.split(small, [pair.A.shape[0] for pair in parts.values()], -1), strict=True))
         added = {part: split[part] @ pair.B.t() for part, pair in parts.items()}
         some: Tensor = next(iter(added.values()))
@@ -112,7 +112,12 @@ class Adapters(nn.Module):
 
 
 class _Pair(nn.Module):
+    """A and B. Called, it gives A · x: a parallel gather of weights that overlaps with the forward pass waits in front of such a call."""
+
     def __init__(self, rank: int, columns: int, rows: int, like: Tensor) -> None:
         super().__init__()
         self.A = nn.Parameter(torch.empty(rank, columns, dtype=like.dtype, device=like.device))
         self.B = nn.Parameter(torch.empty(rows, rank, dtype=like.dtype, device=like.device))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.A.t()
