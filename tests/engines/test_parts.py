@@ -12,6 +12,7 @@ from tests.engines.parity import base_model, made_run
 from tests.engines.ranks import run_ranks
 from tests.runs import gradients, relative_difference, session
 from vtool.data.loader import load_steps, micro_batches
+from vtool.engines.megatron.groups import Groups
 from vtool.engines.ranks import Ranks
 from vtool.models.adapters import merged, pair_of, saved_name
 from vtool.training.schedule import learning_rate
@@ -189,3 +190,38 @@ def test_a_part_has_its_own_rate_and_decay(folder: Path) -> None:
         g = gradient[name]
         wanted = before[name] * (1 - lr * decay) - lr * g / (g.abs() + run.optim.eps)
         assert torch.allclose(parameter, wanted, rtol=0, atol=1e-13), name
+
+
+def gathered_before_each(ranks: Ranks, made: Request) -> tuple[list[int], int]:
+    """How many collectives had been run when each tensor of the stream came; and how many tensors the state of the model has."""
+    torch.set_num_threads(1)
+    engine = session(made, ranks)[0].engine
+    count = [0]
+    gather, full = Groups.gather_tensor_shares, DTensor.full_tensor
+
+    def counted(of: Any) -> Any:
+        def call(*arguments: Any, **more: Any) -> Any:
+            count[0] += 1
+            return of(*arguments, **more)
+
+        return call
+
+    Groups.gather_tensor_shares, DTensor.full_tensor = counted(gather), counted(full)  # type: ignore[method-assign]
+    try:
+        seen = [count[0] for _ in engine.iter_hf_weights("merged")]
+    finally:
+        Groups.gather_tensor_shares, DTensor.full_tensor = gather, full  # type: ignore[method-assign]
+    return seen, sum(1 for _ in engine.iter_hf_weights("none"))
+
+
+@pytest.mark.parametrize("engine", ["fsdp2", "megatron"])
+def test_each_tensor_is_gathered_when_it_is_asked_for(folder: Path, engine: str) -> None:
+    """The weight and what is merged into it, and nothing ahead: the whole model is never in one place."""
+    more = ["lora={rank: 2}", f"run.dir={folder / 'streamed' / engine}"]
+    if engine == "megatron":
+        pytest.importorskip("megatron.core", reason="megatron-core is not installed")
+        more.append("engine.parallel.tensor=2")
+    seen, tensors = run_ranks(gathered_before_each, 2, made_run(folder, engine, "float32", folder / "model", *more))[0]
+    assert len(seen) == tensors > 60
+    assert max(after - before for before, after in zip([0, *seen], seen, strict=False)) <= 3
+    assert seen[-1] > tensors / 2
