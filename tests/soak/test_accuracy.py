@@ -26,3 +26,15 @@ def test_the_test_scans_are_read(tmp_path: Path, seed: int) -> None:
     assert result["ledger"]["distinct"] == 1258
     samples = sum(line["samples"] for line in read_lines(tmp_path / "run/metrics.jsonl") if "loss" in line)
     assert result["ledger"]["samples"] == samples == 15 * 1258
+
+
+@pytest.mark.soak
+def test_adapters_on_random_weights_read_the_test_scans_too(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "vtool", "train", "sft", "digits_lora", "--nproc", "2", f"run.dir={tmp_path / 'run'}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1800, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = json.loads((tmp_path / "run/result.json").read_text())
+    print(f"digits_lora: test exact match {result['test_exact_match']:.4f}, {result['steps']} steps, {result['train_seconds']:.0f} s")
+    assert result["test_exact_match"] >= 0.97
+    assert result["steps"] <= 600
+    assert result["trained_parameters"] < result["parameters"] / 4

@@ -41,7 +41,7 @@ def test_constant_stays() -> None:
 def test_only_tensors_of_two_or_more_dimensions_decay() -> None:
     module = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.LayerNorm(3), torch.nn.Linear(3, 1))
     module[2].weight.requires_grad_(False)
-    groups = parameter_groups(module.named_parameters(), Optim(lr=1.0, weight_decay=0.1))
+    groups = parameter_groups(module.named_parameters(), Optim(lr=1.0, weight_decay=0.1), lambda _name: "language")
     assert [(group["weight_decay"], [tuple(p.shape) for p in group["params"]]) for group in groups] == [
         (0.1, [(3, 3)]),
         (0.0, [(3,), (3,), (3,), (1,)]),
@@ -54,7 +54,7 @@ def test_a_step_is_adamw_by_the_book() -> None:
     module = torch.nn.Linear(4, 3).double()
     settings = Optim(lr=1e-2, betas=(0.9, 0.95), eps=1e-6, weight_decay=0.1)
     before = {name: parameter.detach().clone() for name, parameter in module.named_parameters()}
-    optimizer = build_optimizer(module, settings)
+    optimizer = build_optimizer(module, settings, lambda _name: "language")
     module(torch.randn(5, 4).double()).square().sum().backward()
     optimizer.step()
     for name, parameter in module.named_parameters():

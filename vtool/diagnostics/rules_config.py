@@ -230,6 +230,25 @@ _CROSS_FIELD = (
         fix="Name both, to train without images, or neither.",
     ),
     Rule(
+        name="nothing-to-train",
+        code="VT213",
+        summary="model.freeze names every part of the model.",
+        why="The run would cost its time, and change nothing.",
+        bad="'model.freeze={vision: true, projector: true, language: true}'",
+        good="'model.freeze={vision: true, projector: true}'",
+        fix="Leave out the part that is to learn.",
+    ),
+    Rule(
+        name="lora-target",
+        code="VT214",
+        summary="A name in lora.targets or lora.exclude is the end of no linear layer's name, or no layer is left that gets an adapter.",
+        why="The layers that were meant would be left as they are, and the run would look like one that learns badly.",
+        bad="'lora={targets: [query_proj]}'",
+        good="'lora={targets: [q_proj, v_proj]}'",
+        fix="Name the ends of linear layers' names: q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj; in the tower "
+        "attn.qkv and attn.proj; in the projector merger.mlp.0 and merger.mlp.2. The head and the embedding get no adapter.",
+    ),
+    Rule(
         name="megatron-ddp-conflict",
         code="VT220",
         summary="A value of engine.wrap_config or engine.ddp_config contradicts another one, or would have no effect beside it.",

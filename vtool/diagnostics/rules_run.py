@@ -139,4 +139,22 @@ RULES = (
         good="all ranks alive",
         fix="Read what the rank printed above this line, then start the same command again: it resumes from the last checkpoint.",
     ),
+    Rule(
+        name="base-changed",
+        code="VT810",
+        summary="The weights that a run's adapters are for are not those that it began with, or are not there.",
+        why="An adapter is a difference: added to other weights it gives another model, and no error.",
+        bad="other bytes in model.path's model.safetensors than at the start of a run with lora",
+        good="the same folder",
+        fix="Put the folder back as it was, or start another run: run.name=NAME.",
+    ),
+    Rule(
+        name="nothing-to-merge",
+        code="VT811",
+        summary="vtool export --merge was given a run that has no adapter.",
+        why="Its export is whole already; a second one under another name would be taken for something else.",
+        bad="vtool export runs/digits --merge",
+        good="vtool export runs/digits_lora --merge",
+        fix="Leave --merge out.",
+    ),
 )

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_
 
+from vtool.models.adapters import Adapter, has_adapters, is_adapter, merged, pair_of, saved_name, scale_of
+
 Put = Callable[[Tensor, Tensor], Tensor]
 """Given a parameter and a whole tensor of its shape, what this rank keeps of that tensor."""
 
@@ -15,6 +17,11 @@ Put = Callable[[Tensor, Tensor], Tensor]
 def trainable(module: nn.Module) -> list[nn.Parameter]:
     """The parameters that are trained, each once."""
     return [parameter for parameter in module.parameters() if parameter.requires_grad]
+
+
+def sizes(module: nn.Module) -> tuple[int, int]:
+    """The parameters of a whole model, and those of them that are trained."""
+    return sum(parameter.numel() for parameter in module.parameters()), sum(parameter.numel() for parameter in trainable(module))
 
 
 def clip(parameters: Sequence[nn.Parameter], norm: Tensor, largest: float | None) -> float:
@@ -25,9 +32,9 @@ def clip(parameters: Sequence[nn.Parameter], norm: Tensor, largest: float | None
 
 
 def update(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """One step with this learning rate; the gradients are let go."""
+    """One step with this learning rate, of each group times its own `lr_factor`; the gradients are let go."""
     for group in optimizer.param_groups:
-        group["lr"] = lr
+        group["lr"] = lr * group["lr_factor"]
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
 
@@ -42,9 +49,33 @@ def evaluation_mode(module: nn.Module) -> Iterator[None]:
         module.train()
 
 
+def backward(loss: Tensor) -> None:
+    """Nothing, where the loss hangs on no trained parameter: the tower alone is trained, and there is no image."""
+    if loss.requires_grad:
+        torch.autograd.backward(loss)
+
+
+def kept_by_checkpoints(module: nn.Module) -> Adapter:
+    """What of a model goes into a checkpoint: all of it, or the adapters, where nothing else is trained."""
+    return "only" if has_adapters(module) else "merged"
+
+
+def iter_hf_weights(module: nn.Module, adapter: Adapter, whole: Callable[[Tensor], Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """See `vtool.engines.contract.Engine.iter_hf_weights`. `whole`: given a tensor as this rank has it, all of it."""
+    tensors = model_tensors(module)
+    for name, tensor in tensors.items():
+        if is_adapter(name) != (adapter == "only"):
+            continue
+        a, b = pair_of(name)
+        if adapter == "merged" and a in tensors:
+            yield name, merged(whole(tensor), whole(tensors[a]), whole(tensors[b]), scale_of(module))
+        else:
+            yield name, whole(tensor)
+
+
 def model_tensors(module: nn.Module) -> dict[str, Tensor]:
-    """Parameters and persistent buffers by name, as this rank has them, each once."""
-    state = {name: parameter.detach() for name, parameter in module.named_parameters()}
+    """Parameters and persistent buffers by their names in files, as this rank has them, each once."""
+    state = {saved_name(name): parameter.detach() for name, parameter in module.named_parameters()}
     kept = module.state_dict().keys()  # without the buffers that are computed, not learnt
     return state | {name: buffer for name, buffer in module.named_buffers() if name in kept}
 
@@ -52,7 +83,7 @@ def model_tensors(module: nn.Module) -> dict[str, Tensor]:
 def optimizer_tensors(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """The optimiser's state as `<parameter>.<entry>`, as this rank has it."""
     return {
-        f"{name}.{entry}": value
+        f"{saved_name(name)}.{entry}": value
         for name, parameter in module.named_parameters()
         for entry, value in optimizer.state.get(parameter, {}).items()
     }
@@ -62,12 +93,12 @@ def load_tensors(
     module: nn.Module, optimizer: torch.optim.Optimizer, model: Mapping[str, Tensor], state: Mapping[str, Tensor], put: Put
 ) -> None:
     """Take up whole tensors by name, of the model and of the optimiser."""
-    own = model_tensors(module)
+    own = {name: tensor for name, tensor in model_tensors(module).items() if is_adapter(name) or not has_adapters(module)}
     assert own.keys() == model.keys(), "a checkpoint of the same config has the same tensors"
     with torch.no_grad():
         for name, tensor in own.items():
             tensor.copy_(put(tensor, model[name]))
-    parameters = dict(module.named_parameters())
+    parameters = {saved_name(name): parameter for name, parameter in module.named_parameters()}
     optimizer.state.clear()
     for key, value in state.items():
         name, _, entry = key.rpartition(".")

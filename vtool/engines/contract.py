@@ -5,13 +5,14 @@ is given the summed negative log-likelihood (NLL) of each micro-batch, and N, an
 same whatever the number of ranks and micro-batches, and before any clipping. It is never given a mean.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar
 
 from torch import Tensor, nn
 
 from vtool.engines.ranks import Ranks
+from vtool.models.adapters import Adapter
 
 B = TypeVar("B")
 
@@ -25,6 +26,8 @@ class Engine(Protocol):
     """This rank among those that compute different rows. Ranks that share the work of a row are one here, and are given the same rows."""
     size: int
     """Parameters of the whole model."""
+    trained: int
+    """Those of them that are trained."""
 
     def forward_backward(
         self, batches: Sequence[B], nll: Callable[[Callable[..., Any], B], Tensor], supervised: int, *, every_parameter: bool
@@ -54,8 +57,19 @@ class Engine(Protocol):
     def evaluating(self) -> AbstractContextManager[None]:
         """Evaluation mode. Meanwhile a rank may run `module` as often as it likes: no forward pass waits for a rank with other rows."""
 
+    def iter_hf_weights(self, adapter: Adapter = "merged") -> Iterator[tuple[str, Tensor]]:
+        """Parameters and persistent buffers by transformers' names, one whole tensor after the other, each once however many names it has.
+
+        Each is gathered when it is asked for, on the engine's device and in the precision that it is trained in, and is given to every
+        rank: all ranks go through all of it at the same time. It may be a weight itself: what is kept must be copied.
+
+        Args:
+            adapter: of a model with adapters, its weights with these merged in, its weights without them, or the adapters only, by
+                peft's names. Of a model without, the first two are the same, and the last is nothing.
+        """
+
     def model_state(self) -> dict[str, Tensor]:
-        """The whole model's parameters and persistent buffers by name, each tensor once, however many names it has.
+        """What a checkpoint keeps of the model, in the CPU's memory: all of it, or, where adapters are what is trained, these.
 
         Every rank asks at the same time. Rank 0 gets all of it; others may get nothing.
         """

@@ -3,7 +3,7 @@
 With one rank it is the bare model. With more, torch's DistributedDataParallel overlaps the reduction with the last backward.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
@@ -16,6 +16,7 @@ from torch.nn.utils import get_total_norm
 from vtool.config.schema import Ddp as DdpSettings
 from vtool.engines import common
 from vtool.engines.ranks import Ranks
+from vtool.models.adapters import Adapter
 
 B = TypeVar("B")
 
@@ -34,7 +35,7 @@ class Ddp:
         self.module = module.to(ranks.device)
         self.parameters = common.trainable(self.module)
         self.ranks = self.data = ranks
-        self.size = sum(parameter.numel() for parameter in module.parameters())
+        self.size, self.trained = common.sizes(module)
         self.compute_dtype = compute_dtype
         self.optimizer = build_optimizer(self.module)
         self.parallel: DistributedDataParallel | None = None
@@ -60,7 +61,7 @@ class Ddp:
             with nullcontext() if self.parallel is None or (last and overlapped) else self.parallel.no_sync():
                 with self.autocast():
                     loss = nll(self.parallel or self.module, batch)
-                torch.autograd.backward(loss * scale)
+                common.backward(loss * scale)
             sums.append(loss.detach())
         if self.parallel is not None and not overlapped:
             for parameter in self.parameters:
@@ -83,8 +84,11 @@ class Ddp:
     def evaluating(self) -> AbstractContextManager[None]:
         return common.evaluation_mode(self.module)
 
+    def iter_hf_weights(self, adapter: Adapter = "merged") -> Iterator[tuple[str, Tensor]]:
+        return common.iter_hf_weights(self.module, adapter, lambda tensor: tensor)
+
     def model_state(self) -> dict[str, Tensor]:
-        return common.model_tensors(self.module)
+        return dict(self.iter_hf_weights(common.kept_by_checkpoints(self.module)))
 
     def optimizer_state(self) -> dict[str, Tensor]:
         return common.optimizer_tensors(self.module, self.optimizer)

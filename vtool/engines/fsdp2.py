@@ -21,6 +21,7 @@ from torch.nn.utils import get_total_norm
 from vtool.config.schema import Fsdp2 as Fsdp2Settings
 from vtool.engines import common
 from vtool.engines.ranks import Ranks
+from vtool.models.adapters import Adapter
 
 B = TypeVar("B")
 
@@ -39,7 +40,7 @@ class Fsdp2:
     ) -> None:
         """`blocks`: the parts of `module` whose weights are gathered and freed together, inner ones before those around them."""
         self.ranks = self.data = ranks
-        self.size = sum(parameter.numel() for parameter in module.parameters())
+        self.size, self.trained = common.sizes(module)
         mesh = _mesh(ranks)
         weights = next(module.parameters()).dtype
         precision = MixedPrecisionPolicy(
@@ -71,7 +72,7 @@ class Fsdp2:
         for place in range(passes):
             own = place < len(batches)
             loss = nll(self.module, batches[place] if own else batches[-1])
-            torch.autograd.backward(loss * (1 / supervised if own else 0.0))
+            common.backward(loss * (1 / supervised if own else 0.0))
             if own:
                 sums.append(loss.detach())
         return torch.stack(sums).tolist()
@@ -103,24 +104,27 @@ class Fsdp2:
                 # The order of these forward passes, another on each rank, must not guide what the next backward gathers ahead.
                 self.parts[-1][0].reset_iter_state()
 
+    def iter_hf_weights(self, adapter: Adapter = "merged") -> Iterator[tuple[str, Tensor]]:
+        return common.iter_hf_weights(self.module, adapter, self._gather)
+
     def model_state(self) -> dict[str, Tensor]:
-        return self._whole(common.model_tensors(self.module))
+        return self._kept(self.iter_hf_weights(common.kept_by_checkpoints(self.module)))
 
     def optimizer_state(self) -> dict[str, Tensor]:
-        return self._whole(common.optimizer_tensors(self.module, self.optimizer))
+        state = common.optimizer_tensors(self.module, self.optimizer)
+        return self._kept((name, self._gather(tensor)) for name, tensor in state.items())
 
     def load_state(self, model: Mapping[str, Tensor], optimizer: Mapping[str, Tensor]) -> None:
         common.load_tensors(self.module, self.optimizer, model, optimizer, self._part)
 
-    def _whole(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Gather one tensor at a time. On rank 0 they come together in the CPU's memory; the other ranks keep none."""
-        state = {}
-        for name, tensor in tensors.items():
-            there = tensor.to(self.ranks.device)
-            whole = there.full_tensor() if isinstance(there, DTensor) else there
-            if self.ranks.rank == 0:
-                state[name] = whole.cpu()
-        return state
+    def _gather(self, tensor: Tensor) -> Tensor:
+        """All of a tensor of which each rank has its share."""
+        there = tensor.to(self.ranks.device)
+        return there.full_tensor() if isinstance(there, DTensor) else there
+
+    def _kept(self, tensors: Iterator[tuple[str, Tensor]]) -> dict[str, Tensor]:
+        """On rank 0 they come together in the CPU's memory, one after the other; the other ranks keep none."""
+        return {name: tensor.cpu() for name, tensor in tensors if self.ranks.rank == 0}
 
     def _part(self, parameter: Tensor, whole: Tensor) -> Tensor:
         """This rank's share of a tensor that every rank has whole."""

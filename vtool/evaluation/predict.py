@@ -14,6 +14,7 @@ from vtool.data.encode import Prompt, encode_question
 from vtool.data.parse import TAG, parse_row
 from vtool.data.row import Row
 from vtool.diagnostics import Diagnostic, Findings
+from vtool.models.adapters import CONFIG, add_saved_adapter, base_named_in
 from vtool.models.build import load_model
 from vtool.models.families import FAMILIES
 from vtool.models.generate import answer_greedily
@@ -28,27 +29,31 @@ def predict(run: Path, images: Sequence[str], question: str | None, system: str 
     Raises:
         Findings: `not-a-run`, `model-does-not-load`, and what is wrong with the images and texts (VT6xx).
     """
-    folder = run if (run / "config.json").exists() else run / "export"
-    if not (folder / "config.json").exists():
+    folder = next((one for one in (run, run / "export") if any((one / name).exists() for name in ("config.json", CONFIG))), None)
+    if folder is None:
         message = f"{run} has no exported model"
         raise Findings(Diagnostic("not-a-run", message, help="write one from its newest checkpoint: vtool export RUN"), fatal=True)
+    adapted = (folder / CONFIG).exists()
+    whole = base_named_in(folder) if adapted else folder
     try:
-        family_name = str(json.loads((folder / "config.json").read_text())["model_type"])
+        family_name = str(json.loads((whole / "config.json").read_text())["model_type"])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        message = f"{folder / 'config.json'} is not the config of a model: {type(error).__name__} {error}"
+        message = f"{whole / 'config.json'} is not the config of a model: {type(error).__name__} {error}"
         raise Findings(Diagnostic("not-a-run", message, help="write it again: vtool export RUN"), fatal=True) from error
     if family_name not in FAMILIES:
         raise Findings(Diagnostic("not-a-run", f"{folder} holds a {family_name}, which is none of {', '.join(FAMILIES)}"), fatal=True)
     text = question if question is not None else _first_question(run)
     try:
         row = _row(images, text, system)
-        processor = load_processor(folder, family_name)
+        processor = load_processor(folder, family_name, config_of=whole)
         prompt = Prompt(0, *encode_question(row, processor), reference="")
     except Findings as findings:
         here = "paths are relative to the folder you are in"
         told = [replace(one, help=here) if one.rule == "missing-image" else one for one in findings.diagnostics]
         raise Findings(told, fatal=True) from findings
-    model = load_model(folder, family_name, torch.float32, "sdpa").eval()
+    model = load_model(whole, family_name, torch.float32, "sdpa").eval()
+    if adapted:
+        add_saved_adapter(model, folder)
     inputs = collate_prompts([prompt], processor, _dropped_inputs(folder))
     with torch.no_grad():
         return answer_greedily(model, processor, inputs, max_new_tokens)[0].strip()

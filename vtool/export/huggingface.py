@@ -1,16 +1,18 @@
-"""A Hugging Face folder of a trained model: what transformers opens and vLLM serves."""
+"""A Hugging Face folder of a trained model, or of its adapter: what transformers and peft open, and vLLM serves."""
 
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
 from torch import Tensor
 
+from vtool.config.schema import Lora
 from vtool.diagnostics import Diagnostic, Findings
+from vtool.models.adapters import write_adapter
 from vtool.models.families import family
 from vtool.models.processor import Processor
 
@@ -25,15 +27,47 @@ def export(model: Any, state: Mapping[str, Tensor], processor: Processor, family
     Raises:
         Findings: `run-folder-unwritable`; an export that was there before is then still there.
     """
-    temporary = folder.with_name(f".writing-{folder.name}")
-    try:
-        shutil.rmtree(temporary, ignore_errors=True)
+
+    def fill(temporary: Path) -> None:
         model.save_pretrained(temporary, state_dict=dict(state))
-        processor.tokenizer.save_pretrained(temporary)
-        processor.image_processor.save_pretrained(temporary)
+        _write_processor(processor, temporary)
         own = json.loads((temporary / "preprocessor_config.json").read_text())
         for name, settings in family(family_name).serving_files(own).items():
             (temporary / name).write_text(json.dumps(settings, indent=2) + "\n")
+
+    return _put(fill, folder)
+
+
+def export_adapter(settings: Lora, tensors: Mapping[str, Tensor], base: Path, processor: Processor, folder: Path) -> Path:
+    """Write an adapter in peft's format, with tokenizer and chat template, and put it in place whole.
+
+    Args:
+        tensors: the adapter's, by peft's names.
+        base: the folder of the model that it is for.
+
+    Raises:
+        Findings: `run-folder-unwritable`; an export that was there before is then still there.
+    """
+
+    def fill(temporary: Path) -> None:
+        temporary.mkdir(parents=True)
+        write_adapter(settings, tensors, base, temporary)
+        _write_processor(processor, temporary)
+
+    return _put(fill, folder)
+
+
+def _write_processor(processor: Processor, folder: Path) -> None:
+    processor.tokenizer.save_pretrained(folder)
+    processor.image_processor.save_pretrained(folder)
+
+
+def _put(fill: Callable[[Path], None], folder: Path) -> Path:
+    """Fill a folder under another name, and rename it."""
+    temporary = folder.with_name(f".writing-{folder.name}")
+    try:
+        shutil.rmtree(temporary, ignore_errors=True)
+        fill(temporary)
         shutil.rmtree(folder, ignore_errors=True)
         os.rename(temporary, folder)
     except Exception as error:

@@ -37,6 +37,9 @@ class Family(Protocol):
     def random_config(self, size: str, vocab_size: int, ids: TokenIds) -> Any:
         """The transformers config of a model of this size."""
 
+    def part(self, name: str) -> str:
+        """The part, by the names of `model.freeze`, that a parameter or module of this name belongs to."""
+
     def blocks(self, model: nn.Module) -> list[nn.Module]:
         """The parts that are computed one after the other, inner ones first: each layer, each block of the tower, and the tower."""
 

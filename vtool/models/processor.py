@@ -39,19 +39,23 @@ def new_processor(settings: Model, image: Image, texts: Iterable[str]) -> Proces
     )
 
 
-def load_processor(folder: Path, family_name: str, image: Image | None = None) -> Processor:
+def load_processor(folder: Path, family_name: str, image: Image | None = None, config_of: Path | None = None) -> Processor:
     """The processor that a folder holds: a model's, a run's, or an exported one. Its token ids are those of its config.json.
+
+    Args:
+        config_of: where that is, if elsewhere: an adapter's folder has none.
 
     Raises:
         Findings: `model-does-not-load`, where a part of it is missing or cannot be read.
     """
     from transformers import AutoConfig, AutoTokenizer
 
-    wanted = (("config.json",), ("tokenizer.json", "vocab.json", "tokenizer.model"), ("preprocessor_config.json", "processor_config.json"))
-    if absent := [" or ".join(names) for names in wanted if not any((folder / name).exists() for name in names)]:
+    wanted = (("tokenizer.json", "vocab.json", "tokenizer.model"), ("preprocessor_config.json", "processor_config.json"))
+    absent = [] if ((config_of or folder) / "config.json").exists() else ["config.json"]
+    if absent := absent + [" or ".join(names) for names in wanted if not any((folder / name).exists() for name in names)]:
         raise Findings(_unusable(folder, f"there is no {', and no '.join(absent)}"))
     try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        config = AutoConfig.from_pretrained(config_of or folder, local_files_only=True)
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         image_processor = family(family_name).image_processor_class().from_pretrained(folder, local_files_only=True)
     except Exception as error:  # each reader raises what its file format raises

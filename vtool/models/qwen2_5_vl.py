@@ -70,6 +70,11 @@ class Qwen25VL:
             vision_end_token_id=ids.vision_end,
         )
 
+    def part(self, name: str) -> str:
+        if "model.visual.merger." in name:
+            return "projector"
+        return "vision" if "model.visual." in name else "language"
+
     def blocks(self, model: nn.Module) -> list[nn.Module]:
         inner: Any = model.model
         return [*inner.visual.blocks, inner.visual, *inner.language_model.layers]

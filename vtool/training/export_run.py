@@ -8,9 +8,11 @@ import yaml
 
 from vtool.config.schema import Run
 from vtool.diagnostics import Diagnostic, Findings
-from vtool.export.huggingface import export
+from vtool.export.huggingface import export, export_adapter
+from vtool.models.adapters import merge_all
 from vtool.models.build import build_model
 from vtool.models.processor import load_processor
+from vtool.training.base import base_of, base_settings, check_base
 from vtool.training.checkpoint import load, newest
 from vtool.training.run_folder import RunFolder
 
@@ -28,13 +30,17 @@ def open_run(path: Path) -> tuple[RunFolder, Run]:
         raise Findings(Diagnostic("not-a-run", f"{path} is not the folder of a run: config.yaml cannot be read"), fatal=True) from error
 
 
-def export_run(path: Path, output: Path | None = None) -> tuple[Path, int]:
+def export_run(path: Path, output: Path | None = None, *, merge: bool = False) -> tuple[Path, int]:
     """Write the newest whole checkpoint as a Hugging Face folder; returns where, and its step.
 
+    Of a run with adapters, the adapter in peft's format; with `merge`, a whole model, each weight being base + scale · B · A.
+
     Raises:
-        Findings: `not-a-run`, `no-checkpoint`, `corrupt-checkpoint`.
+        Findings: `not-a-run`, `no-checkpoint`, `corrupt-checkpoint`, `nothing-to-merge`, `base-changed`.
     """
     folder, run = open_run(path)
+    if merge and run.lora is None:
+        raise Findings(Diagnostic("nothing-to-merge", f"{path} was trained without lora", parameter="lora"))
     found, damaged = newest(folder.checkpoints)
     if found is None:
         whole = "no checkpoint of this run is whole: there is nothing to export"
@@ -47,10 +53,19 @@ def export_run(path: Path, output: Path | None = None) -> tuple[Path, int]:
             message = f"{output} exists and is not empty: nothing there is overwritten"
             raise Findings(Diagnostic("run-folder-unwritable", message, help="give a folder that does not exist yet: --output FOLDER"))
     processor = load_processor(folder.processor, run.model.family, run.data.image)
-    model = build_model(run.model, processor, folder.processor, run.run.seed, weights=False)
     snapshot = load(found)
+    target = output or (folder.merged if merge else folder.export)
+    if run.lora is not None:
+        base = base_of(run, folder)
+        check_base(folder, base)
+        if not merge:
+            return export_adapter(run.lora, snapshot.model, base, processor, target), snapshot.step
+        model = build_model(base_settings(run, folder), processor, folder.processor, run.run.seed)
+        merged = dict(merge_all(dict(model.named_parameters()), snapshot.model, run.lora.scale))
+        return export(model, merged, processor, run.model.family, target), snapshot.step
+    model = build_model(run.model, processor, folder.processor, run.run.seed, weights=False)
     missing = model.load_state_dict(snapshot.model, strict=False)
     tied = set(model.state_dict()) - {name for name, _ in model.named_parameters()}
     assert not missing.unexpected_keys, "a checkpoint has no tensor that its model has not"
     assert set(missing.missing_keys) <= tied, "a checkpoint has every tensor of its model"
-    return export(model, snapshot.model, processor, run.model.family, output or folder.export), snapshot.step
+    return export(model, snapshot.model, processor, run.model.family, target), snapshot.step

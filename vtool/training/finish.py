@@ -15,7 +15,8 @@ from vtool.data.loader import EncodedRows
 from vtool.diagnostics import Diagnostic
 from vtool.engines.ranks import SharedFindings
 from vtool.evaluation.evaluate import Answer, Scores, evaluate
-from vtool.export.huggingface import export
+from vtool.export.huggingface import export, export_adapter
+from vtool.training.base import base_of
 from vtool.training.run_folder import RunFolder, write_atomically
 from vtool.training.setup import Progress, Session
 
@@ -75,7 +76,11 @@ def _write(
     with folder.writing():
         if scores is not None:
             _write_predictions(folder, session.rows["test"], scores.answers)
-        export(session.engine.module, weights, session.processor, session.run.model.family, folder.export)
+        run = session.run
+        if run.lora is None:
+            export(session.engine.module, weights, session.processor, run.model.family, folder.export)
+        else:
+            export_adapter(run.lora, weights, base_of(run, folder), session.processor, folder.export)
         write_atomically(folder.result, json.dumps(_result(session, progress, ledger, scores, peak_mib), indent=1) + "\n")
 
 
@@ -92,6 +97,7 @@ def _result(session: Session, progress: Progress, ledger: dict[str, Any], scores
     return result | {
         "train_seconds": progress.seconds,
         "parameters": session.engine.size,
+        "trained_parameters": session.engine.trained,
         "ledger": ledger,
         "peak_memory_mib": peak_mib,
         "ranks": session.ranks.world,

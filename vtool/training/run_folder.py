@@ -31,6 +31,9 @@ class RunFolder:
         self.checkpoints = path / "checkpoints"
         self.processor = path / "processor"
         self.export = path / "export"
+        self.merged = path / "merged"
+        self.base = path / "base"
+        self.base_files = path / "base.json"
 
     def lock(self) -> None:
         """Make the folder and take it, until `unlock` or the end of the process, however it ends.

@@ -21,9 +21,11 @@ from vtool.diagnostics import Diagnostic, Findings
 from vtool.engines.contract import Engine
 from vtool.engines.ddp import Ddp
 from vtool.engines.ranks import Ranks, SharedFindings
+from vtool.models.adapters import add_adapters, freeze_parts
 from vtool.models.build import GENERATION, build_model, model_config
 from vtool.models.families import Family, family
 from vtool.models.processor import Processor, load_processor, new_processor
+from vtool.training.base import base_settings, keep_base
 from vtool.training.checkpoint import load
 from vtool.training.parameter_groups import build_optimizer
 from vtool.training.run_folder import RunFolder, write_atomically
@@ -101,8 +103,9 @@ def open_session(request: Request, folder: RunFolder, start: Start, ranks: Ranks
         raise SharedFindings(Diagnostic("warmup-too-long", message, parameter="optim.warmup_steps"))
     ranks.on_rank_zero(lambda: _write_head(folder, request, ledgers, start.began or folder))
 
-    model = build_model(run.model, processor, folder.processor, run.run.seed, weights=start.checkpoint is None)
-    engine = build_engine(run, model, ranks)
+    if run.lora is not None:
+        ranks.on_rank_zero(lambda: keep_base(run, folder, processor, start))
+    engine = build_engine(run, build_trained_model(run, folder, processor, weights=start.checkpoint is None), ranks)
     progress = Progress(0, 0.0, torch.zeros(len(sources["train"]), dtype=torch.long))
     if start.checkpoint is not None:
         snapshot = load(start.checkpoint)
@@ -111,12 +114,27 @@ def open_session(request: Request, folder: RunFolder, start: Start, ranks: Ranks
     return Session(run, folder, ranks, family(run.model.family), processor, rows, ledgers, plan, total, engine), progress
 
 
+def build_trained_model(run: Run, folder: RunFolder, processor: Processor, *, weights: bool) -> nn.Module:
+    """The model as it goes into an engine: frozen where it is not trained, and with its adapters, which the engine must see.
+
+    Args:
+        weights: false where a checkpoint's weights follow. Of a run with adapters, a checkpoint has no others.
+    """
+    of = family(run.model.family)
+    settings = run.model if run.lora is None else base_settings(run, folder)
+    model: nn.Module = build_model(settings, processor, folder.processor, run.run.seed, weights=weights or run.lora is not None)
+    freeze_parts(model, of, run.model.freeze)
+    if run.lora is not None:
+        add_adapters(model, of, run.model.freeze, run.lora, run.run.seed)
+    return model
+
+
 def build_engine(run: Run, model: nn.Module, ranks: Ranks) -> Engine:
     """The engine of a run's settings, around its model."""
     dtype = DTYPES[run.model.dtype]
 
     def optimizer(module: nn.Module) -> torch.optim.Optimizer:
-        return build_optimizer(module, run.optim)
+        return build_optimizer(module, run.optim, family(run.model.family).part)
 
     match run.engine:
         case schema.Ddp():
@@ -128,7 +146,8 @@ def build_engine(run: Run, model: nn.Module, ranks: Ranks) -> Engine:
         case schema.Megatron():
             from vtool.engines.megatron.engine import Megatron
 
-            return Megatron(model, run.engine, run.optim, ranks, dtype, checkpointing=run.model.gradient_checkpointing)
+            part = family(run.model.family).part
+            return Megatron(model, run.engine, run.optim, ranks, dtype, part, checkpointing=run.model.gradient_checkpointing)
 
 
 def audit(rows: Mapping[str, EncodedRows], ranks: Ranks) -> dict[str, Ledger]:

@@ -218,9 +218,10 @@ def _due(step: int, every: int | None) -> bool:
 
 
 def _announce(session: Session, progress: Progress, start: Start) -> None:
-    plan, ranks = session.plan, session.ranks
+    plan, ranks, engine = session.plan, session.ranks, session.engine
+    trained = f" ({engine.trained:,} trained)" if engine.trained < engine.size else ""
     print(
-        f"{session.run.model.family}, {session.engine.size:,} parameters in {session.run.model.dtype} on {ranks.device.type}, "
+        f"{session.run.model.family}, {session.engine.size:,} parameters{trained} in {session.run.model.dtype} on {ranks.device.type}, "
         f"{session.run.engine.kind}, {ranks.world} rank{'s' * (ranks.world > 1)} of {torch.get_num_threads()} threads; "
         f"{session.total_steps} steps of {plan.global_batch_size} rows, {plan.steps_per_epoch} steps an epoch"
     )

@@ -15,8 +15,10 @@ from vtool.config.schema import Optim
 from vtool.config.schema.megatron import Megatron as Settings
 from vtool.engines.megatron.engine import Megatron
 from vtool.engines.ranks import Ranks, SharedFindings
+from vtool.models.qwen2_5_vl import Qwen25VL
 
 pytest.importorskip("megatron.core", reason="megatron-core is not installed")
+QWEN = Qwen25VL()
 OPTIM = Optim(lr=1e-3, weight_decay=0.1, clip_norm=1.0)
 TEXT_STEP = 2  # of steps 0 to 4, the one without any image
 DISTRIBUTED = {"use_distributed_optimizer": True}
@@ -127,7 +129,7 @@ def take_step(engine: Megatron, step: int) -> float:
 
 
 def build(case: dict[str, Any], ranks: Ranks, tied: bool, dtype: torch.dtype = torch.float32) -> Megatron:
-    return Megatron(tiny_model(tied=tied).train(), Settings(kind="megatron", **case), OPTIM, ranks, dtype)
+    return Megatron(tiny_model(tied=tied).train(), Settings(kind="megatron", **case), OPTIM, ranks, dtype, QWEN.part)
 
 
 def train_all(ranks: Ranks, cases: dict[str, dict[str, Any]], tied: bool) -> dict[str, Trained]:

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterator
 
 from vtool.config.origins import Origins
-from vtool.config.rules import data, ignored, megatron, model, paths, training
+from vtool.config.rules import data, ignored, lora, megatron, model, paths, training
 from vtool.config.rules.rule import CrossField
 from vtool.config.schema import Run
 from vtool.diagnostics import Diagnostic
@@ -18,15 +18,19 @@ RULES: tuple[CrossField, ...] = (
     CrossField("half-an-image", ("data",), data.half_an_image),
     CrossField("conflicting-model-source", ("model",), model.conflicting_model_source),
     CrossField("not-a-model-folder", ("model",), model.not_a_model_folder),
+    CrossField("nothing-to-train", ("model",), lora.nothing_to_train),
+    CrossField("lora-target", ("model", "lora"), lora.targets),
     CrossField("megatron-ddp-conflict", ("engine", "model", "device"), megatron.ddp_conflict),
     CrossField("parallel-sizes", ("engine", "model", "launch"), megatron.parallel_sizes),
     CrossField("not-built-on-engine", ("engine", "model", "device"), megatron.not_built),
+    CrossField("not-built-on-engine", ("engine", "lora"), lora.dropout_on_megatron),
     CrossField("path-not-found", ("data",), paths.rows),
     CrossField("path-not-found", ("model",), paths.model),
     CrossField("path-not-found", ("checkpoint",), paths.resume),
     CrossField("ignored-setting", ("model",), ignored.size_of_a_folder),
     CrossField("ignored-setting", ("data", "evaluation"), ignored.evaluation_of_nothing),
     CrossField("ignored-setting", ("engine", "device"), ignored.offload_to_itself),
+    CrossField("ignored-setting", ("optim", "model"), lora.groups_of_frozen_parts),
 )
 
 

@@ -6,10 +6,11 @@ from typing import Literal
 from vtool.config.schema.base import Settings
 from vtool.config.schema.data import Data, DigitsSource, Image, MessagesSource, Source
 from vtool.config.schema.load_check import LoadCheck
+from vtool.config.schema.lora import Lora
 from vtool.config.schema.megatron import Megatron
-from vtool.config.schema.model import Model
+from vtool.config.schema.model import Freeze, Model
 from vtool.config.schema.run import Device, Launch, RunSettings
-from vtool.config.schema.training import Checkpoint, Ddp, Engine, Evaluation, Fsdp2, Generate, Optim, Train
+from vtool.config.schema.training import Checkpoint, Ddp, Engine, Evaluation, Fsdp2, Generate, Optim, Part, Train
 
 
 class Run(Settings):
@@ -21,6 +22,7 @@ class Run(Settings):
     launch: Launch = Launch()
     model: Model = Model()
     data: Data
+    lora: Lora | None = None
     optim: Optim
     engine: Engine = Ddp(kind="ddp")
     device: Device = Device()
@@ -46,15 +48,18 @@ __all__ = [
     "DigitsSource",
     "Engine",
     "Evaluation",
+    "Freeze",
     "Fsdp2",
     "Generate",
     "Image",
     "Launch",
     "LoadCheck",
+    "Lora",
     "Megatron",
     "MessagesSource",
     "Model",
     "Optim",
+    "Part",
     "Run",
     "RunSettings",
     "Settings",

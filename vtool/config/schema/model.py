@@ -7,6 +7,17 @@ from pydantic import Field
 from vtool.config.schema.base import Settings
 
 
+class Freeze(Settings):
+    """Parts of the model that are not trained."""
+
+    vision: bool = False
+    """The vision tower, without the projector at its end."""
+    projector: bool = False
+    """What turns the tower's features into embeddings of the language model."""
+    language: bool = False
+    """The language model, with its embedding and its head."""
+
+
 class Model(Settings):
     """Which network, and where its weights come from."""
 
@@ -24,6 +35,8 @@ class Model(Settings):
     """The attention implementation, as transformers names it."""
     gradient_checkpointing: bool = False
     """Keep only what goes into each block, and compute the rest again in the backward pass: the same gradients, less memory, more time."""
+
+    freeze: Freeze = Freeze()
 
     @property
     def starts_from(self) -> Literal["pretrained", "random"]:

@@ -10,6 +10,23 @@ from vtool.config.schema.megatron import Megatron
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
+class Part(Settings):
+    """What the optimiser does to one part of the model. What is left out is as for the others."""
+
+    lr: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    """Its highest learning rate; it rises and falls as `optim.lr` does."""
+    weight_decay: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+    """Its weight decay."""
+
+
+class Parts(Settings):
+    """Learning rates and decays of parts of the model, by the names of `model.freeze`."""
+
+    vision: Part = Part()
+    projector: Part = Part()
+    language: Part = Part()
+
+
 class Optim(Settings):
     """The optimiser and its learning rate."""
 
@@ -29,6 +46,13 @@ class Optim(Settings):
     """How the learning rate falls after the warm-up: towards 0 after the last step, or not at all."""
     warmup_steps: int = Field(default=0, ge=0)
     """Steps in which the learning rate rises to `lr`, linearly."""
+    groups: Parts = Parts()
+
+    def treatment(self, part: str, dimensions: int) -> tuple[float, float]:
+        """Of a parameter of a part: its learning rate divided by `lr`, and its decay, which biases and norms have none of."""
+        own: Part = getattr(self.groups, part)
+        decay = self.weight_decay if own.weight_decay is None else own.weight_decay
+        return (1.0 if own.lr is None else own.lr / self.lr), (decay if dimensions >= 2 else 0.0)
 
 
 class Ddp(Settings):

@@ -21,13 +21,16 @@ from vtool.config.megatron_ddp import Problem
 from vtool.config.schema import Optim
 from vtool.config.schema.megatron import Megatron as MegatronSettings
 from vtool.diagnostics import Diagnostic
+from vtool.engines import common
 from vtool.engines.megatron.ddp_config import live_ddp_config
 from vtool.engines.megatron.groups import start_groups
+from vtool.engines.megatron.lora import add_adapters
 from vtool.engines.megatron.model import build_language, recompute_layers, replace_language, text_shape, transformer_config, unsupported
 from vtool.engines.megatron.part import Part
 from vtool.engines.megatron.shim import on_cpu, silence
 from vtool.engines.megatron.weights import from_megatron, hf_names, share_of
 from vtool.engines.ranks import Ranks, SharedFindings
+from vtool.models.adapters import Adapter, has_adapters, is_adapter, saved_name, scale_of
 
 B = TypeVar("B")
 TOWER = "model.visual."
@@ -43,12 +46,14 @@ class Megatron:
         optim: Optim,
         ranks: Ranks,
         compute_dtype: torch.dtype,
+        part: Callable[[str], str],
         *,
         checkpointing: bool = False,
     ) -> None:
-        """Take a transformers model apart; its language part is let go.
+        """Take a transformers model apart; its language part is let go. What in it is frozen stays so, and its adapters are taken over.
 
         Args:
+            part: which of `optim.groups` a parameter is of, by its name.
             checkpointing: keep only what goes into each layer of the language model, and compute the rest again. (The tower has its own.)
 
         Raises:
@@ -62,7 +67,7 @@ class Megatron:
         ddp_config = live_ddp_config(settings.wrap_config, settings.ddp_config, dtype=dtype, cpu=cpu)
 
         self.ranks = ranks
-        self.size = sum(parameter.numel() for parameter in module.parameters())
+        self.size, self.trained = common.sizes(module)
         self.groups = start_groups(settings.parallel, ranks)
         self.data = self.groups.data
         averaged = ddp_config.average_in_collective
@@ -77,20 +82,28 @@ class Megatron:
                 "calculate_per_token_loss": not averaged,
             },
         )
-        whole = {name: parameter.detach() for name, parameter in module.named_parameters()}
+        whole = {saved_name(name): parameter.detach() for name, parameter in module.named_parameters()}
+        trained = {saved_name(name) for name, parameter in module.named_parameters() if parameter.requires_grad}
+        self.adapted = has_adapters(module)
+        self._scale = scale_of(module) if self.adapted else 0.0
         tower: nn.Module = module.model.visual  # type: ignore[union-attr,assignment]
-        replace_language(module, build_language(text, self.config))
+        gpt = build_language(text, self.config, own_layers=self.adapted)
+        replace_language(module, gpt)
+        add_adapters(gpt, whole, text_shape(text), self._scale, self.groups.tensor_rank)
+        for name, parameter in gpt.named_parameters():
+            parameter.requires_grad_(trained.issuperset(hf_names(name)))
         if checkpointing:
-            recompute_layers(module.model.language_model.gpt)  # type: ignore[union-attr]
+            recompute_layers(gpt)
         self.module = module.to(ranks.device)
         for parameter in tower.parameters():  # not its buffers: frequencies of positions stay float32
             parameter.data = parameter.data.to(compute_dtype)
         self._tower_ran = False
         tower.register_forward_pre_hook(self._note_the_tower)
         with on_cpu():
-            self.parts = [self._language_part(text, ddp_config, optim, whole), self._tower_part(tower, ddp_config, optim)]
-            for part in self.parts:
-                part.load(whole, {})  # again, in the optimisers' precision
+            self.parts = [self._language_part(text, ddp_config, optim, whole, part), self._tower_part(tower, ddp_config, optim, part)]
+            for one in self.parts:
+                one.load(whole, {})  # again, in the optimisers' precision
+        self.trained_parts = [one for one in self.parts if one.ddp is not None]
         self.active: list[Part] = []
 
     def forward_backward(
@@ -102,27 +115,30 @@ class Megatron:
         language = self.parts[0]
         self._tower_ran = False
         with on_cpu():
-            for part in self.parts:
+            for part in self.trained_parts:
                 part.zero()
             for place, batch in enumerate(batches):
-                with nullcontext() if place == len(batches) - 1 else language.ddp.no_sync():
+                with nullcontext() if place == len(batches) - 1 or language.ddp is None else language.ddp.no_sync():
                     loss = nll(self.module, batch)
-                    torch.autograd.backward(loss * (self._factor / supervised))
+                    common.backward(loss * (self._factor / supervised))
                 sums.append(loss.detach())
-            self.active = self.parts
+            self.active = self.trained_parts
             if not every_parameter:
                 # Whether the tower has run is asked of all: where it ran on one rank, its gradients are those of all.
                 ran = any(report[0] for report in self.data.all_gather([self._tower_ran]))
-                self.active = self.parts if ran else [language]
-            finalize_model_grads([part.ddp for part in self.active], None)
+                self.active = [part for part in self.trained_parts if ran or part is language]
+            if self.active:
+                finalize_model_grads([part.ddp for part in self.active], None)
             for part in self.active:
                 part.optimizer.prepare_grads()
         return torch.stack(sums).tolist()
 
     def clip_gradient(self, largest: float | None) -> float:
+        if not self.active:
+            return 0.0
         with on_cpu():
             squares = torch.stack([part.norm_squared().to(self.ranks.device) for part in self.active]).sum()
-            dist.all_reduce(squares, group=self.parts[0].optimizer.get_grad_stats_parallel_group())
+            dist.all_reduce(squares, group=self.active[0].optimizer.get_grad_stats_parallel_group())
             norm = squares.sqrt().item()
             factor = 1.0 if largest is None or not math.isfinite(norm) else largest / (norm + 1e-6)  # as torch clips
             if factor < 1:
@@ -134,7 +150,7 @@ class Megatron:
         with on_cpu():
             for part in self.active:
                 part.update(lr)
-            for part in self.parts:
+            for part in self.trained_parts:
                 part.zero()
 
     def autocast(self) -> AbstractContextManager[Any]:
@@ -149,14 +165,13 @@ class Megatron:
         finally:
             self.module.train()
 
-    def iter_hf_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Transformers' names and whole tensors, one parameter after the other. Every rank goes through all of it at the same time."""
+    def iter_hf_weights(self, adapter: Adapter = "merged") -> Iterator[tuple[str, Tensor]]:
         self._settle()
         for part in self.parts:
-            yield from part.weights()
+            yield from part.weights(adapter, self._scale)
 
     def model_state(self) -> dict[str, Tensor]:
-        return self._kept(self.iter_hf_weights())
+        return self._kept(self.iter_hf_weights("only" if self.adapted else "merged"))
 
     def gradients(self) -> dict[str, Tensor]:
         """The gradients that are ready, by transformers' names; on rank 0, and asked for on every rank."""
@@ -166,6 +181,8 @@ class Megatron:
         return self._kept(pair for part in self.parts for pair in part.state())
 
     def load_state(self, model: Mapping[str, Tensor], optimizer: Mapping[str, Tensor]) -> None:
+        own = {whole for part in self.parts for name in part.parameters for whole in part.names(name)}
+        assert model.keys() == {name for name in own if is_adapter(name) or not self.adapted}, "the same config has the same tensors"
         with on_cpu():
             for part in self.parts:
                 part.load(model, optimizer)
@@ -182,7 +199,7 @@ class Megatron:
     def _note_the_tower(self, *_: Any) -> None:
         self._tower_ran = True
 
-    def _language_part(self, text: Any, ddp_config: Any, optim: Optim, whole: Mapping[str, Tensor]) -> Part:
+    def _language_part(self, text: Any, ddp_config: Any, optim: Optim, whole: Mapping[str, Tensor], part: Callable[[str], str]) -> Part:
         shape, size, rank = text_shape(text), self.groups.tensor_size, self.groups.tensor_rank
         gpt: Any = self.module.model.language_model.gpt  # type: ignore[union-attr]
         with torch.no_grad():
@@ -195,19 +212,19 @@ class Megatron:
         def cut(name: str, tensors: Mapping[str, Tensor]) -> Tensor:
             return share_of(name, tensors, shape, size, rank)
 
-        return Part(gpt, self.config, ddp_config, optim, self.groups, hf_names, join, cut)
+        return Part(gpt, self.config, ddp_config, optim, self.groups, hf_names, join, cut, part)
 
-    def _tower_part(self, tower: nn.Module, ddp_config: Any, optim: Optim) -> Part:
+    def _tower_part(self, tower: nn.Module, ddp_config: Any, optim: Optim, part: Callable[[str], str]) -> Part:
         def join(name: str, shares: Sequence[Tensor]) -> dict[str, Tensor]:
-            return {TOWER + name: shares[0]}  # every tensor parallel rank has the whole of it
+            return {saved_name(TOWER + name): shares[0]}  # every tensor parallel rank has the whole of it
 
         def cut(name: str, tensors: Mapping[str, Tensor]) -> Tensor:
-            return tensors[TOWER + name]
+            return tensors[saved_name(TOWER + name)]
 
         # When the tower runs is not the same on every rank: a row without an image comes to it late, or not at all. Its collectives
         # overlap with nothing, so that all ranks have theirs in one order (gloo aborts otherwise, and NCCL would wait for ever).
         apart = replace(ddp_config, overlap_grad_reduce=False, overlap_param_gather=False, align_param_gather=False, bucket_size=None)
-        return Part(tower, self.config, apart, optim, self.groups, lambda name: (TOWER + name,), join, cut)
+        return Part(tower, self.config, apart, optim, self.groups, lambda name: (saved_name(TOWER + name),), join, cut, part)
 
 
 def check_installed() -> None:

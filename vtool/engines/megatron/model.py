@@ -80,19 +80,21 @@ def transformer_config(config: Any, dtype: torch.dtype, settings: Mapping[str, A
     return TransformerConfig(**{**fields, **settings})
 
 
-def build_language(config: Any, megatron: Any) -> Any:
+def build_language(config: Any, megatron: Any, *, own_layers: bool = False) -> Any:
     """The language part as megatron-core's `GPTModel`; its weights are whatever was in the memory.
 
     Args:
         config: transformers' config of the language part.
         megatron: the `TransformerConfig` made of it.
+        own_layers: megatron-core's layers also where Transformer Engine is: that joins a norm with the matrix behind it, and so hides what
+            goes into the matrix from an adapter.
     """
     from megatron.core.models.gpt import GPTModel
 
     with on_cpu():
         gpt = GPTModel(
             config=megatron,
-            transformer_layer_spec=_layers(megatron),
+            transformer_layer_spec=_layers(megatron, own_layers),
             vocab_size=text_shape(config).padded_vocabulary(megatron.tensor_model_parallel_size),
             max_sequence_length=config.max_position_embeddings,
             position_embedding_type="mrope",
@@ -229,13 +231,13 @@ class RMSNorm(nn.Module):
         return self.weight * normal.to(hidden.dtype)
 
 
-def _layers(config: Any) -> Any:
+def _layers(config: Any, own: bool) -> Any:
     """Transformer Engine's layers where it is installed and there is a GPU, else megatron-core's own."""
     from megatron.core.extensions.transformer_engine import HAVE_TE
     from megatron.core.models.gpt import gpt_layer_specs
     from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
 
-    if HAVE_TE and torch.cuda.is_available():
+    if HAVE_TE and torch.cuda.is_available() and not own:
         return gpt_layer_specs.get_gpt_layer_with_transformer_engine_spec()
     layer = gpt_layer_specs.get_gpt_layer_local_spec(normalization="RMSNorm")
     layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = RMSNorm

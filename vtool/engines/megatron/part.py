@@ -18,6 +18,7 @@ from torch.nn.utils import get_total_norm
 
 from vtool.config.schema import Optim
 from vtool.engines.megatron.groups import Groups
+from vtool.models.adapters import Adapter, is_adapter, merged, pair_of
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 Join = Callable[[str, Sequence[Tensor]], dict[str, Tensor]]
@@ -31,22 +32,30 @@ class Part:
 
     def __init__(
         self, module: nn.Module, config: Any, ddp_config: Any, optim: Optim, groups: Groups, names: Callable[[str], tuple[str, ...]],
-        join: Join, cut: Cut,
+        join: Join, cut: Cut, part: Callable[[str], str],
     ) -> None:  # fmt: skip
-        """Wrap a module that has its weights.
+        """Wrap a module that has its weights. Where none of them is trained, it is not wrapped, and has no optimiser.
 
         Args:
             config: megatron-core's `TransformerConfig` of the model.
             names: transformers' names of what a parameter, by its name in the module, is made of.
+            part: which of `optim.groups` a parameter is of, by transformers' name.
         """
         from megatron.core.distributed import DistributedDataParallel
 
         self.groups, self.names, self._join, self._cut = groups, names, join, cut
         self.parameters = dict(module.named_parameters())
+        self.mains = {parameter: _Main(parameter, 0, parameter.numel()) for parameter in self.parameters.values()}
+        self.frozen: dict[str, Tensor] = {}
+        """What of frozen parameters the compute dtype cannot hold, in the precision that they came in, by name."""
+        self.ddp: Any = None
+        self.optimizer: Any = None
+        if not any(parameter.requires_grad for parameter in self.parameters.values()):
+            return
         self.ddp = DistributedDataParallel(config, replace(ddp_config), module)  # it writes into its config
         self.ddp.broadcast_params()
-        self.optimizer = _optimizer(self.ddp, optim, config)
-        self.mains = {parameter: _Main(parameter, 0, parameter.numel()) for parameter in self.parameters.values()}
+        treatments = {parameter: optim.treatment(part(names(name)[0]), parameter.dim()) for name, parameter in self.parameters.items()}
+        self.optimizer = _optimizer(self.ddp, optim, config, treatments)
         self.mains |= _mains(self.optimizer)
 
     def norm_squared(self) -> Tensor:
@@ -63,7 +72,7 @@ class Part:
     def update(self, lr: float) -> None:
         """One step of the optimiser."""
         for group in self.optimizer.param_groups:
-            group["lr"] = lr
+            group["lr"] = lr * group["lr_factor"]
         self.optimizer.step_with_ready_grads()
 
     def zero(self) -> None:
@@ -73,13 +82,35 @@ class Part:
 
     def settle(self) -> None:
         """Have all weights here, where they are otherwise gathered when the next forward pass needs them."""
-        if self.ddp.use_forward_hook:
+        if self.ddp is not None and self.ddp.use_forward_hook:
             self.ddp.start_param_sync(force_sync=True)
 
-    def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Transformers' names and whole tensors, one parameter after the other, in the optimiser's precision."""
-        for name, parameter in self.parameters.items():
-            yield from self._whole(name, self._over_data_ranks(parameter, self.mains[parameter].tensor)).items()
+    def weights(self, adapter: Adapter, scale: float) -> Iterator[tuple[str, Tensor]]:
+        """Transformers' names and whole tensors, one parameter after the other, in the precision that they are trained in, or came in.
+
+        Args:
+            adapter: see `vtool.engines.contract.Engine.iter_hf_weights`.
+            scale: what an adapter is multiplied by.
+        """
+        owners = {whole: name for name in self.parameters for whole in self.names(name)}
+        for name in self.parameters:
+            if is_adapter(self.names(name)[0]) != (adapter == "only"):
+                continue
+            for whole, tensor in self._weight(name).items():
+                a, b = pair_of(whole)
+                if adapter == "merged" and a in owners:
+                    yield whole, merged(tensor, self._weight(owners[a])[a], self._weight(owners[b])[b], scale)
+                else:
+                    yield whole, tensor
+
+    def _weight(self, name: str) -> dict[str, Tensor]:
+        parameter = self.parameters[name]
+        if name in self.frozen:
+            return self._whole(name, self.frozen[name].to(parameter.device))
+        return {
+            whole: tensor.float()
+            for whole, tensor in self._whole(name, self._over_data_ranks(parameter, self.mains[parameter].tensor)).items()
+        }
 
     def gradients(self) -> Iterator[tuple[str, Tensor]]:
         """The same, of the gradients that are ready; parameters without one are left out."""
@@ -101,13 +132,17 @@ class Part:
                 yield f"{whole}.step", torch.tensor(float(step))
 
     def load(self, model: Mapping[str, Tensor], optimizer: Mapping[str, Tensor]) -> None:
-        """Take up whole tensors by transformers' names, of the model and of the optimiser."""
-        if self.optimizer.optimizer is not None:
+        """Take up whole tensors by transformers' names, of the model, or of its adapters alone, and of the optimiser."""
+        if self.optimizer is not None and self.optimizer.optimizer is not None:
             self.optimizer.optimizer.state.clear()
         with torch.no_grad():
             for name, parameter in self.parameters.items():
+                if self.names(name)[0] not in model:
+                    continue
                 share, main = self._cut(name, model), self.mains[parameter]
                 parameter.copy_(share)
+                if not parameter.requires_grad and not torch.equal(parameter.to(share), share):
+                    self.frozen[name] = share.cpu().clone()
                 if main.tensor is not None:
                     main.tensor.view(-1).copy_(share.flatten()[main.start : main.end])
                 first = self.names(name)[0]
@@ -124,6 +159,8 @@ class Part:
         return self._join(name, self.groups.gather_tensor_shares(share))
 
     def _entries(self, parameter: nn.Parameter) -> dict[str, Tensor]:
+        if self.optimizer is None or self.optimizer.optimizer is None:
+            return {}
         entries: dict[str, Tensor] = self.optimizer.optimizer.state.get(self.mains[parameter].tensor, {})
         return entries
 
@@ -153,7 +190,8 @@ class _Main:
         self.tensor, self.start, self.end, self.whole = tensor, start, end, whole
 
 
-def _optimizer(ddp: Any, optim: Optim, config: Any) -> Any:
+def _optimizer(ddp: Any, optim: Optim, config: Any, treatments: Mapping[nn.Parameter, tuple[float, float]]) -> Any:
+    """`treatments`: of each parameter, its learning rate divided by `optim.lr`, and its decay."""
     from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
     from megatron.core.optimizer.optimizer_config import ParamKey, ParamPredicate
 
@@ -169,12 +207,18 @@ def _optimizer(ddp: Any, optim: Optim, config: Any) -> Any:
         use_distributed_optimizer=ddp.ddp_config.use_distributed_optimizer,
         overlap_param_gather=ddp.ddp_config.overlap_param_gather,
     )
-    small = ParamKey(predicate=ParamPredicate(name="below two dimensions", fn=lambda parameter: parameter.dim() < 2))
-    chain = get_megatron_optimizer(settings, [ddp], config_overrides={small: {"wd_mult": 0.0}}, use_gloo_process_groups=False)
+    # Megatron-LM's scheduler would read these off each group, and apply them. There is none here.
+    overrides = {
+        ParamKey(predicate=ParamPredicate(name=str(treatment), fn=lambda parameter, wanted=treatment: treatments[parameter] == wanted)): {
+            "max_lr": treatment[0] * optim.lr,
+            "start_wd": treatment[1],
+        }
+        for treatment in dict.fromkeys(treatments.values())
+    }
+    chain = get_megatron_optimizer(settings, [ddp], config_overrides=overrides, use_gloo_process_groups=False)
     (optimizer,) = chain.chained_optimizers
     for group in optimizer.param_groups:
-        # The multiplier is for Megatron-LM's scheduler to apply: without one, everything would decay.
-        group["weight_decay"] = optim.weight_decay * group["wd_mult"]
+        group["weight_decay"], group["lr_factor"] = group["start_wd"], group["max_lr"] / optim.lr
     return optimizer
 
 

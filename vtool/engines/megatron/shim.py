@@ -43,6 +43,8 @@ def on_cpu() -> Iterator[None]:
 def silence() -> None:
     """Drop megatron-core's warnings, on each rank at each start: of kernels that are not there, and of torch functions with new names."""
     warnings.filterwarnings("ignore", module=r"megatron\.core")
+    # The distributed optimiser asks its shares for a gradient; through this module, so that the line above does not meet it.
+    warnings.filterwarnings("ignore", message=r"The \.grad attribute of a Tensor that is not a leaf")
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed\.c10d_logger")
 
 

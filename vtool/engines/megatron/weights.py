@@ -12,6 +12,8 @@ group. A tensor of megatron-core is told by its own name in a `GPTModel`, with t
 | `…mlp.linear_fc2.weight` [H, F] | `down_proj` | columns |
 | `…input_layernorm`, `…pre_mlp_layernorm`, `decoder.final_layernorm` | the norms of the same places | not at all |
 
+| `….adapters.q_proj.A` [r, in], `….B` [out, r] (see `lora`) | `….q_proj.lora_A`, `….lora_B`, by peft's names | A by columns, or B by rows |
+
 Where Transformer Engine joins a norm with the matrix behind it, the norm's name is `…linear_qkv.layer_norm_weight` or
 `…linear_fc1.layer_norm_weight`. What is true of a weight is true of its gradient and of each entry of its optimiser state.
 """
@@ -23,9 +25,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from vtool.models.adapters import pair_of
+
 LANGUAGE = "model.language_model."
 """What transformers' names of the language part begin with, in the Qwen2-VL layouts."""
 _LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
+_ADAPTER = re.compile(r"(.+)\.adapters\.(\w+)\.([AB])")
 _WHOLE = {
     "embedding.word_embeddings.weight": f"{LANGUAGE}embed_tokens.weight",
     "output_layer.weight": "lm_head.weight",
@@ -64,6 +69,10 @@ def hf_names(name: str) -> tuple[str, ...]:
     Raises:
         KeyError: for a name that is none of a `GPTModel` in this layout.
     """
+    if adapter := _ADAPTER.fullmatch(name):
+        linear, part, which = adapter.groups()
+        (weight,) = (weight for weight in hf_names(f"{linear}.weight") if f".{part}." in weight)
+        return (pair_of(weight)["AB".index(which)],)
     if name in _WHOLE:
         return (_WHOLE[name],)
     if not (found := _LAYER.fullmatch(name)):
@@ -90,7 +99,9 @@ def to_megatron(name: str, parts: Sequence[Tensor], shape: TextShape, tp: int, r
     if kind == "halves":
         return torch.cat([part.chunk(tp)[rank] for part in parts])
     (whole,) = parts
-    return whole.chunk(tp, 1)[rank].contiguous() if kind == "columns" else whole
+    if kind == "replicated":
+        return whole
+    return whole.chunk(tp, 1 if kind == "columns" else 0)[rank].contiguous()
 
 
 def from_megatron(name: str, shares: Sequence[Tensor], shape: TextShape) -> dict[str, Tensor]:
@@ -107,7 +118,9 @@ def from_megatron(name: str, shares: Sequence[Tensor], shape: TextShape) -> dict
     if kind == "halves":
         halves = [share.chunk(2) for share in shares]
         return {name: torch.cat([half[place] for half in halves]) for place, name in enumerate(names)}
-    return {names[0]: torch.cat(list(shares), 1) if kind == "columns" else shares[0]}
+    if kind == "replicated":
+        return {names[0]: shares[0]}
+    return {names[0]: torch.cat(list(shares), 1 if kind == "columns" else 0)}
 
 
 def share_of(name: str, tensors: Mapping[str, Tensor], shape: TextShape, tp: int, rank: int) -> Tensor:
@@ -120,7 +133,17 @@ def partition_dim(name: str) -> int | None:
     return {"columns": 1, "replicated": None}.get(_kind(name), 0)
 
 
+def is_row(name: str) -> bool:
+    """Whether a weight is that of a row parallel linear: cut along its inputs."""
+    return _kind(name) == "columns"
+
+
 def _kind(name: str) -> str:
+    if adapter := _ADAPTER.fullmatch(name):
+        linear, _, which = adapter.groups()
+        if is_row(f"{linear}.weight"):
+            return "columns" if which == "A" else "replicated"
+        return "replicated" if which == "A" else "rows"
     if name in ("embedding.word_embeddings.weight", "output_layer.weight"):
         return "vocabulary"
     rest = name.rpartition("layers.")[2].partition(".")[2]

@@ -1,0 +1,217 @@
+"""Adapters, frozen parts and parts with learning rates of their own train as in one process in float64, however the model is spread."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.engines.megatron.test_engine import CASES, SUPERVISED, TEXT_STEP, rows_of, take_step
+from tests.engines.megatron.tiny import tiny_model
+from tests.engines.ranks import run_ranks
+from tests.runs import relative_difference
+from vtool.config.schema import Freeze, Lora, Optim
+from vtool.config.schema.megatron import Megatron as Settings
+from vtool.engines.megatron.engine import Megatron
+from vtool.engines.ranks import Ranks
+from vtool.models.adapters import add_adapters, freeze_parts, is_adapter, merge_all, saved_name, scale_of
+from vtool.models.qwen2_5_vl import Qwen25VL
+from vtool.training.parameter_groups import parameter_groups
+
+pytest.importorskip("megatron.core", reason="megatron-core is not installed")
+QWEN = Qwen25VL()
+DATA, TENSOR, SEQUENCE = "dp2, distributed optimiser, all overlapped", "tp2", "tp2+sp"
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """What is trained."""
+
+    freeze: Freeze = field(default_factory=Freeze)
+    lora: Lora | None = None
+    optim: Optim = field(default_factory=lambda: Optim(lr=1e-3, weight_decay=0.1, clip_norm=1.0))
+    spread: tuple[str, ...] = (DATA, SEQUENCE)
+    recomputed: bool = False
+
+
+SCENARIOS = {
+    "adapters everywhere": Scenario(lora=Lora(rank=3, alpha=5), spread=(DATA, TENSOR, SEQUENCE, "tp2+sp, distributed optimiser")),
+    "recomputed adapters": Scenario(lora=Lora(rank=2), spread=(SEQUENCE,), recomputed=True),
+    "adapters of some parts of the joined matrices": Scenario(
+        Freeze(vision=True), Lora(rank=2, targets=("v_proj", "up_proj", "mlp.2")), spread=(TENSOR, SEQUENCE)
+    ),
+    "adapters that are cut by columns": Scenario(
+        lora=Lora(rank=2, targets=("o_proj", "down_proj"), exclude=("1.mlp.down_proj",)), spread=(TENSOR, SEQUENCE)
+    ),
+    "no tower": Scenario(Freeze(vision=True)),
+    "the tower alone": Scenario(Freeze(projector=True, language=True)),
+    "three rates": Scenario(
+        optim=Optim.model_validate(
+            {
+                "lr": 1e-3,
+                "weight_decay": 0.1,
+                "groups": {"vision": {"lr": 1e-4}, "projector": {"lr": 5e-3, "weight_decay": 0.0}, "language": {"weight_decay": 0.5}},
+            }
+        )
+    ),
+}
+
+
+@dataclass
+class Trained:
+    losses: list[float] = field(default_factory=list)
+    norms: list[float] = field(default_factory=list)
+    first: dict[str, Tensor] = field(default_factory=dict)
+    """The gradients of step 0."""
+    before: dict[str, Tensor] = field(default_factory=dict)
+    after_two: dict[str, Tensor] = field(default_factory=dict)
+    weights: dict[str, Tensor] = field(default_factory=dict)
+    merged: dict[str, Tensor] = field(default_factory=dict)
+    resumed: list[float] = field(default_factory=list)
+
+
+def made(scenario: Scenario, dtype: torch.dtype) -> Any:
+    """The model as a run makes it, but that B is not 0: A has a gradient from the first step on."""
+    model = tiny_model(tied=True, dtype=dtype).train()
+    freeze_parts(model, QWEN, scenario.freeze)
+    if scenario.lora is not None:
+        add_adapters(model, QWEN, scenario.freeze, scenario.lora, 0)
+        generator = torch.Generator().manual_seed(3)
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if "lora_" in name:
+                    parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.2)
+    return model
+
+
+def alone(scenario: Scenario) -> Trained:
+    """One process, float64, torch's own AdamW and clipping; the loss by its definition."""
+    model = made(scenario, torch.float64)
+    named = {saved_name(name): parameter for name, parameter in model.named_parameters()}
+    groups = parameter_groups(((name, p) for name, p in named.items()), scenario.optim, QWEN.part)
+    optimizer = torch.optim.AdamW([{**group, "lr": group["lr_factor"] * scenario.optim.lr} for group in groups], foreach=False)
+    trained = Trained(before={name: parameter.detach().clone() for name, parameter in named.items()})
+    for step in range(5):
+        total = 0.0
+        for row in rows_of(step):
+            inputs = {name: tensor.double() if tensor.is_floating_point() else tensor for name, tensor in row.inputs.items()}
+            logits = model(**inputs, use_cache=False).logits[0]
+            wanted = (row.targets[0] != -100).nonzero().flatten()
+            loss = -torch.log_softmax(logits[wanted], -1)[torch.arange(len(wanted)), row.targets[0, wanted]].sum() / SUPERVISED
+            if loss.requires_grad:
+                loss.backward()
+            total += loss.item()
+        trained.losses.append(total)
+        if step == 0:
+            trained.first = {name: parameter.grad.clone() for name, parameter in named.items() if parameter.grad is not None}
+        trained.norms.append(torch.nn.utils.clip_grad_norm_(named.values(), 1.0).item())
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+    trained.weights = {name: parameter.detach().clone() for name, parameter in named.items()}
+    if scenario.lora is not None:
+        adapter = {name: tensor for name, tensor in trained.weights.items() if is_adapter(name)}
+        trained.merged = dict(merge_all({name: w for name, w in trained.weights.items() if not is_adapter(name)}, adapter, scale_of(model)))
+    return trained
+
+
+def all_of(engine: Megatron) -> dict[str, Tensor]:
+    """The base and the adapters."""
+    return {name: tensor.clone() for kind in ("none", "only") for name, tensor in engine.iter_hf_weights(kind)}
+
+
+def train_all(ranks: Ranks) -> dict[str, Trained]:
+    found = {}
+    for what, scenario in SCENARIOS.items():
+        for how in scenario.spread:
+            trained = found[f"{what}; {how}"] = Trained()
+
+            def build(scenario: Scenario = scenario, how: str = how) -> Megatron:
+                settings = Settings(kind="megatron", **CASES[how])
+                model, again = made(scenario, torch.float32), scenario.recomputed
+                return Megatron(model, settings, scenario.optim, ranks, torch.float32, QWEN.part, checkpointing=again)
+
+            engine = build()
+            trained.before = all_of(engine)
+            saved: tuple[dict[str, Tensor], dict[str, Tensor]] | None = None
+            for step in range(5):
+                trained.losses.append(take_step(engine, step))
+                if step == 0:
+                    trained.first = engine.gradients()
+                trained.norms.append(engine.clip_gradient(1.0))
+                engine.optimizer_step(scenario.optim.lr)
+                if step == 1:
+                    trained.after_two = all_of(engine)
+                    saved = tuple(ranks.all_gather_objects((engine.model_state(), engine.optimizer_state()))[0])
+            trained.weights = all_of(engine)
+            trained.merged = {name: tensor.clone() for name, tensor in engine.iter_hf_weights("merged")}
+            assert saved is not None
+            other = build()
+            other.load_state(*saved)
+            for step in (2, 3):
+                trained.resumed += [take_step(other, step), other.clip_gradient(1.0)]
+                other.optimizer_step(scenario.optim.lr)
+    return found
+
+
+@pytest.fixture(scope="module")
+def spread() -> dict[str, Trained]:
+    return run_ranks(train_all, 2)[0]  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("what", SCENARIOS)
+def test_training_is_that_of_one_process(spread: dict[str, Trained], what: str) -> None:
+    wanted = alone(SCENARIOS[what])
+    for how in SCENARIOS[what].spread:
+        ours, name = spread[f"{what}; {how}"], f"{what}; {how}"
+        first = relative_difference({key: tensor.double() for key, tensor in ours.first.items()}, wanted.first)
+        weights = relative_difference({key: tensor.double() for key, tensor in ours.weights.items()}, wanted.weights)
+        print(f"{name}: gradient {first:.1e}, weights {weights:.1e}")
+        assert first <= 5e-6, name
+        assert ours.losses == pytest.approx(wanted.losses, rel=1e-5), name
+        assert ours.norms == pytest.approx(wanted.norms, rel=1e-5), name
+        assert weights <= 1e-4, name
+        assert ours.resumed == pytest.approx([n for step in (2, 3) for n in (wanted.losses[step], wanted.norms[step])], rel=1e-5), name
+        if wanted.merged:
+            assert relative_difference({key: tensor.double() for key, tensor in ours.merged.items()}, wanted.merged) <= 1e-4
+            assert not any(torch.equal(ours.merged[key], ours.weights[key]) for key in targeted(ours.weights)), name
+
+
+def targeted(weights: dict[str, Tensor]) -> list[str]:
+    """The weights that have an adapter."""
+    prefix, end = "base_model.model.", ".lora_A.weight"
+    return [f"{name.removeprefix(prefix).removesuffix(end)}.weight" for name in weights if name.endswith(end)]
+
+
+@pytest.mark.parametrize("what", SCENARIOS)
+def test_after_two_steps_what_has_changed_is_what_was_to_be_trained(spread: dict[str, Trained], what: str) -> None:
+    scenario = SCENARIOS[what]
+    model = made(scenario, torch.float32)
+    declared = {
+        saved_name(name)
+        for name, _ in model.named_parameters()
+        if ("lora_" in name if scenario.lora else not getattr(scenario.freeze, QWEN.part(name)))
+    }
+    for how in scenario.spread:
+        ours = spread[f"{what}; {how}"]
+        changed = {name for name in ours.before if not torch.equal(ours.before[name], ours.after_two[name])}
+        assert changed == declared, how
+        assert all(torch.equal(tensor, ours.before[saved_name(name)]) for name, tensor in model.named_parameters()), how
+
+
+def frozen_in_bfloat16(ranks: Ranks) -> dict[str, bool]:
+    scenario = Scenario(lora=Lora(rank=2))
+    wanted = {saved_name(name): tensor.detach().clone() for name, tensor in made(scenario, torch.float32).named_parameters()}
+    settings = Settings(kind="megatron", parallel={"tensor": 2})  # type: ignore[arg-type]
+    engine = Megatron(made(scenario, torch.float32), settings, scenario.optim, ranks, torch.bfloat16, QWEN.part)
+    take_step(engine, TEXT_STEP + 1)
+    engine.clip_gradient(1.0)
+    engine.optimizer_step(1e-6)
+    return {
+        "base": all(torch.equal(tensor, wanted[name]) for name, tensor in engine.iter_hf_weights("none")),
+        "adapters": all(bool((tensor != wanted[name]).float().mean() > 0.9) for name, tensor in engine.iter_hf_weights("only")),
+    }
+
+
+def test_in_bfloat16_the_base_comes_out_as_it_came_in_and_no_update_is_lost() -> None:
+    assert run_ranks(frozen_in_bfloat16, 2)[0] == {"base": True, "adapters": True}

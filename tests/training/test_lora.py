@@ -1,0 +1,222 @@
+"""Runs with adapters: what is trained, what is saved and exported, that they go on, and what is said when they cannot."""
+
+import json
+import shutil
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import PeftModel
+from safetensors.torch import load_file
+
+from tests.engines.ranks import run_ranks
+from tests.rows import mixed_rows, write_rows
+from tests.runs import messages, read_lines, request
+from vtool.data.collate import collate
+from vtool.diagnostics import Findings
+from vtool.engines.ranks import Ranks
+from vtool.evaluation.predict import predict
+from vtool.models.build import load_model
+from vtool.training.export_run import export_run
+from vtool.training.run_folder import RunFolder
+from vtool.training.setup import Request, open_session
+from vtool.training.sft import train
+from vtool.training.start import Start
+
+RANK, ALPHA = 4, 12
+MEGATRON = find_spec("megatron") is not None
+SPREAD = ("engine.parallel.tensor=2", "engine.parallel.sequence=true")
+PREFIX = "base_model.model."
+
+
+def made_run(folder: Path, name: str, engine: str, *more: str) -> Request:
+    overrides = [
+        messages(folder / "rows.jsonl"),
+        f"data.test=[{{format:messages,path:'{folder / 'one.jsonl'}'}}]",
+        *("data.global_batch_size=6", "data.micro_batch_size=2", "data.image={min_pixels:784,max_pixels:3136}"),
+        *("train={steps:6,epochs:null}", "optim.warmup_steps=2", "optim.lr=1e-2", "checkpoint={every_steps:2,keep_last:9}"),
+        *("device.threads=1", "evaluation={batch_size:1,generate:{max_new_tokens:3}}", f"run.dir={folder / name}", f"engine={engine}"),
+        f"lora={{rank:{RANK},alpha:{ALPHA}}}",
+    ]
+    return request("rows", *overrides, *more)
+
+
+def train_all(ranks: Ranks, *runs: Request) -> None:
+    torch.set_num_threads(1)
+    for made in runs:
+        assert train(made, ranks).status == "finished"
+
+
+def after(folder: Path, step: int) -> str:
+    return f"checkpoint.resume={folder / 'checkpoints' / f'step-{step:06d}'}"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`straight`: random weights on one process. The others take its base for a model's folder. `A-B` goes on with B after A's step 2."""
+    made = tmp_path_factory.mktemp("lora")
+    write_rows(made / "rows.jsonl", mixed_rows(made, 16, text_only=(1, 2, 9)))
+    write_rows(made / "one.jsonl", mixed_rows(made, 1))
+    train_all(Ranks(), made_run(made, "straight", "ddp"))
+    shutil.copytree(made / "straight/base", made / "model")
+    pretrained = (f"model.path={made / 'model'}", "model.size=null")
+    train_all(Ranks(), made_run(made, "pretrained", "ddp", *pretrained))
+    run_ranks(train_all, 2, made_run(made, "ddp", "ddp", *pretrained), made_run(made, "fsdp2", "fsdp2", *pretrained))
+    if MEGATRON:
+        run_ranks(train_all, 2, made_run(made, "tp2", "megatron", *pretrained, *SPREAD))
+        run_ranks(train_all, 2, made_run(made, "ddp-tp2", "megatron", *pretrained, *SPREAD, after(made / "ddp", 2)))
+        run_ranks(train_all, 1, made_run(made, "tp2-ddp", "ddp", *pretrained, after(made / "tp2", 2)))
+    run_ranks(train_all, 2, made_run(made, "ddp-fsdp2", "fsdp2", *pretrained, after(made / "ddp", 2)))
+    train_all(
+        Ranks(),
+        made_run(made, "fsdp2-ddp", "ddp", *pretrained, after(made / "fsdp2", 2)),
+        made_run(made, "straight-ddp", "ddp", after(made / "straight", 2)),
+    )
+    return made
+
+
+NAMES = ["pretrained", "ddp", "fsdp2", "ddp-fsdp2", "fsdp2-ddp", "straight-ddp", *(("tp2", "ddp-tp2", "tp2-ddp") if MEGATRON else ())]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_trains_scores_and_goes_on_as_one_process_does(folder: Path, name: str) -> None:
+    straight = {line["step"]: line for line in read_lines(folder / "straight/metrics.jsonl")}
+    ours = read_lines(folder / name / "metrics.jsonl")
+    assert [line["step"] for line in ours] == list(range(ours[0]["step"], 7))
+    for line in ours:
+        assert line["loss"] == pytest.approx(straight[line["step"]]["loss"], rel=1e-5)
+        assert line["grad_norm"] == pytest.approx(straight[line["step"]]["grad_norm"], rel=1e-4)
+    assert ours[-1]["loss"] < straight[1]["loss"] - 0.1
+    results = [json.loads((folder / each / "result.json").read_text()) for each in ("straight", name)]
+    assert results[1]["test_nll"] == pytest.approx(results[0]["test_nll"], abs=1e-5)
+    assert results[1]["trained_parameters"] == results[0]["trained_parameters"] < results[0]["parameters"] / 5
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_adapter_is_one_folder_whichever_engine_trained_it(folder: Path, name: str) -> None:
+    ours, theirs = ({path.name: path for path in (folder / each / "export").iterdir()} for each in (name, "straight"))
+    assert ours.keys() == theirs.keys()
+    assert "config.json" not in ours
+    configs = [json.loads(files["adapter_config.json"].read_text()) for files in (ours, theirs)]
+    bases = [Path(config.pop("base_model_name_or_path")) for config in configs]
+    assert configs[0] == configs[1]
+    assert all(base.is_absolute() and (base / "config.json").exists() for base in bases)
+    mine, wanted = (load_file(files["adapter_model.safetensors"]) for files in (ours, theirs))
+    assert {key: (value.shape, value.dtype) for key, value in mine.items()} == {
+        key: (value.shape, value.dtype) for key, value in wanted.items()
+    }
+    assert max(float((mine[key] - wanted[key]).abs().max()) for key in wanted) <= 1e-4
+    assert all(value.abs().max() > 0 for key, value in mine.items() if "lora_B" in key)
+
+
+def test_a_checkpoint_holds_the_adapter_alone(folder: Path) -> None:
+    kept = load_file(folder / "fsdp2/checkpoints/step-000006/model.safetensors")
+    adapter = load_file(folder / "fsdp2/export/adapter_model.safetensors")
+    assert kept.keys() == adapter.keys()
+    assert all(torch.equal(kept[key], adapter[key]) for key in kept)
+    assert {key.rpartition(".")[0] for key in load_file(folder / "fsdp2/checkpoints/step-000006/optimizer.safetensors")} == kept.keys()
+
+
+def test_the_base_is_never_changed(folder: Path) -> None:
+    one, other = (load_file(folder / each / "model.safetensors") for each in ("straight/base", "model"))
+    assert all(torch.equal(one[key], other[key]) for key in one)
+    written = json.loads((folder / "straight/base.json").read_text())
+    assert written == json.loads((folder / "fsdp2/base.json").read_text())
+
+
+def batch_of(folder: Path, name: str) -> dict[str, Any]:
+    run_folder = RunFolder(folder / "again" / name)
+    run_folder.path.mkdir(parents=True, exist_ok=True)
+    opened, _ = open_session(made_run(folder, f"again/{name}", "ddp"), run_folder, Start(None), Ranks())
+    rows = opened.rows["train"]
+    return collate([rows.sample(index) for index in range(4)], rows.processor).inputs
+
+
+def test_peft_opens_the_adapter_and_merged_it_gives_the_same_logits(folder: Path) -> None:
+    merged_folder, step = export_run(folder / "ddp", merge=True)
+    assert (merged_folder, step) == (folder / "ddp/merged", 6)
+    inputs = batch_of(folder, "logits")
+    base = load_model(folder / "model", "qwen2_5_vl", torch.float32, "sdpa").eval()
+    with torch.no_grad():
+        plain = base(**inputs).logits
+        adapted = PeftModel.from_pretrained(base, str(folder / "ddp/export")).eval()(**inputs).logits
+        merged = load_model(merged_folder, "qwen2_5_vl", torch.float32, "sdpa").eval()(**inputs).logits
+    assert float((adapted - merged).abs().max()) <= 1e-5
+    assert float((adapted - plain).abs().max()) > 1e-2
+
+
+def test_merged_is_base_and_scale_times_b_times_a_for_each_tensor(folder: Path) -> None:
+    """verl#7285: a "merged" model that is the base, byte for byte."""
+    merged, _ = export_run(folder / "fsdp2", folder / "merged-elsewhere", merge=True)
+    base, ours = load_file(folder / "model/model.safetensors"), load_file(merged / "model.safetensors")
+    adapter = load_file(folder / "fsdp2/export/adapter_model.safetensors")
+    assert base.keys() == ours.keys()
+    # A file has the names of transformers 4, an adapter those of 5.
+    stems = {stem(name): name for name in base}
+    seen = set()
+    for key, a in adapter.items():
+        if "lora_A" in key:
+            name = stems[stem(key.removeprefix(PREFIX).replace(".lora_A", ""))]
+            b = adapter[key.replace("lora_A", "lora_B")]
+            wanted = base[name].double() + ALPHA / RANK * (b.double() @ a.double())
+            assert float((ours[name].double() - wanted).abs().max()) <= 1e-6
+            assert not torch.equal(ours[name], base[name])
+            seen.add(name)
+    assert len(seen) == len(adapter) // 2
+    for name in base.keys() - seen:
+        assert torch.equal(ours[name], base[name]), name
+
+
+def stem(name: str) -> str:
+    return name.removeprefix("model.").replace("language_model.", "").replace("model.", "")
+
+
+def test_an_adapter_that_is_exported_later_is_the_same_to_the_byte(folder: Path) -> None:
+    again, _ = export_run(folder / "fsdp2", folder / "later")
+    for path in (folder / "fsdp2/export").iterdir():
+        assert path.read_bytes() == (again / path.name).read_bytes(), path.name
+
+
+def test_the_run_answers_as_its_merged_model_does(folder: Path) -> None:
+    export_run(folder / "ddp-fsdp2", merge=True)
+    image, question = [str(folder / "0-0.png")], "Is this number 0?"
+    adapted = predict(folder / "ddp-fsdp2", image, question, None, 5)
+    assert adapted == predict(folder / "ddp-fsdp2/merged", image, question, None, 5)
+
+
+def test_only_a_run_with_an_adapter_is_merged(folder: Path) -> None:
+    train_all(Ranks(), made_run(folder, "whole", "ddp", "lora=null", "train.steps=3"))
+    with pytest.raises(Findings, match="nothing-to-merge"):
+        export_run(folder / "whole", merge=True)
+
+
+def test_a_base_that_has_changed_is_refused(folder: Path) -> None:
+    """Added to other weights, an adapter gives another model, and no error."""
+    model = folder / "fickle"
+    shutil.copytree(folder / "model", model)
+    asked = ("train.steps=4", f"model.path={model}", "model.size=null")
+    train_all(Ranks(), made_run(folder, "of-fickle", "ddp", *asked))
+    (folder / "of-fickle/result.json").unlink()
+    weights = bytearray((model / "model.safetensors").read_bytes())
+    weights[-1] ^= 1
+    (model / "model.safetensors").write_bytes(weights)
+    for attempt in (
+        lambda: train(made_run(folder, "of-fickle", "ddp", *asked), Ranks()),
+        lambda: train(made_run(folder, "another", "ddp", *asked, after(folder / "of-fickle", 2)), Ranks()),
+        lambda: export_run(folder / "of-fickle", folder / "no-1", merge=True),
+        lambda: export_run(folder / "of-fickle", folder / "no-2"),
+    ):
+        with pytest.raises(Findings, match=r"base-changed.*model\.safetensors"):
+            attempt()
+
+
+@pytest.mark.parametrize("name", ["straight", "pretrained"])
+def test_a_run_that_was_moved_answers_still(folder: Path, name: str) -> None:
+    moved = folder / f"moved-{name}"
+    shutil.copytree(folder / name, moved)
+    if name == "straight":
+        config = moved / "export/adapter_config.json"
+        config.write_text(config.read_text().replace(str(folder / "straight/base"), str(folder / "gone")))
+    assert predict(moved, [str(folder / "0-0.png")], "Is this number 0?", None, 3) is not None

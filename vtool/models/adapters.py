@@ -1,0 +1,158 @@
+"""Low-rank adapters (LoRA, arXiv 2106.09685) by peft: put into a model, named, merged, and written in peft's format."""
+
+import json
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from vtool.config.lora import chosen, trained_parts
+from vtool.config.schema import Freeze, Lora
+from vtool.diagnostics import Diagnostic, Findings
+from vtool.models.families import Family
+from vtool.models.processor import first_line
+
+Adapter = Literal["merged", "none", "only"]
+"""Of a model with adapters: its weights with these merged in, its weights without them, or the adapters by themselves."""
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_PREFIX = "base_model.model."
+
+
+def freeze_parts(model: nn.Module, family: Family, freeze: Freeze) -> None:
+    """Leave the gradients of frozen parts out. Before an engine wraps the model: what it reduces and shards is what is trained."""
+    trained = trained_parts(freeze)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(family.part(name) in trained)
+
+
+def add_adapters(model: nn.Module, family: Family, freeze: Freeze, settings: Lora, seed: int) -> None:
+    """Put adapters into a model, in place, and freeze everything else. Before an engine wraps it.
+
+    A is drawn from the seed, B is 0, so that the model computes what it did.
+
+    Raises:
+        Findings: `lora-target`, where a name in `lora.targets` matches nothing, or nothing is left.
+    """
+    from peft import inject_adapter_in_model
+
+    parts = trained_parts(freeze)
+    names = [name for name, module in model.named_modules() if isinstance(module, nn.Linear) and family.part(name) in parts]
+    names = [name for name in names if model.get_submodule(name) is not model.get_output_embeddings()]  # type: ignore[operator]
+    missing = [
+        target for target in settings.targets or () if not chosen(names, settings.model_copy(update={"targets": (target,), "exclude": ()}))
+    ]
+    targets = chosen(names, settings)
+    if missing or not targets:
+        what = f"lora.targets has {', '.join(missing)}, which" if missing else "lora names"
+        message = f"{what} no linear layer of this model that is trained"
+        raise Findings(Diagnostic("lora-target", message, parameter="lora.targets"))
+    torch.manual_seed(seed)
+    inject_adapter_in_model(_peft_config(settings, targets), model)
+
+
+def add_saved_adapter(model: nn.Module, folder: Path) -> None:
+    """Put the adapter of a folder in peft's format into a model, in place.
+
+    Raises:
+        Findings: `model-does-not-load`, where it is not whole, or of another model.
+    """
+    from peft import PeftModel
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # of names that peft has for what transformers has renamed
+            PeftModel.from_pretrained(model, str(folder), local_files_only=True)
+    except Exception as error:  # whatever its readers of JSON and of tensors raise
+        raise Findings(Diagnostic("model-does-not-load", f"{folder}: {first_line(error)}")) from error
+
+
+def base_named_in(folder: Path) -> Path:
+    """The folder of the weights that an adapter is for: what it says itself, or, of a run that has been moved, `base` beside it.
+
+    Raises:
+        Findings: `model-does-not-load`.
+    """
+    try:
+        named = Path(str(json.loads((folder / CONFIG).read_text())["base_model_name_or_path"]))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        message = f"{folder / CONFIG} cannot be read: {type(error).__name__} {error}"
+        raise Findings(Diagnostic("model-does-not-load", message)) from error
+    beside = folder.parent / "base"
+    for base in (named, beside):
+        if (base / "config.json").exists():
+            return base
+    raise Findings(Diagnostic("model-does-not-load", f"{folder} is an adapter for {named}, which is not there"))
+
+
+def write_adapter(settings: Lora, tensors: Mapping[str, Tensor], base: Path, folder: Path) -> None:
+    """Write an adapter in peft's format into a folder that exists.
+
+    Args:
+        tensors: by the names of `saved_name`.
+        base: the folder of the weights that it is for.
+    """
+    ends = (".lora_A.weight", ".lora_B.weight")
+    targets = sorted({name.removeprefix(_PREFIX).removesuffix(end) for name in tensors for end in ends if name.endswith(end)})
+    config = _peft_config(settings, targets).to_dict() | {"base_model_name_or_path": str(base.resolve()), "inference_mode": True}
+    # peft keeps names as a set, and the order of a set is another in each process.
+    plain = {key: sorted(value) if isinstance(value, set) else value for key, value in config.items()}
+    (folder / CONFIG).write_text(json.dumps(plain, indent=2, sort_keys=True, default=str) + "\n")
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / WEIGHTS, metadata={"format": "pt"})
+
+
+def has_adapters(model: nn.Module) -> bool:
+    """Whether `add_adapters` has been here."""
+    return hasattr(model, "peft_config")
+
+
+def scale_of(model: Any) -> float:
+    """What B · A is multiplied by, in a model with adapters."""
+    config = model.peft_config["default"]
+    return float(config.lora_alpha / config.r)
+
+
+def saved_name(name: str) -> str:
+    """The name in files of a parameter of a model with adapters: transformers' own; of an adapter's, peft's."""
+    if ".lora_A." in name or ".lora_B." in name:
+        return _PREFIX + name.replace(".default.", ".")
+    return name.replace(".base_layer.", ".")
+
+
+def is_adapter(name: str) -> bool:
+    """Whether a name in files is an adapter's."""
+    return name.startswith(_PREFIX)
+
+
+def pair_of(name: str) -> tuple[str, str]:
+    """The names of the A and the B that belong to a weight, if it has an adapter."""
+    stem = _PREFIX + name.removesuffix(".weight")
+    return f"{stem}.lora_A.weight", f"{stem}.lora_B.weight"
+
+
+def merged(weight: Tensor, a: Tensor, b: Tensor, scale: float) -> Tensor:
+    """weight + scale · B · A: [out, in], [r, in], [out, r]."""
+    return weight.detach() + scale * (b @ a).to(weight.dtype)
+
+
+def merge_all(weights: Mapping[str, Tensor], adapter: Mapping[str, Tensor], scale: float) -> Iterator[tuple[str, Tensor]]:
+    """Whole weights by transformers' names, each with its adapter merged in."""
+    left = set(adapter)
+    for name, weight in weights.items():
+        a, b = pair_of(name)
+        left -= {a, b}
+        yield name, merged(weight, adapter[a], adapter[b], scale) if a in adapter else weight
+    assert not left, f"adapters of no weight: {sorted(left)[:3]}"
+
+
+def _peft_config(settings: Lora, targets: list[str]) -> Any:
+    from peft import LoraConfig
+
+    rank = settings.rank
+    alpha = settings.scale * rank
+    return LoraConfig(
+        r=rank, lora_alpha=int(alpha) if alpha.is_integer() else alpha, lora_dropout=settings.dropout, target_modules=targets, bias="none"
+    )
