@@ -9,8 +9,10 @@ import torch
 
 from tests.engines.ranks import run_ranks
 from tests.rows import mixed_rows, write_rows
-from tests.runs import gradients, messages, request, session, weights
+from tests.runs import gradients, messages, request, session
 from vtool.data.loader import load_steps, micro_batches
+from vtool.engines.contract import Engine
+from vtool.engines.megatron.engine import Megatron
 from vtool.engines.ranks import Ranks
 from vtool.export.huggingface import export
 from vtool.training.setup import Request
@@ -70,25 +72,30 @@ def _traces(ranks: Ranks, made: Mapping[str, Request]) -> dict[str, Trace]:
 def trace(ranks: Ranks, made: Request) -> Trace:
     torch.set_num_threads(1)
     opened, progress = session(made, ranks)
-    engine, run, kept = opened.engine, opened.run, opened.ledgers["train"].kept
+    engine, data, run, kept = opened.engine, opened.engine.data, opened.run, opened.ledgers["train"].kept
     seen: list[dict[str, torch.Tensor]] = []
     clip = engine.clip_gradient
 
     def look_and_clip(largest: float | None) -> float:
         if not seen:
-            seen.append(gradients(engine.module))
+            seen.append(engine.gradients() if isinstance(engine, Megatron) else gradients(engine.module))
         return clip(largest)
 
     engine.clip_gradient = look_and_clip  # type: ignore[method-assign]
     steps = range(1, opened.total_steps + 1)
-    plan = lambda step: micro_batches(opened.plan, kept, step, ranks.rank, ranks.world, run.data.micro_batch_size)  # noqa: E731
-    before, digests, metrics = weights(engine.module), [], []
+    plan = lambda step: micro_batches(opened.plan, kept, step, data.rank, data.world, run.data.micro_batch_size)  # noqa: E731
+    before, digests, metrics = weights(engine), [], []
     for step, batches in zip(steps, load_steps(opened.rows["train"], steps, plan, 0), strict=True):
         metrics.append(_step(opened, progress, step, batches, StopRequest())[0])
         progress.step = step
-        digests.append(digest(weights(engine.module)))
+        digests.append(digest(weights(engine)))
     losses, norms = [line["loss"] for line in metrics], [line["grad_norm"] for line in metrics]
-    return Trace(losses, norms, seen[0], before, weights(engine.module), digests)
+    return Trace(losses, norms, seen[0], before, weights(engine), digests)
+
+
+def weights(engine: Engine) -> dict[str, torch.Tensor]:
+    """The whole model, as this rank sees it."""
+    return {name: tensor.clone() for name, tensor in engine.iter_hf_weights()}
 
 
 def digest(tensors: dict[str, torch.Tensor]) -> str:
