@@ -23,12 +23,13 @@ check: .venv/installed-dev  ## lint, types, and the direction of imports
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: .venv/installed-dev .venv/installed-bench  ## print the benchmarks: ratios within one run (about ten minutes)
+bench: .venv/installed-dev .venv/installed-bench  ## print the benchmarks: ratios within one run (about twenty minutes)
 	$(BIN)/python -m benchmarks.startup
 	$(BIN)/python -m benchmarks.memory
 	$(BIN)/python -m benchmarks.checkpoint
 	$(BIN)/python -m benchmarks.load_check
 	$(BIN)/python -m benchmarks.loop
+	$(BIN)/python -m benchmarks.engines
 
 soak: export VTOOL_VLLM_PYTHON ?= $(wildcard $(CURDIR)/.vllm-venv/bin/python)
 soak: .venv/installed-dev  ## run the tests that take minutes: accuracies, kills, serving

@@ -8,8 +8,8 @@ micro-batches of 3.
     weights           after 5 steps of AdamW, the largest difference of an element
     bf16 loss, norm   of step 1 in bfloat16, relative to the same engine in float32
     bf16 changed      elements that 20 steps at 1e-5 have changed in bfloat16, over those in float32
-    time              of a step of the recipe `digits`, CPU time of both processes over that of torch's DistributedDataParallel with the same
-                      batches and optimiser in the same processes, which take turns; the median of rounds
+    time              of a step of the recipe `digits`: CPU time of both processes over that of torch's DistributedDataParallel, with the
+                      same batches and optimiser in the same processes; they take turns, and this is the median of rounds (its quartiles)
 
     python -m benchmarks.engines [--time]     --time: the last column alone
 """
