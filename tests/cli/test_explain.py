@@ -87,7 +87,7 @@ def test_a_recipe_of_ones_own(tmp_path: Path) -> None:
     [
         ("unkown-key", "did you mean `unknown-key`?"),
         ("digts", "did you mean `digits`?"),
-        ("lr", "did you mean `optim.lr`?"),
+        ("lr", "did you mean `optim.lr`, `optim.groups.vision.lr` or"),
         ("batch_size", "did you mean `data.global_batch_size`, `data.micro_batch_size` or `evaluation.batch_size`?"),
         ("optim.learning_rate", "did you mean"),
         ("zzzzzz", "`vtool explain` lists rules and recipes"),
