@@ -1,6 +1,7 @@
 """A class made for quantised weights, and what a framework makes of weights that are loaded."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -123,6 +124,14 @@ def judged(found: type[Layer]) -> dict[str, tuple[str, list[str]]]:
 )
 def test_a_path_that_hands_over_what_does_not_stay_is_known_by_what_is_made_of_it(given: Subject, path: str) -> None:
     assert vllm_paths._direct(given) == path
+
+
+def test_a_path_is_known_where_nothing_can_be_made_of_the_weights_on_a_cpu() -> None:
+    def fails(model: Any) -> None:
+        raise RuntimeError("no such kernel")
+
+    kept = replace(subject(KeepsForLater), make=models.KeepsAll, checkpoint=models.checkpoint(), process=fails)
+    assert vllm_paths._direct(kept) == "unprotected"
 
 
 @pytest.mark.parametrize("found", [Layer, KeepsAClone])

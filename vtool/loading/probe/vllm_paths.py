@@ -47,16 +47,14 @@ def _loaded(subject: Subject, source: Owned) -> Any:
 def _direct(subject: Subject) -> str:
     """As weight synchronisation calls it: the class's own method, with the sender's buffer, and what is then made of the weights."""
 
-    def states(source: Owned) -> list[dict[str, Tensor]]:
-        model = _loaded(subject, source)
-        loaded = snapshot(model)
-        if subject.process is None:
-            return [loaded]
+    models = [_loaded(subject, source) for source in (Owned(subject.checkpoint), ReusableBuffer(subject.checkpoint, 1))]
+    if compare(*(snapshot(model) for model in models)):
+        return "unprotected"
+    if subject.process is None:
+        return "protected"
+    for model in models:
         subject.process(model)
-        return [loaded, everything(model)]
-
-    pairs = zip(states(Owned(subject.checkpoint)), states(ReusableBuffer(subject.checkpoint, 1)), strict=True)
-    return "unprotected" if any(compare(expected, seen) for expected, seen in pairs) else "protected"
+    return "unprotected" if compare(*(everything(model) for model in models)) else "protected"
 
 
 def _reload(subject: Subject, config: Any) -> str:
