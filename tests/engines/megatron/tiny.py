@@ -7,20 +7,21 @@ from torch import Tensor, nn
 
 from vtool.engines.megatron.groups import Groups
 from vtool.engines.megatron.model import build_language, replace_language, text_shape, transformer_config
+from vtool.engines.megatron.pipeline import Stage
 from vtool.engines.megatron.weights import from_megatron, share_of
 
 IMAGE = 151
 
 
 def tiny_model(*, tied: bool, vocabulary: int = 160, dtype: torch.dtype = torch.float32) -> Any:
-    """Three layers, four heads over two key heads; biases and norms are random too."""
+    """Four layers, four heads over two key heads; biases and norms are random too."""
     from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
     text = {
         "vocab_size": vocabulary,
         "hidden_size": 64,
         "intermediate_size": 96,
-        "num_hidden_layers": 3,
+        "num_hidden_layers": 4,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
         "max_position_embeddings": 256,
@@ -82,7 +83,7 @@ def with_megatron(model: nn.Module, groups: Groups, *, sequence: bool = False) -
     with torch.no_grad():
         for name, parameter in gpt.named_parameters():
             parameter.copy_(share_of(name, whole, text_shape(text), groups.tensor_size, groups.tensor_rank))
-    replace_language(model, gpt)
+    replace_language(model, gpt, Stage(groups.stages))
     return model
 
 
