@@ -56,7 +56,9 @@ def bad_sizes(parallel: Parallel, *, world: int | None, language: Language | Non
         processes = f"the {world} process{'es' * (world > 1)} of the run"
         message = f"engine.parallel.tensor is {tensor}, which does not divide {processes}"
         if pipeline > 1:
-            message = f"engine.parallel.pipeline is {pipeline}, with tensor {sharing} processes for a row, which does not divide {processes}"
+            message = (
+                f"engine.parallel.pipeline is {pipeline}, with tensor {sharing} processes for a row, which does not divide {processes}"
+            )
         help = f"start a multiple of {sharing}: --nproc {-(-world // sharing) * sharing}"
         found.append(Problem("parallel.pipeline" if pipeline > 1 else "parallel.tensor", message, help))
     if language and language.layers % pipeline:
@@ -66,6 +68,8 @@ def bad_sizes(parallel: Parallel, *, world: int | None, language: Language | Non
     for number, what in ((language.query, "heads"), (language.key, "key and value heads")) if language else ():
         if number % tensor:
             message = f"engine.parallel.tensor is {tensor}, which does not divide the model's {number} {what}"
-            sizes = ", ".join(str(size) for size in range(1, number + 1) if language and not language.query % size and not language.key % size)
+            sizes = ", ".join(
+                str(size) for size in range(1, number + 1) if language and not language.query % size and not language.key % size
+            )
             found.append(Problem("parallel.tensor", message, f"take one of {sizes}"))
     return found

@@ -140,7 +140,10 @@ def build(case: dict[str, Any], ranks: Ranks, tied: bool, dtype: torch.dtype = t
 
 
 def copied(engine: Megatron) -> list[Tensor]:
-    """What two ranks have the same of. Data parallel: everything; tensor parallel: what is not cut, norms and the tower; stages: a tied embedding."""
+    """What two ranks have the same of.
+
+    Data parallel ones of everything, tensor parallel ones of what is not cut (norms, and the tower), stages of a tied embedding.
+    """
     parameters = list(engine.module.parameters())
     if engine.stage.ranks.world == 2:
         return [parameter for parameter in parameters if getattr(parameter, "shared_embedding", False)]
@@ -207,7 +210,7 @@ def test_training_is_that_of_one_process(tied: bool) -> None:
 
 def test_what_cannot_be_is_said_at_once_before_anything_is_built() -> None:
     case = {
-        "parallel": {"tensor": 3, "context": 2},
+        "parallel": {"tensor": 3, "pipeline": 3, "context": 2},
         "transformer_config": {"bias_activation_fusion": True},
         "wrap_config": {"share_embeddings_and_output_weights": False},
     }
@@ -218,7 +221,8 @@ def test_what_cannot_be_is_said_at_once_before_anything_is_built() -> None:
         ("not-built-on-engine", "engine.parallel.context"),
         ("not-built-on-engine", "model.dtype"),
         ("not-built-on-engine", "engine.transformer_config.bias_activation_fusion"),
-        *[("parallel-sizes", "engine.parallel.tensor")] * 3,
+        *[("parallel-sizes", "engine.parallel.pipeline")] * 2,
+        *[("parallel-sizes", "engine.parallel.tensor")] * 2,
     ]
     with pytest.raises(SharedFindings, match="drift apart"):
         build({"ddp_config": {"use_distributed_optimizer": True}}, Ranks(), tied=True)

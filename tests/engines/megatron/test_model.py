@@ -14,7 +14,7 @@ from vtool.engines.megatron.model import unsupported
 from vtool.engines.ranks import Ranks
 
 pytest.importorskip("megatron.core", reason="megatron-core is not installed")
-SPREADS = {"tp1": Parallel(), "tp2": Parallel(tensor=2), "tp2+sp": Parallel(tensor=2, sequence=True)}
+SPREADS = {"tp1": Parallel(), "tp2": Parallel(tensor=2), "tp2+sp": Parallel(tensor=2, sequence=True), "pp2": Parallel(pipeline=2)}
 
 
 def logits(one: Any, inputs: dict[str, Tensor], keep: Any = 0) -> Tensor:

@@ -106,7 +106,10 @@ class Megatron:
         self._tower_ran = False
         tower.register_forward_pre_hook(self._note_the_tower)
         with on_cpu():
-            self.parts = [self._language_part(text, ddp_config, optim, whole, part, in_model), self._tower_part(tower, ddp_config, optim, part)]
+            self.parts = [
+                self._language_part(text, ddp_config, optim, whole, part, in_model),
+                self._tower_part(tower, ddp_config, optim, part),
+            ]
             for one in self.parts:
                 one.load(whole, {})  # again, in the optimisers' precision
         self.trained_parts = [one for one in self.parts if one.ddp is not None]
@@ -150,7 +153,7 @@ class Megatron:
                 loss = nll(batch)
                 common.backward(loss * factor)
             sums.append(loss.detach())
-        return torch.stack(sums).tolist()  # type: ignore[no-any-return]
+        return torch.stack(sums).tolist()
 
     def clip_gradient(self, largest: float | None) -> float:
         with on_cpu():

@@ -4,8 +4,9 @@ The model stays transformers' own, with its vision tower, its positions in three
 model, embedding and head are replaced by thin modules around one `GPTModel` with multimodal rotary positions. So whoever calls it, the
 loss or `generate`, calls what it knows.
 
-Each tensor parallel rank computes the whole tower, from the same images, and with a pipeline the first stage alone. Under sequence parallelism tokens are shared out among these
-ranks after the image features have been merged, and padded to a number that they can share. There is no key and value cache.
+Each tensor parallel rank computes the whole tower, from the same images; of a pipeline's stages the first has it, and no other. Under
+sequence parallelism tokens are shared out among the tensor parallel ranks after the image features have been merged, and padded to a
+number that they can share. There is no key and value cache.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from vtool.engines.megatron.pipeline import Stage, without_tokens
+from vtool.engines.megatron.pipeline import Stage, no_features, without_tokens
 from vtool.engines.megatron.shim import on_cpu
 from vtool.engines.megatron.weights import TextShape, partition_dim
 
@@ -135,6 +136,7 @@ def replace_language(model: Any, gpt: Any, stage: Stage) -> None:
     model.lm_head = _Head(gpt, text.vocab_size, stage)
     if not stage.first:
         model.model.visual = None
+        model.model.get_image_features = no_features  # `generate` asks for them before it calls the model
         model.register_forward_pre_hook(without_tokens, with_kwargs=True)
     # Without a cache: `generate` calls the model with the whole text for each token.
     model.generates_with_cache = False

@@ -104,7 +104,7 @@ def without_tokens(module: Any, _arguments: Any, inputs: Mapping[str, Any]) -> t
     """What a stage behind the first makes of a model's inputs: positions in three dimensions, and nothing to embed. A forward pre-hook."""
     given = dict(inputs)
     ids = given.pop("input_ids")
-    for name in ("pixel_values", "pixel_values_videos", "past_key_values"):
+    for name in ("pixel_values", "mm_encoder_outputs"):
         given.pop(name, None)
     rows, length = ids.shape
     size = module.config.get_text_config().hidden_size
@@ -116,6 +116,10 @@ def without_tokens(module: Any, _arguments: Any, inputs: Mapping[str, Any]) -> t
         # Without images there are none, and transformers, which sees no tokens here, would take the last row's with images.
         given["position_ids"] = torch.arange(length, device=ids.device).expand(3, rows, length) if found is None else found
     return (), given
+
+
+def no_features(pixel_values: Tensor | None = None, image_grid_thw: Tensor | None = None, **_: Any) -> None:
+    """What a stage behind the first makes of images. `generate` goes by the names of these arguments."""
 
 
 def run_schedule(
