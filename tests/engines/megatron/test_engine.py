@@ -208,6 +208,37 @@ def test_training_is_that_of_one_process(tied: bool) -> None:
     assert min(wanted.norms) > 1  # so that every step is clipped
 
 
+FOUR = {
+    "pp2×tp2+sp": {"parallel": {"tensor": 2, "pipeline": 2, "sequence": True}},
+    "pp2×dp2, distributed optimiser, all overlapped": CASES["pp2, distributed optimiser, all overlapped"],
+    "pp4": {"parallel": {"pipeline": 4}},
+}
+
+
+def train_on_four(ranks: Ranks) -> dict[str, Trained]:
+    found = {}
+    for name, case in FOUR.items():
+        trained, engine = found.setdefault(name, Trained()), build(case, ranks, tied=True)
+        for step in range(3):
+            trained.losses.append(take_step(engine, step))
+            if step == 0:
+                trained.first = engine.gradients()
+            trained.norms.append(engine.clip_gradient(OPTIM.clip_norm))
+            engine.optimizer_step(OPTIM.lr)
+    return found
+
+
+def test_on_four_ranks_two_ways_of_spreading_go_together() -> None:
+    """Three steps: with unequal tokens, with other micro-batches, and without any image."""
+    wanted = reference(tied=True)
+    for name, trained in run_ranks(train_on_four, 4)[0].items():
+        first = relative_difference({key: tensor.double() for key, tensor in trained.first.items()}, wanted.first)
+        print(f"{name}: gradient {first:.1e}")
+        assert first <= 5e-6, name
+        assert trained.losses == pytest.approx(wanted.losses[:3], rel=1e-5), name
+        assert trained.norms == pytest.approx(wanted.norms[:3], rel=1e-5), name
+
+
 def test_what_cannot_be_is_said_at_once_before_anything_is_built() -> None:
     case = {
         "parallel": {"tensor": 3, "pipeline": 3, "context": 2},
