@@ -24,6 +24,7 @@ ENGINES = ("ddp", "fsdp2")
 BOTH = pytest.mark.parametrize("engine", ENGINES)
 SCENARIOS: dict[str, tuple[str, ...]] = {
     "adapters": ("lora={rank: 3, alpha: 5}",),
+    "recomputed adapters": ("lora={rank: 2}", "model.gradient_checkpointing=true"),
     "adapters without the tower": ("lora={rank: 2, targets: [q_proj, mlp.2]}", "model.freeze.vision=true"),
     "no tower": ("model.freeze.vision=true",),
     "the tower alone": ("model.freeze={projector: true, language: true}",),
@@ -112,6 +113,7 @@ def declared(folder: Path, name: str) -> set[str]:
     linear = [n for n, m in model.named_modules() if isinstance(m, torch.nn.Linear) and n != "lm_head"]
     adapters = {
         "adapters": linear,
+        "recomputed adapters": linear,
         "adapters without the tower": [n for n in linear if n.endswith(".q_proj") or n == "model.visual.merger.mlp.2"],
     }
     if name in adapters:

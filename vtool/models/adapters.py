@@ -1,6 +1,7 @@
 """Low-rank adapters (LoRA, arXiv 2106.09685) by peft: put into a model, named, merged, and written in peft's format."""
 
 import json
+import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -62,7 +63,9 @@ def add_saved_adapter(model: nn.Module, folder: Path) -> None:
     from peft import PeftModel
 
     try:
-        PeftModel.from_pretrained(model, str(folder), local_files_only=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # of names that peft has for what transformers has renamed
+            PeftModel.from_pretrained(model, str(folder), local_files_only=True)
     except Exception as error:  # whatever its readers of JSON and of tensors raise
         raise Findings(Diagnostic("model-does-not-load", f"{folder}: {first_line(error)}")) from error
 

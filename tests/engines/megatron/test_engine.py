@@ -268,7 +268,7 @@ def test_without_megatron_core_the_command_that_installs_it_is_given(monkeypatch
 
 def first_step_in_bfloat16(ranks: Ranks) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for name in ("dp2", "dp2, distributed optimiser", "tp2+sp"):
+    for name in ("dp2", "dp2, distributed optimiser", "tp2+sp", "pp2"):
         engine = build(CASES[name], ranks, True, torch.bfloat16)
         computed = {str(parameter.dtype) for parameter in engine.module.parameters()}
         start = engine.model_state()

@@ -32,10 +32,12 @@ class Scenario:
     lora: Lora | None = None
     optim: Optim = field(default_factory=lambda: Optim(lr=1e-3, weight_decay=0.1, clip_norm=1.0))
     spread: tuple[str, ...] = (DATA, SEQUENCE, STAGES)
+    recomputed: bool = False
 
 
 SCENARIOS = {
     "adapters everywhere": Scenario(lora=Lora(rank=3, alpha=5), spread=(DATA, TENSOR, SEQUENCE, STAGES, "tp2+sp, distributed optimiser")),
+    "recomputed adapters": Scenario(lora=Lora(rank=2), spread=(SEQUENCE, STAGES), recomputed=True),
     "adapters of some parts of the joined matrices": Scenario(
         Freeze(vision=True), Lora(rank=2, targets=("v_proj", "up_proj", "mlp.2")), spread=(TENSOR, SEQUENCE)
     ),
@@ -129,7 +131,8 @@ def train_all(ranks: Ranks) -> dict[str, Trained]:
 
             def build(scenario: Scenario = scenario, how: str = how) -> Megatron:
                 settings = Settings(kind="megatron", **CASES[how])
-                return Megatron(made(scenario, torch.float32), settings, scenario.optim, ranks, torch.float32, QWEN.part)
+                model, again = made(scenario, torch.float32), scenario.recomputed
+                return Megatron(model, settings, scenario.optim, ranks, torch.float32, QWEN.part, checkpointing=again)
 
             engine = build()
             trained.before = all_of(engine)
