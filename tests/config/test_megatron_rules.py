@@ -19,8 +19,9 @@ def findings(*overrides: str) -> tuple[Diagnostic, ...]:
     return examine("digits", ["engine=megatron", *overrides]).findings
 
 
-def model(folder: Path, heads: int, groups: int) -> str:
-    config = {"model_type": "qwen2_5_vl", "text_config": {"num_attention_heads": heads, "num_key_value_heads": groups}}
+def model(folder: Path, heads: int, groups: int, layers: int) -> str:
+    text = {"num_attention_heads": heads, "num_key_value_heads": groups, "num_hidden_layers": layers}
+    config = {"model_type": "qwen2_5_vl", "text_config": text}
     (folder / "config.json").write_text(json.dumps(config))
     return f"model={{family:qwen2_5_vl,path:'{folder}',size:null}}"
 
@@ -31,6 +32,9 @@ def model(folder: Path, heads: int, groups: int) -> str:
         ((), []),
         (("engine.parallel={tensor:2,sequence:true}", "launch.nproc=4"), []),
         (("engine.parallel.tensor=2", "launch.nproc=3"), [("parallel-sizes", "engine.parallel.tensor")]),
+        (("engine.parallel={tensor:2,pipeline:2}", "launch.nproc=8"), []),
+        (("engine.parallel={tensor:2,pipeline:2}", "launch.nproc=6"), [("parallel-sizes", "engine.parallel.pipeline")]),
+        (("engine.parallel.pipeline=0",), [("out-of-range", "engine.parallel.pipeline")]),
         (("engine.parallel.context=2",), [("not-built-on-engine", "engine.parallel.context")]),
         (("engine.parallel.sequence=true",), [("not-built-on-engine", "engine.parallel.sequence")]),
         (("model.dtype=float64",), [("not-built-on-engine", "model.dtype")]),
@@ -50,7 +54,7 @@ def test_what_cannot_be_is_found(overrides: tuple[str, ...], expected: list[tupl
 
 def test_heads_are_those_of_the_model(tmp_path: Path) -> None:
     """Qwen2.5-VL 7B has 28 heads over 4."""
-    given = model(tmp_path, 28, 4)
+    given = model(tmp_path, 28, 4, 28)
     assert found(given, "engine.parallel.tensor=4", "launch.nproc=8") == []
     (one,) = [finding for finding in findings(given, "engine.parallel.tensor=7", "launch.nproc=7") if finding.severity == "error"]
     assert one.message == "engine.parallel.tensor is 7, which does not divide the model's 4 key and value heads"
@@ -58,9 +62,20 @@ def test_heads_are_those_of_the_model(tmp_path: Path) -> None:
     assert found(given, "engine.parallel.tensor=3", "launch.nproc=4") == [("parallel-sizes", "engine.parallel.tensor")] * 3
 
 
-def test_processes_that_share_rows_get_all_of_them() -> None:
-    """No note that a micro-batch of 32 is more than half of 32 rows: each of two tensor parallel processes computes all."""
-    assert "micro-batch-larger-than-share" not in [one.rule for one in findings("engine.parallel.tensor=2", "launch.nproc=2")]
+def test_stages_have_as_many_layers(tmp_path: Path) -> None:
+    """Qwen2.5-VL 7B has 28 layers."""
+    given = model(tmp_path, 28, 4, 28)
+    assert found(given, "engine.parallel={tensor:4,pipeline:7}", "launch.nproc=28") == []
+    (one,) = [finding for finding in findings(given, "engine.parallel.pipeline=3", "launch.nproc=3") if finding.severity == "error"]
+    assert (one.rule, one.parameter) == ("parallel-sizes", "engine.parallel.pipeline")
+    assert one.message == "engine.parallel.pipeline is 3, which does not divide the model's 28 layers"
+    assert one.help == "take one of 1, 2, 4, 7, 14, 28"
+
+
+@pytest.mark.parametrize("size", ["tensor", "pipeline"])
+def test_processes_that_share_rows_get_all_of_them(size: str) -> None:
+    """No note that a micro-batch of 32 is more than half of 32 rows: each of two processes of one row computes all."""
+    assert "micro-batch-larger-than-share" not in [one.rule for one in findings(f"engine.parallel.{size}=2", "launch.nproc=2")]
     assert "micro-batch-larger-than-share" in [one.rule for one in findings("launch.nproc=2")]
 
 

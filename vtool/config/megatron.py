@@ -10,11 +10,12 @@ from vtool.config.schema.megatron import Megatron, Parallel
 
 
 @dataclass(frozen=True, slots=True)
-class Heads:
-    """What tensor parallelism spreads."""
+class Language:
+    """What of a language model is spread: its heads and its key and value heads by tensor parallelism, its layers by pipelines."""
 
     query: int
     key: int
+    layers: int
 
 
 def not_built(engine: Megatron, *, dtype: str, cpu: bool) -> list[Problem]:
@@ -42,21 +43,33 @@ def not_built(engine: Megatron, *, dtype: str, cpu: bool) -> list[Problem]:
     return found
 
 
-def bad_sizes(parallel: Parallel, *, world: int | None, heads: Heads | None) -> list[Problem]:
+def bad_sizes(parallel: Parallel, *, world: int | None, language: Language | None) -> list[Problem]:
     """Sizes that do not divide what they spread.
 
     Args:
         world: the processes of the run; None where they are not known.
-        heads: the same of the model's.
+        language: the model's; None where it is not known.
     """
     found = []
-    tensor = parallel.tensor
-    if world is not None and world % tensor:
-        message = f"engine.parallel.tensor is {tensor}, which does not divide the {world} process{'es' * (world > 1)} of the run"
-        found.append(Problem("parallel.tensor", message, f"start a multiple of {tensor}: --nproc {-(-world // tensor) * tensor}"))
-    for number, what in ((heads.query, "heads"), (heads.key, "key and value heads")) if heads else ():
+    tensor, pipeline, sharing = parallel.tensor, parallel.pipeline, parallel.sharing
+    if world is not None and world % sharing:
+        processes = f"the {world} process{'es' * (world > 1)} of the run"
+        message = f"engine.parallel.tensor is {tensor}, which does not divide {processes}"
+        if pipeline > 1:
+            message = (
+                f"engine.parallel.pipeline is {pipeline}, with tensor {sharing} processes for a row, which does not divide {processes}"
+            )
+        help = f"start a multiple of {sharing}: --nproc {-(-world // sharing) * sharing}"
+        found.append(Problem("parallel.pipeline" if pipeline > 1 else "parallel.tensor", message, help))
+    if language and language.layers % pipeline:
+        message = f"engine.parallel.pipeline is {pipeline}, which does not divide the model's {language.layers} layers"
+        sizes = ", ".join(str(size) for size in range(1, language.layers + 1) if not language.layers % size)
+        found.append(Problem("parallel.pipeline", message, f"take one of {sizes}"))
+    for number, what in ((language.query, "heads"), (language.key, "key and value heads")) if language else ():
         if number % tensor:
             message = f"engine.parallel.tensor is {tensor}, which does not divide the model's {number} {what}"
-            sizes = ", ".join(str(size) for size in range(1, number + 1) if heads and not heads.query % size and not heads.key % size)
+            sizes = ", ".join(
+                str(size) for size in range(1, number + 1) if language and not language.query % size and not language.key % size
+            )
             found.append(Problem("parallel.tensor", message, f"take one of {sizes}"))
     return found

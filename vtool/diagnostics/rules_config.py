@@ -261,11 +261,11 @@ _CROSS_FIELD = (
     Rule(
         name="parallel-sizes",
         code="VT221",
-        summary="engine.parallel.tensor does not divide the processes of the run, or the heads or key and value heads of the model.",
+        summary="engine.parallel.tensor and pipeline do not divide the processes of the run, or the model's heads or layers.",
         why="Each process must get an equal share; what is left over would belong to none.",
         bad="engine=megatron engine.parallel.tensor=3 launch.nproc=2",
         good="engine=megatron engine.parallel.tensor=2 launch.nproc=2",
-        fix="Choose a size that divides the processes and the model's heads and key and value heads.",
+        fix="Choose sizes whose product divides the processes: tensor divides heads and key and value heads, pipeline the layers.",
     ),
     Rule(
         name="not-built-on-engine",

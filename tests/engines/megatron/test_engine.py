@@ -14,7 +14,7 @@ from tests.runs import relative_difference
 from vtool.config.schema import Optim
 from vtool.config.schema.megatron import Megatron as Settings
 from vtool.engines.megatron.engine import Megatron
-from vtool.engines.ranks import Ranks, SharedFindings
+from vtool.engines.ranks import CPU, Ranks, SharedFindings
 from vtool.models.qwen2_5_vl import Qwen25VL
 
 pytest.importorskip("megatron.core", reason="megatron-core is not installed")
@@ -32,6 +32,13 @@ CASES: dict[str, dict[str, Any]] = {
     "tp2": {"parallel": {"tensor": 2}},
     "tp2+sp": {"parallel": {"tensor": 2, "sequence": True}},
     "tp2+sp, distributed optimiser": {"parallel": {"tensor": 2, "sequence": True}, "wrap_config": DISTRIBUTED},
+    "pp2": {"parallel": {"pipeline": 2}},
+    "pp2, divided in the collective": {"parallel": {"pipeline": 2}, "ddp_config": {"average_in_collective": True}},
+    "pp2, distributed optimiser, all overlapped": {
+        "parallel": {"pipeline": 2},
+        "wrap_config": DISTRIBUTED,
+        "ddp_config": {**OVERLAP, "overlap_param_gather": True},
+    },
 }
 
 
@@ -116,13 +123,13 @@ def take_step(engine: Megatron, step: int) -> float:
     every = step != TEXT_STEP
 
     def with_dummy(model: Any, row: Row) -> Tensor:
-        loss = nll(model, row)
-        if every and "pixel_values" not in row.inputs:
-            grid = torch.tensor([[1, 2, 2]])
-            loss = (
-                loss + 0.0 * model.model.visual(torch.zeros(4, 1176, dtype=engine.config.params_dtype), grid_thw=grid).pooler_output.sum()
-            )
-        return loss
+        if not every or "pixel_values" in row.inputs:
+            return nll(model, row)
+        dummy = model.get_input_embeddings().register_forward_hook(lambda _m, _i, embedded: embedded + QWEN.dummy_visual(model, CPU))
+        try:
+            return nll(model, row)
+        finally:
+            dummy.remove()
 
     sums = engine.forward_backward(rows, with_dummy, SUPERVISED, every_parameter=every)
     return sum(report[0] for report in engine.data.all_gather([sum(sums)])) / SUPERVISED
@@ -130,6 +137,17 @@ def take_step(engine: Megatron, step: int) -> float:
 
 def build(case: dict[str, Any], ranks: Ranks, tied: bool, dtype: torch.dtype = torch.float32) -> Megatron:
     return Megatron(tiny_model(tied=tied).train(), Settings(kind="megatron", **case), OPTIM, ranks, dtype, QWEN.part)
+
+
+def copied(engine: Megatron) -> list[Tensor]:
+    """What two ranks have the same of.
+
+    Data parallel ones of everything, tensor parallel ones of what is not cut (norms, and the tower), stages of a tied embedding.
+    """
+    parameters = list(engine.module.parameters())
+    if engine.stage.ranks.world == 2:
+        return [parameter for parameter in parameters if getattr(parameter, "shared_embedding", False)]
+    return [one for one in parameters if engine.data.world == 2 or not getattr(one, "tensor_model_parallel", False)]
 
 
 def train_all(ranks: Ranks, cases: dict[str, dict[str, Any]], tied: bool) -> dict[str, Trained]:
@@ -161,13 +179,7 @@ def train_all(ranks: Ranks, cases: dict[str, dict[str, Any]], tied: bool) -> dic
                     trained.text_step[f"other {kind} moved"] = not any(torch.equal(one[key], two[key]) for key in rest)
                 saved = tuple(ranks.all_gather_objects(after)[0])
             with engine.evaluating():
-                # Data parallel ranks have the same of everything; tensor parallel ones of what is not cut: norms, and the tower.
-                copied = [
-                    parameter
-                    for parameter in engine.module.parameters()
-                    if engine.data.world == 2 or not getattr(parameter, "tensor_model_parallel", False)
-                ]
-                mine = torch.cat([parameter.detach().flatten() for parameter in copied])
+                mine = torch.cat([torch.zeros(1), *(parameter.detach().flatten() for parameter in copied(engine))])
             copies = [mine.clone(), mine.clone()]
             torch.distributed.all_gather(copies, mine)
             trained.spread = max(trained.spread, float((copies[0] - copies[1]).abs().max()))
@@ -196,9 +208,40 @@ def test_training_is_that_of_one_process(tied: bool) -> None:
     assert min(wanted.norms) > 1  # so that every step is clipped
 
 
+FOUR = {
+    "pp2×tp2+sp": {"parallel": {"tensor": 2, "pipeline": 2, "sequence": True}},
+    "pp2×dp2, distributed optimiser, all overlapped": CASES["pp2, distributed optimiser, all overlapped"],
+    "pp4": {"parallel": {"pipeline": 4}},
+}
+
+
+def train_on_four(ranks: Ranks) -> dict[str, Trained]:
+    found = {}
+    for name, case in FOUR.items():
+        trained, engine = found.setdefault(name, Trained()), build(case, ranks, tied=True)
+        for step in range(3):
+            trained.losses.append(take_step(engine, step))
+            if step == 0:
+                trained.first = engine.gradients()
+            trained.norms.append(engine.clip_gradient(OPTIM.clip_norm))
+            engine.optimizer_step(OPTIM.lr)
+    return found
+
+
+def test_on_four_ranks_two_ways_of_spreading_go_together() -> None:
+    """Three steps: with unequal tokens, with other micro-batches, and without any image."""
+    wanted = reference(tied=True)
+    for name, trained in run_ranks(train_on_four, 4)[0].items():
+        first = relative_difference({key: tensor.double() for key, tensor in trained.first.items()}, wanted.first)
+        print(f"{name}: gradient {first:.1e}")
+        assert first <= 5e-6, name
+        assert trained.losses == pytest.approx(wanted.losses[:3], rel=1e-5), name
+        assert trained.norms == pytest.approx(wanted.norms[:3], rel=1e-5), name
+
+
 def test_what_cannot_be_is_said_at_once_before_anything_is_built() -> None:
     case = {
-        "parallel": {"tensor": 3, "context": 2},
+        "parallel": {"tensor": 3, "pipeline": 3, "context": 2},
         "transformer_config": {"bias_activation_fusion": True},
         "wrap_config": {"share_embeddings_and_output_weights": False},
     }
@@ -209,7 +252,8 @@ def test_what_cannot_be_is_said_at_once_before_anything_is_built() -> None:
         ("not-built-on-engine", "engine.parallel.context"),
         ("not-built-on-engine", "model.dtype"),
         ("not-built-on-engine", "engine.transformer_config.bias_activation_fusion"),
-        *[("parallel-sizes", "engine.parallel.tensor")] * 3,
+        *[("parallel-sizes", "engine.parallel.pipeline")] * 2,
+        *[("parallel-sizes", "engine.parallel.tensor")] * 2,
     ]
     with pytest.raises(SharedFindings, match="drift apart"):
         build({"ddp_config": {"use_distributed_optimizer": True}}, Ranks(), tied=True)
@@ -224,7 +268,7 @@ def test_without_megatron_core_the_command_that_installs_it_is_given(monkeypatch
 
 def first_step_in_bfloat16(ranks: Ranks) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for name in ("dp2", "dp2, distributed optimiser", "tp2+sp"):
+    for name in ("dp2", "dp2, distributed optimiser", "tp2+sp", "pp2"):
         engine = build(CASES[name], ranks, True, torch.bfloat16)
         computed = {str(parameter.dtype) for parameter in engine.module.parameters()}
         start = engine.model_state()

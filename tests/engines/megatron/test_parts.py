@@ -21,7 +21,7 @@ from vtool.training.parameter_groups import parameter_groups
 
 pytest.importorskip("megatron.core", reason="megatron-core is not installed")
 QWEN = Qwen25VL()
-DATA, TENSOR, SEQUENCE = "dp2, distributed optimiser, all overlapped", "tp2", "tp2+sp"
+DATA, TENSOR, SEQUENCE, STAGES = "dp2, distributed optimiser, all overlapped", "tp2", "tp2+sp", "pp2"
 
 
 @dataclass(frozen=True)
@@ -31,18 +31,21 @@ class Scenario:
     freeze: Freeze = field(default_factory=Freeze)
     lora: Lora | None = None
     optim: Optim = field(default_factory=lambda: Optim(lr=1e-3, weight_decay=0.1, clip_norm=1.0))
-    spread: tuple[str, ...] = (DATA, SEQUENCE)
+    spread: tuple[str, ...] = (DATA, SEQUENCE, STAGES)
     recomputed: bool = False
 
 
 SCENARIOS = {
-    "adapters everywhere": Scenario(lora=Lora(rank=3, alpha=5), spread=(DATA, TENSOR, SEQUENCE, "tp2+sp, distributed optimiser")),
-    "recomputed adapters": Scenario(lora=Lora(rank=2), spread=(SEQUENCE,), recomputed=True),
+    "adapters everywhere": Scenario(lora=Lora(rank=3, alpha=5), spread=(DATA, TENSOR, SEQUENCE, STAGES, "tp2+sp, distributed optimiser")),
+    "recomputed adapters": Scenario(lora=Lora(rank=2, alpha=2), spread=(SEQUENCE, STAGES), recomputed=True),
     "adapters of some parts of the joined matrices": Scenario(
         Freeze(vision=True), Lora(rank=2, targets=("v_proj", "up_proj", "mlp.2")), spread=(TENSOR, SEQUENCE)
     ),
     "adapters that are cut by columns": Scenario(
         lora=Lora(rank=2, targets=("o_proj", "down_proj"), exclude=("1.mlp.down_proj",)), spread=(TENSOR, SEQUENCE)
+    ),
+    "adapters on the last stage alone": Scenario(
+        Freeze(vision=True, projector=True), Lora(rank=2, targets=("3.self_attn.q_proj", "2.mlp.down_proj")), spread=(STAGES,)
     ),
     "no tower": Scenario(Freeze(vision=True)),
     "the tower alone": Scenario(Freeze(projector=True, language=True)),

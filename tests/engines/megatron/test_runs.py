@@ -13,6 +13,7 @@ from tests.training.test_engines import made_run, train_all
 
 pytest.importorskip("megatron.core", reason="megatron-core is not installed")
 SPREAD = ("engine.parallel.tensor=2", "engine.parallel.sequence=true")
+STAGES = ("engine.parallel.pipeline=2",)
 SHARED_OUT = ("engine.wrap_config.use_distributed_optimizer=true",)
 
 
@@ -32,15 +33,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         made_run(made, "tp2", "megatron", *SPREAD),
         made_run(made, "dp2", "megatron", *SHARED_OUT),
         made_run(made, "ddp-tp2", "megatron", *SPREAD, after("straight")),
+        made_run(made, "pp2", "megatron", *STAGES, "model.gradient_checkpointing=true"),
         made_run(made, "recomputed", "megatron", *SPREAD, "model.gradient_checkpointing=true"),
     ]
     run_ranks(train_all, 2, first)
-    run_ranks(train_all, 2, [made_run(made, "tp2-dp2", "megatron", *SHARED_OUT, after("tp2"))])
+    second = [
+        made_run(made, "tp2-dp2", "megatron", *SHARED_OUT, after("tp2")),
+        made_run(made, "tp2-pp2", "megatron", *STAGES, after("tp2")),
+        made_run(made, "pp2-tp2", "megatron", *SPREAD, after("pp2")),
+    ]
+    run_ranks(train_all, 2, second)
     run_ranks(train_all, 1, [made_run(made, "tp2-ddp", "ddp", after("tp2")), made_run(made, "dp2-ddp", "ddp", after("dp2"))])
     return made
 
 
-@pytest.mark.parametrize("name", ["tp2", "dp2", "tp2-dp2", "ddp-tp2", "recomputed", "tp2-ddp", "dp2-ddp"])
+@pytest.mark.parametrize("name", ["tp2", "dp2", "pp2", "tp2-dp2", "tp2-pp2", "pp2-tp2", "ddp-tp2", "recomputed", "tp2-ddp", "dp2-ddp"])
 def test_a_run_trains_scores_and_exports_as_one_process_with_ddp(folder: Path, name: str) -> None:
     straight = {line["step"]: line for line in read_lines(folder / "straight/metrics.jsonl") if "loss" in line}
     ours = [line for line in read_lines(folder / name / "metrics.jsonl") if "loss" in line]
@@ -59,7 +66,7 @@ def test_a_run_trains_scores_and_exports_as_one_process_with_ddp(folder: Path, n
     assert answers[1] == answers[0]
 
 
-@pytest.mark.parametrize("name", ["tp2", "dp2", "ddp-tp2"])
+@pytest.mark.parametrize("name", ["tp2", "dp2", "pp2", "ddp-tp2"])
 def test_checkpoint_and_export_are_those_of_any_engine(folder: Path, name: str) -> None:
     ours, theirs = (folder / each / "checkpoints/step-000008" for each in (name, "straight"))
     for part in ("model", "optimizer"):

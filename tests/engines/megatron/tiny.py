@@ -7,20 +7,21 @@ from torch import Tensor, nn
 
 from vtool.engines.megatron.groups import Groups
 from vtool.engines.megatron.model import build_language, replace_language, text_shape, transformer_config
-from vtool.engines.megatron.weights import from_megatron, share_of
+from vtool.engines.megatron.pipeline import Stage
+from vtool.engines.megatron.weights import from_megatron, name_in_model, share_of
 
 IMAGE = 151
 
 
 def tiny_model(*, tied: bool, vocabulary: int = 160, dtype: torch.dtype = torch.float32) -> Any:
-    """Three layers, four heads over two key heads; biases and norms are random too."""
+    """Four layers, four heads over two key heads; biases and norms are random too."""
     from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
     text = {
         "vocab_size": vocabulary,
         "hidden_size": 64,
         "intermediate_size": 96,
-        "num_hidden_layers": 3,
+        "num_hidden_layers": 4,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
         "max_position_embeddings": 256,
@@ -77,19 +78,30 @@ def with_megatron(model: nn.Module, groups: Groups, *, sequence: bool = False) -
     """The same model with its language part, and the weights of that, in megatron-core."""
     text = model.config.get_text_config()
     whole = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
-    parallel = {"tensor_model_parallel_size": groups.tensor_size, "sequence_parallel": sequence}
+    parallel = {
+        "tensor_model_parallel_size": groups.tensor_size,
+        "pipeline_model_parallel_size": groups.stages.world,
+        "sequence_parallel": sequence,
+    }
     gpt = build_language(text, transformer_config(text, next(model.parameters()).dtype, parallel))
     with torch.no_grad():
         for name, parameter in gpt.named_parameters():
-            parameter.copy_(share_of(name, whole, text_shape(text), groups.tensor_size, groups.tensor_rank))
-    replace_language(model, gpt)
+            parameter.copy_(share_of(in_model(gpt, name), whole, text_shape(text), groups.tensor_size, groups.tensor_rank))
+    replace_language(model, gpt, Stage(groups.stages))
     return model
 
 
 def whole_weights(model: Any, groups: Groups) -> dict[str, Tensor]:
     """The language part's weights by transformers' names, from all ranks."""
     shape = text_shape(model.config.get_text_config())
-    state: dict[str, Tensor] = {}
-    for name, parameter in model.model.language_model.gpt.named_parameters():
-        state |= from_megatron(name, groups.gather_tensor_shares(parameter.detach()), shape)
-    return state
+    gpt = model.model.language_model.gpt
+    mine = (
+        pair
+        for name, parameter in gpt.named_parameters()
+        for pair in from_megatron(in_model(gpt, name), groups.gather_tensor_shares(parameter.detach()), shape).items()
+    )
+    return dict(Stage(groups.stages).over_stages(mine))
+
+
+def in_model(gpt: Any, name: str) -> str:
+    return name_in_model(name, gpt.decoder.layers[0].layer_number - 1, tied=gpt.share_embeddings_and_output_weights)

@@ -13,7 +13,7 @@ def micro_batch_larger_than_share(run: Run, origins: Origins) -> Iterator[Diagno
     Above the whole step it is a mistake on any number of processes. Above the share of one, it only says that the recipe was
     written for fewer: the results are the same.
     """
-    sharing = run.engine.parallel.tensor if isinstance(run.engine, Megatron) else 1  # processes that compute the same rows
+    sharing = run.engine.parallel.sharing if isinstance(run.engine, Megatron) else 1  # processes that compute the same rows
     micro, rows, processes = run.data.micro_batch_size, run.data.global_batch_size, max(1, (run.launch.nproc or 1) // sharing)
     share = -(-rows // processes)
     name, origin = "data.micro_batch_size", origins.near("data.micro_batch_size")

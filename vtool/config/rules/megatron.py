@@ -29,16 +29,17 @@ def not_built(run: Run, origins: Origins) -> Iterator[Diagnostic]:
 def parallel_sizes(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     """Every process gets an equal share. Without launch.nproc their number is known only when they have started."""
     if isinstance(run.engine, Megatron):
-        heads = _heads(Path(run.model.path)) if run.model.path else None
-        yield from _findings("parallel-sizes", megatron.bad_sizes(run.engine.parallel, world=run.launch.nproc, heads=heads), origins)
+        language = _language(Path(run.model.path)) if run.model.path else None
+        yield from _findings("parallel-sizes", megatron.bad_sizes(run.engine.parallel, world=run.launch.nproc, language=language), origins)
 
 
-def _heads(folder: Path) -> megatron.Heads | None:
+def _language(folder: Path) -> megatron.Language | None:
     """Of a model's folder; None where its config.json does not say, which is another rule's to find."""
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         text = config.get("text_config", config)
-        return megatron.Heads(int(text["num_attention_heads"]), int(text["num_key_value_heads"]))
+        names = ("num_attention_heads", "num_key_value_heads", "num_hidden_layers")
+        return megatron.Language(*(int(text[name]) for name in names))
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
 

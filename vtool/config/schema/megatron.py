@@ -12,10 +12,17 @@ class Parallel(Settings):
 
     tensor: int = Field(default=1, ge=1)
     """Processes over which each matrix of the language model is spread. It divides the heads, and the key and value heads."""
+    pipeline: int = Field(default=1, ge=1)
+    """Stages that a row goes through one after the other, each with as many layers. It divides the layers; the tower is on the first."""
     context: int = Field(default=1, ge=1)
     """Processes over which the tokens of a row are spread. More than 1 is not built: it needs Transformer Engine, and so CUDA."""
     sequence: bool = False
     """Spread the tokens over the tensor parallel processes where matrices are whole: less memory for activations."""
+
+    @property
+    def sharing(self) -> int:
+        """Processes that compute the same rows."""
+        return self.tensor * self.pipeline
 
 
 class WrapConfig(Settings):
@@ -110,7 +117,7 @@ class TransformerConfig(Settings):
 
 
 class Megatron(Settings):
-    """Megatron-core: tensor, sequence and data parallel, with its own DDP and optimisers."""
+    """Megatron-core: tensor, sequence, pipeline and data parallel, with its own DDP and optimisers."""
 
     kind: Literal["megatron"]
     """Which engine trains."""

@@ -1,4 +1,4 @@
-"""The engine `megatron`: megatron-core's tensor, sequence and data parallelism, its DDP and its optimisers.
+"""The engine `megatron`: megatron-core's tensor, sequence, pipeline and data parallelism, its DDP and its optimisers.
 
 Losses are divided by N before the backward pass, so that megatron-core has to add up and nothing else: with
 `calculate_per_token_loss` its DDP leaves out the division by the data parallel ranks that it would make. Its collective makes that
@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from typing import Any, TypeVar
 
@@ -16,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from vtool.config.megatron import Heads, bad_sizes, not_built
+from vtool.config.megatron import Language, bad_sizes, not_built
 from vtool.config.megatron_ddp import Problem
 from vtool.config.schema import Optim
 from vtool.config.schema.megatron import Megatron as MegatronSettings
@@ -27,8 +28,9 @@ from vtool.engines.megatron.groups import start_groups
 from vtool.engines.megatron.lora import add_adapters
 from vtool.engines.megatron.model import build_language, recompute_layers, replace_language, text_shape, transformer_config, unsupported
 from vtool.engines.megatron.part import Part
+from vtool.engines.megatron.pipeline import Stage, run_schedule
 from vtool.engines.megatron.shim import on_cpu, silence
-from vtool.engines.megatron.weights import from_megatron, hf_names, share_of
+from vtool.engines.megatron.weights import from_megatron, hf_names, name_in_model, share_of
 from vtool.engines.ranks import Ranks, SharedFindings
 from vtool.models.adapters import Adapter, has_adapters, is_adapter, saved_name, scale_of
 
@@ -70,6 +72,7 @@ class Megatron:
         self.size, self.trained = common.sizes(module)
         self.groups = start_groups(settings.parallel, ranks)
         self.data = self.groups.data
+        self.stage = Stage(self.groups.stages)
         averaged = ddp_config.average_in_collective
         self._factor = self.data.world if averaged else 1
         self.config = transformer_config(
@@ -78,6 +81,7 @@ class Megatron:
             settings.transformer_config.model_dump()
             | {
                 "tensor_model_parallel_size": settings.parallel.tensor,
+                "pipeline_model_parallel_size": settings.parallel.pipeline,
                 "sequence_parallel": settings.parallel.sequence and settings.parallel.tensor > 1,
                 "calculate_per_token_loss": not averaged,
             },
@@ -88,10 +92,12 @@ class Megatron:
         self._scale = scale_of(module) if self.adapted else 0.0
         tower: nn.Module = module.model.visual  # type: ignore[union-attr,assignment]
         gpt = build_language(text, self.config, own_layers=self.adapted)
-        replace_language(module, gpt)
-        add_adapters(gpt, whole, text_shape(text), self._scale, self.groups.tensor_rank)
+        replace_language(module, gpt, self.stage)
+        tower = tower if self.stage.first else nn.Module()
+        in_model = partial(name_in_model, before=gpt.decoder.layers[0].layer_number - 1, tied=text.tie_word_embeddings)
+        add_adapters(gpt, whole, text_shape(text), self._scale, self.groups.tensor_rank, in_model)
         for name, parameter in gpt.named_parameters():
-            parameter.requires_grad_(trained.issuperset(hf_names(name)))
+            parameter.requires_grad_(trained.issuperset(hf_names(in_model(name))))
         if checkpointing:
             recompute_layers(gpt)
         self.module = module.to(ranks.device)
@@ -100,45 +106,61 @@ class Megatron:
         self._tower_ran = False
         tower.register_forward_pre_hook(self._note_the_tower)
         with on_cpu():
-            self.parts = [self._language_part(text, ddp_config, optim, whole, part), self._tower_part(tower, ddp_config, optim, part)]
+            self.parts = [
+                self._language_part(text, ddp_config, optim, whole, part, in_model),
+                self._tower_part(tower, ddp_config, optim, part),
+            ]
             for one in self.parts:
                 one.load(whole, {})  # again, in the optimisers' precision
         self.trained_parts = [one for one in self.parts if one.ddp is not None]
         self.active: list[Part] = []
+        shares = settings.wrap_config.use_distributed_optimizer
+        self._norm_group = self.groups.everyone if shares else self.groups.model
 
     def forward_backward(
         self, batches: Sequence[B], nll: Callable[[Callable[..., Any], B], Tensor], supervised: int, *, every_parameter: bool
     ) -> list[float]:
         from megatron.core.distributed import finalize_model_grads
 
-        sums = []
-        language = self.parts[0]
+        language, tower = self.parts
         self._tower_ran = False
         with on_cpu():
             for part in self.trained_parts:
                 part.zero()
-            for place, batch in enumerate(batches):
-                with nullcontext() if place == len(batches) - 1 or language.ddp is None else language.ddp.no_sync():
-                    loss = nll(self.module, batch)
-                    common.backward(loss * (self._factor / supervised))
-                sums.append(loss.detach())
+            sums = self._passes(batches, lambda batch: nll(self.module, batch), self._factor / supervised)
             self.active = self.trained_parts
             if not every_parameter:
                 # Whether the tower has run is asked of all: where it ran on one rank, its gradients are those of all.
                 ran = any(report[0] for report in self.data.all_gather([self._tower_ran]))
                 self.active = [part for part in self.trained_parts if ran or part is language]
-            if self.active:
-                finalize_model_grads([part.ddp for part in self.active], None)
+            if language in self.active:
+                finalize_model_grads([language.ddp], None)
+            if tower in self.active:
+                tower.ddp.finish_grad_sync()
             for part in self.active:
                 part.optimizer.prepare_grads()
+        return sums
+
+    def _passes(self, batches: Sequence[B], nll: Callable[[B], Tensor], factor: float) -> list[float]:
+        """Forwards and backwards of all micro-batches; their NLLs. `factor`: what a loss is multiplied by."""
+        no_sync = self.parts[0].ddp.no_sync if self.parts[0].ddp is not None else None
+        if self.groups.stages.world > 1:
+            gpt = self.module.model.language_model.gpt  # type: ignore[union-attr]
+            return run_schedule(self.stage, gpt, batches, nll, factor, no_sync)  # type: ignore[arg-type]
+        sums = []
+        for place, batch in enumerate(batches):
+            with nullcontext() if place == len(batches) - 1 or no_sync is None else no_sync():
+                loss = nll(batch)
+                common.backward(loss * factor)
+            sums.append(loss.detach())
         return torch.stack(sums).tolist()
 
     def clip_gradient(self, largest: float | None) -> float:
-        if not self.active:
-            return 0.0
         with on_cpu():
-            squares = torch.stack([part.norm_squared().to(self.ranks.device) for part in self.active]).sum()
-            dist.all_reduce(squares, group=self.active[0].optimizer.get_grad_stats_parallel_group())
+            squares = torch.zeros((), device=self.ranks.device)
+            for part in self.active:
+                squares += part.norm_squared().to(self.ranks.device)
+            dist.all_reduce(squares, group=self._norm_group)  # a pipeline stage may have nothing to train, and adds 0
             norm = squares.sqrt().item()
             factor = 1.0 if largest is None or not math.isfinite(norm) else largest / (norm + 1e-6)  # as torch clips
             if factor < 1:
@@ -168,20 +190,22 @@ class Megatron:
     def iter_hf_weights(self, adapter: Adapter = "merged") -> Iterator[tuple[str, Tensor]]:
         self._settle()
         for part in self.parts:
-            yield from part.weights(adapter, self._scale)
+            yield from self.stage.over_stages(part.weights(adapter, self._scale))
 
     def model_state(self) -> dict[str, Tensor]:
         return self._kept(self.iter_hf_weights("only" if self.adapted else "merged"))
 
     def gradients(self) -> dict[str, Tensor]:
         """The gradients that are ready, by transformers' names; on rank 0, and asked for on every rank."""
-        return self._kept(pair for part in self.active for pair in part.gradients())
+        mine = [part.gradients() if part in self.active else iter(()) for part in self.parts]
+        return self._kept(pair for pairs in mine for pair in self.stage.over_stages(pairs))
 
     def optimizer_state(self) -> dict[str, Tensor]:
-        return self._kept(pair for part in self.parts for pair in part.state())
+        return self._kept(pair for part in self.parts for pair in self.stage.over_stages(part.state()))
 
     def load_state(self, model: Mapping[str, Tensor], optimizer: Mapping[str, Tensor]) -> None:
-        own = {whole for part in self.parts for name in part.parameters for whole in part.names(name)}
+        mine = {whole for part in self.parts for name in part.parameters for whole in part.names(name)}
+        own = set[str]().union(*self.groups.stages.all_gather_objects(mine))
         assert model.keys() == {name for name in own if is_adapter(name) or not self.adapted}, "the same config has the same tensors"
         with on_cpu():
             for part in self.parts:
@@ -199,20 +223,26 @@ class Megatron:
     def _note_the_tower(self, *_: Any) -> None:
         self._tower_ran = True
 
-    def _language_part(self, text: Any, ddp_config: Any, optim: Optim, whole: Mapping[str, Tensor], part: Callable[[str], str]) -> Part:
+    def _language_part(
+        self, text: Any, ddp_config: Any, optim: Optim, whole: Mapping[str, Tensor], part: Callable[[str], str],
+        in_model: Callable[[str], str],
+    ) -> Part:  # fmt: skip
         shape, size, rank = text_shape(text), self.groups.tensor_size, self.groups.tensor_rank
         gpt: Any = self.module.model.language_model.gpt  # type: ignore[union-attr]
         with torch.no_grad():
             for name, parameter in gpt.named_parameters():
-                parameter.copy_(share_of(name, whole, shape, size, rank))
+                parameter.copy_(share_of(in_model(name), whole, shape, size, rank))
 
         def join(name: str, shares: Sequence[Tensor]) -> dict[str, Tensor]:
-            return from_megatron(name, shares, shape)
+            return from_megatron(in_model(name), shares, shape)
 
         def cut(name: str, tensors: Mapping[str, Tensor]) -> Tensor:
-            return share_of(name, tensors, shape, size, rank)
+            return share_of(in_model(name), tensors, shape, size, rank)
 
-        return Part(gpt, self.config, ddp_config, optim, self.groups, hf_names, join, cut, part)
+        def names(name: str) -> tuple[str, ...]:
+            return hf_names(in_model(name))
+
+        return Part(gpt, self.config, ddp_config, optim, self.groups, names, join, cut, part)
 
     def _tower_part(self, tower: nn.Module, ddp_config: Any, optim: Optim, part: Callable[[str], str]) -> Part:
         def join(name: str, shares: Sequence[Tensor]) -> dict[str, Tensor]:
@@ -241,14 +271,14 @@ def check_installed() -> None:
 def _check(text: Any, settings: MegatronSettings, ranks: Ranks, dtype: str, cpu: bool) -> None:
     shape = text_shape(text)
     elsewhere = "use engine=ddp or engine=fsdp2"
-    heads = Heads(shape.heads, shape.groups)
+    language = Language(shape.heads, shape.groups, text.num_hidden_layers)
     unbuilt = [
         *(Problem("kind", f"engine=megatron: {one}", elsewhere) for one in unsupported(text)),
         *_tying(text, settings),
         *not_built(settings, dtype=dtype, cpu=cpu),
     ]
     found = [("not-built-on-engine", one) for one in unbuilt]
-    found += [("parallel-sizes", one) for one in bad_sizes(settings.parallel, world=ranks.world, heads=heads)]
+    found += [("parallel-sizes", one) for one in bad_sizes(settings.parallel, world=ranks.world, language=language)]
     if found:
         raise SharedFindings([Diagnostic(rule, one.message, one.help, one.setting) for rule, one in found])
 

@@ -21,6 +21,12 @@ class Groups:
     tensor_rank: int
     data: Ranks
     """This rank among those that compute other rows, with the same weights."""
+    stages: Ranks
+    """This rank among the stages of its pipeline: others have other layers, and compute the same rows."""
+    model: Any
+    """The ranks that have the whole model together: those of all stages, and of each the tensor parallel ones."""
+    everyone: Any
+    """All of these, with the data parallel ones: who shares a distributed optimiser."""
 
     def gather_tensor_shares(self, mine: Any) -> list[Any]:
         """Each tensor parallel rank's tensor, in order; all are of one shape."""
@@ -46,22 +52,22 @@ def start_groups(parallel: Parallel, ranks: Ranks) -> Groups:
         _end_groups()
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=parallel.tensor,
+        pipeline_model_parallel_size=parallel.pipeline,
         create_gloo_process_groups=False,
     )
     seed_megatron(0)  # nothing draws from it: dropout is 0
-    data = Ranks(
-        parallel_state.get_data_parallel_rank(),
-        parallel_state.get_data_parallel_world_size(),
-        ranks.local_rank,
-        ranks.local_world,
-        ranks.device,
-        parallel_state.get_data_parallel_group(),
-    )
+
+    def among(group: Any) -> Ranks:
+        return Ranks(dist.get_rank(group), dist.get_world_size(group), ranks.local_rank, ranks.local_world, ranks.device, group)
+
     return Groups(
         parallel_state.get_tensor_model_parallel_group(),
         parallel.tensor,
         parallel_state.get_tensor_model_parallel_rank(),
-        data,
+        among(parallel_state.get_data_parallel_group()),
+        among(parallel_state.get_pipeline_model_parallel_group()),
+        parallel_state.get_model_parallel_group(),
+        parallel_state.get_intra_distributed_optimizer_instance_group(),
     )
 
 

@@ -14,7 +14,7 @@ reduced and scattered, in the place of that, and the matrix that is whole has th
 gradients summed, as those of norms are.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -24,22 +24,25 @@ from vtool.engines.megatron.weights import TextShape, hf_names, is_row, partitio
 from vtool.models.adapters import pair_of
 
 
-def add_adapters(gpt: Any, whole: Mapping[str, Tensor], shape: TextShape, scale: float, tensor_rank: int) -> None:
+def add_adapters(
+    gpt: Any, whole: Mapping[str, Tensor], shape: TextShape, scale: float, tensor_rank: int, in_model: Callable[[str], str]
+) -> None:
     """Put adapters beside the linears of a `GPTModel`, in place. Before megatron-core's DDP wraps it.
 
     Args:
         whole: the adapters' tensors among others, by peft's names.
         scale: what B · A is multiplied by.
         tensor_rank: this rank's place in its TP group.
+        in_model: a parameter's name in the whole model, of that in `gpt`, which has the layers of one pipeline stage.
     """
     for name, linear in dict(gpt.named_modules()).items():
-        weights = hf_names(f"{name}.weight") if name.rpartition(".")[2].startswith("linear_") else ()
+        weights = hf_names(in_model(f"{name}.weight")) if name.rpartition(".")[2].startswith("linear_") else ()
         parts = {weight.split(".")[-2]: whole[pair_of(weight)[0]].shape[0] for weight in weights if pair_of(weight)[0] in whole}
         if parts:
             order = [weight.split(".")[-2] for weight in weights]
             linear.adapters = Adapters(linear, parts, order, shape, scale, row=is_row(f"{name}.weight"))
             linear.register_forward_hook(_add)
-            _fill(linear.adapters, f"{name}.adapters", whole, shape, tensor_rank)
+            _fill(linear.adapters, in_model(f"{name}.adapters"), whole, shape, tensor_rank)
 
 
 def _fill(adapters: "Adapters", prefix: str, whole: Mapping[str, Tensor], shape: TextShape, tensor_rank: int) -> None:

@@ -4,8 +4,9 @@ The model stays transformers' own, with its vision tower, its positions in three
 model, embedding and head are replaced by thin modules around one `GPTModel` with multimodal rotary positions. So whoever calls it, the
 loss or `generate`, calls what it knows.
 
-Each tensor parallel rank computes the whole tower, from the same images. Under sequence parallelism tokens are shared out among these
-ranks after the image features have been merged, and padded to a number that they can share. There is no key and value cache.
+Each tensor parallel rank computes the whole tower, from the same images; of a pipeline's stages the first has it, and no other. Under
+sequence parallelism tokens are shared out among the tensor parallel ranks after the image features have been merged, and padded to a
+number that they can share. There is no key and value cache.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from vtool.engines.megatron.pipeline import Stage, no_features, without_tokens
 from vtool.engines.megatron.shim import on_cpu
 from vtool.engines.megatron.weights import TextShape, partition_dim
 
@@ -72,6 +74,8 @@ def transformer_config(config: Any, dtype: torch.dtype, settings: Mapping[str, A
         "attention_dropout": 0.0,
         "params_dtype": dtype,
         "pipeline_dtype": dtype,
+        "variable_seq_lengths": True,  # micro-batches differ in length and in rows: stages tell each other what comes
+        "moe_token_dispatcher_type": "alltoall",  # there are no experts; the default refuses the line above
         "bf16": dtype == torch.bfloat16,
         "use_cpu_initialization": not cuda,
         "perform_initialization": False,  # weights follow, every one of them
@@ -81,7 +85,7 @@ def transformer_config(config: Any, dtype: torch.dtype, settings: Mapping[str, A
 
 
 def build_language(config: Any, megatron: Any, *, own_layers: bool = False) -> Any:
-    """The language part as megatron-core's `GPTModel`; its weights are whatever was in the memory.
+    """This pipeline stage's share of the language part as megatron-core's `GPTModel`; its weights are whatever was in the memory.
 
     Args:
         config: transformers' config of the language part.
@@ -89,6 +93,7 @@ def build_language(config: Any, megatron: Any, *, own_layers: bool = False) -> A
         own_layers: megatron-core's layers also where Transformer Engine is: that joins a norm with the matrix behind it, and so hides what
             goes into the matrix from an adapter.
     """
+    from megatron.core import parallel_state
     from megatron.core.models.gpt import GPTModel
 
     with on_cpu():
@@ -100,6 +105,8 @@ def build_language(config: Any, megatron: Any, *, own_layers: bool = False) -> A
             position_embedding_type="mrope",
             rotary_base=config.rope_parameters["rope_theta"],
             share_embeddings_and_output_weights=config.tie_word_embeddings,
+            pre_process=parallel_state.is_pipeline_first_stage(),
+            post_process=parallel_state.is_pipeline_last_stage(),
             parallel_output=True,
             scatter_embedding_sequence_parallel=False,
         )
@@ -112,18 +119,25 @@ def build_language(config: Any, megatron: Any, *, own_layers: bool = False) -> A
             ("partition_stride", 1),
         ):
             setattr(parameter, attribute, value)
-    if megatron.sequence_parallel:
+    if megatron.sequence_parallel and gpt.post_process:
         # Its input is gathered before it, for the few positions that are asked for; the gather sums the gradients of the ranks.
         gpt.output_layer.sequence_parallel = False
         gpt.output_layer.disable_grad_reduce = True
     return gpt
 
 
-def replace_language(model: Any, gpt: Any) -> None:
-    """Put a `GPTModel` in the place of the language part of transformers' model, and let go of that."""
+def replace_language(model: Any, gpt: Any, stage: Stage) -> None:
+    """Put a `GPTModel` in the place of the language part of transformers' model, and let go of that.
+
+    On a pipeline stage behind the first the tower goes too.
+    """
     text = model.config.get_text_config()
-    model.model.language_model = Language(gpt)
-    model.lm_head = _Head(gpt, text.vocab_size)
+    model.model.language_model = Language(gpt, stage)
+    model.lm_head = _Head(gpt, text.vocab_size, stage)
+    if not stage.first:
+        model.model.visual = None
+        model.model.get_image_features = no_features  # `generate` asks for them before it calls the model
+        model.register_forward_pre_hook(without_tokens, with_kwargs=True)
     # Without a cache: `generate` calls the model with the whole text for each token.
     model.generates_with_cache = False
 
@@ -143,11 +157,15 @@ def _under_the_shim(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> A
 
 
 class Language(nn.Module):
-    """Stands where transformers has its text model: from embeddings [B, S, H] to hidden states [B, S, H]."""
+    """Stands where transformers has its text model: from embeddings [B, S, H] to hidden states [B, S, H].
 
-    def __init__(self, gpt: Any) -> None:
+    On a pipeline stage that is not the first, the embeddings are not read; on one that is not the last, nobody reads the hidden states.
+    """
+
+    def __init__(self, gpt: Any, stage: Stage) -> None:
         super().__init__()
         self.gpt = gpt
+        self.stage = stage
         self.embedding = _Embedding(gpt)
 
     def get_input_embeddings(self) -> nn.Module:
@@ -157,19 +175,27 @@ class Language(nn.Module):
         from megatron.core import tensor_parallel
         from transformers.modeling_outputs import BaseModelOutputWithPast
 
-        config = self.gpt.config
-        rows, length, _size = inputs_embeds.shape
+        config, gpt = self.gpt.config, self.gpt
+        rows, length, size = inputs_embeds.shape
         missing = -length % config.tensor_model_parallel_size if config.sequence_parallel else 0
         positions = nn.functional.pad(_positions(position_ids, rows, length, inputs_embeds.device), (0, missing))
         with on_cpu():
-            hidden = nn.functional.pad(inputs_embeds.transpose(0, 1), (0, 0, 0, 0, 0, missing)).contiguous()
-            if config.sequence_parallel:
-                hidden = tensor_parallel.scatter_to_sequence_parallel_region(hidden)
-            hidden = self.gpt.decoder(
+            hidden = None
+            if self.stage.first:
+                hidden = nn.functional.pad(inputs_embeds.transpose(0, 1), (0, 0, 0, 0, 0, missing)).contiguous()
+                if config.sequence_parallel:
+                    hidden = tensor_parallel.scatter_to_sequence_parallel_region(hidden)
+            elif not self.stage.scheduled:
+                share = config.tensor_model_parallel_size if config.sequence_parallel else 1
+                gpt.set_input_tensor(self.stage.receive(((length + missing) // share, rows, size), config.pipeline_dtype))
+            hidden = gpt.decoder(
                 hidden_states=hidden,
                 attention_mask=_mask(attention_mask, missing),
-                rotary_pos_emb=self.gpt.rotary_pos_emb(positions, self.gpt.mrope_section),
+                rotary_pos_emb=gpt.rotary_pos_emb(positions, gpt.mrope_section),
             )
+            if not self.stage.last:
+                self.stage.hand_on(hidden)
+                return BaseModelOutputWithPast(last_hidden_state=inputs_embeds)
             if config.sequence_parallel:
                 hidden = tensor_parallel.gather_from_sequence_parallel_region(hidden)
         return BaseModelOutputWithPast(last_hidden_state=hidden[:length].transpose(0, 1))
@@ -194,22 +220,25 @@ class _Embedding(nn.Module):
 
 
 class _Head(nn.Module):
-    """Stands where transformers has its head: from hidden states [B, K, H] to logits [B, K, V], whole on every rank."""
+    """Stands where transformers has its head: from hidden states [B, K, H] to logits [B, K, V], whole on every rank and every stage."""
 
-    def __init__(self, gpt: Any, vocabulary: int) -> None:
+    def __init__(self, gpt: Any, vocabulary: int, stage: Stage) -> None:
         super().__init__()
         self._gpt = (gpt,)
         self.vocabulary = vocabulary
+        self.stage = stage
 
     def forward(self, hidden: Tensor) -> Tensor:
         from megatron.core import tensor_parallel
 
         (gpt,) = self._gpt
+        if not self.stage.last:
+            return self.stage.from_last(hidden.new_empty(*hidden.shape[:2], self.vocabulary, dtype=gpt.config.params_dtype))
         weight = gpt.shared_embedding_or_output_weight() if gpt.share_embeddings_and_output_weights else None
         with on_cpu():
             logits, _ = gpt.output_layer(hidden.transpose(0, 1).contiguous(), weight=weight)
             whole: Tensor = tensor_parallel.gather_from_tensor_model_parallel_region(logits)
-        return whole[..., : self.vocabulary].transpose(0, 1)
+        return self.stage.from_last(whole[..., : self.vocabulary].transpose(0, 1))
 
 
 class RMSNorm(nn.Module):

@@ -50,7 +50,10 @@ class Part:
         """What of frozen parameters the compute dtype cannot hold, in the precision that they came in, by name."""
         self.ddp: Any = None
         self.optimizer: Any = None
-        if not any(parameter.requires_grad for parameter in self.parameters.values()):
+        trained = groups.stages.all_gather([any(parameter.requires_grad for parameter in self.parameters.values())])
+        if not trained[groups.stages.rank][0]:
+            if any(stage[0] for stage in trained):
+                _answer_other_stages()
             return
         self.ddp = DistributedDataParallel(config, replace(ddp_config), module)  # it writes into its config
         self.ddp.broadcast_params()
@@ -121,6 +124,8 @@ class Part:
 
     def state(self) -> Iterator[tuple[str, Tensor]]:
         """The optimiser's state as `<transformers' name>.<entry>`; of parameters that have never been updated there is none."""
+        if not self.parameters:
+            return
         for (name, parameter), step in zip(self.parameters.items(), self._steps(), strict=True):
             if not step:
                 continue
@@ -188,6 +193,17 @@ class _Main:
 
     def __init__(self, tensor: Tensor | None, start: int, end: int, *, whole: bool = True) -> None:
         self.tensor, self.start, self.end, self.whole = tensor, start, end, whole
+
+
+def _answer_other_stages() -> None:
+    """Be there while other pipeline stages make an optimiser, which this one has nothing for.
+
+    Megatron-core compares the kinds of parameters of all ranks of a run, once for each of its two lists (`optimizer/__init__.py`).
+    """
+    from megatron.core.optimizer import OptimizerConfig, _get_param_groups
+
+    for _list in ("dense", "expert"):
+        _get_param_groups([], OptimizerConfig(), {})
 
 
 def _optimizer(ddp: Any, optim: Optim, config: Any, treatments: Mapping[nn.Parameter, tuple[float, float]]) -> Any:

@@ -63,6 +63,19 @@ class TextShape:
         return -(-self.vocabulary // tp) * tp
 
 
+def name_in_model(name: str, before: int, *, tied: bool) -> str:
+    """The name in the whole `GPTModel` of a parameter of one pipeline stage.
+
+    Args:
+        before: the layers of the stages before it.
+        tied: whether the head is the embedding: the last stage then has a copy of that.
+    """
+    if tied and name == "output_layer.weight":
+        return "embedding.word_embeddings.weight"
+    found = _LAYER.fullmatch(name)
+    return f"decoder.layers.{int(found[1]) + before}.{found[2]}" if found else name
+
+
 def hf_names(name: str) -> tuple[str, ...]:
     """The tensors of transformers that make up one of megatron-core.
 
