@@ -168,7 +168,7 @@ def _reason(result: Result) -> str:
 
 HEAD = """# load-check: {versions}
 
-Swept on {date}, on a CPU, by `vtool load-check --all vllm` and `--all sglang`, with the settings as they are and a ring of one
+Swept on {date}, on a CPU with other work on it, by `vtool load-check --all vllm` and `--all sglang`, with a ring of one
 buffer. This page is generated; to make it again:
 
 ```
