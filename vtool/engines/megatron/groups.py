@@ -1,5 +1,6 @@
 """Megatron-core's process groups, and this rank's places in them."""
 
+import gc
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,3 +81,5 @@ def _end_groups() -> None:
     dist.barrier()  # nobody is still in the middle of something
     for group in groups:
         dist.destroy_process_group(group)
+    del groups
+    gc.collect()  # threads end with the last that holds their group: an engine, which is held by what it holds
