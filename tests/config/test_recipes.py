@@ -39,7 +39,10 @@ def test_nothing_stands_against_it_once_what_it_leaves_open_is_given(name: str) 
     for finding in found:
         assert finding.rule == "missing-key", finding.message
         given.append({"data.train": rows, "model.path": folder}[str(finding.parameter)])
-    assert examine(name, [*given, *(["launch.nproc=8"] if name in OF_A_MODEL_FOLDER else [])]).findings == ()
+    examined = examine(name, [*given, *(["launch.nproc=8"] if name in OF_A_MODEL_FOLDER else [])])
+    assert examined.loaded is not None
+    assert examined.findings == ()
+    assert set(examined.checks.values()) == {"passed"}
 
 
 @pytest.mark.parametrize("name", OF_A_MODEL_FOLDER)

@@ -22,7 +22,7 @@ def finding(override: str) -> Diagnostic:
         ("optim.learning_rate=1", "`optim.lr`"),
         ("optim.weightdecay=1", "`optim.weight_decay`"),
         ("train.stpes=1", "`train.steps`"),
-        ("lr=1", "`optim.lr`"),
+        ("lr=1", "`optim.lr`, `optim.groups.vision.lr` or `optim.groups.projector.lr`"),
         ("optimizer={lr: 1}", "`optim`"),
         ("trian.steps=1", "`train`"),
         ("epochs=1", "`train.epochs`"),
@@ -38,7 +38,9 @@ def test_an_unknown_key_is_answered_with_what_it_may_have_meant(override: str, m
     found = finding(override)
     assert found.rule == "unknown-key"
     assert found.help == (
-        f"did you mean {meant}?" if meant else "`model` has the settings family, path, init, size, dtype, attention, gradient_checkpointing"
+        f"did you mean {meant}?"
+        if meant
+        else "`model` has the settings family, path, init, size, dtype, attention, gradient_checkpointing, freeze"
     )
 
 

@@ -36,7 +36,7 @@ class Scenario:
 
 
 SCENARIOS = {
-    "adapters everywhere": Scenario(lora=Lora(rank=3, alpha=5), spread=(DATA, TENSOR, SEQUENCE, STAGES, "tp2+sp, distributed optimiser")),
+    "adapters everywhere": Scenario(lora=Lora(rank=3, alpha=2), spread=(DATA, TENSOR, SEQUENCE, STAGES, "tp2+sp, distributed optimiser")),
     "recomputed adapters": Scenario(lora=Lora(rank=2, alpha=2), spread=(SEQUENCE, STAGES), recomputed=True),
     "adapters of some parts of the joined matrices": Scenario(
         Freeze(vision=True), Lora(rank=2, targets=("v_proj", "up_proj", "mlp.2")), spread=(TENSOR, SEQUENCE)
