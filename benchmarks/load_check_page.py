@@ -161,7 +161,7 @@ def _not_run(results: Mapping[str, Result]) -> Iterator[str]:
 def _reason(result: Result) -> str:
     reasons = [detail["reason"] for detail in result.get("details", {}).values() if "reason" in detail]
     found = reasons[0] if reasons else result["findings"][0]["message"]
-    found = re.sub(r"/\S*?/(?:site|site-packages)/|/tmp/\S+?/", "", str(found))
+    found = re.sub(r"/\S*?/(?:site|site-packages)/|/tmp/\S+/", "", str(found))
     found = re.sub(r"\d+ validation errors? for \w+ Value error, |\[type=.*?(?=\(\w+\.py|$)", "", found)
     return " ".join(found[:200].split()).replace("|", "\\|").replace("<", "&lt;").replace("`", "'")
 
