@@ -13,7 +13,7 @@ from vtool.loading.probe.audit import audit
     ("name", "missing"), [("LlamaForCausalLM", "input_layernorm"), ("LlavaForConditionalGeneration", "vision_tower.pre_layrnorm")]
 )
 def test_what_no_tensor_was_loaded_into_is_found_in_the_models_inside_a_model_too(name: str, missing: str, tmp_path: Path) -> None:
-    on_transformers.prepare()
+    on_transformers.prepare(several=False)
     subject = on_transformers.subject(name, tmp_path, lambda stage: None)
     whole = audit(subject, ["unwritten-parameter", "partly-written-parameter"], 1, [])
     assert [check["items"] for check in whole.values()] == [[], []]

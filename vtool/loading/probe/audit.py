@@ -15,7 +15,7 @@ from .processed import everything
 from .quantised import quantised
 from .real import ON_RANKS, SOURCES, runai_on_ranks, write
 from .sources import Owned, ReusableBuffer, SglangMarked, Tracked, buckets, other_values, shuffled
-from .state import MARKS, State, compare, differing, mark, marked, named_parameters, named_tensors, snapshot
+from .state import MARKS, State, compare, mark, marked, named_parameters, named_tensors, same, snapshot
 from .subject import LoadFailed, Named, NotRun, Subject
 from .watch import Watch, loses
 
@@ -224,8 +224,8 @@ def _never_reached(first: State, second: State, names: Sequence[str]) -> dict[st
     for name in names:
         before, now = first.get(name), second[name]
         if before is not None and before.shape == now.shape and before.dtype == now.dtype:
-            gaps = marked(before, MARKS[0]) & marked(now, MARKS[1])
-            if gaps.any():
+            gaps = marked(before, MARKS[0])
+            if gaps.any() and (gaps := gaps & marked(now, MARKS[1])).any():
                 found[name] = gaps
     return found
 
@@ -262,7 +262,7 @@ def _not_consumed(it: Audit, name: str) -> Check:
     twins = [
         other
         for other, value in it.subject.checkpoint.items()
-        if other != name and value.shape == tensor.shape and value.dtype == tensor.dtype and not bool(differing(value, tensor).any())
+        if other != name and value.shape == tensor.shape and value.dtype == tensor.dtype and same(value, tensor)
     ]
     waiting = [
         parameter

@@ -22,6 +22,8 @@ from .subject import NotRun
 MOST_PREFIXES = 12
 LEAST = 0.5
 """The share of the elements of all parameters that must be reached for a verdict."""
+GIVE_UP = 0.1
+"""Where half of the parameters have been tried, and no more than this share of their elements was reached, the others are not tried."""
 FUSED: Mapping[str, Sequence[str]] = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"),
     "gate_up_proj": ("gate_proj", "up_proj"),
@@ -65,14 +67,20 @@ def _search(model: nn.Module, progress: Callable[[str], None], bear: bool) -> tu
     generator = torch.Generator().manual_seed(3)
     found: dict[str, Tensor] = {}
     endings: list[Callable[[str], str]] = []
+    hopeless: set[str] = set()
+    tried = written = 0
     for number, (name, parameter) in enumerate(parameters.items()):
         progress(f"names: {number} of {len(parameters)}")
+        if number > len(parameters) // 2 and written < GIVE_UP * tried:
+            break
+        kind = re.sub(r"\d+", "#", name)
         modules = _owner(model, name)
         for candidate, shape in _candidates(name, parameter, modules, pairs):
             left = _left(parameter)
             if not left:
                 break
-            renames = [*endings, *(rename for rename in prefixes if rename not in endings)]
+            # What none of them reached in one layer, none reaches in the next.
+            renames = endings[:] if kind in hopeless else [*endings, *(rename for rename in prefixes if rename not in endings)]
             for rename in renames:
                 full = rename(candidate)
                 if full in found:
@@ -88,13 +96,17 @@ def _search(model: nn.Module, progress: Callable[[str], None], bear: bool) -> tu
                         endings.remove(rename)
                     endings.insert(0, rename)  # what has worked is tried first
                     break
+        left = _left(parameter)
+        tried, written = tried + parameter.numel(), written + parameter.numel() - left
+        if left == parameter.numel():
+            hopeless.add(kind)
     total = sum(parameter.numel() for parameter in parameters.values())
     reached = total - sum(_left(parameter) for parameter in parameters.values())
     return found, reached / max(total, 1), raised
 
 
 def _left(parameter: Tensor) -> int:
-    return int(marked(parameter, MARKS[0]).sum())
+    return int(marked(parameter, MARKS[0]).count_nonzero())
 
 
 def _writes(model: Any, parameter: Tensor, name: str, tensor: Tensor, left: int) -> tuple[bool, bool]:

@@ -19,7 +19,7 @@ from .subject import LoadFailed, Subject
 from .twin import random_values
 
 
-def prepare() -> Mapping[str, str]:
+def prepare(several: bool) -> Mapping[str, str]:
     """Nothing to import before the file itself."""
     return {"name": "python", "version": sys.version.partition(" ")[0]}
 

@@ -16,19 +16,21 @@ from .audit import text_of
 from .sglang_names import found_by_trying
 from .sglang_parts import STUBS, Mender
 from .sglang_paths import drive
-from .state import MARKS, mark, named_parameters
+from .state import MARKS, mark, marked, named_parameters
 from .subject import NotRun, Subject
 
 ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "SGLANG_USE_CPU_ENGINE": "0"}
 
 
-def prepare() -> Mapping[str, str]:
+def prepare(several: bool) -> Mapping[str, str]:
     """Import SGLang once, before any fork; its version."""
     os.environ.update(ENVIRONMENT)
     import sglang
     import sglang.srt.models.registry
     import sglang.srt.utils.hf_transformers.common
 
+    if several:
+        twin.warm()
     return {"name": "sglang", "version": sglang.__version__}
 
 
@@ -150,7 +152,7 @@ def _never_written(make: Callable[[], Any], checkpoint: Mapping[str, Tensor], me
     except Exception:
         return float("inf")
     return sum(
-        bool((tensor.detach().contiguous().view(-1).view(torch.uint8) == MARKS[0]).all()) for tensor in named_parameters(model).values()
+        bool(marked(tensor, MARKS[0]).all()) for tensor in named_parameters(model).values()
     )
 
 

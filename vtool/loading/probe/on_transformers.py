@@ -17,12 +17,14 @@ from .state import MARKS
 from .subject import Named, NotRun, Subject
 
 
-def prepare() -> Mapping[str, str]:
+def prepare(several: bool) -> Mapping[str, str]:
     """Import it once, before any fork; its version."""
     os.environ.update({"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"})
     import transformers
     import transformers.modeling_utils
 
+    if several:
+        twin.warm()
     return {"name": "transformers", "version": transformers.__version__}
 
 

@@ -1,11 +1,13 @@
 """vLLM's classes at tiny size, without its engine, on a CPU."""
 
 import gc
+import importlib
 import inspect
 import os
 import re
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -18,7 +20,7 @@ from .audit import text_of
 from .discover import discover
 from .mend import Mender
 from .ranks import RANKS, leave_groups, sharded
-from .state import mark, named_parameters
+from .state import MARKS, mark, marked, named_parameters
 from .subject import NotRun, Subject
 from .vllm_parts import STUBS, shrink_constants, shrink_tables
 from .vllm_paths import drive
@@ -40,6 +42,12 @@ NEEDS_PROCESSOR = (
 SPECIAL = {
     f"{name}_token": f"<|{name}|>" for name in ("image", "video", "audio", "boi", "eoi", "boa", "eoa", "eol", "eof", "image_wrapper")
 }
+COMMON = (
+    "vllm.model_executor.kernels.linear", "vllm.model_executor.layers.rotary_embedding", "vllm.model_executor.layers.fused_moe",
+    "vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors", "vllm.distributed.ec_transfer.ec_transfer_state",
+    "vllm.v1.executor.uniproc_executor", "vllm.v1.attention.backends.cpu_attn", "transformers.modeling_layers",
+    "transformers.models.auto.image_processing_auto", "transformers.models.auto.processing_auto",
+)  # fmt: skip
 POOLING = (
     "_EMBEDDING_MODELS", "_LATE_INTERACTION_MODELS", "_REWARD_MODELS", "_TOKEN_CLASSIFICATION_MODELS", "_SEQUENCE_CLASSIFICATION_MODELS",
 )  # fmt: skip
@@ -47,7 +55,7 @@ GENERATING = ("_TEXT_GENERATION_MODELS", "_MULTIMODAL_MODELS")
 """Groups of vLLM's registry: classes that pool, and classes that generate."""
 
 
-def prepare() -> Mapping[str, str]:
+def prepare(several: bool) -> Mapping[str, str]:
     """Import vLLM once, before any fork; its version."""
     os.environ.update(ENVIRONMENT)
     _import_beside_cuda_builds()
@@ -61,7 +69,17 @@ def prepare() -> Mapping[str, str]:
     import vllm.model_executor.models.transformers
 
     shrink_tables()
+    if several:
+        _import_for_all()
+        twin.warm()
     return {"name": "vllm", "version": vllm.__version__}
+
+
+def _import_for_all() -> None:
+    """What most classes import when they are made, once for all of them."""
+    for module in COMMON:
+        with suppress(Exception):  # each class that needs it will say so itself
+            importlib.import_module(module)
 
 
 def _import_beside_cuda_builds() -> None:
@@ -295,12 +313,12 @@ def _best_names(make: Callable[[], Any], model: Any, checkpoint: Mapping[str, Te
 
 def _never_written(model: Any, checkpoint: Mapping[str, Tensor]) -> float:
     """How many parameters a load leaves as they were; infinitely many where it raises."""
-    mark(model, 0x4B)
+    mark(model, MARKS[0])
     try:
         model.load_weights((name, tensor.clone()) for name, tensor in checkpoint.items())
     except Exception:
         return float("inf")
-    return sum(bool((tensor.detach().contiguous().view(-1).view(torch.uint8) == 0x4B).all()) for tensor in named_parameters(model).values())
+    return sum(bool(marked(tensor, MARKS[0]).all()) for tensor in named_parameters(model).values())
 
 
 def _save_processor(folder: Path) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .sources import Owned
-from .state import MARKS, State, mark, marked, snapshot
+from .state import MARKS, as_words, State, mark, marked, snapshot
 from .subject import Subject
 
 RANKS = 2
@@ -122,5 +122,4 @@ def _loaded(tensor: Tensor) -> Tensor:
     """The bits of the elements that something was loaded into, as integers."""
     written = tensor.detach().contiguous().reshape(-1)
     written = written[~marked(written, MARKS[0])] if written.numel() else written
-    kinds = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-    return written.view(kinds[written.element_size()])
+    return as_words(written)

@@ -39,7 +39,7 @@ def serve(request_file: str) -> int:
     host = importlib.import_module(HOSTS[request["host"]], __package__)
     started = time.monotonic()
     try:
-        about = dict(host.prepare())
+        about = dict(host.prepare(several=request["subjects"] is None or len(request["subjects"]) > request["jobs"]))
         known = host.names()
     except Exception as error:
         _say(

@@ -2,7 +2,8 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,14 @@ from .shrink import LAYERS, assign, shrink
 
 TABLE: Mapping[str, Any] = json.loads((Path(__file__).parent / "twins.json").read_text())
 """What no general rule gives, for the class of a name: see `vtool/loading/probe/twins.json`."""
+
+
+def warm() -> None:
+    """Build, before any fork, the table of renamings that transformers otherwise builds whenever a process saves its first model."""
+    with suppress(ImportError, AttributeError):  # younger than the oldest version that is looked at
+        from transformers.conversion_mapping import get_checkpoint_conversion_mapping
+
+        get_checkpoint_conversion_mapping("llama")
 
 
 def entry(name: str) -> dict[str, Any]:
@@ -47,7 +56,8 @@ def save_twin(class_name: str, said: Mapping[str, Any], folder: Path, architectu
     model_class = getattr(transformers, class_name)
     config = tiny_config(model_class.config_class, said)
     torch.manual_seed(0)
-    model = model_class(config)
+    with _no_random_values():
+        model = model_class(config)
     kept = [*(getattr(model, "_keep_in_fp32_modules", None) or ()), *(getattr(model, "_keep_in_fp32_modules_strict", None) or ())]
     model.to(torch.bfloat16).save_pretrained(folder)
     write_config(folder, said, architecture)
@@ -56,6 +66,23 @@ def save_twin(class_name: str, said: Mapping[str, Any], folder: Path, architectu
         tensors |= load_file(file)
     tensors = {name: tensor.float() if _is_kept(name, kept, tensor) else tensor for name, tensor in tensors.items()}
     return changed_names(random_values(tensors), said)
+
+
+@contextmanager
+def _no_random_values() -> Iterator[None]:
+    """Zeros for what a constructor draws: to draw takes longer than all else, and other values replace them.
+
+    Zeros, for what is in fresh memory may be outside of the bounds within which `trunc_normal_` draws until it is.
+    """
+    names = ("normal_", "uniform_")
+    kept = {name: getattr(Tensor, name) for name in names}
+    try:
+        for name in names:
+            setattr(Tensor, name, lambda tensor, *_, **__: tensor.zero_())
+        yield
+    finally:
+        for name, method in kept.items():
+            setattr(Tensor, name, method)
 
 
 def write_config(folder: Path, said: Mapping[str, Any], architecture: str) -> None:
