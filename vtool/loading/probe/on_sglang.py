@@ -151,9 +151,7 @@ def _never_written(make: Callable[[], Any], checkpoint: Mapping[str, Tensor], me
         model = mender.run(load)
     except Exception:
         return float("inf")
-    return sum(
-        bool(marked(tensor, MARKS[0]).all()) for tensor in named_parameters(model).values()
-    )
+    return sum(bool(marked(tensor, MARKS[0]).all()) for tensor in named_parameters(model).values())
 
 
 def _said_of(make: Callable[[], Any], checkpoint: Mapping[str, Tensor], left: float) -> str:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .sources import Owned
-from .state import MARKS, as_words, State, mark, marked, snapshot
+from .state import MARKS, State, as_words, mark, marked, snapshot
 from .subject import Subject
 
 RANKS = 2
