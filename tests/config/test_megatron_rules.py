@@ -38,6 +38,7 @@ def model(folder: Path, heads: int, groups: int, layers: int) -> str:
         (("engine.parallel.context=2",), [("not-built-on-engine", "engine.parallel.context")]),
         (("engine.parallel.sequence=true",), [("not-built-on-engine", "engine.parallel.sequence")]),
         (("model.dtype=float64",), [("not-built-on-engine", "model.dtype")]),
+        (("device.kind=npu",), [("not-built-on-engine", "engine.kind")]),
         (("engine.transformer_config.apply_rope_fusion=true",), []),
         (
             ("engine.transformer_config.apply_rope_fusion=true", "device.kind=cpu"),

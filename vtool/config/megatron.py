@@ -18,14 +18,18 @@ class Language:
     layers: int
 
 
-def not_built(engine: Megatron, *, dtype: str, cpu: bool) -> list[Problem]:
+def not_built(engine: Megatron, *, dtype: str, device: str) -> list[Problem]:
     """Settings that ask for what is not there.
 
     Args:
         dtype: `model.dtype`.
-        cpu: whether the run is on a CPU.
+        device: `device.kind`.
     """
     found = []
+    cpu = device == "cpu"
+    if device == "npu":
+        message = "engine=megatron runs on NPUs through MindSpeed's changes of megatron-core, which vtool does not make"
+        found.append(Problem("kind", message, "set engine=fsdp2"))
     if engine.parallel.context > 1:
         why = "megatron-core's own attention, which is what a CPU has, asserts that it is 1" if cpu else "tokens are not shared out yet"
         message = f"engine.parallel.context is {engine.parallel.context}, but context parallelism is not built: {why}"

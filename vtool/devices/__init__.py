@@ -1,6 +1,7 @@
 """What the devices can do: the only place that tells one from another."""
 
 import ctypes
+import importlib
 import os
 from dataclasses import dataclass
 
@@ -19,26 +20,55 @@ class Placement:
     threads: int
 
 
+BACKENDS = {"cuda": "nccl", "npu": "hccl"}
+_WORDS = {"cuda": "a CUDA device", "npu": "an NPU"}
+
+
 def place(run: Run, local_rank: int, local_world: int) -> Placement:
     """Choose this rank's device and thread count, as `device.kind` and `device.threads` say.
 
     Raises:
         Findings: `device-missing`, where the recipe asks for a device that is not there.
     """
-    cuda = torch.cuda.device_count() if torch.cuda.is_available() else 0
     threads = run.device.threads or max(1, len(os.sched_getaffinity(0)) // local_world)
-    if run.device.kind == "cpu" or (run.device.kind == "auto" and cuda == 0):
+    kind = run.device.kind
+    if kind == "auto":
+        kind = next((each for each in BACKENDS if _count(each)), "cpu")
+    if kind == "cpu":
         return Placement(torch.device("cpu"), "gloo", threads)
-    if cuda < local_world:
-        raise Findings(
-            Diagnostic(
-                "device-missing",
-                f"{local_world} processes need a CUDA device each, and torch {torch.__version__} sees {cuda}",
-                parameter="device.kind",
-                help="use device.kind=cpu, fewer processes (launch.nproc), or a torch build for this machine's GPUs",
-            )
+    if kind == "npu":
+        _import_torch_npu()
+    if (there := _count(kind)) < local_world:
+        raise _missing(
+            f"{local_world} processes need {_WORDS[kind]} each, and torch {torch.__version__} sees {there}",
+            "use device.kind=cpu, fewer processes (launch.nproc), or a torch build for this machine's devices",
         )
-    return Placement(torch.device("cuda", local_rank), "nccl", threads)
+    return Placement(torch.device(kind, local_rank), BACKENDS[kind], threads)
+
+
+def _count(kind: str) -> int:
+    """Devices of a kind that torch sees. It knows of NPUs once torch_npu is imported, which torch does by itself where it is installed."""
+    module = getattr(torch, kind, None)
+    return module.device_count() if module is not None and module.is_available() else 0
+
+
+def _import_torch_npu() -> None:
+    """Give torch its device `npu`.
+
+    Raises:
+        Findings: `device-missing`, with what the import said: without CANN's libraries, or with another torch, it raises.
+    """
+    try:
+        importlib.import_module("torch_npu")
+    except Exception as error:
+        raise _missing(
+            f"torch_npu cannot be imported beside torch {torch.__version__}: {type(error).__name__}: {error}",
+            "install torch_npu of torch's own version and source CANN's set_env.sh; `npu-smi info` shows the devices",
+        ) from error
+
+
+def _missing(message: str, advice: str) -> Findings:
+    return Findings(Diagnostic("device-missing", message, parameter="device.kind", help=advice))
 
 
 def keep_freed_memory() -> None:

@@ -63,8 +63,8 @@ def run_rank(request: Request, ranks: Ranks) -> Outcome:
     placement = place(request.run, ranks.local_rank, ranks.local_world)
     torch.set_num_threads(placement.threads)
     keep_freed_memory()
-    if placement.device.type == "cuda":
-        torch.cuda.set_device(placement.device)
+    if placement.device.type != "cpu":
+        torch.get_device_module(placement.device).set_device(placement.device)
     if ranks.world == 1:
         return train(request, replace(ranks, device=placement.device))
     dist.init_process_group(placement.backend)

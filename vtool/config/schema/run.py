@@ -28,7 +28,7 @@ class Launch(Settings):
 class Device(Settings):
     """What the run computes on."""
 
-    kind: Literal["auto", "cpu", "cuda"] = "auto"
-    """`auto` takes CUDA where there is one."""
+    kind: Literal["auto", "cpu", "cuda", "npu"] = "auto"
+    """`auto` takes CUDA where there is one, else an Ascend NPU where torch_npu sees one. `npu` has not been run on hardware."""
     threads: int | None = Field(default=None, ge=1)
     """CPU threads of each process. Default: the cores of this machine divided by its processes."""

@@ -11,7 +11,8 @@ def _table() -> Iterator[tuple[str, int]]:
         HIDDEN: "hidden_size d_model n_embd embed_dim dim out_hidden_size projection_dim projection_hidden_size hidden_dim "
         "text_hidden_size output_dim vision_output_dim projector_input_dim projector_output_dim qformer_hidden_size "
         "embedding_dim vision_hidden_size "
-        "block_dim conv_dim upsample_initial_channel decoder_dim mm_embed_dim encoder_hidden_size decoder_hidden_size audio_hidden_size model_dim width d_text_config mm_hidden_size",
+        "block_dim conv_dim encoder_hidden_size decoder_hidden_size audio_hidden_size model_dim width d_text_config mm_hidden_size "
+        "upsample_initial_channel decoder_dim mm_embed_dim",
         INTERMEDIATE: "encoder_ffn_dim decoder_ffn_dim ffn_dim n_inner ffn_hidden_size d_inner mlp_dim feed_forward_length block_ff_dim "
         "mamba_d_ssm attention_hidden_size mlp_hidden_size",
         HEADS: "num_attention_heads n_head num_heads encoder_attention_heads decoder_attention_heads n_heads linear_num_key_heads "

@@ -1,0 +1,78 @@
+"""Where a rank computes.
+
+No NPU is here, nor CANN, without which torch_npu cannot be imported. What vtool asks of it stands beside this file's runs as a recorded module: torch's own
+way for a device from outside (`rename_privateuse1_backend`), and the functions of `torch_npu/npu/__init__.py` of the wheel of torch_npu 2.13.
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.runs import request
+from vtool.devices import place
+from vtool.diagnostics import Findings
+
+RECORDED = """
+import torch, types
+torch.utils.rename_privateuse1_backend("npu")
+npu = types.ModuleType("torch.npu")
+said = []
+npu.is_available = lambda: True
+npu.device_count = lambda: 2
+npu.set_device = lambda device: said.append(("set_device", str(device)))
+torch._register_device_module("npu", npu)
+"""
+ASKS = """
+import sys, torch
+from tests.runs import request
+from vtool.devices import place
+made = place(request("digits", "device.kind=" + sys.argv[1]).run, 1, int(sys.argv[2]))
+torch.get_device_module(made.device).set_device(made.device)
+print(made.device, made.backend, torch.npu.__dict__.get("device_count") and sys.modules["torch_npu"].said)
+"""
+
+
+def asked(folder: Path, kind: str, local_world: int, recorded: str = RECORDED) -> subprocess.CompletedProcess[str]:
+    (folder / "torch_npu.py").write_text(recorded)
+    code = ("import torch_npu\n" if kind == "auto" else "") + ASKS  # torch imports an installed one by itself
+    command = [sys.executable, "-c", code, kind, str(local_world)]
+    paths = f"{folder}:{Path(__file__).parents[2]}"
+    return subprocess.run(command, capture_output=True, text=True, env={"PYTHONPATH": paths, "PATH": "/usr/bin"}, check=False)
+
+
+@pytest.mark.parametrize("kind", ["npu", "auto"])
+def test_a_rank_gets_the_npu_of_its_number_and_hccl(tmp_path: Path, kind: str) -> None:
+    done = asked(tmp_path, kind, 2)
+
+    assert done.stdout == "npu:1 hccl [('set_device', 'npu:1')]\n", done.stderr
+
+
+def test_more_ranks_than_npus_are_refused(tmp_path: Path) -> None:
+    done = asked(tmp_path, "npu", 4)
+
+    assert "4 processes need an NPU each" in done.stderr
+    assert "sees 2" in done.stderr
+
+
+def test_what_the_import_of_torch_npu_says_is_said(tmp_path: Path) -> None:
+    done = asked(tmp_path, "npu", 1, "raise ImportError('libhccl.so: cannot open shared object file')")
+
+    assert "torch_npu cannot be imported beside torch" in done.stderr
+    assert "libhccl.so: cannot open shared object file" in done.stderr
+
+
+def test_without_torch_npu_the_finding_names_it() -> None:
+    with pytest.raises(Findings) as raised:
+        place(request("digits", "device.kind=npu").run, 0, 1)
+
+    (found,) = raised.value.diagnostics
+    assert (found.rule, found.parameter) == ("device-missing", "device.kind")
+    assert "No module named 'torch_npu'" in found.message
+
+
+def test_auto_is_the_cpu_where_there_is_nothing_else() -> None:
+    made = place(request("digits").run, 0, 2)
+
+    assert (str(made.device), made.backend) == ("cpu", "gloo")
