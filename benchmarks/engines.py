@@ -50,6 +50,7 @@ ENGINES: dict[str, tuple[str, ...]] = {
     "megatron, data × 2, distributed optimiser": ("engine=megatron", DISTRIBUTED),
     "megatron, tensor × 2": ("engine=megatron", "engine.parallel.tensor=2"),
     "megatron, tensor × 2, sequence parallel": ("engine=megatron", "engine.parallel={tensor:2,sequence:true}"),
+    "megatron, pipeline × 2": ("engine=megatron", "engine.parallel.pipeline=2"),
 }
 SMALL_STEPS = ("train.steps=20", "optim.lr=1e-5", "optim.schedule=constant")
 ROUNDS, TURN = 7, 2

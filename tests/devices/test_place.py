@@ -1,7 +1,7 @@
 """Where a rank computes.
 
-No NPU is here, nor CANN, without which torch_npu cannot be imported. What vtool asks of it stands beside this file's runs as a recorded module: torch's own
-way for a device from outside (`rename_privateuse1_backend`), and the functions of `torch_npu/npu/__init__.py` of the wheel of torch_npu 2.13.
+No NPU is here, nor CANN, without which torch_npu cannot be imported. A recorded module stands for it: torch's own way for a device from
+outside (`rename_privateuse1_backend`), and the functions of `torch_npu/npu/__init__.py`, in the wheel of torch_npu 2.13, that vtool calls.
 """
 
 import subprocess

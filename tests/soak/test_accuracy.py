@@ -29,6 +29,27 @@ def test_the_test_scans_are_read(tmp_path: Path, seed: int) -> None:
 
 
 @pytest.mark.soak
+@pytest.mark.parametrize(
+    ("recipe", "more"),
+    [
+        ("digits_fsdp2", ()),
+        ("digits_megatron", ()),
+        ("digits_megatron", ("engine.parallel={tensor:1,sequence:false}",)),
+        ("digits_megatron", ("engine.parallel={tensor:1,sequence:false,pipeline:2}",)),
+    ],
+)
+def test_two_processes_of_each_engine_read_them_as_well(tmp_path: Path, recipe: str, more: tuple[str, ...]) -> None:
+    command = [sys.executable, "-m", "vtool", "train", "sft", recipe, "--nproc", "2", *more, f"run.dir={tmp_path / 'run'}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=3000, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = json.loads((tmp_path / "run/result.json").read_text())
+    print(f"{recipe} {more}: test exact match {result['test_exact_match']:.4f}, {result['steps']} steps, {result['train_seconds']:.0f} s")
+    assert result["test_exact_match"] >= 0.97
+    assert result["steps"] <= 600
+    assert result["ledger"]["samples"] == 15 * 1258
+
+
+@pytest.mark.soak
 def test_adapters_on_random_weights_read_the_test_scans_too(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "vtool", "train", "sft", "digits_lora", "--nproc", "2", f"run.dir={tmp_path / 'run'}"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=1800, check=False)

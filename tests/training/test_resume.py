@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file
 
 from tests.rows import mixed_rows, write_rows
 from tests.runs import messages, read_lines
@@ -68,12 +69,20 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("nproc", [1, 2])
-def test_a_killed_run_ends_as_a_straight_one(folder: Path, nproc: int) -> None:
-    straight = run(*command(folder, "straight", nproc))
+DISTRIBUTED = "engine.wrap_config.use_distributed_optimizer=true"
+SHARED_OUT = [
+    pytest.param(2, ("engine=fsdp2",), id="2-fsdp2", marks=pytest.mark.soak),
+    pytest.param(2, ("engine=megatron", DISTRIBUTED), id="2-megatron", marks=pytest.mark.soak),
+    pytest.param(2, ("engine=megatron", "engine.parallel.pipeline=2"), id="2-megatron-pipeline", marks=pytest.mark.soak),
+]
+
+
+@pytest.mark.parametrize(("nproc", "engine"), [(1, ()), (2, ()), *SHARED_OUT])
+def test_a_killed_run_ends_as_a_straight_one(folder: Path, nproc: int, engine: tuple[str, ...]) -> None:
+    straight = run(*command(folder, "straight", nproc, *engine))
     assert straight.returncode == 0, straight.stderr + straight.stdout
-    kill(start_and_wait_for(5, folder / "killed", *command(folder, "killed", nproc)))
-    resumed = run(*command(folder, "killed", nproc))
+    kill(start_and_wait_for(5, folder / "killed", *command(folder, "killed", nproc, *engine)))
+    resumed = run(*command(folder, "killed", nproc, *engine))
     assert resumed.returncode == 0, resumed.stderr + resumed.stdout
     assert "resuming after step" in resumed.stdout
     one, other = written(folder / "straight"), written(folder / "killed")
@@ -146,8 +155,9 @@ def test_a_ctrl_c_under_an_outer_torchrun_saves_a_checkpoint(folder: Path) -> No
     assert [path.name for path in (folder / "run" / "checkpoints").iterdir()] == [f"step-{steps[-1]:06d}"]
 
 
-def test_a_rank_that_is_killed_ends_the_run_with_a_finding(folder: Path) -> None:
-    process = start_and_wait_for(3, folder / "run", *command(folder, "run", 2, "train.steps=2000"))
+@pytest.mark.parametrize(("nproc", "engine"), [(2, ()), *SHARED_OUT])
+def test_a_rank_that_is_killed_ends_the_run_with_a_finding(folder: Path, nproc: int, engine: tuple[str, ...]) -> None:
+    process = start_and_wait_for(3, folder / "run", *command(folder, "run", nproc, "train.steps=2000", *engine))
     rank = next(
         pid
         for pid in map(int, Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split())
@@ -156,8 +166,10 @@ def test_a_rank_that_is_killed_ends_the_run_with_a_finding(folder: Path) -> None
     os.kill(rank, signal.SIGKILL)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 1, output
-    assert "rank-failed" in output
+    assert output.count("rank-failed") == 1
     assert "SIGKILL" in output
+    last = max((folder / "run/checkpoints").glob("step-*"))
+    assert all(bool(tensor.isfinite().all()) for tensor in load_file(last / "model.safetensors").values())
 
 
 def test_ranks_that_are_still_importing_do_not_outlive_their_killed_parent(folder: Path) -> None:
