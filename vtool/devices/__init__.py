@@ -31,7 +31,7 @@ def place(run: Run, local_rank: int, local_world: int) -> Placement:
         Findings: `device-missing`, where the recipe asks for a device that is not there.
     """
     threads = run.device.threads or max(1, len(os.sched_getaffinity(0)) // local_world)
-    kind = run.device.kind
+    kind: str = run.device.kind
     if kind == "auto":
         kind = next((each for each in BACKENDS if _count(each)), "cpu")
     if kind == "cpu":
