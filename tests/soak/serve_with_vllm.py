@@ -1,6 +1,6 @@
 """Answer chats about images with vLLM, greedily. This runs in vLLM's own environment, and imports nothing of vtool.
 
-    VLLM_PYTHON serve_with_vllm.py MODEL REQUESTS ANSWERS [--dtype bfloat16] [--pil]
+    VLLM_PYTHON serve_with_vllm.py MODEL REQUESTS ANSWERS [--dtype bfloat16] [--pil] [--adapter FOLDER]
 
 REQUESTS: a JSON file {"max_tokens": 4, "requests": [{"messages": […], "images": ["scan.png"]}, …]}, where an image of `messages` is a
 part {"type": "image"}, and `images` has their files in that order.
@@ -30,6 +30,7 @@ def main() -> None:
     parser.add_argument(
         "--pil", action="store_true", help="resize images as vtool does, with PIL; torchvision's bicubic differs in rounding"
     )
+    parser.add_argument("--adapter", help="a folder in peft's format, which vLLM applies to MODEL without merging it")
     arguments = parser.parse_args()
     asked = json.loads(arguments.requests.read_text())
     options = {"use_fast": False} if arguments.pil else {}
@@ -41,6 +42,7 @@ def main() -> None:
 def serve(arguments: argparse.Namespace, requests: list[dict[str, Any]], max_tokens: int, options: dict[str, Any]) -> list[dict[str, Any]]:
     """What vLLM answers."""
     from vllm import LLM, SamplingParams
+    from vllm.lora.request import LoRARequest
 
     server = LLM(
         model=arguments.model,
@@ -52,9 +54,11 @@ def serve(arguments: argparse.Namespace, requests: list[dict[str, Any]], max_tok
         max_num_seqs=16,
         max_logprobs=-1,
         limit_mm_per_prompt={"image": 2, "video": 0},
+        **lora_options(arguments.adapter),
     )
     sampling = SamplingParams(temperature=0, max_tokens=max_tokens, logprobs=-1)
-    outputs = server.chat([with_images(request) for request in requests], sampling, use_tqdm=False)
+    adapter = LoRARequest("adapter", 1, arguments.adapter) if arguments.adapter else None
+    outputs = server.chat([with_images(request) for request in requests], sampling, use_tqdm=False, lora_request=adapter)
     return [
         {
             "prompt_ids": list(output.prompt_token_ids),
@@ -64,6 +68,14 @@ def serve(arguments: argparse.Namespace, requests: list[dict[str, Any]], max_tok
         }
         for output in outputs
     ]
+
+
+def lora_options(adapter: str | None) -> dict[str, Any]:
+    """What vLLM must be told before it applies an adapter, of the tower too."""
+    if adapter is None:
+        return {}
+    rank = json.loads((Path(adapter) / "adapter_config.json").read_text())["r"]
+    return {"enable_lora": True, "max_lora_rank": max(8, rank), "enable_tower_connector_lora": True}
 
 
 def process(model: str, request: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:

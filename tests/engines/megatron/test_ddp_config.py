@@ -59,7 +59,7 @@ def qwen2() -> Any:
 
 @contextmanager
 def local_layers() -> Iterator[None]:
-    """mbridge's layers are Transformer Engine's, which a CPU does not have: megatron-core's own stand for them, the rest is the package's."""
+    """For mbridge's layers, which are Transformer Engine's, those of megatron-core itself. All else is the package's own."""
     from mbridge.core import llm_bridge
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
 
@@ -74,8 +74,10 @@ def local_layers() -> Iterator[None]:
 
 
 def drift(ranks: Ranks) -> dict[str, tuple[bool, list[float]]]:
-    """Of a model of mbridge's `get_model`, given no config and given ours: whether its DDP is for a distributed optimiser, and how far the weights of
-    two ranks are apart after each step of the plain one."""
+    """Of a model of mbridge's `get_model`, given no config and given ours.
+
+    Whether its DDP is for a distributed optimiser, and how far the weights of two ranks are apart after each step of the plain one.
+    """
     from megatron.core.distributed import finalize_model_grads
     from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 
