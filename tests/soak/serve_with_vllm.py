@@ -75,7 +75,8 @@ def lora_options(adapter: str | None) -> dict[str, Any]:
     if adapter is None:
         return {}
     rank = json.loads((Path(adapter) / "adapter_config.json").read_text())["r"]
-    return {"enable_lora": True, "max_lora_rank": max(8, rank), "enable_tower_connector_lora": True}
+    sizes = (8, 16, 32, 64, 128, 256, 320, 512)  # those that vLLM takes
+    return {"enable_lora": True, "max_lora_rank": next(size for size in sizes if size >= rank), "enable_tower_connector_lora": True}
 
 
 def process(model: str, request: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
