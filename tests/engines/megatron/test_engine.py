@@ -1,5 +1,6 @@
 """Each way of spreading a model trains it as one process in float64 does, and goes on from what any other has saved."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -97,6 +98,12 @@ def reference(tied: bool) -> Trained:
         [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}], lr=1e-3, foreach=False
     )
     trained = Trained()
+    train_alone(model, named, optimizer, trained)
+    return trained
+
+
+def train_alone(model: Any, named: Mapping[str, Tensor], optimizer: torch.optim.Optimizer, trained: Any) -> None:
+    """Five steps of a float64 model in this process."""
     for step in range(5):
         total = 0.0
         for row in rows_of(step):
@@ -104,7 +111,8 @@ def reference(tied: bool) -> Trained:
             logits = model(**inputs, use_cache=False).logits[0]
             wanted = (row.targets[0] != -100).nonzero().flatten()
             loss = -torch.log_softmax(logits[wanted], -1)[torch.arange(len(wanted)), row.targets[0, wanted]].sum() / SUPERVISED
-            loss.backward()
+            if loss.requires_grad:  # without an image a tower that is trained alone has no part in it
+                loss.backward()
             total += loss.item()
         trained.losses.append(total)
         if step == 0:
@@ -113,7 +121,6 @@ def reference(tied: bool) -> Trained:
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
     trained.weights = {name: parameter.detach().clone() for name, parameter in named.items()}
-    return trained
 
 
 def take_step(engine: Megatron, step: int) -> float:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.engines.megatron.test_engine import CASES, SUPERVISED, TEXT_STEP, rows_of, take_step
+from tests.engines.megatron.test_engine import CASES, TEXT_STEP, take_step, train_alone
 from tests.engines.megatron.tiny import tiny_model
 from tests.engines.ranks import run_ranks
 from tests.runs import relative_difference
@@ -95,23 +95,7 @@ def alone(scenario: Scenario) -> Trained:
     groups = parameter_groups(((name, p) for name, p in named.items()), scenario.optim, QWEN.part)
     optimizer = torch.optim.AdamW([{**group, "lr": group["lr_factor"] * scenario.optim.lr} for group in groups], foreach=False)
     trained = Trained(before={name: parameter.detach().clone() for name, parameter in named.items()})
-    for step in range(5):
-        total = 0.0
-        for row in rows_of(step):
-            inputs = {name: tensor.double() if tensor.is_floating_point() else tensor for name, tensor in row.inputs.items()}
-            logits = model(**inputs, use_cache=False).logits[0]
-            wanted = (row.targets[0] != -100).nonzero().flatten()
-            loss = -torch.log_softmax(logits[wanted], -1)[torch.arange(len(wanted)), row.targets[0, wanted]].sum() / SUPERVISED
-            if loss.requires_grad:
-                loss.backward()
-            total += loss.item()
-        trained.losses.append(total)
-        if step == 0:
-            trained.first = {name: parameter.grad.clone() for name, parameter in named.items() if parameter.grad is not None}
-        trained.norms.append(torch.nn.utils.clip_grad_norm_(named.values(), 1.0).item())
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-    trained.weights = {name: parameter.detach().clone() for name, parameter in named.items()}
+    train_alone(model, named, optimizer, trained)
     if scenario.lora is not None:
         adapter = {name: tensor for name, tensor in trained.weights.items() if is_adapter(name)}
         trained.merged = dict(merge_all({name: w for name, w in trained.weights.items() if not is_adapter(name)}, adapter, scale_of(model)))
