@@ -44,16 +44,29 @@ def test_a_finished_run_is_left_alone(rows: Path) -> None:
 def test_other_settings_are_named_and_nothing_is_touched(rows: Path) -> None:
     start(rows)
     before = (rows.parent / "run" / "metrics.jsonl").read_bytes()
-    rule, message = rule_of(rows, "optim.lr=5e-4", "data.micro_batch_size=2")
+    rule, message = rule_of(rows, "optim.lr=5e-4", "data.global_batch_size=8")
     assert rule == "run-folder-taken"
     assert "optim.lr: 0.001 → 0.0005" in message
-    assert "data.micro_batch_size: 4 → 2" in message
+    assert "data.global_batch_size: 4 → 8" in message
     assert (rows.parent / "run" / "metrics.jsonl").read_bytes() == before
 
 
 def test_settings_that_change_no_number_may_differ(rows: Path) -> None:
     start(rows)
     assert start(rows, "data.workers=1", "checkpoint.every_steps=2").status == "already finished"
+
+
+def test_a_step_may_be_cut_into_other_micro_batches_when_a_run_goes_on(rows: Path) -> None:
+    """As it must be when it goes on with another engine, on other devices: the same losses, but for rounding."""
+    start(rows)
+    folder = rows.parent / "run"
+    losses = [line["loss"] for line in read_lines(folder / "metrics.jsonl") if "loss" in line]
+    (folder / "result.json").unlink()
+    shutil.rmtree(folder / "checkpoints/step-000004")
+    shutil.rmtree(folder / "checkpoints/step-000003")
+    assert start(rows, "data.micro_batch_size=1", "device.kind=cpu", "engine=fsdp2").status == "finished"
+    again = [line["loss"] for line in read_lines(folder / "metrics.jsonl") if "loss" in line]
+    assert again == pytest.approx(losses, rel=1e-5)
 
 
 def test_never_refuses_to_go_on(rows: Path) -> None:
