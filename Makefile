@@ -17,7 +17,7 @@ demo: .venv/installed  ## install, train a model on real scans, and write a repo
 # One thread each: two busy processes with two spinning threads each are slower by far than two with one.
 test: export OMP_NUM_THREADS ?= 1
 test: .venv/installed-dev  ## run the tests, two files at a time
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --durations=10
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --durations=10 -rs
 
 check: .venv/installed-dev  ## lint, types, and the direction of imports
 	$(BIN)/ruff format --check .

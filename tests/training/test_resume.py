@@ -166,7 +166,7 @@ def test_a_rank_that_is_killed_ends_the_run_with_a_finding(folder: Path, nproc: 
     os.kill(rank, signal.SIGKILL)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 1, output
-    assert output.count("rank-failed") == 1
+    assert output.count("error[rank-failed") == 1
     assert "SIGKILL" in output
     last = max((folder / "run/checkpoints").glob("step-*"))
     assert all(bool(tensor.isfinite().all()) for tensor in load_file(last / "model.safetensors").values())
