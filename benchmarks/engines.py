@@ -21,9 +21,10 @@ os.environ |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALL
 import argparse
 import contextlib
 import io
+import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from statistics import median
 
@@ -62,12 +63,34 @@ def main() -> None:
     parser.add_argument("--time", action="store_true")
     only_time = parser.parse_args().time
     with tempfile.TemporaryDirectory() as made:
-        rows = {name: [] for name in ENGINES} if only_time else parity(Path(made))
+        with silent():
+            rows = {name: [] for name in ENGINES} if only_time else parity(Path(made))
         print(" | ".join(("| ", *(COLUMNS[1:] if not only_time else COLUMNS[-1:]))) + " |")
         print("|---" * (2 if only_time else len(COLUMNS)) + "|")
         for name, cells in rows.items():
-            ratio, spread = timed(name, Path(made))
+            with silent():
+                ratio, spread = timed(name, Path(made))
             print(f"| {name} | " + " | ".join([*cells, f"{ratio:.2f} ({spread})"]) + " |", flush=True)
+
+
+@contextlib.contextmanager
+def silent() -> Iterator[None]:
+    """Nothing of what runs and their ranks print, unless they fail: then all of it."""
+    sys.stdout.flush()
+    kept = [os.dup(descriptor) for descriptor in (1, 2)]
+    with tempfile.TemporaryFile() as said:
+        for descriptor in (1, 2):
+            os.dup2(said.fileno(), descriptor)
+        try:
+            yield
+        except BaseException:
+            said.seek(0)
+            os.write(kept[1], said.read())
+            raise
+        finally:
+            for descriptor, before in zip((1, 2), kept, strict=True):
+                os.dup2(before, descriptor)
+                os.close(before)
 
 
 def parity(folder: Path) -> dict[str, list[str]]:
