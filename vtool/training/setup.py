@@ -25,6 +25,7 @@ from vtool.models.adapters import add_adapters, freeze_parts
 from vtool.models.build import GENERATION, build_model, model_config
 from vtool.models.families import Family, family
 from vtool.models.processor import Processor, load_processor, new_processor
+from vtool.training.agreement import check_same_model
 from vtool.training.base import base_settings, keep_base
 from vtool.training.checkpoint import load
 from vtool.training.parameter_groups import build_optimizer
@@ -77,7 +78,7 @@ def open_session(request: Request, folder: RunFolder, start: Start, ranks: Ranks
     """Audit the rows, build what the run trains with, and take up a checkpoint.
 
     Raises:
-        Findings: of the rows, of the model's folder, or `data-changed`; on every rank.
+        Findings: of the rows, of the model's folder, `ranks-differ`, or `data-changed`; on every rank.
     """
     run = request.run
     entries = {"train": run.data.train, "validation": run.data.validation, "test": run.data.test}
@@ -105,7 +106,10 @@ def open_session(request: Request, folder: RunFolder, start: Start, ranks: Ranks
 
     if run.lora is not None:
         ranks.on_rank_zero(lambda: keep_base(run, folder, processor, start))
-    engine = build_engine(run, build_trained_model(run, folder, processor, weights=start.checkpoint is None), ranks)
+    model = build_trained_model(run, folder, processor, weights=start.checkpoint is None)
+    if start.checkpoint is None or run.lora is not None:  # a checkpoint without adapters replaces every weight, of one file for all ranks
+        check_same_model(model, ranks)
+    engine = build_engine(run, model, ranks)
     progress = Progress(0, 0.0, torch.zeros(len(sources["train"]), dtype=torch.long))
     if start.checkpoint is not None:
         snapshot = load(start.checkpoint)
