@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from tests.engines.parity import base_model, made_run
+from tests.engines.parity import ROWS, base_model, made_run
 from tests.engines.ranks import run_ranks
-from tests.runs import gradients, relative_difference, session
+from tests.rows import mixed_rows, write_rows
+from tests.runs import gradients, messages, relative_difference, session
 from vtool.data.loader import load_steps, micro_batches
 from vtool.engines.megatron.groups import Groups
 from vtool.engines.ranks import Ranks
@@ -227,3 +228,29 @@ def test_each_tensor_is_gathered_when_it_is_asked_for(folder: Path, engine: str)
     assert len(seen) == tensors > 60
     assert max(after - before for before, after in zip([0, *seen], seen, strict=False)) <= 3
     assert seen[-1] > tensors / 2
+
+
+def state_around_a_step_without_images(ranks: Ranks, made: Request) -> list[dict[str, Tensor]]:
+    """What a checkpoint would hold before and after a step whose loss hangs on nothing that is trained."""
+    torch.set_num_threads(1)
+    opened, progress = session(made, ranks)
+    engine, kept = opened.engine, opened.ledgers["train"].kept
+    before = {name: tensor.clone() for name, tensor in engine.model_state().items()}
+    plan = lambda step: micro_batches(opened.plan, kept, step, ranks.rank, ranks.world, opened.run.data.micro_batch_size)  # noqa: E731
+    for step, batches in zip((1, 2), load_steps(opened.rows["train"], range(1, 3), plan, 0), strict=True):
+        assert not any(batch.images for batch in batches)
+        _step(opened, progress, step, batches, StopRequest())
+    assert all(isinstance(parameter, DTensor) for parameter in engine.module.parameters())
+    return [before, engine.model_state()]
+
+
+@pytest.mark.parametrize("freed", ["true", "false"])
+def test_a_step_that_trains_nothing_leaves_the_weights_in_shares_and_to_the_bit(folder: Path, freed: str) -> None:
+    """No backward pass comes to free what the forward pass has gathered, rounded to bfloat16."""
+    rows = write_rows(folder / "text.jsonl", mixed_rows(folder, ROWS, tuple(range(ROWS))))
+    more = (messages(rows), "model.freeze={projector: true, language: true}", f"engine.reshard_after_forward={freed}")
+    made = made_run(folder, "fsdp2", "bfloat16", folder / "model", f"run.dir={folder / 'text-only' / freed}", *more)
+    before, after = run_ranks(state_around_a_step_without_images, 2, made)[0]
+    assert {tensor.dtype for tensor in after.values()} == {torch.float32}
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)

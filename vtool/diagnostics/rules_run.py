@@ -34,7 +34,7 @@ RULES = (
         name="ranks-differ",
         code="VT504",
         summary="The ranks have not built the same model.",
-        why="Each loads its own; where each keeps a share of what it has loaded, the weights of two folders are mixed, and no error is raised.",
+        why="Each loads its own; where each keeps a share of it, the weights of two folders are mixed, and no error is raised.",
         bad="model.path=/local/model, where one machine has another revision of it than the others",
         good="model.path=/shared/model, one folder that all machines see",
         fix="Copy the folder of rank 0's machine to the others. Where model.init=random: begin on machines of one kind, or from a folder.",
