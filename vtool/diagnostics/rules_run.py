@@ -151,7 +151,7 @@ RULES = (
     Rule(
         name="base-changed",
         code="VT810",
-        summary="The weights that a run's adapters are for are not those that it began with, or are not there.",
+        summary="The weights that a run's adapters are for, or their config.json, are not those that it began with, or are not there.",
         why="An adapter is a difference: added to other weights it gives another model, and no error.",
         bad="other bytes in model.path's model.safetensors than at the start of a run with lora",
         good="the same folder",

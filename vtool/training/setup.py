@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -96,6 +96,8 @@ def open_session(request: Request, folder: RunFolder, start: Start, ranks: Ranks
             print(f"data.{split}: {ledger.in_words()}", flush=True)
             for warning in warnings(ledger, run, split):
                 print(f"warning[{warning.rule} {warning.code}]: {warning.message}\n  help: {warning.remedy}", flush=True)
+        for note in _ignored(run, ranks):
+            print(f"{note.severity}[{note.rule} {note.code}]: {note.message}\n  help: {note.remedy}", flush=True)
 
     plan = Plan(len(ledgers["train"].kept), run.data.global_batch_size, run.run.seed)
     total = run.train.steps or (run.train.epochs or 0) * plan.steps_per_epoch
@@ -166,6 +168,13 @@ def audit(rows: Mapping[str, EncodedRows], ranks: Ranks) -> dict[str, Ledger]:
     if findings:
         raise SharedFindings(findings)
     return ledgers
+
+
+def _ignored(run: Run, ranks: Ranks) -> Iterator[Diagnostic]:
+    """What a rule of settings could not say before the device was chosen (config/rules/ignored.py)."""
+    if isinstance(run.engine, schema.Fsdp2) and run.engine.cpu_offload and run.device.kind == "auto" and ranks.device.type == "cpu":
+        message = "engine.cpu_offload is true, but device.kind=auto has found a CPU only: the weights are in its memory in any case"
+        yield Diagnostic("ignored-setting", message, "set engine.cpu_offload=false", "engine.cpu_offload")
 
 
 def _write_processor(run: Run, rows: Rows, folder: RunFolder) -> None:
