@@ -42,7 +42,7 @@ def weights_digest(model: nn.Module) -> str:
     total = xxhash.xxh3_128()
     for name, parameter in model.named_parameters():
         total.update(f"{name} {tuple(parameter.shape)} {parameter.dtype}".encode())
-        total.update(parameter.detach().contiguous().reshape(-1).view(torch.uint8).numpy())
+        total.update(parameter.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return total.hexdigest()
 
 
