@@ -147,11 +147,21 @@ def test_each_block_is_recomputed_where_it_is_asked_for(tmp_path: Path, engine: 
         assert {ran.count(name) for name in ran} == {runs}
 
 
-@pytest.mark.parametrize("setting", ["reshard_after_forward=false", "cpu_offload=true"])
-def test_settings_of_fsdp2_change_no_gradient(tmp_path: Path, setting: str) -> None:
-    plain = run_ranks(step_gradients, 2, made_run(tmp_path, 8, "float32", TEXT_ONLY, "engine=fsdp2"))[0]
-    other = run_ranks(step_gradients, 2, made_run(tmp_path, 8, "float32", TEXT_ONLY, "engine=fsdp2", f"engine.{setting}"))[0]
-    assert relative_difference(other["gradients"], plain["gradients"]) == 0
+def test_weights_that_stay_gathered_between_the_passes_change_no_gradient(tmp_path: Path) -> None:
+    plain, kept = (
+        run_ranks(step_gradients, 2, made_run(tmp_path, 8, "float32", TEXT_ONLY, "engine=fsdp2", f"engine.reshard_after_forward={freed}"))
+        for freed in ("true", "false")
+    )
+    assert relative_difference(kept[0]["gradients"], plain[0]["gradients"]) == 0
+
+
+@pytest.mark.parametrize(("kind", "told"), [("auto", True), ("cpu", False)])
+def test_offloading_to_the_cpu_that_computes_is_said_to_change_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str, told: bool
+) -> None:
+    """Where device.kind is cpu, the rules of settings have said it already."""
+    session(made_run(tmp_path, 8, "float32", TEXT_ONLY, "engine=fsdp2", "engine.cpu_offload=true", f"device.kind={kind}"))
+    assert ("note[ignored-setting VT211]: engine.cpu_offload is true" in capsys.readouterr().out) == told
 
 
 def gathered_after_forward(ranks: Ranks, made: Request) -> dict[str, bool]:

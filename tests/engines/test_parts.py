@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from tests.engines.parity import base_model, made_run
+from tests.engines.parity import ROWS, base_model, made_run
 from tests.engines.ranks import run_ranks
-from tests.runs import gradients, relative_difference, session
+from tests.rows import mixed_rows, write_rows
+from tests.runs import gradients, messages, relative_difference, session
 from vtool.data.loader import load_steps, micro_batches
 from vtool.engines.megatron.groups import Groups
 from vtool.engines.ranks import Ranks
@@ -64,9 +65,10 @@ def _seen(ranks: Ranks, made: Request) -> dict[str, Any]:
 
     engine.clip_gradient = look_and_clip  # type: ignore[method-assign]
     plan = lambda step: micro_batches(opened.plan, kept, step, ranks.rank, ranks.world, run.data.micro_batch_size)  # noqa: E731
+    losses = []
     for step, batches in zip((1, 2), load_steps(opened.rows["train"], range(1, 3), plan, 0), strict=True):
-        _step(opened, progress, step, batches, StopRequest())
-    return found | {"gradients": firsts[0], "after": whole(engine, "none") | whole(engine, "only")}
+        losses.append(_step(opened, progress, step, batches, StopRequest())[0]["loss"])
+    return found | {"losses": losses, "gradients": firsts[0], "after": whole(engine, "none") | whole(engine, "only")}
 
 
 def whole(engine: Any, adapter: Any) -> dict[str, Tensor]:
@@ -98,6 +100,19 @@ def alone(folder: Path) -> dict[str, dict[str, Any]]:
 def two(folder: Path) -> dict[str, list[dict[str, dict[str, Any]]]]:
     """Two ranks of each engine, in float32."""
     return {engine: run_ranks(seen_on, 2, requests(folder, engine, "float32")) for engine in ENGINES}
+
+
+@pytest.fixture(scope="module")
+def variants(folder: Path) -> dict[str, list[dict[str, dict[str, Any]]]]:
+    """The scenario `adapters` on two ranks of each engine: in bfloat16, and twice with dropout."""
+    kinds = {"bfloat16": ("bfloat16", 0.0), "dropout": ("float32", 0.5), "dropout again": ("float32", 0.5)}
+
+    def made(engine: str, name: str) -> Request:
+        dtype, dropout = kinds[name]
+        own = f"run.dir={folder / engine / 'variants' / name.replace(' ', '-')}"
+        return made_run(folder, engine, dtype, folder / "model", own, *SCENARIOS["adapters"], f"lora.dropout={dropout}")
+
+    return {engine: run_ranks(seen_on, 2, {name: made(engine, name) for name in kinds}) for engine in ENGINES}
 
 
 def declared(folder: Path, name: str) -> set[str]:
@@ -148,6 +163,27 @@ def test_the_engine_wraps_what_is_trained(folder: Path, two: Any, engine: str, n
         assert seen["reduced"] == len(declared(folder, name))
     else:
         assert seen["sharded"] == declared(folder, name)
+
+
+@BOTH
+def test_in_bfloat16_adapters_train_in_float32_and_the_base_stays_to_the_bit(folder: Path, two: Any, variants: Any, engine: str) -> None:
+    seen, exact = variants[engine][0]["bfloat16"], two[engine][0]["adapters"]
+    assert {tensor.dtype for tensor in seen["after"].values()} == {torch.float32}
+    changed = {key for key, tensor in seen["before"].items() if not torch.equal(tensor, seen["after"][key])}
+    assert changed == declared(folder, "adapters")
+    assert all(torch.equal(seen["before"][key], exact["before"][key]) for key in exact["before"])  # nothing is rounded on the way in
+    assert 0 < relative_difference(seen["gradients"], exact["gradients"]) <= 5e-2
+
+
+@BOTH
+def test_dropout_of_adapters_changes_what_is_trained_and_is_the_same_again(two: Any, variants: Any, engine: str) -> None:
+    without = two[engine][0]["adapters"]
+    for rank in variants[engine]:
+        once, again = rank["dropout"], rank["dropout again"]
+        assert all(abs(ours / theirs - 1) > 1e-4 for ours, theirs in zip(once["losses"], without["losses"], strict=True))
+        assert relative_difference(once["gradients"], without["gradients"]) > 0.1
+        assert once["losses"] == again["losses"]
+        assert all(torch.equal(once["after"][key], again["after"][key]) for key in once["after"])
 
 
 @BOTH
@@ -227,3 +263,29 @@ def test_each_tensor_is_gathered_when_it_is_asked_for(folder: Path, engine: str)
     assert len(seen) == tensors > 60
     assert max(after - before for before, after in zip([0, *seen], seen, strict=False)) <= 3
     assert seen[-1] > tensors / 2
+
+
+def state_around_a_step_without_images(ranks: Ranks, made: Request) -> list[dict[str, Tensor]]:
+    """What a checkpoint would hold before and after a step whose loss hangs on nothing that is trained."""
+    torch.set_num_threads(1)
+    opened, progress = session(made, ranks)
+    engine, kept = opened.engine, opened.ledgers["train"].kept
+    before = {name: tensor.clone() for name, tensor in engine.model_state().items()}
+    plan = lambda step: micro_batches(opened.plan, kept, step, ranks.rank, ranks.world, opened.run.data.micro_batch_size)  # noqa: E731
+    for step, batches in zip((1, 2), load_steps(opened.rows["train"], range(1, 3), plan, 0), strict=True):
+        assert not any(batch.images for batch in batches)
+        _step(opened, progress, step, batches, StopRequest())
+    assert all(isinstance(parameter, DTensor) for parameter in engine.module.parameters())
+    return [before, engine.model_state()]
+
+
+@pytest.mark.parametrize("freed", ["true", "false"])
+def test_a_step_that_trains_nothing_leaves_the_weights_in_shares_and_to_the_bit(folder: Path, freed: str) -> None:
+    """No backward pass comes to free what the forward pass has gathered, rounded to bfloat16."""
+    rows = write_rows(folder / "text.jsonl", mixed_rows(folder, ROWS, tuple(range(ROWS))))
+    more = (messages(rows), "model.freeze={projector: true, language: true}", f"engine.reshard_after_forward={freed}")
+    made = made_run(folder, "fsdp2", "bfloat16", folder / "model", f"run.dir={folder / 'text-only' / freed}", *more)
+    before, after = run_ranks(state_around_a_step_without_images, 2, made)[0]
+    assert {tensor.dtype for tensor in after.values()} == {torch.float32}
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)

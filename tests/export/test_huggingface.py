@@ -5,11 +5,14 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.rows import mixed_rows, write_rows
 from tests.runs import messages, request
 from vtool.diagnostics import Findings
 from vtool.engines.ranks import Ranks
+from vtool.export.huggingface import export
+from vtool.models.processor import load_processor
 from vtool.training.export_run import export_run
 from vtool.training.sft import train
 
@@ -88,3 +91,18 @@ def test_an_export_that_cannot_be_written_leaves_the_one_before(base: Path) -> N
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert before == {path.name: path.read_bytes() for path in base.iterdir()}
     assert not list(base.parent.glob(".writing*"))
+
+
+def test_weights_kept_in_float32_beside_a_model_in_bfloat16_are_opened_in_float32(rows: Path, base: Path) -> None:
+    """As Megatron-core has them: its tower computes in bfloat16, and is saved from float32."""
+    from transformers import AutoModelForImageTextToText
+
+    model = AutoModelForImageTextToText.from_pretrained(base)
+    state = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    opened = load_processor(base, "qwen2_5_vl")
+    folder = export(model.to(torch.bfloat16), state, opened, "qwen2_5_vl", rows.parent / "kept")
+    config = json.loads((folder / "config.json").read_text())
+    assert {part["dtype"] for part in (config, config["text_config"], config["vision_config"]) if "dtype" in part} == {"float32"}
+    again = AutoModelForImageTextToText.from_pretrained(folder)
+    assert again.dtype == torch.float32
+    assert all(torch.equal(parameter, state[name]) for name, parameter in again.named_parameters())

@@ -19,6 +19,7 @@ from vtool.diagnostics import Findings
 from vtool.engines.ranks import Ranks
 from vtool.evaluation.predict import predict
 from vtool.models.build import load_model
+from vtool.training.base import check_base, keep_base
 from vtool.training.export_run import export_run
 from vtool.training.run_folder import RunFolder
 from vtool.training.setup import Request, open_session
@@ -210,6 +211,29 @@ def test_a_base_that_has_changed_is_refused(folder: Path) -> None:
     ):
         with pytest.raises(Findings, match=r"base-changed.*model\.safetensors"):
             attempt()
+
+
+@pytest.mark.parametrize("weights", ["model.safetensors", "pytorch_model.bin"])
+def test_a_base_is_held_to_its_weights_of_either_kind_and_to_its_config(tmp_path: Path, weights: str) -> None:
+    model, run_folder = tmp_path / "model", RunFolder(tmp_path / "run")
+    for path in (model, run_folder.path):
+        path.mkdir()
+    files = {"config.json": b'{"model_type": "qwen2_5_vl"}', weights: b"weights", "training_args.bin": b"of another tool"}
+    for name, content in files.items():
+        (model / name).write_bytes(content)
+    run = request("digits_lora", f"model.path={model}", "model.size=null").run
+    no_processor: Any = None  # a folder's weights are left where they are
+    keep_base(run, run_folder, no_processor, Start(None))
+    (model / "training_args.bin").write_bytes(b"other")
+    check_base(run_folder, model)
+    for name in ("config.json", weights):
+        (model / name).write_bytes(files[name].replace(b"e", b"E", 1))
+        with pytest.raises(Findings, match=f"base-changed.*began with: {name}"):
+            check_base(run_folder, model)
+        (model / name).unlink()
+        with pytest.raises(Findings, match=f"base-changed.*began with: {name}"):
+            check_base(run_folder, model)
+        (model / name).write_bytes(files[name])
 
 
 @pytest.mark.parametrize("name", ["straight", "pretrained"])

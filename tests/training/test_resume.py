@@ -143,15 +143,21 @@ def test_a_signal_lets_the_step_finish_and_says_how_to_go_on(folder: Path, nproc
     assert (folder / "run" / "report.html").exists()
 
 
-def test_a_ctrl_c_under_an_outer_torchrun_saves_a_checkpoint(folder: Path) -> None:
-    """The terminal sends it to every process, and torchrun then passes it on to its ranks: that is one request, not two."""
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_under_an_outer_torchrun_saves_a_checkpoint(folder: Path, number: signal.Signals) -> None:
+    """The terminal sends a Ctrl-C to every process, and torchrun then passes it on to its ranks: that is one request, not two. A scheduler
+    asks torchrun alone, or every process too."""
     arguments = command(folder, "run", 2, "train.steps=2000", "checkpoint.every_steps=null")[3:-2]
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m", "vtool", *arguments]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    torchrun += ["--shutdown-timeout", "110", "-m", "vtool", *arguments]
     process = start_and_wait_for(1, folder / "run", *torchrun, start_new_session=True)
-    os.killpg(process.pid, signal.SIGINT)
+    if number == signal.SIGTERM:
+        process.terminate()
+    else:
+        os.killpg(process.pid, number)
     output, _ = process.communicate(timeout=60)
     steps = [line["step"] for line in read_lines(folder / "run" / "metrics.jsonl")]
-    assert f"stopped by SIGINT after step {steps[-1]} of 2000; checkpoint saved" in output
+    assert f"stopped by {number.name} after step {steps[-1]} of 2000; checkpoint saved" in output
     assert [path.name for path in (folder / "run" / "checkpoints").iterdir()] == [f"step-{steps[-1]:06d}"]
 
 

@@ -31,6 +31,15 @@ RULES = (
         fix="Install the extra that the message names.",
     ),
     Rule(
+        name="ranks-differ",
+        code="VT504",
+        summary="The ranks have not built the same model.",
+        why="Each loads its own; where each keeps a share of it, the weights of two folders are mixed, and no error is raised.",
+        bad="model.path=/local/model, where one machine has another revision of it than the others",
+        good="model.path=/shared/model, one folder that all machines see",
+        fix="Copy the folder of rank 0's machine to the others. Where model.init=random: begin on machines of one kind, or from a folder.",
+    ),
+    Rule(
         name="nonfinite-loss",
         code="VT701",
         summary="The loss of a step is infinite or not a number.",
@@ -142,7 +151,7 @@ RULES = (
     Rule(
         name="base-changed",
         code="VT810",
-        summary="The weights that a run's adapters are for are not those that it began with, or are not there.",
+        summary="The weights that a run's adapters are for, or their config.json, are not those that it began with, or are not there.",
         why="An adapter is a difference: added to other weights it gives another model, and no error.",
         bad="other bytes in model.path's model.safetensors than at the start of a run with lora",
         good="the same folder",

@@ -69,9 +69,10 @@ class Engine(Protocol):
         """
 
     def model_state(self) -> dict[str, Tensor]:
-        """What a checkpoint keeps of the model, in the CPU's memory: all of it, or, where adapters are what is trained, these.
+        """What a checkpoint keeps of the model: all of it, or, where adapters are what is trained, these.
 
-        Every rank asks at the same time. Rank 0 gets all of it; others may get nothing.
+        Every rank asks at the same time. Rank 0 gets all of it; others may get nothing. An engine that has tensors whole gives them
+        themselves, on its device: what is kept beyond the next step must be copied. One that gathers them does so into the CPU's memory.
         """
 
     def optimizer_state(self) -> dict[str, Tensor]:

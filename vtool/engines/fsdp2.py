@@ -75,6 +75,9 @@ class Fsdp2:
             common.backward(loss * (1 / supervised if own else 0.0))
             if own:
                 sums.append(loss.detach())
+        if not loss.requires_grad:
+            # Weights are freed at the end of a backward pass, and none came: what was gathered would be read for the weights.
+            self.parts[-1][0].reset_iter_state()
         return torch.stack(sums).tolist()
 
     def clip_gradient(self, largest: float | None) -> float:

@@ -4,9 +4,11 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Mapping
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
@@ -30,6 +32,7 @@ def export(model: Any, state: Mapping[str, Tensor], processor: Processor, family
 
     def fill(temporary: Path) -> None:
         model.save_pretrained(temporary, state_dict=dict(state))
+        _write_dtype(state, temporary / "config.json")
         _write_processor(processor, temporary)
         own = json.loads((temporary / "preprocessor_config.json").read_text())
         for name, settings in family(family_name).serving_files(own).items():
@@ -55,6 +58,17 @@ def export_adapter(settings: Lora, tensors: Mapping[str, Tensor], base: Path, pr
         _write_processor(processor, temporary)
 
     return _put(fill, folder)
+
+
+def _write_dtype(state: Mapping[str, Tensor], file: Path) -> None:
+    """The dtype that a loader will ask for is that of the tensors. transformers has written that of the model's first parameter: on an
+    engine that computes in bfloat16 and keeps float32 beside it, whoever opened the folder would get the weights rounded."""
+    widest = reduce(torch.promote_types, (tensor.dtype for tensor in state.values() if tensor.is_floating_point()))
+    settings = json.loads(file.read_text())
+    for part in (settings, *settings.values()):
+        if isinstance(part, dict) and "dtype" in part:
+            part["dtype"] = str(widest).removeprefix("torch.")
+    file.write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")
 
 
 def _write_processor(processor: Processor, folder: Path) -> None:

@@ -80,9 +80,10 @@ def check_base(began: RunFolder, base: Path, found: dict[str, Any] | None = None
 
 
 def _digests(base: Path) -> dict[str, Any]:
-    """Each file of weights: its bytes, and the XXH3 of them."""
+    """What makes the model: each file's bytes, and the XXH3 of them. transformers reads .bin files where there are no others."""
+    weights = sorted(base.glob("*.safetensors")) or sorted(base.glob("pytorch_model*.bin"))
     found = {}
-    for file in sorted(base.glob("*.safetensors")):
+    for file in (file for file in (*weights, base / "config.json") if file.exists()):
         digest = xxhash.xxh3_128()
         with file.open("rb") as opened:
             while block := opened.read(BLOCK):

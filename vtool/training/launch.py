@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import timedelta
 from multiprocessing import resource_tracker
 from types import FrameType
 from typing import Any
@@ -30,6 +31,10 @@ from vtool.training.stop import leave_terminal, taken_signals
 
 Tell = Callable[[Findings], None]
 
+# How long a rank waits for another. torch's own 10 minutes (NCCL; gloo: 30) end runs in which rank 0 alone writes a checkpoint of tens of
+# gigabytes, reads it back and digests it, or a rank has the largest rows to audit. A rank that dies is told by torchrun and by its closed
+# connections, within seconds: what takes this long to be seen is one that hangs.
+PATIENCE = timedelta(hours=2)
 # How long ranks have to end after a second signal before they are killed.
 LAST_SECONDS = 5.0
 
@@ -53,6 +58,12 @@ def launch(request: Request, tell: Tell) -> Outcome | None:
                 raise
             raise SystemExit(1) from None  # rank 0 speaks for all
         return outcome if ranks.rank == 0 else None
+    if ranks.world > 1:
+        message = (
+            f"WORLD_SIZE is {ranks.world}, RANK is {ranks.rank}, and torchrun has not set them: each process would train the whole run"
+        )
+        help = "start vtool under torchrun (docs/launch.md); where nothing has started several processes, unset WORLD_SIZE"
+        raise Findings(Diagnostic("launch-conflict", message, help))
     if (request.run.launch.nproc or 1) == 1:
         return run_rank(request, Ranks())
     return _launch_ranks(request, request.run.launch.nproc or 1, tell)
@@ -67,7 +78,7 @@ def run_rank(request: Request, ranks: Ranks) -> Outcome:
         torch.get_device_module(placement.device).set_device(placement.device)
     if ranks.world == 1:
         return train(request, replace(ranks, device=placement.device))
-    dist.init_process_group(placement.backend)
+    dist.init_process_group(placement.backend, timeout=PATIENCE)
     outcome = train(request, replace(ranks, device=placement.device))
     dist.destroy_process_group()
     return outcome

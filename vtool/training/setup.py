@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from vtool.models.adapters import add_adapters, freeze_parts
 from vtool.models.build import GENERATION, build_model, model_config
 from vtool.models.families import Family, family
 from vtool.models.processor import Processor, load_processor, new_processor
+from vtool.training.agreement import check_same_model
 from vtool.training.base import base_settings, keep_base
 from vtool.training.checkpoint import load
 from vtool.training.parameter_groups import build_optimizer
@@ -77,7 +78,7 @@ def open_session(request: Request, folder: RunFolder, start: Start, ranks: Ranks
     """Audit the rows, build what the run trains with, and take up a checkpoint.
 
     Raises:
-        Findings: of the rows, of the model's folder, or `data-changed`; on every rank.
+        Findings: of the rows, of the model's folder, `ranks-differ`, or `data-changed`; on every rank.
     """
     run = request.run
     entries = {"train": run.data.train, "validation": run.data.validation, "test": run.data.test}
@@ -95,6 +96,8 @@ def open_session(request: Request, folder: RunFolder, start: Start, ranks: Ranks
             print(f"data.{split}: {ledger.in_words()}", flush=True)
             for warning in warnings(ledger, run, split):
                 print(f"warning[{warning.rule} {warning.code}]: {warning.message}\n  help: {warning.remedy}", flush=True)
+        for note in _ignored(run, ranks):
+            print(f"{note.severity}[{note.rule} {note.code}]: {note.message}\n  help: {note.remedy}", flush=True)
 
     plan = Plan(len(ledgers["train"].kept), run.data.global_batch_size, run.run.seed)
     total = run.train.steps or (run.train.epochs or 0) * plan.steps_per_epoch
@@ -105,7 +108,10 @@ def open_session(request: Request, folder: RunFolder, start: Start, ranks: Ranks
 
     if run.lora is not None:
         ranks.on_rank_zero(lambda: keep_base(run, folder, processor, start))
-    engine = build_engine(run, build_trained_model(run, folder, processor, weights=start.checkpoint is None), ranks)
+    model = build_trained_model(run, folder, processor, weights=start.checkpoint is None)
+    if start.checkpoint is None or run.lora is not None:  # a checkpoint without adapters replaces every weight, of one file for all ranks
+        check_same_model(model, ranks)
+    engine = build_engine(run, model, ranks)
     progress = Progress(0, 0.0, torch.zeros(len(sources["train"]), dtype=torch.long))
     if start.checkpoint is not None:
         snapshot = load(start.checkpoint)
@@ -162,6 +168,13 @@ def audit(rows: Mapping[str, EncodedRows], ranks: Ranks) -> dict[str, Ledger]:
     if findings:
         raise SharedFindings(findings)
     return ledgers
+
+
+def _ignored(run: Run, ranks: Ranks) -> Iterator[Diagnostic]:
+    """What a rule of settings could not say before the device was chosen (config/rules/ignored.py)."""
+    if isinstance(run.engine, schema.Fsdp2) and run.engine.cpu_offload and run.device.kind == "auto" and ranks.device.type == "cpu":
+        message = "engine.cpu_offload is true, but device.kind=auto has found a CPU only: the weights are in its memory in any case"
+        yield Diagnostic("ignored-setting", message, "set engine.cpu_offload=false", "engine.cpu_offload")
 
 
 def _write_processor(run: Run, rows: Rows, folder: RunFolder) -> None:

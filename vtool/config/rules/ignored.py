@@ -15,7 +15,7 @@ def size_of_a_folder(run: Run, origins: Origins) -> Iterator[Diagnostic]:
 
 
 def offload_to_itself(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """On a CPU there is nothing to take weights away from."""
+    """On a CPU there is nothing to take weights away from. Of device.kind=auto, `training.setup` says so where it has found a CPU."""
     if isinstance(run.engine, Fsdp2) and run.engine.cpu_offload and run.device.kind == "cpu":
         message = "engine.cpu_offload is true, but device.kind is cpu: the weights are in the CPU's memory in any case"
         origin = origins.near("engine.cpu_offload")

@@ -15,7 +15,7 @@ class RunSettings(Settings):
     dir: str | None = Field(default=None, min_length=1)
     """The run's own folder. Default: runs/<name>."""
     seed: int = Field(default=0, ge=0)
-    """Seeds the random weights and the order of the rows."""
+    """Seeds random weights, those of `lora` too, dropout, and the order of the rows."""
 
 
 class Launch(Settings):
