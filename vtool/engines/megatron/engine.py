@@ -137,6 +137,7 @@ class Megatron:
                 finalize_model_grads([language.ddp], None)
             if tower in self.active:
                 tower.ddp.finish_grad_sync()
+                tower.average_over_tensor_ranks()
             for part in self.active:
                 part.optimizer.prepare_grads()
         return sums

@@ -61,6 +61,18 @@ class Part:
         self.optimizer = _optimizer(self.ddp, optim, config, treatments)
         self.mains |= _mains(self.optimizer)
 
+    def average_over_tensor_ranks(self) -> None:
+        """For a part that each tensor parallel rank computes whole: make its gradients the ranks' mean, on each of them.
+
+        After the reduction over data ranks, and before the optimiser takes them. They are the same but for kernels that add up in any
+        order, such as the backward pass of attention on CUDA; without this the copies would drift apart. With the distributed optimiser
+        a rank's share of the buffer is that of the same elements on each.
+        """
+        if self.groups.tensor_size > 1:
+            for buffer in self.ddp.buffers:
+                dist.all_reduce(buffer.grad_data, group=self.groups.tensor)
+            self.ddp.scale_gradients(1 / self.groups.tensor_size)
+
     def norm_squared(self) -> Tensor:
         """Σ g² over the gradients that this rank answers for, each element of the model on one rank: float32, a scalar."""
         grads = self.optimizer.get_main_grads_for_grad_norm()
