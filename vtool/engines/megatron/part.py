@@ -161,7 +161,8 @@ class Part:
                     continue
                 share, main = self._cut(name, model), self.mains[parameter]
                 parameter.copy_(share)
-                if not parameter.requires_grad and not torch.equal(parameter.to(share), share):
+                # Ranks answer together, for what they then gather is of one dtype: the values of one's share may all fit by chance.
+                if not parameter.requires_grad and self.groups.any_tensor_rank(not torch.equal(parameter.to(share), share)):
                     self.frozen[name] = share.cpu().clone()
                 if main.tensor is not None:
                     main.tensor.view(-1).copy_(share.flatten()[main.start : main.end])
