@@ -50,6 +50,27 @@ def test_a_reference_is_matched_but_for_the_space_around_it(tmp_path: Path) -> N
     assert not Answer(0, "7", "77").correct
 
 
+@pytest.mark.parametrize(("heeded", "sizes"), [(True, [5, 2]), (False, [1] * 7)])
+def test_a_model_that_looks_at_no_mask_is_asked_one_question_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, heeded: bool, sizes: list[int]
+) -> None:
+    import vtool.evaluation.evaluate as evaluation
+
+    found: list[int] = []
+    answer = evaluation.answer_greedily
+
+    def watched(model: Any, processor: Any, inputs: dict[str, torch.Tensor], longest: int) -> list[str]:
+        found.append(len(inputs["input_ids"]))
+        return answer(model, processor, inputs, longest)
+
+    monkeypatch.setattr(evaluation, "answer_greedily", watched)
+    made = made_run(tmp_path, (1, 4), 5)
+    opened, _ = session(made)
+    opened.engine.module.heeds_masks = heeded  # type: ignore[assignment]
+    evaluate(opened.engine, opened.rows["train"], opened.ledgers["train"].kept, made.run.evaluation)
+    assert found == sizes
+
+
 @pytest.mark.parametrize("dropped", ["attention_mask", "mm_token_type_ids", "pixel_values,image_grid_thw"])
 def test_answers_are_given_from_the_inputs_that_are_trained_on(tmp_path: Path, dropped: str, monkeypatch: pytest.MonkeyPatch) -> None:
     import vtool.evaluation.evaluate as evaluation

@@ -44,8 +44,9 @@ def evaluate(engine: Engine, rows: EncodedRows, kept: Sequence[int], settings: E
     ranks = engine.data
     mine = kept[ranks.rank :: ranks.world]
     chunks = [tuple(mine[start : start + settings.batch_size]) for start in range(0, len(mine), settings.batch_size)]
-    # Padding is on the left of a prompt, and without a mask the model would read it.
-    prompts = chunks if "attention_mask" not in rows.settings.drop_model_inputs else [(index,) for index in mine]
+    # Padding is on the left of a prompt, and without a mask, or with one that is not looked at, the model would read it.
+    masked = "attention_mask" not in rows.settings.drop_model_inputs and getattr(engine.module, "heeds_masks", True)
+    prompts = chunks if masked else [(index,) for index in mine]
     with engine.evaluating(), torch.no_grad():
         answers = [answer for chunk in prompts for answer in _answers(engine, rows, chunk, settings, ranks)]
         totals = [_nll(engine, rows, chunk, ranks) for chunk in chunks]

@@ -84,7 +84,7 @@ def drift(ranks: Ranks) -> dict[str, tuple[bool, list[float]]]:
     start_groups(Parallel(), ranks)
     found = {}
     for name, ddp_config in (("bridge", None), ("ours", live_fields(WRAP, DdpConfig()))):
-        with on_cpu(), local_layers():
+        with on_cpu(ranks.device), local_layers():
             torch.manual_seed(0)
             (ddp,) = qwen2().get_model(wrap_with_ddp=True, bf16=False, ddp_config=ddp_config)
             settings = OptimizerConfig(optimizer="adam", lr=1e-2, use_distributed_optimizer=WRAP.use_distributed_optimizer)

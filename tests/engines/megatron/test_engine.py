@@ -273,6 +273,21 @@ def test_without_megatron_core_the_command_that_installs_it_is_given(monkeypatch
     assert [(one.rule, one.help) for one in raised.value.diagnostics] == [("extra-not-installed", "pip install 'vtool[megatron]'")]
 
 
+def test_a_run_on_the_cpu_is_the_same_where_there_is_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    for there in (False, True):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda there=there: there)
+        engine = build({}, Ranks(), tied=True)
+        assert engine.config.use_cpu_initialization
+        losses = []
+        for step in range(2):
+            losses += [take_step(engine, step), engine.clip_gradient(OPTIM.clip_norm)]
+            engine.optimizer_step(OPTIM.lr)
+        assert {tensor.device for tensor in engine.module.parameters()} == {CPU}
+        seen.append(losses)
+    assert seen[0] == seen[1]
+
+
 def first_step_in_bfloat16(ranks: Ranks) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name in ("dp2", "dp2, distributed optimiser", "tp2+sp", "pp2"):

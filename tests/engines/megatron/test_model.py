@@ -1,5 +1,6 @@
 """With its language part in megatron-core, a model computes what transformers' own does."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,7 +11,8 @@ from tests.engines.megatron.tiny import tiny_batch, tiny_model, whole_weights, w
 from tests.engines.ranks import run_ranks
 from vtool.config.schema.megatron import Parallel
 from vtool.engines.megatron.groups import start_groups
-from vtool.engines.megatron.model import unsupported
+from vtool.engines.megatron.model import heeds_masks, unsupported
+from vtool.engines.megatron.shim import silence
 from vtool.engines.ranks import Ranks
 
 pytest.importorskip("megatron.core", reason="megatron-core is not installed")
@@ -72,6 +74,38 @@ def test_logits_and_answers_are_those_of_transformers(vocabulary: int, tied: boo
         assert found["control"] > 0.1  # positions matter: without the types of tokens they are plain ones
         assert found["answers"][0] == found["answers"][1] == second[name]["answers"][1], name
         assert found["back"] == tensors, name
+
+
+@pytest.mark.parametrize(
+    ("device", "installed", "own", "fused", "heeded"),
+    [
+        ("cpu", False, False, False, True),
+        ("cpu", True, False, False, True),
+        ("cuda", False, False, False, True),
+        ("cuda", False, False, True, False),
+        ("cuda", True, False, False, False),
+        ("cuda", True, True, False, True),
+        ("cuda", True, True, True, False),
+    ],
+)
+def test_masks_are_heeded_by_layers_without_transformer_engine_and_fusion_alone(
+    device: str, installed: bool, own: bool, fused: bool, heeded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from megatron.core.extensions import transformer_engine
+
+    monkeypatch.setattr(transformer_engine, "HAVE_TE", installed)
+    assert heeds_masks(SimpleNamespace(masked_softmax_fusion=fused), torch.device(device), own) is heeded
+
+
+def test_a_model_whose_layers_heed_no_mask_says_so_and_takes_no_row_that_is_padded_on_the_left() -> None:
+    silence()
+    groups = start_groups(Parallel(), Ranks())
+    assert with_megatron(tiny_model(tied=True), groups).heeds_masks is True
+    model = with_megatron(tiny_model(tied=True), groups, masked_softmax_fusion=True)
+    assert model.heeds_masks is False
+    assert logits(model, tiny_batch()).isfinite().all()
+    with pytest.raises(AssertionError, match="one by one"):
+        logits(model, tiny_batch(left=True))
 
 
 def test_what_is_not_built_is_said() -> None:

@@ -1,15 +1,17 @@
-"""Megatron-core's questions for CUDA are answered with the CPU, for as long as it is asked, and only where there is no CUDA."""
+"""Megatron-core's questions for CUDA are answered with the CPU, for as long as it is asked, and only in a run on the CPU."""
 
 import pytest
 import torch
 
 from vtool.engines.megatron.shim import on_cpu
+from vtool.engines.ranks import CPU
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="the shim does nothing where CUDA exists")
-class TestWithoutCuda:
-    def test_devices_and_types_are_answered_with_the_cpu(self) -> None:
-        with on_cpu():
+@pytest.mark.parametrize("cuda", [False, True])
+class TestOnTheCpu:
+    def test_devices_and_types_are_answered_with_the_cpu(self, cuda: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
+        with on_cpu(CPU):
             assert torch.cuda.current_device() == torch.device("cpu")
             torch.cuda.synchronize()
             made = torch.ones(2, dtype=torch.bfloat16, device="cuda")
@@ -19,19 +21,20 @@ class TestWithoutCuda:
             assert torch.ones(1).type() == "torch.cuda.FloatTensor"
             assert made.type(torch.float32).dtype == torch.float32
 
-    def test_nothing_is_left_behind(self) -> None:
+    def test_nothing_is_left_behind(self, cuda: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
         before = torch.cuda.current_device, torch.cuda.synchronize
-        with pytest.raises(KeyError), on_cpu(), on_cpu():
+        with pytest.raises(KeyError), on_cpu(CPU), on_cpu(CPU):
             raise KeyError
         assert (torch.cuda.current_device, torch.cuda.synchronize) == before
         assert torch.ones(1).type() == "torch.FloatTensor"
-        with pytest.raises((RuntimeError, AssertionError)):
-            torch.ones(1, device="cuda")
+        if not torch.backends.cuda.is_built():
+            with pytest.raises((RuntimeError, AssertionError)):
+                torch.ones(1, device="cuda")
 
 
-def test_where_cuda_exists_nothing_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+def test_in_a_run_on_a_gpu_nothing_is_replaced() -> None:
     before = torch.cuda.current_device, torch.cuda.synchronize
-    with on_cpu():
+    with on_cpu(torch.device("cuda", 0)):
         assert (torch.cuda.current_device, torch.cuda.synchronize) == before
         assert torch.ones(1).type() == "torch.FloatTensor"

@@ -74,8 +74,8 @@ def tiny_batch(*, left: bool = False) -> dict[str, Tensor]:
     }
 
 
-def with_megatron(model: nn.Module, groups: Groups, *, sequence: bool = False) -> Any:
-    """The same model with its language part, and the weights of that, in megatron-core."""
+def with_megatron(model: nn.Module, groups: Groups, *, sequence: bool = False, **settings: Any) -> Any:
+    """The same model with its language part, and the weights of that, in megatron-core. `settings`: of its `TransformerConfig`."""
     text = model.config.get_text_config()
     whole = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
     parallel = {
@@ -83,7 +83,8 @@ def with_megatron(model: nn.Module, groups: Groups, *, sequence: bool = False) -
         "pipeline_model_parallel_size": groups.stages.world,
         "sequence_parallel": sequence,
     }
-    gpt = build_language(text, transformer_config(text, next(model.parameters()).dtype, parallel))
+    device = groups.data.device
+    gpt = build_language(text, transformer_config(text, next(model.parameters()).dtype, device, parallel | settings), device)
     with torch.no_grad():
         for name, parameter in gpt.named_parameters():
             parameter.copy_(share_of(in_model(gpt, name), whole, text_shape(text), groups.tensor_size, groups.tensor_rank))

@@ -78,6 +78,7 @@ class Megatron:
         self.config = transformer_config(
             text,
             compute_dtype,
+            ranks.device,
             settings.transformer_config.model_dump()
             | {
                 "tensor_model_parallel_size": settings.parallel.tensor,
@@ -91,7 +92,7 @@ class Megatron:
         self.adapted = has_adapters(module)
         self._scale = scale_of(module) if self.adapted else 0.0
         tower: nn.Module = module.model.visual  # type: ignore[union-attr,assignment]
-        gpt = build_language(text, self.config, own_layers=self.adapted)
+        gpt = build_language(text, self.config, ranks.device, own_layers=self.adapted)
         replace_language(module, gpt, self.stage)
         tower = tower if self.stage.first else nn.Module()
         in_model = partial(name_in_model, before=gpt.decoder.layers[0].layer_number - 1, tied=text.tie_word_embeddings)
@@ -99,13 +100,13 @@ class Megatron:
         for name, parameter in gpt.named_parameters():
             parameter.requires_grad_(trained.issuperset(hf_names(in_model(name))))
         if checkpointing:
-            recompute_layers(gpt)
+            recompute_layers(gpt, ranks.device)
         self.module = module.to(ranks.device)
         for parameter in tower.parameters():  # not its buffers: frequencies of positions stay float32
             parameter.data = parameter.data.to(compute_dtype)
         self._tower_ran = False
         tower.register_forward_pre_hook(self._note_the_tower)
-        with on_cpu():
+        with on_cpu(self.ranks.device):
             self.parts = [
                 self._language_part(text, ddp_config, optim, whole, part, in_model),
                 self._tower_part(tower, ddp_config, optim, part),
@@ -124,7 +125,7 @@ class Megatron:
 
         language, tower = self.parts
         self._tower_ran = False
-        with on_cpu():
+        with on_cpu(self.ranks.device):
             for part in self.trained_parts:
                 part.zero()
             sums = self._passes(batches, lambda batch: nll(self.module, batch), self._factor / supervised)
@@ -137,6 +138,7 @@ class Megatron:
                 finalize_model_grads([language.ddp], None)
             if tower in self.active:
                 tower.ddp.finish_grad_sync()
+                tower.average_over_tensor_ranks()
             for part in self.active:
                 part.optimizer.prepare_grads()
         return sums
@@ -156,7 +158,7 @@ class Megatron:
         return torch.stack(sums).tolist()
 
     def clip_gradient(self, largest: float | None) -> float:
-        with on_cpu():
+        with on_cpu(self.ranks.device):
             squares = torch.zeros((), device=self.ranks.device)
             for part in self.active:
                 squares += part.norm_squared().to(self.ranks.device)
@@ -169,7 +171,7 @@ class Megatron:
         return norm
 
     def optimizer_step(self, lr: float) -> None:
-        with on_cpu():
+        with on_cpu(self.ranks.device):
             for part in self.active:
                 part.update(lr)
             for part in self.trained_parts:
@@ -207,12 +209,12 @@ class Megatron:
         mine = {whole for part in self.parts for name in part.parameters for whole in part.names(name)}
         own = set[str]().union(*self.groups.stages.all_gather_objects(mine))
         assert model.keys() == {name for name in own if is_adapter(name) or not self.adapted}, "the same config has the same tensors"
-        with on_cpu():
+        with on_cpu(self.ranks.device):
             for part in self.parts:
                 part.load(model, optimizer)
 
     def _settle(self) -> None:
-        with on_cpu():
+        with on_cpu(self.ranks.device):
             for part in self.parts:
                 part.settle()
 

@@ -29,6 +29,14 @@ class Groups:
     everyone: Any
     """All of these, with the data parallel ones: who shares a distributed optimiser."""
 
+    def any_tensor_rank(self, mine: bool) -> bool:
+        """Whether it is so on any tensor parallel rank."""
+        if self.tensor_size == 1:
+            return mine
+        flag = torch.tensor([mine], dtype=torch.int32, device=self.data.device)
+        dist.all_reduce(flag, dist.ReduceOp.MAX, group=self.tensor)
+        return bool(flag.item())
+
     def gather_tensor_shares(self, mine: Any) -> list[Any]:
         """Each tensor parallel rank's tensor, in order; all are of one shape."""
         if self.tensor_size == 1:
@@ -56,7 +64,7 @@ def start_groups(parallel: Parallel, ranks: Ranks) -> Groups:
         pipeline_model_parallel_size=parallel.pipeline,
         create_gloo_process_groups=False,
     )
-    seed_megatron(0)  # nothing draws from it: dropout is 0
+    seed_megatron(0, ranks.device)  # nothing draws from it: dropout is 0
 
     def among(group: Any) -> Ranks:
         return Ranks(dist.get_rank(group), dist.get_world_size(group), ranks.local_rank, ranks.local_world, ranks.device, group)

@@ -44,17 +44,17 @@ def unsupported(config: Any) -> list[str]:
     return found
 
 
-def transformer_config(config: Any, dtype: torch.dtype, settings: Mapping[str, Any]) -> Any:
+def transformer_config(config: Any, dtype: torch.dtype, device: torch.device, settings: Mapping[str, Any]) -> Any:
     """Megatron-core's `TransformerConfig` of transformers' config of the language part.
 
     Args:
         dtype: of the weights that are computed with.
+        device: the run's.
         settings: further fields, by megatron-core's names: the parallel sizes, and what the recipe sets.
     """
     from megatron.core.transformer import TransformerConfig
 
     shape = text_shape(config)
-    cuda = torch.cuda.is_available()
     fused = ("masked_softmax_fusion", "bias_activation_fusion", "bias_dropout_fusion", "gradient_accumulation_fusion", "apply_rope_fusion")
     fields: dict[str, Any] = {
         "num_layers": config.num_hidden_layers,
@@ -77,29 +77,30 @@ def transformer_config(config: Any, dtype: torch.dtype, settings: Mapping[str, A
         "variable_seq_lengths": True,  # micro-batches differ in length and in rows: stages tell each other what comes
         "moe_token_dispatcher_type": "alltoall",  # there are no experts; the default refuses the line above
         "bf16": dtype == torch.bfloat16,
-        "use_cpu_initialization": not cuda,
+        "use_cpu_initialization": device.type == "cpu",
         "perform_initialization": False,  # weights follow, every one of them
         **dict.fromkeys(fused, False),
     }
     return TransformerConfig(**{**fields, **settings})
 
 
-def build_language(config: Any, megatron: Any, *, own_layers: bool = False) -> Any:
+def build_language(config: Any, megatron: Any, device: torch.device, *, own_layers: bool = False) -> Any:
     """This pipeline stage's share of the language part as megatron-core's `GPTModel`; its weights are whatever was in the memory.
 
     Args:
         config: transformers' config of the language part.
         megatron: the `TransformerConfig` made of it.
+        device: the run's.
         own_layers: megatron-core's layers also where Transformer Engine is: that joins a norm with the matrix behind it, and so hides what
             goes into the matrix from an adapter.
     """
     from megatron.core import parallel_state
     from megatron.core.models.gpt import GPTModel
 
-    with on_cpu():
+    with on_cpu(device):
         gpt = GPTModel(
             config=megatron,
-            transformer_layer_spec=_layers(megatron, own_layers),
+            transformer_layer_spec=_layers(megatron, device, own_layers),
             vocab_size=text_shape(config).padded_vocabulary(megatron.tensor_model_parallel_size),
             max_sequence_length=config.max_position_embeddings,
             position_embedding_type="mrope",
@@ -119,6 +120,7 @@ def build_language(config: Any, megatron: Any, *, own_layers: bool = False) -> A
             ("partition_stride", 1),
         ):
             setattr(parameter, attribute, value)
+    gpt.heeds_masks = heeds_masks(megatron, device, own_layers)
     if megatron.sequence_parallel and gpt.post_process:
         # Its input is gathered before it, for the few positions that are asked for; the gather sums the gradients of the ranks.
         gpt.output_layer.sequence_parallel = False
@@ -140,19 +142,20 @@ def replace_language(model: Any, gpt: Any, stage: Stage) -> None:
         model.register_forward_pre_hook(without_tokens, with_kwargs=True)
     # Without a cache: `generate` calls the model with the whole text for each token.
     model.generates_with_cache = False
+    model.heeds_masks = gpt.heeds_masks
 
 
-def recompute_layers(gpt: Any) -> None:
+def recompute_layers(gpt: Any, device: torch.device) -> None:
     """Keep only what goes into each layer, and compute the rest again in the backward pass.
 
     With torch's own checkpointing: megatron-core's asks for the state of CUDA's generators.
     """
     for layer in gpt.decoder.layers:
-        layer.forward = partial(checkpoint, partial(_under_the_shim, layer.forward), use_reentrant=False)
+        layer.forward = partial(checkpoint, partial(_under_the_shim, device, layer.forward), use_reentrant=False)
 
 
-def _under_the_shim(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    with on_cpu():  # the backward pass that computes it again is not in that of its caller
+def _under_the_shim(device: torch.device, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    with on_cpu(device):  # the backward pass that computes it again is not in that of its caller
         return forward(*args, **kwargs)
 
 
@@ -179,7 +182,7 @@ class Language(nn.Module):
         rows, length, size = inputs_embeds.shape
         missing = -length % config.tensor_model_parallel_size if config.sequence_parallel else 0
         positions = nn.functional.pad(_positions(position_ids, rows, length, inputs_embeds.device), (0, missing))
-        with on_cpu():
+        with on_cpu(self.stage.ranks.device):
             hidden = None
             if self.stage.first:
                 hidden = nn.functional.pad(inputs_embeds.transpose(0, 1), (0, 0, 0, 0, 0, missing)).contiguous()
@@ -188,9 +191,11 @@ class Language(nn.Module):
             elif not self.stage.scheduled:
                 share = config.tensor_model_parallel_size if config.sequence_parallel else 1
                 gpt.set_input_tensor(self.stage.receive(((length + missing) // share, rows, size), config.pipeline_dtype))
+            mask = _mask(attention_mask, missing)
+            assert mask is None or gpt.heeds_masks, "rows that are padded on the left come one by one to layers that look at no mask"
             hidden = gpt.decoder(
                 hidden_states=hidden,
-                attention_mask=_mask(attention_mask, missing),
+                attention_mask=mask,
                 rotary_pos_emb=gpt.rotary_pos_emb(positions, gpt.mrope_section),
             )
             if not self.stage.last:
@@ -214,7 +219,7 @@ class _Embedding(nn.Module):
         return weight
 
     def forward(self, ids: Tensor) -> Tensor:
-        with on_cpu():
+        with on_cpu(ids.device):
             embedded: Tensor = self._gpt[0].embedding.word_embeddings(ids)
         return embedded
 
@@ -235,7 +240,7 @@ class _Head(nn.Module):
         if not self.stage.last:
             return self.stage.from_last(hidden.new_empty(*hidden.shape[:2], self.vocabulary, dtype=gpt.config.params_dtype))
         weight = gpt.shared_embedding_or_output_weight() if gpt.share_embeddings_and_output_weights else None
-        with on_cpu():
+        with on_cpu(self.stage.ranks.device):
             logits, _ = gpt.output_layer(hidden.transpose(0, 1).contiguous(), weight=weight)
             whole: Tensor = tensor_parallel.gather_from_tensor_model_parallel_region(logits)
         return self.stage.from_last(whole[..., : self.vocabulary].transpose(0, 1))
@@ -260,13 +265,32 @@ class RMSNorm(nn.Module):
         return self.weight * normal.to(hidden.dtype)
 
 
-def _layers(config: Any, own: bool) -> Any:
-    """Transformer Engine's layers where it is installed and there is a GPU, else megatron-core's own."""
-    from megatron.core.extensions.transformer_engine import HAVE_TE
+def heeds_masks(config: Any, device: torch.device, own: bool) -> bool:
+    """Whether attention looks at the mask that it is given.
+
+    Told that it is causal, that of Transformer Engine does not (`extensions/transformer_engine.py`), nor does megatron-core's own fused
+    softmax (`fusions/fused_softmax.py`): padding on the left of a row would be read.
+
+    Args:
+        config: megatron-core's `TransformerConfig`.
+        device: the run's.
+        own: see `build_language`.
+    """
+    return not _of_transformer_engine(device, own) and not config.masked_softmax_fusion
+
+
+def _of_transformer_engine(device: torch.device, own: bool) -> bool:
+    from megatron.core.extensions import transformer_engine
+
+    return transformer_engine.HAVE_TE and device.type != "cpu" and not own
+
+
+def _layers(config: Any, device: torch.device, own: bool) -> Any:
+    """Transformer Engine's layers where it is installed and the run has a GPU, else megatron-core's own."""
     from megatron.core.models.gpt import gpt_layer_specs
     from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
 
-    if HAVE_TE and torch.cuda.is_available() and not own:
+    if _of_transformer_engine(device, own):
         return gpt_layer_specs.get_gpt_layer_with_transformer_engine_spec()
     layer = gpt_layer_specs.get_gpt_layer_local_spec(normalization="RMSNorm")
     layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = RMSNorm

@@ -61,6 +61,18 @@ class Part:
         self.optimizer = _optimizer(self.ddp, optim, config, treatments)
         self.mains |= _mains(self.optimizer)
 
+    def average_over_tensor_ranks(self) -> None:
+        """For a part that each tensor parallel rank computes whole: make its gradients the ranks' mean, on each of them.
+
+        After the reduction over data ranks, and before the optimiser takes them. They are the same but for kernels that add up in any
+        order, such as the backward pass of attention on CUDA; without this the copies would drift apart. With the distributed optimiser
+        a rank's share of the buffer is that of the same elements on each.
+        """
+        if self.groups.tensor_size > 1:
+            for buffer in self.ddp.buffers:
+                dist.all_reduce(buffer.grad_data, group=self.groups.tensor)
+            self.ddp.scale_gradients(1 / self.groups.tensor_size)
+
     def norm_squared(self) -> Tensor:
         """Σ g² over the gradients that this rank answers for, each element of the model on one rank: float32, a scalar."""
         grads = self.optimizer.get_main_grads_for_grad_norm()
@@ -140,20 +152,31 @@ class Part:
         """Take up whole tensors by transformers' names, of the model, or of its adapters alone, and of the optimiser."""
         if self.optimizer is not None and self.optimizer.optimizer is not None:
             self.optimizer.optimizer.state.clear()
+            if self._counts_by_group:
+                for group in self.optimizer.optimizer.param_groups:
+                    group.pop("step", None)
         with torch.no_grad():
             for name, parameter in self.parameters.items():
                 if self.names(name)[0] not in model:
                     continue
                 share, main = self._cut(name, model), self.mains[parameter]
                 parameter.copy_(share)
-                if not parameter.requires_grad and not torch.equal(parameter.to(share), share):
+                # Ranks answer together, for what they then gather is of one dtype: the values of one's share may all fit by chance.
+                if not parameter.requires_grad and self.groups.any_tensor_rank(not torch.equal(parameter.to(share), share)):
                     self.frozen[name] = share.cpu().clone()
                 if main.tensor is not None:
                     main.tensor.view(-1).copy_(share.flatten()[main.start : main.end])
                 first = self.names(name)[0]
                 if main.tensor is None or f"{first}.step" not in optimizer:
                     continue
-                entries = {"step": optimizer[f"{first}.step"].float().clone()}
+                step = optimizer[f"{first}.step"]
+                entries = {} if self._counts_by_group else {"step": step.float().clone()}
+                if self._counts_by_group and self._group(parameter).setdefault("step", int(step)) != int(step):
+                    raise ValueError(
+                        f"{first} has been updated {int(step)} times, and others of its group {self._group(parameter)['step']} times; the "
+                        "fused Adam of Transformer Engine or apex counts once for all of them. Go on without these packages, or with "
+                        "another engine"
+                    )
                 for entry in MOMENTS:
                     whole = {one: optimizer[f"{one}.{entry}"] for one in self.names(name)}
                     mine = self._cut(name, whole).flatten()[main.start : main.end]
@@ -169,9 +192,26 @@ class Part:
         entries: dict[str, Tensor] = self.optimizer.optimizer.state.get(self.mains[parameter].tensor, {})
         return entries
 
+    @property
+    def _counts_by_group(self) -> bool:
+        """Whether the optimiser counts the updates of a group, in the group, and not those of a parameter, in its state.
+
+        So does the FusedAdam of Transformer Engine and of apex, which megatron-core takes where it can be imported
+        (`optimizer/__init__.py`); torch's own does not.
+        """
+        return not isinstance(self.optimizer.optimizer, torch.optim.Adam)  # or AdamW, which is one
+
+    def _group(self, parameter: nn.Parameter) -> dict[str, Any]:
+        main = self.mains[parameter].tensor
+        found: dict[str, Any] = next(one for one in self.optimizer.param_groups if any(main is each for each in one["params"]))
+        return found
+
     def _steps(self) -> list[int]:
         """How often each parameter has been updated. A rank that has no share of one's state knows it from the others."""
-        steps = [int(self._entries(parameter)["step"]) if self._entries(parameter) else 0 for parameter in self.parameters.values()]
+        steps = [
+            int((self._group(parameter) if self._counts_by_group else self._entries(parameter))["step"]) if self._entries(parameter) else 0
+            for parameter in self.parameters.values()
+        ]
         return [int(max(column)) for column in zip(*self.groups.data.all_gather(steps), strict=True)]
 
     def _over_data_ranks(self, parameter: nn.Parameter, mine: Tensor | None) -> Tensor:

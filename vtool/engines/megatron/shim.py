@@ -1,7 +1,7 @@
-"""Megatron-core 0.16.1 on a machine without CUDA.
+"""Megatron-core 0.16.1 on a CPU.
 
 Megatron-core asks for CUDA by name, also where any device would do. What it asks for is answered with the CPU, while `on_cpu` is in
-force and nowhere else; where CUDA exists it does nothing at all. It replaces:
+force and nowhere else. Whether it is, the run's device says, not the machine: a GPU that a run does not use changes nothing. It replaces:
 
 - `torch.cuda.current_device()`, used as the device of weights and buffers: the CPU;
 - `torch.cuda.synchronize()`: nothing, the CPU is never behind;
@@ -26,9 +26,9 @@ CPU = torch.device("cpu")
 
 
 @contextmanager
-def on_cpu() -> Iterator[None]:
-    """Answer with the CPU when megatron-core asks for CUDA; nothing where CUDA exists. May be nested."""
-    if torch.cuda.is_available():
+def on_cpu(device: torch.device) -> Iterator[None]:
+    """Answer with the CPU when megatron-core asks for CUDA; nothing where the run's `device` is another. May be nested."""
+    if device.type != "cpu":
         yield
         return
     before = torch.cuda.current_device, torch.cuda.synchronize
@@ -48,19 +48,20 @@ def silence() -> None:
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed\.c10d_logger")
 
 
-def seed_megatron(seed: int) -> None:
+def seed_megatron(seed: int, device: torch.device) -> None:
     """Set megatron-core's random states up; its model parallel groups must be there.
 
     Args:
         seed: of the generators that differ from one tensor parallel rank to the next.
+        device: the run's.
     """
     from megatron.core.tensor_parallel.random import initialize_rng_tracker, model_parallel_cuda_manual_seed
 
-    if torch.cuda.is_available():
+    if device.type != "cpu":
         model_parallel_cuda_manual_seed(seed)
         return
     initialize_rng_tracker(inference_rng_tracker=True, force_reset=True)
-    with on_cpu():
+    with on_cpu(device):
         model_parallel_cuda_manual_seed(seed, inference_rng_tracker=True, force_reset_rng=True)
 
 
