@@ -1,9 +1,11 @@
 """Where a rank computes.
 
-No NPU is here, nor CANN, without which torch_npu cannot be imported. A recorded module stands for it: torch's own way for a device from
-outside (`rename_privateuse1_backend`), and the functions of `torch_npu/npu/__init__.py`, in the wheel of torch_npu 2.13, that vtool calls.
+No NPU is here, nor CANN, without which torch_npu cannot be imported: nothing of this has run on hardware. What stands for it has the
+names and the arguments that the wheel of torch_npu declares (`torch_npu.json`, which `record_torch_npu.py` writes), and no others; it comes
+to torch the wheel's own way (`torch_npu/_init/registry/backend.py`).
 """
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -14,23 +16,27 @@ from tests.runs import request
 from vtool.devices import place
 from vtool.diagnostics import Findings
 
-RECORDED = """
-import torch, types
-torch.utils.rename_privateuse1_backend("npu")
-npu = types.ModuleType("torch.npu")
-said = []
-npu.is_available = lambda: True
-npu.device_count = lambda: 2
-npu.set_device = lambda device: said.append(("set_device", str(device)))
-torch._register_device_module("npu", npu)
+DECLARED = json.loads(Path(__file__).with_name("torch_npu.json").read_text())["torch.npu"]
+ANSWERS = {"is_available": True, "device_count": 2}
+FUNCTION = """
+def {name}({arguments}):
+    said.append(({name!r}, *map(str, locals().values())))
+    return {answer}
+npu.{name} = {name}
 """
+RECORDED = (
+    "import torch, types\ntorch.utils.rename_privateuse1_backend('npu')\nnpu, said = types.ModuleType('torch.npu'), []\n"
+    + "".join(FUNCTION.format(name=name, arguments=about["arguments"], answer=ANSWERS.get(name)) for name, about in DECLARED.items())
+    + "torch._register_device_module('npu', npu)\n"
+)
 ASKS = """
 import sys, torch
 from tests.runs import request
-from vtool.devices import place
+from vtool.devices import place, seed
 made = place(request("digits", "device.kind=" + sys.argv[1]).run, 1, int(sys.argv[2]))
 torch.get_device_module(made.device).set_device(made.device)
-print(made.device, made.backend, torch.npu.__dict__.get("device_count") and sys.modules["torch_npu"].said)
+seed(made.device, 7)
+print(made.device, made.backend, [call for call in sys.modules["torch_npu"].said if len(call) > 1])
 """
 
 
@@ -46,7 +52,7 @@ def asked(folder: Path, kind: str, local_world: int, recorded: str = RECORDED) -
 def test_a_rank_gets_the_npu_of_its_number_and_hccl(tmp_path: Path, kind: str) -> None:
     done = asked(tmp_path, kind, 2)
 
-    assert done.stdout == "npu:1 hccl [('set_device', 'npu:1')]\n", done.stderr
+    assert done.stdout == "npu:1 hccl [('set_device', 'npu:1'), ('manual_seed', '7')]\n", done.stderr
 
 
 def test_more_ranks_than_npus_are_refused(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from vtool.models.processor import load_processor
 from vtool.training.export_run import open_run
 
 pytestmark = pytest.mark.soak
-SCANS = 20
+SCANS = 50
 
 
 @pytest.fixture(scope="module")
@@ -44,11 +44,13 @@ def asked(run: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Asked]:
     return [ask(Row(row.id, row.messages[:-1], row.images), processor, model, folder / str(number)) for number, row in enumerate(rows)]
 
 
-def served(run: Path, asked: list[Asked], *more: str) -> Any:
+def served(run: Path, asked: list[Asked], *more: str, rotated: int = 0) -> Any:
+    """vLLM's answers to each question, about its own image or about that of a later one."""
     interpreter = os.environ.get("VTOOL_VLLM_PYTHON")
     if not interpreter:
         pytest.skip("not run: VTOOL_VLLM_PYTHON is not set to the interpreter of an environment with vLLM (`make vllm-env` makes one)")
-    requests = [{"messages": one.row.messages, "images": one.files} for one in asked]
+    images = [asked[(number + rotated) % len(asked)].files for number in range(len(asked))]
+    requests = [{"messages": one.row.messages, "images": files} for one, files in zip(asked, images, strict=True)]
     (run / "requests.json").write_text(json.dumps({"max_tokens": MAX_TOKENS, "requests": requests}))
     script = Path(__file__).with_name("serve_with_vllm.py")
     command = [interpreter, str(script), str(run / "base"), str(run / "requests.json"), str(run / "answers.json"), "--pil", *more]
@@ -63,6 +65,8 @@ def test_vllm_answers_with_the_adapter_as_transformers_with_peft_does(run: Path,
     print(f"log-probabilities of the first token, over the whole vocabulary: at most {apart:.1e} apart")
     assert [answer["ids"] for answer in answers] == [one.ids for one in asked]
     assert apart <= 1e-4
+    control = served(run, asked, "--adapter", str(run / "export"), rotated=1)
+    assert sum(answer["ids"] == one.ids for answer, one in zip(control, asked, strict=True)) < SCANS / 4
 
 
 def test_without_the_adapter_it_answers_otherwise(run: Path, asked: list[Asked]) -> None:
