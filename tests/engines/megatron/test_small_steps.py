@@ -14,6 +14,7 @@ SPREAD = {
 }
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("spread", SPREAD)
 def test_bfloat16_changes_as_many_elements_as_float32(tmp_path: Path, spread: str) -> None:
     model = base_model(tmp_path)
