@@ -277,6 +277,15 @@ _CROSS_FIELD = (
         good="engine=megatron model.dtype=float32",
         fix="Leave the setting out, or use another engine or device.",
     ),
+    Rule(
+        name="numa-unbound",
+        code="VT223",
+        summary="device.numa is set where nothing binds a process to the cores near its device.",
+        why="It would be ignored: torchrun binds the processes that it starts itself, torch_npu each of its own by CPU_AFFINITY_CONF.",
+        bad="device.kind=cpu device.numa=node launch.nproc=2",
+        good="device.kind=cuda device.numa=node launch.nproc=2",
+        fix="Leave it out on a CPU and with one process; under a torchrun of your own, give it --numa-binding.",
+    ),
 )
 
 RULES = (*_CANNOT_READ, *_SCHEMA, *_CROSS_FIELD)
