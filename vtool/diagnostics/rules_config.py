@@ -250,6 +250,15 @@ _CROSS_FIELD = (
         "attn.qkv and attn.proj; in the projector merger.mlp.0 and merger.mlp.2. The head and the embedding get no adapter.",
     ),
     Rule(
+        name="packing-budget",
+        code="VT218",
+        summary="data.packing and data.micro_batch_tokens do not go together, or a row is longer than they allow.",
+        why="Rows that are packed are cut into forward passes by their tokens; a row that fits into none could not be trained on.",
+        bad="data.packing=token_budget",
+        good="data.packing=token_budget data.micro_batch_tokens=2048",
+        fix="Give both, or neither; the budget is at least the longest row's tokens.",
+    ),
+    Rule(
         name="megatron-ddp-conflict",
         code="VT220",
         summary="A value of engine.wrap_config or engine.ddp_config contradicts another one, or would have no effect beside it.",
