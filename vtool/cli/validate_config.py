@@ -35,7 +35,7 @@ def validate_config(
         result = Result(recipe, "not-run", checks, findings.diagnostics)
     else:
         loaded = examined.loaded
-        result = Result(recipe, "clean" if loaded else "unsafe", examined.checks, examined.findings)
+        result = Result(recipe, "clean" if loaded else "unsafe", examined.checks, examined.findings, examined.details)
     if show and loaded:
         typer.echo(effective_yaml(loaded), nl=False)
     # With --show, standard output is a recipe that can be kept: vtool validate-config digits --show > mine.yaml

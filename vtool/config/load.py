@@ -1,13 +1,13 @@
 """`load_run`: from a recipe and `KEY=VALUE` to a frozen, validated run."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from vtool.config.compose import Composed, compose_recipe
 from vtool.config.effective import as_yaml
 from vtool.config.origins import Origins
-from vtool.config.rules import RULES, check
+from vtool.config.rules import RULES, check, unasked
 from vtool.config.schema import LoadCheck, Run, Settings
 from vtool.config.validate import schema_of, validate
 from vtool.diagnostics import RULES as TABLE
@@ -50,6 +50,13 @@ class Examined:
     findings: tuple[Diagnostic, ...]
     checks: Mapping[str, str]
     """For each rule of `ASKED`: `passed`, `failed` or `not-run`."""
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    """Why rules were not run, where it is not for a finding that stands before them."""
+
+    @property
+    def details(self) -> dict[str, dict[str, str]]:
+        """The reasons, as a result has them."""
+        return {rule: {"reason": reason} for rule, reason in self.reasons.items()}
 
 
 def load_run(recipe: str, overrides: Sequence[str] = ()) -> Loaded:
@@ -92,11 +99,12 @@ def examine(recipe: str, overrides: Sequence[str] = ()) -> Examined:
     crossing = {rule.name for rule in RULES}
     asked = ASKED if isinstance(checked.run, Run) else tuple(name for name in ASKED if name not in crossing)
     missed = {rule.name for rule in RULES if not rule.can_run(checked.sound)}
+    reasons = unasked(checked.run, checked.sound) if isinstance(checked.run, Run) else {}
     missed |= set() if checked.whole else {name for name in ASKED if TABLE[name].code.startswith("VT1")}
     failed = {finding.rule for finding in findings if finding.severity == "error"}
-    checks = {name: "failed" if name in failed else "not-run" if name in missed else "passed" for name in asked}
+    checks = {name: "failed" if name in failed else "not-run" if name in missed | reasons.keys() else "passed" for name in asked}
     loaded = None if failed else Loaded(checked.run, checked.run.model_dump(mode="json"), composed.origins, findings)
-    return Examined(loaded, findings, checks)
+    return Examined(loaded, findings, checks, reasons)
 
 
 def effective_yaml(loaded: Loaded) -> str:

@@ -277,6 +277,15 @@ _CROSS_FIELD = (
         good="engine=megatron model.dtype=float32",
         fix="Leave the setting out, or use another engine or device.",
     ),
+    Rule(
+        name="not-in-megatron-core",
+        code="VT223",
+        summary="A field of engine.ddp_config is not one of the megatron-core that is installed.",
+        why="It would fail when the model is wrapped; by a bridge that looks with hasattr, it would be left out without a word.",
+        bad="engine=megatron engine.ddp_config.preserve_fp32_weights=true, beside megatron-core 0.17",
+        good="engine=megatron, beside megatron-core 0.16.1",
+        fix="Leave the field out, or install the release that vtool is tested with: pip install 'vtool[megatron]'.",
+    ),
 )
 
 RULES = (*_CANNOT_READ, *_SCHEMA, *_CROSS_FIELD)
