@@ -1,5 +1,6 @@
 """`load_run`: from a recipe and `KEY=VALUE` to a frozen, validated run."""
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,7 +10,7 @@ from vtool.config.effective import as_yaml
 from vtool.config.origins import Origins
 from vtool.config.rules import RULES, check, unasked
 from vtool.config.schema import LoadCheck, Run, Settings
-from vtool.config.validate import schema_of, validate
+from vtool.config.validate import Checked, schema_of, validate
 from vtool.diagnostics import RULES as TABLE
 from vtool.diagnostics import Diagnostic, Findings
 
@@ -94,17 +95,43 @@ def examine(recipe: str, overrides: Sequence[str] = ()) -> Examined:
     composed = _named(compose_recipe(recipe, overrides))
     checked = validate(composed)
     crossed = check(checked.run, composed.origins, checked.sound) if isinstance(checked.run, Run) else ()
-    findings = (*composed.findings, *checked.findings, *crossed)
+    around = _of_npu(checked, composed.origins)
+    findings = (*composed.findings, *checked.findings, *crossed, *around.findings)
     # What was not looked at, behind another finding, has not passed.
     crossing = {rule.name for rule in RULES}
     asked = ASKED if isinstance(checked.run, Run) else tuple(name for name in ASKED if name not in crossing)
-    missed = {rule.name for rule in RULES if not rule.can_run(checked.sound)}
-    reasons = unasked(checked.run, checked.sound) if isinstance(checked.run, Run) else {}
+    asked += around.asked
+    missed = {rule.name for rule in RULES if not rule.can_run(checked.sound)} | set(around.missed)
+    reasons = (unasked(checked.run, checked.sound) if isinstance(checked.run, Run) else {}) | around.reasons
     missed |= set() if checked.whole else {name for name in ASKED if TABLE[name].code.startswith("VT1")}
     failed = {finding.rule for finding in findings if finding.severity == "error"}
     checks = {name: "failed" if name in failed else "not-run" if name in missed | reasons.keys() else "passed" for name in asked}
     loaded = None if failed else Loaded(checked.run, checked.run.model_dump(mode="json"), composed.origins, findings)
     return Examined(loaded, findings, checks, reasons)
+
+
+@dataclass(frozen=True, slots=True)
+class _Around:
+    """What is found around a recipe, on the machine that it is checked on."""
+
+    asked: tuple[str, ...] = ()
+    findings: tuple[Diagnostic, ...] = ()
+    missed: tuple[str, ...] = ()
+    reasons: dict[str, str] = field(default_factory=dict)
+
+
+def _of_npu(checked: Checked, origins: Origins) -> _Around:
+    """Of a recipe for an NPU: variables, packages, and settings that an NPU cannot obey. Nothing of another recipe."""
+    run = checked.run
+    if not isinstance(run, Run) or "device" not in checked.sound or run.device.kind != "npu":
+        return _Around()
+    from vtool.config.environment import npu
+    from vtool.config.environment.machine import read_machine
+
+    machine = read_machine(os.environ)
+    if not {"model", "data", "launch", "engine"} <= checked.sound:
+        return _Around(npu.ASKED, tuple(npu.check_machine(machine)), npu.OF_SETTINGS, npu.unasked(machine))
+    return _Around(npu.ASKED, tuple(npu.check_recipe(run, origins, machine)), (), npu.unasked(machine))
 
 
 def effective_yaml(loaded: Loaded) -> str:
