@@ -54,7 +54,7 @@ _CANNOT_READ = (
     Rule(
         name="broken-reference",
         code="VT006",
-        summary="A value refers, as ${key}, to something that is not there.",
+        summary="A value refers, as ${key}, to something that is not there, or to itself.",
         why="The value cannot be known.",
         bad="'run.name=${optim.nmae}'",
         good="'run.name=${optim.name}'",

@@ -193,7 +193,12 @@ def _engine_rows(answer: TorchAnswer | None, needs: Needs | None) -> Iterator[Ro
     works = answer is not None and answer.error is None
     if run is None or not isinstance(run.engine, Megatron):
         name = "ddp, fsdp2" if run is None else run.engine.kind
-        yield Row("engines", name, "usable" if works else "not usable", "" if works else "torch does not import")
+        yield Row(
+            "engines",
+            name,
+            "usable" if works else "not usable",
+            "" if works else "torch is not installed" if answer is None else "torch does not import",
+        )
     if run is None or isinstance(run.engine, Megatron):
         core = installed("megatron-core")
         te = installed("transformer-engine")
