@@ -125,34 +125,42 @@ def test_variables_of_an_npu_are_looked_at_where_they_are_set() -> None:
     assert (code, [finding["rule"] for finding in result["findings"]]) == (1, ["device-list-cut-off"])
 
 
+@pytest.fixture
+def quick(tmp_path: Path) -> Path:
+    """A torch that is imported at once, and sees two CUDA devices. The real one is asked above."""
+    devices = "    is_available = staticmethod(lambda: True)\n    device_count = staticmethod(lambda: 2)\n"
+    names = "    get_device_name = staticmethod(lambda number: 'H100')\n"
+    package(tmp_path / "quick", "torch", "2.13.0", f"__version__ = '2.13.0'\nclass cuda:\n{devices}{names}")
+    return tmp_path / "quick"
+
+
 class TestOfARecipe:
     """Only what it needs."""
 
-    def test_that_needs_nothing_special(self) -> None:
-        code, result = document("digits")
+    def test_that_needs_nothing_special(self, quick: Path) -> None:
+        code, result = document("digits", site=quick)
         assert (code, result["verdict"], result["subject"]) == (0, "clean", "digits")
         assert "load-check" not in result["details"]["machine"]
         assert list(result["details"]["machine"]["engines"]) == ["ddp"]
 
-    def test_for_devices_that_are_not_there(self) -> None:
-        code, result = document("digits", "device.kind=cuda", "launch.nproc=4")
-        if code == 0:
-            pytest.skip("there are four CUDA devices")
+    def test_for_more_devices_than_there_are(self, quick: Path) -> None:
+        code, result = document("digits", "device.kind=cuda", "launch.nproc=2", site=quick)
+        assert (code, result["details"]["machine"]["torch"]["cuda"]) == (0, {"state": "2 devices", "note": "H100"})
+        code, result = document("digits", "device.kind=cuda", "launch.nproc=4", site=quick)
         (finding,) = result["findings"]
-        assert (finding["rule"], finding["expected"]) == ("device-missing", "4")
+        assert (code, finding["rule"], finding["expected"], finding["seen"]) == (1, "device-missing", "4", "2")
 
-    def test_for_an_npu_on_a_machine_without(self) -> None:
-        code, result = document("qwen2_5_vl_7b_npu")
+    def test_for_an_npu_on_a_machine_without(self, quick: Path) -> None:
+        code, result = document("qwen2_5_vl_7b_npu", site=quick)
         assert code == 1
         rules = {finding["rule"]: finding for finding in result["findings"]}
         assert rules["extra-not-installed"]["help"] == "pip install 'vtool[npu]'"
         assert result["checks"]["device-missing"] == "not-run"
 
-    def test_of_megatron_without_it(self, tmp_path: Path) -> None:
-        code, result = document("digits_megatron")
-        assert (code, list(result["details"]["machine"]["engines"])) == (0, ["megatron"])
-        package(tmp_path, "megatron_core", "0.15.0")
-        code, result = document("digits_megatron", site=tmp_path)
+    def test_of_megatron_in_another_release(self, quick: Path) -> None:
+        package(quick, "megatron_core", "0.15.0")
+        code, result = document("digits_megatron", site=quick)
+        assert list(result["details"]["machine"]["engines"]) == ["megatron"]
         assert (code, result["findings"][0]["help"]) == (1, "pip install 'vtool[megatron]'")
 
     def test_of_frameworks(self, tmp_path: Path) -> None:
@@ -170,8 +178,8 @@ class TestOfARecipe:
         assert code == 2
         assert "did you mean `digits`?" in err
 
-    def test_whose_engine_is_no_engine(self) -> None:
-        code, result = document("digits", "engine.kind=fsdp")
+    def test_whose_engine_is_no_engine(self, quick: Path) -> None:
+        code, result = document("digits", "engine.kind=fsdp", site=quick)
         assert (code, result["findings"][0]["rule"]) == (1, "unknown-choice")
 
 

@@ -26,7 +26,7 @@ def doctor(
 
     from vtool.cli.common import reported
     from vtool.config.resources import opened
-    from vtool.diagnostics.render import MACHINE, render
+    from vtool.diagnostics.render import render
     from vtool.diagnostics.result import exit_code
 
     subject = recipe or "this machine"
@@ -36,7 +36,7 @@ def doctor(
 
         diagnosis = diagnose(needs_of(recipe, overrides or []) if recipe else None)
     result = diagnosis.result(subject)
-    if format not in MACHINE:
+    if format == Format.full:
         for line in _table(diagnosis):
             typer.echo(line)
     render([result], format, command="doctor", stream=sys.stdout, locate=opened)

@@ -61,8 +61,8 @@ def diagnose(needs: Needs | None = None) -> Diagnosis:
     known = packages()
     run = needs.run if needs else None
     load_check = needs.load_check if needs else None
-    answer = ask_torch() if machine.torch is not None and load_check is None else None
-    asked = ask_interpreter(load_check) if run is None else None
+    answer = ask_torch() if machine.torch is not None and (needs is None or run is not None) else None
+    asked = ask_interpreter(load_check) if needs is None or load_check is not None else None
     wanted = [package for package in known or () if _is_needed(package, needs)]
     found = [*(needs.findings if needs else ()), *problems(wanted), *_of_torch(machine, answer), *_of_npu(machine, answer, needs)]
     if run is not None and needs is not None:
@@ -140,7 +140,9 @@ def _not_run(machine: Machine, known: Sequence[Package] | None, answer: TorchAns
     if machine.torch_npu is None:
         reasons |= dict.fromkeys(("two-accelerators", "cann-not-found"), "torch_npu is not installed")
     if answer is None:
-        why = "torch is not installed" if machine.torch is None else "the recipe needs torch in the other interpreter only"
+        why = "the recipe needs torch in the other interpreter only"
+        if machine.torch is None or needs is None or needs.load_check is None:
+            why = "torch is not installed" if machine.torch is None else "the recipe does not say what it needs"
         reasons |= dict.fromkeys(("torch-does-not-import", "device-missing"), why)
     elif answer.error is not None:
         reasons["device-missing"] = "torch does not import"
