@@ -38,6 +38,7 @@ def found(text: str, npus: int = 8, cores: int = 16) -> list[Diagnostic]:
         ("environment-value", "HCCL_EXEC_TIMEOUT=-1", "HCCL_EXEC_TIMEOUT=0"),
         ("environment-value", "HCCL_EXEC_TIMEOUT=2147483648", "HCCL_EXEC_TIMEOUT=2147483647"),
         ("environment-value", "HCCL_OP_EXPANSION_MODE=aiv", "HCCL_OP_EXPANSION_MODE=AIV"),
+        ("environment-value", "HCCL_OP_EXPANSION_MODE=CCU", "HCCL_OP_EXPANSION_MODE=CCU_SCHED"),  # CANN 9.0
         ("environment-value", "CPU_AFFINITY_CONF=3", "CPU_AFFINITY_CONF=2"),
         ("environment-value", "CPU_AFFINITY_CONF=1,npu0:3-1", "CPU_AFFINITY_CONF=1,npu0:1-3"),
         ("environment-value", "CPU_AFFINITY_CONF=1,npu0:1", "CPU_AFFINITY_CONF=1,npu0:1-1,npu1:2-5,npu_affine:1"),

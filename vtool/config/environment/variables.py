@@ -1,6 +1,6 @@
 """Variables that Ascend's software reads: what each takes, and what it does with what it does not take.
 
-Sources: CANN 8.5's "Environment Variables" and HCCL guide, torch_npu's guide of environment variables, and the messages in the library of
+Sources: CANN 8.5's and 9.0's "Environment Variables" and HCCL guide, torch_npu's guide of environment variables, and the messages in the library of
 torch_npu 2.13.0, which are what a run would end with.
 """
 
@@ -64,9 +64,9 @@ VARIABLES = (
     Variable("HCCL_EXEC_TIMEOUT", "seconds from 0, for ever, to 2147483647", "1836", _integer(0, 2147483647), _REPLACED, "warning"),
     Variable(
         "HCCL_OP_EXPANSION_MODE",
-        "AI_CPU, AIV, HOST or HOST_TS",
+        "AI_CPU, AIV, HOST, HOST_TS, CCU_MS or CCU_SCHED",
         "that of the product",
-        _among("AI_CPU", "AIV", "HOST", "HOST_TS"),
+        _among("AI_CPU", "AIV", "HOST", "HOST_TS", "CCU_MS", "CCU_SCHED"),
         _REPLACED,
         "warning",
     ),
