@@ -1,7 +1,7 @@
 """Variables that Ascend's software reads: what each takes, and what it does with what it does not take.
 
-Sources: CANN 8.5's and 9.0's "Environment Variables" and HCCL guide, torch_npu's guide of environment variables, and the messages in the library of
-torch_npu 2.13.0, which are what a run would end with.
+Sources: CANN 8.5's and 9.0's "Environment Variables" and HCCL guide, torch_npu's guide of environment variables, and the messages in the
+library of torch_npu 2.13.0, which are what a run would end with.
 """
 
 import re
