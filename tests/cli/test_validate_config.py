@@ -102,3 +102,22 @@ def test_a_terminal_that_lacks_a_letter_does_not_end_the_command() -> None:
     assert done.returncode == 2
     assert b"\\xe9" in done.stdout
     assert b"Traceback" not in done.stderr
+
+
+def test_several_recipes_are_checked_at_once_as_a_hook_names_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("one.yaml").write_text("defaults: [digits]\n")
+    Path("two.yml").write_text("defaults: [digits]\nnothing: 1\n")
+    code, out, _ = run("one.yaml", "two.yml", "optim.lr=1", "--format", "json")
+    assert code == 1
+    assert [(result["subject"], result["verdict"]) for result in json.loads(out)["results"]] == [
+        ("one.yaml", "clean"),
+        ("two.yml", "unsafe"),
+    ]
+    assert run("one.yaml", "two.yml", "--show")[0] == 2
+
+
+def test_without_a_recipe_it_says_what_to_name() -> None:
+    code, out, err = run()
+    assert (code, out) == (2, "")
+    assert "name a recipe" in err

@@ -54,7 +54,7 @@ _CANNOT_READ = (
     Rule(
         name="broken-reference",
         code="VT006",
-        summary="A value refers, as ${key}, to something that is not there.",
+        summary="A value refers, as ${key}, to something that is not there, or to itself.",
         why="The value cannot be known.",
         bad="'run.name=${optim.nmae}'",
         good="'run.name=${optim.name}'",
@@ -325,6 +325,15 @@ _CROSS_FIELD = (
         bad="device.kind=cpu device.numa=node launch.nproc=2",
         good="device.kind=cuda device.numa=node launch.nproc=2",
         fix="Leave it out on a CPU and with one process; under a torchrun of your own, give it --numa-binding.",
+    ),
+    Rule(
+        name="not-in-megatron-core",
+        code="VT224",
+        summary="A field of engine.ddp_config is not one of the megatron-core that is installed.",
+        why="It would fail when the model is wrapped; by a bridge that looks with hasattr, it would be left out without a word.",
+        bad="engine=megatron engine.ddp_config.preserve_fp32_weights=true, beside megatron-core 0.17",
+        good="engine=megatron, beside megatron-core 0.16.1",
+        fix="Leave the field out, or install the release that vtool is tested with: pip install 'vtool[megatron]'.",
     ),
 )
 

@@ -24,6 +24,7 @@ RULES: tuple[CrossField, ...] = (
     CrossField("nothing-to-train", ("model",), lora.nothing_to_train),
     CrossField("lora-target", ("model", "lora"), lora.targets),
     CrossField("megatron-ddp-conflict", ("engine", "model", "device"), megatron.ddp_conflict),
+    CrossField("not-in-megatron-core", ("engine",), megatron.not_in_megatron_core, megatron.no_megatron_core),
     CrossField("parallel-sizes", ("engine", "model", "launch"), megatron.parallel_sizes),
     CrossField("not-built-on-engine", ("engine", "model", "device"), megatron.not_built),
     CrossField("not-built-on-engine", ("engine", "lora"), lora.dropout_on_megatron),
@@ -45,4 +46,10 @@ def check(run: Run, origins: Origins, groups: Collection[str]) -> Iterator[Diagn
             yield from rule.check(run, origins)
 
 
-__all__ = ["RULES", "CrossField", "check"]
+def unasked(run: Run, groups: Collection[str]) -> dict[str, str]:
+    """The rules that cannot be asked on this machine, and why."""
+    found = {rule.name: rule.misses(run) for rule in RULES if rule.can_run(groups)}
+    return {name: reason for name, reason in found.items() if reason}
+
+
+__all__ = ["RULES", "CrossField", "check", "unasked"]
