@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from vtool.config import schema
+from vtool.config.origins import Origins
 from vtool.config.schema import Run
 from vtool.data.audit import Ledger, look, settle, warnings
-from vtool.data.loader import EncodedRows
+from vtool.data.loader import EncodedRows, MicroBatch, micro_batches
 from vtool.data.plan import Plan
 from vtool.data.row import Row
 from vtool.data.sources import Rows
@@ -30,6 +31,7 @@ from vtool.training.base import base_settings, keep_base
 from vtool.training.checkpoint import load
 from vtool.training.parameter_groups import build_optimizer
 from vtool.training.run_folder import RunFolder, write_atomically
+from vtool.training.schedule import learning_rate
 from vtool.training.start import Start, check_rows
 
 SPLITS = ("train", "validation", "test")
@@ -45,6 +47,8 @@ class Request:
     """The settings after defaults, as plain values."""
     config_yaml: str
     """The same, as text with origins."""
+    origins: Origins | None = None
+    """Where each setting was given, for findings."""
 
 
 @dataclass(slots=True)
@@ -72,6 +76,15 @@ class Session:
     plan: Plan
     total_steps: int
     engine: Engine
+
+    def rate(self, step: int) -> float:
+        """The learning rate of a step, from 1."""
+        return learning_rate(self.run.optim, step, self.total_steps)
+
+    def micro_batches(self, step: int) -> list[MicroBatch]:
+        """This rank's micro-batches of a step, from 1."""
+        data = self.engine.data
+        return micro_batches(self.plan, self.ledgers["train"].kept, step, data.rank, data.world, self.run.data.micro_batch_size)
 
 
 def open_session(request: Request, folder: RunFolder, start: Start, ranks: Ranks) -> tuple[Session, Progress]:
@@ -126,9 +139,14 @@ def build_trained_model(run: Run, folder: RunFolder, processor: Processor, *, we
     Args:
         weights: false where a checkpoint's weights follow. Of a run with adapters, a checkpoint has no others.
     """
-    of = family(run.model.family)
     settings = run.model if run.lora is None else base_settings(run, folder)
     model: nn.Module = build_model(settings, processor, folder.processor, run.run.seed, weights=weights or run.lora is not None)
+    return prepare_model(run, model)
+
+
+def prepare_model(run: Run, model: nn.Module) -> nn.Module:
+    """Freeze what is not trained, and put the adapters in, in place."""
+    of = family(run.model.family)
     freeze_parts(model, of, run.model.freeze)
     if run.lora is not None:
         add_adapters(model, of, run.model.freeze, run.lora, run.run.seed)
