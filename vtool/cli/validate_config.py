@@ -13,6 +13,9 @@ def validate_config(
         list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings that take the place of the recipe's.")
     ] = None,
     show: Annotated[bool, typer.Option("--show", help="Print every setting in force, and where it comes from, as YAML.")] = False,
+    live: Annotated[
+        bool, typer.Option("--live", help="Build the real objects, at tiny size on the CPU, and read the settings back from them.")
+    ] = False,
     format: Annotated[Format, typer.Option(help="How findings are printed.")] = Format.full,
 ) -> None:
     """Check a recipe: every setting is known, fits, and does not contradict another."""
@@ -36,6 +39,15 @@ def validate_config(
     else:
         loaded = examined.loaded
         result = Result(recipe, "clean" if loaded else "unsafe", examined.checks, examined.findings)
+    if live:
+        from vtool.verify.live_check import check_live, not_run
+
+        built = check_live(loaded) if loaded else not_run()
+        verdict = "unsafe" if any(finding.severity == "error" for finding in built.findings) else result.verdict
+        result = Result(recipe, verdict, {**result.checks, **built.checks}, (*result.findings, *built.findings), built.details)
+        if format not in MACHINE:
+            for line in built.lines:
+                typer.echo(line, err=show)
     if show and loaded:
         typer.echo(effective_yaml(loaded), nl=False)
     # With --show, standard output is a recipe that can be kept: vtool validate-config digits --show > mine.yaml

@@ -64,6 +64,12 @@ def unseen(wanted: Mapping[str, Asked], seen: Iterable[Seen]) -> list[str]:
     return [name for name in wanted if name not in names]
 
 
+def settings_seen(wanted: Mapping[str, Asked], seen: Iterable[Seen]) -> set[str]:
+    """The settings, dotted, of which something is asked that was seen; of entries of a list, the list's name."""
+    found = {asked.setting for one in seen if (asked := _asked(wanted, one)) is not None}
+    return {".".join(part for part in name.split(".") if not part.isdigit()) for name in found}
+
+
 def same(asked: Any, value: Any) -> bool:
     """Whether two values are one: true is not 1 (pytorch#149750), a list may be a tuple, and a product of numbers may be rounded."""
     if isinstance(asked, bool) or isinstance(value, bool):

@@ -113,10 +113,7 @@ def open_session(request: Request, folder: RunFolder, start: Start, ranks: Ranks
             print(f"{note.severity}[{note.rule} {note.code}]: {note.message}\n  help: {note.remedy}", flush=True)
 
     plan = Plan(len(ledgers["train"].kept), run.data.global_batch_size, run.run.seed)
-    total = run.train.steps or (run.train.epochs or 0) * plan.steps_per_epoch
-    if 0 < run.optim.warmup_steps >= total:
-        message = f"optim.warmup_steps is {run.optim.warmup_steps}, and the run has {total} steps"
-        raise SharedFindings(Diagnostic("warmup-too-long", message, parameter="optim.warmup_steps"))
+    total = count_steps(run, plan)
     ranks.on_rank_zero(lambda: _write_head(folder, request, ledgers, start.began or folder))
 
     if run.lora is not None:
@@ -131,6 +128,19 @@ def open_session(request: Request, folder: RunFolder, start: Start, ranks: Ranks
         engine.load_state(snapshot.model, snapshot.optimizer)
         progress = Progress(snapshot.step, snapshot.state["seconds"], snapshot.progress["visits"])
     return Session(run, folder, ranks, family(run.model.family), processor, rows, ledgers, plan, total, engine), progress
+
+
+def count_steps(run: Run, plan: Plan) -> int:
+    """The steps of a whole run.
+
+    Raises:
+        SharedFindings: `warmup-too-long`.
+    """
+    total = run.train.steps or (run.train.epochs or 0) * plan.steps_per_epoch
+    if 0 < run.optim.warmup_steps >= total:
+        message = f"optim.warmup_steps is {run.optim.warmup_steps}, and the run has {total} steps"
+        raise SharedFindings(Diagnostic("warmup-too-long", message, parameter="optim.warmup_steps"))
+    return total
 
 
 def build_trained_model(run: Run, folder: RunFolder, processor: Processor, *, weights: bool) -> nn.Module:
