@@ -59,9 +59,9 @@ def compare(wanted: Mapping[str, Asked], seen: Iterable[Seen], origins: Origins 
 
 
 def unseen(wanted: Mapping[str, Asked], seen: Iterable[Seen]) -> list[str]:
-    """The names that something is asked of and nothing was seen of."""
+    """The names that something is asked of, and nothing was seen of: those of settings that speak for themselves alone."""
     names = {one.name for one in seen}
-    return [name for name in wanted if name not in names]
+    return [name for name, asked in wanted.items() if name not in names and (callable(asked) or asked.setting == name)]
 
 
 def settings_seen(wanted: Mapping[str, Asked], seen: Iterable[Seen]) -> set[str]:

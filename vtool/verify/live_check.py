@@ -69,7 +69,9 @@ def _read(everyone: list[Told], small: StandIn) -> dict[str, Any]:
     leaves = list(dict.fromkeys(setting.name for setting in all_settings() if not setting.groups))
     read = frozenset[str]().union(*(told.read for told in everyone))
     unshown = frozenset[str].intersection(*(told.unseen for told in everyone)) if everyone else frozenset()
-    missed = {name: _why(name, small) for name in leaves if name in unshown and name not in small.not_asked}
+    # A decay that is asked of a part is asked of what is trained in it, and a frozen part has nothing of it.
+    missed = {name: _why(name, small) for name in leaves if name in unshown and not name.startswith("optim.groups.")}
+    missed = {name: why for name, why in missed.items() if name not in small.not_asked}
     return {
         "read": [name for name in leaves if name in read and name not in small.not_asked],
         "acts_later": [name for name in leaves if name in ACTS_LATER],

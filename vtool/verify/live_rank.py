@@ -87,9 +87,10 @@ def open_small_session(task: Task, folder: Path, ranks: Ranks) -> Session:
     model = prepare_model(run, build_model(run.model, processor, folder, run.run.seed))
     engine = build_engine(run, model, ranks)
     entries = {"train": run.data.train, "validation": run.data.validation, "test": run.data.test}
-    rows = {split: EncodedRows(Rows([e for e in entry if _opened(e)]), processor, run.data) for split, entry in entries.items() if entry}
-    count = len(rows["train"].rows) if all(map(_opened, run.data.train)) else 0
-    count = count or run.data.global_batch_size * (run.optim.warmup_steps + 8)
+    sources = {split: Rows(entry if all(map(_opened, entry)) else ()) for split, entry in entries.items() if entry}
+    rows = {split: EncodedRows(source, processor, run.data) for split, source in sources.items()}
+    # Enough rows for the warm-up: how many of the real ones can be used, only their audit tells.
+    count = run.data.global_batch_size * (run.optim.warmup_steps + 8)
     plan = Plan(count, run.data.global_batch_size, run.run.seed)
     ledger = Ledger((), count, tuple(range(count)), (), (), (), 0, 0, 0, 0, (), "")
     steps = count_steps(run, plan)
