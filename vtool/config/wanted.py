@@ -5,6 +5,7 @@ several (a compute dtype, and the dtype of the weights behind it), the name says
 """
 
 from collections.abc import Callable, Collection, Iterable
+from pathlib import Path
 from typing import Any
 
 from vtool.config.lora import chosen, trained_parts
@@ -71,7 +72,8 @@ def _data(run: Run) -> dict[str, Asked]:
         entries = getattr(run.data, split)
 
         def field(number: int, split: str = split, entries: Any = entries, name: str = "") -> Wanted:
-            return Wanted(f"data.{split}.{number}.{name}", getattr(entries[number], name) if number < len(entries) else None)
+            value = getattr(entries[number], name) if number < len(entries) else None
+            return Wanted(f"data.{split}.{number}.{name}", str(Path(value)) if name == "path" and value else value)
 
         for name in ("format", "split", "path"):
             if any(isinstance(entry, DigitsSource) == (name != "path") or name == "format" for entry in entries):

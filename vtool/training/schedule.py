@@ -34,11 +34,11 @@ def read_back(rate: Callable[[int], float], total: int) -> Iterator[Seen]:
     """
     where, top, peak = "the schedule", _top(rate, total), highest(rate, total)
     yield Seen("optim.lr", peak, where)
-    # A warm-up of one step, and none: both begin with the highest rate, but the former has it twice.
+    # A warm-up of one step and none both begin with the highest rate, but the former has it twice, unless it is constant.
     first, twice = rate(1), total > 1 and rate(2) == rate(1)
-    falls = rate(total) < peak
-    warmup = (1 if twice and falls else 0) if top == 1 else round(peak / first)
-    yield Seen("optim.warmup_steps", warmup, where)
+    warmup = (1 if twice and rate(total) < peak else 0) if top == 1 else round(peak / first)
+    if not (twice and total == 2):
+        yield Seen("optim.warmup_steps", warmup, where)
     left = total - warmup
     if left < 3:
         return
