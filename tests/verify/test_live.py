@@ -1,6 +1,7 @@
 """`compare` in trainers that are not ours, and `validate-config --live`."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -20,11 +21,14 @@ from vtool.config.read_back import compare as hold
 from vtool.config.schema.megatron import DdpConfig, Parallel
 from vtool.config.settings import all_settings
 from vtool.config.wanted import wanted
+from vtool.diagnostics import rules_live
 from vtool.engines.ranks import Ranks
+from vtool.training import setup
 from vtool.training.read_back import read_back
+from vtool.verify import live_check
 from vtool.verify.leaves import ACTS_LATER, NOT_READABLE, READ
 from vtool.verify.live import compare
-from vtool.verify.live_rank import open_small_session
+from vtool.verify.live_rank import open_small_session, tell
 from vtool.verify.live_task import Task
 from vtool.verify.stand_in import stand_in
 
@@ -43,6 +47,14 @@ class TestTable:
     def test_the_tests_that_show_a_setting_acting_are_there(self, test: str) -> None:
         file, _, name = test.partition("::")
         assert f"def {name}(" in (ROOT / file).read_text()
+
+    def test_the_page_names_settings_and_findings_that_there_are(self) -> None:
+        page = (ROOT / "docs/live.md").read_text()
+        rows = [line for line in page.splitlines() if line.startswith("| ") and "`" in line]
+        names = {name for line in rows for name in re.findall(r"`([a-z]+\.[a-z_.]+)`", line)}
+        assert len(names) > 20
+        assert {name for name in names if name != "engine.ddp_config"} <= READ.keys()
+        assert set(re.findall(r"VT3\d\d", page)) == {rule.code for rule in rules_live.RULES}
 
     @pytest.mark.parametrize("reader", sorted(set(READ.values())))
     def test_the_readers_are_there(self, reader: str) -> None:
@@ -227,6 +239,23 @@ class TestCommand:
         assert "error objects-not-built (VT304): KeyError at " in out
         assert "swish7" in out
         assert "2 not run" in out.splitlines()[-1]
+
+    def test_what_has_not_arrived_is_a_finding_with_its_line(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """verl#4214 again: betas that are left out. In this process, so that they can be."""
+        build = setup.build_optimizer
+        loaded = load_run("digits")
+        without = loaded.run.optim.model_copy(update={"betas": (0.9, 0.999)})
+        monkeypatch.setattr(setup, "build_optimizer", lambda module, _settings, part: build(module, without, part))
+        told = tell(Task(loaded.run, stand_in(loaded.run), loaded.origins), tmp_path, 0)
+        monkeypatch.setattr(live_check, "_processes", lambda *_given: [told])
+        code, out = run("digits")
+        assert code == 1
+        assert (
+            "error[setting-not-arrived VT301]: `optim.betas` asks for [0.9, 0.98], but AdamW, group 0 (and 1 more) has [0.9, 0.999]\n"
+            in out
+        )
+        assert "--> recipes/digits.yaml:19:10" in out
+        assert out.splitlines()[-1].endswith("1 failed")
 
     @pytest.mark.parametrize(("recipe", "more"), [("digits", ("lr=1",)), ("load_check", ())])
     def test_where_there_is_nothing_to_build_it_has_not_passed(self, recipe: str, more: tuple[str, ...]) -> None:

@@ -40,9 +40,11 @@ def validate_config(
         loaded = examined.loaded
         result = Result(recipe, "clean" if loaded else "unsafe", examined.checks, examined.findings)
     if live:
+        from vtool.cli.common import reported
         from vtool.verify.live_check import check_live, not_run
 
-        built = check_live(loaded) if loaded else not_run()
+        with reported("validate-config", recipe, format):
+            built = check_live(loaded) if loaded else not_run()
         verdict = "unsafe" if any(finding.severity == "error" for finding in built.findings) else result.verdict
         result = Result(recipe, verdict, {**result.checks, **built.checks}, (*result.findings, *built.findings), built.details)
         if format not in MACHINE:

@@ -17,12 +17,15 @@ from vtool.config.schema import Run
 from vtool.config.settings import all_settings
 from vtool.diagnostics import Diagnostic
 from vtool.verify.leaves import ACTS_LATER, NOT_READABLE
-from vtool.verify.live_task import TASK, Task, Told
+from vtool.verify.live_task import PATIENCE, TASK, Task, Told
 from vtool.verify.stand_in import StandIn, stand_in
 
 ASKED = ("objects-not-built", "setting-not-arrived", "device-not-used")
-# A process imports torch, transformers and megatron-core in some ten seconds of one core, and builds in one.
-PATIENCE = 300.0
+# This very package, wherever it is, and nothing else of the folder that it is in, or of the one that the user is in.
+_START = (
+    f"import sys; sys.path.insert(0, {str(Path(__file__).parents[2])!r}); import vtool; sys.path.pop(0); "
+    "from vtool.verify.live_rank import main; main(sys.argv[1], int(sys.argv[2]))"
+)
 # How long a process may take to end after another one has found something, and perhaps left it waiting.
 GRACE = 3.0
 
@@ -114,7 +117,7 @@ def _processes(loaded: Loaded, small: StandIn) -> list[Told]:
         try:
             for rank in range(small.processes):
                 with (folder / f"{rank}.log").open("wb") as log:
-                    command = [sys.executable, "-m", "vtool.verify.live_rank", str(folder), str(rank)]
+                    command = [sys.executable, "-P", "-c", _START, str(folder), str(rank)]
                     started.append(subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log))
             _wait(started, folder)
         finally:

@@ -1,6 +1,6 @@
 """One process of `vtool validate-config --live`: builds a run's real objects, at tiny size and on the CPU, and reads its settings back.
 
-python -m vtool.verify.live_rank FOLDER RANK
+`vtool.verify.live_check` starts it.
 """
 
 import os
@@ -8,6 +8,7 @@ import pickle
 import sys
 import traceback
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -29,7 +30,7 @@ from vtool.models.processor import Processor, first_line, new_processor, with_si
 from vtool.training.read_back import check_arrival, read_back
 from vtool.training.run_folder import RunFolder
 from vtool.training.setup import Session, build_engine, count_steps, prepare_model
-from vtool.verify.live_task import TASK, Task, Told
+from vtool.verify.live_task import PATIENCE, TASK, Task, Told
 
 # A rows file is gone through to count its rows, a GB in seconds. Of a larger one it is not worth the wait: training does so.
 LARGEST_FILE = 256 * 2**20
@@ -37,11 +38,12 @@ LARGEST_FILE = 256 * 2**20
 KEPT = ("tie_word_embeddings", "hidden_act", "attention_dropout", "use_sliding_window")
 
 
-def main(folder: Path, rank: int) -> None:
+def main(folder_name: str, rank: int) -> None:
     """Do it, and leave at once: torch's own end sometimes aborts once DDP has used a process group."""
+    folder = Path(folder_name)
     task: Task = pickle.loads((folder / TASK).read_bytes())
     try:
-        told = _tell(task, folder, rank)
+        told = tell(task, folder, rank)
     except Findings as findings:
         told = Told(tuple(findings.diagnostics))
     except Exception as error:  # whatever the libraries raise while they build what the settings describe
@@ -56,19 +58,28 @@ def main(folder: Path, rank: int) -> None:
     os._exit(0)
 
 
-def _tell(task: Task, folder: Path, rank: int) -> Told:
+def tell(task: Task, folder: Path, rank: int) -> Told:
+    """What one process has found.
+
+    Raises:
+        Findings: what stood in the way of building the objects.
+    """
     world = task.small.processes
     placement = place(task.small.run, rank, world)
     torch.set_num_threads(placement.threads)
     if world > 1:
-        dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world)
+        rendezvous = f"file://{folder}/rendezvous"
+        dist.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=world, timeout=timedelta(seconds=PATIENCE))
     own = folder / f"rank{rank}"
     own.mkdir()
     session = open_small_session(task, own, Ranks(rank, world, rank, world))
-    seen = read_back(session)
-    check_arrival(session, task.origins)
-    asked = wanted(session.run)
-    return Told((), frozenset(settings_seen(asked, seen)), frozenset(unseen(asked, seen)))
+    seen, asked = read_back(session), wanted(session.run)
+    findings: tuple[Diagnostic, ...] = ()
+    try:
+        check_arrival(session, task.origins)
+    except Findings as different:
+        findings = different.diagnostics
+    return Told(findings, frozenset(settings_seen(asked, seen)), frozenset(unseen(asked, seen)))
 
 
 def open_small_session(task: Task, folder: Path, ranks: Ranks) -> Session:
@@ -131,7 +142,3 @@ def _keep_flags(config: object, model: Model) -> None:
 
 def _opened(source: Source) -> bool:
     return not isinstance(source, MessagesSource) or Path(source.path).stat().st_size <= LARGEST_FILE
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
