@@ -277,6 +277,18 @@ def test_what_is_made_smaller_is_said() -> None:
     }  # fmt: skip
 
 
+def test_adapters_of_layers_that_a_small_model_has_not_are_put_on_those_that_it_has(folder: Path) -> None:
+    lora = "lora={targets: [layers.20.self_attn.q_proj, 27.mlp.up_proj, merger.mlp.2, v_proj], exclude: [blocks.31.attn.qkv]}"
+    loaded = load_run("qwen2_5_vl_7b_lora", [*LARGE[:2], "model.freeze={vision: false, projector: false}", lora])
+    small = stand_in(loaded.run)
+    assert small.run.lora is not None
+    assert small.run.lora.targets == ("layers.0.self_attn.q_proj", "1.mlp.up_proj", "merger.mlp.2", "v_proj")
+    assert small.run.lora.exclude == ("blocks.1.attn.qkv",)
+    (folder / "live").mkdir()
+    session = open_small_session(Task(loaded.run, small, loaded.origins), folder / "live", Ranks())
+    assert hold(wanted(small.run), read_back(session), loaded.origins) == []
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_shipped_recipe_passes_in_its_own_processes(folder: Path, name: str) -> None:

@@ -4,13 +4,14 @@ Most names are those of settings. Where several settings speak of one thing (a p
 several (a compute dtype, and the dtype of the weights behind it), the name says what is seen, and the `Wanted` which setting is meant.
 """
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from vtool.config.lora import chosen, trained_parts
 from vtool.config.read_back import Asked, Wanted
-from vtool.config.schema import Ddp, DigitsSource, Fsdp2, Lora, Megatron, Optim, Run
+from vtool.config.schema import Ddp, Fsdp2, Lora, Megatron, Optim, Run, Source
 
 PARTS = ("vision", "projector", "language")
 
@@ -70,15 +71,16 @@ def _data(run: Run) -> dict[str, Asked]:
     found: dict[str, Asked] = {"data.micro_batch_size": micro_batch}
     for split in ("train", "validation", "test"):
         entries = getattr(run.data, split)
-
-        def field(number: int, split: str = split, entries: Any = entries, name: str = "") -> Wanted:
-            value = getattr(entries[number], name) if number < len(entries) else None
-            return Wanted(f"data.{split}.{number}.{name}", str(Path(value)) if name == "path" and value else value)
-
         for name in ("format", "split", "path"):
-            if any(isinstance(entry, DigitsSource) == (name != "path") or name == "format" for entry in entries):
-                found[f"data.{split}.{name}"] = lambda number, field=field, name=name: field(number, name=name)
+            if any(hasattr(entry, name) for entry in entries):
+                found[f"data.{split}.{name}"] = partial(_entry, entries, f"data.{split}", name)
     return found
+
+
+def _entry(entries: Sequence[Source], where: str, name: str, number: int) -> Wanted:
+    """A setting of one entry of a list of rows, by its number."""
+    value = getattr(entries[number], name, None) if number < len(entries) else None
+    return Wanted(f"{where}.{number}.{name}", str(Path(value)) if name == "path" and value else value)
 
 
 def _model(run: Run) -> dict[str, Asked]:

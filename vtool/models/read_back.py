@@ -7,8 +7,19 @@ import torch
 from torch import nn
 
 from vtool.config.read_back import Seen
+from vtool.models.families import FAMILIES, family
 from vtool.models.sizes import SIZES
 
+# What the table of sizes has, by the names of transformers' configs; not every family has all of it.
+_TEXT = {
+    "hidden": "hidden_size",
+    "intermediate": "intermediate_size",
+    "layers": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "kv_heads": "num_key_value_heads",
+    "positions": "max_position_embeddings",
+}
+_VISION = {"vision_depth": "depth", "vision_hidden": "hidden_size", "vision_intermediate": "intermediate_size", "vision_heads": "num_heads"}
 _ATTENTION = "_attn_implementation"  # what each attention of transformers looks its function up by, in every forward pass
 
 
@@ -29,22 +40,15 @@ def read_back(module: nn.Module) -> Iterator[Seen]:
 
 def read_config(config: Any) -> Iterator[Seen]:
     """Its family, and its size, where it is one of ours."""
-    family, text, vision = config.model_type, config.get_text_config(), config.vision_config
-    yield Seen("model.family", family, "the model's config")
-    measured = {
-        "hidden": text.hidden_size,
-        "intermediate": text.intermediate_size,
-        "layers": text.num_hidden_layers,
-        "heads": text.num_attention_heads,
-        "kv_heads": text.num_key_value_heads,
-        "positions": text.max_position_embeddings,
-        "vision_depth": vision.depth,
-        "vision_hidden": vision.hidden_size,
-        "vision_intermediate": vision.intermediate_size,
-        "vision_heads": vision.num_heads,
-    }
-    size = next((name for name, table in SIZES[family].items() if table == measured), f"another size ({measured})")
-    yield Seen("model.size", size, "the model's config")
+    name = next((name for name in FAMILIES if family(name).model_type == config.model_type), config.model_type)
+    yield Seen("model.family", name, "the model's config")
+    text, vision = config.get_text_config(), config.vision_config
+    measured = {name: getattr(text, attribute, None) for name, attribute in _TEXT.items()}
+    measured |= {name: getattr(vision, attribute, None) for name, attribute in _VISION.items()}
+    there = {name: value for name, value in measured.items() if value is not None}
+    sizes = SIZES.get(name, {}).items()
+    size = next((size for size, table in sizes if all(table.get(name, value) == value for name, value in there.items())), None)
+    yield Seen("model.size", size or f"another size ({there})", "the model's config")
 
 
 def read_adapters(module: Any, part: Callable[[str], str] | None = None, prefix: str = "") -> Iterator[Seen]:

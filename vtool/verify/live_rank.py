@@ -136,8 +136,8 @@ def _keep_flags(config: object, model: Model) -> None:
         if hasattr(text, name):
             setattr(own, name, getattr(text, name))
     config.tie_word_embeddings = own.tie_word_embeddings  # type: ignore[attr-defined]
-    kind = text.rope_parameters.get("rope_type", "default")
-    own.rope_parameters = {**text.rope_parameters, **own.rope_parameters, "rope_type": kind}
+    if "rope_type" in (given_positions := getattr(text, "rope_parameters", None) or {}):
+        own.rope_parameters = {**given_positions, **own.rope_parameters, "rope_type": given_positions["rope_type"]}
 
 
 def _opened(source: Source) -> bool:

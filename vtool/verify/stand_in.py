@@ -1,10 +1,16 @@
 """A run as it can be built here, on a CPU and in two processes at most: what is made smaller for that, and what cannot be asked then."""
 
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
-from vtool.config.schema import Megatron, Run
+from vtool.config.schema import Lora, Megatron, Run
+from vtool.models.sizes import SIZES
 
+# Of a linear layer's name, the number of its layer or block: `layers.20.self_attn.q_proj`, not the 2 of `merger.mlp.2`.
+_NUMBERED = re.compile(r"((?:^|\.))(\d+)(\.(?:self_attn|attn|mlp)\b)")
+# The tower of the smallest size has more blocks than the language model has layers.
+LAYERS = min(table["tiny"]["layers"] for table in SIZES.values())
 _CUDA = "its kernel needs CUDA, and --live is on the CPU"
 _NCCL = "there is no NCCL on the CPU, where --live is"
 
@@ -34,12 +40,26 @@ def stand_in(run: Run) -> StandIn:
     if run.model.path is not None:
         changes.append(f"{run.model.path} → its config.json at size tiny, with random weights")
         update["model"] = run.model.model_copy(update={"path": None, "init": None, "size": "tiny"})
+        if run.lora is not None:
+            update["lora"] = _lora(run.lora, changes)
     if run.device.kind in ("cuda", "npu"):
         not_asked["device.kind"] = f"it is {run.device.kind}, and --live is on the CPU; vtool train asks before its first step"
         if getattr(engine, "cpu_offload", False):
             not_asked["engine.cpu_offload"] = "on the CPU, where --live is, there is nowhere to offload to"
     update |= {"engine": engine, "device": run.device.model_copy(update={"kind": "cpu"})}
     return StandIn(run.model_copy(update=update), processes, tuple(changes), not_asked)
+
+
+def _lora(lora: Lora, changes: list[str]) -> Lora:
+    """Adapters of layers that a small model has not are those of the ones that it has."""
+    update = {}
+    for name in ("targets", "exclude"):
+        given: tuple[str, ...] = getattr(lora, name) or ()
+        here = tuple(dict.fromkeys(_NUMBERED.sub(lambda found: f"{found[1]}{int(found[2]) % LAYERS}{found[3]}", end) for end in given))
+        if here != given:
+            changes.append(f"lora.{name} {', '.join(given)} → {', '.join(here)}")
+            update[name] = here
+    return lora.model_copy(update=update)
 
 
 def _engine(run: Run, changes: list[str], not_asked: dict[str, str]) -> tuple[int, Any]:
