@@ -30,6 +30,7 @@ bench: .venv/installed-dev .venv/installed-bench  ## print the benchmarks: ratio
 	$(BIN)/python -m benchmarks.memory
 	$(BIN)/python -m benchmarks.checkpoint
 	$(BIN)/python -m benchmarks.load_check
+	$(BIN)/python -m benchmarks.save
 	$(BIN)/python -m benchmarks.loop
 	$(BIN)/python -m benchmarks.engines
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.runs import request
-from vtool.devices import place
+from vtool.devices import bind, place
 from vtool.diagnostics import Findings
 
 DECLARED = json.loads(Path(__file__).with_name("torch_npu.json").read_text())["torch.npu"]
@@ -82,3 +82,16 @@ def test_auto_is_the_cpu_where_there_is_nothing_else() -> None:
     made = place(request("digits").run, 0, 2)
 
     assert (str(made.device), made.backend) == ("cpu", "gloo")
+
+
+def test_torch_npu_is_told_by_the_environment_to_bind_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = request("digits", "device.kind=npu", "device.numa=node", "launch.nproc=2").run
+    monkeypatch.setattr("os.environ", environment := {})
+    assert bind(run, "npu") is None
+    assert environment == {"CPU_AFFINITY_CONF": "1"}
+    environment["CPU_AFFINITY_CONF"] = "2"
+    with pytest.raises(Findings, match=r"launch-conflict.*in the environment it is 2"):
+        bind(run, "npu")
+    environment.clear()
+    assert bind(request("digits", "device.kind=npu").run, "npu") is None
+    assert environment == {}

@@ -31,6 +31,13 @@ from vtool.training.run_folder import RunFolder
 pytestmark = pytest.mark.soak
 
 STEPS, SCANS, MAX_TOKENS = 200, 50, 4
+# Recipe, and settings of two ranks: of tensor and sequence parallelism, as the recipe has it, and of pipeline stages.
+TRAINED = {
+    "digits": ("digits",),
+    "digits_fsdp2": ("digits_fsdp2", "--nproc", "2"),
+    "digits_megatron": ("digits_megatron", "--nproc", "2"),
+    "digits_megatron, stages": ("digits_megatron", "--nproc", "2", "engine.parallel={tensor: 1, pipeline: 2, sequence: false}"),
+}
 # One grey level of 255, in units of the least of the image processor's standard deviations.
 LEVEL = 1 / 255 / 0.2613
 
@@ -56,11 +63,11 @@ class Asked:
     """[tokens of the answer, vocabulary]"""
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+@pytest.fixture(scope="module", params=TRAINED)
+def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Trained:
     folder = tmp_path_factory.mktemp("serving") / "run"
     settings = [f"run.dir={folder}", f"train.steps={STEPS}", "optim.warmup_steps=20"]
-    subprocess.run([sys.executable, "-m", "vtool", "train", "sft", "digits", *settings], check=True, cwd=folder.parent)
+    subprocess.run([sys.executable, "-m", "vtool", "train", "sft", *TRAINED[request.param], *settings], check=True, cwd=folder.parent)
     opened, run = open_run(folder)
     return Trained(opened, run, load_processor(opened.processor, run.model.family, run.data.image), Rows(run.data.test))
 
@@ -148,6 +155,8 @@ def test_the_exported_tokenizer_and_image_processor_make_what_the_run_trained_on
 def served(request: pytest.FixtureRequest, trained: Trained, asked: list[Asked], tmp_path_factory: pytest.TempPathFactory) -> Any:
     """What the server resizes images with; its answers; and those to each scan's question with the next scan's image."""
     interpreter = os.environ.get("VTOOL_VLLM_PYTHON")
+    if request.param == "torchvision" and trained.run.engine.kind != "ddp":
+        pytest.skip("not run: how images are resized is none of the engine's, and is asked of one run")
     if not interpreter:
         pytest.skip("not run: VTOOL_VLLM_PYTHON is not set to the interpreter of an environment with vLLM (`make vllm-env` makes one)")
     folder = tmp_path_factory.mktemp(request.param)

@@ -1,13 +1,16 @@
 import json
 import resource
 import shutil
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from vtool.diagnostics import Findings
-from vtool.training.checkpoint import Snapshot, checkpoints, damage, load, newest, save
+from vtool.training import checkpoint
+from vtool.training.checkpoint import Snapshot, Writer, checkpoints, damage, load, newest, save
 
 
 def snapshot(step: int, size: int = 64) -> Snapshot:
@@ -83,3 +86,57 @@ def test_the_manifest_names_every_file(tmp_path: Path) -> None:
     path = save(tmp_path, snapshot(1), keep_last=1)
     manifest = json.loads((path / "manifest.json").read_text())
     assert set(manifest) == {file.name for file in path.iterdir()} - {"manifest.json"}
+
+
+def test_what_is_written_while_the_loop_goes_on_is_what_was_there_at_its_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    go_on, real = threading.Event(), checkpoint.save
+
+    def slow(*arguments: Any) -> Path:
+        assert go_on.wait(30)
+        return real(*arguments)
+
+    monkeypatch.setattr(checkpoint, "save", slow)
+    made = snapshot(3)
+    weight, state, visits = made.model["w"], made.optimizer["w.exp_avg"], made.progress["visits"]
+    with Writer(tmp_path, 2, asynchronous=True) as writer:
+        writer.save(made)
+        for tensor in (weight, state, visits):
+            tensor.add_(1)
+        assert checkpoints(tmp_path) == []
+        go_on.set()
+    loaded, wanted = load(tmp_path / "step-000003"), snapshot(3)
+    assert torch.equal(loaded.model["w"], wanted.model["w"])
+    assert torch.equal(loaded.optimizer["w.exp_avg"], wanted.optimizer["w.exp_avg"])
+    assert torch.equal(loaded.progress["visits"], wanted.progress["visits"])
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_checkpoints_are_written_in_turn_and_the_newest_are_kept(tmp_path: Path, asynchronous: bool) -> None:
+    with Writer(tmp_path, 2, asynchronous=asynchronous) as writer:
+        for step in range(1, 5):
+            writer.save(snapshot(step, 1 << 16))
+    assert [path.name for path in checkpoints(tmp_path)] == ["step-000003", "step-000004"]
+    assert all(damage(path) is None for path in checkpoints(tmp_path))
+
+
+def test_a_checkpoint_that_failed_beside_the_loop_is_told_at_the_next_or_at_the_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    taken = tmp_path / "taken"
+    taken.write_text("a file, not a folder")
+
+    def loop(*steps: int, then: Exception | None = None) -> None:
+        with Writer(taken, 2, asynchronous=True) as writer:
+            for step in steps:
+                writer.save(snapshot(step))
+            if then:
+                raise then
+
+    with pytest.raises(Findings, match="step-000001 could not be written"):
+        loop(1, 2)
+    with pytest.raises(Findings, match="step-000003 could not be written"):
+        loop(3)
+    with pytest.raises(ArithmeticError):
+        loop(4, then=ArithmeticError())
+    assert "error[checkpoint-not-saved VT" in (said := capsys.readouterr().err)
+    assert "step-000004" in said

@@ -2,6 +2,8 @@
 
 import os
 import pickle
+from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -9,6 +11,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import multiprocessing
+from torch.distributed.launcher.api import LaunchConfig
+from torch.numa.binding import AffinityMode, NumaOptions
 
 from tests.runs import request
 from vtool.diagnostics import Findings
@@ -50,3 +54,40 @@ def test_ranks_wait_while_rank_0_writes_a_large_checkpoint(tmp_path: Path) -> No
     del port
     multiprocessing.spawn(_ask_for_patience, (request("digits", "device.kind=cpu"), tmp_path), nprocs=2)
     assert [pickle.loads((tmp_path / f"{rank}.pkl").read_bytes()) for rank in (0, 1)] == [timedelta(hours=2)] * 2
+
+
+@pytest.mark.parametrize(
+    ("device", "nproc", "outer", "because"),
+    [
+        ("auto", 2, False, "a process on a CPU is near no device"),
+        ("cuda", 1, False, "a single process is started by no launcher"),
+        ("cuda", 2, True, "the processes have been started by a torchrun"),
+    ],
+)
+def test_cores_that_nobody_would_bind_are_refused_before_a_rank_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str, nproc: int, outer: bool, because: str
+) -> None:
+    if outer:
+        monkeypatch.setenv("TORCHELASTIC_RUN_ID", "theirs")
+    # As in a recipe that leaves the number of processes to whoever starts it: --nproc, or torchrun.
+    made = request("digits", f"device.kind={device}", "device.numa=node", f"run.dir={tmp_path / 'run'}")
+    made = replace(made, run=made.run.model_copy(update={"launch": made.run.launch.model_copy(update={"nproc": None if outer else nproc})}))
+    with pytest.raises(Findings, match=f"numa-unbound.*device.numa is node, but {because}"):
+        launch.launch(made, lambda findings: None)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("numa", "mode"), [(None, None), *((mode.value, mode) for mode in AffinityMode)])
+def test_torchrun_is_told_what_to_bind_processes_by(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, numa: str | None, mode: AffinityMode | None
+) -> None:
+    told: list[LaunchConfig] = []
+
+    def instead(config: LaunchConfig, _entrypoint: object) -> Callable[..., dict[int, None]]:
+        told.append(config)
+        return lambda *_: {0: None}
+
+    monkeypatch.setattr("torch.distributed.launcher.api.elastic_launch", instead)
+    made = request("digits", "device.kind=cuda", "launch.nproc=2", f"device.numa={numa or 'null'}", f"run.dir={tmp_path / 'run'}")
+    launch.launch(made, lambda findings: None)
+    assert [config.numa_options for config in told] == [mode and NumaOptions(mode)]

@@ -77,7 +77,7 @@ SHARED_OUT = [
 ]
 
 
-@pytest.mark.parametrize(("nproc", "engine"), [(1, ()), (2, ()), *SHARED_OUT])
+@pytest.mark.parametrize(("nproc", "engine"), [(1, ()), (2, ("checkpoint.asynchronous=true",)), *SHARED_OUT])
 def test_a_killed_run_ends_as_a_straight_one(folder: Path, nproc: int, engine: tuple[str, ...]) -> None:
     straight = run(*command(folder, "straight", nproc, *engine))
     assert straight.returncode == 0, straight.stderr + straight.stdout

@@ -23,6 +23,7 @@ from vtool.config.settings import all_settings
 from vtool.config.wanted import wanted
 from vtool.diagnostics import rules_live
 from vtool.engines.ranks import Ranks
+from vtool.models.families import FAMILIES
 from vtool.training import setup
 from vtool.training.read_back import read_back
 from vtool.verify import live_check
@@ -198,6 +199,15 @@ def test_a_shipped_recipe_has_nothing_against_it(folder: Path, name: str) -> Non
     session = open_small_session(Task(loaded.run, small, loaded.origins), folder / "live", Ranks())
     assert hold(wanted(small.run), read_back(session), loaded.origins) == []
     assert sorted(path.name for path in folder.iterdir()) == ["live", "model", "rows.jsonl"]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_recipe_of_any_family_has_nothing_against_it(tmp_path: Path, name: str) -> None:
+    loaded = load_run("digits", [f"model.family={name}", "model.gradient_checkpointing=true", "lora={rank: 2}"])
+    session = open_small_session(Task(loaded.run, stand_in(loaded.run), loaded.origins), tmp_path, Ranks())
+    seen = read_back(session)
+    assert hold(wanted(loaded.run), seen) == []
+    assert {"model.family", "model.size", "model.attention", "lora.rank"} <= {one.name for one in seen}
 
 
 def run(*arguments: str) -> tuple[int, str]:

@@ -1,10 +1,17 @@
 """`vtool validate-config RECIPE [KEY=VALUE]…`"""
 
+from enum import StrEnum
 from typing import Annotated
 
 import typer
 
 from vtool.cli.formats import Format
+
+
+class Trainer(StrEnum):
+    """Whose recipes can be read."""
+
+    VERL = "verl"
 
 
 def validate_config(
@@ -16,12 +23,16 @@ def validate_config(
     live: Annotated[
         bool, typer.Option("--live", help="Build the real objects, at tiny size on the CPU, and read the settings back from them.")
     ] = False,
+    trainer: Annotated[
+        Trainer | None, typer.Option("--from", help="RECIPE is a file of this trainer: what means the same here is checked.")
+    ] = None,
     format: Annotated[Format, typer.Option(help="How findings are printed.")] = Format.full,
 ) -> None:
     """Check a recipe: every setting is known, fits, and does not contradict another."""
     import sys
+    from pathlib import Path
 
-    from vtool.config.load import ASKED, effective_yaml, examine
+    from vtool.config.load import ASKED, effective_yaml, examine, examine_foreign
     from vtool.config.resources import opened
     from vtool.diagnostics import Findings
     from vtool.diagnostics.render import MACHINE, render
@@ -29,9 +40,11 @@ def validate_config(
 
     if show and format in MACHINE:
         raise typer.BadParameter(f"--show prints YAML, and leaves no room for --format {format}")
+    if trainer and overrides:
+        raise typer.BadParameter(f"a recipe of {trainer.value} is read as it is: KEY=VALUE goes with recipes of vtool")
     loaded = None
     try:
-        examined = examine(recipe, overrides or [])
+        examined = examine_foreign(Path(recipe)) if trainer else examine(recipe, overrides or [])
     except Findings as findings:
         found = {finding.rule for finding in findings.diagnostics}
         checks = {rule: "failed" if rule in found else "not-run" for rule in ASKED}

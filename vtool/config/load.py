@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from vtool.config.compose import Composed, compose_recipe
@@ -14,7 +15,9 @@ from vtool.diagnostics import RULES as TABLE
 from vtool.diagnostics import Diagnostic, Findings
 
 # launch-conflict is about the processes that torchrun has started, and is asked where they are.
-ASKED = tuple(name for name, rule in TABLE.items() if rule.code < "VT3" and name != "launch-conflict")
+FOREIGN = ("setting-without-reader", "setting-dropped", "no-counterpart")
+"""The rules about recipes of other trainers."""
+ASKED = tuple(name for name, rule in TABLE.items() if rule.code < "VT3" and name not in ("launch-conflict", *FOREIGN))
 """The rules that a recipe is checked against."""
 
 
@@ -84,7 +87,31 @@ def examine(recipe: str, overrides: Sequence[str] = ()) -> Examined:
     Raises:
         Findings: `fatal`, where it could not be read.
     """
-    composed = _named(compose_recipe(recipe, overrides))
+    loaded, findings, checks = _checked(_named(compose_recipe(recipe, overrides)))
+    return Examined(None if "failed" in checks.values() else loaded, findings, checks)
+
+
+def examine_foreign(path: Path) -> Examined:
+    """The same of a recipe of verl's SFT trainer: what means the same is checked by our rules, in the words of that file.
+
+    Raises:
+        Findings: `fatal`, where it could not be read.
+    """
+    from vtool.config.foreign.verl import in_their_words, read_verl
+
+    composed, findings, names = read_verl(path)
+    loaded, found, checks = _checked(composed)
+    unknown = {"model.path", "data.train"} - names.keys()  # what nothing is known of is none of our rules' business
+    findings = (*(in_their_words(one, names) for one in found if one.parameter not in unknown), *findings)
+    failed = {one.rule for one in findings if one.severity == "error"}
+    unjudged = {one.rule for one in findings if one.rule == "no-counterpart"}
+    checks = {name: "passed" if state == "failed" else state for name, state in checks.items()} | dict.fromkeys(FOREIGN, "passed")
+    checks |= dict.fromkeys(unjudged, "not-run") | dict.fromkeys(sorted(failed), "failed")
+    return Examined(None if failed else loaded, findings, checks)
+
+
+def _checked(composed: Composed) -> tuple[Loaded | None, tuple[Diagnostic, ...], dict[str, str]]:
+    """What the schema makes of it, if it is sound; all findings; and how each check ended."""
     checked = validate(composed)
     crossed = check(checked.run, composed.origins, checked.sound) if isinstance(checked.run, Run) else ()
     findings = (*composed.findings, *checked.findings, *crossed)
@@ -95,8 +122,9 @@ def examine(recipe: str, overrides: Sequence[str] = ()) -> Examined:
     missed |= set() if checked.whole else {name for name in ASKED if TABLE[name].code.startswith("VT1")}
     failed = {finding.rule for finding in findings if finding.severity == "error"}
     checks = {name: "failed" if name in failed else "not-run" if name in missed else "passed" for name in asked}
-    loaded = None if failed else Loaded(checked.run, checked.run.model_dump(mode="json"), composed.origins, findings)
-    return Examined(loaded, findings, checks)
+    sound = not any(finding.severity == "error" for finding in checked.findings)
+    loaded = Loaded(checked.run, checked.run.model_dump(mode="json"), composed.origins, findings) if sound else None
+    return loaded, findings, checks
 
 
 def effective_yaml(loaded: Loaded) -> str:

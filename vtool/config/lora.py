@@ -4,21 +4,18 @@ from collections.abc import Iterable, Mapping
 
 from vtool.config.schema import Freeze, Lora
 
-LINEAR: Mapping[str, Mapping[str, tuple[str, ...]]] = {
-    "qwen2_5_vl": {
-        "vision": tuple(
-            f"model.visual.blocks.N.{name}" for name in ("attn.qkv", "attn.proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
-        ),
+_GATED = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
+
+
+def _qwen(tower: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
+    return {
+        "vision": tuple(f"model.visual.blocks.N.{name}" for name in ("attn.qkv", "attn.proj", *tower)),
         "projector": ("model.visual.merger.mlp.0", "model.visual.merger.mlp.2"),
-        "language": tuple(
-            f"model.language_model.layers.N.{name}"
-            for name in (
-                *(f"self_attn.{part}_proj" for part in "qkvo"),
-                *(f"mlp.{part}_proj" for part in ("gate", "up", "down")),
-            )
-        ),
+        "language": tuple(f"model.language_model.layers.N.{name}" for name in (*(f"self_attn.{part}_proj" for part in "qkvo"), *_GATED)),
     }
-}
+
+
+LINEAR: Mapping[str, Mapping[str, tuple[str, ...]]] = {"qwen2_vl": _qwen(("mlp.fc1", "mlp.fc2")), "qwen2_5_vl": _qwen(_GATED)}
 """The linear layers of each family by part, as transformers names them, without the head; N is the number of a layer."""
 
 

@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass
 
 import torch
+from torch.numa.binding import AffinityMode, NumaOptions
 
 from vtool.config.schema import Run
 from vtool.diagnostics import Diagnostic, Findings
@@ -30,10 +31,8 @@ def place(run: Run, local_rank: int, local_world: int) -> Placement:
     Raises:
         Findings: `device-missing`, where the recipe asks for a device that is not there.
     """
-    threads = run.device.threads or max(1, len(os.sched_getaffinity(0)) // local_world)
-    kind: str = run.device.kind
-    if kind == "auto":
-        kind = next((each for each in BACKENDS if _count(each)), "cpu")
+    threads = run.device.threads or max(1, _cores(run) // local_world)
+    kind = kind_of(run)
     if kind == "cpu":
         return Placement(torch.device("cpu"), "gloo", threads)
     if kind == "npu":
@@ -44,6 +43,30 @@ def place(run: Run, local_rank: int, local_world: int) -> Placement:
             "use device.kind=cpu, fewer processes (launch.nproc), or a torch build for this machine's devices",
         )
     return Placement(torch.device(kind, local_rank), BACKENDS[kind], threads)
+
+
+def kind_of(run: Run) -> str:
+    """`device.kind`, or what `auto` finds here."""
+    return next((each for each in BACKENDS if _count(each)), "cpu") if run.device.kind == "auto" else run.device.kind
+
+
+def bind(run: Run, kind: str) -> NumaOptions | None:
+    """What torchrun is to bind processes with; for NPUs, torch_npu is told by the environment that they are started in.
+
+    Raises:
+        Findings: `launch-conflict`, where that environment says otherwise.
+    """
+    if run.device.numa is None or kind != "npu":
+        return None if run.device.numa is None else NumaOptions(AffinityMode(run.device.numa))
+    if (given := os.environ.setdefault("CPU_AFFINITY_CONF", "1")) != "1":
+        message = f"device.numa is {run.device.numa}, which sets CPU_AFFINITY_CONF=1, and in the environment it is {given}"
+        raise Findings(Diagnostic("launch-conflict", message, "leave one of them out", "device.numa"))
+    return None
+
+
+def _cores(run: Run) -> int:
+    """Those of this machine that its processes share. A process that is bound to some of them does not see the others."""
+    return len(os.sched_getaffinity(0)) if run.device.numa is None else os.cpu_count() or 1
 
 
 def _count(kind: str) -> int:

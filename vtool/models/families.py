@@ -10,7 +10,7 @@ from torch import nn
 
 from vtool.models.tokens import TokenIds
 
-FAMILIES = {"qwen2_5_vl": "vtool.models.qwen2_5_vl:Qwen25VL"}
+FAMILIES = {"qwen2_vl": "vtool.models.qwen2_vl:Qwen2VL", "qwen2_5_vl": "vtool.models.qwen2_5_vl:Qwen25VL"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,6 +45,7 @@ def read_config(config: Any) -> Iterator[Seen]:
     text, vision = config.get_text_config(), config.vision_config
     measured = {name: getattr(text, attribute, None) for name, attribute in _TEXT.items()}
     measured |= {name: getattr(vision, attribute, None) for name, attribute in _VISION.items()}
+    measured["vision_hidden"] = getattr(vision, "embed_dim", measured["vision_hidden"])  # where hidden_size is what comes out of the tower
     there = {name: value for name, value in measured.items() if value is not None}
     sizes = SIZES.get(name, {}).items()
     size = next((size for size, table in sizes if all(table.get(name, value) == value for name, value in there.items())), None)

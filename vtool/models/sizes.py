@@ -1,19 +1,16 @@
 """The sizes of models with random weights. Torch-free, so that checks can read it."""
 
 # Widths are numbers of features. The text's head_dim (hidden / heads) is 32: the smallest that vLLM's CPU attention serves.
-SIZES: dict[str, dict[str, dict[str, int]]] = {
-    "qwen2_5_vl": {
-        "tiny": {
-            "hidden": 128,
-            "intermediate": 256,
-            "layers": 2,
-            "heads": 4,
-            "kv_heads": 2,
-            "positions": 2048,
-            "vision_depth": 4,
-            "vision_hidden": 128,
-            "vision_intermediate": 256,
-            "vision_heads": 4,
-        },
-    },
+_TINY = {
+    "hidden": 128,
+    "intermediate": 256,
+    "layers": 2,
+    "heads": 4,
+    "kv_heads": 2,
+    "positions": 2048,
+    "vision_depth": 4,
+    "vision_hidden": 128,
+    "vision_intermediate": 256,
+    "vision_heads": 4,
 }
+SIZES: dict[str, dict[str, dict[str, int]]] = {"qwen2_vl": {"tiny": _TINY}, "qwen2_5_vl": {"tiny": _TINY}}

@@ -5,7 +5,9 @@ import json
 import os
 import re
 import shutil
+import sys
 from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,6 +76,52 @@ def save(folder: Path, snapshot: Snapshot, keep_last: int) -> Path:
             doomed = old.rename(old.with_name(f".removing-{old.name}"))
             shutil.rmtree(doomed)
     return target
+
+
+class Writer:
+    """Saves checkpoints one after the other: while the loop waits or, `asynchronous`, in a thread while it goes on.
+
+    A thread's failure is raised by the next `save` or `wait`. Leaving the context waits for what is being written, however it is left.
+    """
+
+    def __init__(self, folder: Path, keep_last: int, *, asynchronous: bool) -> None:
+        self._folder, self._keep_last = folder, keep_last
+        self._thread = ThreadPoolExecutor(1, "checkpoint") if asynchronous else None
+        self._writing: Future[Path] | None = None
+
+    def __enter__(self) -> "Writer":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.wait()
+        elif self._writing is not None and isinstance(lost := self._writing.exception(), Findings):  # beside what is being raised
+            print("\n".join(f"error[{one.rule} {one.code}]: {one.message}" for one in lost.diagnostics), file=sys.stderr)
+
+    def save(self, snapshot: Snapshot) -> None:
+        """Write a checkpoint, or begin to. Its tensors may be a model's own: where the loop goes on, they are copied first.
+
+        Raises:
+            Findings: `checkpoint-not-saved`, of this one or of the one before it.
+        """
+        self.wait()
+        if self._thread is None:
+            save(self._folder, snapshot, self._keep_last)
+        else:
+            for tensors in (snapshot.model, snapshot.optimizer, snapshot.progress):
+                for name in tensors:  # one by one, so that what an engine has gathered is freed on the way
+                    tensors[name] = tensors[name].to("cpu", copy=True)
+            self._writing = self._thread.submit(save, self._folder, snapshot, self._keep_last)
+
+    def wait(self) -> None:
+        """Until what is being written is on the disk.
+
+        Raises:
+            Findings: `checkpoint-not-saved`.
+        """
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.result()
 
 
 def checkpoints(folder: Path) -> list[Path]:

@@ -21,8 +21,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from vtool.config.rules.device import unbound
 from vtool.config.schema import Run
-from vtool.devices import keep_freed_memory, place
+from vtool.devices import bind, keep_freed_memory, kind_of, place
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.engines.ranks import Ranks, SharedFindings
 from vtool.training.setup import Request
@@ -52,6 +53,7 @@ def launch(request: Request, tell: Tell) -> Outcome | None:
     if "TORCHELASTIC_RUN_ID" in os.environ:
         try:
             _check_outer(request.run, ranks)
+            _check_bound(request.run, ranks.local_world, outer=True)
             outcome = run_rank(request, ranks)
         except SharedFindings:
             if ranks.rank == 0:
@@ -64,9 +66,11 @@ def launch(request: Request, tell: Tell) -> Outcome | None:
         )
         help = "start vtool under torchrun (docs/launch.md); where nothing has started several processes, unset WORLD_SIZE"
         raise Findings(Diagnostic("launch-conflict", message, help))
-    if (request.run.launch.nproc or 1) == 1:
+    nproc = request.run.launch.nproc or 1
+    _check_bound(request.run, nproc)
+    if nproc == 1:
         return run_rank(request, Ranks())
-    return _launch_ranks(request, request.run.launch.nproc or 1, tell)
+    return _launch_ranks(request, nproc, tell)
 
 
 def run_rank(request: Request, ranks: Ranks) -> Outcome:
@@ -91,6 +95,12 @@ def _check_outer(run: Run, ranks: Ranks) -> None:
         raise SharedFindings(Diagnostic("launch-conflict", message, parameter="launch.nproc"))
 
 
+def _check_bound(run: Run, nproc: int, *, outer: bool = False) -> None:
+    """What the rule of `device.numa` could not say before the device was chosen and the processes counted."""
+    if run.device.numa is not None and (found := tuple(unbound(run, kind_of(run), nproc, outer=outer))):
+        raise SharedFindings(found)
+
+
 def _launch_ranks(request: Request, nproc: int, tell: Tell) -> Outcome:
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -111,6 +121,7 @@ def _launch_ranks(request: Request, nproc: int, tell: Tell) -> Outcome:
             max_restarts=0,
             monitor_interval=0.2,
             logs_specs=DefaultLogsSpecs(log_dir=logs),
+            numa_options=bind(request.run, kind_of(request.run)),
             signals_to_handle="SIGQUIT",  # those of stop.py are handled here: the ranks finish their step
         )
         try:

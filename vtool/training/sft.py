@@ -19,7 +19,7 @@ from vtool.devices import seed
 from vtool.diagnostics import Diagnostic
 from vtool.engines.ranks import Ranks, SharedFindings
 from vtool.evaluation.evaluate import evaluate
-from vtool.training.checkpoint import Snapshot, save
+from vtool.training.checkpoint import Snapshot, Writer
 from vtool.training.display import Display
 from vtool.training.finish import finish
 from vtool.training.metrics import append
@@ -66,15 +66,21 @@ def _train(request: Request, folder: RunFolder, ranks: Ranks) -> Outcome:
     ranks.on_rank_zero(lambda: _rewind(folder, progress, start))
     if ranks.rank == 0:
         _announce(session, progress, start)
-    with StopRequest() as stop, Display(progress.step, session.total_steps, silent=ranks.rank > 0) as display:
-        signal = _steps(session, progress, stop, display)
+    settings = request.run.checkpoint
+    with (
+        StopRequest() as stop,
+        Writer(folder.checkpoints, settings.keep_last, asynchronous=settings.asynchronous) as writer,
+        Display(progress.step, session.total_steps, silent=ranks.rank > 0) as display,
+    ):
+        signal = _steps(session, progress, writer, stop, display)
+        ranks.on_rank_zero(writer.wait)
     if signal is not None:
         return Outcome(folder.path, "stopped", progress.step, session.total_steps, signal)
     finish(session, progress)
     return Outcome(folder.path, "finished", progress.step, session.total_steps)
 
 
-def _steps(session: Session, progress: Progress, stop: StopRequest, display: Display) -> int | None:
+def _steps(session: Session, progress: Progress, writer: Writer, stop: StopRequest, display: Display) -> int | None:
     """The training loop. It ends after the last step, or after one before which any rank was asked to stop; then it returns the signal."""
     run, ranks = session.run, session.ranks
     steps = range(progress.step + 1, session.total_steps + 1)
@@ -93,7 +99,7 @@ def _steps(session: Session, progress: Progress, stop: StopRequest, display: Dis
         if "validation" in session.rows and (last or _due(step, run.evaluation.every_steps)):
             _validate(session, step, display)
         if last or signal or _due(step, run.checkpoint.every_steps):
-            _save(session, progress)
+            _save(session, progress, writer)
         if signal and not last:
             return signal
     return None
@@ -183,15 +189,11 @@ def _validate(session: Session, step: int, display: Display) -> None:
         display.say(f"step {step}: validation NLL {scores.nll:.4f}, exact match {scores.exact_match:.1%} of {scores.samples}")
 
 
-def _save(session: Session, progress: Progress) -> None:
+def _save(session: Session, progress: Progress, writer: Writer) -> None:
     model, optimizer = session.engine.model_state(), session.engine.optimizer_state()
-
-    def write() -> None:
-        state = {"seconds": progress.seconds, "ranks": session.ranks.world, "torch": torch.__version__}
-        snapshot = Snapshot(progress.step, model, optimizer, {"visits": progress.visits}, state)
-        save(session.folder.checkpoints, snapshot, session.run.checkpoint.keep_last)
-
-    session.ranks.on_rank_zero(write)
+    state = {"seconds": progress.seconds, "ranks": session.ranks.world, "torch": torch.__version__}
+    snapshot = Snapshot(progress.step, model, optimizer, {"visits": progress.visits}, state)
+    session.ranks.on_rank_zero(lambda: writer.save(snapshot))
 
 
 def _failure(session: Session, rule: str, message: str, batches: Sequence[Batch]) -> SharedFindings:

@@ -33,6 +33,7 @@ READ: dict[str, str] = {
 """By setting, the function that tells it."""
 
 _DATA, _FOLDER, _HERE = "tests/data/test_encode.py::", "tests/training/test_run_folder.py::", "tests/training/test_read_back.py::"
+_CHECKPOINT = "tests/training/test_checkpoint.py::"
 _EVALUATED = f"{_HERE}test_a_run_is_evaluated_when_and_as_it_is_asked"
 ACTS_LATER: dict[str, str] = {
     "run.name": f"{_FOLDER}test_settings_that_change_no_number_may_differ",
@@ -45,7 +46,9 @@ ACTS_LATER: dict[str, str] = {
     "data.drop_model_inputs": f"{_DATA}test_an_input_is_left_out_only_where_the_recipe_names_it",
     "optim.clip_norm": f"{_HERE}test_gradients_are_clipped_to_the_norm_that_is_asked",
     "checkpoint.every_steps": f"{_FOLDER}test_a_run_goes_back_to_an_earlier_step_of_its_own_and_throws_nothing_away",
-    "checkpoint.keep_last": "tests/training/test_checkpoint.py::test_only_the_newest_are_kept",
+    "checkpoint.asynchronous": f"{_CHECKPOINT}test_what_is_written_while_the_loop_goes_on_is_what_was_there_at_its_step",
+    "device.numa": "tests/training/test_launch.py::test_torchrun_is_told_what_to_bind_processes_by",
+    "checkpoint.keep_last": f"{_CHECKPOINT}test_only_the_newest_are_kept",
     "checkpoint.resume": f"{_FOLDER}test_a_run_can_begin_from_another_runs_checkpoint",
     **dict.fromkeys(("evaluation.every_steps", "evaluation.batch_size", "evaluation.generate.max_new_tokens"), _EVALUATED),
 }

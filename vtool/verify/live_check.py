@@ -88,7 +88,7 @@ def _why(name: str, small: StandIn) -> str:
     if name.startswith("engine.") and small.processes == 1:
         return "one process has no such object"
     if name.startswith("data."):
-        return "the file is large, and was left closed"
+        return "the file is large, or not here, and was left closed"
     return "on a CPU it is no choice" if name == "engine.cpu_offload" else "it has no object in this run"
 
 

@@ -92,7 +92,7 @@ def open_small_session(task: Task, folder: Path, ranks: Ranks) -> Session:
     of = family(run.model.family)
     processor = _processor(task, run)
     config = model_config(run.model, processor)
-    if task.run.model.path is not None:
+    if task.run.model.path is not None and (Path(task.run.model.path) / "config.json").exists():
         _keep_flags(config, task.run.model)
     config.save_pretrained(folder)
     model = prepare_model(run, build_model(run.model, processor, folder, run.run.seed))
@@ -141,4 +141,7 @@ def _keep_flags(config: object, model: Model) -> None:
 
 
 def _opened(source: Source) -> bool:
-    return not isinstance(source, MessagesSource) or Path(source.path).stat().st_size <= LARGEST_FILE
+    """Whether a source's rows are found. A recipe of another trainer may name files that are on another machine."""
+    if not isinstance(source, MessagesSource):
+        return True
+    return (file := Path(source.path)).is_file() and file.stat().st_size <= LARGEST_FILE

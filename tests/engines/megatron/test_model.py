@@ -30,16 +30,19 @@ def differs(own: Any, model: Any, inputs: dict[str, Tensor]) -> float:
     return float((logits(own, inputs) - logits(model, inputs))[used].abs().max())
 
 
-def compared(ranks: Ranks, vocabulary: int, tied: bool) -> dict[str, Any]:
+def compared(ranks: Ranks, family: str, vocabulary: int, tied: bool) -> dict[str, Any]:
     """For each way of spreading it, the largest differences from transformers' own model."""
     found: dict[str, Any] = {}
     for name, parallel in SPREADS.items():
         groups = start_groups(parallel, ranks)
-        own, batch, prompt = tiny_model(tied=tied, vocabulary=vocabulary), tiny_batch(), tiny_batch(left=True)
-        model = with_megatron(tiny_model(tied=tied, vocabulary=vocabulary), groups, sequence=parallel.sequence)
+        own, other = (tiny_model(tied=tied, vocabulary=vocabulary, family=family) for _ in range(2))
+        model = with_megatron(other, groups, sequence=parallel.sequence)
+        batch, prompt = tiny_batch(), tiny_batch(left=True)
         columns = torch.tensor([3, 11, 15])
 
         flat = {key: value for key, value in batch.items() if key != "mm_token_type_ids"}
+        if family == "qwen2_vl":  # it asks for the types of tokens, or for positions
+            flat["position_ids"] = torch.arange(21).expand(3, 2, 21)
         text = {"input_ids": batch["input_ids"].clamp(max=149), "attention_mask": batch["attention_mask"]}
         answers = [
             one.generate(**prompt, max_new_tokens=6, do_sample=False, use_cache=cache, eos_token_id=None)[:, 21:].tolist()
@@ -61,10 +64,10 @@ def compared(ranks: Ranks, vocabulary: int, tied: bool) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize(("vocabulary", "tied"), [(160, False), (161, True)])
-def test_logits_and_answers_are_those_of_transformers(vocabulary: int, tied: bool) -> None:
+@pytest.mark.parametrize(("family", "vocabulary", "tied"), [("qwen2_5_vl", 160, False), ("qwen2_5_vl", 161, True), ("qwen2_vl", 160, True)])
+def test_logits_and_answers_are_those_of_transformers(family: str, vocabulary: int, tied: bool) -> None:
     """161 does not divide by two: the vocabulary is padded in megatron-core, and nobody sees it."""
-    first, second = run_ranks(compared, 2, vocabulary, tied)
+    first, second = run_ranks(compared, 2, family, vocabulary, tied)
     tensors = 2 + 4 * 12 + (not tied)  # q, k, v with biases, o, gate, up, down, two norms
     for name, found in first.items():
         print(name, {key: f"{value:.1e}" for key, value in found.items() if isinstance(value, float)})

@@ -15,7 +15,7 @@ from vtool.engines.megatron.engine import Megatron
 from vtool.engines.ranks import Ranks
 
 pytest.importorskip("megatron.core", reason="megatron-core is not installed")
-SPREAD = ("dp2", "dp2, distributed optimiser", "tp2")
+SPREAD = ("dp2, distributed optimiser", "tp2")
 SAVED_AFTER = TEXT_STEP + 1
 
 

@@ -1,6 +1,7 @@
 """Adapters, frozen parts and parts with learning rates of their own train as in one process in float64, however the model is spread."""
 
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import pytest
@@ -31,24 +32,28 @@ class Scenario:
     freeze: Freeze = field(default_factory=Freeze)
     lora: Lora | None = None
     optim: Optim = field(default_factory=lambda: Optim(lr=1e-3, weight_decay=0.1, clip_norm=1.0))
-    spread: tuple[str, ...] = (DATA, SEQUENCE, STAGES)
+    spread: tuple[str, ...] = (DATA, STAGES)
+    further: tuple[str, ...] = ()
+    """Ways of spreading that take their turn in `make soak`."""
     recomputed: bool = False
 
 
 SCENARIOS = {
-    "adapters everywhere": Scenario(lora=Lora(rank=3, alpha=2), spread=(DATA, TENSOR, SEQUENCE, STAGES, "tp2+sp, distributed optimiser")),
-    "recomputed adapters": Scenario(lora=Lora(rank=2, alpha=2), spread=(SEQUENCE, STAGES), recomputed=True),
+    "adapters everywhere": Scenario(
+        lora=Lora(rank=3, alpha=2), spread=(DATA, SEQUENCE, STAGES), further=(TENSOR, "tp2+sp, distributed optimiser")
+    ),
+    "recomputed adapters": Scenario(lora=Lora(rank=2, alpha=2), spread=(SEQUENCE,), further=(STAGES,), recomputed=True),
     "adapters of some parts of the joined matrices": Scenario(
-        Freeze(vision=True), Lora(rank=2, targets=("v_proj", "up_proj", "mlp.2")), spread=(TENSOR, SEQUENCE)
+        Freeze(vision=True), Lora(rank=2, targets=("v_proj", "up_proj", "mlp.2")), spread=(TENSOR,), further=(SEQUENCE,)
     ),
     "adapters that are cut by columns": Scenario(
-        lora=Lora(rank=2, targets=("o_proj", "down_proj"), exclude=("1.mlp.down_proj",)), spread=(TENSOR, SEQUENCE)
+        lora=Lora(rank=2, targets=("o_proj", "down_proj"), exclude=("1.mlp.down_proj",)), spread=(SEQUENCE,), further=(TENSOR,)
     ),
     "adapters on the last stage alone": Scenario(
         Freeze(vision=True, projector=True), Lora(rank=2, targets=("3.self_attn.q_proj", "2.mlp.down_proj")), spread=(STAGES,)
     ),
-    "no tower": Scenario(Freeze(vision=True)),
-    "the tower alone": Scenario(Freeze(projector=True, language=True)),
+    "no tower": Scenario(Freeze(vision=True), spread=(STAGES,), further=(DATA, SEQUENCE)),
+    "the tower alone": Scenario(Freeze(projector=True, language=True), further=(SEQUENCE,)),
     "three rates": Scenario(
         optim=Optim.model_validate(
             {
@@ -56,9 +61,14 @@ SCENARIOS = {
                 "weight_decay": 0.1,
                 "groups": {"vision": {"lr": 1e-4}, "projector": {"lr": 5e-3, "weight_decay": 0.0}, "language": {"weight_decay": 0.5}},
             }
-        )
+        ),
+        spread=(SEQUENCE,),
+        further=(DATA, STAGES),
     ),
 }
+# Each scenario's name, and how it is spread in `make test` or in `make soak`.
+TESTED = {what: scenario.spread for what, scenario in SCENARIOS.items()}
+FURTHER = {what: scenario.further for what, scenario in SCENARIOS.items() if scenario.further}
 
 
 @dataclass
@@ -88,8 +98,10 @@ def made(scenario: Scenario, dtype: torch.dtype) -> Any:
     return model
 
 
-def alone(scenario: Scenario) -> Trained:
+@cache
+def alone(what: str) -> Trained:
     """One process, float64, torch's own AdamW and clipping; the loss by its definition."""
+    scenario = SCENARIOS[what]
     model = made(scenario, torch.float64)
     named = {saved_name(name): parameter for name, parameter in model.named_parameters()}
     groups = parameter_groups(((name, p) for name, p in named.items()), scenario.optim, QWEN.part)
@@ -107,10 +119,11 @@ def all_of(engine: Megatron) -> dict[str, Tensor]:
     return {name: tensor.clone() for kind in ("none", "only") for name, tensor in engine.iter_hf_weights(kind)}
 
 
-def train_all(ranks: Ranks) -> dict[str, Trained]:
+def train_all(ranks: Ranks, spreads: dict[str, tuple[str, ...]]) -> dict[str, Trained]:
     found = {}
-    for what, scenario in SCENARIOS.items():
-        for how in scenario.spread:
+    for what, spread in spreads.items():
+        scenario = SCENARIOS[what]
+        for how in spread:
             trained = found[f"{what}; {how}"] = Trained()
 
             def build(scenario: Scenario = scenario, how: str = how) -> Megatron:
@@ -143,25 +156,47 @@ def train_all(ranks: Ranks) -> dict[str, Trained]:
 
 @pytest.fixture(scope="module")
 def spread() -> dict[str, Trained]:
-    return run_ranks(train_all, 2)[0]  # type: ignore[no-any-return]
+    return run_ranks(train_all, 2, TESTED)[0]  # type: ignore[no-any-return]
+
+
+@pytest.fixture(scope="module")
+def spread_further() -> dict[str, Trained]:
+    return run_ranks(train_all, 2, FURTHER)[0]  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize("what", SCENARIOS)
 def test_training_is_that_of_one_process(spread: dict[str, Trained], what: str) -> None:
-    wanted = alone(SCENARIOS[what])
-    for how in SCENARIOS[what].spread:
-        ours, name = spread[f"{what}; {how}"], f"{what}; {how}"
-        first = relative_difference({key: tensor.double() for key, tensor in ours.first.items()}, wanted.first)
-        weights = relative_difference({key: tensor.double() for key, tensor in ours.weights.items()}, wanted.weights)
-        print(f"{name}: gradient {first:.1e}, weights {weights:.1e}")
-        assert first <= 5e-6, name
-        assert ours.losses == pytest.approx(wanted.losses, rel=1e-5), name
-        assert ours.norms == pytest.approx(wanted.norms, rel=1e-5), name
-        assert weights <= 1e-4, name
-        assert ours.resumed == pytest.approx([n for step in (2, 3) for n in (wanted.losses[step], wanted.norms[step])], rel=1e-5), name
-        if wanted.merged:
-            assert relative_difference({key: tensor.double() for key, tensor in ours.merged.items()}, wanted.merged) <= 1e-4
-            assert not any(torch.equal(ours.merged[key], ours.weights[key]) for key in targeted(ours.weights)), name
+    for how in TESTED[what]:
+        check_training(spread[f"{what}; {how}"], what, how)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("what", FURTHER)
+def test_training_is_that_of_one_process_however_it_is_spread(spread_further: dict[str, Trained], what: str) -> None:
+    for how in FURTHER[what]:
+        check_training(spread_further[f"{what}; {how}"], what, how)
+        check_changes(spread_further[f"{what}; {how}"], what, how)
+
+
+@pytest.mark.parametrize("what", SCENARIOS)
+def test_after_two_steps_what_has_changed_is_what_was_to_be_trained(spread: dict[str, Trained], what: str) -> None:
+    for how in TESTED[what]:
+        check_changes(spread[f"{what}; {how}"], what, how)
+
+
+def check_training(ours: Trained, what: str, how: str) -> None:
+    wanted = alone(what)
+    first = relative_difference({key: tensor.double() for key, tensor in ours.first.items()}, wanted.first)
+    weights = relative_difference({key: tensor.double() for key, tensor in ours.weights.items()}, wanted.weights)
+    print(f"{what}; {how}: gradient {first:.1e}, weights {weights:.1e}")
+    assert first <= 5e-6, how
+    assert ours.losses == pytest.approx(wanted.losses, rel=1e-5), how
+    assert ours.norms == pytest.approx(wanted.norms, rel=1e-5), how
+    assert weights <= 1e-4, how
+    assert ours.resumed == pytest.approx([n for step in (2, 3) for n in (wanted.losses[step], wanted.norms[step])], rel=1e-5), how
+    if wanted.merged:
+        assert relative_difference({key: tensor.double() for key, tensor in ours.merged.items()}, wanted.merged) <= 1e-4
+        assert not any(torch.equal(ours.merged[key], ours.weights[key]) for key in targeted(ours.weights)), how
 
 
 def targeted(weights: dict[str, Tensor]) -> list[str]:
@@ -170,8 +205,7 @@ def targeted(weights: dict[str, Tensor]) -> list[str]:
     return [f"{name.removeprefix(prefix).removesuffix(end)}.weight" for name in weights if name.endswith(end)]
 
 
-@pytest.mark.parametrize("what", SCENARIOS)
-def test_after_two_steps_what_has_changed_is_what_was_to_be_trained(spread: dict[str, Trained], what: str) -> None:
+def check_changes(ours: Trained, what: str, how: str) -> None:
     scenario = SCENARIOS[what]
     model = made(scenario, torch.float32)
     declared = {
@@ -179,11 +213,9 @@ def test_after_two_steps_what_has_changed_is_what_was_to_be_trained(spread: dict
         for name, _ in model.named_parameters()
         if ("lora_" in name if scenario.lora else not getattr(scenario.freeze, QWEN.part(name)))
     }
-    for how in scenario.spread:
-        ours = spread[f"{what}; {how}"]
-        changed = {name for name in ours.before if not torch.equal(ours.before[name], ours.after_two[name])}
-        assert changed == declared, how
-        assert all(torch.equal(tensor, ours.before[saved_name(name)]) for name, tensor in model.named_parameters()), how
+    changed = {name for name in ours.before if not torch.equal(ours.before[name], ours.after_two[name])}
+    assert changed == declared, how
+    assert all(torch.equal(tensor, ours.before[saved_name(name)]) for name, tensor in model.named_parameters()), how
 
 
 def frozen_in_bfloat16(ranks: Ranks, rounded: bool) -> dict[str, bool]:

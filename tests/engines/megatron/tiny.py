@@ -13,9 +13,9 @@ from vtool.engines.megatron.weights import from_megatron, name_in_model, share_o
 IMAGE = 151
 
 
-def tiny_model(*, tied: bool, vocabulary: int = 160, dtype: torch.dtype = torch.float32) -> Any:
+def tiny_model(*, tied: bool, vocabulary: int = 160, dtype: torch.dtype = torch.float32, family: str = "qwen2_5_vl") -> Any:
     """Four layers, four heads over two key heads; biases and norms are random too."""
-    from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
+    from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration, Qwen2VLConfig, Qwen2VLForConditionalGeneration
 
     text = {
         "vocab_size": vocabulary,
@@ -32,19 +32,16 @@ def tiny_model(*, tied: bool, vocabulary: int = 160, dtype: torch.dtype = torch.
         "bos_token_id": None,
         "eos_token_id": 1,
     }
-    vision = {
-        "depth": 2,
-        "hidden_size": 32,
-        "num_heads": 2,
-        "intermediate_size": 64,
-        "out_hidden_size": 64,
-        "window_size": 56,
-        "fullatt_block_indexes": [1],
-        "initializer_range": 0.1,
-    }
+    vision = {"depth": 2, "num_heads": 2, "initializer_range": 0.1}
+    if family == "qwen2_vl":
+        config, model_class = Qwen2VLConfig, Qwen2VLForConditionalGeneration
+        vision |= {"embed_dim": 32, "mlp_ratio": 2, "hidden_size": 64}
+    else:
+        config, model_class = Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
+        vision |= {"hidden_size": 32, "intermediate_size": 64, "out_hidden_size": 64, "window_size": 56, "fullatt_block_indexes": [1]}
     ids = {"image_token_id": IMAGE, "video_token_id": 152, "vision_start_token_id": 153, "vision_end_token_id": 154}
     torch.manual_seed(0)
-    model = Qwen2_5_VLForConditionalGeneration(Qwen2_5_VLConfig(text_config=text, vision_config=vision, tie_word_embeddings=tied, **ids))
+    model = model_class(config(text_config=text, vision_config=vision, tie_word_embeddings=tied, **ids))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "bias" in name:

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterator
 
 from vtool.config.origins import Origins
-from vtool.config.rules import data, ignored, lora, megatron, model, paths, training
+from vtool.config.rules import data, device, ignored, lora, megatron, model, paths, training
 from vtool.config.rules.rule import CrossField
 from vtool.config.schema import Run
 from vtool.diagnostics import Diagnostic
@@ -24,6 +24,7 @@ RULES: tuple[CrossField, ...] = (
     CrossField("parallel-sizes", ("engine", "model", "launch"), megatron.parallel_sizes),
     CrossField("not-built-on-engine", ("engine", "model", "device"), megatron.not_built),
     CrossField("not-built-on-engine", ("engine", "lora"), lora.dropout_on_megatron),
+    CrossField("numa-unbound", ("device", "launch"), device.numa_binding),
     CrossField("path-not-found", ("data",), paths.rows),
     CrossField("path-not-found", ("model",), paths.model),
     CrossField("path-not-found", ("checkpoint",), paths.resume),

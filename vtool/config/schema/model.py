@@ -21,7 +21,7 @@ class Freeze(Settings):
 class Model(Settings):
     """Which network, and where its weights come from."""
 
-    family: Literal["qwen2_5_vl"] = "qwen2_5_vl"
+    family: Literal["qwen2_vl", "qwen2_5_vl"] = "qwen2_5_vl"
     """The model family."""
     path: str | None = Field(default=None, min_length=1)
     """A Hugging Face folder: config.json, tokenizer, image processor, safetensors."""

@@ -96,6 +96,8 @@ class Checkpoint(Settings):
     """Save after every so many steps. One is saved at the end, and when the run is asked to stop, in any case."""
     keep_last: int = Field(default=2, ge=1)
     """How many checkpoints are kept."""
+    asynchronous: bool = False
+    """Train on while a checkpoint is written, from a copy in rank 0's memory. One that fails ends the run at the next, or at the end."""
     resume: str = Field(default="auto", min_length=1)
     """`auto` continues what is in the run's folder, `never` refuses to, else a run's or a checkpoint's folder to start from."""
 

@@ -1,0 +1,65 @@
+"""How long a run stands still for a checkpoint, `checkpoint.asynchronous` or not, and what that costs the steps beside it.
+
+Weights and both running means of a quarter of SIZE million parameters each, so 12 bytes a parameter, are saved ROUNDS times, in turn each
+way; between two saves a matrix product stands for the steps of a run.
+
+    python -m benchmarks.save [--size MILLIONS] [--folder DIR]
+"""
+
+import argparse
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+
+import torch
+
+from vtool.training.checkpoint import Snapshot, Writer
+
+ROUNDS = 3
+
+
+def snapshot(step: int, millions: int) -> Snapshot:
+    """Tensors of 4 million parameters."""
+    names = [f"layers.{number}.weight" for number in range(max(1, millions // 4))]
+    state = {f"{name}.{mean}": torch.randn(2000, 2000) for name in names for mean in ("exp_avg", "exp_avg_sq")}
+    return Snapshot(step, {name: torch.randn(2000, 2000) for name in names}, state, {"visits": torch.zeros(9)}, {})
+
+
+def steps(seconds: float) -> int:
+    """Products in so long a time."""
+    matrix, count, end = torch.randn(512, 512), 0, time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        matrix @ matrix
+        count += 1
+    return count
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", type=int, default=80, metavar="MILLIONS")
+    parser.add_argument("--folder", type=Path, help="where checkpoints are written and removed again; default: the temporary folder")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    stood: dict[bool, list[float]] = {False: [], True: []}
+    beside: list[float] = []
+    with tempfile.TemporaryDirectory(dir=options.folder) as name:
+        for round_ in range(ROUNDS):
+            alone = steps(1.0)
+            for asynchronous, seconds in stood.items():
+                with Writer(Path(name) / str(asynchronous), 1, asynchronous=asynchronous) as writer:
+                    saved = snapshot(round_, options.size)
+                    began = time.perf_counter()
+                    writer.save(saved)
+                    seconds.append(time.perf_counter() - began)
+                    if asynchronous:
+                        beside.append(steps(1.0) / alone)
+    ratio = sorted(later / waiting for waiting, later in zip(stood[False], stood[True], strict=True))
+    print(f"{12 * options.size / 1000:.2f} GB; medians of {ROUNDS}, [smallest, largest] ratio within a round")
+    print(f"the run stands still {median(stood[False]):.2f} s; asynchronous {median(stood[True]):.2f} s: ", end="")
+    print(f"{median(ratio):.2f} [{ratio[0]:.2f}, {ratio[-1]:.2f}]")
+    print(f"speed of steps while it is written: {median(beside):.2f} of alone")
+
+
+if __name__ == "__main__":
+    main()
