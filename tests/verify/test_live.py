@@ -267,6 +267,11 @@ class TestCommand:
         assert "--> recipes/digits.yaml:19:10" in out
         assert out.splitlines()[-1].endswith("1 failed")
 
+    def test_objects_of_another_trainer_are_not_ours_to_build(self) -> None:
+        result = CliRunner().invoke(app, ["validate-config", "theirs.yaml", "--from", "verl", "--live"])
+        assert result.exit_code == 2
+        assert "vtool.verify.live.compare" in result.stderr.replace("\n", "")
+
     @pytest.mark.parametrize(("recipe", "more"), [("digits", ("lr=1",)), ("load_check", ())])
     def test_where_there_is_nothing_to_build_it_has_not_passed(self, recipe: str, more: tuple[str, ...]) -> None:
         code, out = run(recipe, *more, "--format", "json")

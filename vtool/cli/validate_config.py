@@ -42,6 +42,8 @@ def validate_config(
         raise typer.BadParameter(f"--show prints YAML, and leaves no room for --format {format}")
     if trainer and overrides:
         raise typer.BadParameter(f"a recipe of {trainer.value} is read as it is: KEY=VALUE goes with recipes of vtool")
+    if trainer and live:
+        raise typer.BadParameter(f"--live builds what vtool trains; of {trainer.value}'s own objects, ask vtool.verify.live.compare there")
     loaded = None
     try:
         examined = examine_foreign(Path(recipe)) if trainer else examine(recipe, overrides or [])
