@@ -34,9 +34,7 @@ def new_processor(settings: Model, image: Image, texts: Iterable[str]) -> Proces
     names = {"image": "<|image_pad|>", "video": "<|video_pad|>", "vision_start": "<|vision_start|>", "vision_end": "<|vision_end|>"}
     ids = {part: tokenizer.convert_tokens_to_ids(name) for part, name in names.items()}
     image_processor = known.image_processor_class()(**asdict(known.images))
-    return _with_sizes(
-        Processor(tokenizer, image_processor, TokenIds(**ids, end=tokenizer.eos_token_id, pad=tokenizer.pad_token_id)), image
-    )
+    return with_sizes(Processor(tokenizer, image_processor, TokenIds(**ids, end=tokenizer.eos_token_id, pad=tokenizer.pad_token_id)), image)
 
 
 def load_processor(folder: Path, family_name: str, image: Image | None = None, config_of: Path | None = None) -> Processor:
@@ -70,7 +68,7 @@ def load_processor(folder: Path, family_name: str, image: Image | None = None, c
         end=tokenizer.eos_token_id,
         pad=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id,
     )
-    return _with_sizes(Processor(tokenizer, image_processor, ids), image or Image())
+    return with_sizes(Processor(tokenizer, image_processor, ids), image or Image())
 
 
 def first_line(error: BaseException) -> str:
@@ -78,7 +76,8 @@ def first_line(error: BaseException) -> str:
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
 
 
-def _with_sizes(processor: Processor, image: Image) -> Processor:
+def with_sizes(processor: Processor, image: Image) -> Processor:
+    """The processor, told how large images are."""
     size = dict(processor.image_processor.size)
     size["shortest_edge"] = image.min_pixels or size["shortest_edge"]
     size["longest_edge"] = image.max_pixels or size["longest_edge"]
