@@ -39,7 +39,7 @@ def test_a_difference_is_one_finding_with_the_line_that_asked_however_many_objec
     assert (finding.rule, finding.parameter, finding.expected, finding.seen) == (
         "setting-not-arrived", "optim.betas", "[0.9, 0.98]", "[0.9, 0.999]",
     )  # fmt: skip
-    assert str(finding.origin) == "recipes/digits.yaml:19:10"
+    assert str(finding.origin) == "recipes/digits.yaml:20:10"
 
 
 def test_what_is_asked_of_a_part_names_the_setting_that_says_it() -> None:
