@@ -36,6 +36,8 @@ class Family:
     image_processor: ClassVar[str] = "Qwen2VLImageProcessor"
     """Transformers' image processor class. With `Pil` behind it, the one that needs no torchvision."""
     video_processor: ClassVar[str] = "Qwen2VLVideoProcessor"
+    frames_are_sized: ClassVar[bool] = True
+    """Whether the video processor's `size` bounds a frame, as the image processor's bounds an image; else a video."""
     projector: ClassVar[tuple[str, ...]] = ("merger",)
     """The children of `model.visual` that turn its features into embeddings."""
     token_names: ClassVar[TokenNames] = TokenNames()
@@ -146,7 +148,16 @@ class Family:
         What the processor's `save_pretrained` would write; it cannot be built where torchvision is not.
         """
         image = {**image_processor, "image_processor_type": self.image_processor, "processor_class": self.processor}
-        kept = ("size", "patch_size", "merge_size", "temporal_patch_size", "do_resize", "do_rescale", "do_normalize", "do_convert_rgb")
+        kept = (
+            *(("size",) if self.frames_are_sized else ()),
+            "patch_size",
+            "merge_size",
+            "temporal_patch_size",
+            "do_resize",
+            "do_rescale",
+            "do_normalize",
+            "do_convert_rgb",
+        )
         video = {key: image[key] for key in (*kept, "rescale_factor", "image_mean", "image_std", "resample")}
         video |= {"video_processor_type": self.video_processor, "processor_class": self.processor}
         return {"preprocessor_config.json": image, "video_preprocessor_config.json": video}

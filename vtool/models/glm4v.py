@@ -17,6 +17,7 @@ class Glm4v(Family):
     processor = "Glm4vProcessor"
     image_processor = "Glm4vImageProcessor"
     video_processor = "Glm4vVideoProcessor"
+    frames_are_sized = False
     projector = ("merger", "downsample")
     token_names = TokenNames("<|image|>", "<|video|>", "<|begin_of_image|>", "<|end_of_image|>")
     token_fields: ClassVar[Mapping[str, str]] = {

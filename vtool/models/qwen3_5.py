@@ -18,6 +18,7 @@ class Qwen35(Family):
     classes = "Qwen3_5"
     processor = "Qwen3VLProcessor"
     video_processor = "Qwen3VLVideoProcessor"
+    frames_are_sized = False
 
     def text_config(self, table: Mapping[str, int]) -> dict[str, Any]:
         head_dim = table["hidden"] // table["heads"]

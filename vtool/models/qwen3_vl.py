@@ -18,6 +18,7 @@ class Qwen3VL(Family):
     classes = "Qwen3VL"
     processor = "Qwen3VLProcessor"
     video_processor = "Qwen3VLVideoProcessor"
+    frames_are_sized = False
     projector = ("merger", "deepstack_merger_list")
 
     def text_config(self, table: Mapping[str, int]) -> dict[str, Any]:
