@@ -16,7 +16,15 @@ def imported(*arguments: str) -> set[str]:
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--help"], ["--version"], ["train", "--help"], ["validate-config", "--help"], ["load-check", "--help"], ["explain", "--help"]],
+    [
+        ["--help"],
+        ["--version"],
+        ["train", "--help"],
+        ["validate-config", "--help"],
+        ["load-check", "--help"],
+        ["explain", "--help"],
+        ["doctor", "--help"],
+    ],
 )
 def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
     assert imported(*arguments).isdisjoint({"torch", "transformers", "numpy", "hydra", "omegaconf", "yaml", "rich"})
@@ -27,14 +35,17 @@ def test_the_first_help_does_not_import_pydantic_either() -> None:
     assert "pydantic" not in imported("--help")
 
 
-@pytest.mark.parametrize("arguments", [["validate-config", "digits"], ["explain", "digits"], ["explain", "optim.lr"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [["validate-config", "digits"], ["explain", "digits"], ["explain", "optim.lr"], ["validate-config", "digits", "-m", "run.seed=1,2"]],
+)
 def test_the_config_commands_import_neither_torch_nor_transformers(arguments: list[str]) -> None:
     assert imported(*arguments).isdisjoint({"torch", "transformers", "numpy", "PIL", "rich"})
 
 
 def test_help_lists_every_command() -> None:
     done = subprocess.run([sys.executable, "-m", "vtool", "--help"], capture_output=True, text=True, check=True)
-    for command in ("train", "validate-config", "load-check", "verify", "export", "predict", "report", "explain"):
+    for command in ("train", "validate-config", "load-check", "verify", "export", "predict", "report", "explain", "doctor"):
         assert f"  {command} " in done.stdout
 
 

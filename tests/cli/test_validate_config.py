@@ -10,7 +10,7 @@ import yaml
 from typer.testing import CliRunner
 
 from vtool.cli.app import app
-from vtool.diagnostics.rules_config import RULES
+from vtool.config.load import ASKED
 
 
 def run(*arguments: str) -> tuple[int, str, str]:
@@ -19,7 +19,7 @@ def run(*arguments: str) -> tuple[int, str, str]:
 
 
 def test_a_recipe_without_a_finding_exits_0() -> None:
-    assert run("digits") == (0, f"digits: no findings; checks: {len(RULES) - 1} passed\n", "")
+    assert run("digits") == (0, f"digits: no findings; checks: {len(ASKED)} passed\n", "")
 
 
 def test_a_finding_exits_1_and_is_shown_with_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,7 +42,7 @@ def test_what_cannot_be_read_exits_2_and_counts_what_was_not_run() -> None:
     code, out, _ = run("digts")
     assert code == 2
     assert "help: did you mean `digits`?" in out
-    assert out.splitlines()[-1] == f"digts: 1 error; checks: 1 failed, {len(RULES) - 2} not run"
+    assert out.splitlines()[-1] == f"digts: 1 error; checks: 1 failed, {len(ASKED) - 1} not run"
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_json_is_all_there_is_on_standard_output(arguments: list[str], verdict: 
     assert document["tool"]["command"] == "validate-config"
     (result,) = document["results"]
     assert (result["subject"], result["verdict"]) == (arguments[0], verdict)
-    assert list(result["checks"]) == [rule.name for rule in RULES if rule.name != "launch-conflict"]
+    assert list(result["checks"]) == list(ASKED)
     assert set(result["checks"].values()) <= {"passed", "failed", "not-run"}
 
 
@@ -102,3 +102,22 @@ def test_a_terminal_that_lacks_a_letter_does_not_end_the_command() -> None:
     assert done.returncode == 2
     assert b"\\xe9" in done.stdout
     assert b"Traceback" not in done.stderr
+
+
+def test_several_recipes_are_checked_at_once_as_a_hook_names_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("one.yaml").write_text("defaults: [digits]\n")
+    Path("two.yml").write_text("defaults: [digits]\nnothing: 1\n")
+    code, out, _ = run("one.yaml", "two.yml", "optim.lr=1", "--format", "json")
+    assert code == 1
+    assert [(result["subject"], result["verdict"]) for result in json.loads(out)["results"]] == [
+        ("one.yaml", "clean"),
+        ("two.yml", "unsafe"),
+    ]
+    assert run("one.yaml", "two.yml", "--show")[0] == 2
+
+
+def test_without_a_recipe_it_says_what_to_name() -> None:
+    code, out, err = run()
+    assert (code, out) == (2, "")
+    assert "name a recipe" in err

@@ -6,14 +6,20 @@ from pathlib import Path
 
 import pytest
 
-from vtool.config.load import ASKED, examine
+from vtool.config.load import ASKED, FOREIGN, examine
 from vtool.config.rules import RULES as CROSS_FIELD
 from vtool.diagnostics import RULES, Diagnostic, Findings, Rule
 from vtool.diagnostics.rules_config import RULES as CONFIG_RULES
 
 # Examples that are the text of a recipe; the others are what is typed, a command or its arguments.
 TEXTS = ("bad-yaml", "bad-defaults-list")
-TYPED = [rule for rule in CONFIG_RULES if rule.name not in (*TEXTS, "launch-conflict")]
+# Found by what is installed, or started, beside it; or in another trainer's recipe (tests/config/foreign/test_verl.py).
+ELSEWHERE = ("launch-conflict", "not-in-megatron-core", *FOREIGN)
+TYPED = [rule for rule in CONFIG_RULES if rule.name not in (*TEXTS, *ELSEWHERE)]
+
+
+# Nine aliases of nine, nine deep, of which any reader that follows them makes 387 million values.
+BOMB = "a0: &a0 [1]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 10))
 
 
 @pytest.fixture(autouse=True)
@@ -61,8 +67,8 @@ def test_the_bad_text_is_found_and_the_good_one_passes(name: str) -> None:
 
 
 def test_every_cross_field_rule_is_in_the_table_and_run() -> None:
-    assert {rule.name for rule in CROSS_FIELD} == {rule.name for rule in CONFIG_RULES if rule.code.startswith("VT2")} - {"launch-conflict"}
-    assert set(ASKED) == {rule.name for rule in CONFIG_RULES} - {"launch-conflict"}
+    assert {rule.name for rule in CROSS_FIELD} == {rule.name for rule in CONFIG_RULES if rule.code.startswith("VT2")} - set(ELSEWHERE)
+    assert set(ASKED) == {rule.name for rule in CONFIG_RULES} - set(ELSEWHERE)
 
 
 def only(*overrides: str) -> Diagnostic:
@@ -85,6 +91,12 @@ class TestYaml:
             ("a: &x [*x]\n", None, "contains itself"),
             ("a: !!python/none x\n", "1:4", "no setting takes"),
             ("[a]: 1\n", "1:1", "not a word"),
+            ("a: *nothing\n", "1:4", "undefined alias"),
+            ('a: "b\n', "2:1", "quoted scalar"),
+            ("a: 1\0\n", None, "control characters"),
+            ("# nothing else\n", None, "no settings"),
+            ("[" * 5000, "2:1", "not YAML"),
+            (BOMB, "6:5", "unfold to more than 100000 values"),
         ],
     )
     def test_is_refused_at_its_place(self, text: str, place: str | None, words: str) -> None:
@@ -222,6 +234,46 @@ class TestPaths:
 
     def test_a_folder_is_no_file_of_rows(self) -> None:
         assert "is a folder" in only("data.test=[{format: messages, path: rows}]").message
+
+
+class TestReferences:
+    """What a value leads to."""
+
+    @pytest.mark.parametrize(
+        ("text", "places"),
+        [
+            ("run:\n  name: ${run.dir}\n  dir: ${run.name}\n", ["3:9", "4:8"]),
+            ("optim:\n  lr: ${optim.lr}\n", ["3:7"]),
+        ],
+    )
+    def test_that_goes_in_a_circle_is_refused_at_its_place(self, text: str, places: list[str]) -> None:
+        Path("mine.yaml").write_text(f"defaults: [digits]\n{text}")
+        found = findings("mine.yaml")
+        assert {finding.rule for finding in found} == {"broken-reference"}
+        assert {str(finding.origin).removeprefix("mine.yaml:") for finding in found} <= set(places)
+        assert "refers to itself" in found[0].message
+
+
+def test_what_cannot_be_read_ends_with_2_and_names_its_place() -> None:
+    from typer.testing import CliRunner
+
+    from vtool.cli.app import app
+
+    Path("bytes.yaml").write_bytes(b"a: caf\xe9\n")
+    Path("bomb.yaml").write_text(BOMB)
+    Path("group.yaml").write_text("defaults:\n  - digits\n  - /nothing: here\n")
+    for given, code, place in (
+        (["bytes.yaml"], "VT004", "bytes.yaml:1"),
+        (["bomb.yaml"], "VT002", "bomb.yaml:6:5"),
+        (["group.yaml"], "VT005", "group.yaml:3:15"),
+        (["recipes"], "VT004", ""),
+        (["digits", "train.steps"], "VT003", "command line"),
+        (["nothing.yaml"], "VT001", ""),
+    ):
+        done = CliRunner().invoke(app, ["validate-config", *given, "--format", "concise"])
+        assert done.exit_code == 2, given
+        assert f"({code})" in done.stdout
+        assert done.stdout.startswith(place)
 
 
 def test_settings_of_an_evaluation_that_is_not_there_are_noted() -> None:

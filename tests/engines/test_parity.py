@@ -14,9 +14,8 @@ RUNS = {
     "float32": ("float32",),
     "float64": ("float64",),
     "checkpointing": ("float32", "model.gradient_checkpointing=true"),
-    "small steps": ("float32", *SMALL_STEPS),
-    "small steps in bfloat16": ("bfloat16", *SMALL_STEPS),
 }
+SMALL = {"small steps": ("float32", *SMALL_STEPS), "small steps in bfloat16": ("bfloat16", *SMALL_STEPS)}
 BOTH = pytest.mark.parametrize("engine", ENGINES)
 
 
@@ -36,10 +35,19 @@ def alone(folder: Path) -> dict[str, list[Trace]]:
 @pytest.fixture(scope="module")
 def two(folder: Path) -> dict[str, list[Trace]]:
     """Two ranks."""
+    return on_two(folder, RUNS)
+
+
+@pytest.fixture(scope="module")
+def small(folder: Path) -> dict[str, list[Trace]]:
+    return on_two(folder, SMALL)
+
+
+def on_two(folder: Path, runs: dict[str, tuple[str, ...]]) -> dict[str, list[Trace]]:
     made = {
         f"{engine}, {name}": made_run(folder, engine, dtype, folder / "model", *more)
         for engine in ENGINES
-        for name, (dtype, *more) in RUNS.items()
+        for name, (dtype, *more) in runs.items()
     }
     return traced(2, made)
 
@@ -82,9 +90,10 @@ def test_each_step_changes_weights_and_ranks_tell_the_same_of_it(two: dict[str, 
     assert (first.losses, first.norms) == (second.losses, second.norms)
 
 
+@pytest.mark.soak
 @BOTH
-def test_bfloat16_is_near_float32_and_loses_no_small_update(two: dict[str, list[Trace]], engine: str) -> None:
-    exact, rounded = two[f"{engine}, small steps"][0], two[f"{engine}, small steps in bfloat16"][0]
+def test_bfloat16_is_near_float32_and_loses_no_small_update(small: dict[str, list[Trace]], engine: str) -> None:
+    exact, rounded = small[f"{engine}, small steps"][0], small[f"{engine}, small steps in bfloat16"][0]
     assert largest_relative(rounded.losses[:1], exact.losses[:1]) <= 5e-3
     assert largest_relative(rounded.norms[:1], exact.norms[:1]) <= 2e-2
     assert rounded.losses != exact.losses  # it did compute in bfloat16

@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from vtool import __version__
+from vtool.cli.doctor import doctor
 from vtool.cli.explain import explain
 from vtool.cli.export import export
 from vtool.cli.load_check import load_check
@@ -30,6 +31,7 @@ app.command()(export)
 app.command()(predict)
 app.command()(report)
 app.command()(explain)
+app.command()(doctor)
 
 
 def _version(asked: bool) -> None:

@@ -16,11 +16,17 @@ def explain(
     topic: Annotated[
         str | None, typer.Argument(metavar="RULE|CODE|SETTING|RECIPE", help="What to explain. Default: list rules and recipes.")
     ] = None,
+    all: Annotated[bool, typer.Option("--all", help="Every rule, as a page in Markdown.")] = False,
 ) -> None:
     """Explain a rule, a setting or a recipe; without an argument, list rules and recipes."""
     from vtool.config.resources import find_recipe, recipe_names
     from vtool.diagnostics import RULES
 
+    if all:
+        from vtool.diagnostics.markdown import as_markdown
+
+        typer.echo(as_markdown(), nl=False)
+        return
     if topic is None:
         _list()
         return
@@ -121,5 +127,7 @@ def _head(path: "Path") -> list[str]:
     for line in path.read_text(encoding="utf-8").splitlines():
         if not line.startswith("#"):
             break
+        if line.startswith("# yaml-language-server:"):
+            continue
         lines.append(line.removeprefix("#").strip())
     return lines or ["(it does not say what it is for)"]

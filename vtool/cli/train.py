@@ -19,6 +19,7 @@ def sft(
         list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings that take the place of the recipe's.")
     ] = None,
     nproc: Annotated[int | None, typer.Option("--nproc", min=1, help="Processes on this machine: launch.nproc.")] = None,
+    multirun: Annotated[bool, typer.Option("--multirun", "-m", help="A run for each combination of KEY=A,B, one after the other.")] = False,
 ) -> None:
     """Fine-tune a vision-language model on rows of messages, or go on with a run that was stopped."""
     import shlex
@@ -27,6 +28,11 @@ def sft(
     from vtool.config.load import effective_yaml, load_run
 
     given = [*(overrides or []), *([f"launch.nproc={nproc}"] if nproc else [])]
+    if multirun:
+        from vtool.cli.sweep import run_sweep
+
+        with reported("train sft", recipe):
+            raise typer.Exit(run_sweep(recipe, given))
     with reported("train sft", recipe, stopped="stopped; the same command goes on, from the last checkpoint where there is one"):
         loaded = load_run(recipe, given)
         for note in loaded.notes:

@@ -1,43 +1,103 @@
-"""`vtool validate-config RECIPE [KEY=VALUE]…`"""
+"""`vtool validate-config RECIPE… [KEY=VALUE]…`"""
 
-from typing import Annotated
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from vtool.cli.formats import Format
 
+if TYPE_CHECKING:
+    from vtool.config.load import Loaded
+    from vtool.diagnostics.result import Result
+
+
+class Trainer(StrEnum):
+    """Whose recipes can be read."""
+
+    VERL = "verl"
+
 
 def validate_config(
-    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="A recipe's name, or a YAML file.")],
-    overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings that take the place of the recipe's.")
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="RECIPE… [KEY=VALUE]…", help="Names of recipes, or YAML files; settings that take the place of theirs."),
     ] = None,
+    multirun: Annotated[bool, typer.Option("--multirun", "-m", help="Check each combination of KEY=A,B.")] = False,
     show: Annotated[bool, typer.Option("--show", help="Print every setting in force, and where it comes from, as YAML.")] = False,
+    trainer: Annotated[
+        Trainer | None, typer.Option("--from", help="RECIPE is a file of this trainer: what means the same here is checked.")
+    ] = None,
+    json_schema: Annotated[bool, typer.Option("--json-schema", help="Print a JSON schema of recipes, for editors.")] = False,
     format: Annotated[Format, typer.Option(help="How findings are printed.")] = Format.full,
 ) -> None:
     """Check a recipe: every setting is known, fits, and does not contradict another."""
     import sys
 
-    from vtool.config.load import ASKED, effective_yaml, examine
-    from vtool.config.resources import opened
-    from vtool.diagnostics import Findings
-    from vtool.diagnostics.render import MACHINE, render
-    from vtool.diagnostics.result import Result, exit_code
+    if json_schema:
+        import json
 
+        from vtool.config.json_schema import recipe_schema
+
+        typer.echo(json.dumps(recipe_schema(), indent=1, ensure_ascii=False))
+        return
+    if not arguments:
+        raise typer.BadParameter("name a recipe, or a YAML file; `vtool explain` lists the recipes")
+    from vtool.cli.common import reported
+    from vtool.config.load import effective_yaml
+    from vtool.config.resources import opened
+    from vtool.diagnostics.render import MACHINE, render
+    from vtool.diagnostics.result import exit_code
+
+    recipes, overrides = _told_apart(arguments)
     if show and format in MACHINE:
         raise typer.BadParameter(f"--show prints YAML, and leaves no room for --format {format}")
-    loaded = None
-    try:
-        examined = examine(recipe, overrides or [])
-    except Findings as findings:
-        found = {finding.rule for finding in findings.diagnostics}
-        checks = {rule: "failed" if rule in found else "not-run" for rule in ASKED}
-        result = Result(recipe, "not-run", checks, findings.diagnostics)
-    else:
-        loaded = examined.loaded
-        result = Result(recipe, "clean" if loaded else "unsafe", examined.checks, examined.findings)
+    if trainer and (overrides or multirun):
+        raise typer.BadParameter(f"a recipe of {trainer.value} is read as it is: KEY=VALUE goes with recipes of vtool")
+    if show and (multirun or len(recipes) > 1):
+        raise typer.BadParameter("--show prints the settings of one recipe")
+    loaded, results = None, []
+    with reported("validate-config", recipes[0], format):
+        for recipe in recipes:
+            for subject, given in _jobs(recipe, overrides) if multirun else [(recipe, overrides)]:
+                result, loaded = _check(subject, recipe, given, foreign=trainer is not None)
+                results.append(result)
     if show and loaded:
         typer.echo(effective_yaml(loaded), nl=False)
     # With --show, standard output is a recipe that can be kept: vtool validate-config digits --show > mine.yaml
-    render([result], format, command="validate-config", stream=sys.stderr if show else sys.stdout, locate=opened)
-    raise typer.Exit(exit_code([result]))
+    render(results, format, command="validate-config", stream=sys.stderr if show else sys.stdout, locate=opened)
+    raise typer.Exit(exit_code(results))
+
+
+def _check(subject: str, recipe: str, overrides: Sequence[str], *, foreign: bool) -> "tuple[Result, Loaded | None]":
+    from pathlib import Path
+
+    from vtool.config.load import ASKED, examine, examine_foreign
+    from vtool.diagnostics import Findings
+    from vtool.diagnostics.result import Result
+
+    try:
+        examined = examine_foreign(Path(recipe)) if foreign else examine(recipe, overrides)
+    except Findings as findings:
+        found = {finding.rule for finding in findings.diagnostics}
+        checks = {rule: "failed" if rule in found else "not-run" for rule in ASKED}
+        return Result(subject, "not-run", checks, findings.diagnostics), None
+    verdict = "clean" if examined.loaded else "unsafe"
+    return Result(subject, verdict, examined.checks, examined.findings, examined.details), examined.loaded  # type: ignore[arg-type]
+
+
+def _jobs(recipe: str, overrides: Sequence[str]) -> list[tuple[str, tuple[str, ...]]]:
+    from vtool.config.sweep import expand
+
+    return [(" ".join([recipe, *job.swept]), job.overrides) for job in expand(overrides)]
+
+
+def _told_apart(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Recipes and overrides. The first is a recipe, whatever it is; a hook of pre-commit names several files."""
+    from vtool.config.resources import recipe_names
+
+    first, *others = arguments
+    names = recipe_names()
+    recipes = [each for each in others if each in names or ("=" not in each and each.endswith((".yaml", ".yml")))]
+    return [first, *recipes], [each for each in others if each not in recipes]

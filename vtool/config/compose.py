@@ -156,6 +156,8 @@ def _resolved(config: DictConfig, origins: Origins) -> dict[str, Any]:
                 raise Findings(findings.values(), fatal=True) from error
             reason = first_line(error).partition("raised while resolving interpolation: ")[2].strip('"') or first_line(error)
             message = f"`{name}` refers to something that is not there: {reason}"
+            if reason.startswith("Recursive interpolation"):
+                message = f"`{name}` refers to itself, at once or by way of others"
             wanted = re.match(r"Interpolation key '(.+)' not found", reason)
             help = did_you_mean(near(wanted[1], [".".join(keys) for keys in origins.places])) if wanted else None
             if wanted and (default := _default_of(wanted[1])) is not None:

@@ -13,6 +13,9 @@ _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 # What settings are made of; a date without a tag is read as text. A tag can ask for more: bytes, sets, Python objects.
 _KINDS = {f"tag:yaml.org,2002:{kind}" for kind in ("null", "bool", "int", "float", "str", "timestamp", "value", "seq", "map")}
 
+MOST_VALUES = 100_000
+"""Of one file. No recipe has a hundredth of it."""
+
 
 @dataclass(frozen=True, slots=True)
 class YamlFile:
@@ -54,6 +57,7 @@ def read_yaml(path: Path) -> YamlFile:
     if not isinstance(root, yaml.MappingNode):
         raise _refused("bad-yaml", f"{name} is not a mapping of settings: lines of `key: value`", _place(name, root.start_mark))
     try:
+        _unfolded(root, {}, name)
         if refusals := tuple(_refusals(root, name)):
             raise Findings(refusals, fatal=True)
     except RecursionError as error:
@@ -91,6 +95,19 @@ def _refusals(node: yaml.Node, name: str) -> Iterator[Diagnostic]:
         else:
             first[key.value] = key
         yield from _refusals(value, name)
+
+
+def _unfolded(node: yaml.Node, seen: dict[int, int], name: str) -> int:
+    """The values in a node, those that an alias repeats counted each time: nine aliases of nine, nine deep, are 400 million."""
+    if id(node) not in seen:
+        seen[id(node)] = 0  # an alias that contains itself is found by walking it
+        inside = node.value if isinstance(node, yaml.CollectionNode) else ()
+        children = [each for entry in inside for each in (entry if isinstance(entry, tuple) else (entry,))]
+        seen[id(node)] = 1 + sum(_unfolded(child, seen, name) for child in children)
+        if seen[id(node)] > MOST_VALUES:
+            message = f"{name} has aliases that unfold to more than {MOST_VALUES} values"
+            raise _refused("bad-yaml", message, _place(name, node.start_mark))
+    return seen[id(node)]
 
 
 def _too_deep(name: str) -> Findings:

@@ -49,7 +49,7 @@ class Setting:
     @property
     def doc(self) -> str:
         """What the schema says below the field; of a group, what it says of its class."""
-        own = _docstrings(self.owner).get(self.leaf, "")
+        own = docstrings(self.owner).get(self.leaf, "")
         return own or next((inspect.cleandoc(group.__doc__ or "") for group in self.groups), "")
 
 
@@ -194,7 +194,7 @@ def _tags(member: type[Settings]) -> Iterator[str]:
             yield from map(str, typing.get_args(field.annotation))
 
 
-def _docstrings(owner: type[Settings]) -> dict[str, str]:
+def docstrings(owner: type[Settings]) -> dict[str, str]:
     """The strings below the fields. Read from the source, and only when asked for: pydantic would do it at every start."""
     body = ast.parse(textwrap.dedent(inspect.getsource(owner))).body[0]
     assert isinstance(body, ast.ClassDef)

@@ -2,7 +2,9 @@
 
 import json
 
+from vtool.config.megatron_versions import of_another_release
 from vtool.config.origins import COMMAND_LINE
+from vtool.config.schema.megatron import DdpConfig
 from vtool.config.settings import Setting, Spot, all_settings, choices, nullable, takes
 from vtool.diagnostics import Origin
 from vtool.diagnostics.near_miss import did_you_mean, ending, near, overlapping, same_words
@@ -55,6 +57,8 @@ def _as_list(name: str, given: object) -> str | None:
 def meant_key(spot: Spot) -> str:
     """Which settings an unknown key may have been meant for."""
     key, group = spot.keys[-1], ".".join(spot.keys[:-1])
+    if spot.owners == (DdpConfig,) and (told := of_another_release(key)):
+        return told
     if "." in key:
         outer, _, inner = key.partition(".")
         return f"in a file, groups are nested: `{outer}: {{{inner}: …}}`"

@@ -9,12 +9,23 @@ from torch.nn.utils.rnn import pad_sequence
 
 from vtool.data.chat import IGNORED
 from vtool.data.encode import Prompt, Sample
+from vtool.models.masks import keep_from_lengths, to_hf_2d
 from vtool.models.processor import Processor
 
 
 @dataclass(frozen=True, slots=True)
+class Documents:
+    """What shares a packed row, in its order."""
+
+    lengths: tuple[int, ...]
+    """Tokens of each."""
+    images: tuple[int, ...]
+    """Images of each."""
+
+
+@dataclass(frozen=True, slots=True)
 class Batch:
-    """One micro-batch: B rows padded to L tokens."""
+    """One micro-batch: B rows padded to L tokens, or one row of documents without padding."""
 
     inputs: dict[str, Tensor]
     """The model's keyword arguments: input_ids, attention_mask, mm_token_type_ids [B, L]; pixel_values [P, W]; image_grid_thw [I, 3]."""
@@ -27,6 +38,8 @@ class Batch:
     supervised: int
     tokens: int
     """Tokens without padding."""
+    documents: Documents | None = None
+    """Of a packed row."""
 
     @property
     def images(self) -> int:
@@ -72,13 +85,15 @@ def _without(inputs: dict[str, Tensor], drop: Sequence[str]) -> dict[str, Tensor
 def _inputs(samples: Sequence[Sample | Prompt], processor: Processor, *, left: bool) -> dict[str, Tensor]:
     ids = [sample.input_ids for sample in samples]
     input_ids = pad_sequence(ids, batch_first=True, padding_value=processor.ids.pad, padding_side="left" if left else "right")
-    used = torch.arange(input_ids.shape[1]) < torch.tensor([[len(row)] for row in ids])
-    attention_mask = (used.flip(1) if left else used).long()
+    attention_mask = to_hf_2d(keep_from_lengths([len(row) for row in ids], left=left))
     inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
     # 1 where an image token is: transformers gives these tokens positions in three dimensions, and silently plain ones without it.
     inputs["mm_token_type_ids"] = (input_ids == processor.ids.image).long()
+    return inputs | image_inputs(samples)
+
+
+def image_inputs(samples: Sequence[Sample | Prompt]) -> dict[str, Tensor]:
+    """Pixels [P, W] and grids [I, 3] of all images; nothing where there is none."""
     pixels = [sample.pixel_values for sample in samples if sample.pixel_values is not None]
     grids = [sample.image_grid_thw for sample in samples if sample.image_grid_thw is not None]
-    if pixels:
-        inputs |= {"pixel_values": torch.cat(pixels), "image_grid_thw": torch.cat(grids)}
-    return inputs
+    return {"pixel_values": torch.cat(pixels), "image_grid_thw": torch.cat(grids)} if pixels else {}

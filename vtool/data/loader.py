@@ -8,6 +8,7 @@ from torch.utils.data import DataLoader, Dataset
 from vtool.config.schema import Data
 from vtool.data.collate import Batch, collate, filler
 from vtool.data.encode import Sample, encode
+from vtool.data.packing import collate_packed, pack
 from vtool.data.plan import Plan, share
 from vtool.data.sources import Rows
 from vtool.models.processor import Processor
@@ -22,6 +23,8 @@ class MicroBatch:
 
     rows: tuple[int, ...]
     counts: bool = True
+    packed: bool = False
+    """Whether they share one row."""
 
 
 @dataclass(slots=True)
@@ -35,7 +38,8 @@ class EncodedRows(Dataset[Batch]):
     cached_bytes: int = 0
 
     def __getitem__(self, micro_batch: MicroBatch) -> Batch:
-        batch = collate([self.sample(row) for row in micro_batch.rows], self.processor, self.settings.drop_model_inputs)
+        make = collate_packed if micro_batch.packed else collate
+        batch = make([self.sample(row) for row in micro_batch.rows], self.processor, self.settings.drop_model_inputs)
         return batch if micro_batch.counts else filler(batch)
 
     def sample(self, index: int) -> Sample:
@@ -54,6 +58,25 @@ def micro_batches(plan: Plan, kept: Sequence[int], step: int, rank: int, world: 
     mine = share(rows, rank, world, micro_batch_size) or [(int(rows[0]),)]
     counts = rank < len(rows)
     return [MicroBatch(tuple(kept[place] for place in places), counts) for places in mine]
+
+
+def packed_micro_batches(
+    plan: Plan, kept: Sequence[int], lengths: Sequence[int], step: int, rank: int, world: int, budget: int
+) -> list[MicroBatch]:
+    """The same, of documents that share rows of at most `budget` tokens. `lengths`: of each kept row."""
+    places = [int(place) for place in plan.step(step)]
+    mine = pack(places, [lengths[place] for place in places], rank, world, budget)
+    return [MicroBatch(tuple(kept[place] for place in group), bool(mine), packed=True) for group in mine or [(places[0],)]]
+
+
+def asked_for(
+    settings: Data, plan: Plan, kept: Sequence[int], lengths: Sequence[int], rank: int, world: int
+) -> Callable[[int], list[MicroBatch]]:
+    """One rank's micro-batches of each step, as `data.packing` says."""
+    if settings.micro_batch_tokens is None:
+        return lambda step: micro_batches(plan, kept, step, rank, world, settings.micro_batch_size)
+    budget = settings.micro_batch_tokens
+    return lambda step: packed_micro_batches(plan, kept, lengths, step, rank, world, budget)
 
 
 def load_steps(dataset: EncodedRows, steps: range, mine: Callable[[int], list[MicroBatch]], workers: int) -> Iterator[list[Batch]]:

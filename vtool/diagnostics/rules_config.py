@@ -54,7 +54,7 @@ _CANNOT_READ = (
     Rule(
         name="broken-reference",
         code="VT006",
-        summary="A value refers, as ${key}, to something that is not there.",
+        summary="A value refers, as ${key}, to something that is not there, or to itself.",
         why="The value cannot be known.",
         bad="'run.name=${optim.nmae}'",
         good="'run.name=${optim.name}'",
@@ -261,6 +261,15 @@ _CROSS_FIELD = (
         "vision_config: patch_size, spatial_merge_size, temporal_patch_size.",
     ),
     Rule(
+        name="packing-budget",
+        code="VT218",
+        summary="data.packing and data.micro_batch_tokens do not go together, or a row is longer than they allow.",
+        why="Rows that are packed are cut into forward passes by their tokens; a row that fits into none could not be trained on.",
+        bad="data.packing=token_budget",
+        good="data.packing=token_budget data.micro_batch_tokens=2048",
+        fix="Give both, or neither; the budget is at least the longest row's tokens.",
+    ),
+    Rule(
         name="megatron-ddp-conflict",
         code="VT220",
         summary="A value of engine.wrap_config or engine.ddp_config contradicts another one, or would have no effect beside it.",
@@ -289,6 +298,37 @@ _CROSS_FIELD = (
         fix="Leave the setting out, or use another engine or device.",
     ),
     Rule(
+        name="setting-without-reader",
+        code="VT230",
+        summary="A setting of another trainer's recipe is read by no line of that trainer, or has been taken away.",
+        why="Whoever reads the recipe believes that it is in force: verl's trainer.seed, or its freeze_vision_tower.",
+        bad="trainer: {seed: 1}",
+        good="trainer: {test_freq: 100}",
+        fix="Leave it out there; the finding says what takes its place.",
+        severity="warning",
+    ),
+    Rule(
+        name="setting-dropped",
+        code="VT231",
+        summary="A setting of another trainer's recipe is lost on its way to the object that would act on it.",
+        why="Before verl#5775 a plain optimiser met a DDP that shares gradients out; ranks drift apart by 9 % in five steps, and the "
+        "first loss is the same.",
+        bad="engine: {use_distributed_optimizer: false}",
+        good="engine: {use_distributed_optimizer: false, override_ddp_config: {use_distributed_optimizer: false}}",
+        fix="Write it where it arrives, too.",
+        severity="warning",
+    ),
+    Rule(
+        name="no-counterpart",
+        code="VT232",
+        summary="A setting of another trainer's recipe has no counterpart here.",
+        why="Nothing can be said of it: neither that it is right, nor that it is wrong.",
+        bad="trainer: {logger: [wandb]}",
+        good="trainer: {save_freq: 100}",
+        fix="Look it up in that trainer's documentation.",
+        severity="note",
+    ),
+    Rule(
         name="numa-unbound",
         code="VT223",
         summary="device.numa is set where nothing binds a process to the cores near its device.",
@@ -296,6 +336,15 @@ _CROSS_FIELD = (
         bad="device.kind=cpu device.numa=node launch.nproc=2",
         good="device.kind=cuda device.numa=node launch.nproc=2",
         fix="Leave it out on a CPU and with one process; under a torchrun of your own, give it --numa-binding.",
+    ),
+    Rule(
+        name="not-in-megatron-core",
+        code="VT224",
+        summary="A field of engine.ddp_config is not one of the megatron-core that is installed.",
+        why="It would fail when the model is wrapped; by a bridge that looks with hasattr, it would be left out without a word.",
+        bad="engine=megatron engine.ddp_config.preserve_fp32_weights=true, beside megatron-core 0.17",
+        good="engine=megatron, beside megatron-core 0.16.1",
+        fix="Leave the field out, or install the release that vtool is tested with: pip install 'vtool[megatron]'.",
     ),
 )
 

@@ -24,7 +24,7 @@ RULES = (
     Rule(
         name="extra-not-installed",
         code="VT503",
-        summary="The recipe's engine needs a package that is not installed.",
+        summary="The recipe needs a package that is not installed.",
         why="Another engine in its place would not be what was asked for.",
         bad="engine=megatron without megatron-core",
         good="pip install 'vtool[megatron]'",

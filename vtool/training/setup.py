@@ -22,6 +22,7 @@ from vtool.engines.contract import Engine
 from vtool.engines.ddp import Ddp
 from vtool.engines.ranks import Ranks, SharedFindings
 from vtool.models.adapters import add_adapters, freeze_parts
+from vtool.models.attention import attend_by_document
 from vtool.models.build import GENERATION, build_model, model_config
 from vtool.models.families import Family, family
 from vtool.models.processor import Processor, load_processor, new_processor
@@ -106,6 +107,8 @@ def open_session(request: Request, folder: RunFolder, start: Start, ranks: Ranks
         raise SharedFindings(Diagnostic("warmup-too-long", message, parameter="optim.warmup_steps"))
     ranks.on_rank_zero(lambda: _write_head(folder, request, ledgers, start.began or folder))
 
+    if longer := over_budget(run, ledgers["train"]):
+        raise SharedFindings(longer)
     if run.lora is not None:
         ranks.on_rank_zero(lambda: keep_base(run, folder, processor, start))
     model = build_trained_model(run, folder, processor, weights=start.checkpoint is None)
@@ -129,6 +132,8 @@ def build_trained_model(run: Run, folder: RunFolder, processor: Processor, *, we
     of = family(run.model.family)
     settings = run.model if run.lora is None else base_settings(run, folder)
     model: nn.Module = build_model(settings, processor, folder.processor, run.run.seed, weights=weights or run.lora is not None)
+    if run.data.packing != "none":
+        attend_by_document(model)
     freeze_parts(model, of, run.model.freeze)
     if run.lora is not None:
         add_adapters(model, of, run.model.freeze, run.lora, run.run.seed)
@@ -136,7 +141,11 @@ def build_trained_model(run: Run, folder: RunFolder, processor: Processor, *, we
 
 
 def build_engine(run: Run, model: nn.Module, ranks: Ranks) -> Engine:
-    """The engine of a run's settings, around its model."""
+    """The engine of a run's settings, around its model.
+
+    Raises:
+        SharedFindings: what this engine does not do here.
+    """
     dtype = DTYPES[run.model.dtype]
 
     def optimizer(module: nn.Module) -> torch.optim.Optimizer:
@@ -153,7 +162,11 @@ def build_engine(run: Run, model: nn.Module, ranks: Ranks) -> Engine:
             from vtool.engines.megatron.engine import Megatron
 
             part = family(run.model.family).part
-            return Megatron(model, run.engine, run.optim, ranks, dtype, part, checkpointing=run.model.gradient_checkpointing)
+            engine = Megatron(model, run.engine, run.optim, ranks, dtype, part, checkpointing=run.model.gradient_checkpointing)
+            if run.data.packing != "none" and not engine.heeds_masks:
+                message = "data.packing is token_budget, and megatron-core's layers here look at no mask: documents would see each other"
+                raise SharedFindings(Diagnostic("not-built-on-engine", message, "set data.packing=none, or engine=fsdp2", "data.packing"))
+            return engine
 
 
 def audit(rows: Mapping[str, EncodedRows], ranks: Ranks) -> dict[str, Ledger]:
@@ -168,6 +181,17 @@ def audit(rows: Mapping[str, EncodedRows], ranks: Ranks) -> dict[str, Ledger]:
     if findings:
         raise SharedFindings(findings)
     return ledgers
+
+
+def over_budget(run: Run, ledger: Ledger) -> list[Diagnostic]:
+    """Rows that no micro-batch has room for."""
+    budget = run.data.micro_batch_tokens
+    longer = [] if budget is None else [row for row, tokens in zip(ledger.kept, ledger.lengths, strict=True) if tokens > budget]
+    if not longer:
+        return []
+    name, longest = "data.micro_batch_tokens", max(ledger.lengths)
+    message = f"{len(longer)} of {len(ledger.kept)} rows have more than {name}={budget} tokens, the longest {longest}"
+    return [Diagnostic("packing-budget", message, f"set {name}={longest}, or data.max_length", name)]
 
 
 def _ignored(run: Run, ranks: Ranks) -> Iterator[Diagnostic]:

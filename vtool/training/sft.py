@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from vtool.data.collate import Batch
-from vtool.data.loader import MicroBatch, load_steps, micro_batches
+from vtool.data.loader import asked_for, load_steps
 from vtool.data.loss import summed_nll
+from vtool.data.packing import with_positions
 from vtool.devices import seed
 from vtool.diagnostics import Diagnostic
 from vtool.engines.ranks import Ranks, SharedFindings
@@ -83,13 +84,9 @@ def _train(request: Request, folder: RunFolder, ranks: Ranks) -> Outcome:
 
 def _steps(session: Session, progress: Progress, writer: Writer, stop: StopRequest, display: Display) -> int | None:
     """The training loop. It ends after the last step, or after one before which any rank was asked to stop; then it returns the signal."""
-    run, ranks, data, plan = session.run, session.ranks, session.engine.data, session.plan
-    kept = session.ledgers["train"].kept
+    run, ranks, data, ledger = session.run, session.ranks, session.engine.data, session.ledgers["train"]
     steps = range(progress.step + 1, session.total_steps + 1)
-
-    def mine(step: int) -> list[MicroBatch]:
-        return micro_batches(plan, kept, step, data.rank, data.world, run.data.micro_batch_size)
-
+    mine = asked_for(run.data, session.plan, ledger.kept, ledger.lengths, data.rank, data.world)
     loaded = load_steps(session.rows["train"], steps, mine, run.data.workers)
     for step in steps:
         began = time.perf_counter()
@@ -118,7 +115,7 @@ def _step(
     run, ranks, engine, data = session.run, session.ranks, session.engine, session.engine.data
     # Anything random in a step depends on the seed, the step and the rank alone: a run that goes on needs no generator's state.
     seed(ranks.device, int(np.random.SeedSequence([run.run.seed, step, data.rank]).generate_state(1)[0]))
-    batches = [batch.to(ranks.device) for batch in batches]
+    batches = [with_positions(batch.to(ranks.device), engine.module) for batch in batches]
 
     # What has to be known of all ranks before the first backward.
     text_only = [batch for batch in batches if not batch.images]

@@ -14,6 +14,9 @@ RULES: tuple[CrossField, ...] = (
     CrossField("evaluation-without-data", ("evaluation", "data"), training.evaluation_without_data),
     CrossField("micro-batch-larger-than-share", ("data", "launch", "engine"), data.micro_batch_larger_than_share),
     CrossField("max-length-missing", ("data",), data.max_length_missing),
+    CrossField("packing-budget", ("data",), data.packing_budget),
+    CrossField("not-built-on-engine", ("data", "model", "engine", "device"), data.packing_not_built),
+    CrossField("ignored-setting", ("data",), data.rows_beside_tokens),
     CrossField("pixel-bounds", ("data", "model"), data.pixel_bounds),
     CrossField("half-an-image", ("data",), data.half_an_image),
     CrossField("conflicting-model-source", ("model",), model.conflicting_model_source),
@@ -22,6 +25,7 @@ RULES: tuple[CrossField, ...] = (
     CrossField("nothing-to-train", ("model",), lora.nothing_to_train),
     CrossField("lora-target", ("model", "lora"), lora.targets),
     CrossField("megatron-ddp-conflict", ("engine", "model", "device"), megatron.ddp_conflict),
+    CrossField("not-in-megatron-core", ("engine",), megatron.not_in_megatron_core, megatron.no_megatron_core),
     CrossField("parallel-sizes", ("engine", "model", "launch"), megatron.parallel_sizes),
     CrossField("not-built-on-engine", ("engine", "model", "device"), megatron.not_built),
     CrossField("not-built-on-engine", ("engine", "lora"), lora.dropout_on_megatron),
@@ -43,4 +47,10 @@ def check(run: Run, origins: Origins, groups: Collection[str]) -> Iterator[Diagn
             yield from rule.check(run, origins)
 
 
-__all__ = ["RULES", "CrossField", "check"]
+def unasked(run: Run, groups: Collection[str]) -> dict[str, str]:
+    """The rules that cannot be asked on this machine, and why."""
+    found = {rule.name: rule.misses(run) for rule in RULES if rule.can_run(groups)}
+    return {name: reason for name, reason in found.items() if reason}
+
+
+__all__ = ["RULES", "CrossField", "check", "unasked"]

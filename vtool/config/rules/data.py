@@ -72,3 +72,41 @@ def half_an_image(run: Run, origins: Origins) -> Iterator[Diagnostic]:
         wanted = ",".join([*run.data.drop_model_inputs, other])
         help = f"to train without images, write {parameter}=[{wanted}]; otherwise leave {named[0]} out"
         yield Diagnostic("half-an-image", message, help, parameter, origins.near(parameter))
+
+
+def packing_budget(run: Run, origins: Origins) -> Iterator[Diagnostic]:
+    """Tokens are counted where rows are packed, and there alone; the longest row fits."""
+    packing, budget, longest = run.data.packing, run.data.micro_batch_tokens, run.data.max_length
+    name = "data.micro_batch_tokens"
+    if packing == "token_budget" and budget is None:
+        message = "data.packing is token_budget, but data.micro_batch_tokens does not say how many"
+        yield Diagnostic("packing-budget", message, "set data.micro_batch_tokens", name, origins.near("data.packing"))
+    elif packing == "none" and budget is not None:
+        message = f"{name} is {budget}, but data.packing is none: rows are counted, not tokens"
+        yield Diagnostic("packing-budget", message, "set data.packing=token_budget", name, origins.near(name))
+    elif budget is not None and longest is not None and longest > budget:
+        message = f"data.max_length is {longest}, but a forward pass has {budget} tokens ({name}): a row of that length has no room"
+        yield Diagnostic("packing-budget", message, f"set {name}={longest}, or a smaller data.max_length", name, origins.near(name))
+
+
+def packing_not_built(run: Run, origins: Origins) -> Iterator[Diagnostic]:
+    """Attention by document is built on torch's own, and on the masks that megatron-core's own layers heed."""
+    if run.data.packing != "none" and isinstance(run.engine, Megatron) and run.device.kind in ("cuda", "npu"):
+        message = "data.packing is token_budget, and engine=megatron packs rows on a CPU alone: Transformer Engine wants another form"
+        help = "set engine=fsdp2, or data.packing=none"
+        yield Diagnostic("not-built-on-engine", message, help, "data.packing", origins.near("data.packing"))
+    if run.data.packing != "none" and run.model.family == "qwen3_5":
+        message = "data.packing is token_budget, but the convolutions and states of qwen3_5 go on from one document into the next"
+        yield Diagnostic("not-built-on-engine", message, "set data.packing=none", "data.packing", origins.near("data.packing"))
+    if run.data.packing != "none" and run.model.attention != "sdpa":
+        message = f"data.packing is {run.data.packing}, but model.attention={run.model.attention} has no attention by document"
+        yield Diagnostic("not-built-on-engine", message, "set model.attention=sdpa", "model.attention", origins.near("model.attention"))
+
+
+def rows_beside_tokens(run: Run, origins: Origins) -> Iterator[Diagnostic]:
+    """What somebody has written, and packing leaves aside."""
+    if run.data.packing != "none" and (origin := origins.of("data.micro_batch_size")):
+        message = (
+            "data.micro_batch_size is set, but with data.packing=token_budget a forward pass is as large as data.micro_batch_tokens says"
+        )
+        yield Diagnostic("ignored-setting", message, "leave it out", "data.micro_batch_size", origin)

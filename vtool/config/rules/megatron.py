@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from vtool.config import megatron
+from vtool.config import megatron, megatron_versions
 from vtool.config.megatron_ddp import Problem, problems
 from vtool.config.origins import Origins
 from vtool.config.schema import Megatron, Run
@@ -31,6 +31,24 @@ def parallel_sizes(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     if isinstance(run.engine, Megatron):
         language = _language(Path(run.model.path)) if run.model.path else None
         yield from _findings("parallel-sizes", megatron.bad_sizes(run.engine.parallel, world=run.launch.nproc, language=language), origins)
+
+
+def not_in_megatron_core(run: Run, origins: Origins) -> Iterator[Diagnostic]:
+    """The megatron-core that is installed has each field of ddp_config that is given."""
+    if isinstance(run.engine, Megatron) and (there := megatron_versions.installed()):
+        for name in run.engine.ddp_config.model_dump(exclude_none=True):
+            if name not in there.fields:
+                history = megatron_versions.releases().history(name)
+                setting = f"engine.ddp_config.{name}"
+                message = f"{setting} {history}; installed is {there.version}, which does not have it"
+                help = "leave it out, or install what vtool is tested with: pip install 'vtool[megatron]'"
+                yield Diagnostic("not-in-megatron-core", message, help, setting, origins.near(setting), seen=there.version)
+
+
+def no_megatron_core(run: Run) -> str | None:
+    """Why the fields cannot be held against the installed megatron-core."""
+    needed = isinstance(run.engine, Megatron) and megatron_versions.installed() is None
+    return "megatron-core is not installed here" if needed else None
 
 
 def _language(folder: Path) -> megatron.Language | None:

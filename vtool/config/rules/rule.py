@@ -17,6 +17,8 @@ class CrossField:
     groups: tuple[str, ...]
     """The groups of settings that it looks at: it is not run where the schema has a finding in one of them."""
     check: Callable[[Run, Origins], Iterator[Diagnostic]]
+    misses: Callable[[Run], str | None] = lambda run: None
+    """Why it cannot be asked of a run here; None where it can."""
 
     def can_run(self, groups: Collection[str]) -> bool:
         """Whether all that it looks at is sound."""

@@ -57,6 +57,10 @@ class Data(Settings):
     """Rows of one optimiser step, over all ranks and micro-batches."""
     micro_batch_size: int = Field(default=1, ge=1)
     """Rows of one forward pass of one rank."""
+    packing: Literal["none", "token_budget"] = "none"
+    """`token_budget`: a forward pass is one row of several, without padding, each with attention to itself alone."""
+    micro_batch_tokens: int | None = Field(default=None, ge=2)
+    """With `token_budget`, in the place of `micro_batch_size`: the most tokens of one forward pass of one rank."""
     workers: int = Field(default=0, ge=0)
     """Processes of each rank that read and encode rows ahead of time. 0: the training process does it."""
     image: Image = Image()

@@ -94,6 +94,7 @@ class Megatron:
         tower: nn.Module = module.model.visual  # type: ignore[union-attr,assignment]
         gpt = build_language(text, self.config, ranks.device, own_layers=self.adapted)
         replace_language(module, gpt, self.stage)
+        self.heeds_masks: bool = gpt.heeds_masks
         tower = tower if self.stage.first else nn.Module()
         in_model = partial(name_in_model, before=gpt.decoder.layers[0].layer_number - 1, tied=text.tie_word_embeddings)
         add_adapters(gpt, whole, text_shape(text), self._scale, self.groups.tensor_rank, in_model)

@@ -9,7 +9,7 @@ sequence parallelism tokens are shared out among the tensor parallel ranks after
 number that they can share. There is no key and value cache.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from vtool.engines.megatron.pipeline import Stage, no_features, without_tokens
 from vtool.engines.megatron.shim import on_cpu
 from vtool.engines.megatron.weights import TextShape, partition_dim
+from vtool.models.masks import allowed_in_documents, allowed_in_rows, to_megatron
 
 
 def text_shape(config: Any) -> TextShape:
@@ -174,7 +175,10 @@ class Language(nn.Module):
     def get_input_embeddings(self) -> nn.Module:
         return self.embedding
 
-    def forward(self, inputs_embeds: Tensor, position_ids: Tensor | None = None, attention_mask: Tensor | None = None, **_: Any) -> Any:
+    def forward(
+        self, inputs_embeds: Tensor, position_ids: Tensor | None = None, attention_mask: Tensor | None = None,
+        documents: Sequence[int] | None = None, **_: Any,
+    ) -> Any:  # fmt: skip
         from megatron.core import tensor_parallel
         from transformers.modeling_outputs import BaseModelOutputWithPast
 
@@ -191,7 +195,7 @@ class Language(nn.Module):
             elif not self.stage.scheduled:
                 share = config.tensor_model_parallel_size if config.sequence_parallel else 1
                 gpt.set_input_tensor(self.stage.receive(((length + missing) // share, rows, size), config.pipeline_dtype))
-            mask = _mask(attention_mask, missing)
+            mask = _mask(attention_mask, missing) if documents is None else _block_mask(documents, missing, inputs_embeds.device)
             assert mask is None or gpt.heeds_masks, "rows that are padded on the left come one by one to layers that look at no mask"
             hidden = gpt.decoder(
                 hidden_states=hidden,
@@ -314,7 +318,9 @@ def _mask(kept: Tensor | None, missing: int) -> Tensor | None:
     """
     if kept is None or not bool((kept[:, 1:] > kept[:, :-1]).any()):
         return None
-    kept = nn.functional.pad(kept, (0, missing))
-    length = kept.shape[1]
-    later = torch.ones(length, length, dtype=torch.bool, device=kept.device).triu(1)
-    return later | (kept == 0)[:, None, None, :]
+    return to_megatron(allowed_in_rows(nn.functional.pad(kept, (0, missing)) != 0))
+
+
+def _block_mask(documents: Sequence[int], missing: int, device: torch.device) -> Tensor:
+    """The same for documents in one row; the padding at its end, of tensor parallelism, is one more."""
+    return to_megatron(allowed_in_documents([*documents, *([missing] if missing else [])], device))

@@ -1,0 +1,93 @@
+"""`train sft -m` and `validate-config -m`, as a user runs them."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from vtool.cli.app import app
+from vtool.cli.sweep import Done, Planned, plan, table
+from vtool.config.sweep import Job, expand
+from vtool.diagnostics import Findings
+
+SHORT = [
+    "train.steps=40", "optim.warmup_steps=0", "data.global_batch_size=8", "data.micro_batch_size=8", "checkpoint.every_steps=null",
+    "evaluation.every_steps=null", "data.train=[{format: digits, split: validation}]", "data.test=[]", "data.validation=[]",
+    "device.threads=1",
+]  # fmt: skip
+
+
+def folders(*overrides: str) -> list[str]:
+    return [str(planned.folder) for planned in plan("digits", expand(overrides))]
+
+
+def test_every_job_has_a_folder_of_its_own() -> None:
+    assert folders("optim.lr=0.1,0.2") == ["runs/digits-lr=0.1", "runs/digits-lr=0.2"]
+    assert folders("optim.lr=0.1,0.2", "run.name=mine") == ["runs/mine-lr=0.1", "runs/mine-lr=0.2"]
+    assert folders("optim.lr=0.1,0.2", "run.dir=here") == ["here/lr=0.1", "here/lr=0.2"]
+    assert folders("run.name=a,b") == ["runs/a", "runs/b"]
+    assert folders("optim.lr=0.1") == ["runs/digits"]
+    quoted, _ = plan("digits", expand(["run.seed=1,2", "run.name='it\\'s'"]))
+    assert quoted.overrides[-1] == "run.name='it\\'s-seed=1'"
+
+
+def test_jobs_that_would_share_a_folder_are_refused() -> None:
+    with pytest.raises(Findings, match="two jobs would train in same"):
+        plan("digits", expand(["run.name=a,b", "run.dir=same"]))
+
+
+def test_the_findings_of_all_jobs_come_before_the_first_and_each_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, ["train", "sft", "digits", "-m", "optim.lr=0.1,-1", "run.seed=1,2", "train.epochs=3"])
+    assert done.exit_code == 1
+    assert done.stderr.count("out-of-range") == 2  # the finding, and where it is explained
+    assert done.stderr.count("steps-or-epochs VT201") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_validate_config_says_which_combination_it_is() -> None:
+    done = CliRunner().invoke(app, ["validate-config", "digits", "-m", "optim.lr=0.1,-1", "train.steps=60", "--format", "json"])
+    results = json.loads(done.stdout)["results"]
+    assert done.exit_code == 1
+    assert [(result["subject"], result["verdict"]) for result in results] == [
+        ("digits optim.lr=0.1", "clean"),
+        ("digits optim.lr=-1", "unsafe"),
+    ]
+
+
+def test_a_table_has_what_became_of_each(tmp_path: Path) -> None:
+    (tmp_path / "result.json").write_text('{"test_exact_match": 0.9721, "test_nll": 0.1}')
+    jobs = [Planned(Job((), (f"run.seed={seed}",)), (), tmp_path) for seed in range(3)]
+    _, head, *rows = table([Done(jobs[0], "finished", 0), Done(jobs[1], "failed with 1", 1), Done(jobs[2], "not started", None)])
+    assert head.split() == ["run", "settings", "status", "exact", "match", "NLL"]
+    assert [row.split()[1:] for row in rows] == [
+        ["run.seed=0", "finished", "97.21%", "0.1000"],
+        ["run.seed=1", "failed", "with", "1", "-", "-"],
+        ["run.seed=2", "not", "started", "-", "-"],
+    ]
+
+
+def test_a_stop_ends_the_job_that_runs_and_the_same_command_goes_on(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "vtool", "train", "sft", "digits", "-m", "run.seed=1,2", *SHORT]
+    with (tmp_path / "log").open("w") as log:
+        process = subprocess.Popen(command, cwd=tmp_path, stdout=log, stderr=log, start_new_session=True)
+        lines = tmp_path / "runs/digits-seed=1/metrics.jsonl"
+        while not (lines.exists() and lines.read_text().count("\n") > 1):
+            assert process.poll() is None, (tmp_path / "log").read_text()
+            time.sleep(0.02)
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal's Ctrl-C: to all of its processes
+        assert process.wait() == 130
+    rows = [line.split()[1:4] for line in (tmp_path / "log").read_text().splitlines()[-2:]]
+    assert rows == [["run.seed=1", "stopped", "-"], ["run.seed=2", "not", "started"]]
+    assert not (tmp_path / "runs/digits-seed=2").exists()
+    again = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert again.returncode == 0, again.stderr
+    assert [line.split()[2] for line in again.stdout.splitlines()[-2:]] == ["finished", "finished"]
+    steps = [json.loads(line)["step"] for line in lines.read_text().splitlines()]
+    assert steps == list(range(1, 41))  # the stopped one went on from where it was

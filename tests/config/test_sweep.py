@@ -1,0 +1,52 @@
+"""`KEY=A,B`: every combination is a job, with a name that no other has."""
+
+import pytest
+
+from vtool.config.sweep import expand
+from vtool.diagnostics import Findings
+
+
+def test_the_last_override_changes_fastest_and_one_value_is_in_every_job() -> None:
+    jobs = expand(["optim.lr=0.1,0.2", "run.seed=range(1,3)", "train.steps=5"])
+    assert [job.overrides for job in jobs] == [
+        (f"optim.lr={lr}", f"run.seed={seed}", "train.steps=5") for lr in ("0.1", "0.2") for seed in ("1", "2")
+    ]
+    assert [job.suffix for job in jobs] == ["lr=0.1,seed=1", "lr=0.1,seed=2", "lr=0.2,seed=1", "lr=0.2,seed=2"]
+
+
+@pytest.mark.parametrize(
+    ("override", "values"),
+    [
+        ("engine=ddp,fsdp2", ["engine=ddp", "engine=fsdp2"]),
+        ("optim.lr=choice(0.1,0.2)", ["optim.lr=0.1", "optim.lr=0.2"]),
+        ("++optim.lr=0.1,0.2", ["++optim.lr=0.1", "++optim.lr=0.2"]),
+        ("optim.betas=[0.9,0.98],[0.9,0.999]", ["optim.betas=[0.9,0.98]", "optim.betas=[0.9,0.999]"]),
+        ("optim.betas=[0.9,0.98]", ["optim.betas=[0.9,0.98]"]),
+        ("run.name='a,b'", ["run.name='a,b'"]),
+        ("run.seed=1,1,2", ["run.seed=1", "run.seed=2"]),
+        ("train.steps", ["train.steps"]),  # no override at all: said of it where it is composed
+    ],
+)
+def test_what_is_a_list_of_values(override: str, values: list[str]) -> None:
+    assert [job.overrides for job in expand([override])] == [(value,) for value in values]
+
+
+def test_all_sweeps_without_a_list_are_refused_at_once() -> None:
+    with pytest.raises(Findings) as caught:
+        expand(["optim.lr=interval(0,1)", "optim=glob(*)", "run.seed=1,2"])
+    assert [finding.rule for finding in caught.value.diagnostics] == ["bad-override"] * 2
+    assert caught.value.fatal
+
+
+def test_names_tell_jobs_apart_and_are_names_of_files() -> None:
+    def suffixes(*overrides: str) -> list[str]:
+        found = [job.suffix for job in expand(overrides)]
+        assert len(set(found)) == len(found)
+        assert all("/" not in each and len(each) <= 120 and each.isascii() for each in found)
+        return found
+
+    assert suffixes("optim.lr=1,2", "optim.groups.vision.lr=3,4")[0] == "optim.lr=1,optim.groups.vision.lr=3"
+    assert all(each.startswith("path=a_b-") for each in suffixes("model.path=a/b,a:b"))  # written alike, and yet two
+    assert suffixes("run.seed=1", "train.steps=2") == [""]
+    long = "x" * 300
+    suffixes(f"model.path={long}1,{long}2")

@@ -1,0 +1,129 @@
+"""Documents in one row: each computes what it does in a row of its own, and nothing of one reaches another."""
+
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.engines.megatron.tiny import IMAGE, tiny_model
+from tests.models.npu_emulator import npu_fusion_attention
+from vtool.data.collate import Batch, Documents
+from vtool.data.packing import with_positions
+from vtool.models import attention
+from vtool.models.attention import attend_by_document
+
+LENGTHS, IMAGES = (19, 7, 1, 23), (1, 0, 0, 2)
+
+
+def document(length: int, images: int, seed: int) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(2, 150, (1, length), generator=generator)
+    for number in range(images):
+        ids[0, 1 + 9 * number : 9 + 9 * number] = torch.tensor([153, *[IMAGE] * 6, 154])
+    inputs = {"input_ids": ids, "mm_token_type_ids": (ids == IMAGE).long()}
+    if images:
+        pixels = torch.randn(24 * images, 1176, generator=generator, dtype=torch.float64)
+        inputs |= {"pixel_values": pixels, "image_grid_thw": torch.tensor([[1, 4, 6]] * images)}
+    return inputs
+
+
+def packed(model: Any, documents: list[dict[str, Tensor]]) -> dict[str, Any]:
+    joined = {name: torch.cat([one[name] for one in documents], 1) for name in ("input_ids", "mm_token_type_ids")}
+    joined |= {name: torch.cat([one[name] for one in documents if name in one]) for name in ("pixel_values", "image_grid_thw")}
+    nothing = torch.zeros(0, dtype=torch.long)
+    batch = with_positions(Batch(joined, nothing, nothing, (), 0, 0, Documents(LENGTHS, IMAGES)), model)
+    return {**batch.inputs, "documents": LENGTHS, "use_cache": False}
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    made = tiny_model(tied=True, dtype=torch.float64)
+    attend_by_document(made)
+    return made
+
+
+def documents(first: int = 10) -> list[dict[str, Tensor]]:
+    return [
+        document(length, images, first if number == 0 else number)
+        for number, (length, images) in enumerate(zip(LENGTHS, IMAGES, strict=True))
+    ]
+
+
+def test_each_document_has_the_logits_of_a_row_of_its_own(model: Any) -> None:
+    plain = tiny_model(tied=True, dtype=torch.float64)
+    with torch.no_grad():
+        together = model(**packed(model, documents())).logits[0]
+        alone = torch.cat([plain(**one, use_cache=False).logits[0] for one in documents()])
+    assert float((together - alone).abs().max()) <= 1e-12 * float(alone.abs().max())
+
+
+def test_another_first_document_moves_nothing_of_the_others(model: Any) -> None:
+    with torch.no_grad():
+        one, other = (model(**packed(model, documents(first))).logits[0] for first in (10, 99))
+    assert torch.equal(one[LENGTHS[0] :], other[LENGTHS[0] :])
+    assert not torch.isclose(one[: LENGTHS[0]], other[: LENGTHS[0]]).all()
+
+
+def test_without_their_lengths_documents_see_each_other(model: Any) -> None:
+    """The call that leaks without a word: what the test above would find."""
+    with torch.no_grad():
+        one, other = (model(**{**packed(model, documents(first)), "documents": None}).logits[0] for first in (10, 99))
+    assert float((one - other)[LENGTHS[0] :].abs().max()) > 1e-3
+
+
+def test_gradients_are_those_of_rows_of_their_own(model: Any) -> None:
+    plain = tiny_model(tied=True, dtype=torch.float64)
+    weight = torch.randn(sum(LENGTHS), 160, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    model.zero_grad()
+    (model(**packed(model, documents())).logits[0] * weight).sum().backward()
+    for one, own in zip(documents(), weight.split(LENGTHS), strict=True):
+        (plain(**one, use_cache=False).logits[0] * own).sum().backward()
+    for (name, ours), theirs in zip(model.named_parameters(), plain.parameters(), strict=True):
+        assert theirs.grad is not None, name
+        assert float((ours.grad - theirs.grad).abs().max()) <= 1e-11 * float(theirs.grad.abs().max()), name
+
+
+def test_rows_without_documents_are_transformers_own(model: Any) -> None:
+    plain = tiny_model(tied=True, dtype=torch.float64)
+    ids = torch.randint(2, 150, (2, 9), generator=torch.Generator().manual_seed(0))
+    for mask in (torch.ones_like(ids), torch.tensor([[1] * 9, [0] * 3 + [1] * 6])):
+        with torch.no_grad():
+            ours, theirs = (one(input_ids=ids, attention_mask=mask, use_cache=False).logits for one in (model, plain))
+        assert torch.equal(ours, theirs)
+    asked = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "do_sample": False, "max_new_tokens": 4, "eos_token_id": None}
+    assert torch.equal(model.generate(**asked), plain.generate(**asked))
+
+
+@pytest.mark.parametrize("wrong", ["a mask", "two rows", "other lengths"])
+def test_what_would_be_ignored_beside_documents_is_refused(wrong: str) -> None:
+    rows = 2 if wrong == "two rows" else 1
+    q = k = v = torch.zeros(rows, 2, 6, 4)
+    mask = torch.ones(1, 1, 6, 6, dtype=torch.bool) if wrong == "a mask" else None
+    lengths = (2, 3) if wrong == "other lengths" else (2, 4)
+    with pytest.raises(ValueError, match="one row is wanted, its documents without padding, and no mask"):
+        attention.attention(torch.nn.Module(), q, k, v, mask, documents=lengths)
+
+
+@pytest.mark.parametrize("case", ["documents", "causal", "padded"])
+def test_on_an_npu_the_operator_is_given_the_same_attention(monkeypatch: pytest.MonkeyPatch, case: str) -> None:
+    """Through the operator's emulation: never run on hardware."""
+    monkeypatch.setitem(sys.modules, "torch_npu", SimpleNamespace(npu_fusion_attention=npu_fusion_attention))
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, heads, 12, 16, dtype=torch.float64, generator=generator) for heads in (4, 2, 2))
+    module = torch.nn.Module()
+    module.num_key_value_groups, module.is_causal = 2, True  # type: ignore[assignment]
+    mask = None
+    if case == "documents":
+        ours = attention._documents_on_npu(q, k, v, (5, 1, 6), None)
+        theirs, _ = attention.attention(module, q, k, v, None, documents=(5, 1, 6))
+    else:
+        if case == "padded":
+            mask = attention_mask = torch.ones(12, 12, dtype=torch.bool).tril()[None, None].clone()
+            attention_mask[..., :3] = False
+            attention_mask[..., range(3), range(3)] = True
+        ours = attention._on_npu(q, k, v, mask, None)
+        theirs, _ = attention.attention(module, q, k, v, mask)
+    assert float((ours - theirs).abs().max()) <= 1e-12

@@ -1,0 +1,1 @@
+"""Recipes of other trainers, read as ours."""

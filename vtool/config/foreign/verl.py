@@ -1,0 +1,286 @@
+"""A recipe of verl's SFT trainer, read as ours: the same rules over what means the same, placed in the file that it came from."""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, get_args
+
+import yaml
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from vtool.config.compose import Composed
+from vtool.config.foreign.verl_settings import FSDP, LORA, MEGATRON, NAMES, OTHER, RUN, UNREAD, Same, in_a_group
+from vtool.config.marks import YamlFile, read_yaml
+from vtool.config.origins import Key, Origins, Place
+from vtool.config.resources import RecipeFile
+from vtool.config.schema import Model
+from vtool.config.schema.megatron import TransformerConfig
+from vtool.diagnostics import Diagnostic, Findings, Origin
+from vtool.diagnostics.near_miss import did_you_mean, near
+
+_DDP, _TRANSFORMER = "engine.override_ddp_config", "engine.override_transformer_config"
+_SHARED = "engine.use_distributed_optimizer"
+_WORDS = {same.ours: same.theirs for table in (RUN, LORA, FSDP, MEGATRON) for same in table}
+
+
+@dataclass(slots=True)
+class _Theirs:
+    """What their file says, and what has been made of it."""
+
+    given: Mapping[str, Any]
+    """By dotted name: every value, and the two groups that go through as they are."""
+    places: Mapping[str, Place]
+    values: dict[str, Any] = field(default_factory=dict)
+    """Ours, nested."""
+    origins: dict[Key, Place] = field(default_factory=dict)
+    judged: set[str] = field(default_factory=set)
+    names: dict[str, str] = field(default_factory=dict)
+    """Of our settings: what theirs is called."""
+
+    def take(self, name: str, default: Any = None) -> Any:
+        """A value that is judged."""
+        self.judged.add(name)
+        value = self.given.get(name)
+        return default if value is None else value
+
+    def put(self, ours: str, value: Any, theirs: str) -> None:
+        """Set one of ours, where theirs stands."""
+        *groups, last = keys = ours.split(".")
+        group = self.values
+        for key in groups:
+            group = group.setdefault(key, {})
+        group[last] = value
+        self.names[ours] = theirs
+        if place := self.places.get(theirs):
+            for end in range(1, len(keys)):
+                self.origins.setdefault(tuple(keys[:end]), replace(place, holds="mapping"))
+            self.origins[tuple(keys)] = place
+            if isinstance(value, list):
+                self.origins |= {(*keys, str(number)): place for number in range(len(value))}
+                self.origins |= {(*keys, str(number), "path"): place for number in range(len(value))}
+                self.names |= {f"{ours}.{number}.path": theirs for number in range(len(value))}
+
+    def map(self, same: Same) -> None:
+        """Take a setting over as it is."""
+        value = self.take(same.theirs, same.default)
+        if value is None:
+            return
+        ours = same.convert(value)
+        if ours is OTHER:
+            self.judged.discard(same.theirs)
+        elif ours is not None:
+            self.put(same.ours, ours, same.theirs)
+
+
+def read_verl(path: Path) -> tuple[Composed, tuple[Diagnostic, ...], Mapping[str, str]]:
+    """Read a YAML file of verl's SFT trainer: what Hydra composes, or the keys of a user's own file.
+
+    Returns:
+        The recipe in our settings, verl's defaults included, its places in their file; findings about their settings; and, of our
+        settings, what theirs are called.
+
+    Raises:
+        Findings: `fatal`, where it cannot be read, or is no recipe of this trainer.
+    """
+    if not path.is_file():
+        raise Findings(
+            Diagnostic("unreadable-file", f"`{path}` is not a file", "give the YAML file of a run of verl's SFT trainer"), fatal=True
+        )
+    file = read_yaml(path)
+    given, places = _flat(file)
+    if found := next((name for name in given if name.startswith("actor_rollout_ref.")), None):
+        message = f"{file.name} has `{found.partition('.')[0]}`: it is a recipe of another of verl's trainers"
+        raise Findings(Diagnostic("unknown-recipe", message, "give one of its SFT trainer", origin=places[found].value), fatal=True)
+    theirs = _Theirs(given, places)
+    theirs.values["kind"] = "sft"
+    findings = [*_unread(theirs), *_translate(theirs, _is_megatron(file, given)), *_unknown(theirs)]
+    findings += _without_counterpart(theirs)
+    return Composed(RecipeFile(path), theirs.values, Origins(theirs.origins)), tuple(findings), theirs.names
+
+
+def in_their_words(finding: Diagnostic, names: Mapping[str, str]) -> Diagnostic:
+    """A finding of our rules, by the names of their settings."""
+
+    def worded(text: str | None) -> str | None:
+        for ours, theirs in sorted((_WORDS | dict(names)).items(), key=lambda pair: -len(pair[0])):
+            short = ours.removeprefix("engine.")
+            for one in (ours, short) if "." in short else (ours,):
+                text = re.sub(rf"(?<![\w.]){re.escape(one)}(?!\w)", theirs, text) if text else text
+        return re.sub(r"(?<![\w.])(engine\.)?ddp_config\b", _DDP, text) if text else text
+
+    help = finding.help
+    if finding.parameter == "engine.ddp_config.use_distributed_optimizer":
+        help = f"say the same in both: in verl {_DDP} wins, and in the DDP alone, while the optimiser follows {_SHARED}"
+    return replace(
+        finding, message=worded(finding.message) or "", help=worded(help), parameter=names.get(finding.parameter or "", finding.parameter)
+    )
+
+
+def _flat(file: YamlFile) -> tuple[dict[str, Any], dict[str, Place]]:
+    try:
+        config = OmegaConf.create(file.text)
+    except (yaml.YAMLError, OmegaConfBaseException) as error:
+        raise Findings(
+            Diagnostic("bad-yaml", f"{file.name}: {str(error).splitlines()[0]}", origin=Origin(file.name)), fatal=True
+        ) from error
+    given: dict[str, Any] = {}
+    places: dict[str, Place] = {}
+
+    def walk(node: yaml.MappingNode, above: str) -> None:
+        for key, value in node.value:
+            name = f"{above}.{key.value}" if above else str(key.value)
+            if name == "defaults":
+                continue
+            if isinstance(value, yaml.MappingNode) and value.value and name not in UNREAD:
+                walk(value, name)
+            else:
+                try:
+                    found = OmegaConf.select(config, name)
+                except OmegaConfBaseException:  # it refers to what Hydra would have brought: not known from this file
+                    found = None
+                given[name] = OmegaConf.to_container(found) if OmegaConf.is_config(found) else found
+                places[name] = Place(file.place(value), file.place(key), "list" if isinstance(value, yaml.SequenceNode) else "value")
+
+    walk(file.root, "")
+    return given, places
+
+
+def _is_megatron(file: YamlFile, given: Mapping[str, Any]) -> bool:
+    """Its engine: what `strategy` says, or the defaults list, or what it sets."""
+    if strategy := given.get("engine.strategy"):
+        return str(strategy) == "megatron"
+    listed = next((value for key, value in file.root.value if key.value == "defaults"), None)
+    chosen = [value.value for entry in getattr(listed, "value", ()) if isinstance(entry, yaml.MappingNode) for _, value in entry.value]
+    return "megatron" in chosen or any(same.theirs in given for same in MEGATRON if same.theirs.startswith("engine."))
+
+
+def _translate(theirs: _Theirs, megatron: bool) -> Iterator[Diagnostic]:
+    take, put = theirs.take, theirs.put
+    for same in RUN:
+        theirs.map(same)
+    put("engine.kind", "megatron" if megatron else "fsdp2", "engine.strategy")
+    if take("engine.strategy", "fsdp") not in ("fsdp", "fsdp2", "megatron"):
+        theirs.judged.discard("engine.strategy")
+    if megatron:
+        yield from _megatron(theirs)
+    else:
+        for same in FSDP:
+            theirs.map(same)
+    if (rank := take("model.lora_rank", 0)) and rank > 0:
+        for same in LORA:
+            theirs.map(same)
+    _model(theirs)
+    yield from _lengths(theirs)
+    yield from _micro_batches(theirs)
+    steps, epochs = take("trainer.total_training_steps"), take("trainer.total_epochs", 4)
+    put("train.steps", steps, "trainer.total_training_steps")
+    put("train.epochs", None if steps else epochs, "trainer.total_epochs")
+    ratio = take("optim.lr_warmup_steps_ratio", 0.0)
+    if ratio and "warmup_steps" not in theirs.values.get("optim", {}):
+        if steps:
+            put("optim.warmup_steps", int(ratio * steps), "optim.lr_warmup_steps_ratio")
+        else:
+            theirs.judged.discard("optim.lr_warmup_steps_ratio")
+    mode = take("trainer.resume_mode", "auto")
+    path = take("trainer.resume_from_path")
+    put("checkpoint.resume", {"disable": "never", "resume_path": path}.get(mode) or "auto", "trainer.resume_mode")
+
+
+def _megatron(theirs: _Theirs) -> Iterator[Diagnostic]:
+    for same in MEGATRON:
+        theirs.map(same)
+    if theirs.values["engine"].get("parallel", {}).get("tensor", 1) == 1:  # verl itself puts it out then
+        theirs.values["engine"].get("parallel", {}).pop("sequence", None)
+    for name in theirs.given:
+        group, _, last = name.rpartition(".")
+        if group == _DDP or (group == _TRANSFORMER and last in TransformerConfig.model_fields):
+            ours = "ddp_config" if group == _DDP else "transformer_config"
+            theirs.put(f"engine.{ours}.{last}", theirs.take(name), name)
+    shares = theirs.values["engine"]["wrap_config"]["use_distributed_optimizer"]
+    bridged = theirs.take("engine.use_mbridge", True) and theirs.take("engine.vanilla_mbridge", True)
+    if not shares and bridged and f"{_DDP}.use_distributed_optimizer" not in theirs.given:
+        message = (
+            f"{_SHARED} is false, and before verl#5775 it does not reach mbridge, whose own default is true: the weights of the ranks "
+            "drift apart, and no error is raised"
+        )
+        help = f"write {_DDP}.use_distributed_optimizer: false as well"
+        yield Diagnostic("setting-dropped", message, help, _SHARED, _origin(theirs, _SHARED))
+
+
+def _model(theirs: _Theirs) -> None:
+    """Of a model's folder, its family. A name on a hub, or a family that is not ours, is not judged."""
+    path = theirs.values.get("model", {}).get("path")
+    if path is None:
+        return
+    folder = Path(str(path)).expanduser()
+    theirs.values["model"]["path"] = str(folder)
+    try:
+        kind = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("model_type")
+    except (OSError, ValueError, AttributeError):
+        kind = None
+    if kind in get_args(Model.model_fields["family"].annotation):
+        theirs.put("model.family", kind, "model.path")
+    elif kind is not None or (not folder.exists() and re.fullmatch(r"[\w.-]+/[\w.-]+", str(path))):
+        del theirs.names["model.path"]
+        theirs.judged.discard("model.path")
+
+
+def _lengths(theirs: _Theirs) -> Iterator[Diagnostic]:
+    """Rows without padding are cut to `max_length`, whatever `truncation` says (`multiturn_sft_dataset.py`)."""
+    padding, cut = theirs.take("data.pad_mode", "no_padding"), theirs.take("data.truncation", "error")
+    if padding == "no_padding":
+        theirs.put("data.on_overlong", "truncate", "data.truncation")
+        if "data.truncation" in theirs.given and cut != "right":
+            message = (
+                f"data.truncation is {cut}, and with data.pad_mode=no_padding verl never reads it: longer rows silently lose their end"
+            )
+            help = "filter the rows beforehand, or set data.pad_mode=right; here data.on_overlong=error names them"
+            yield Diagnostic("setting-without-reader", message, help, "data.truncation", _origin(theirs, "data.truncation"))
+    elif cut in ("error", "right"):
+        theirs.put("data.on_overlong", "truncate" if cut == "right" else "error", "data.truncation")
+    else:
+        theirs.judged.discard("data.truncation")
+
+
+def _micro_batches(theirs: _Theirs) -> Iterator[Diagnostic]:
+    name = "data.micro_batch_size_per_gpu"
+    if not theirs.take("data.use_dynamic_bsz", True):
+        theirs.put("data.micro_batch_size", theirs.take(name, 4), name)
+    elif name in theirs.given:
+        theirs.judged.add(name)
+        message = f"{name} is set, but with data.use_dynamic_bsz=true verl reads data.max_token_len_per_gpu in its place"
+        yield Diagnostic("setting-without-reader", message, "leave it out, or set data.use_dynamic_bsz=false", name, _origin(theirs, name))
+
+
+def _unread(theirs: _Theirs) -> Iterator[Diagnostic]:
+    for name, why in UNREAD.items():
+        if name in theirs.given:
+            theirs.judged.add(name)
+            yield Diagnostic("setting-without-reader", f"{name}: {why}", "leave it out", name, _origin(theirs, name))
+
+
+def _unknown(theirs: _Theirs) -> Iterator[Diagnostic]:
+    for name in theirs.given:
+        if name in NAMES or in_a_group(name) or name.startswith((_DDP, _TRANSFORMER)):
+            continue
+        theirs.judged.add(name)
+        close = near(name, sorted(NAMES)) or [one for one in sorted(NAMES) if one.rpartition(".")[2] == name.rpartition(".")[2]]
+        message = f"verl's SFT trainer has no setting `{name}`"
+        yield Diagnostic("unknown-key", message, did_you_mean(close), name, theirs.places[name].key)
+
+
+def _without_counterpart(theirs: _Theirs) -> Iterator[Diagnostic]:
+    left = [name for name in theirs.given if name not in theirs.judged and not name.endswith("_target_") and theirs.given[name] != {}]
+    if left:
+        message = (
+            f"{len(left)} setting{'s have' if len(left) > 1 else ' has'} no counterpart here, or a value without one: {', '.join(left)}"
+        )
+        yield Diagnostic("no-counterpart", message, "nothing is said of these", left[0], _origin(theirs, left[0]))
+
+
+def _origin(theirs: _Theirs, name: str) -> Origin | None:
+    place = theirs.places.get(name)
+    return place.value if place else None

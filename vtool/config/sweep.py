@@ -1,0 +1,73 @@
+"""Sweeps: `KEY=A,B` in Hydra's grammar, every combination of which is a job of its own."""
+
+import hashlib
+import itertools
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Glob, Override
+from hydra.errors import HydraException
+
+from vtool.config.origins import COMMAND_LINE
+from vtool.diagnostics import Diagnostic, Findings
+
+_LONGEST = 100
+"""Characters that a job adds to a name; file systems take 255 in all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One combination."""
+
+    overrides: tuple[str, ...]
+    """All, with one value each."""
+    swept: tuple[str, ...]
+    """Those in which jobs differ."""
+
+    @property
+    def suffix(self) -> str:
+        """What tells its run from the others': `lr=1e-3,seed=2`. What no file name should have is replaced."""
+        keys = [override.partition("=")[0].lstrip("+") for override in self.swept]
+        leaves = [key.rpartition(".")[2] for key in keys]
+        named = [leaf if leaves.count(leaf) == 1 else key for key, leaf in zip(keys, leaves, strict=True)]
+        values = [override.partition("=")[2] for override in self.swept]
+        plain = ",".join(f"{name}={value.strip(chr(34) + chr(39))}" for name, value in zip(named, values, strict=True))
+        made = re.sub(r"[^A-Za-z0-9.,=+_-]+", "_", plain)
+        # Two values that are written alike, or cut off, stay two names.
+        lossy = made != plain or len(made) > _LONGEST
+        return made[:_LONGEST] + (f"-{hashlib.sha256(plain.encode()).hexdigest()[:6]}" if lossy else "")
+
+
+def expand(overrides: Sequence[str]) -> tuple[Job, ...]:
+    """Every combination of what overrides give several values for, the last one changing fastest.
+
+    Raises:
+        Findings: `bad-override`, for those that no list of values can be made of.
+    """
+    parser = OverridesParser.create()
+    choices: list[list[str]] = []
+    findings = []
+    for text in overrides:
+        try:
+            override = parser.parse_override(text)
+        except HydraException:
+            choices.append([text])  # said of it where the job is composed, as without a sweep
+            continue
+        if not override.is_sweep_override():
+            choices.append([text])
+        elif not override.is_discrete_sweep() or isinstance(override.value(), Glob):
+            message = f"`{text}` is a sweep without a list of values"
+            findings.append(Diagnostic("bad-override", message, "write KEY=A,B,C, or KEY=range(1,4)", origin=COMMAND_LINE))
+        else:
+            choices.append([f"{override.input_line.partition('=')[0]}={value}" for value in _values(override)])
+    if findings:
+        raise Findings(findings, fatal=True)
+    several = [number for number, values in enumerate(choices) if len(values) > 1]
+    return tuple(Job(each, tuple(each[number] for number in several)) for each in itertools.product(*choices))
+
+
+def _values(override: Override) -> Iterable[str]:
+    """Each value as it is written, once."""
+    return dict.fromkeys(override.sweep_string_iterator())

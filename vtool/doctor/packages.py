@@ -1,0 +1,78 @@
+"""The packages that vtool's own metadata asks for, beside those that are installed."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+
+from packaging.requirements import Requirement
+
+from vtool.diagnostics import Diagnostic
+
+EXTRAS = ("megatron", "npu")
+"""The extras that a recipe can need; the others are for vtool's own development."""
+
+
+@dataclass(frozen=True, slots=True)
+class Package:
+    """One line of the metadata."""
+
+    requirement: Requirement
+    extra: str | None
+    version: str | None
+    """The installed one; None where there is none."""
+
+    @property
+    def name(self) -> str:
+        """As it is given to pip."""
+        return self.requirement.name
+
+    @property
+    def fits(self) -> bool:
+        """Whether the installed version is within the bounds."""
+        return self.version is not None and self.requirement.specifier.contains(self.version, prereleases=True)
+
+    @property
+    def install(self) -> str:
+        """The command that installs what fits."""
+        return f"pip install 'vtool[{self.extra}]'" if self.extra else f"pip install '{self.name}{self.requirement.specifier}'"
+
+
+def packages() -> tuple[Package, ...] | None:
+    """All packages, extras included; None where vtool itself is not installed, and so has no metadata."""
+    try:
+        lines = metadata.requires("vtool") or []
+    except metadata.PackageNotFoundError:
+        return None
+    return tuple(_read(lines))
+
+
+def _read(lines: Sequence[str]) -> Iterator[Package]:
+    for line in lines:
+        requirement = Requirement(line)
+        marker = requirement.marker
+        if marker is None or marker.evaluate({"extra": ""}):
+            yield Package(requirement, None, installed(requirement.name))
+        else:
+            for extra in EXTRAS:
+                if marker.evaluate({"extra": extra}):
+                    yield Package(requirement, extra, installed(requirement.name))
+
+
+def installed(name: str) -> str | None:
+    """The version of a package."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def problems(needed: Sequence[Package]) -> Iterator[Diagnostic]:
+    """What is missing of the packages that are needed, and what does not fit."""
+    for package in needed:
+        wanted = str(package.requirement.specifier)
+        if package.version is None:
+            rule = "extra-not-installed" if package.extra else "package-missing"
+            yield Diagnostic(rule, f"{package.name} is not installed", package.install, package.name, expected=f"{package.name}{wanted}")
+        elif not package.fits:
+            message = f"{package.name} {package.version} is installed, and vtool is tested with {package.name}{wanted}"
+            yield Diagnostic("version-mismatch", message, package.install, package.name, expected=wanted, seen=package.version)

@@ -1,0 +1,57 @@
+"""What one recipe needs of a machine. It need not be whole: where the model and the rows are, doctor does not ask."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from vtool.config.compose import compose_recipe
+from vtool.config.origins import Origins
+from vtool.config.schema import DigitsSource, LoadCheck, Megatron, Run
+from vtool.config.validate import validate
+from vtool.diagnostics import Diagnostic
+
+_LOOKED_AT = ("engine", "device", "launch")
+"""The groups that say what a machine must have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """Of a recipe."""
+
+    run: Run | None
+    """Of a recipe of kind sft. Groups that have findings are at their defaults, or not there."""
+    load_check: LoadCheck | None
+    origins: Origins
+    findings: tuple[Diagnostic, ...]
+    """What stands against the groups that are looked at here; the others are for validate-config."""
+    sound: bool
+    """Whether the model's and the data's settings can be looked at too."""
+    extras: tuple[str, ...]
+    """Of vtool, such as `megatron`."""
+    without: tuple[str, ...]
+    """Packages that vtool depends on and this recipe does not use."""
+    asked: tuple[str, ...]
+    """Rules that it is asked besides those of every machine."""
+
+
+def needs_of(recipe: str, overrides: Sequence[str] = ()) -> Needs:
+    """Compose a recipe, and see what it needs.
+
+    Raises:
+        Findings: `fatal`, where it cannot be read.
+    """
+    composed = compose_recipe(recipe, overrides)
+    checked = validate(composed)
+    own = tuple(finding for finding in checked.findings if str(finding.parameter).partition(".")[0] in (*_LOOKED_AT, "kind"))
+    if isinstance(checked.run, LoadCheck):
+        return Needs(None, checked.run, composed.origins, checked.findings, not checked.findings, (), (), ("extra-not-installed",))
+    run = checked.run
+    assert isinstance(run, Run)
+    if own:
+        return Needs(None, None, composed.origins, own, False, (), (), ())
+    extras = (*(["megatron"] if isinstance(run.engine, Megatron) else []), *(["npu"] if run.device.kind == "npu" else []))
+    digits = "data" not in checked.sound or any(isinstance(each, DigitsSource) for each in (*run.data.train, *run.data.test))
+    without = (*(["peft"] if "lora" in checked.sound and run.lora is None else []), *([] if digits else ["scikit-learn"]))
+    asked: tuple[str, ...] = ("extra-not-installed", "device-missing") if extras or run.device.kind == "cuda" else ()
+    asked += ("not-on-npu", "forked-workers", "npu-mask-convention") if run.device.kind == "npu" else ()
+    sound = {"model", "data"} <= checked.sound
+    return Needs(run, None, composed.origins, (), sound, extras, without, asked)

@@ -1,0 +1,92 @@
+"""Attention inside each of the documents that share a row, through transformers' `AttentionInterface`."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+
+from vtool.models.masks import to_npu_compressed, to_npu_dense, to_tnd
+
+BY_DOCUMENT = "vtool_documents"
+"""Its name in `config._attn_implementation`."""
+
+
+def attend_by_document(model: nn.Module) -> None:
+    """Give the language part of a transformers model this attention. Without documents it is transformers' own `sdpa`."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import sdpa_mask
+
+    AttentionInterface.register(BY_DOCUMENT, attention)
+    AttentionMaskInterface.register(BY_DOCUMENT, sdpa_mask)
+    text: Any = model.config.get_text_config()  # type: ignore[operator,union-attr]
+    text._attn_implementation = BY_DOCUMENT
+
+
+def attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, *,
+    scaling: float | None = None, dropout: float = 0.0, documents: Sequence[int] | None = None, **more: Any,
+) -> tuple[Tensor, None]:  # fmt: skip
+    """Causal attention in each document of a row by itself: the same numbers as rows of their own, without a mask of L × L.
+
+    Args:
+        query: [1, N, L, D]; key and value [1, K, L, D], where K divides N.
+        attention_mask: of rows without documents, as transformers makes it for `sdpa`.
+        documents: lengths, of which L is the sum.
+
+    Returns:
+        [1, L, N, D], and None in the place of the weights.
+
+    Raises:
+        ValueError: where lengths and tokens disagree, or a mask comes with documents: one of both would be silently ignored.
+    """
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    on_npu = query.device.type == "npu"
+    if documents is None:
+        if on_npu:
+            return _on_npu(query, key, value, attention_mask, scaling), None
+        plain: tuple[Tensor, None] = sdpa_attention_forward(
+            module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **more
+        )
+        return plain
+    if attention_mask is not None or len(query) != 1 or sum(documents) != query.shape[2]:
+        given = f"documents of {sum(documents)} tokens in {len(query)} rows of {query.shape[2]}"
+        masked = "a mask" if attention_mask is not None else "no mask"
+        raise ValueError(f"{given}, and {masked}: one row is wanted, its documents without padding, and no mask")
+    if on_npu:
+        return _documents_on_npu(query, key, value, documents, scaling), None
+    shared = query.shape[1] != key.shape[1]
+    lengths = list(documents)
+    parts = zip(*(torch.split(one, lengths, 2) for one in (query, key, value)), strict=True)
+    computed = [
+        scaled_dot_product_attention(q, k, v, dropout_p=dropout, scale=scaling, is_causal=True, enable_gqa=shared) for q, k, v in parts
+    ]
+    return torch.cat(computed, 2).transpose(1, 2), None
+
+
+def _on_npu(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None) -> Tensor:
+    """Rows [B, N, S, D]. Without a mask attention is causal, which the operator must be told: it takes None for no mask at all."""
+    import torch_npu  # type: ignore[import-not-found]
+
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    if mask is None:
+        given = {"atten_mask": to_npu_compressed(query.device), "sparse_mode": 3}
+    else:
+        given = {"atten_mask": to_npu_dense(mask), "sparse_mode": 0}
+    out: Tensor = torch_npu.npu_fusion_attention(query, key, value, query.shape[1], "BNSD", scale=scale, **given)[0]
+    return out.transpose(1, 2)
+
+
+def _documents_on_npu(query: Tensor, key: Tensor, value: Tensor, documents: Sequence[int], scaling: float | None) -> Tensor:
+    import torch_npu
+
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    ends = to_tnd(documents)
+    q, k, v = (one[0].transpose(0, 1).contiguous() for one in (query, key, value))  # [L, N, D]
+    out: Tensor = torch_npu.npu_fusion_attention(
+        q, k, v, query.shape[1], "TND", atten_mask=to_npu_compressed(query.device), sparse_mode=3, scale=scale,
+        actual_seq_qlen=ends, actual_seq_kvlen=ends,
+    )[0]  # fmt: skip
+    return out[None]
