@@ -10,7 +10,7 @@ import torch
 from tests.engines.ranks import run_ranks
 from tests.rows import mixed_rows, write_rows
 from tests.runs import gradients, messages, request, session
-from vtool.data.loader import asked_for, load_steps
+from vtool.data.loader import load_steps
 from vtool.engines.contract import Engine
 from vtool.engines.megatron.engine import Megatron
 from vtool.engines.ranks import Ranks
@@ -72,7 +72,7 @@ def _traces(ranks: Ranks, made: Mapping[str, Request]) -> dict[str, Trace]:
 def trace(ranks: Ranks, made: Request) -> Trace:
     torch.set_num_threads(1)
     opened, progress = session(made, ranks)
-    engine, data, run, ledger = opened.engine, opened.engine.data, opened.run, opened.ledgers["train"]
+    engine = opened.engine
     seen: list[dict[str, torch.Tensor]] = []
     clip = engine.clip_gradient
 
@@ -83,9 +83,8 @@ def trace(ranks: Ranks, made: Request) -> Trace:
 
     engine.clip_gradient = look_and_clip  # type: ignore[method-assign]
     steps = range(1, opened.total_steps + 1)
-    plan = asked_for(run.data, opened.plan, ledger.kept, ledger.lengths, data.rank, data.world)
     before, digests, metrics = weights(engine), [], []
-    for step, batches in zip(steps, load_steps(opened.rows["train"], steps, plan, 0), strict=True):
+    for step, batches in zip(steps, load_steps(opened.rows["train"], steps, opened.micro_batches, 0), strict=True):
         metrics.append(_step(opened, progress, step, batches, StopRequest())[0])
         progress.step = step
         digests.append(digest(weights(engine)))

@@ -5,7 +5,7 @@ import torch
 
 from vtool.config.schema import Optim
 from vtool.training.parameter_groups import build_optimizer, parameter_groups
-from vtool.training.schedule import learning_rate
+from vtool.training.schedule import learning_rate, read_back
 
 
 def test_the_warm_up_is_a_line_to_the_highest_rate() -> None:
@@ -63,3 +63,23 @@ def test_a_step_is_adamw_by_the_book() -> None:
         mean, square = 0.1 * parameter.grad / (1 - 0.9), 0.05 * parameter.grad**2 / (1 - 0.95)
         wanted = before[name] * (1 - 1e-2 * decay) - 1e-2 * mean / (square.sqrt() + 1e-6)
         assert torch.allclose(parameter, wanted, rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "linear", "constant"])
+def test_what_a_schedule_was_made_with_is_read_off_its_rates(schedule: str) -> None:
+    for total in range(1, 30):
+        for warmup in range(total):
+            settings = Optim.model_validate({"lr": 3e-4, "warmup_steps": warmup, "schedule": schedule})
+            seen = list(read_back(lambda step, settings=settings, total=total: learning_rate(settings, step, total), total))  # type: ignore[misc]
+            told = {one.name: one.value for one in seen}
+            assert told["optim.lr"] == 3e-4
+            # One step of warm-up changes nothing of a constant rate; over a step or two, shapes are one.
+            if "optim.warmup_steps" in told and not (schedule == "constant" and warmup == 1):
+                assert told["optim.warmup_steps"] == warmup, total
+            assert told.get("optim.schedule", schedule) == schedule, (total, warmup)
+            assert ("optim.schedule" in told) is (total - told.get("optim.warmup_steps", total) >= 3)
+
+
+def test_a_schedule_of_no_known_shape_is_none() -> None:
+    told = {one.name: one.value for one in read_back(lambda step: 1e-3 / step, 10)}
+    assert told["optim.schedule"] == "a rate of 0.00025 in step 4"

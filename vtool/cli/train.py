@@ -54,7 +54,7 @@ def _train(loaded: object, config_yaml: str, command: str) -> None:
     from vtool.training.setup import Request
 
     assert isinstance(loaded, Loaded)
-    outcome = launch(Request(loaded.run, loaded.plain, config_yaml), print_findings)
+    outcome = launch(Request(loaded.run, loaded.plain, config_yaml, loaded.origins), print_findings)
     if outcome is None:  # a rank that is not the first, under an outer torchrun
         return
     try:

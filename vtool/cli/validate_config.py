@@ -26,6 +26,9 @@ def validate_config(
     ] = None,
     multirun: Annotated[bool, typer.Option("--multirun", "-m", help="Check each combination of KEY=A,B.")] = False,
     show: Annotated[bool, typer.Option("--show", help="Print every setting in force, and where it comes from, as YAML.")] = False,
+    live: Annotated[
+        bool, typer.Option("--live", help="Build the real objects, at tiny size on the CPU, and read the settings back from them.")
+    ] = False,
     trainer: Annotated[
         Trainer | None, typer.Option("--from", help="RECIPE is a file of this trainer: what means the same here is checked.")
     ] = None,
@@ -55,14 +58,22 @@ def validate_config(
         raise typer.BadParameter(f"--show prints YAML, and leaves no room for --format {format}")
     if trainer and (overrides or multirun):
         raise typer.BadParameter(f"a recipe of {trainer.value} is read as it is: KEY=VALUE goes with recipes of vtool")
+    if trainer and live:
+        raise typer.BadParameter(f"--live builds what vtool trains; of {trainer.value}'s own objects, ask vtool.verify.live.compare there")
     if show and (multirun or len(recipes) > 1):
         raise typer.BadParameter("--show prints the settings of one recipe")
-    loaded, results = None, []
+    loaded, results, said = None, [], list[str]()
     with reported("validate-config", recipes[0], format):
         for recipe in recipes:
             for subject, given in _jobs(recipe, overrides) if multirun else [(recipe, overrides)]:
                 result, loaded = _check(subject, recipe, given, foreign=trainer is not None)
+                if live:
+                    result, lines = _built(result, loaded)
+                    said += lines
                 results.append(result)
+    if format not in MACHINE:
+        for line in said:
+            typer.echo(line, err=show)
     if show and loaded:
         typer.echo(effective_yaml(loaded), nl=False)
     # With --show, standard output is a recipe that can be kept: vtool validate-config digits --show > mine.yaml
@@ -85,6 +96,18 @@ def _check(subject: str, recipe: str, overrides: Sequence[str], *, foreign: bool
         return Result(subject, "not-run", checks, findings.diagnostics), None
     verdict = "clean" if examined.loaded else "unsafe"
     return Result(subject, verdict, examined.checks, examined.findings, examined.details), examined.loaded  # type: ignore[arg-type]
+
+
+def _built(result: "Result", loaded: "Loaded | None") -> "tuple[Result, tuple[str, ...]]":
+    """With what the live objects say of it, and what was made smaller for that, in words."""
+    from dataclasses import replace
+
+    from vtool.verify.live_check import check_live, not_run
+
+    built = check_live(loaded) if loaded else not_run()
+    verdict = "unsafe" if any(finding.severity == "error" for finding in built.findings) else result.verdict
+    findings, details = (*result.findings, *built.findings), {**result.details, **built.details}
+    return replace(result, verdict=verdict, checks={**result.checks, **built.checks}, findings=findings, details=details), built.lines
 
 
 def _jobs(recipe: str, overrides: Sequence[str]) -> list[tuple[str, tuple[str, ...]]]:

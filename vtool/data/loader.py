@@ -70,13 +70,12 @@ def packed_micro_batches(
 
 
 def asked_for(
-    settings: Data, plan: Plan, kept: Sequence[int], lengths: Sequence[int], rank: int, world: int
-) -> Callable[[int], list[MicroBatch]]:
-    """One rank's micro-batches of each step, as `data.packing` says."""
+    settings: Data, plan: Plan, kept: Sequence[int], lengths: Sequence[int], step: int, rank: int, world: int
+) -> list[MicroBatch]:
+    """One rank's micro-batches of a step, as `data.packing` says."""
     if settings.micro_batch_tokens is None:
-        return lambda step: micro_batches(plan, kept, step, rank, world, settings.micro_batch_size)
-    budget = settings.micro_batch_tokens
-    return lambda step: packed_micro_batches(plan, kept, lengths, step, rank, world, budget)
+        return micro_batches(plan, kept, step, rank, world, settings.micro_batch_size)
+    return packed_micro_batches(plan, kept, lengths, step, rank, world, settings.micro_batch_tokens)
 
 
 def load_steps(dataset: EncodedRows, steps: range, mine: Callable[[int], list[MicroBatch]], workers: int) -> Iterator[list[Batch]]:

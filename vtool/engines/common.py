@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_
 
+from vtool.engines.contract import Group, Member
 from vtool.models.adapters import Adapter, has_adapters, is_adapter, merged, pair_of, saved_name, scale_of
 
 Put = Callable[[Tensor, Tensor], Tensor]
@@ -106,3 +107,16 @@ def load_tensors(
         # What is counted for a parameter, such as its steps, is not of its shape.
         kept = put(parameter.detach(), value) if value.shape == parameter.shape else value
         optimizer.state[parameter][entry] = kept.to(parameter.device, copy=True)
+
+
+def optimizer_groups(module: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[Group]:
+    """See `vtool.engines.contract.Engine.optimizer_groups`."""
+    names = {parameter: saved_name(name) for name, parameter in module.named_parameters()}
+    for group in optimizer.param_groups:
+        members = tuple(Member(names[one], one.dim(), one.dtype) for one in group["params"])
+        yield Group(optimizer, group, members)
+
+
+def named_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """See `vtool.engines.contract.Engine.named_parameters`."""
+    return ((saved_name(name), parameter) for name, parameter in module.named_parameters())

@@ -7,14 +7,38 @@ same whatever the number of ranks and micro-batches, and before any clipping. It
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
+import torch
 from torch import Tensor, nn
 
+from vtool.config.read_back import Seen
 from vtool.engines.ranks import Ranks
 from vtool.models.adapters import Adapter
 
 B = TypeVar("B")
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A parameter that a live optimiser updates."""
+
+    name: str
+    """In files: transformers' own; of a matrix that is made of several, that of the first."""
+    dimensions: int
+    """Of the whole parameter, whatever of it is here."""
+    dtype: torch.dtype
+    """What it is updated in."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """One of the groups of a live optimiser, as it is there."""
+
+    optimizer: Any
+    settings: Mapping[str, Any]
+    members: tuple[Member, ...]
 
 
 class Engine(Protocol):
@@ -80,3 +104,18 @@ class Engine(Protocol):
 
     def load_state(self, model: Mapping[str, Tensor], optimizer: Mapping[str, Tensor]) -> None:
         """Take up what `model_state` and `optimizer_state` gave on rank 0, of this engine or of another; every rank is given all of it."""
+
+    def read_back(self, part: Callable[[str], str]) -> Iterator[Seen]:
+        """What the live objects of the engine have of the settings `engine`, and of those of `model` and `lora` that they carry out.
+
+        Every rank asks; nothing is computed, and nothing is said to another rank.
+
+        Args:
+            part: which of `model.freeze` a parameter or layer is of, by transformers' name.
+        """
+
+    def optimizer_groups(self) -> Iterator[Group]:
+        """The groups of the live optimisers on this rank."""
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """This rank's parameters by their names in files; of a matrix that is made of several, by that of the first."""

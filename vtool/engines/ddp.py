@@ -13,9 +13,12 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import get_total_norm
 
+from vtool.config.read_back import Seen
 from vtool.config.schema import Ddp as DdpSettings
 from vtool.engines import common
+from vtool.engines.contract import Group
 from vtool.engines.ranks import Ranks
+from vtool.models import read_back as models
 from vtool.models.adapters import Adapter
 
 B = TypeVar("B")
@@ -95,3 +98,31 @@ class Ddp:
 
     def load_state(self, model: Mapping[str, Tensor], optimizer: Mapping[str, Tensor]) -> None:
         common.load_tensors(self.module, self.optimizer, model, optimizer, lambda _, tensor: tensor)
+
+    def read_back(self, part: Callable[[str], str]) -> Iterator[Seen]:
+        if self.parallel is not None:
+            yield from read_back(self.parallel)
+        elif self.ranks.world == 1:
+            yield Seen("engine.kind", "ddp", "the bare model of the only process")
+        else:
+            yield Seen("engine.kind", "none", "the bare model of one of several processes")
+        with self.autocast():
+            device = self.ranks.device.type
+            computed = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else next(self.module.parameters()).dtype
+        yield Seen("model.dtype", models.dtype_name(computed), "the autocast of the forward pass")
+        yield from models.read_back(self.module)
+        yield from models.read_adapters(self.module, part)
+
+    def optimizer_groups(self) -> Iterator[Group]:
+        return common.optimizer_groups(self.module, self.optimizer)
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        return common.named_parameters(self.module)
+
+
+def read_back(parallel: DistributedDataParallel) -> Iterator[Seen]:
+    """What torch's DistributedDataParallel has of the settings of engine=ddp, from what its reducer was built with."""
+    built, where = parallel._get_ddp_logging_data(), "torch's DistributedDataParallel"  # type: ignore[no-untyped-call]
+    yield Seen("engine.kind", "ddp", where)
+    yield Seen("engine.bucket_cap_mb", built["bucket_cap_bytes"] / 2**20, where)
+    yield Seen("engine.gradient_as_bucket_view", bool(built["gradient_as_bucket_view"]), where)

@@ -18,9 +18,12 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.utils import get_total_norm
 
+from vtool.config.read_back import Seen
 from vtool.config.schema import Fsdp2 as Fsdp2Settings
 from vtool.engines import common
+from vtool.engines.contract import Group
 from vtool.engines.ranks import Ranks
+from vtool.models import read_back as models
 from vtool.models.adapters import Adapter
 
 B = TypeVar("B")
@@ -120,6 +123,17 @@ class Fsdp2:
     def load_state(self, model: Mapping[str, Tensor], optimizer: Mapping[str, Tensor]) -> None:
         common.load_tensors(self.module, self.optimizer, model, optimizer, self._part)
 
+    def read_back(self, part: Callable[[str], str]) -> Iterator[Seen]:
+        yield from read_back(self.module)
+        yield from models.read_back(self.module)
+        yield from models.read_adapters(self.module, part)
+
+    def optimizer_groups(self) -> Iterator[Group]:
+        return common.optimizer_groups(self.module, self.optimizer)
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        return common.named_parameters(self.module)
+
     def _gather(self, tensor: Tensor) -> Tensor:
         """All of a tensor of which each rank has its share."""
         there = tensor.to(self.ranks.device)
@@ -135,6 +149,30 @@ class Fsdp2:
             return whole
         # Without a source rank nothing is sent: each rank cuts its own share.
         return distribute_tensor(whole.to(self.ranks.device), parameter.device_mesh, parameter.placements, src_data_rank=None)
+
+
+def read_back(module: nn.Module) -> Iterator[Seen]:
+    """What FSDP2 has of the settings of engine=fsdp2, and of `model.dtype`, in each group of parameters that it gathers together.
+
+    The module's own group, with what no block has taken, is never freed after the forward pass, whatever is asked.
+    """
+    whole = [name for name, parameter in module.named_parameters() if not isinstance(parameter, DTensor)]
+    parts = [(name, part) for name, part in module.named_modules() if isinstance(part, FSDPModule)]
+    where = f"{type(module).__name__}, with {len(whole)} parameters that FSDP2 has not sharded," if whole else type(module).__name__
+    yield Seen("engine.kind", "none" if whole or not parts else "fsdp2", where)
+    if not any(name for name, _ in parts):
+        yield Seen("engine.reshard_after_forward", False, f"{type(module).__name__}, of which no block is sharded by itself,")
+    for name, part in parts:
+        for group in part._get_fsdp_state()._fsdp_param_groups:
+            where = f"FSDP's group of {name or 'the whole module'}"
+            policy, own = group.mp_policy, group.fsdp_params[0].sharded_param.dtype
+            if name:
+                yield Seen("engine.reshard_after_forward", group.post_forward_mesh_info is not None, where)
+            if group.device.type != "cpu":  # there the shares are in the CPU's memory in any case
+                yield Seen("engine.cpu_offload", isinstance(group.offload_policy, CPUOffloadPolicy), where)
+            computed = policy.param_dtype or own
+            yield Seen("model.dtype", models.dtype_name(computed), where)
+            yield Seen("model.dtype.reduction", models.dtype_name(policy.reduce_dtype or computed), where)
 
 
 def _mesh(ranks: Ranks) -> DeviceMesh:

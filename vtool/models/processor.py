@@ -34,7 +34,7 @@ def new_processor(settings: Model, image: Image, texts: Iterable[str]) -> Proces
     ids = {part: tokenizer.convert_tokens_to_ids(name) for part, name in asdict(known.token_names).items()}
     image_processor = known.image_processor_class()(**asdict(known.images))
     token_ids = TokenIds(**ids, end=tokenizer.eos_token_id, pad=tokenizer.pad_token_id)
-    return _with_sizes(Processor(tokenizer, image_processor, token_ids), image, known)
+    return with_sizes(Processor(tokenizer, image_processor, token_ids), image, known)
 
 
 def load_processor(folder: Path, family_name: str, image: Image | None = None, config_of: Path | None = None) -> Processor:
@@ -62,7 +62,7 @@ def load_processor(folder: Path, family_name: str, image: Image | None = None, c
     if not tokenizer.chat_template:
         raise Findings(_unusable(folder, "the tokenizer has no chat template (chat_template.jinja)"))
     ids = known.token_ids(config, tokenizer)
-    return _with_sizes(Processor(tokenizer, image_processor, ids), image or Image(), known)
+    return with_sizes(Processor(tokenizer, image_processor, ids), image or Image(), known)
 
 
 def first_line(error: BaseException) -> str:
@@ -70,7 +70,8 @@ def first_line(error: BaseException) -> str:
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
 
 
-def _with_sizes(processor: Processor, image: Image, known: Family) -> Processor:
+def with_sizes(processor: Processor, image: Image, known: Family) -> Processor:
+    """The processor, told how large images are."""
     size = dict(processor.image_processor.size)
     for edge, pixels in (("shortest_edge", image.min_pixels), ("longest_edge", image.max_pixels)):
         if pixels is not None:

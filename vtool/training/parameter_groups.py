@@ -1,12 +1,15 @@
 """Which parameters decay, and the optimiser that is given them: one place for every engine."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import nn
 
+from vtool.config.read_back import Seen
 from vtool.config.schema import Optim
+from vtool.engines.contract import Group
+from vtool.models.read_back import dtype_name
 
 
 def parameter_groups(
@@ -30,3 +33,30 @@ def build_optimizer(module: nn.Module, settings: Optim, part: Callable[[str], st
     """AdamW (arXiv 1711.05101); its fused kernel updates all tensors in one call."""
     groups = parameter_groups(module.named_parameters(), settings, part)
     return torch.optim.AdamW(groups, lr=settings.lr, betas=settings.betas, eps=settings.eps, fused=True)
+
+
+def read_back(groups: Iterable[Group], peak: float, part: Callable[[str], str]) -> Iterator[Seen]:
+    """What live optimisers have of the settings `optim`, and the precision of what they update.
+
+    Args:
+        peak: the highest learning rate of the live schedule, which a group multiplies by its own factor.
+        part: given a parameter's name, one of `optim.groups`.
+    """
+    for number, group in enumerate(groups):
+        where = f"{type(group.optimizer).__name__}, group {number}"
+        yield from read_group(group.optimizer, group.settings, where)
+        for name, decays in dict.fromkeys((part(one.name), one.dimensions >= 2) for one in group.members):
+            of = f"{where} ({name}: {'matrices' if decays else 'biases and norms'})"
+            yield Seen(f"optim.groups.{name}.lr", peak * group.settings["lr_factor"], of)
+            yield Seen(f"optim.groups.{name}.weight_decay", group.settings["weight_decay"], of, (decays,))
+        for dtype in dict.fromkeys(one.dtype for one in group.members):
+            yield Seen("model.dtype.weights", dtype_name(dtype), where)
+
+
+def read_group(optimizer: Any, group: Any, where: str) -> Iterator[Seen]:
+    """What one group of any AdamW has of settings that are the same for all groups."""
+    decoupled = isinstance(optimizer, torch.optim.AdamW) or group.get("decoupled_weight_decay") or getattr(optimizer, "adam_w_mode", False)
+    yield Seen("optim.name", "adamw" if decoupled else type(optimizer).__name__.lower(), where)
+    for name in ("betas", "eps"):
+        if name in group:
+            yield Seen(f"optim.{name}", group[name], where)

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from vtool.config import schema
+from vtool.config.origins import Origins
 from vtool.config.schema import Run
 from vtool.data.audit import Ledger, look, settle, warnings
-from vtool.data.loader import EncodedRows
+from vtool.data.loader import EncodedRows, MicroBatch, asked_for
 from vtool.data.plan import Plan
 from vtool.data.row import Row
 from vtool.data.sources import Rows
@@ -31,6 +32,7 @@ from vtool.training.base import base_settings, keep_base
 from vtool.training.checkpoint import load
 from vtool.training.parameter_groups import build_optimizer
 from vtool.training.run_folder import RunFolder, write_atomically
+from vtool.training.schedule import learning_rate
 from vtool.training.start import Start, check_rows
 
 SPLITS = ("train", "validation", "test")
@@ -46,6 +48,8 @@ class Request:
     """The settings after defaults, as plain values."""
     config_yaml: str
     """The same, as text with origins."""
+    origins: Origins | None = None
+    """Where each setting was given, for findings."""
 
 
 @dataclass(slots=True)
@@ -74,6 +78,15 @@ class Session:
     total_steps: int
     engine: Engine
 
+    def rate(self, step: int) -> float:
+        """The learning rate of a step, from 1."""
+        return learning_rate(self.run.optim, step, self.total_steps)
+
+    def micro_batches(self, step: int) -> list[MicroBatch]:
+        """This rank's micro-batches of a step, from 1."""
+        data, ledger = self.engine.data, self.ledgers["train"]
+        return asked_for(self.run.data, self.plan, ledger.kept, ledger.lengths, step, data.rank, data.world)
+
 
 def open_session(request: Request, folder: RunFolder, start: Start, ranks: Ranks) -> tuple[Session, Progress]:
     """Audit the rows, build what the run trains with, and take up a checkpoint.
@@ -101,10 +114,7 @@ def open_session(request: Request, folder: RunFolder, start: Start, ranks: Ranks
             print(f"{note.severity}[{note.rule} {note.code}]: {note.message}\n  help: {note.remedy}", flush=True)
 
     plan = Plan(len(ledgers["train"].kept), run.data.global_batch_size, run.run.seed)
-    total = run.train.steps or (run.train.epochs or 0) * plan.steps_per_epoch
-    if 0 < run.optim.warmup_steps >= total:
-        message = f"optim.warmup_steps is {run.optim.warmup_steps}, and the run has {total} steps"
-        raise SharedFindings(Diagnostic("warmup-too-long", message, parameter="optim.warmup_steps"))
+    total = count_steps(run, plan)
     ranks.on_rank_zero(lambda: _write_head(folder, request, ledgers, start.began or folder))
 
     if longer := over_budget(run, ledgers["train"]):
@@ -123,15 +133,33 @@ def open_session(request: Request, folder: RunFolder, start: Start, ranks: Ranks
     return Session(run, folder, ranks, family(run.model.family), processor, rows, ledgers, plan, total, engine), progress
 
 
+def count_steps(run: Run, plan: Plan) -> int:
+    """The steps of a whole run.
+
+    Raises:
+        SharedFindings: `warmup-too-long`.
+    """
+    total = run.train.steps or (run.train.epochs or 0) * plan.steps_per_epoch
+    if 0 < run.optim.warmup_steps >= total:
+        message = f"optim.warmup_steps is {run.optim.warmup_steps}, and the run has {total} steps"
+        raise SharedFindings(Diagnostic("warmup-too-long", message, parameter="optim.warmup_steps"))
+    return total
+
+
 def build_trained_model(run: Run, folder: RunFolder, processor: Processor, *, weights: bool) -> nn.Module:
     """The model as it goes into an engine: frozen where it is not trained, and with its adapters, which the engine must see.
 
     Args:
         weights: false where a checkpoint's weights follow. Of a run with adapters, a checkpoint has no others.
     """
-    of = family(run.model.family)
     settings = run.model if run.lora is None else base_settings(run, folder)
     model: nn.Module = build_model(settings, processor, folder.processor, run.run.seed, weights=weights or run.lora is not None)
+    return prepare_model(run, model)
+
+
+def prepare_model(run: Run, model: nn.Module) -> nn.Module:
+    """Freeze what is not trained, and put the adapters in, in place."""
+    of = family(run.model.family)
     if run.data.packing != "none":
         attend_by_document(model)
     freeze_parts(model, of, run.model.freeze)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from vtool.data.collate import Batch
-from vtool.data.loader import asked_for, load_steps
+from vtool.data.loader import load_steps
 from vtool.data.loss import summed_nll
 from vtool.data.packing import with_positions
 from vtool.devices import seed
@@ -26,8 +26,8 @@ from vtool.training.checkpoint import Snapshot, Writer
 from vtool.training.display import Display
 from vtool.training.finish import finish
 from vtool.training.metrics import append
+from vtool.training.read_back import check_arrival
 from vtool.training.run_folder import RunFolder
-from vtool.training.schedule import learning_rate
 from vtool.training.setup import Progress, Request, Session, open_session
 from vtool.training.start import Start, find_start
 from vtool.training.stop import StopRequest
@@ -65,6 +65,7 @@ def _train(request: Request, folder: RunFolder, ranks: Ranks) -> Outcome:
         steps = json.loads(folder.result.read_text())["steps"]
         return Outcome(folder.path, "already finished", steps, steps)
     session, progress = open_session(request, folder, start, ranks)
+    check_arrival(session, request.origins)
     ranks.on_rank_zero(lambda: _rewind(folder, progress, start))
     if ranks.rank == 0:
         _announce(session, progress, start)
@@ -84,10 +85,9 @@ def _train(request: Request, folder: RunFolder, ranks: Ranks) -> Outcome:
 
 def _steps(session: Session, progress: Progress, writer: Writer, stop: StopRequest, display: Display) -> int | None:
     """The training loop. It ends after the last step, or after one before which any rank was asked to stop; then it returns the signal."""
-    run, ranks, data, ledger = session.run, session.ranks, session.engine.data, session.ledgers["train"]
+    run, ranks = session.run, session.ranks
     steps = range(progress.step + 1, session.total_steps + 1)
-    mine = asked_for(run.data, session.plan, ledger.kept, ledger.lengths, data.rank, data.world)
-    loaded = load_steps(session.rows["train"], steps, mine, run.data.workers)
+    loaded = load_steps(session.rows["train"], steps, session.micro_batches, run.data.workers)
     for step in steps:
         began = time.perf_counter()
         metrics, signal = _step(session, progress, step, next(loaded), stop)
@@ -146,7 +146,7 @@ def _step(
     if not math.isfinite(norm):
         raise _failure(session, "nonfinite-gradient", f"the gradient's norm in step {step} is {norm}, its loss {loss:.4g}", batches)
 
-    lr = learning_rate(run.optim, step, session.total_steps)
+    lr = session.rate(step)
     engine.optimizer_step(lr)
     trained = [int(row) for report in gathered for row in report[2:] if row >= 0]
     visits = progress.visits.numpy()

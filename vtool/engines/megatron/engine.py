@@ -19,10 +19,13 @@ from torch import Tensor, nn
 
 from vtool.config.megatron import BUILT, Language, bad_sizes, not_built
 from vtool.config.megatron_ddp import Problem
+from vtool.config.read_back import Seen
 from vtool.config.schema import Optim
 from vtool.config.schema.megatron import Megatron as MegatronSettings
 from vtool.diagnostics import Diagnostic
 from vtool.engines import common
+from vtool.engines.contract import Group
+from vtool.engines.megatron import read_back as live
 from vtool.engines.megatron.ddp_config import live_ddp_config
 from vtool.engines.megatron.groups import start_groups
 from vtool.engines.megatron.lora import add_adapters
@@ -32,6 +35,7 @@ from vtool.engines.megatron.pipeline import Stage, run_schedule
 from vtool.engines.megatron.shim import on_cpu, silence
 from vtool.engines.megatron.weights import from_megatron, hf_names, name_in_model, share_of
 from vtool.engines.ranks import Ranks, SharedFindings
+from vtool.models import read_back as models
 from vtool.models.adapters import Adapter, has_adapters, is_adapter, saved_name, scale_of
 
 B = TypeVar("B")
@@ -213,6 +217,31 @@ class Megatron:
         with on_cpu(self.ranks.device):
             for part in self.parts:
                 part.load(model, optimizer)
+
+    def read_back(self, part: Callable[[str], str]) -> Iterator[Seen]:
+        language, tower = self.parts
+        gpt: Any = self.module.model.language_model.gpt  # type: ignore[union-attr]
+        yield from live.read_groups(self.groups)
+        yield from live.read_language(gpt)
+        yield from live.read_adapters(gpt, language.names, part)
+        for one, where in ((language, "the language model's DDP"), (tower, "the tower's DDP")):
+            if one.ddp is not None:
+                yield from live.read_ddp(one.ddp, where, overlaps=one is language)
+                yield from live.read_optimizer(one.optimizer)
+        if self.stage.first:
+            visual: Any = self.module.model.visual  # type: ignore[union-attr]
+            yield Seen("model.dtype", models.dtype_name(next(visual.parameters()).dtype), "the tower's weights")
+            yield from models.read_back(visual)
+            yield from models.read_adapters(visual, part, TOWER)
+
+    def optimizer_groups(self) -> Iterator[Group]:
+        for one in self.trained_parts:
+            yield from one.optimizer_groups()
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        for one in self.parts:
+            for name, parameter in one.parameters.items():
+                yield one.names(name)[0], parameter
 
     def _settle(self) -> None:
         with on_cpu(self.ranks.device):

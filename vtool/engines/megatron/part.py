@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 
 from vtool.config.schema import Optim
+from vtool.engines.contract import Group, Member
 from vtool.engines.megatron.groups import Groups
 from vtool.models.adapters import Adapter, is_adapter, merged, pair_of
 
@@ -182,6 +183,18 @@ class Part:
                     mine = self._cut(name, whole).flatten()[main.start : main.end]
                     entries[entry] = mine.to(main.tensor.device, main.tensor.dtype, copy=True).view_as(main.tensor)
                 self.optimizer.optimizer.state[main.tensor] = entries
+
+    def optimizer_groups(self) -> Iterator[Group]:
+        """See `vtool.engines.contract.Engine.optimizer_groups`. A parameter of which this rank updates nothing is in none."""
+        owners = {
+            id(main.tensor): (name, parameter)
+            for name, parameter in self.parameters.items()
+            if (main := self.mains[parameter]).tensor is not None
+        }
+        for group in self.optimizer.param_groups:
+            mains = [(*owners[id(one)], one.dtype) for one in group["params"]]
+            members = tuple(Member(self.names(name)[0], parameter.dim(), dtype) for name, parameter, dtype in mains)
+            yield Group(self.optimizer.optimizer, group, members)
 
     def _whole(self, name: str, share: Tensor) -> dict[str, Tensor]:
         return self._join(name, self.groups.gather_tensor_shares(share))

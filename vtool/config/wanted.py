@@ -1,0 +1,148 @@
+"""What a run's settings ask of its live objects, by the names under which `read_back` functions see it. Pure, and torch-free.
+
+Most names are those of settings. Where several settings speak of one thing (a part's learning rate, a layer's adapter), or one setting of
+several (a compute dtype, and the dtype of the weights behind it), the name says what is seen, and the `Wanted` which setting is meant.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from vtool.config.lora import chosen, trained_parts
+from vtool.config.read_back import Asked, Wanted
+from vtool.config.schema import Ddp, Fsdp2, Lora, Megatron, Optim, Run, Source
+
+PARTS = ("vision", "projector", "language")
+
+
+def wanted(run: Run) -> dict[str, Asked]:
+    """All that is asked of the objects of a run. What a setting leaves to its default elsewhere (null, `auto`) is not asked."""
+    found: dict[str, Asked] = {}
+    for name, value in _plain(run):
+        if value is not None:
+            found[name] = Wanted(name, value)
+    found |= _data(run) | _model(run) | _optim(run.optim) | _engine(run)
+    if run.lora is not None:
+        found |= _lora(run.lora, trained_parts(run.model.freeze))
+    return found
+
+
+def weight_decay(setting: str, value: float) -> Callable[..., Wanted | None]:
+    """The decay of a group: of matrices, what is asked, and of biases and norms nothing."""
+    return lambda decays: Wanted(setting, value if decays else 0.0, "" if decays else "a decay of biases and norms of ")
+
+
+def adapted(lora: Lora, parts: Collection[str | None] | None = None) -> Callable[..., Wanted]:
+    """Whether a linear layer has an adapter, by its name, and the part of the model that it is in."""
+
+    def asked(layer: str, part: str | None = None) -> Wanted:
+        frozen = parts is not None and part not in parts
+        excluded = not frozen and bool(chosen([layer], lora.model_copy(update={"exclude": ()}))) and not chosen([layer], lora)
+        setting = f"model.freeze.{part}" if frozen else "lora.exclude" if excluded else "lora.targets"
+        return Wanted(setting, "an adapter" if chosen([layer], lora) and not frozen else "no adapter")
+
+    return asked
+
+
+def _plain(run: Run) -> Iterable[tuple[str, Any]]:
+    """Settings that are asked as they are."""
+    model, data, image = run.model, run.data, run.data.image
+    yield "run.dir", str(run.folder)
+    yield "run.seed", run.run.seed
+    yield "launch.nproc", run.launch.nproc
+    yield "device.kind", None if run.device.kind == "auto" else run.device.kind
+    yield "device.threads", run.device.threads
+    yield "model.family", model.family
+    yield "model.size", model.size if model.starts_from == "random" else None
+    yield "model.attention", model.attention
+    yield "model.gradient_checkpointing", model.gradient_checkpointing
+    yield "data.global_batch_size", data.global_batch_size
+    yield "data.packing", data.packing
+    yield "data.image.min_pixels", image.min_pixels
+    yield "data.image.max_pixels", image.max_pixels
+    yield "train.steps", run.train.steps
+    yield "train.epochs", run.train.epochs
+
+
+def _data(run: Run) -> dict[str, Asked]:
+    def micro_batch(rows: int) -> Wanted:
+        return Wanted("data.micro_batch_size", min(run.data.micro_batch_size, rows), "a first micro-batch of ")
+
+    found: dict[str, Asked] = {"data.micro_batch_size": micro_batch}
+    for split in ("train", "validation", "test"):
+        entries = getattr(run.data, split)
+        for name in ("format", "split", "path"):
+            if any(hasattr(entry, name) for entry in entries):
+                found[f"data.{split}.{name}"] = partial(_entry, entries, f"data.{split}", name)
+    return found
+
+
+def _entry(entries: Sequence[Source], where: str, name: str, number: int) -> Wanted:
+    """A setting of one entry of a list of rows, by its number."""
+    value = getattr(entries[number], name, None) if number < len(entries) else None
+    return Wanted(f"{where}.{number}.{name}", str(Path(value)) if name == "path" and value else value)
+
+
+def _model(run: Run) -> dict[str, Asked]:
+    dtype = run.model.dtype
+    found: dict[str, Asked] = {
+        "model.dtype": Wanted("model.dtype", dtype),
+        # A pure bfloat16 AdamW loses updates of 1e-5 without a word.
+        "model.dtype.weights": Wanted("model.dtype", "float64" if dtype == "float64" else "float32", "trained weights in "),
+        "model.dtype.reduction": Wanted("model.dtype", "float64" if dtype == "float64" else "float32", "sums of gradients in "),
+    }
+    for part in PARTS:
+        frozen = getattr(run.model.freeze, part)
+        if frozen or run.lora is None:  # adapters freeze what they are beside; which layers have one is seen by itself
+            found[f"model.freeze.{part}"] = Wanted(f"model.freeze.{part}", frozen)
+    return found
+
+
+def _optim(optim: Optim) -> dict[str, Asked]:
+    # Over one step a constant rate, warm-up or not, is one and the same.
+    warmup = 0 if optim.schedule == "constant" and optim.warmup_steps == 1 else optim.warmup_steps
+    found: dict[str, Asked] = {
+        "optim.name": Wanted("optim.name", optim.name),
+        "optim.lr": Wanted("optim.lr", optim.lr),
+        "optim.betas": Wanted("optim.betas", optim.betas),
+        "optim.eps": Wanted("optim.eps", optim.eps),
+        "optim.schedule": Wanted("optim.schedule", optim.schedule),
+        "optim.warmup_steps": Wanted("optim.warmup_steps", warmup),
+    }
+    for part in PARTS:
+        own, name = getattr(optim.groups, part), f"optim.groups.{part}"
+        found[f"{name}.lr"] = Wanted("optim.lr", optim.lr) if own.lr is None else Wanted(f"{name}.lr", own.lr)
+        decay = ("optim.weight_decay", optim.weight_decay) if own.weight_decay is None else (f"{name}.weight_decay", own.weight_decay)
+        found[f"{name}.weight_decay"] = weight_decay(*decay)
+    return found
+
+
+def _engine(run: Run) -> dict[str, Asked]:
+    match run.engine:
+        case Ddp() | Fsdp2():
+            found = {f"engine.{name}": Wanted(f"engine.{name}", value) for name, value in run.engine.model_dump().items()}
+        case Megatron():
+            found = {"engine.kind": Wanted("engine.kind", run.engine.kind), **_megatron(run.engine)}
+    return {**found}
+
+
+def _megatron(engine: Megatron) -> dict[str, Wanted]:
+    found = {}
+    for group in ("parallel", "wrap_config", "ddp_config", "transformer_config"):
+        for name, value in getattr(engine, group).model_dump().items():
+            if value is not None:
+                found[f"engine.{group}.{name}"] = Wanted(f"engine.{group}.{name}", value)
+    shares = Wanted("engine.wrap_config.use_distributed_optimizer", engine.wrap_config.use_distributed_optimizer)
+    found.setdefault("engine.ddp_config.use_distributed_optimizer", shares)
+    found.setdefault("engine.ddp_config.grad_reduce_in_fp32", Wanted("engine.ddp_config.grad_reduce_in_fp32", True))
+    return found
+
+
+def _lora(lora: Lora, parts: Collection[str]) -> dict[str, Asked]:
+    return {
+        "lora.rank": Wanted("lora.rank", lora.rank),
+        "lora.alpha": Wanted("lora.alpha", lora.scale * lora.rank),
+        "lora.dropout": Wanted("lora.dropout", lora.dropout),
+        "lora.layers": adapted(lora, parts),
+    }

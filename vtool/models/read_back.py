@@ -1,0 +1,89 @@
+"""What a live model of transformers has of the settings `model`; what adapters of peft have of `lora`."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from vtool.config.read_back import Seen
+from vtool.models.attention import BY_DOCUMENT
+from vtool.models.families import FAMILIES, family
+from vtool.models.sizes import SIZES
+
+# What the table of sizes has, by the names of transformers' configs; not every family has all of it.
+_TEXT = {
+    "hidden": "hidden_size",
+    "intermediate": "intermediate_size",
+    "layers": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "kv_heads": "num_key_value_heads",
+    "positions": "max_position_embeddings",
+}
+_VISION = {"vision_depth": "depth", "vision_hidden": "hidden_size", "vision_intermediate": "intermediate_size", "vision_heads": "num_heads"}
+_ATTENTION = "_attn_implementation"  # what each attention of transformers looks its function up by, in every forward pass
+
+
+def read_back(module: nn.Module) -> Iterator[Seen]:
+    """Which attention its layers call, and whether they compute their activations again. Of all layers, each kind once."""
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    layers = list(module.modules())
+    attentions = [layer for layer in layers if "Attention" in type(layer).__name__ and hasattr(getattr(layer, "config", None), _ATTENTION)]
+    text = getattr(getattr(module, "config", None), "get_text_config", lambda: None)()
+    seen = dict.fromkeys((type(layer).__name__, getattr(layer.config, _ATTENTION), layer.config is text) for layer in attentions)
+    for name, value, of_text in seen:
+        by_document = value == BY_DOCUMENT
+        yield Seen("model.attention", "sdpa" if by_document else value, name)
+        if of_text:  # one that does not look at documents would have them see each other, without a word
+            yield Seen("data.packing", "token_budget" if by_document else "none", name)
+    recomputing = [layer for layer in layers if isinstance(layer, GradientCheckpointingLayer)]
+    for name, on in dict.fromkeys((type(layer).__name__, bool(layer.gradient_checkpointing)) for layer in recomputing):
+        yield Seen("model.gradient_checkpointing", on, name)
+    if not recomputing:
+        yield Seen("model.gradient_checkpointing", False, f"{type(module).__name__}, of which no layer can do it,")
+
+
+def read_config(config: Any) -> Iterator[Seen]:
+    """Its family, and its size, where it is one of ours."""
+    name = next((name for name in FAMILIES if family(name).model_type == config.model_type), config.model_type)
+    yield Seen("model.family", name, "the model's config")
+    text, vision = config.get_text_config(), config.vision_config
+    measured = {name: getattr(text, attribute, None) for name, attribute in _TEXT.items()}
+    measured |= {name: getattr(vision, attribute, None) for name, attribute in _VISION.items()}
+    measured["vision_hidden"] = getattr(vision, "embed_dim", measured["vision_hidden"])  # where hidden_size is what comes out of the tower
+    there = {name: value for name, value in measured.items() if value is not None}
+    sizes = SIZES.get(name, {}).items()
+    size = next((size for size, table in sizes if all(table.get(name, value) == value for name, value in there.items())), None)
+    yield Seen("model.size", size or f"another size ({there})", "the model's config")
+
+
+def read_adapters(module: Any, part: Callable[[str], str] | None = None, prefix: str = "") -> Iterator[Seen]:
+    """Each linear layer but the head, with an adapter of peft or without, and what its adapter is.
+
+    Args:
+        part: which of `model.freeze` a layer is of, by its name.
+        prefix: what stands before its names in the whole model.
+    """
+    output = module.get_output_embeddings() if hasattr(module, "get_output_embeddings") else None
+    for stem, layer in module.named_modules():
+        name = prefix + stem
+        of = (name, part(name)) if part else (name,)
+        if hasattr(layer, "lora_A"):
+            yield from _adapter(name, layer, of)
+        elif isinstance(layer, nn.Linear) and layer is not output and not name.endswith(".base_layer") and ".lora_" not in name:
+            yield Seen("lora.layers", "no adapter", name, of)
+
+
+def _adapter(name: str, layer: Any, of: tuple[str, ...]) -> Iterator[Seen]:
+    for adapter, a in layer.lora_A.items():
+        rank, dropout = a.weight.shape[0], layer.lora_dropout[adapter]
+        yield Seen("lora.layers", "an adapter", name, of)
+        yield Seen("lora.rank", rank, f"A of {name}")
+        yield Seen("lora.alpha", layer.scaling[adapter] * rank, f"the scaling of {name}")
+        yield Seen("lora.dropout", dropout.p if isinstance(dropout, nn.Dropout) else 0.0, f"the adapter of {name}")
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """As a recipe writes it."""
+    return str(dtype).removeprefix("torch.")

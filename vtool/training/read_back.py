@@ -1,0 +1,106 @@
+"""What a run's live objects have of its settings, and the comparison before its first step.
+
+Whoever owns an object reads it: engines (`Engine.read_back`), models, `parameter_groups`, `schedule`. None of them is told what was asked.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
+
+from vtool.config.origins import Origins
+from vtool.config.read_back import Seen, compare
+from vtool.config.wanted import PARTS, wanted
+from vtool.diagnostics import Diagnostic
+from vtool.engines.ranks import SharedFindings
+from vtool.models.read_back import read_config
+from vtool.training import parameter_groups, schedule
+from vtool.training.setup import Session
+
+
+def check_arrival(session: Session, origins: Origins | None) -> None:
+    """Hold what each rank has against the settings. Milliseconds: nothing is built, and nothing computed.
+
+    Raises:
+        SharedFindings: `setting-not-arrived`, `device-not-used`; each once, with the first rank that has it.
+    """
+    mine = compare(wanted(session.run), read_back(session), origins)
+    found: dict[Diagnostic, list[int]] = {}
+    for rank, findings in enumerate(session.ranks.all_gather_objects(mine)):
+        for finding in findings:
+            found.setdefault(finding, []).append(rank)
+    if found:
+        raise SharedFindings(_of_ranks(finding, ranks, session.ranks.world) for finding, ranks in found.items())
+
+
+def read_back(session: Session) -> list[Seen]:
+    """All that this rank's live objects have of the settings."""
+    part = session.family.part
+    engine = list(session.engine.read_back(part))
+    peak = schedule.highest(session.rate, session.total_steps)
+    return [
+        *_process(session),
+        *_devices(session, offloaded=any(seen.name == "engine.cpu_offload" and seen.value for seen in engine)),
+        *read_config(session.engine.module.config),
+        *engine,
+        *_frozen(session),
+        *parameter_groups.read_back(session.engine.optimizer_groups(), peak, part),
+        *schedule.read_back(session.rate, session.total_steps),
+        *_rows(session),
+    ]
+
+
+def _process(session: Session) -> Iterator[Seen]:
+    ranks = session.ranks
+    everyone = dist.get_world_size() if dist.is_initialized() else 1
+    # On one machine the processes are those of the group; on several, each has its share of them.
+    yield Seen("launch.nproc", everyone if ranks.world == ranks.local_world else ranks.local_world, "the process group")
+    yield Seen("device.threads", torch.get_num_threads(), "torch")
+    yield Seen("run.dir", str(session.folder.path), "the run's folder")
+    yield Seen("run.seed", session.plan.seed, "the order of the rows")
+    yield Seen("train.steps", session.total_steps, "the training loop")
+    yield Seen("train.epochs", session.total_steps / session.plan.steps_per_epoch, "the training loop")
+
+
+def _devices(session: Session, *, offloaded: bool) -> Iterator[Seen]:
+    kinds = [session.ranks.device.type] if offloaded else [parameter.device.type for _, parameter in session.engine.named_parameters()]
+    for kind in dict.fromkeys(kinds):
+        yield Seen("device.kind", kind, "what this rank computes on" if offloaded else "the model's weights")
+
+
+def _frozen(session: Session) -> Iterator[Seen]:
+    """Whether a part of the model is frozen: nothing of it is trained; or trained: all of it is. A rank may have nothing of a part."""
+    trained: dict[str, list[tuple[str, bool]]] = {part: [] for part in PARTS}
+    for name, parameter in session.engine.named_parameters():
+        trained[session.family.part(name)].append((name, parameter.requires_grad))
+    for part, parameters in trained.items():
+        for frozen in (True, False):
+            names = [name for name, on in parameters if on is not frozen]
+            if names:
+                more = f" and {len(names) - 1} others" if len(names) > 1 else ""
+                yield Seen(f"model.freeze.{part}", frozen, f"{names[0]}{more}")
+
+
+def _rows(session: Session) -> Iterator[Seen]:
+    for split, rows in session.rows.items():
+        for number, source in enumerate(rows.rows.ledger()):
+            for name in ("format", "split", "path"):
+                if name in source:
+                    yield Seen(f"data.{split}.{name}", source[name], f"the rows of data.{split}", (number,))
+    size = session.rows["train"].processor.image_processor.size
+    yield Seen("data.image.min_pixels", size["shortest_edge"] // session.family.frames_per_image, "the image processor")
+    yield Seen("data.image.max_pixels", size["longest_edge"] // session.family.frames_per_image, "the image processor")
+    yield Seen("data.global_batch_size", session.plan.global_batch_size, "the plan of the rows")
+    mine = session.micro_batches(1)
+    yield Seen("data.packing", "token_budget" if mine[0].packed else "none", "the first step")
+    if all(batch.counts and not batch.packed for batch in mine):
+        total = sum(len(batch.rows) for batch in mine)
+        yield Seen("data.micro_batch_size", len(mine[0].rows), "the first step", (total,))
+
+
+def _of_ranks(finding: Diagnostic, ranks: list[int], world: int) -> Diagnostic:
+    if len(ranks) == world:
+        return finding
+    named = f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
+    return replace(finding, message=f"{named}: {finding.message}")

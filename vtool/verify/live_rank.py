@@ -1,0 +1,147 @@
+"""One process of `vtool validate-config --live`: builds a run's real objects, at tiny size and on the CPU, and reads its settings back.
+
+`vtool.verify.live_check` starts it.
+"""
+
+import os
+import pickle
+import sys
+import traceback
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from vtool.config.read_back import settings_seen, unseen
+from vtool.config.schema import MessagesSource, Model, Run, Source
+from vtool.config.wanted import wanted
+from vtool.data.audit import Ledger
+from vtool.data.loader import EncodedRows
+from vtool.data.plan import Plan
+from vtool.data.sources import Rows
+from vtool.devices import place
+from vtool.diagnostics import Diagnostic, Findings
+from vtool.engines.ranks import Ranks
+from vtool.models.build import build_model, model_config
+from vtool.models.families import family
+from vtool.models.processor import Processor, first_line, new_processor, with_sizes
+from vtool.training.read_back import check_arrival, read_back
+from vtool.training.run_folder import RunFolder
+from vtool.training.setup import Session, build_engine, count_steps, prepare_model
+from vtool.verify.live_task import PATIENCE, TASK, Task, Told
+
+# A rows file is gone through to count its rows, a GB in seconds. Of a larger one it is not worth the wait: training does so.
+LARGEST_FILE = 256 * 2**20
+# What a config.json says of how, not of how much, is computed; an engine may refuse some of it.
+KEPT = ("tie_word_embeddings", "hidden_act", "attention_dropout", "use_sliding_window")
+
+
+def main(folder_name: str, rank: int) -> None:
+    """Do it, and leave at once: torch's own end sometimes aborts once DDP has used a process group."""
+    folder = Path(folder_name)
+    task: Task = pickle.loads((folder / TASK).read_bytes())
+    try:
+        told = tell(task, folder, rank)
+    except Findings as findings:
+        told = Told(tuple(findings.diagnostics))
+    except Exception as error:  # whatever the libraries raise while they build what the settings describe
+        traceback.print_exc()
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        message = f"{type(error).__name__} at {place.filename}:{place.lineno}: {first_line(error)}"
+        told = Told((Diagnostic("objects-not-built", message),))
+    temporary = folder / f"{rank}.writing"
+    temporary.write_bytes(pickle.dumps(told))
+    temporary.rename(folder / f"{rank}.pkl")
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def tell(task: Task, folder: Path, rank: int) -> Told:
+    """What one process has found.
+
+    Raises:
+        Findings: what stood in the way of building the objects.
+    """
+    world = task.small.processes
+    placement = place(task.small.run, rank, world)
+    torch.set_num_threads(placement.threads)
+    if world > 1:
+        rendezvous = f"file://{folder}/rendezvous"
+        dist.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=world, timeout=timedelta(seconds=PATIENCE))
+    own = folder / f"rank{rank}"
+    own.mkdir()
+    session = open_small_session(task, own, Ranks(rank, world, rank, world))
+    seen, asked = read_back(session), wanted(session.run)
+    findings: tuple[Diagnostic, ...] = ()
+    try:
+        check_arrival(session, task.origins)
+    except Findings as different:
+        findings = different.diagnostics
+    return Told(findings, frozenset(settings_seen(asked, seen)), frozenset(unseen(asked, seen)))
+
+
+def open_small_session(task: Task, folder: Path, ranks: Ranks) -> Session:
+    """The session of a run that is about to train, small. Nothing is written outside `folder`, and no row is read.
+
+    Raises:
+        Findings: what stands in the way.
+    """
+    run = task.small.run
+    of = family(run.model.family)
+    processor = _processor(task, run)
+    config = model_config(run.model, processor)
+    if task.run.model.path is not None and (Path(task.run.model.path) / "config.json").exists():
+        _keep_flags(config, task.run.model)
+    config.save_pretrained(folder)
+    model = prepare_model(run, build_model(run.model, processor, folder, run.run.seed))
+    engine = build_engine(run, model, ranks)
+    entries = {"train": run.data.train, "validation": run.data.validation, "test": run.data.test}
+    sources = {split: Rows(entry if all(map(_opened, entry)) else ()) for split, entry in entries.items() if entry}
+    rows = {split: EncodedRows(source, processor, run.data) for split, source in sources.items()}
+    # Enough rows for the warm-up: how many of the real ones can be used, only their audit tells.
+    count = run.data.global_batch_size * (run.optim.warmup_steps + 8)
+    plan = Plan(count, run.data.global_batch_size, run.run.seed)
+    ledger = Ledger((), count, tuple(range(count)), (), (1,) * count, (), 0, 0, 0, 0, (), "")
+    steps = count_steps(run, plan)
+    return Session(run, RunFolder(run.folder), ranks, of, processor, rows, {"train": ledger}, plan, steps, engine)
+
+
+def _processor(task: Task, run: Run) -> Processor:
+    """With the image processor of the model's own folder, where that has one."""
+    processor, known = new_processor(run.model, run.data.image, []), family(run.model.family)
+    path = task.run.model.path
+    if path is None or not any((Path(path) / name).exists() for name in ("preprocessor_config.json", "processor_config.json")):
+        return processor
+    try:
+        own = known.image_processor_class().from_pretrained(path, local_files_only=True)
+    except Exception as error:  # its reader raises what its file's format raises
+        message = f"{path}: the image processor cannot be read: {first_line(error)}"
+        raise Findings(Diagnostic("model-does-not-load", message, parameter="model.path")) from error
+    return with_sizes(replace(processor, image_processor=own), run.data.image, known)
+
+
+def _keep_flags(config: object, model: Model) -> None:
+    """Take over from the folder's config.json what a small model can have of it."""
+    from transformers import AutoConfig
+
+    try:
+        given = AutoConfig.from_pretrained(model.path, local_files_only=True)
+    except Exception as error:
+        message = f"{model.path}: config.json cannot be read: {first_line(error)}"
+        raise Findings(Diagnostic("model-does-not-load", message, parameter="model.path")) from error
+    text, own = given.get_text_config(), config.get_text_config()  # type: ignore[attr-defined]
+    for name in KEPT:
+        if hasattr(text, name):
+            setattr(own, name, getattr(text, name))
+    config.tie_word_embeddings = own.tie_word_embeddings  # type: ignore[attr-defined]
+    if "rope_type" in (given_positions := getattr(text, "rope_parameters", None) or {}):
+        own.rope_parameters = {**given_positions, **own.rope_parameters, "rope_type": given_positions["rope_type"]}
+
+
+def _opened(source: Source) -> bool:
+    """Whether a source's rows are found. A recipe of another trainer may name files that are on another machine."""
+    if not isinstance(source, MessagesSource):
+        return True
+    return (file := Path(source.path)).is_file() and file.stat().st_size <= LARGEST_FILE

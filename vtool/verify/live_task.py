@@ -1,0 +1,33 @@
+"""What `--live` hands to its processes, and what it gets back. Torch-free, as the command is that asks."""
+
+from dataclasses import dataclass
+
+from vtool.config.origins import Origins
+from vtool.config.schema import Run
+from vtool.diagnostics import Diagnostic
+from vtool.verify.stand_in import StandIn
+
+TASK = "task.pkl"
+# Seconds. A process imports torch, transformers and megatron-core in some ten of one core, and builds in one.
+PATIENCE = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What each process is given."""
+
+    run: Run
+    """As the recipe says."""
+    small: StandIn
+    origins: Origins
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What a process has found."""
+
+    findings: tuple[Diagnostic, ...] = ()
+    read: frozenset[str] = frozenset()
+    """Settings that were held against something."""
+    unseen: frozenset[str] = frozenset()
+    """Names of which something is asked and nothing was seen."""
