@@ -24,7 +24,7 @@ def effective(name: str) -> str:
         os.chdir(folder)
         try:
             Path("model").mkdir()
-            Path("model/config.json").write_text('{"model_type": "qwen2_5_vl"}')
+            Path("model/config.json").write_text('{"model_type": "qwen2_5_vl", "vision_config": {}}')
             examined = examine(name)
             if examined.loaded is None:
                 examined = examine(name, [open_ones[str(finding.parameter)] for finding in examined.findings])

@@ -33,7 +33,7 @@ def test_a_run_is_frozen_to_its_leaves() -> None:
 def test_any_setting_of_the_schema_can_be_set_without_a_plus() -> None:
     run = load_run("digits", ["optim.eps=1e-6", "engine.bucket_cap_mb=5", "device.threads=2", "data.image.min_pixels=100"]).run
     assert (run.optim.eps, run.engine.bucket_cap_mb, run.device.threads, run.data.image.min_pixels) == (1e-6, 5, 2, 100)
-    assert run.data.image.max_pixels == 784
+    assert run.data.image.max_pixels == 1024
 
 
 def test_an_integer_is_a_number_but_nothing_else_is_converted() -> None:

@@ -32,7 +32,9 @@ def test_the_table_has_every_linear_layer_of_the_family_in_its_part(name: str) -
     def real() -> Iterator[tuple[str, str]]:
         for module_name, module in model.named_modules():
             if isinstance(module, nn.Linear) and module is not model.get_output_embeddings():
-                parts = ("N" if part.isdigit() and "merger" not in module_name else part for part in module_name.split("."))
+                parts = (
+                    "N" if part.isdigit() and ".mlp." not in module_name.partition("merger")[2] else part for part in module_name.split(".")
+                )
                 yield family(name).part(module_name), ".".join(parts)
 
     assert set(real()) == {(part, each) for part, names in LINEAR[name].items() for each in names}

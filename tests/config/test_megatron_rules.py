@@ -21,7 +21,7 @@ def findings(*overrides: str) -> tuple[Diagnostic, ...]:
 
 def model(folder: Path, heads: int, groups: int, layers: int) -> str:
     text = {"num_attention_heads": heads, "num_key_value_heads": groups, "num_hidden_layers": layers}
-    config = {"model_type": "qwen2_5_vl", "text_config": text}
+    config = {"model_type": "qwen2_5_vl", "vision_config": {}, "text_config": text}
     (folder / "config.json").write_text(json.dumps(config))
     return f"model={{family:qwen2_5_vl,path:'{folder}',size:null}}"
 

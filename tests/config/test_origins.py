@@ -45,7 +45,7 @@ def test_a_default_has_no_origin() -> None:
 def test_the_command_line_is_the_last_word() -> None:
     origins = load_run("digits", ["optim.lr=1", "data.image={min_pixels: 1}", "data.test=[{format: digits, split: test}]"]).origins
     assert {origins.of(name) for name in ("optim.lr", "data.image.min_pixels", "data.test", "data.test.0.split")} == {COMMAND_LINE}
-    assert at(origins.of("data.image.max_pixels")).startswith("784}")
+    assert at(origins.of("data.image.max_pixels")).startswith("1024}")
 
 
 def test_a_file_is_named_as_it_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

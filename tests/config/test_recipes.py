@@ -21,7 +21,7 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("rows.jsonl").touch()
     Path("model").mkdir()
     text = {"num_attention_heads": 28, "num_key_value_heads": 4, "hidden_size": 3584, "num_hidden_layers": 28}
-    Path("model/config.json").write_text(json.dumps({"model_type": "qwen2_5_vl", **text}))
+    Path("model/config.json").write_text(json.dumps({"model_type": "qwen2_5_vl", "vision_config": {}, **text}))
 
 
 def test_there_are_some_for_a_small_model_for_a_large_one_and_for_loading() -> None:

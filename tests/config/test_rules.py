@@ -26,10 +26,13 @@ BOMB = "a0: &a0 [1]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]
 def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the examples name: rows/train.jsonl, models/qwen and recipes/digits.yaml."""
     monkeypatch.chdir(tmp_path)
-    for folder in ("rows", "models/qwen", "recipes"):
+    for folder in ("rows", "recipes"):
         Path(folder).mkdir(parents=True)
     Path("rows/train.jsonl").touch()
-    Path("models/qwen/config.json").write_text(json.dumps({"model_type": "qwen2_5_vl"}))
+    for name, patch in (("qwen", 14), ("mixed", 16)):
+        Path(f"models/{name}").mkdir(parents=True)
+        Path(f"models/{name}/config.json").write_text(json.dumps({"model_type": "qwen2_5_vl", "vision_config": {"patch_size": patch}}))
+        Path(f"models/{name}/preprocessor_config.json").write_text(json.dumps({"patch_size": 14, "merge_size": 2}))
     Path("recipes/digits.yaml").write_text("defaults: [digits]\n")
 
 

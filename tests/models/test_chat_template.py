@@ -1,13 +1,13 @@
 import jinja2
 from jinja2 import nodes
 
-from vtool.models.tokens import CHAT_TEMPLATE
+from vtool.models.tokens import TokenNames, chat_template
 
 
 def test_the_template_loops_over_nothing_but_the_content_itself() -> None:
     # This is how vLLM finds out that a template takes parts. To any other template it gives a text of its own making, with a newline
     # after each image: a prompt that the model was not trained on (tests/soak/test_serving.py).
-    messages, parts = jinja2.Environment().parse(CHAT_TEMPLATE).find_all(nodes.For)
+    messages, parts = jinja2.Environment().parse(chat_template(TokenNames())).find_all(nodes.For)
     assert messages.iter == nodes.Name("messages", "load")
     assert messages.target == nodes.Name("message", "store")
     assert parts.iter == nodes.Getitem(nodes.Name("message", "load"), nodes.Const("content"), "load")

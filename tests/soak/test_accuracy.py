@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.runs import read_lines
+from vtool.models.families import FAMILIES
 
 
 @pytest.mark.soak
@@ -59,3 +60,16 @@ def test_adapters_on_random_weights_read_the_test_scans_too(tmp_path: Path) -> N
     assert result["test_exact_match"] >= 0.97
     assert result["steps"] <= 600
     assert result["trained_parameters"] < result["parameters"] / 4
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("family", FAMILIES)
+def test_each_family_reads_the_test_scans_by_the_same_recipe(tmp_path: Path, family: str) -> None:
+    more = (f"model.family={family}", "device.threads=1", f"run.dir={tmp_path / 'run'}")
+    command = [sys.executable, "-m", "vtool", "train", "sft", "digits", *more]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=3000, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = json.loads((tmp_path / "run/result.json").read_text())
+    print(f"{family}: test exact match {result['test_exact_match']:.4f}, {result['steps']} steps, {result['train_seconds']:.0f} s")
+    assert result["test_exact_match"] >= 0.95
+    assert result["steps"] <= 900

@@ -62,3 +62,19 @@ def test_a_row_that_is_longer_than_the_budget_stops_the_run_before_a_step(folder
     short = ("data.packing=token_budget", "data.micro_batch_tokens=20")
     with pytest.raises(Findings, match=r"packing-budget.*of 20 rows have more than data.micro_batch_tokens=20 tokens, the longest"):
         session(made_run(folder, "ddp", "float32", folder / "model", *short), Ranks())
+
+
+@pytest.mark.parametrize("family", ["qwen2_vl", "qwen3_vl", "glm4v"])
+def test_each_family_with_attention_alone_packs_as_well(folder: Path, family: str) -> None:
+    given = (f"model.family={family}", "data.image={min_pixels:784,max_pixels:4096}", "train={steps:3,epochs:null}")
+    runs = {name: made_run(folder, "ddp", "float64", None, *given, *more) for name, more in (("rows", ()), ("packed", PACKED))}
+    (rows,), (packed,) = traced(1, runs).values()
+    assert largest_relative(packed.losses[:1], rows.losses[:1]) <= 1e-10
+    assert largest_relative(packed.losses, rows.losses) <= 1e-7
+    assert relative_difference(packed.gradients, rows.gradients) <= 1e-7
+    assert packed.losses != rows.losses
+
+
+def test_convolutions_and_states_that_go_on_into_the_next_document_are_refused(folder: Path) -> None:
+    with pytest.raises(Findings, match=r"not-built-on-engine.*qwen3_5 go on from one document into the next"):
+        made_run(folder, "ddp", "float32", None, "model.family=qwen3_5", *PACKED)

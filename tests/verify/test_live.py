@@ -168,7 +168,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "model").mkdir()
     text = {"num_attention_heads": 28, "num_key_value_heads": 4, "hidden_size": 3584, "num_hidden_layers": 28, "hidden_act": "silu"}
     rope = {"type": "mrope", "mrope_section": [16, 24, 24]}
-    config = {"model_type": "qwen2_5_vl", **text, "rope_theta": 1e6, "rope_scaling": rope, "tie_word_embeddings": False}
+    config = {
+        "model_type": "qwen2_5_vl",
+        "vision_config": {},
+        **text,
+        "rope_theta": 1e6,
+        "rope_scaling": rope,
+        "tie_word_embeddings": False,
+    }
     (tmp_path / "model/config.json").write_text(json.dumps(config))
     return tmp_path
 

@@ -18,15 +18,23 @@ class Language:
     layers: int
 
 
-def not_built(engine: Megatron, *, dtype: str, device: str) -> list[Problem]:
+BUILT = ("qwen2_vl", "qwen2_5_vl")
+"""The families whose language part has been written for megatron-core."""
+
+
+def not_built(engine: Megatron, *, family: str, dtype: str, device: str) -> list[Problem]:
     """Settings that ask for what is not there.
 
     Args:
+        family: `model.family`.
         dtype: `model.dtype`.
         device: `device.kind`.
     """
     found = []
     cpu = device == "cpu"
+    if family not in BUILT:
+        message = f"engine=megatron has the layers of {' and '.join(BUILT)}, not those of {family}"
+        found.append(Problem("kind", message, "set engine=fsdp2 or engine=ddp"))
     if device == "npu":
         message = "engine=megatron runs on NPUs through MindSpeed's changes of megatron-core, which vtool does not make"
         found.append(Problem("kind", message, "set engine=fsdp2"))

@@ -9,6 +9,12 @@ from vtool.config.settings import Setting, Spot, all_settings, choices, nullable
 from vtool.diagnostics import Origin
 from vtool.diagnostics.near_miss import did_you_mean, ending, near, overlapping, same_words
 
+ANOTHER_FAMILY = (
+    "another family needs a file in vtool/models: its classes of transformers, the parts of its tower, its patch sizes, its token ids and "
+    'a tiny size (CONTRIBUTING.md, "A model family")'
+)
+"""What to say to whoever asks for a family that is not there."""
+
 
 def better_value(spot: Spot, given: object, origin: Origin | None) -> str | None:
     """How to write what was probably meant by a value of another type."""

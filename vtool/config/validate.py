@@ -13,7 +13,7 @@ from vtool.config.origins import COMMAND_LINE, Origins
 from vtool.config.resources import shown
 from vtool.config.schema import KINDS, Run, Settings
 from vtool.config.settings import Spot, all_settings, choices, find_spot, nullable, takes
-from vtool.config.suggest import better_value, meant_key, what_it_needs
+from vtool.config.suggest import ANOTHER_FAMILY, better_value, meant_key, what_it_needs
 from vtool.diagnostics import Diagnostic, Origin
 from vtool.diagnostics.near_miss import did_you_mean, near
 
@@ -112,6 +112,8 @@ def _unknown_choice(error: ErrorDetails, spot: Spot, origins: Origins) -> Diagno
         (f"{spot.name}.{_tag(error)}", error["ctx"]["tag"]) if error["type"] == "union_tag_invalid" else (spot.name, error["input"])
     )
     help = did_you_mean(near(given, words)) if isinstance(given, str) else None
+    if name == "model.family":
+        help = f"{help}; {ANOTHER_FAMILY}" if help else ANOTHER_FAMILY
     null = ", or null" if nullable(spot.annotation) else ""
     message = f"`{name}` takes {_listed(words)}{null}, not {_seen(given)}"
     return Diagnostic("unknown-choice", message, help, name, origins.near(name), ", ".join(words), _seen(given))

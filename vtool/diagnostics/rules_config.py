@@ -168,11 +168,11 @@ _CROSS_FIELD = (
     Rule(
         name="pixel-bounds",
         code="VT206",
-        summary="data.image.min_pixels is above data.image.max_pixels.",
-        why="No image size satisfies both.",
+        summary="data.image.min_pixels is above data.image.max_pixels, or that is smaller than one image token.",
+        why="No image size satisfies both; an image is never smaller than one token, so that the bound would be passed over in silence.",
         bad="data.image.min_pixels=3136 data.image.max_pixels=784",
         good="data.image.min_pixels=784 data.image.max_pixels=3136",
-        fix="Swap them, or leave one out.",
+        fix="Swap them, or leave one out. A token is 28 × 28 pixels in Qwen2-VL, Qwen2.5-VL and GLM-4V, 32 × 32 in Qwen3-VL and Qwen3.5.",
     ),
     Rule(
         name="path-not-found",
@@ -196,7 +196,7 @@ _CROSS_FIELD = (
     Rule(
         name="not-a-model-folder",
         code="VT209",
-        summary="model.path is no folder of a model of model.family.",
+        summary="model.path is no folder of a model of model.family, or of one without a vision part.",
         why="The wrong architecture loads with weights missing, or not at all.",
         bad="model.path=rows",
         good="model.path=models/qwen",
@@ -248,6 +248,17 @@ _CROSS_FIELD = (
         good="'lora={targets: [q_proj, v_proj]}'",
         fix="Name the ends of linear layers' names: q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj; in the tower "
         "attn.qkv and attn.proj; in the projector merger.mlp.0 and merger.mlp.2. The head and the embedding get no adapter.",
+    ),
+    Rule(
+        name="patch-mismatch",
+        code="VT215",
+        summary="The image processor in model.path cuts images into other patches than the model's vision tower takes.",
+        why="Where the numbers happen to divide, pixels end up in other places and nothing fails; else the first step does, or an image "
+        "has another number of tokens than of features.",
+        bad="model.path=models/mixed",
+        good="model.path=models/qwen",
+        fix="Take preprocessor_config.json and config.json from one folder. patch_size, merge_size and temporal_patch_size are those of "
+        "vision_config: patch_size, spatial_merge_size, temporal_patch_size.",
     ),
     Rule(
         name="packing-budget",

@@ -68,6 +68,15 @@ RULES = (
         fix="Run `vtool verify` on the rows: it shows the supervised tokens of each.",
     ),
     Rule(
+        name="micro-batch-without-image",
+        code="VT704",
+        summary="model.dummy_visual is never, and in a step with images on several ranks a micro-batch has none.",
+        why="The tower would run on some ranks and not on others: they would wait for each other's gradients or weights for ever.",
+        bad="model.dummy_visual=never",
+        good="model.dummy_visual=auto",
+        fix="Set model.dummy_visual=auto: where an image is anywhere in a step, the tower runs everywhere, for gradients of exactly 0.",
+    ),
+    Rule(
         name="run-folder-unwritable",
         code="VT801",
         summary="The run's folder cannot be written to.",

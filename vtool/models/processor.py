@@ -7,7 +7,7 @@ from typing import Any
 
 from vtool.config.schema import Image, Model
 from vtool.diagnostics import Diagnostic, Findings
-from vtool.models.families import family
+from vtool.models.families import Family, family
 from vtool.models.tokens import TokenIds, train_tokenizer
 
 
@@ -30,11 +30,11 @@ def new_processor(settings: Model, image: Image, texts: Iterable[str]) -> Proces
     if settings.path:
         return load_processor(Path(settings.path), settings.family, image)
     known = family(settings.family)
-    tokenizer = train_tokenizer(texts)
-    names = {"image": "<|image_pad|>", "video": "<|video_pad|>", "vision_start": "<|vision_start|>", "vision_end": "<|vision_end|>"}
-    ids = {part: tokenizer.convert_tokens_to_ids(name) for part, name in names.items()}
+    tokenizer = train_tokenizer(texts, known.token_names)
+    ids = {part: tokenizer.convert_tokens_to_ids(name) for part, name in asdict(known.token_names).items()}
     image_processor = known.image_processor_class()(**asdict(known.images))
-    return with_sizes(Processor(tokenizer, image_processor, TokenIds(**ids, end=tokenizer.eos_token_id, pad=tokenizer.pad_token_id)), image)
+    token_ids = TokenIds(**ids, end=tokenizer.eos_token_id, pad=tokenizer.pad_token_id)
+    return with_sizes(Processor(tokenizer, image_processor, token_ids), image, known)
 
 
 def load_processor(folder: Path, family_name: str, image: Image | None = None, config_of: Path | None = None) -> Processor:
@@ -48,6 +48,7 @@ def load_processor(folder: Path, family_name: str, image: Image | None = None, c
     """
     from transformers import AutoConfig, AutoTokenizer
 
+    known = family(family_name)
     wanted = (("tokenizer.json", "vocab.json", "tokenizer.model"), ("preprocessor_config.json", "processor_config.json"))
     absent = [] if ((config_of or folder) / "config.json").exists() else ["config.json"]
     if absent := absent + [" or ".join(names) for names in wanted if not any((folder / name).exists() for name in names)]:
@@ -55,20 +56,13 @@ def load_processor(folder: Path, family_name: str, image: Image | None = None, c
     try:
         config = AutoConfig.from_pretrained(config_of or folder, local_files_only=True)
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        image_processor = family(family_name).image_processor_class().from_pretrained(folder, local_files_only=True)
+        image_processor = known.image_processor_class().from_pretrained(folder, local_files_only=True)
     except Exception as error:  # each reader raises what its file format raises
         raise Findings(_unusable(folder, f"the tokenizer or the image processor cannot be read: {first_line(error)}")) from error
     if not tokenizer.chat_template:
         raise Findings(_unusable(folder, "the tokenizer has no chat template (chat_template.jinja)"))
-    ids = TokenIds(
-        image=config.image_token_id,
-        video=config.video_token_id,
-        vision_start=config.vision_start_token_id,
-        vision_end=config.vision_end_token_id,
-        end=tokenizer.eos_token_id,
-        pad=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id,
-    )
-    return with_sizes(Processor(tokenizer, image_processor, ids), image or Image())
+    ids = known.token_ids(config, tokenizer)
+    return with_sizes(Processor(tokenizer, image_processor, ids), image or Image(), known)
 
 
 def first_line(error: BaseException) -> str:
@@ -76,11 +70,12 @@ def first_line(error: BaseException) -> str:
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
 
 
-def with_sizes(processor: Processor, image: Image) -> Processor:
+def with_sizes(processor: Processor, image: Image, known: Family) -> Processor:
     """The processor, told how large images are."""
     size = dict(processor.image_processor.size)
-    size["shortest_edge"] = image.min_pixels or size["shortest_edge"]
-    size["longest_edge"] = image.max_pixels or size["longest_edge"]
+    for edge, pixels in (("shortest_edge", image.min_pixels), ("longest_edge", image.max_pixels)):
+        if pixels is not None:
+            size[edge] = pixels * known.frames_per_image
     processor.image_processor.size = size
     return processor
 

@@ -13,4 +13,12 @@ _TINY = {
     "vision_intermediate": 256,
     "vision_heads": 4,
 }
-SIZES: dict[str, dict[str, dict[str, int]]] = {"qwen2_vl": {"tiny": _TINY}, "qwen2_5_vl": {"tiny": _TINY}}
+# Where a tower learns a vector for each place of an image, their number, a square; the grid is stretched over an image of another size.
+_WITH_POSITIONS = {**_TINY, "vision_positions": 16}
+SIZES: dict[str, dict[str, dict[str, int]]] = {
+    "qwen2_vl": {"tiny": _TINY},
+    "qwen2_5_vl": {"tiny": _TINY},
+    "qwen3_vl": {"tiny": _WITH_POSITIONS},
+    "qwen3_5": {"tiny": {**_WITH_POSITIONS, "linear_heads": 4}},
+    "glm4v": {"tiny": _WITH_POSITIONS},
+}

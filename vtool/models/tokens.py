@@ -4,26 +4,32 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-SPECIAL_TOKENS = (
-    "<|endoftext|>",
-    "<|im_start|>",
-    "<|im_end|>",
-    "<|vision_start|>",
-    "<|vision_end|>",
-    "<|image_pad|>",
-    "<|video_pad|>",
-)
 
-# ChatML, as the Qwen families write it, without a system prompt of its own. vLLM passes parts on only to a template that loops over
-# nothing but `message['content']`; to any other one it gives a text of its own making, with a newline after each image.
-CHAT_TEMPLATE = (
-    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
-    "{% if message['content'] is string %}{{ message['content'] }}{% elif message['content'] %}"
-    "{% for part in message['content'] %}"
-    "{% if part['type'] == 'image' %}<|vision_start|><|image_pad|><|vision_end|>{% else %}{{ part['text'] }}{% endif %}"
-    "{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
+@dataclass(frozen=True, slots=True)
+class TokenNames:
+    """What the tokens are called in a tokenizer of our own: as in the family's, for a server's processor goes by these names."""
+
+    image: str = "<|image_pad|>"
+    video: str = "<|video_pad|>"
+    vision_start: str = "<|vision_start|>"
+    vision_end: str = "<|vision_end|>"
+
+
+def chat_template(names: TokenNames) -> str:
+    """ChatML, as the Qwen families write it, without a system prompt of its own.
+
+    vLLM passes parts on only to a template that loops over nothing but `message['content']`; to any other one it gives a text of its own
+    making, with a newline after each image.
+    """
+    image = names.vision_start + names.image + names.vision_end
+    return (
+        "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
+        "{% if message['content'] is string %}{{ message['content'] }}{% elif message['content'] %}"
+        "{% for part in message['content'] %}"
+        "{% if part['type'] == 'image' %}" + image + "{% else %}{{ part['text'] }}{% endif %}"
+        "{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +44,7 @@ class TokenIds:
     pad: int
 
 
-def train_tokenizer(texts: Iterable[str], vocab_size: int = 512) -> Any:
+def train_tokenizer(texts: Iterable[str], names: TokenNames, vocab_size: int = 512) -> Any:
     """Train a byte-level BPE on these texts: a few hundred entries, in milliseconds.
 
     Every byte is in its alphabet, so any text can be encoded, also one that it has not seen.
@@ -46,12 +52,13 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int = 512) -> Any:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
+    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", names.vision_start, names.vision_end, names.image, names.video]
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
-        special_tokens=list(SPECIAL_TOKENS),
+        special_tokens=special,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
@@ -60,7 +67,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int = 512) -> Any:
         tokenizer_object=bpe,
         eos_token="<|im_end|>",
         pad_token="<|endoftext|>",
-        additional_special_tokens=list(SPECIAL_TOKENS[1:]),
-        chat_template=CHAT_TEMPLATE,
+        additional_special_tokens=special[1:],
+        chat_template=chat_template(names),
         clean_up_tokenization_spaces=False,
     )

@@ -89,8 +89,8 @@ def _rows(session: Session) -> Iterator[Seen]:
                 if name in source:
                     yield Seen(f"data.{split}.{name}", source[name], f"the rows of data.{split}", (number,))
     size = session.rows["train"].processor.image_processor.size
-    yield Seen("data.image.min_pixels", size["shortest_edge"], "the image processor")
-    yield Seen("data.image.max_pixels", size["longest_edge"], "the image processor")
+    yield Seen("data.image.min_pixels", size["shortest_edge"] // session.family.frames_per_image, "the image processor")
+    yield Seen("data.image.max_pixels", size["longest_edge"] // session.family.frames_per_image, "the image processor")
     yield Seen("data.global_batch_size", session.plan.global_batch_size, "the plan of the rows")
     mine = session.micro_batches(1)
     yield Seen("data.packing", "token_budget" if mine[0].packed else "none", "the first step")

@@ -4,13 +4,14 @@ import json
 import math
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from vtool.data.collate import Batch
 from vtool.data.loader import load_steps
@@ -20,6 +21,7 @@ from vtool.devices import seed
 from vtool.diagnostics import Diagnostic
 from vtool.engines.ranks import Ranks, SharedFindings
 from vtool.evaluation.evaluate import evaluate
+from vtool.models.dummy import adding_dummy
 from vtool.training.checkpoint import Snapshot, Writer
 from vtool.training.display import Display
 from vtool.training.finish import finish
@@ -116,16 +118,21 @@ def _step(
     batches = [with_positions(batch.to(ranks.device), engine.module) for batch in batches]
 
     # What has to be known of all ranks before the first backward.
-    mine = [sum(batch.supervised for batch in batches), sum(batch.images for batch in batches), stop.signal or 0]
+    text_only = [batch for batch in batches if not batch.images]
+    mine = [sum(batch.supervised for batch in batches), sum(batch.images for batch in batches), len(text_only), stop.signal or 0]
     everyone = ranks.all_gather(mine)
     sharing = ranks.world // data.world  # ranks that compute the same rows, and count them all
-    supervised, images = (int(sum(counts[place] for counts in everyone)) // sharing for place in (0, 1))
-    agreed = int(max(counts[2] for counts in everyone)) or None
+    supervised, images, lacking = (int(sum(counts[place] for counts in everyone)) // sharing for place in (0, 1, 2))
+    agreed = int(max(counts[3] for counts in everyone)) or None
     if supervised == 0:
         raise _failure(session, "no-supervised-tokens", f"step {step} has no supervised token on any rank", batches)
 
-    nll = _nll(session, dummy=images > 0)
-    sums = engine.forward_backward(batches, nll, supervised, every_parameter=images > 0)
+    wanted = run.model.dummy_visual
+    if wanted == "never" and images and lacking and data.world > 1:
+        message = f"model.dummy_visual is never, but of the micro-batches of step {step} some have images and {lacking} have none"
+        raise _failure(session, "micro-batch-without-image", message, text_only)
+    dummy = wanted == "always" or (wanted == "auto" and images > 0)
+    sums = engine.forward_backward(batches, _nll(session, dummy=dummy), supervised, every_parameter=dummy or lacking == 0)
     norm = engine.clip_gradient(run.optim.clip_norm)
 
     # What each rank has done, not what it was meant to do: the rows counted are those that were in the batches.
@@ -159,20 +166,12 @@ def _step(
 
 
 def _nll(session: Session, *, dummy: bool) -> Callable[[Callable[..., Any], Batch], Tensor]:
-    """The loss of a micro-batch. `dummy`: where it has no image, the vision tower runs all the same, for a gradient of 0 (verl#5881)."""
-
-    def add_dummy(_module: nn.Module, _inputs: Any, embedded: Tensor) -> Tensor:
-        return embedded + session.family.dummy_visual(session.engine.module, embedded.device)
+    """The loss of a micro-batch. `dummy`: where it has no image, the vision tower runs all the same, for a gradient of 0."""
 
     def nll(model: Callable[..., Any], batch: Batch) -> Tensor:
-        if not dummy or batch.images:
+        without = dummy and not batch.images
+        with adding_dummy(session.family, session.engine.module) if without else nullcontext():
             return summed_nll(model, batch)
-        # Where images come in: engines that gather weights block by block need the same order on every rank, forwards and backwards.
-        hook = session.engine.module.get_input_embeddings().register_forward_hook(add_dummy)  # type: ignore[operator]
-        try:
-            return summed_nll(model, batch)
-        finally:
-            hook.remove()
 
     return nll
 

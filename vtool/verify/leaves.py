@@ -39,6 +39,7 @@ ACTS_LATER: dict[str, str] = {
     "run.name": f"{_FOLDER}test_settings_that_change_no_number_may_differ",
     "model.path": "tests/training/test_agreement.py::test_ranks_of_other_folders_are_named_by_every_rank",
     "model.init": "tests/cli/test_train.py::test_a_model_folder_is_fine_tuned",
+    "model.dummy_visual": "tests/training/test_dummy_visual.py::test_never_stops_a_step_in_which_one_rank_would_wait_for_another",
     "data.max_length": f"{_DATA}test_truncation_keeps_a_part_of_the_answer_and_says_so",
     "data.on_overlong": "tests/data/test_audit.py::test_overlong_rows_are_dropped_only_where_the_recipe_says_so",
     "data.max_dropped_rows": "tests/data/test_audit.py::test_bad_rows_are_dropped_up_to_the_number_allowed",

@@ -110,16 +110,16 @@ def open_small_session(task: Task, folder: Path, ranks: Ranks) -> Session:
 
 def _processor(task: Task, run: Run) -> Processor:
     """With the image processor of the model's own folder, where that has one."""
-    processor = new_processor(run.model, run.data.image, [])
+    processor, known = new_processor(run.model, run.data.image, []), family(run.model.family)
     path = task.run.model.path
     if path is None or not any((Path(path) / name).exists() for name in ("preprocessor_config.json", "processor_config.json")):
         return processor
     try:
-        own = family(run.model.family).image_processor_class().from_pretrained(path, local_files_only=True)
+        own = known.image_processor_class().from_pretrained(path, local_files_only=True)
     except Exception as error:  # its reader raises what its file's format raises
         message = f"{path}: the image processor cannot be read: {first_line(error)}"
         raise Findings(Diagnostic("model-does-not-load", message, parameter="model.path")) from error
-    return with_sizes(replace(processor, image_processor=own), run.data.image)
+    return with_sizes(replace(processor, image_processor=own), run.data.image, known)
 
 
 def _keep_flags(config: object, model: Model) -> None:

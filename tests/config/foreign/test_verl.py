@@ -183,7 +183,7 @@ def test_what_is_no_recipe_of_this_trainer_is_said_and_exits_2(text: str, rule: 
 def test_the_command_reads_it_and_shows_it_as_a_recipe_of_ours() -> None:
     folder = Path("model")
     folder.mkdir()
-    (folder / "config.json").write_text(json.dumps({"model_type": "qwen2_5_vl"}))
+    (folder / "config.json").write_text(json.dumps({"model_type": "qwen2_5_vl", "vision_config": {}}))
     Path("theirs.yaml").write_text("data: {train_files: rows.parquet}\nmodel: {path: model}\ntrainer: {experiment_name: mine}\n")
     shown = CliRunner().invoke(app, ["validate-config", "--from", "verl", "theirs.yaml", "--show"])
     assert shown.exit_code == 0, shown.output

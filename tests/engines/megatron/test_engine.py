@@ -16,6 +16,7 @@ from vtool.config.schema import Optim
 from vtool.config.schema.megatron import Megatron as Settings
 from vtool.engines.megatron.engine import Megatron
 from vtool.engines.ranks import CPU, Ranks, SharedFindings
+from vtool.models.dummy import adding_dummy
 from vtool.models.qwen2_5_vl import Qwen25VL
 from vtool.models.qwen2_vl import Qwen2VL
 
@@ -137,11 +138,8 @@ def take_step(engine: Megatron, step: int) -> float:
     def with_dummy(model: Any, row: Row) -> Tensor:
         if not every or "pixel_values" in row.inputs:
             return nll(model, row)
-        dummy = model.get_input_embeddings().register_forward_hook(lambda _m, _i, embedded: embedded + QWEN.dummy_visual(model, CPU))
-        try:
+        with adding_dummy(QWEN, model):
             return nll(model, row)
-        finally:
-            dummy.remove()
 
     sums = engine.forward_backward(rows, with_dummy, SUPERVISED, every_parameter=every)
     return sum(report[0] for report in engine.data.all_gather([sum(sums)])) / SUPERVISED

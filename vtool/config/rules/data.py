@@ -1,7 +1,9 @@
 """Rules about lengths, sizes and batches of rows."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
+from vtool.config.images import CUTS, cut_of_processor
 from vtool.config.origins import Origins
 from vtool.config.schema import Megatron, Run
 from vtool.diagnostics import Diagnostic
@@ -38,8 +40,19 @@ def max_length_missing(run: Run, origins: Origins) -> Iterator[Diagnostic]:
 
 
 def pixel_bounds(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """There is an image size that both bounds allow."""
+    """There is an image size that both bounds allow, and one of whole image tokens that is not above the upper one."""
     low, high = run.data.image.min_pixels, run.data.image.max_pixels
+    cut = (cut_of_processor(Path(run.model.path)) if run.model.path else None) or CUTS[run.model.family]
+    if high is not None and high < cut.smallest:
+        side = cut.patch_size * cut.merge_size
+        message = (
+            f"data.image.max_pixels is {high}, but an image token of {run.model.family} is {side} × {side} = {cut.smallest} pixels, "
+            f"{cut.merge_size} × {cut.merge_size} patches of {cut.patch_size}: every image would be larger"
+        )
+        name = "data.image.max_pixels"
+        yield Diagnostic(
+            "pixel-bounds", message, f"set {name}={cut.smallest}, or more", name, origins.near(name), f"at least {cut.smallest}", str(high)
+        )
     if low is not None and high is not None and low > high:
         message = f"data.image.min_pixels is {low}, above data.image.max_pixels, which is {high}"
         origin = origins.near("data.image.min_pixels")
@@ -82,6 +95,9 @@ def packing_not_built(run: Run, origins: Origins) -> Iterator[Diagnostic]:
         message = "data.packing is token_budget, and engine=megatron packs rows on a CPU alone: Transformer Engine wants another form"
         help = "set engine=fsdp2, or data.packing=none"
         yield Diagnostic("not-built-on-engine", message, help, "data.packing", origins.near("data.packing"))
+    if run.data.packing != "none" and run.model.family == "qwen3_5":
+        message = "data.packing is token_budget, but the convolutions and states of qwen3_5 go on from one document into the next"
+        yield Diagnostic("not-built-on-engine", message, "set data.packing=none", "data.packing", origins.near("data.packing"))
     if run.data.packing != "none" and run.model.attention != "sdpa":
         message = f"data.packing is {run.data.packing}, but model.attention={run.model.attention} has no attention by document"
         yield Diagnostic("not-built-on-engine", message, "set model.attention=sdpa", "model.attention", origins.near("model.attention"))

@@ -29,7 +29,7 @@ def targets(run: Run, origins: Origins) -> Iterator[Diagnostic]:
             problem = None
             if not any(names_it(target, name) for name in everywhere):
                 problem = f"{setting} has {target}, which no linear layer's name ends in"
-                ends = sorted({name.rpartition(".")[2] for name in everywhere} - {"0", "2"} | {"merger.mlp.0", "merger.mlp.2"})
+                ends = sorted({_end(name) for name in everywhere})
                 help = did_you_mean(near(target, ends)) or f"name some of {', '.join(ends)}, or more of a layer's name"
             elif setting == "lora.targets" and not any(names_it(target, name) for name in trained):
                 frozen = [part for part, names in LINEAR[run.model.family].items() if any(names_it(target, name) for name in names)]
@@ -41,6 +41,12 @@ def targets(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     if not found and not chosen(trained, run.lora):
         message = "lora.exclude takes away every linear layer that lora.targets names: there is no adapter to train"
         yield Diagnostic("lora-target", message, "leave some of it out", "lora.exclude", origins.near("lora.exclude"))
+
+
+def _end(name: str) -> str:
+    """The shortest end of a layer's name that says what it is: numbers alone do not."""
+    parts = name.split(".")
+    return ".".join(parts[-3:] if parts[-1].isdigit() else parts[-1:])
 
 
 def dropout_on_megatron(run: Run, origins: Origins) -> Iterator[Diagnostic]:

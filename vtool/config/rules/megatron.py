@@ -22,7 +22,7 @@ def ddp_conflict(run: Run, origins: Origins) -> Iterator[Diagnostic]:
 def not_built(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     """The engine does what is asked of it, on this device."""
     if isinstance(run.engine, Megatron):
-        found = megatron.not_built(run.engine, dtype=run.model.dtype, device=run.device.kind)
+        found = megatron.not_built(run.engine, family=run.model.family, dtype=run.model.dtype, device=run.device.kind)
         yield from _findings("not-built-on-engine", found, origins)
 
 

@@ -4,8 +4,10 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+from vtool.config.images import CUTS, cut_of_processor, cut_of_tower
 from vtool.config.origins import Origins
 from vtool.config.schema import Run
+from vtool.config.suggest import ANOTHER_FAMILY
 from vtool.diagnostics import Diagnostic
 
 _RULE = "conflicting-model-source"
@@ -37,8 +39,31 @@ def not_a_model_folder(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     if problem:
         inside = next((sub for sub in ("export", "huggingface", "hf") if (folder / sub / "config.json").is_file()), None)
         help = f"there is one in {folder / inside}" if inside else "give a folder as save_pretrained or `vtool export` writes it"
+        if seen in CUTS:
+            help = f"set model.family={seen}, or give another folder"
+        elif seen:
+            help = f"give a model of one of {', '.join(CUTS)}; {ANOTHER_FAMILY}"
         expected = model.family if seen else None
         yield Diagnostic("not-a-model-folder", f"{folder} {problem}", help, "model.path", origins.near("model.path"), expected, seen)
+
+
+def patch_mismatch(run: Run, origins: Origins) -> Iterator[Diagnostic]:
+    """The image processor cuts images as the tower takes them: else pixels end up elsewhere, or tokens and features differ in number."""
+    if run.model.path is None:
+        return
+    folder = Path(run.model.path)
+    tower, processor = cut_of_tower(folder, run.model.family), cut_of_processor(folder)
+    if tower is None or processor is None or tower == processor:
+        return
+    names = ("patch_size", "merge_size", "temporal_patch_size")
+    apart = [
+        f"{name} {getattr(processor, name)}, not {getattr(tower, name)}"
+        for name in names
+        if getattr(processor, name) != getattr(tower, name)
+    ]
+    message = f"{folder}: the image processor has {' and '.join(apart)}, which the vision tower takes (vision_config in config.json)"
+    help = "take preprocessor_config.json from the folder that the weights are from"
+    yield Diagnostic("patch-mismatch", message, help, "model.path", origins.near("model.path"))
 
 
 def _problem(folder: Path, family: str) -> tuple[str | None, str | None]:
@@ -52,6 +77,9 @@ def _problem(folder: Path, family: str) -> tuple[str | None, str | None]:
     except (OSError, ValueError) as error:
         return f"has a config.json that cannot be read: {error}", None
     found = config.get("model_type") if isinstance(config, dict) else None
+    if found == family:
+        there = isinstance(config.get("vision_config"), dict)
+        return None if there else "has a config.json without a vision_config: transformers would make up a tower of its default size", None
     if found is None:
         return "has a config.json without a model_type", None
-    return (None, None) if found == family else (f"is a model of type {found}, but model.family is {family}", str(found))
+    return f"is a model of type {found}, but model.family is {family}", str(found)

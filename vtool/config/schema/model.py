@@ -21,7 +21,7 @@ class Freeze(Settings):
 class Model(Settings):
     """Which network, and where its weights come from."""
 
-    family: Literal["qwen2_vl", "qwen2_5_vl"] = "qwen2_5_vl"
+    family: Literal["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "glm4v"] = "qwen2_5_vl"
     """The model family."""
     path: str | None = Field(default=None, min_length=1)
     """A Hugging Face folder: config.json, tokenizer, image processor, safetensors."""
@@ -35,6 +35,10 @@ class Model(Settings):
     """The attention implementation, as transformers names it."""
     gradient_checkpointing: bool = False
     """Keep only what goes into each block, and compute the rest again in the backward pass: the same gradients, less memory, more time."""
+    dummy_visual: Literal["auto", "always", "never"] = "auto"
+    """Whether the vision tower runs in micro-batches without images, for gradients of 0: with images elsewhere in the step; always, so that
+    the optimiser decays its weights in steps of text alone; or never, so that one micro-batch without an image stops a step with images on
+    several ranks."""
 
     freeze: Freeze = Freeze()
 

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from vtool.config.megatron import Language, bad_sizes, not_built
+from vtool.config.megatron import BUILT, Language, bad_sizes, not_built
 from vtool.config.megatron_ddp import Problem
 from vtool.config.read_back import Seen
 from vtool.config.schema import Optim
@@ -69,7 +69,7 @@ class Megatron:
         silence()
         text = module.config.get_text_config()  # type: ignore[operator,union-attr]
         dtype, cpu = str(compute_dtype).removeprefix("torch."), ranks.device.type == "cpu"
-        _check(text, settings, ranks, dtype)
+        _check(module.config.model_type, text, settings, ranks, dtype)  # type: ignore[arg-type,union-attr]
         ddp_config = live_ddp_config(settings.wrap_config, settings.ddp_config, dtype=dtype, cpu=cpu)
 
         self.ranks = ranks
@@ -300,14 +300,14 @@ def check_installed() -> None:
         raise SharedFindings(Diagnostic("extra-not-installed", message, help, "engine.kind"))
 
 
-def _check(text: Any, settings: MegatronSettings, ranks: Ranks, dtype: str) -> None:
+def _check(family: str, text: Any, settings: MegatronSettings, ranks: Ranks, dtype: str) -> None:
     shape = text_shape(text)
     elsewhere = "use engine=ddp or engine=fsdp2"
     language = Language(shape.heads, shape.groups, text.num_hidden_layers)
     unbuilt = [
-        *(Problem("kind", f"engine=megatron: {one}", elsewhere) for one in unsupported(text)),
+        *(Problem("kind", f"engine=megatron: {one}", elsewhere) for one in (unsupported(text) if family in BUILT else ())),
         *_tying(text, settings),
-        *not_built(settings, dtype=dtype, device=ranks.device.type),
+        *not_built(settings, family=family, dtype=dtype, device=ranks.device.type),
     ]
     found = [("not-built-on-engine", one) for one in unbuilt]
     found += [("parallel-sizes", one) for one in bad_sizes(settings.parallel, world=ranks.world, language=language)]

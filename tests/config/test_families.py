@@ -1,0 +1,125 @@
+"""What stands against a family, or against a model's folder, is said before anything is loaded."""
+
+import json
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+from vtool.config.images import CUTS
+from vtool.config.load import examine
+from vtool.config.lora import LINEAR
+from vtool.config.schema import Model
+from vtool.diagnostics import Diagnostic
+from vtool.models.families import FAMILIES, family
+from vtool.models.sizes import SIZES
+
+PATCH = {"qwen2_vl": 14, "qwen2_5_vl": 14, "qwen3_vl": 16, "qwen3_5": 16, "glm4v": 14}
+
+
+def only(*overrides: str) -> Diagnostic:
+    (finding,) = [one for one in examine("digits", overrides).findings if one.severity == "error"]
+    return finding
+
+
+def folder(path: Path, name: str, *, processor: dict[str, Any] | None = None, vision: dict[str, Any] | None = None) -> str:
+    """The small files of a model's folder."""
+    tower = {"patch_size": PATCH.get(name, 14), "spatial_merge_size": 2, "temporal_patch_size": 2}
+    own = {"patch_size": tower["patch_size"], "merge_size": 2, "temporal_patch_size": 2, **(processor or {})}
+    (path / "config.json").write_text(json.dumps({"model_type": name, "vision_config": {**tower, **(vision or {})}}))
+    (path / "preprocessor_config.json").write_text(json.dumps(own))
+    return f"model.path={path}"
+
+
+def test_every_table_has_every_family() -> None:
+    named = set(get_args(Model.model_fields["family"].annotation))
+    assert named == FAMILIES.keys() == LINEAR.keys() == SIZES.keys() == CUTS.keys() == PATCH.keys()
+    assert {name: (family(name).model_type, family(name).images.patch_size) for name in FAMILIES} == {
+        name: (name, patch) for name, patch in PATCH.items()
+    }
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_each_is_set_by_one_word(name: str, tmp_path: Path) -> None:
+    assert examine("digits", [f"model.family={name}"]).findings == ()
+    given = [f"model.family={name}", folder(tmp_path, name), "model.size=null"]
+    assert examine("digits", given).findings == ()
+
+
+def test_an_unknown_family_is_told_near_names_and_what_a_new_one_needs() -> None:
+    finding = only("model.family=qwen3vl")
+    assert (finding.rule, finding.parameter) == ("unknown-choice", "model.family")
+    assert finding.help is not None
+    assert finding.help.startswith("did you mean `qwen3_vl`")
+    assert "vtool/models" in finding.help
+    assert 'CONTRIBUTING.md, "A model family"' in finding.help
+    assert "CONTRIBUTING.md" in str(only("model.family=llava").help)
+
+
+def test_a_folder_of_another_family_is_told_what_to_set(tmp_path: Path) -> None:
+    finding = only("model.family=qwen3_vl", folder(tmp_path, "glm4v"))
+    assert (finding.rule, finding.expected, finding.seen) == ("not-a-model-folder", "qwen3_vl", "glm4v")
+    assert finding.help == "set model.family=glm4v, or give another folder"
+    finding = only(folder(tmp_path, "llava"))
+    assert finding.rule == "not-a-model-folder"
+    assert "qwen2_vl, qwen2_5_vl, qwen3_vl, qwen3_5, glm4v" in str(finding.help)
+    assert "CONTRIBUTING.md" in str(finding.help)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_config_without_a_vision_part_is_no_model_to_train(name: str, tmp_path: Path) -> None:
+    given = folder(tmp_path, name)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": name, "hidden_size": 64}))
+    finding = only(f"model.family={name}", given)
+    assert finding.rule == "not-a-model-folder"
+    assert "vision_config" in finding.message
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize(
+    ("vision", "processor", "said"),
+    [
+        ({"patch_size": 8}, {}, "patch_size"),
+        ({}, {"merge_size": 1}, "merge_size 1, not 2"),  # four times as many image tokens as the tower has features
+        ({"spatial_merge_size": 4}, {"temporal_patch_size": 1}, "merge_size 2, not 4 and temporal_patch_size 1, not 2"),
+    ],
+)
+def test_images_that_are_cut_otherwise_than_the_tower_takes_them(
+    name: str, vision: dict[str, Any], processor: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    finding = only(f"model.family={name}", folder(tmp_path, name, vision=vision, processor=processor), "data.image.max_pixels=4096")
+    assert (finding.rule, finding.parameter) == ("patch-mismatch", "model.path")
+    assert said in finding.message
+
+
+def test_a_processor_that_says_nothing_cuts_as_transformers_does(tmp_path: Path) -> None:
+    """14 × 14, also for a tower of 16."""
+    given = folder(tmp_path, "qwen3_vl")
+    (tmp_path / "preprocessor_config.json").write_text("{}")
+    assert only("model.family=qwen3_vl", given).rule == "patch-mismatch"
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_no_image_is_smaller_than_a_token(name: str, tmp_path: Path) -> None:
+    smallest = (2 * PATCH[name]) ** 2
+    few = f"data.image={{min_pixels:100,max_pixels:{smallest - 1}}}"
+    for where in ((), (folder(tmp_path, name),)):
+        finding = only(f"model.family={name}", few, *where)
+        assert (finding.rule, finding.parameter, finding.expected) == ("pixel-bounds", "data.image.max_pixels", f"at least {smallest}")
+        enough = f"data.image={{min_pixels:100,max_pixels:{smallest}}}"
+        assert [one for one in examine("digits", [f"model.family={name}", enough, *where]).findings if one.severity == "error"] == []
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_megatron_has_the_layers_of_two_families(name: str) -> None:
+    found = examine("digits_megatron", [f"model.family={name}", "launch.nproc=2"]).findings
+    wanted = [] if name in ("qwen2_vl", "qwen2_5_vl") else [("not-built-on-engine", "engine.kind")]
+    assert [(one.rule, one.parameter) for one in found] == wanted
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_adapters_are_told_which_layers_the_family_has(name: str) -> None:
+    finding = only(f"model.family={name}", "lora={targets: [nothing_like_it]}")
+    assert finding.rule == "lora-target"
+    ends = {"glm4v": "gate_up_proj", "qwen3_5": "in_proj_qkv", "qwen3_vl": "linear_fc1"}.get(name, "merger.mlp.0")
+    assert ends in str(finding.help)

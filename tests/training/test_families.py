@@ -1,0 +1,77 @@
+"""Every family trains, is saved, and goes on from an ordinary Hugging Face folder."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.rows import mixed_rows, write_rows
+from tests.runs import encoded, messages, read_lines, request
+from vtool.data.collate import collate
+from vtool.data.plan import Plan
+from vtool.engines.ranks import Ranks
+from vtool.models.families import FAMILIES, family
+from vtool.training.setup import Request
+from vtool.training.sft import train
+
+ROWS = 8
+
+
+def made_run(folder: Path, name: str, run: str, *more: str) -> Request:
+    """Rows with an image, with two, and with none; short and long ones in a batch."""
+    if not (folder / "rows.jsonl").exists():
+        write_rows(folder / "rows.jsonl", mixed_rows(folder, ROWS, text_only=(1, 5)))
+    overrides = [
+        messages(folder / "rows.jsonl"),
+        *(f"model.family={name}", "data.global_batch_size=4", "data.micro_batch_size=4", "data.image={min_pixels:784,max_pixels:4096}"),
+        *("optim.warmup_steps=0", "optim.lr=2e-3", f"run.dir={folder / run}", "device.threads=1"),
+    ]
+    return request("rows", *overrides, *more)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_it_trains_and_what_it_has_learnt_is_in_its_folder(tmp_path: Path, name: str) -> None:
+    from transformers import AutoModelForImageTextToText
+
+    made = made_run(tmp_path, name, "run", "train={steps:4,epochs:null}")
+    assert train(made, Ranks()).status == "finished"
+    losses = [line["loss"] for line in read_lines(tmp_path / "run/metrics.jsonl") if "loss" in line]
+    assert losses[-1] < losses[0]
+    exported = tmp_path / "run/export"
+    model = AutoModelForImageTextToText.from_pretrained(exported, local_files_only=True).eval()
+    assert isinstance(model, family(name).model_class())
+
+    # What anybody would save, without a run: the model, its tokenizer, its image processor.
+    folder = tmp_path / "folder"
+    rows, processor = encoded(made_run(tmp_path, name, "again", f"model.path={exported}", "model.size=null"))
+    model.save_pretrained(folder)
+    processor.save(folder)
+    ordinary = made_run(tmp_path, name, "from-folder", f"model.path={folder}", "model.size=null", "train={steps:1,epochs:null}")
+    assert train(ordinary, Ranks()).status == "finished"
+    (first,) = [line for line in read_lines(tmp_path / "from-folder/metrics.jsonl") if "loss" in line]
+
+    # Its first loss is that of the trained model, row by row.
+    total = tokens = 0.0
+    for index in Plan(ROWS, ordinary.run.data.global_batch_size, ordinary.run.run.seed).step(1):
+        sample = rows.sample(int(index))
+        with torch.no_grad():
+            out = model(**collate([sample], processor).inputs, labels=sample.labels[None])
+        total, tokens = total + float(out.loss) * sample.supervised, tokens + sample.supervised
+    assert first["loss"] == pytest.approx(total / tokens, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_files_for_a_server_name_the_familys_own_classes(tmp_path: Path, name: str) -> None:
+    import transformers
+    from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING_NAMES
+    from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
+
+    _, processor = encoded(made_run(tmp_path, name, "run"))
+    files = family(name).serving_files(processor.image_processor.to_dict())
+    image, video = files["preprocessor_config.json"], files["video_preprocessor_config.json"]
+    assert image["processor_class"] == video["processor_class"] == PROCESSOR_MAPPING_NAMES[name]
+    assert image["image_processor_type"] == IMAGE_PROCESSOR_MAPPING_NAMES[name]["torchvision"]
+    there = Path(transformers.__file__).parent.glob("models/*/video_processing_*.py")  # it cannot be imported without torchvision
+    assert any(f"class {video['video_processor_type']}(" in file.read_text() for file in there)
+    config = family(name).random_config("tiny", 64, processor.ids).vision_config
+    assert (image["patch_size"], image["merge_size"]) == (config.patch_size, config.spatial_merge_size)

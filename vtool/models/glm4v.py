@@ -1,0 +1,36 @@
+"""GLM-4V: what our code must know about it, and no more."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from vtool.models.families import Family, rope
+from vtool.models.tokens import TokenNames
+
+_ROTATED = 0.5
+
+
+class Glm4v(Family):
+    """GLM-4.1V (arXiv 2507.01006), transformers' `Glm4vForConditionalGeneration`: a convolution stands before the merger."""
+
+    model_type = "glm4v"
+    classes = "Glm4v"
+    processor = "Glm4vProcessor"
+    image_processor = "Glm4vImageProcessor"
+    video_processor = "Glm4vVideoProcessor"
+    frames_are_sized = False
+    projector = ("merger", "downsample")
+    token_names = TokenNames("<|image|>", "<|video|>", "<|begin_of_image|>", "<|end_of_image|>")
+    token_fields: ClassVar[Mapping[str, str]] = {
+        "image": "image_token_id",
+        "video": "video_token_id",
+        "vision_start": "image_start_token_id",
+        "vision_end": "image_end_token_id",
+    }
+    frames_per_image = 2  # a picture stands in for both frames of a patch (image_processing_pil_glm4v.py, `smart_resize`)
+
+    def text_config(self, table: Mapping[str, int]) -> dict[str, Any]:
+        return {"rope_parameters": rope(table["hidden"] // table["heads"], _ROTATED, partial_rotary_factor=_ROTATED)}
+
+    def vision_config(self, table: Mapping[str, int]) -> dict[str, Any]:
+        side = round(table["vision_positions"] ** 0.5)
+        return super().vision_config(table) | {"image_size": side * self.images.patch_size}
