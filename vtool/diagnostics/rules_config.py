@@ -222,6 +222,15 @@ _CROSS_FIELD = (
         severity="note",
     ),
     Rule(
+        name="image-longer-than-row",
+        code="VT219",
+        summary="With data.image's bounds an image has as many tokens as a whole row may have.",
+        why="There would be no room for a question and an answer: rows with such images are refused, dropped, or lose their end.",
+        bad="data.max_length=64 data.image.min_pixels=802816 data.image.max_pixels=1003520",
+        good="data.max_length=2048 data.image.min_pixels=802816 data.image.max_pixels=1003520",
+        fix="Lower data.image.max_pixels, or raise data.max_length.",
+    ),
+    Rule(
         name="half-an-image",
         code="VT212",
         summary="data.drop_model_inputs names one of pixel_values and image_grid_thw, and not the other.",

@@ -18,6 +18,7 @@ RULES: tuple[CrossField, ...] = (
     CrossField("not-built-on-engine", ("data", "model", "engine", "device"), data.packing_not_built),
     CrossField("ignored-setting", ("data",), data.rows_beside_tokens),
     CrossField("pixel-bounds", ("data", "model"), data.pixel_bounds),
+    CrossField("image-longer-than-row", ("data", "model"), data.image_tokens),
     CrossField("half-an-image", ("data",), data.half_an_image),
     CrossField("conflicting-model-source", ("model",), model.conflicting_model_source),
     CrossField("not-a-model-folder", ("model",), model.not_a_model_folder),

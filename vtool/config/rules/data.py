@@ -61,6 +61,23 @@ def pixel_bounds(run: Run, origins: Origins) -> Iterator[Diagnostic]:
         )
 
 
+def image_tokens(run: Run, origins: Origins) -> Iterator[Diagnostic]:
+    """An image fits into a row: the smallest must, and the largest had better."""
+    longest = run.data.max_length
+    if longest is None:
+        return
+    cut = (cut_of_processor(Path(run.model.path)) if run.model.path else None) or CUTS[run.model.family]
+    for name, severity in (("min_pixels", "error"), ("max_pixels", "warning")):
+        pixels = getattr(run.data.image, name)
+        if pixels is not None and (tokens := pixels // cut.smallest) >= longest:
+            which = "every image has at least" if severity == "error" else "an image can have up to"
+            message = f"data.max_length is {longest}, but with data.image.{name}={pixels} {which} {tokens} tokens"
+            help = f"set data.image.{name} below {longest * cut.smallest}, or raise data.max_length"
+            place = origins.near(f"data.image.{name}")
+            yield Diagnostic("image-longer-than-row", message, help, f"data.image.{name}", place, severity=severity)  # type: ignore[arg-type]
+            return
+
+
 def half_an_image(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     """Pixels and their grid go together."""
     pair = ("pixel_values", "image_grid_thw")
