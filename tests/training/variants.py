@@ -12,6 +12,7 @@ from vtool.engines.ranks import Ranks
 from vtool.training import read_back
 from vtool.training.setup import Request
 
+_PACKED = ("data.packing=token_budget", "data.micro_batch_tokens=160")
 VARIANTS: dict[str, tuple[str, ...]] = {
     "ddp": (
         *("engine=ddp", "model.dtype=bfloat16", "engine.bucket_cap_mb=7", "engine.gradient_as_bucket_view=true", "launch.nproc=2"),
@@ -20,12 +21,12 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "adapters": ("engine=ddp", "lora={rank: 3, alpha: 5, dropout: 0.1, targets: [q_proj, mlp.2], exclude: [layers.1.self_attn.q_proj]}",
                  "model.freeze.vision=true"),
     "fsdp2": ("engine=fsdp2", "model.dtype=bfloat16", "engine.reshard_after_forward=false", "model.gradient_checkpointing=true"),
-    "sharded adapters": ("engine=fsdp2", "lora={rank: 2, exclude: [q_proj]}", "optim.schedule=linear"),
+    "sharded adapters": ("engine=fsdp2", "lora={rank: 2, exclude: [q_proj]}", "optim.schedule=linear", *_PACKED),
     "megatron": (
         *("engine=megatron", "model.dtype=bfloat16", "engine.wrap_config.use_distributed_optimizer=true"),
         *("engine.ddp_config={overlap_grad_reduce: true, bucket_size: 1000}", "model.gradient_checkpointing=true"),
     ),
-    "tensor": ("engine=megatron", "engine.parallel={tensor: 2, sequence: true}", "lora={rank: 2, targets: [q_proj, proj]}"),
+    "tensor": ("engine=megatron", "engine.parallel={tensor: 2, sequence: true}", "lora={rank: 2, targets: [q_proj, proj]}", *_PACKED),
     "pipeline": (
         *("engine=megatron", "engine.parallel={pipeline: 2}", "optim.weight_decay=0.1", "optim.schedule=constant"),
         "optim.groups={vision: {lr: 1e-4, weight_decay: 0.3}, projector: {lr: 5e-3, weight_decay: 0.0}, "

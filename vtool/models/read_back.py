@@ -31,11 +31,13 @@ def read_back(module: nn.Module) -> Iterator[Seen]:
     layers = list(module.modules())
     attentions = [layer for layer in layers if "Attention" in type(layer).__name__ and hasattr(getattr(layer, "config", None), _ATTENTION)]
     text = getattr(getattr(module, "config", None), "get_text_config", lambda: None)()
-    seen = dict.fromkeys((type(layer).__name__, getattr(layer.config, _ATTENTION), layer.config is text) for layer in attentions)
-    for name, value, of_text in seen:
+    # A tower on its own, as an engine may have it, takes its own config for that of text; but its tokens see each other both ways.
+    packs = [layer.config is text and getattr(layer, "is_causal", True) for layer in attentions]
+    kinds = [(type(layer).__name__, getattr(layer.config, _ATTENTION)) for layer in attentions]
+    for (name, value), packable in dict.fromkeys(zip(kinds, packs, strict=True)):
         by_document = value == BY_DOCUMENT
         yield Seen("model.attention", "sdpa" if by_document else value, name)
-        if of_text:  # one that does not look at documents would have them see each other, without a word
+        if packable:  # one that does not look at documents would have them see each other, without a word
             yield Seen("data.packing", "token_budget" if by_document else "none", name)
     recomputing = [layer for layer in layers if isinstance(layer, GradientCheckpointingLayer)]
     for name, on in dict.fromkeys((type(layer).__name__, bool(layer.gradient_checkpointing)) for layer in recomputing):

@@ -87,6 +87,8 @@ def _read(everyone: list[Told], small: StandIn) -> dict[str, Any]:
 def _why(name: str, small: StandIn) -> str:
     if name.startswith("engine.") and small.processes == 1:
         return "one process has no such object"
+    if name == "data.micro_batch_size" and small.run.data.packing != "none":
+        return "a packed row has as many as data.micro_batch_tokens has room for"
     if name.startswith("data."):
         return "the file is large, or not here, and was left closed"
     return "on a CPU it is no choice" if name == "engine.cpu_offload" else "it has no object in this run"

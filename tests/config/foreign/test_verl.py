@@ -180,6 +180,31 @@ def test_what_is_no_recipe_of_this_trainer_is_said_and_exits_2(text: str, rule: 
     assert CliRunner().invoke(app, ["validate-config", "--from", "verl", "theirs.yaml"]).exit_code == 2
 
 
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("model: {lora_rank: '8'}", "wrong-type model.lora_rank"),
+        ("trainer: {total_training_steps: '100'}", "wrong-type trainer.total_training_steps"),
+        ("optim: {lr_warmup_steps_ratio: abc}", "no-counterpart optim.lr_warmup_steps_ratio"),
+        ("optim: {lr_warmup_steps_ratio: .nan}", "no-counterpart optim.lr_warmup_steps_ratio"),
+        ("trainer: {save_freq: after_each_epoch}", "no-counterpart trainer.save_freq"),
+    ],
+)
+def test_a_value_of_another_kind_is_a_finding(line: str, said: str) -> None:
+    more = {"trainer": "trainer: {total_training_steps: 100}", "optim": "optim: {lr_warmup_steps_ratio: 0.1}"}
+    text = "\n".join(["data: {train_files: rows.parquet}", line, *(each for group, each in more.items() if not line.startswith(group))])
+    assert said in {f"{finding.rule} {finding.parameter}" for finding in examined(text).findings}
+
+
+def test_rows_are_looked_for_where_verl_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert not found("data: {train_files: ~/rows.parquet}", "path-not-found")
+    assert found("data: {train_files: ~/others.parquet}", "path-not-found")
+    [note] = found("data: {train_files: [rows.parquet, 'hdfs://there/rows.parquet']}", "no-counterpart")
+    assert note.parameter == "data.train_files"
+    assert not found("data: {train_files: hdfs://there/rows.parquet}", "path-not-found")
+
+
 def test_the_command_reads_it_and_shows_it_as_a_recipe_of_ours() -> None:
     folder = Path("model")
     folder.mkdir()

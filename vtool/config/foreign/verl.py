@@ -1,6 +1,7 @@
 """A recipe of verl's SFT trainer, read as ours: the same rules over what means the same, placed in the file that it came from."""
 
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -169,7 +170,7 @@ def _translate(theirs: _Theirs, megatron: bool) -> Iterator[Diagnostic]:
     else:
         for same in FSDP:
             theirs.map(same)
-    if (rank := take("model.lora_rank", 0)) and rank > 0:
+    if not _is_number(rank := take("model.lora_rank", 0)) or rank > 0:
         for same in LORA:
             theirs.map(same)
     _model(theirs)
@@ -180,13 +181,13 @@ def _translate(theirs: _Theirs, megatron: bool) -> Iterator[Diagnostic]:
     put("train.epochs", None if steps else epochs, "trainer.total_epochs")
     ratio = take("optim.lr_warmup_steps_ratio", 0.0)
     if ratio and "warmup_steps" not in theirs.values.get("optim", {}):
-        if steps:
+        if _is_number(steps) and _is_number(ratio):
             put("optim.warmup_steps", int(ratio * steps), "optim.lr_warmup_steps_ratio")
         else:
             theirs.judged.discard("optim.lr_warmup_steps_ratio")
     mode = take("trainer.resume_mode", "auto")
     path = take("trainer.resume_from_path")
-    put("checkpoint.resume", {"disable": "never", "resume_path": path}.get(mode) or "auto", "trainer.resume_mode")
+    put("checkpoint.resume", {"disable": "never", "resume_path": path}.get(str(mode)) or "auto", "trainer.resume_mode")
 
 
 def _megatron(theirs: _Theirs) -> Iterator[Diagnostic]:
@@ -279,6 +280,11 @@ def _without_counterpart(theirs: _Theirs) -> Iterator[Diagnostic]:
             f"{len(left)} setting{'s have' if len(left) > 1 else ' has'} no counterpart here, or a value without one: {', '.join(left)}"
         )
         yield Diagnostic("no-counterpart", message, "nothing is said of these", left[0], _origin(theirs, left[0]))
+
+
+def _is_number(value: Any) -> bool:
+    """A YAML file may hold anything in the place of a number."""
+    return isinstance(value, int | float) and math.isfinite(value)
 
 
 def _origin(theirs: _Theirs, name: str) -> Origin | None:

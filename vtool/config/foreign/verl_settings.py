@@ -3,6 +3,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 
@@ -27,13 +28,18 @@ def _one_of(**values: Any) -> Callable[[Any], Any]:
 
 
 def _positive(value: Any) -> Any:
-    return value if isinstance(value, int | float) and value > 0 else None
+    """A number of steps; 0 and below is off, and `after_each_epoch` is no number."""
+    if not isinstance(value, int | float):
+        return OTHER
+    return value if value > 0 else None
 
 
 def _rows(value: Any) -> Any:
-    """A file, or several."""
-    files = value if isinstance(value, list) else [value] if value else []
-    return [{"format": "messages", "path": str(file)} for file in files] or None
+    """A file, or several. `~` is the user's folder, which pandas looks in; what is not on this machine (`hdfs://`) is not judged."""
+    files = [str(file) for file in value] if isinstance(value, list) else [str(value)] if value else []
+    if any("://" in file for file in files):
+        return OTHER
+    return [{"format": "messages", "path": str(Path(file).expanduser())} for file in files] or None
 
 
 def _targets(value: Any) -> Any:
