@@ -9,11 +9,15 @@ from collections.abc import Iterator
 from vtool.config.origins import Origins
 from vtool.config.schema import Run
 from vtool.config.schema.profiler import OFF, Profiler
-from vtool.diagnostics import Diagnostic
+from vtool.diagnostics import Diagnostic, Origin
 
 INTERVAL = "profiler.profile_interval"
 DEVICES = {"torch": ("cpu", "cuda"), "npu": ("npu",), "nsys": ("cuda",), "memory": ("cuda",)}
 """The kinds of device that a tool records."""
+
+
+def _near(origins: Origins | None, name: str) -> Origin | None:
+    return origins.near(name) if origins else None
 
 
 def nothing_profiled(run: Run, origins: Origins) -> Iterator[Diagnostic]:
@@ -57,7 +61,7 @@ def past_the_end(given: Profiler, steps: int, origins: Origins | None = None) ->
     if last > steps:
         message = f"profiler.profile_interval is {[first, last]}, and the run ends after step {steps}"
         help = f"{INTERVAL}=[{first},{steps}]" if first <= steps else "choose steps that the run has, or raise train.steps"
-        yield Diagnostic("profile-interval", message, help, INTERVAL, origins and origins.near(INTERVAL), f"at most {steps}", str(last))
+        yield Diagnostic("profile-interval", message, help, INTERVAL, _near(origins, INTERVAL), f"at most {steps}", str(last))
 
 
 def ranks(run: Run, origins: Origins) -> Iterator[Diagnostic]:
@@ -76,7 +80,7 @@ def outside_the_world(given: Profiler, world: int, origins: Origins | None = Non
     outside = [rank for rank in given.ranks or () if rank >= world]
     if outside:
         message = f"profiler.ranks names {', '.join(map(str, outside))}, and the run has {world} rank{'s' * (world > 1)}, from 0"
-        origin = origins and origins.near("profiler.ranks")
+        origin = _near(origins, "profiler.ranks")
         yield Diagnostic("profiler-ranks", message, "leave it out for all ranks", "profiler.ranks", origin, f"below {world}", str(outside))
 
 
@@ -92,7 +96,7 @@ def wrong_device(given: Profiler, kind: str, origins: Origins | None = None) -> 
         return
     fits = next((tool for tool, kinds in DEVICES.items() if kind in kinds), "none")
     message = f"profiler.tool is {given.tool}, which records {' and '.join(DEVICES[given.tool])}, and the run is on {kind}"
-    origin = origins and origins.near("profiler.tool")
+    origin = _near(origins, "profiler.tool")
     yield Diagnostic("profiler-device", message, f"profiler.tool={fits}", "profiler.tool", origin, fits, given.tool)
 
 
@@ -102,7 +106,9 @@ def npu_levels(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     if npu.aic_metrics is not None and npu.level not in ("level1", "level2"):
         message = f"profiler.npu.aic_metrics is {npu.aic_metrics}, which takes level1 or level2, and profiler.npu.level is {npu.level}"
         name = "profiler.npu.aic_metrics"
-        yield Diagnostic("npu-profiler-level", message, "profiler.npu.level=level1", name, origins.near(name), "level1 or level2", npu.level)
+        yield Diagnostic(
+            "npu-profiler-level", message, "profiler.npu.level=level1", name, origins.near(name), "level1 or level2", npu.level
+        )
 
 
 def unread(run: Run, origins: Origins) -> Iterator[Diagnostic]:

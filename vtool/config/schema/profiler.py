@@ -38,7 +38,7 @@ class NpuProfiler(Settings):
     export_type: Literal["text", "db"] = "text"
     """The format of what the analysis writes: JSON and CSV, or a data base."""
     analysis: bool = True
-    """Make a trace and tables of the raw data when the interval ends, while the run waits. Without it, `torch_npu.profiler.analyse` does."""
+    """Make a trace and tables of the raw data when the interval ends, while the run waits; else `torch_npu.profiler.analyse` does."""
 
 
 class MemoryHistory(Settings):
@@ -52,7 +52,7 @@ class Profiler(Settings):
     """Which steps are recorded, with what, and on which ranks. Files go to the run's folder, under profile/."""
 
     tool: Literal["none", "torch", "npu", "nsys", "memory"] = "none"
-    """`torch`: torch.profiler. `npu`: torch_npu.profiler. `nsys`: a range for NVIDIA's Nsight Systems. `memory`: a snapshot of the allocator."""
+    """`torch`: torch.profiler. `npu`: torch_npu.profiler. `nsys`: Nsight Systems' range. `memory`: a snapshot of the allocator."""
     profile_interval: tuple[int, int] = OFF
     """The first and the last step that is recorded, counted from 1 over the whole run, both included. [-1, -1] records nothing."""
     warmup: int = Field(default=1, ge=0)
