@@ -17,10 +17,10 @@ def write(folder: Path) -> None:
 
 
 def made_run(folder: Path, name: str, *more: str, engine: str = "ddp") -> Request:
-    """6 steps of 4 rows, two micro-batches each."""
+    """6 steps of 2 rows, a micro-batch each."""
     overrides = [
         messages(folder / "rows.jsonl"),
-        *("data.global_batch_size=4", "data.micro_batch_size=1", "data.image={min_pixels:784,max_pixels:784}", "device.threads=1"),
+        *("data.global_batch_size=2", "data.micro_batch_size=1", "data.image={min_pixels:784,max_pixels:784}", "device.threads=1"),
         *("train={steps:6,epochs:null}", "optim.warmup_steps=2", f"run.dir={folder / name}", f"engine={engine}"),
     ]
     return request("rows", *overrides, *more)
@@ -42,7 +42,7 @@ def opened(path: Path) -> dict[str, Any]:
 def break_rules(trace: dict[str, Any]) -> list[str]:
     """Where a trace breaks the rules of the Trace Event Format: each event's kind, and what that kind must have."""
     needed = {"X": ("name", "pid", "tid", "ts", "dur"), "i": ("name", "pid", "tid", "ts"), "M": ("name", "pid", "args")}
-    needed |= {kind: ("id", "pid", "tid", "ts") for kind in "stf"}
+    needed |= dict.fromkeys("stf", ("id", "pid", "tid", "ts"))
     broken = []
     for event in trace["traceEvents"]:
         missing = [key for key in needed[event["ph"]] if key not in event]

@@ -66,7 +66,7 @@ def test_the_trace_keeps_the_formats_rules_and_names_the_runs_steps(trace: dict[
     for whole in annotations(trace, "train_batch"):
         parts = [one for one in annotations(trace, "data", "forward", "backward", "optimizer") if inside(one, whole)]
         order = [one["name"] for one in parts]
-        assert order == ["data", *["forward", "backward"] * 4, "optimizer", "optimizer"]
+        assert order == ["data", *["forward", "backward"] * 2, "optimizer", "optimizer"]
     assert {one["cname"] for one in annotations(trace, "forward")} != {one["cname"] for one in annotations(trace, "backward")}
     operations = {one["name"] for one in trace["traceEvents"] if one.get("cat") == "cpu_op"}
     assert {"aten::mm", "aten::addmm"} & operations
@@ -125,9 +125,9 @@ def test_flops_are_those_that_torch_counts_at_another_place(folder: Path, summar
     assert summary["flops_a_step"] == pytest.approx(sum(counts) / 2, rel=0.02)
 
 
-def test_the_memory_curve_begins_at_0_and_rises(summary: dict[str, Any]) -> None:
+def test_the_memory_curve_rises_above_where_it_began(summary: dict[str, Any]) -> None:
     seconds, level = zip(*summary["memory"], strict=True)
-    assert seconds[0] == 0
+    assert 0 <= seconds[0] < 1
     assert list(seconds) == sorted(seconds)
     assert 1e6 < max(level) < summary["peak_memory_bytes"]
 
@@ -249,11 +249,11 @@ class TestPromises:
 
         source = tmp_path / "raw.json"
         full = opened(folder / f"profiled/{STEM}.trace.json.gz")
-        many = [event | {"pid": place} for place in range(6) for event in full["traceEvents"]]
+        many = full["traceEvents"]
         source.write_text('{"traceEvents": ' + json.dumps(many) + "}")
-        packed = pack(source, tmp_path / "capped.json.gz", "cpu", 1)
+        packed = pack(source, tmp_path / "capped.json.gz", "cpu", [3, 4], 0.2)
         capped = opened(tmp_path / "capped.json.gz")
-        assert (tmp_path / "capped.json.gz").stat().st_size <= 10**6
+        assert (tmp_path / "capped.json.gz").stat().st_size <= 0.2 * 10**6
         assert break_rules(capped) == []
         assert packed.left_out == len(many) - len(capped["traceEvents"]) > 0
         assert len(annotations(capped, "")) == len([one for one in many if one.get("cat") == "user_annotation"])

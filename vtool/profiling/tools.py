@@ -132,7 +132,7 @@ class TorchTool:
             self.profile.export_chrome_trace(str(raw))
             if not raw.exists() or not raw.stat().st_size:  # on a full disk torch says nothing
                 raise OSError("torch has written no trace")
-            packed = pack(raw, trace, self.device.type, self.settings.max_trace_mb)
+            packed = pack(raw, trace, self.device.type, steps, self.settings.max_trace_mb)
         finally:
             raw.unlink(missing_ok=True)
         sums = self.profile.key_averages(group_by_input_shape=self.settings.record.shapes)

@@ -88,8 +88,8 @@ def _after_space(text: str, place: int) -> int:
     return place
 
 
-def pack(source: Path, target: Path, device: str, max_mb: int | None) -> Packed:
-    """Write a trace of torch's compressed, with the roles in their colours, and no larger than `max_mb` on the disk.
+def pack(source: Path, target: Path, device: str, steps: Sequence[int], max_mb: float | None) -> Packed:
+    """Write a trace of torch's compressed, of these steps, with the roles in their colours, and no larger than `max_mb` on the disk.
 
     Of one that is too large the shortest operations are left out, until it fits; names, steps and roles stay.
 
@@ -97,14 +97,16 @@ def pack(source: Path, target: Path, device: str, max_mb: int | None) -> Packed:
         ValueError: what torch wrote is not a trace.
         OSError: it cannot be written.
     """
-    durations, kept_all = _write(source, target, lambda _: True)
+    # Stopped between two steps, torch has begun the next one.
+    names = {f"ProfilerStep#{step}" for step in steps}
+    durations, kept_all = _write(source, target, partial(_is_of, names))
     with source.open(errors="replace") as file:
         seen = look(read_trace(file), device)
     kept, count = kept_all, len(durations)
     while max_mb is not None and (size := target.stat().st_size) > max_mb * 10**6 and count:
         count = int(count * min(0.9, 0.9 * max_mb * 10**6 / size))
         shortest = sorted(durations, reverse=True)[count - 1] if count else float("inf")
-        _, kept = _write(source, target, partial(_stays_or_lasts, shortest))
+        _, kept = _write(source, target, partial(_lasts, names, shortest))
     return Packed(seen, kept, kept_all - kept)
 
 
@@ -131,8 +133,12 @@ def _write(source: Path, target: Path, keep: Callable[[Event], bool]) -> tuple[l
     return durations, kept
 
 
-def _stays_or_lasts(shortest: float, event: Event) -> bool:
-    return _stays(event) or (_is_operation(event) and event["dur"] >= shortest)
+def _is_of(names: set[str], event: Event) -> bool:
+    return not _STEP.fullmatch(str(event.get("name", ""))) or event["name"] in names
+
+
+def _lasts(names: set[str], shortest: float, event: Event) -> bool:
+    return _is_of(names, event) and (_stays(event) or (_is_operation(event) and event["dur"] >= shortest))
 
 
 def _stays(event: Event) -> bool:
