@@ -25,7 +25,7 @@ from vtool.profiling.marks import Marks
 from vtool.profiling.peak import matmul_peak
 from vtool.profiling.start import behind, problems, recorded_before, unwritable
 from vtool.profiling.summary import StepTime, in_words, merged, rank_summary
-from vtool.profiling.tools import Recorded, Tool, TorchTool, make_tool
+from vtool.profiling.tools import Recorded, Tool, make_tool
 
 T = TypeVar("T")
 PLAIN = 100
@@ -266,19 +266,3 @@ def _free(folder: Path) -> str:
         return f"{shutil.disk_usage(folder).free / 2**20:.0f} MiB are free there"
     except OSError:
         return "the folder is gone"
-
-
-def read_back(profiler: Profiler) -> dict[str, Any]:
-    """What the live profiler does, by the settings that asked for it: of torch's object where there is one, of the schedule elsewhere."""
-    found: dict[str, Any] = {
-        "profiler.tool": "none" if profiler.tool is None else type(profiler.tool).__name__.removesuffix("Tool").lower()
-    }
-    if isinstance(profiler.tool, TorchTool) and profiler.tool.profile is not None:
-        live = profiler.tool.profile
-        found |= {
-            "profiler.record.shapes": live.record_shapes,
-            "profiler.record.stacks": live.with_stack,
-            "profiler.record.flops": live.with_flops,
-            "profiler.record.memory": live.profile_memory,
-        }
-    return found
