@@ -33,6 +33,7 @@ bench: .venv/installed-dev .venv/installed-bench  ## print the benchmarks: ratio
 	$(BIN)/python -m benchmarks.save
 	$(BIN)/python -m benchmarks.loop
 	$(BIN)/python -m benchmarks.packing
+	$(BIN)/python -m benchmarks.profiling
 	$(BIN)/python -m benchmarks.engines
 
 soak: export VTOOL_VLLM_PYTHON ?= $(wildcard $(CURDIR)/.vllm-venv/bin/python)

@@ -48,13 +48,17 @@ from vtool.data.chat import IGNORED
 from vtool.data.collate import Batch, collate
 from vtool.data.loss import summed_nll
 from vtool.devices import keep_freed_memory
+from vtool.engines.ranks import Ranks
 from vtool.models.build import build_model
+from vtool.profiling.profiler import open_profiler
+from vtool.training.checkpoint import Writer
 from vtool.training.display import Display
 from vtool.training.parameter_groups import build_optimizer
 from vtool.training.schedule import learning_rate
 from vtool.training.setup import Progress, Session
-from vtool.training.sft import _steps
+from vtool.training.sft import Watchers, _steps
 from vtool.training.stop import StopRequest
+from vtool.training.tracking import Trackers
 
 TURN = 5
 SHOWN = 25  # a step up to which the loss is the same to 6 digits; later, rounding leads the runs apart
@@ -174,7 +178,10 @@ class Work:
             tick(loss.item(), norm.item())
 
     def vtool(self, tick: Tick) -> None:
-        _steps(self.session, self.progress, StopRequest(), Ticking(self.session.total_steps, tick))
+        opened, ticking = self.session, Ticking(self.session.total_steps, tick)
+        writer = Writer(opened.folder.checkpoints, 1, asynchronous=False)
+        profiler = open_profiler(opened.run, Ranks(), opened.folder.path, self.progress.step, opened.total_steps, ticking.say)
+        _steps(opened, self.progress, Watchers(writer, StopRequest(), ticking, Trackers({}), profiler))
 
     def trainer(self, tick: Tick) -> None:
         self._trainer(Trainer, TrainingArguments(**self._arguments()), [{"rows": rows} for rows in self.rows], tick)

@@ -10,7 +10,11 @@ import zipfile
 from typing import Any
 
 PACKAGE = "torch_npu/npu"
-CALLED = ("device_count", "is_available", "manual_seed", "set_device")
+PROFILER = "torch_npu/profiler"
+CALLED = (
+    *("device_count", "is_available", "manual_seed", "set_device"),
+    *("synchronize", "current_stream", "reset_peak_memory_stats", "max_memory_allocated", "get_device_name"),
+)
 
 
 def recorded(wheel: zipfile.ZipFile) -> dict[str, Any]:
@@ -22,7 +26,60 @@ def recorded(wheel: zipfile.ZipFile) -> dict[str, Any]:
         "torch_npu": next(value for key, _, value in lines if key == "Version"),
         "requires": requires,
         "torch.npu": {name: _function(wheel, name) for name in CALLED},
+        "torch.npu.mstx": {name: _method(wheel, f"{PACKAGE}/mstx.py", "mstx", name) for name in ("range_start", "range_end")},
+        "torch_npu.profiler": {
+            "profile": _method(wheel, f"{PROFILER}/profiler.py", "profile", "__init__"),
+            "tensorboard_trace_handler": _method(wheel, f"{PROFILER}/profiler.py", None, "tensorboard_trace_handler"),
+            "_ExperimentalConfig": _method(wheel, f"{PROFILER}/experimental_config.py", "_ExperimentalConfig", "__init__"),
+        },
+        "torch_npu.profiler, names": {
+            name: _names(wheel, file, name)
+            for name, file in (
+                ("ProfilerLevel", "experimental_config.py"),
+                ("AiCMetrics", "experimental_config.py"),
+                ("ExportType", "experimental_config.py"),
+                ("ProfilerAction", "scheduler.py"),
+            )
+        },
+        "torch_npu.profiler, offered": _offered(wheel, f"{PROFILER}/__init__.py"),
+        "torch_npu.profiler.profile, set": _set(wheel, f"{PROFILER}/profiler.py", "profile"),
     }
+
+
+def _class(wheel: zipfile.ZipFile, file: str, name: str) -> ast.ClassDef:
+    return next(node for node in ast.parse(wheel.read(file)).body if isinstance(node, ast.ClassDef) and node.name == name)
+
+
+def _method(wheel: zipfile.ZipFile, file: str, owner: str | None, name: str) -> dict[str, str]:
+    """A method of a class, or a function of a file: its arguments without `self` and without types, which name what is not there."""
+    body = _class(wheel, file, owner).body if owner else ast.parse(wheel.read(file)).body
+    arguments = next(node for node in body if isinstance(node, ast.FunctionDef) and node.name == name).args
+    arguments.args = [one for one in arguments.args if one.arg != "self"]
+    for one in (*arguments.args, *arguments.kwonlyargs):
+        one.annotation = None
+    # Defaults that are names of the wheel's own stand as text.
+    arguments.defaults = [one if isinstance(one, ast.Constant) else ast.Constant(ast.unparse(one)) for one in arguments.defaults]
+    return {"file": file, "arguments": ast.unparse(arguments)}
+
+
+def _names(wheel: zipfile.ZipFile, file: str, owner: str) -> list[str]:
+    """What is set in a class's body."""
+    body = _class(wheel, f"{PROFILER}/{file}", owner).body
+    return [ast.unparse(node.targets[0]) for node in body if isinstance(node, ast.Assign)]
+
+
+def _set(wheel: zipfile.ZipFile, file: str, owner: str) -> list[str]:
+    """The attributes that a class's constructor sets."""
+    made = next(node for node in _class(wheel, file, owner).body if isinstance(node, ast.FunctionDef) and node.name == "__init__")
+    found = [node.targets[0] for node in ast.walk(made) if isinstance(node, ast.Assign)]
+    found += [node.target for node in ast.walk(made) if isinstance(node, ast.AnnAssign)]
+    return sorted({one.attr for one in found if isinstance(one, ast.Attribute)})
+
+
+def _offered(wheel: zipfile.ZipFile, file: str) -> list[str]:
+    """A package's `__all__`."""
+    body = ast.parse(wheel.read(file)).body
+    return next(ast.literal_eval(node.value) for node in body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__")
 
 
 def _function(wheel: zipfile.ZipFile, name: str) -> dict[str, str]:

@@ -49,6 +49,7 @@ def _train(loaded: object, config_yaml: str, command: str) -> None:
 
     from vtool.cli.common import print_findings
     from vtool.config.load import Loaded
+    from vtool.diagnostics import Findings
     from vtool.report import write_report
     from vtool.training.launch import launch
     from vtool.training.setup import Request
@@ -61,6 +62,8 @@ def _train(loaded: object, config_yaml: str, command: str) -> None:
         report = shlex.quote(str(write_report([outcome.folder], outcome.folder / "report.html")))
     except OSError as error:  # everything that took time to make is saved by now
         report = f"not written: {error}; free some space, then: vtool report {shlex.quote(str(outcome.folder))}"
+    if outcome.findings:
+        print_findings(Findings(outcome.findings))
     if outcome.signal is not None:
         name = signal.Signals(outcome.signal).name
         typer.echo(f"stopped by {name} after step {outcome.step} of {outcome.total_steps}; checkpoint saved")
@@ -71,6 +74,8 @@ def _train(loaded: object, config_yaml: str, command: str) -> None:
     for line in _result_lines(outcome.folder):
         typer.echo(line)
     typer.echo(f"report: {report}")
+    if any(finding.severity == "error" for finding in outcome.findings):
+        raise typer.Exit(1)
 
 
 def _result_lines(folder: object) -> list[str]:

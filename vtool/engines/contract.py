@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from vtool.config.read_back import Seen
 from vtool.engines.ranks import Ranks
+from vtool.engines.roles import Role, unmarked
 from vtool.models.adapters import Adapter
 
 B = TypeVar("B")
@@ -54,7 +55,13 @@ class Engine(Protocol):
     """Those of them that are trained."""
 
     def forward_backward(
-        self, batches: Sequence[B], nll: Callable[[Callable[..., Any], B], Tensor], supervised: int, *, every_parameter: bool
+        self,
+        batches: Sequence[B],
+        nll: Callable[[Callable[..., Any], B], Tensor],
+        supervised: int,
+        *,
+        every_parameter: bool,
+        role: Role = unmarked,
     ) -> list[float]:
         """Gradients of one global step.
 
@@ -64,6 +71,7 @@ class Engine(Protocol):
             supervised: N, over all ranks and micro-batches.
             every_parameter: whether each trainable parameter takes part in each micro-batch of each rank. Where it is false, those
                 that take part in none keep no gradient, and their weights and optimiser state stay as they are, to the byte.
+            role: what the engine does is done inside `role("forward")` and `role("backward")`, which sums gradients over ranks too.
 
         Returns:
             The summed NLL of each micro-batch of this rank.

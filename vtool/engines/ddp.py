@@ -18,6 +18,7 @@ from vtool.config.schema import Ddp as DdpSettings
 from vtool.engines import common
 from vtool.engines.contract import Group
 from vtool.engines.ranks import Ranks
+from vtool.engines.roles import Role, unmarked
 from vtool.models import read_back as models
 from vtool.models.adapters import Adapter
 
@@ -52,7 +53,13 @@ class Ddp:
             )
 
     def forward_backward(
-        self, batches: Sequence[B], nll: Callable[[Callable[..., Any], B], Tensor], supervised: int, *, every_parameter: bool
+        self,
+        batches: Sequence[B],
+        nll: Callable[[Callable[..., Any], B], Tensor],
+        supervised: int,
+        *,
+        every_parameter: bool,
+        role: Role = unmarked,
     ) -> list[float]:
         # DDP averages over ranks, and the sum is wanted: the loss is multiplied by the number of ranks.
         scale = self.ranks.world / supervised
@@ -62,15 +69,17 @@ class Ddp:
         for place, batch in enumerate(batches):
             last = place == len(batches) - 1
             with nullcontext() if self.parallel is None or (last and overlapped) else self.parallel.no_sync():
-                with self.autocast():
+                with role("forward"), self.autocast():
                     loss = nll(self.parallel or self.module, batch)
-                common.backward(loss * scale)
+                with role("backward"):
+                    common.backward(loss * scale)
             sums.append(loss.detach())
         if self.parallel is not None and not overlapped:
-            for parameter in self.parameters:
-                if parameter.grad is not None:
-                    dist.all_reduce(parameter.grad)
-                    parameter.grad /= self.ranks.world
+            with role("backward"):
+                for parameter in self.parameters:
+                    if parameter.grad is not None:
+                        dist.all_reduce(parameter.grad)
+                        parameter.grad /= self.ranks.world
         return torch.stack(sums).tolist()  # one wait for the device, after everything has been queued
 
     def clip_gradient(self, largest: float | None) -> float:

@@ -23,6 +23,7 @@ from vtool.config.schema import Fsdp2 as Fsdp2Settings
 from vtool.engines import common
 from vtool.engines.contract import Group
 from vtool.engines.ranks import Ranks
+from vtool.engines.roles import Role, unmarked
 from vtool.models import read_back as models
 from vtool.models.adapters import Adapter
 
@@ -67,15 +68,23 @@ class Fsdp2:
         self.optimizer = build_optimizer(module)
 
     def forward_backward(
-        self, batches: Sequence[B], nll: Callable[[Callable[..., Any], B], Tensor], supervised: int, *, every_parameter: bool
+        self,
+        batches: Sequence[B],
+        nll: Callable[[Callable[..., Any], B], Tensor],
+        supervised: int,
+        *,
+        every_parameter: bool,
+        role: Role = unmarked,
     ) -> list[float]:
         # Each forward pass gathers from all ranks: one that has fewer micro-batches takes its last one again, for a gradient of 0.
         passes = int(max(count for (count,) in self.ranks.all_gather([len(batches)])))
         sums = []
         for place in range(passes):
             own = place < len(batches)
-            loss = nll(self.module, batches[place] if own else batches[-1])
-            common.backward(loss * (1 / supervised if own else 0.0))
+            with role("forward"):
+                loss = nll(self.module, batches[place] if own else batches[-1])
+            with role("backward"):
+                common.backward(loss * (1 / supervised if own else 0.0))
             if own:
                 sums.append(loss.detach())
         if not loss.requires_grad:

@@ -25,8 +25,12 @@ SAMPLES = 24
 SAMPLE_SIDE = 256
 
 
-def finish(session: Session, progress: Progress) -> None:
+def finish(session: Session, progress: Progress, more: Sequence[str] = (), found: Sequence[Diagnostic] = ()) -> None:
     """Write `predictions.jsonl`, `samples/`, `export/` and, last, `result.json`.
+
+    Args:
+        more: rules that the run is held to besides those of every run.
+        found: what was found while it went on, without ending it.
 
     Raises:
         Findings: `ledger-mismatch`, or `run-folder-unwritable`; everything before it is saved.
@@ -37,7 +41,8 @@ def finish(session: Session, progress: Progress) -> None:
         scores = evaluate(session.engine, session.rows["test"], session.ledgers["test"].kept, session.run.evaluation)
     peak = max(int(value[0]) for value in session.ranks.all_gather([resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024]))
     weights = session.engine.model_state()
-    session.ranks.on_rank_zero(lambda: _write(session, progress, weights, ledger, scores, peak))
+    checks = dict.fromkeys(more, "passed") | {one.rule: "failed" for one in found}
+    session.ranks.on_rank_zero(lambda: _write(session, progress, weights, ledger, scores, peak, checks))
 
 
 def balance(session: Session, progress: Progress) -> dict[str, Any]:
@@ -70,7 +75,13 @@ def balance(session: Session, progress: Progress) -> dict[str, Any]:
 
 
 def _write(
-    session: Session, progress: Progress, weights: Mapping[str, Tensor], ledger: dict[str, Any], scores: Scores | None, peak_mib: int
+    session: Session,
+    progress: Progress,
+    weights: Mapping[str, Tensor],
+    ledger: dict[str, Any],
+    scores: Scores | None,
+    peak_mib: int,
+    checks: Mapping[str, str],
 ) -> None:
     folder = session.folder
     with folder.writing():
@@ -81,7 +92,9 @@ def _write(
             export(session.engine.module, weights, session.processor, run.model.family, folder.export)
         else:
             export_adapter(run.lora, weights, base_of(run, folder), session.processor, folder.export)
-        write_atomically(folder.result, json.dumps(_result(session, progress, ledger, scores, peak_mib), indent=1) + "\n")
+        result = _result(session, progress, ledger, scores, peak_mib)
+        result["checks"] |= checks
+        write_atomically(folder.result, json.dumps(result, indent=1) + "\n")
 
 
 def _result(session: Session, progress: Progress, ledger: dict[str, Any], scores: Scores | None, peak_mib: int) -> dict[str, Any]:

@@ -20,8 +20,10 @@ from vtool.data.packing import with_positions
 from vtool.devices import seed
 from vtool.diagnostics import Diagnostic
 from vtool.engines.ranks import Ranks, SharedFindings
+from vtool.engines.roles import Role, unmarked
 from vtool.evaluation.evaluate import evaluate
 from vtool.models.dummy import adding_dummy
+from vtool.profiling.profiler import Profiler, open_profiler
 from vtool.training.checkpoint import Snapshot, Writer
 from vtool.training.display import Display
 from vtool.training.finish import finish
@@ -31,6 +33,7 @@ from vtool.training.run_folder import RunFolder
 from vtool.training.setup import Progress, Request, Session, open_session
 from vtool.training.start import Start, find_start
 from vtool.training.stop import StopRequest
+from vtool.training.tracking import Trackers, open_trackers
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,19 @@ class Outcome:
     step: int
     total_steps: int
     signal: int | None = None
+    findings: tuple[Diagnostic, ...] = ()
+    """What went wrong beside the training, and did not end it: of the profiler and of trackers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Watchers:
+    """What goes along with the loop."""
+
+    writer: Writer
+    stop: StopRequest
+    display: Display
+    trackers: Trackers
+    profiler: Profiler
 
 
 def train(request: Request, ranks: Ranks) -> Outcome:
@@ -74,42 +90,52 @@ def _train(request: Request, folder: RunFolder, ranks: Ranks) -> Outcome:
         StopRequest() as stop,
         Writer(folder.checkpoints, settings.keep_last, asynchronous=settings.asynchronous) as writer,
         Display(progress.step, session.total_steps, silent=ranks.rank > 0) as display,
+        open_profiler(request.run, ranks, folder.path, progress.step, session.total_steps, display.say) as profiler,
+        open_trackers(request, folder.path, progress.step, ranks) as trackers,
     ):
-        signal = _steps(session, progress, writer, stop, display)
+        signal = _steps(session, progress, Watchers(writer, stop, display, trackers, profiler))
         ranks.on_rank_zero(writer.wait)
-    if signal is not None:
-        return Outcome(folder.path, "stopped", progress.step, session.total_steps, signal)
-    finish(session, progress)
-    return Outcome(folder.path, "finished", progress.step, session.total_steps)
+    found = (*profiler.verify(), *trackers.findings)
+    if signal is None:
+        finish(session, progress, profiler.checks, found)
+    return Outcome(folder.path, "stopped" if signal else "finished", progress.step, session.total_steps, signal, found)
 
 
-def _steps(session: Session, progress: Progress, writer: Writer, stop: StopRequest, display: Display) -> int | None:
+def _steps(session: Session, progress: Progress, watchers: Watchers) -> int | None:
     """The training loop. It ends after the last step, or after one before which any rank was asked to stop; then it returns the signal."""
-    run, ranks = session.run, session.ranks
+    run = session.run
     steps = range(progress.step + 1, session.total_steps + 1)
     loaded = load_steps(session.rows["train"], steps, session.micro_batches, run.data.workers)
     for step in steps:
-        began = time.perf_counter()
-        metrics, signal = _step(session, progress, step, next(loaded), stop)
-        progress.step = step
-        progress.seconds += time.perf_counter() - began
-        metrics["seconds"] = progress.seconds
-        if ranks.rank == 0:
-            append(session.folder.metrics, metrics)
-            display.step(metrics, time.perf_counter() - began)
+        role = watchers.profiler.begin(step)
+        with role("train_batch"):
+            began = time.perf_counter()
+            with role("data"):
+                batches = next(loaded)
+            metrics, signal = _step(session, progress, step, batches, watchers.stop, role)
+            progress.step = step
+            progress.seconds += time.perf_counter() - began
+            metrics["seconds"] = progress.seconds
+            if session.ranks.rank == 0:
+                append(session.folder.metrics, metrics)
+                watchers.trackers.log(metrics)
+                watchers.display.step(metrics, time.perf_counter() - began)
 
-        last = step == session.total_steps
-        if "validation" in session.rows and (last or _due(step, run.evaluation.every_steps)):
-            _validate(session, step, display)
-        if last or signal or _due(step, run.checkpoint.every_steps):
-            _save(session, progress, writer)
+            last = step == session.total_steps
+            if "validation" in session.rows and (last or _due(step, run.evaluation.every_steps)):
+                with role("evaluation"):
+                    _validate(session, step, watchers)
+            if last or signal or _due(step, run.checkpoint.every_steps):
+                with role("checkpoint"):
+                    _save(session, progress, watchers.writer)
+        watchers.profiler.end(metrics)
         if signal and not last:
             return signal
     return None
 
 
 def _step(
-    session: Session, progress: Progress, step: int, batches: Sequence[Batch], stop: StopRequest
+    session: Session, progress: Progress, step: int, batches: Sequence[Batch], stop: StopRequest, role: Role = unmarked
 ) -> tuple[dict[str, Any], int | None]:
     """One optimiser step over the global batch. Returns its metrics, and the signal by which any rank has been asked to stop."""
     run, ranks, engine, data = session.run, session.ranks, session.engine, session.engine.data
@@ -132,8 +158,10 @@ def _step(
         message = f"model.dummy_visual is never, but of the micro-batches of step {step} some have images and {lacking} have none"
         raise _failure(session, "micro-batch-without-image", message, text_only)
     dummy = wanted == "always" or (wanted == "auto" and images > 0)
-    sums = engine.forward_backward(batches, _nll(session, dummy=dummy), supervised, every_parameter=dummy or lacking == 0)
-    norm = engine.clip_gradient(run.optim.clip_norm)
+    nll = _nll(session, dummy=dummy)
+    sums = engine.forward_backward(batches, nll, supervised, every_parameter=dummy or lacking == 0, role=role)
+    with role("optimizer"):
+        norm = engine.clip_gradient(run.optim.clip_norm)
 
     # What each rank has done, not what it was meant to do: the rows counted are those that were in the batches.
     rows = [index for batch in batches for index in batch.indices]
@@ -147,7 +175,8 @@ def _step(
         raise _failure(session, "nonfinite-gradient", f"the gradient's norm in step {step} is {norm}, its loss {loss:.4g}", batches)
 
     lr = session.rate(step)
-    engine.optimizer_step(lr)
+    with role("optimizer"):
+        engine.optimizer_step(lr)
     trained = [int(row) for report in gathered for row in report[2:] if row >= 0]
     visits = progress.visits.numpy()
     np.add.at(visits, trained, 1)
@@ -176,7 +205,7 @@ def _nll(session: Session, *, dummy: bool) -> Callable[[Callable[..., Any], Batc
     return nll
 
 
-def _validate(session: Session, step: int, display: Display) -> None:
+def _validate(session: Session, step: int, watchers: Watchers) -> None:
     scores = evaluate(session.engine, session.rows["validation"], session.ledgers["validation"].kept, session.run.evaluation)
     if session.ranks.rank == 0:
         row = {
@@ -186,7 +215,8 @@ def _validate(session: Session, step: int, display: Display) -> None:
             "validation_samples": scores.samples,
         }
         append(session.folder.metrics, row)
-        display.say(f"step {step}: validation NLL {scores.nll:.4f}, exact match {scores.exact_match:.1%} of {scores.samples}")
+        watchers.trackers.log(row)
+        watchers.display.say(f"step {step}: validation NLL {scores.nll:.4f}, exact match {scores.exact_match:.1%} of {scores.samples}")
 
 
 def _save(session: Session, progress: Progress, writer: Writer) -> None:

@@ -16,7 +16,7 @@ from vtool.training.run_folder import RunFolder
 # Settings that may differ from one start of a run to the next: they do not change what is computed, but for rounding.
 FREE = (
     "launch.", "checkpoint.", "device.", "engine.", "run.dir", "run.name", "data.workers", "data.micro_batch_size",
-    "model.gradient_checkpointing",
+    "model.gradient_checkpointing", "profiler.", "tracking",
 )  # fmt: skip
 # What a split's ledger must have in common for a run to go on: the same rows, of which the same ones are used, of the same lengths.
 SAME_ROWS = ("rows", "kept", "tokens", "supervised_tokens", "images", "images_xxh3")

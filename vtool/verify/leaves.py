@@ -34,6 +34,8 @@ READ: dict[str, str] = {
 
 _DATA, _FOLDER, _HERE = "tests/data/test_encode.py::", "tests/training/test_run_folder.py::", "tests/training/test_read_back.py::"
 _CHECKPOINT = "tests/training/test_checkpoint.py::"
+_PROFILE, _ASKED, _NPU = (f"tests/profiling/test_{name}.py::" for name in ("profiler", "settings", "devices"))
+_TRACKED = "tests/training/test_tracking.py::"
 _EVALUATED = f"{_HERE}test_a_run_is_evaluated_when_and_as_it_is_asked"
 ACTS_LATER: dict[str, str] = {
     "run.name": f"{_FOLDER}test_settings_that_change_no_number_may_differ",
@@ -52,6 +54,20 @@ ACTS_LATER: dict[str, str] = {
     "device.numa": "tests/training/test_launch.py::test_torchrun_is_told_what_to_bind_processes_by",
     "checkpoint.keep_last": f"{_CHECKPOINT}test_only_the_newest_are_kept",
     "checkpoint.resume": f"{_FOLDER}test_a_run_can_begin_from_another_runs_checkpoint",
+    **dict.fromkeys(
+        ("profiler.tool", "profiler.profile_interval"), f"{_PROFILE}test_the_trace_keeps_the_formats_rules_and_names_the_runs_steps"
+    ),
+    "profiler.warmup": f"{_ASKED}test_the_tool_runs_in_its_warm_up_and_keeps_the_interval",
+    "profiler.ranks": f"{_ASKED}test_only_the_ranks_that_are_asked_for_record",
+    **{f"profiler.record.{name}": f"{_ASKED}test_torchs_profiler_has_what_is_asked" for name in ("shapes", "stacks", "flops", "memory")},
+    **{
+        f"profiler.npu.{name}": f"{_NPU}test_torch_npu_is_asked_for_what_the_settings_say_in_its_own_words"
+        for name in ("level", "aic_metrics", "export_type", "analysis")
+    },
+    "profiler.memory.max_entries": f"{_NPU}test_the_allocators_history_is_kept_and_its_curve_ends_at_what_is_allocated",
+    "profiler.max_trace_mb": f"{_PROFILE}test_a_trace_above_its_limit_is_capped_and_said",
+    "tracking.kind": f"{_TRACKED}test_tensorboard_reads_the_numbers_of_metrics_jsonl",
+    "tracking.project": f"{_TRACKED}test_wandb_keeps_the_run_in_its_folder_without_a_network",
     **dict.fromkeys(("evaluation.every_steps", "evaluation.batch_size", "evaluation.generate.max_new_tokens"), _EVALUATED),
 }
 """What has no object yet before the first step: by setting, the test that shows it acting."""

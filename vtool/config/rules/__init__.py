@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterator
 
 from vtool.config.origins import Origins
-from vtool.config.rules import data, device, ignored, lora, megatron, model, paths, training
+from vtool.config.rules import data, device, ignored, lora, megatron, model, paths, profiler, training
 from vtool.config.rules.rule import CrossField
 from vtool.config.schema import Run
 from vtool.diagnostics import Diagnostic
@@ -31,12 +31,18 @@ RULES: tuple[CrossField, ...] = (
     CrossField("not-built-on-engine", ("engine", "model", "device"), megatron.not_built),
     CrossField("not-built-on-engine", ("engine", "lora"), lora.dropout_on_megatron),
     CrossField("numa-unbound", ("device", "launch"), device.numa_binding),
+    CrossField("nothing-profiled", ("profiler",), profiler.nothing_profiled),
+    CrossField("profile-interval", ("profiler", "train"), profiler.interval),
+    CrossField("profiler-ranks", ("profiler", "launch"), profiler.ranks),
+    CrossField("profiler-device", ("profiler", "device"), profiler.device),
+    CrossField("npu-profiler-level", ("profiler",), profiler.npu_levels),
     CrossField("path-not-found", ("data",), paths.rows),
     CrossField("path-not-found", ("model",), paths.model),
     CrossField("path-not-found", ("checkpoint",), paths.resume),
     CrossField("ignored-setting", ("model",), ignored.size_of_a_folder),
     CrossField("ignored-setting", ("data", "evaluation"), ignored.evaluation_of_nothing),
     CrossField("ignored-setting", ("engine", "device"), ignored.offload_to_itself),
+    CrossField("ignored-setting", ("profiler",), profiler.unread),
     CrossField("ignored-setting", ("optim", "model"), lora.groups_of_frozen_parts),
 )
 

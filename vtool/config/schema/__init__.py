@@ -9,7 +9,9 @@ from vtool.config.schema.load_check import LoadCheck
 from vtool.config.schema.lora import Lora
 from vtool.config.schema.megatron import Megatron
 from vtool.config.schema.model import Freeze, Model
+from vtool.config.schema.profiler import Profiler
 from vtool.config.schema.run import Device, Launch, RunSettings
+from vtool.config.schema.tracking import TensorBoard, Tracker, Wandb
 from vtool.config.schema.training import Checkpoint, Ddp, Engine, Evaluation, Fsdp2, Generate, Optim, Part, Train
 
 
@@ -26,8 +28,11 @@ class Run(Settings):
     optim: Optim
     engine: Engine = Ddp(kind="ddp")
     device: Device = Device()
+    profiler: Profiler = Profiler()
     checkpoint: Checkpoint = Checkpoint()
     evaluation: Evaluation = Evaluation()
+    tracking: tuple[Tracker, ...] = ()
+    """Where the run's numbers go besides metrics.jsonl: a list of trackers. None of them can end a run."""
     train: Train
 
     @property
@@ -60,9 +65,13 @@ __all__ = [
     "Model",
     "Optim",
     "Part",
+    "Profiler",
     "Run",
     "RunSettings",
     "Settings",
     "Source",
+    "TensorBoard",
+    "Tracker",
     "Train",
+    "Wandb",
 ]

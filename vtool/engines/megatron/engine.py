@@ -35,6 +35,7 @@ from vtool.engines.megatron.pipeline import Stage, run_schedule
 from vtool.engines.megatron.shim import on_cpu, silence
 from vtool.engines.megatron.weights import from_megatron, hf_names, name_in_model, share_of
 from vtool.engines.ranks import Ranks, SharedFindings
+from vtool.engines.roles import Role, unmarked
 from vtool.models import read_back as models
 from vtool.models.adapters import Adapter, has_adapters, is_adapter, saved_name, scale_of
 
@@ -124,7 +125,13 @@ class Megatron:
         self._norm_group = self.groups.everyone if shares else self.groups.model
 
     def forward_backward(
-        self, batches: Sequence[B], nll: Callable[[Callable[..., Any], B], Tensor], supervised: int, *, every_parameter: bool
+        self,
+        batches: Sequence[B],
+        nll: Callable[[Callable[..., Any], B], Tensor],
+        supervised: int,
+        *,
+        every_parameter: bool,
+        role: Role = unmarked,
     ) -> list[float]:
         from megatron.core.distributed import finalize_model_grads
 
@@ -133,32 +140,35 @@ class Megatron:
         with on_cpu(self.ranks.device):
             for part in self.trained_parts:
                 part.zero()
-            sums = self._passes(batches, lambda batch: nll(self.module, batch), self._factor / supervised)
+            sums = self._passes(batches, lambda batch: nll(self.module, batch), self._factor / supervised, role)
             self.active = self.trained_parts
             if not every_parameter:
                 # Whether the tower has run is asked of all: where it ran on one rank, its gradients are those of all.
                 ran = any(report[0] for report in self.data.all_gather([self._tower_ran]))
                 self.active = [part for part in self.trained_parts if ran or part is language]
-            if language in self.active:
-                finalize_model_grads([language.ddp], None)
-            if tower in self.active:
-                tower.ddp.finish_grad_sync()
-                tower.average_over_tensor_ranks()
-            for part in self.active:
-                part.optimizer.prepare_grads()
+            with role("backward"):
+                if language in self.active:
+                    finalize_model_grads([language.ddp], None)
+                if tower in self.active:
+                    tower.ddp.finish_grad_sync()
+                    tower.average_over_tensor_ranks()
+                for part in self.active:
+                    part.optimizer.prepare_grads()
         return sums
 
-    def _passes(self, batches: Sequence[B], nll: Callable[[B], Tensor], factor: float) -> list[float]:
+    def _passes(self, batches: Sequence[B], nll: Callable[[B], Tensor], factor: float, role: Role) -> list[float]:
         """Forwards and backwards of all micro-batches; their NLLs. `factor`: what a loss is multiplied by."""
         no_sync = self.parts[0].ddp.no_sync if self.parts[0].ddp is not None else None
         if self.groups.stages.world > 1:
             gpt = self.module.model.language_model.gpt  # type: ignore[union-attr]
-            return run_schedule(self.stage, gpt, batches, nll, factor, no_sync)  # type: ignore[arg-type]
+            return run_schedule(self.stage, gpt, batches, nll, factor, no_sync, role)  # type: ignore[arg-type]
         sums = []
         for place, batch in enumerate(batches):
             with nullcontext() if place == len(batches) - 1 or no_sync is None else no_sync():
-                loss = nll(batch)
-                common.backward(loss * factor)
+                with role("forward"):
+                    loss = nll(batch)
+                with role("backward"):
+                    common.backward(loss * factor)
             sums.append(loss.detach())
         return torch.stack(sums).tolist()
 

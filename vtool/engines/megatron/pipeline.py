@@ -8,15 +8,16 @@ Outside training all stages are called with the same inputs at the same time, pa
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from vtool.engines.ranks import Ranks
+from vtool.engines.roles import Role, unmarked
 
 B = TypeVar("B")
 
@@ -122,8 +123,50 @@ def no_features(pixel_values: Tensor | None = None, image_grid_thw: Tensor | Non
     """What a stage behind the first makes of images. `generate` goes by the names of these arguments."""
 
 
+class Timers:
+    """What megatron-core's schedule tells of its passes: it starts and stops a timer around each, which marks that part of the step."""
+
+    PARTS: ClassVar = {"forward-compute": "forward", "backward-compute": "backward"}
+
+    def __init__(self, role: Role) -> None:
+        self._role = role
+        self._open: list[AbstractContextManager[Any]] = []
+
+    def __call__(self, name: str, log_level: int | None = None) -> "_Timer":
+        return _Timer(self, self.PARTS.get(name))
+
+    def begin(self, part: str) -> None:
+        self._open.append(self._role(part))
+        self._open[-1].__enter__()
+
+    def end(self) -> None:
+        self._open.pop().__exit__(None, None, None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Timer:
+    """What the schedule starts and stops; those of other things than passes do nothing."""
+
+    timers: Timers
+    part: str | None
+
+    def start(self, barrier: bool = False) -> None:
+        if self.part:
+            self.timers.begin(self.part)
+
+    def stop(self) -> None:
+        if self.part:
+            self.timers.end()
+
+
 def run_schedule(
-    stage: Stage, gpt: nn.Module, batches: Sequence[B], nll: Callable[[B], Tensor], factor: float, no_sync: Callable[[], Any] | None
+    stage: Stage,
+    gpt: nn.Module,
+    batches: Sequence[B],
+    nll: Callable[[B], Tensor],
+    factor: float,
+    no_sync: Callable[[], Any] | None,
+    role: Role = unmarked,
 ) -> list[float]:
     """Forwards and backwards of all micro-batches, in megatron-core's order.
 
@@ -132,6 +175,7 @@ def run_schedule(
         nll: the summed NLL of a micro-batch, on the last stage; elsewhere it ends with `Onward`.
         factor: what a loss is multiplied by in front of its backward pass.
         no_sync: megatron-core's DDP's; None where nothing of the language model is trained.
+        role: marks the schedule's passes. Between them, hidden states and their gradients go from stage to stage.
 
     Returns:
         The NLLs, on every stage.
@@ -140,6 +184,7 @@ def run_schedule(
 
     config: Any = gpt.config
     config.no_sync_func = no_sync
+    config.timers = None if role is unmarked else Timers(role)
     # With a number of tokens beside it, the schedule divides a loss by both of these, unless calculate_per_token_loss says otherwise.
     factor = factor if config.calculate_per_token_loss else factor * len(batches)
     one = torch.ones((), dtype=torch.int)

@@ -1,0 +1,144 @@
+"""Trackers, through their own libraries, and runs that outlive them."""
+
+import math
+import struct
+from collections.abc import Iterator, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.profiling.runs import made_run, write
+from tests.runs import read_lines
+from vtool.diagnostics import Findings
+from vtool.engines.ranks import Ranks
+from vtool.training import tracking
+from vtool.training.sft import train
+from vtool.training.tracking import Trackers, open_trackers
+
+
+def has(package: str) -> bool:
+    try:
+        return bool(metadata.version(package))
+    except metadata.PackageNotFoundError:
+        return False
+
+
+@pytest.mark.skipif(not has("tensorboard"), reason="not run: tensorboard is not installed")
+def test_tensorboard_reads_the_numbers_of_metrics_jsonl(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    write(tmp_path)
+    assert train(made_run(tmp_path, "run", "tracking=[{kind:tensorboard}]"), Ranks()).findings == ()
+    found = EventAccumulator(str(tmp_path / "run/tensorboard"))
+    found.Reload()
+    lines = [line for line in read_lines(tmp_path / "run/metrics.jsonl") if "loss" in line]
+    for name in ("loss", "lr", "grad_norm", "tokens"):
+        seen = [(event.step, event.value) for event in found.Scalars(name)]
+        assert seen == [(line["step"], pytest.approx(line[name], rel=1e-6)) for line in lines]
+
+
+@pytest.mark.skipif(not has("tensorboard"), reason="not run: tensorboard is not installed")
+def test_what_an_earlier_start_has_written_past_the_checkpoint_is_not_shown(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    write(tmp_path)
+    made = made_run(tmp_path, "run", "tracking=[{kind:tensorboard}]")
+    for begin, loss in ((0, 1.0), (2, 2.0)):
+        with open_trackers(made, tmp_path, begin, Ranks()) as trackers:
+            for step in range(begin + 1, 5):
+                trackers.log({"step": step, "loss": loss})
+    found = EventAccumulator(str(tmp_path / "tensorboard"))
+    found.Reload()
+    assert [(event.step, event.value) for event in found.Scalars("loss")] == [(1, 1.0), (2, 1.0), (3, 2.0), (4, 2.0)]
+
+
+@pytest.mark.skipif(not has("wandb"), reason="not run: wandb is not installed")
+def test_wandb_keeps_the_run_in_its_folder_without_a_network(tmp_path: Path) -> None:
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    write(tmp_path)
+    made = made_run(tmp_path, "run", "tracking=[{kind:wandb,project:mine}]")
+    with open_trackers(made, tmp_path, 0, Ranks()) as trackers:
+        trackers.log({"step": 1, "loss": 0.5})
+    assert trackers.findings == []
+    (file,) = (tmp_path / "wandb").glob("offline-run-*/*.wandb")
+    records = [Record.FromString(data) for data in entries(file.read_bytes())]
+    (run,) = [one.run for one in records if one.HasField("run")]
+    assert (run.project, run.display_name) == ("mine", "rows")
+    items = [item for one in records if one.HasField("history") for item in one.history.item]
+    assert ("loss", "0.5") in [(item.key or ".".join(item.nested_key), item.value_json) for item in items]
+
+
+def entries(data: bytes) -> Iterator[bytes]:
+    """The records of a wandb file: LevelDB's log format, behind a header of 7 bytes. A record's parts are of type 1 whole, or 2, 3…, 4."""
+    place, parts = 7, b""
+    while place + 7 <= len(data):
+        if 32768 - place % 32768 < 7:
+            place += 32768 - place % 32768
+            continue
+        _, length, kind = struct.unpack("<IHB", data[place : place + 7])
+        parts += data[place + 7 : place + 7 + length]
+        place += 7 + length
+        if kind in (1, 4):
+            yield parts
+            parts = b""
+
+
+class Breaks:
+    """A tracker whose disk is full."""
+
+    logged = 0
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        self.logged += 1
+        raise OSError("No space left on device")
+
+    def close(self) -> None:
+        raise AssertionError("it has been let go")
+
+
+class Keeps:
+    def __init__(self) -> None:
+        self.lines: list[tuple[int, Mapping[str, float]]] = []
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        self.lines.append((step, values))
+
+    def close(self) -> None:
+        pass
+
+
+def test_one_that_fails_is_said_once_and_the_others_go_on() -> None:
+    broken, kept = Breaks(), Keeps()
+    trackers = Trackers({"wandb": lambda: broken, "tensorboard": lambda: kept})
+    for step in (1, 2):
+        trackers.log({"step": step, "loss": math.nan, "lr": 0.5})
+    trackers.close()
+    assert broken.logged == 1
+    assert kept.lines == [(1, {"lr": 0.5}), (2, {"lr": 0.5})]
+    (found,) = trackers.findings
+    assert (found.rule, found.severity) == ("tracker-failed", "warning")
+    assert "No space left" in found.message
+
+
+def test_one_that_cannot_even_begin_is_said() -> None:
+    def make() -> Any:
+        raise RuntimeError("no account")
+
+    trackers = Trackers({"wandb": make})
+    trackers.log({"step": 1, "loss": 1.0})
+    assert [one.rule for one in trackers.findings] == ["tracker-failed"]
+
+
+def test_a_package_that_is_not_there_is_refused_before_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path)
+    (tmp_path / "wandb").mkdir()
+    monkeypatch.chdir(tmp_path)  # a folder of wandb's own name is no package
+    monkeypatch.setattr(tracking.metadata, "version", lambda name: (_ for _ in ()).throw(metadata.PackageNotFoundError(name)))
+    with (
+        pytest.raises(Findings, match=r"extra-not-installed.*wandb is not installed"),
+        open_trackers(made_run(tmp_path, "run", "tracking=[{kind:wandb}]"), tmp_path, 0, Ranks()),
+    ):
+        pass

@@ -1,0 +1,26 @@
+"""Settings `tracking`: where the numbers of metrics.jsonl go besides, for viewers that one has already."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from vtool.config.schema.base import Settings
+
+
+class TensorBoard(Settings):
+    """TensorBoard's own files, in the run's folder under tensorboard/."""
+
+    kind: Literal["tensorboard"]
+    """Which tracker."""
+
+
+class Wandb(Settings):
+    """Weights & Biases, offline: in the run's folder under wandb/, until `wandb sync` sends it."""
+
+    kind: Literal["wandb"]
+    """Which tracker."""
+    project: str = Field(default="vtool", min_length=1)
+    """The project that it is sent to."""
+
+
+Tracker = Annotated[TensorBoard | Wandb, Field(discriminator="kind")]

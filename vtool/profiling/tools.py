@@ -1,0 +1,323 @@
+"""The tools that record: each is started, told of every step's end, and stopped; then it writes its files."""
+
+import csv
+import itertools
+import os
+import pickle
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch.profiler import ProfilerAction, ProfilerActivity
+
+from vtool.config.schema.profiler import Profiler as Settings
+from vtool.devices.profiling import npu_profiler
+from vtool.profiling.trace import check_trace, pack
+
+TOP = 50
+"""Operations of the tables."""
+COLUMNS = ("name", "calls", "self_us", "total_us", "share", "flops", "shapes")
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """What a tool has written."""
+
+    files: tuple[Path, ...]
+    kernels: tuple[dict[str, Any], ...] = ()
+    """The operations that took the most time themselves, by `COLUMNS`: of the device, or of the CPU where that computes."""
+    flops: int | None = None
+    """Arithmetic of the recorded steps on this rank; None where it was not counted."""
+    memory: tuple[tuple[float, float], ...] = ()
+    """Seconds since the recording began, and bytes."""
+    memory_of: str = ""
+    left_out: int = 0
+    """Operations that are not in the trace, for its size."""
+
+
+class Tool(Protocol):
+    """What records. Its methods are called in this order, `step` after each step from the one in which it was started."""
+
+    def start(self, step: int) -> None:
+        """Before the first step of the warm-up, or of the interval; with that step's number."""
+
+    def step(self, ended: int) -> None:
+        """After a step, by its number."""
+
+    def stop(self) -> None:
+        """After the last step, or wherever the run ends."""
+
+    def write(self, stem: Path, steps: Sequence[int]) -> Recorded:
+        """Write what was recorded of these steps to files whose names begin so."""
+
+    def problem(self, path: Path, steps: Sequence[int]) -> str | None:
+        """What is wrong with a file that `write` has written; None where it is whole."""
+
+
+def make_tool(settings: Settings, device: torch.device, folder: Path, rank: int) -> Tool:
+    """The tool of `profiler.tool`."""
+    match settings.tool:
+        case "torch":
+            return TorchTool(settings, device)
+        case "npu":
+            return NpuTool(settings, folder, rank)
+        case "nsys":
+            return NsysTool()
+        case _:
+            return MemoryTool(settings, torch.get_device_module(device).memory)
+
+
+def actions(settings: Settings, kinds: Any) -> Callable[[int], Any]:
+    """The schedule of torch's profiler and of torch_npu's: what to do in a step, by its number in the run.
+
+    Args:
+        kinds: `ProfilerAction`, torch's or torch_npu's.
+    """
+    first, last = settings.profile_interval
+
+    def action(step: int) -> Any:
+        if step > last:
+            return kinds.NONE
+        if step < first:
+            return kinds.WARMUP
+        return kinds.RECORD if step < last else kinds.RECORD_AND_SAVE
+
+    return action
+
+
+def begin_at(profile: Any, step: int) -> None:
+    """Have a profile count steps as the run does: its trace names them, on a run that goes on too."""
+    profile.step_num = step
+    profile.current_action = profile.schedule(step)
+
+
+@dataclass(slots=True)
+class TorchTool:
+    """torch.profiler: the CPU and, on CUDA, the device's kernels."""
+
+    settings: Settings
+    device: torch.device
+    profile: Any = None
+    ready: bool = False
+
+    def start(self, step: int) -> None:
+        given = self.settings.record
+        activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self.device.type == "cuda" else [])]
+        self.profile = torch.profiler.profile(
+            activities=activities,
+            schedule=actions(self.settings, ProfilerAction),
+            on_trace_ready=self._ready,
+            record_shapes=given.shapes,
+            profile_memory=given.memory,
+            with_stack=given.stacks,
+            with_flops=given.flops,
+        )
+        begin_at(self.profile, step)
+        self.profile.start()
+
+    def step(self, ended: int) -> None:
+        self.profile.step()
+
+    def stop(self) -> None:
+        self.profile.stop()
+
+    def write(self, stem: Path, steps: Sequence[int]) -> Recorded:
+        if not self.ready:
+            raise RuntimeError("torch's profiler has not said that its trace is ready")
+        trace, text, table = (stem.with_name(f"{stem.name}.{ending}") for ending in ("trace.json.gz", "kernels.txt", "kernels.csv"))
+        raw = stem.with_name(f".writing-{stem.name}.json")
+        try:
+            self.profile.export_chrome_trace(str(raw))
+            if not raw.exists() or not raw.stat().st_size:  # on a full disk torch says nothing
+                raise OSError("torch has written no trace")
+            packed = pack(raw, trace, self.device.type, steps, self.settings.max_trace_mb)
+        finally:
+            raw.unlink(missing_ok=True)
+        sums = self.profile.key_averages(group_by_input_shape=self.settings.record.shapes)
+        rows = kernels(sums, self.device.type)
+        by = "self_device_time_total" if self.device.type == "cuda" else "self_cpu_time_total"
+        text.write_text(str(sums.table(sort_by=by, row_limit=TOP, max_name_column_width=80)) + "\n")
+        write_table(table, rows)
+        flops = sum(one.flops for one in sums) + packed.seen.attention_flops if self.settings.record.flops else None
+        of = "of tensors, over what was allocated before" if self.device.type == "cpu" else "of tensors on the device"
+        memory = packed.seen.memory if self.settings.record.memory else ()
+        return Recorded((trace, text, table), tuple(rows), flops, memory, of, packed.left_out)
+
+    def problem(self, path: Path, steps: Sequence[int]) -> str | None:
+        return check_trace(path, steps, self.device.type) if path.name.endswith(".trace.json.gz") else check_table(path)
+
+    def _ready(self, _: Any) -> None:
+        self.ready = True
+
+
+def kernels(sums: Any, device: str) -> list[dict[str, Any]]:
+    """The operations that took the most time themselves."""
+    own, whole = ("self_device_time_total", "device_time_total") if device == "cuda" else ("self_cpu_time_total", "cpu_time_total")
+    # A step and its parts are no operations: theirs is the time between these.
+    found = [one for one in sums if not one.is_user_annotation and getattr(one, own) > 0]
+    total = sum(getattr(one, own) for one in found) or 1.0
+    rows = []
+    for one in sorted(found, key=lambda one: -getattr(one, own))[:TOP]:
+        shapes = str(one.input_shapes) if one.input_shapes else ""
+        values = (
+            one.key,
+            one.count,
+            round(getattr(one, own), 3),
+            round(getattr(one, whole), 3),
+            getattr(one, own) / total,
+            one.flops,
+            shapes,
+        )
+        rows.append(dict(zip(COLUMNS, values, strict=True)))
+    return rows
+
+
+def write_table(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+    """A table as CSV."""
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS)
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def check_table(path: Path) -> str | None:
+    """What is wrong with a table; None where there is a line in it."""
+    with path.open(newline="") as file:
+        if path.suffix == ".csv":
+            rows = list(csv.DictReader(file))
+            return None if rows and all(row["self_us"] for row in rows) else "it has no operation"
+        return None if file.read().strip() else "it is empty"
+
+
+@dataclass(slots=True)
+class NpuTool:
+    """torch_npu.profiler. It catches its own errors and goes on, so that what it has written is all that tells."""
+
+    settings: Settings
+    folder: Path
+    rank: int
+    profile: Any = None
+
+    def start(self, step: int) -> None:
+        npu, given, own = npu_profiler(), self.settings.record, self.settings.npu
+        config = npu._ExperimentalConfig(
+            profiler_level=getattr(npu.ProfilerLevel, own.level.replace("level", "Level")),
+            aic_metrics=getattr(npu.AiCMetrics, own.aic_metrics or "AiCoreNone"),
+            mstx=True,  # the roles
+            export_type=getattr(npu.ExportType, own.export_type.capitalize()),
+        )
+        self.profile = npu.profile(
+            activities=[npu.ProfilerActivity.CPU, npu.ProfilerActivity.NPU],
+            schedule=actions(self.settings, npu.ProfilerAction),
+            on_trace_ready=npu.tensorboard_trace_handler(str(self.folder), f"rank-{self.rank}", own.analysis),
+            record_shapes=given.shapes,
+            profile_memory=given.memory,
+            with_stack=given.stacks,
+            with_flops=given.flops,
+            experimental_config=config,
+        )
+        begin_at(self.profile, step)
+        self.profile.start()
+
+    def step(self, ended: int) -> None:
+        self.profile.step()
+
+    def stop(self) -> None:
+        self.profile.stop()
+
+    def write(self, stem: Path, steps: Sequence[int]) -> Recorded:
+        found = sorted(self.folder.glob(f"rank-{self.rank}_*_ascend_pt"), key=lambda path: path.stat().st_mtime)
+        if not found:
+            raise RuntimeError(f"torch_npu's profiler has made no folder rank-{self.rank}_*_ascend_pt; its log says why")
+        target = stem.with_name(f"{stem.name}.ascend_pt")
+        os.rename(found[-1], target)
+        return Recorded((target,))
+
+    def problem(self, path: Path, steps: Sequence[int]) -> str | None:
+        if not any(path.glob("PROF_*")):
+            return "there is no PROF_* of the device in it; the environment may have another profiler, or ASCEND_RT_VISIBLE_DEVICES"
+        if not self.settings.npu.analysis:
+            return None
+        wanted = "trace_view.json" if self.settings.npu.export_type == "text" else "ascend_pytorch_profiler*.db"
+        made = [file for file in path.glob(f"ASCEND_PROFILER_OUTPUT/{wanted}") if file.stat().st_size]
+        return None if made else f"its analysis has made no ASCEND_PROFILER_OUTPUT/{wanted}; `torch_npu.profiler.analyse` makes it again"
+
+
+@dataclass(slots=True)
+class NsysTool:
+    """The range of Nsight Systems (`--capture-range=cudaProfilerApi`). Its file is nsys' own, and is written when that ends."""
+
+    started: bool = False
+
+    def start(self, step: int) -> None:
+        torch.cuda.profiler.start()  # type: ignore[no-untyped-call]
+        self.started = True
+
+    def step(self, ended: int) -> None:
+        pass
+
+    def stop(self) -> None:
+        if self.started:
+            torch.cuda.synchronize()
+            torch.cuda.profiler.stop()  # type: ignore[no-untyped-call]
+            self.started = False
+
+    def write(self, stem: Path, steps: Sequence[int]) -> Recorded:
+        return Recorded(())
+
+    def problem(self, path: Path, steps: Sequence[int]) -> str | None:
+        raise AssertionError("nsys promises no file of ours")
+
+
+@dataclass(slots=True)
+class MemoryTool:
+    """The device's allocator: what is allocated, and the history of it, for https://pytorch.org/memory_viz."""
+
+    settings: Settings
+    memory: Any
+    """`torch.cuda.memory`."""
+    recording: bool = field(default=False)
+    snapshot: Any = None
+
+    def start(self, step: int) -> None:
+        self.memory._record_memory_history(max_entries=self.settings.memory.max_entries)
+        self.recording = True
+
+    def step(self, ended: int) -> None:
+        pass
+
+    def stop(self) -> None:
+        self.snapshot = self.memory._snapshot()
+        if self.recording:
+            self.memory._record_memory_history(enabled=None)
+            self.recording = False
+
+    def write(self, stem: Path, steps: Sequence[int]) -> Recorded:
+        path = stem.with_name(f"{stem.name}.memory.pickle")
+        with path.open("wb") as file:
+            pickle.dump(self.snapshot, file)
+        return Recorded((path,), memory=curve(self.snapshot), memory_of="of tensors on the device")
+
+    def problem(self, path: Path, steps: Sequence[int]) -> str | None:
+        try:
+            with path.open("rb") as file:
+                segments = pickle.load(file)["segments"]
+        except (pickle.UnpicklingError, EOFError, KeyError) as error:
+            return f"it does not parse: {error}"
+        return None if segments else "the allocator has nothing in it"
+
+
+def curve(snapshot: Any, most: int = 400) -> tuple[tuple[float, float], ...]:
+    """Bytes over seconds of a snapshot's history. It ends at what is allocated at its end; of many points, the highest of each stretch."""
+    trace = [one for one in itertools.chain(*snapshot["device_traces"]) if one["action"] in ("alloc", "free_completed")]
+    changes = [(one["time_us"] / 1e6, one["size"] if one["action"] == "alloc" else -one["size"]) for one in trace]
+    now = sum(segment["allocated_size"] for segment in snapshot["segments"])
+    level = now - sum(change for _, change in changes)
+    points = []
+    for seconds, change in changes:
+        level += change
+        points.append((round(seconds - changes[0][0], 6), float(level)))
+    stretch = max(1, -(-len(points) // most))
+    return tuple(max(points[start : start + stretch], key=lambda point: point[1]) for start in range(0, len(points), stretch))

@@ -1,0 +1,127 @@
+"""What a run's profile says, from its `profile/summary.json`: the step's split, speeds, memory, and the operations that took longest."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vtool.report.run_files import number
+from vtool.report.views import Stat
+from vtool.report.words import number as in_words
+from vtool.report.words import percent
+
+PARTS = ("data", "forward", "backward", "optimizer", "evaluation", "checkpoint", "other")
+_WIDTH, _HEIGHT = 640, 150
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """One rank's step: its parts, each with its share of the step and its milliseconds a step."""
+
+    name: str
+    milliseconds: str
+    parts: tuple[tuple[str, float, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """One profile of a run."""
+
+    title: str
+    about: str
+    stats: tuple[Stat, ...]
+    bars: tuple[Bar, ...]
+    kernels: tuple[tuple[str, str, str, str, float], ...]
+    """Name, calls, own milliseconds, share in words, share. Of the first rank."""
+    kernels_of: str
+    memory: str | None
+    """The points of a line in `memory_box`."""
+    memory_peak: str
+    memory_of: str
+    files: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """All profiles of a run."""
+
+    intervals: tuple[Interval, ...]
+    damaged: bool = False
+
+
+def read_profile(folder: Path) -> Profile | None:
+    """A run's profiles; None where it has none."""
+    path = folder / "profile" / "summary.json"
+    try:
+        found = json.loads(path.read_text(encoding="utf-8", errors="replace"))
+        return Profile(tuple(_interval(one) for one in found["intervals"]))
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, OSError):
+        return Profile((), damaged=True)
+
+
+def _interval(found: Mapping[str, Any]) -> Interval:
+    ranks: Mapping[str, Mapping[str, Any]] = found["ranks"]
+    first_rank, first = next(iter(ranks.items()))
+    begin, end = found["steps"]
+    steps = f"Step {begin}" if begin == end else f"Steps {begin} to {end}"
+    curve = [(float(seconds), float(level)) for seconds, level in first["memory"]]
+    notes = [] if found["asked"] == found["steps"] else [f"Asked for were steps {found['asked'][0]} to {found['asked'][1]}."]
+    capped = [f"rank {rank}: {one['left_out_of_trace']:,} operations" for rank, one in ranks.items() if one["left_out_of_trace"]]
+    notes += [f"Left out of the trace for its size, the shortest ones: {'; '.join(capped)}."] if capped else []
+    return Interval(
+        steps,
+        f"recorded by {found['tool']} on {found['world']} rank{'s' * (found['world'] > 1)}, {found['device']}, {found['dtype']}",
+        tuple(_stats(first, ranks)),
+        tuple(_bar(f"rank {rank}", one) for rank, one in ranks.items()),
+        tuple(_kernel(row) for row in first["kernels"]),
+        f"rank {first_rank}",
+        _line(curve) if len(curve) > 1 else None,
+        _mebibytes(max(level for _, level in curve)) if curve else "",
+        str(first["memory_is"]),
+        tuple(name for one in ranks.values() for name in one["files"]),
+        tuple(notes),
+    )
+
+
+def _stats(first: Mapping[str, Any], ranks: Mapping[str, Mapping[str, Any]]) -> list[Stat]:
+    recorded, plain = number(first, "seconds_a_step"), number(first, "seconds_a_step_before")
+    slower = f"{1000 * plain:.3g} ms before, unrecorded" if plain else "while it is recorded"
+    mfu, peak = number(first, "mfu"), number(first, "peak_flops_per_second")
+    against = f"of {peak / 1e9:,.0f} GFLOP/s, the best matrix product here" if peak else ""
+    of = str(first["speeds_are_of"])
+    memory = max(number(one, "peak_memory_bytes") or 0 for one in ranks.values())
+    return [
+        Stat("Seconds a step", None if recorded is None else f"{1000 * recorded:.3g} ms", slower),
+        Stat("Tokens a second", in_words(number(first, "tokens_per_second")), of),
+        Stat("Samples a second", in_words(number(first, "samples_per_second"))),
+        Stat("MFU", None if mfu is None else percent(mfu), against if mfu is not None else str(first["mfu_why"])),
+        Stat("Peak memory", _mebibytes(memory), str(first["peak_memory_is"])),
+    ]
+
+
+def _bar(name: str, one: Mapping[str, Any]) -> Bar:
+    split = {part: float(one["split"].get(part, 0.0)) for part in PARTS}
+    whole, steps = sum(split.values()) or 1.0, len(one["steps"])
+    parts = [(part, value / whole, f"{1000 * value / steps:.3g} ms") for part, value in split.items() if value / whole >= 0.0005]
+    return Bar(name, f"{1000 * sum(split.values()) / steps:.3g} ms a step", tuple(parts))
+
+
+def _kernel(row: Mapping[str, Any]) -> tuple[str, str, str, str, float]:
+    name = str(row["name"]) + (f" {row['shapes']}" if row.get("shapes") else "")
+    return name, f"{int(row['calls']):,}", f"{float(row['self_us']) / 1000:,.3g}", percent(float(row["share"])), float(row["share"])
+
+
+def _line(curve: Sequence[tuple[float, float]]) -> str:
+    """The curve as the points of an SVG polyline."""
+    seconds = max(at for at, _ in curve) or 1.0
+    low, high = min(0.0, *(level for _, level in curve)), max(level for _, level in curve)
+    span = (high - low) or 1.0
+    return " ".join(f"{_WIDTH * at / seconds:.1f},{_HEIGHT * (1 - (level - low) / span):.1f}" for at, level in curve)
+
+
+def _mebibytes(value: float) -> str:
+    return f"{in_words(round(value / 2**20))} MiB"

@@ -1,0 +1,135 @@
+"""`tracking`: the lines of metrics.jsonl, given to viewers through their own libraries. A tracker that fails is let go, and said once."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Protocol
+
+from vtool.config.schema import TensorBoard, Tracker, Wandb
+from vtool.diagnostics import Diagnostic
+from vtool.engines.ranks import Ranks, SharedFindings
+from vtool.training.setup import Request
+
+
+class Sink(Protocol):
+    """One tracker at work."""
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Take the numbers of a step."""
+
+    def close(self) -> None:
+        """Write what is left."""
+
+
+class _TensorBoard:
+    def __init__(self, folder: Path, step: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        # What an earlier start has written past the step that the run goes on from is not shown.
+        self._writer: Any = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1 if step else None)
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class _Wandb:
+    def __init__(self, settings: Wandb, request: Request, folder: Path) -> None:
+        import wandb
+
+        (folder / "wandb").mkdir(exist_ok=True)
+        # The same run after each start: `wandb sync` puts them together by its id.
+        name = request.run.run.name
+        self._run: Any = wandb.init(
+            project=settings.project,
+            name=name,
+            id=_fit(f"{name}-{request.run.run.seed}"),
+            dir=str(folder),
+            mode="offline",
+            config=dict(request.effective),
+            settings=wandb.Settings(silent=True, console="off"),
+        )
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        self._run.log(dict(values), step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+def _installed(package: str) -> bool:
+    """Not `find_spec`: a folder wandb/, which wandb itself makes where it is run, looks like a package."""
+    try:
+        metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def _fit(name: str) -> str:
+    """A name without the characters that an id of wandb's must not have."""
+    return "".join("-" if letter in "/\\#?%:" else letter for letter in name)[:128]
+
+
+class Trackers:
+    """All trackers of a run, on rank 0. `findings`: one of each that has failed."""
+
+    def __init__(self, makers: Mapping[str, Callable[[], Sink]]) -> None:
+        self.findings: list[Diagnostic] = []
+        self._sinks: dict[str, Sink] = {}
+        for kind, make in makers.items():
+            with self._kept_from_the_run(kind):
+                self._sinks[kind] = make()
+
+    def log(self, metrics: Mapping[str, Any]) -> None:
+        """A line of metrics.jsonl. Numbers that are not finite are left out: not every viewer takes them."""
+        values = {name: float(value) for name, value in metrics.items() if name != "step" and math.isfinite(value)}
+        for kind, sink in list(self._sinks.items()):
+            with self._kept_from_the_run(kind):
+                sink.log(metrics["step"], values)
+
+    def close(self) -> None:
+        """Write what is left."""
+        for kind, sink in list(self._sinks.items()):
+            with self._kept_from_the_run(kind):
+                sink.close()
+
+    @contextmanager
+    def _kept_from_the_run(self, kind: str) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            self._sinks.pop(kind, None)
+            first = (str(error).splitlines() or [""])[0]
+            self.findings.append(Diagnostic("tracker-failed", f"{kind}: {type(error).__name__}: {first}", parameter="tracking"))
+
+
+@contextmanager
+def open_trackers(request: Request, folder: Path, step: int, ranks: Ranks) -> Iterator[Trackers]:
+    """The trackers of a run that goes on after `step`; closed however it ends.
+
+    Raises:
+        SharedFindings: `extra-not-installed`.
+    """
+    wanted: Sequence[Tracker] = request.run.tracking
+    missing = [
+        Diagnostic("extra-not-installed", f"tracking: {one.kind} is not installed", "pip install 'vtool[trackers]'", "tracking")
+        for one in wanted
+        if not _installed(one.kind)
+    ]
+    if missing:
+        raise SharedFindings(missing)
+
+    def maker(one: Tracker) -> Callable[[], Sink]:
+        return (lambda: _TensorBoard(folder, step)) if isinstance(one, TensorBoard) else (lambda: _Wandb(one, request, folder))
+
+    trackers = Trackers({one.kind: maker(one) for one in wanted} if ranks.rank == 0 else {})
+    try:
+        yield trackers
+    finally:
+        trackers.close()
