@@ -133,9 +133,9 @@ def main() -> None:
         recording = _recording(turns, Path(folder))
         loops: Mapping[str, Callable[[], float]] = {
             "without": turns.without,
-            "off": lambda: turns.profiled(_profiler(turns, Path(folder))),
-            "before": lambda: turns.profiled(_profiler(turns, Path(folder), progress.step + 10**6)),
-            "after": lambda: turns.profiled(_profiler(turns, Path(folder), 1)),
+            "off": _profiled(turns, Path(folder)),
+            "before": _profiled(turns, Path(folder), 10**6),
+            "after": _profiled(turns, Path(folder), 1),
         }
         seconds: dict[str, list[float]] = {name: [] for name in loops}
         names = list(loops)
@@ -146,15 +146,15 @@ def main() -> None:
     _print(seconds, recording, rounds)
 
 
-def _profiler(turns: Turns, folder: Path, first: int | None = None) -> Profiler:
-    """Off; or of an interval that begins with step `first`."""
+def _profiled(turns: Turns, folder: Path, first: int | None = None) -> Callable[[], float]:
+    """Turns with the profiler off; or with an interval that begins with step `first`."""
     last = 2 + (first or 0)
     chosen = ("profiler=torch", f"profiler.profile_interval=[{first},{last}]", "profiler.warmup=0", "train.steps=9999999")
     run = request("digits", *(chosen if first else ())).run
     if first == 1:  # its trace was written by `_recording`
         (folder / "profile").mkdir(exist_ok=True)
         (folder / "profile/rank-0-steps-1-3.trace.json.gz").touch()
-    return open_profiler(run, Ranks(), folder, turns.progress.step, 10**9, lambda _: None)
+    return lambda: turns.profiled(open_profiler(run, Ranks(), folder, turns.progress.step, 10**9, lambda _: None))
 
 
 def _recording(turns: Turns, folder: Path) -> float:
