@@ -58,12 +58,22 @@ class Unsaved(Writer):
         pass
 
 
+class Timed(Display):
+    """Knows when a step was last shown: what a turn's end does besides is no part of it."""
+
+    shown = 0.0
+
+    def step(self, metrics: Mapping[str, Any], step_seconds: float) -> None:
+        super().step(metrics, step_seconds)
+        self.shown = time.process_time()
+
+
 class Turns:
     """One session, of which each contender takes some steps in its turn."""
 
     def __init__(self, opened: Session, progress: Progress, folder: Path) -> None:
         self.session, self.progress = opened, progress
-        self.display = Display(0, 1, silent=True)
+        self.display = Timed(0, 1, silent=True)
         self.writer = Unsaved(folder / "none", 1, asynchronous=False)
 
     def without(self) -> float:
@@ -81,14 +91,14 @@ class Turns:
             metrics["seconds"] = self.progress.seconds
             append(opened.folder.metrics, metrics)
             self.display.step(metrics, time.perf_counter() - since)
-        return (time.process_time() - began) / TURN
+        return (self.display.shown - began) / TURN
 
     def profiled(self, profiler: Profiler) -> float:
         part = replace(self.session, total_steps=10**9)  # no turn's last step is the run's
         stop = StopsAfter(TURN)
         began = time.process_time()
         _steps(part, self.progress, Watchers(self.writer, stop, self.display, Trackers({}), profiler))
-        return (time.process_time() - began) / TURN
+        return (self.display.shown - began) / TURN
 
 
 class StopsAfter(StopRequest):
@@ -105,7 +115,7 @@ class StopsAfter(StopRequest):
 
     @signal.setter
     def signal(self, _: int | None) -> None:
-        self.left += 1  # the constructor sets it
+        pass  # the constructor sets it
 
 
 def main() -> None:
@@ -123,9 +133,9 @@ def main() -> None:
         recording = _recording(turns, Path(folder))
         loops: Mapping[str, Callable[[], float]] = {
             "without": turns.without,
-            "off": lambda: turns.profiled(_profiler(turns, Path(folder))),
-            "before": lambda: turns.profiled(_profiler(turns, Path(folder), progress.step + 10**6)),
-            "after": lambda: turns.profiled(_profiler(turns, Path(folder), 1)),
+            "off": _profiled(turns, Path(folder)),
+            "before": _profiled(turns, Path(folder), 10**6),
+            "after": _profiled(turns, Path(folder), 1),
         }
         seconds: dict[str, list[float]] = {name: [] for name in loops}
         names = list(loops)
@@ -136,14 +146,15 @@ def main() -> None:
     _print(seconds, recording, rounds)
 
 
-def _profiler(turns: Turns, folder: Path, first: int | None = None) -> Profiler:
-    """Off; or of an interval that begins with step `first`."""
-    chosen = ("profiler=torch", f"profiler.profile_interval=[{first},{first + 2}]", "profiler.warmup=0", "train.steps=9999999")
+def _profiled(turns: Turns, folder: Path, first: int | None = None) -> Callable[[], float]:
+    """Turns with the profiler off; or with an interval that begins with step `first`."""
+    last = 2 + (first or 0)
+    chosen = ("profiler=torch", f"profiler.profile_interval=[{first},{last}]", "profiler.warmup=0", "train.steps=9999999")
     run = request("digits", *(chosen if first else ())).run
     if first == 1:  # its trace was written by `_recording`
         (folder / "profile").mkdir(exist_ok=True)
         (folder / "profile/rank-0-steps-1-3.trace.json.gz").touch()
-    return open_profiler(run, Ranks(), folder, turns.progress.step, 10**9, lambda _: None)
+    return lambda: turns.profiled(open_profiler(run, Ranks(), folder, turns.progress.step, 10**9, lambda _: None))
 
 
 def _recording(turns: Turns, folder: Path) -> float:

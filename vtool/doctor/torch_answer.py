@@ -71,8 +71,10 @@ def _ask(environment: Mapping[str, str], seconds: float) -> TorchAnswer:
         )
     except subprocess.TimeoutExpired:
         return TorchAnswer(error=f"it has not come back within {seconds:g} seconds")
-    if done.returncode == 0:
-        found = json.loads(done.stdout.splitlines()[-1])
+    # torch_npu may have more to say at its end than our answer.
+    answers = [line for line in done.stdout.splitlines() if line.startswith('{"version"')]
+    if done.returncode == 0 and answers:
+        found = json.loads(answers[-1])
         return TorchAnswer(found["version"], tuple(found["cuda"]), tuple(found["npu"]), found["npu_error"])
     said = [line.strip() for line in done.stderr.splitlines() if line.strip()]
     ended = f"it was ended by signal {-done.returncode}" if done.returncode < 0 else f"it ended with status {done.returncode}"

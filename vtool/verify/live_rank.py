@@ -100,8 +100,9 @@ def open_small_session(task: Task, folder: Path, ranks: Ranks) -> Session:
     entries = {"train": run.data.train, "validation": run.data.validation, "test": run.data.test}
     sources = {split: Rows(entry if all(map(_opened, entry)) else ()) for split, entry in entries.items() if entry}
     rows = {split: EncodedRows(source, processor, run.data) for split, source in sources.items()}
-    # Enough rows for the warm-up: how many of the real ones can be used, only their audit tells.
-    count = run.data.global_batch_size * (run.optim.warmup_steps + 8)
+    # Of epochs, enough rows for the warm-up: how many of the real ones can be used, only their audit tells.
+    steps_an_epoch = 1 if run.train.steps else 8 + run.optim.warmup_steps // (run.train.epochs or 1)
+    count = run.data.global_batch_size * steps_an_epoch
     plan = Plan(count, run.data.global_batch_size, run.run.seed)
     ledger = Ledger((), count, tuple(range(count)), (), (1,) * count, (), 0, 0, 0, 0, (), "")
     steps = count_steps(run, plan)

@@ -265,7 +265,7 @@ def _unread(theirs: _Theirs) -> Iterator[Diagnostic]:
 
 def _unknown(theirs: _Theirs) -> Iterator[Diagnostic]:
     for name in theirs.given:
-        if name in NAMES or in_a_group(name) or name.startswith((_DDP, _TRANSFORMER)):
+        if name in NAMES or in_a_group(name) or name in (_DDP, _TRANSFORMER) or name.startswith((f"{_DDP}.", f"{_TRANSFORMER}.")):
             continue
         theirs.judged.add(name)
         close = near(name, sorted(NAMES)) or [one for one in sorted(NAMES) if one.rpartition(".")[2] == name.rpartition(".")[2]]
