@@ -51,7 +51,7 @@ def test_this_machine_runs_what_the_tests_run(here: tuple[int, str, str]) -> Non
     code, out, _ = here
     assert code == 0
     lines = [line.split(maxsplit=2) for line in out.splitlines() if line.startswith("  ")]
-    states = {words[0]: words[1] for words in lines if len(words) > 1}
+    states = {words[0]: words[1] for words in reversed(lines) if len(words) > 1}  # the first is this interpreter's own
     assert states["torch"] == metadata.version("torch")
     assert states["transformers"] == metadata.version("transformers")
     assert states["cpu"] == "usable"
