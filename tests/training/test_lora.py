@@ -218,7 +218,11 @@ def test_a_base_is_held_to_its_weights_of_either_kind_and_to_its_config(tmp_path
     model, run_folder = tmp_path / "model", RunFolder(tmp_path / "run")
     for path in (model, run_folder.path):
         path.mkdir()
-    files = {"config.json": b'{"model_type": "qwen2_5_vl", "vision_config": {}}', weights: b"weights", "training_args.bin": b"of another tool"}
+    files = {
+        "config.json": b'{"model_type": "qwen2_5_vl", "vision_config": {}}',
+        weights: b"weights",
+        "training_args.bin": b"of another tool",
+    }
     for name, content in files.items():
         (model / name).write_bytes(content)
     run = request("digits_lora", f"model.path={model}", "model.size=null").run
