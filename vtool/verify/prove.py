@@ -4,7 +4,6 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -123,12 +122,16 @@ def not_computed(rule: str, error: Exception) -> Proof:
 
 
 def _in_processes(task: ProveTask) -> list[Proof]:
-    """On the recipe's engine. What the first process says; if it says nothing, why the first that has ended did."""
-    told = run_processes("vtool.verify.prove_rank", task, PROCESSES, lambda proofs: any(proof.reason == "" and proof.state == "failed" for proof in proofs))
-    if told and isinstance(told[0], list):
-        return told[0]
-    how = next((f"process {rank} {one.how}" for rank, one in enumerate(told) if isinstance(one, Ended)), "no process has answered")
-    other = next((one for one in told[1:] if isinstance(one, list) and one), None)
-    if other:
-        return other
-    return [Proof(rule, "", "failed", finding=Diagnostic(rule, f"could not be computed: {how}")) for rule in task.rules]
+    """On the recipe's engine. What the first process says; where it has lost another one, what became of that."""
+    told = run_processes("vtool.verify.prove_rank", task, PROCESSES, lambda proofs: len(proofs) < len(task.rules))
+    ended = [f"process {rank} {one.how}" for rank, one in enumerate(told) if isinstance(one, Ended)]
+    # A rank that raises ends at once, and its peers then raise because they have lost it: the first cause is the shortest list of proofs.
+    lists = [one for one in told if isinstance(one, list)]
+    said = min(lists, key=lambda one: (len(one), bool(one and one[-1].finding and "gloo" in one[-1].finding.message)), default=[])
+    proofs = (told[0] if len(said) == len(task.rules) else said)[: len(task.rules)]
+    if len(proofs) < len(task.rules) and (not proofs or proofs[-1].finding is None or ended):
+        why = ended[0] if ended else "no process has answered"
+        proofs = [proof for proof in proofs if proof.state == "passed"]
+        rule = task.rules[len(proofs)]
+        proofs.append(Proof(rule, "", "failed", finding=Diagnostic(rule, f"could not be computed: {why}")))
+    return proofs + [Proof(rule, "", "not-run", reason="the proof before it could not be computed") for rule in task.rules[len(proofs) :]]

@@ -45,7 +45,9 @@ def label_masks(ground: Ground) -> Proof:
             decoded = tokenizer.decode(kept, skip_special_tokens=False, clean_up_tokenization_spaces=False)
             same = text.startswith(decoded) if sample.truncated else text == decoded
             if not same:
-                return failed(rule, what, f"{row.id}: what is supervised is not what the answers are", expected=repr(text), seen=repr(decoded))
+                return failed(
+                    rule, what, f"{row.id}: what is supervised is not what the answers are", expected=repr(text), seen=repr(decoded)
+                )
     if len(untold) == len(ground.rows):
         return Proof(rule, what, "not-run", reason=untold[0])
     return Proof(rule, what, "passed", 0.0, 0.0)
@@ -137,7 +139,9 @@ def rows_lost(ground: Ground) -> Proof:
             ]
             if sorted(seen) != list(range(PLANNED)):
                 twice, never = len(seen) - len(set(seen)), PLANNED - len(set(seen))
-                message = f"epoch {epoch + 1} on {world} ranks: of {PLANNED} rows {never} are in no batch, and {twice} are in one more than once"
+                message = (
+                    f"epoch {epoch + 1} on {world} ranks: of {PLANNED} rows {never} are in no batch, and {twice} are in one more than once"
+                )
                 return failed(rule, what, message)
     if orders[0] == orders[1]:
         return failed(rule, what, "the second epoch has its rows in the order of the first")

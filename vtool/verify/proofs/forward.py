@@ -48,7 +48,9 @@ def padding(ground: Ground, alone: Mapping[str, Tensor], allowed: Allowed) -> Pr
     right = forward(session, ground.batch(session, range(len(ground.rows))))
     prompts = [Prompt(one.index, one.input_ids, one.pixel_values, one.image_grid_thw, "") for one in ground.samples]
     with torch.no_grad():
-        left = session.engine.module(**collate_prompts(prompts, ground.processor, ground.run.data.drop_model_inputs), use_cache=False).logits
+        left = session.engine.module(
+            **collate_prompts(prompts, ground.processor, ground.run.data.drop_model_inputs), use_cache=False
+        ).logits
     found = []
     for place, length in enumerate(ground.lengths):
         name = reference.row_name(place)
@@ -121,7 +123,9 @@ def written_in_place(ground: Ground) -> Proof:
         if watch.written:
             operation, origin = watch.written[0]
             where = f"{origin.file}:{origin.line}: " if origin else ""
-            message = f"{where}{operation} writes into the embeddings, which the embedding layer's backward pass, or a view of them, may need"
+            message = (
+                f"{where}{operation} writes into the embeddings, which the embedding layer's backward pass, or a view of them, may need"
+            )
             return Proof(rule, what, "failed", finding=Diagnostic(rule, message, origin=origin))
     return Proof(rule, what, "passed", 0.0, 0.0)
 

@@ -28,6 +28,7 @@ from vtool.models.processor import Processor, new_processor
 from vtool.training.run_folder import RunFolder
 from vtool.training.setup import Progress, Session, build_engine, prepare_model
 from vtool.verify.live_rank import keep_flags
+from vtool.verify.proved import PROCESSES
 from vtool.verify.stand_in import stand_in
 
 LOOKED_AT = 64  # rows of data.train, from the first
@@ -87,7 +88,9 @@ class Ground:
                 torch.nn.init.normal_(parameter, std=0.02, generator=random)
         return model
 
-    def open(self, ranks: Ranks | None = None, *, own_engine: bool = False, run: Run | None = None, **data: Any) -> tuple[Session, Progress]:
+    def open(
+        self, ranks: Ranks | None = None, *, own_engine: bool = False, run: Run | None = None, **data: Any
+    ) -> tuple[Session, Progress]:
         """A run that is about to take its first step.
 
         Args:
@@ -104,7 +107,9 @@ class Ground:
         count = len(self.rows)
         plan = Plan(count, made.data.global_batch_size, made.run.seed)
         ledger = Ledger((), count, tuple(range(count)), (), self.lengths, (), self.supervised, 0, 0, 0, (), "")
-        session = Session(made, RunFolder(self.folder), ranks, self.family, self.processor, {"train": rows}, {"train": ledger}, plan, 4, engine)
+        session = Session(
+            made, RunFolder(self.folder), ranks, self.family, self.processor, {"train": rows}, {"train": ledger}, plan, 4, engine
+        )
         return session, Progress(0, 0.0, torch.zeros(count, dtype=torch.long))
 
     def batch(self, session: Session, rows: Sequence[int], *, packed: bool = False) -> Batch:
@@ -154,7 +159,7 @@ def lay(asked: Run, folder: Path, *, full_size: bool = False) -> Ground:
     known = family(run.model.family)
     processor = new_processor(asked.model, run.data.image, [text for row in first if row for text in row.texts()])
     picked, samples = _pick([row for row in first if row], processor, run)
-    run = run.model_copy(update={"data": run.data.model_copy(update={"global_batch_size": len(picked), "workers": 0})})
+    run = run.model_copy(update={"data": run.data.model_copy(update={"global_batch_size": PROCESSES * len(picked), "workers": 0})})
     config = model_config(run.model, processor)
     if asked.model.path is not None and not full_size:
         keep_flags(config, asked.model)
@@ -181,7 +186,9 @@ def _smaller(asked: Run, *, full_size: bool) -> tuple[Run, tuple[str, ...]]:
     if image.max_pixels is None or image.max_pixels > PIXELS:
         changes.append(f"data.image.max_pixels {image.max_pixels or 'of the model'} → {PIXELS}")
         least = None if image.min_pixels is None else min(image.min_pixels, PIXELS)
-        run = run.model_copy(update={"data": run.data.model_copy(update={"image": image.model_copy(update={"max_pixels": PIXELS, "min_pixels": least})})})
+        run = run.model_copy(
+            update={"data": run.data.model_copy(update={"image": image.model_copy(update={"max_pixels": PIXELS, "min_pixels": least})})}
+        )
     if run.lora is not None and run.lora.dropout:
         changes.append(f"lora.dropout {run.lora.dropout} → 0: what is drawn at random is another with each number of micro-batches")
         run = run.model_copy(update={"lora": run.lora.model_copy(update={"dropout": 0.0})})
@@ -225,7 +232,9 @@ def _made(rows: Sequence[Row]) -> Iterator[Row]:
     """Two chats as one, so that lengths differ and a row has several images; and one without its images, if each has some."""
     if len(rows) > 1 and rows[0].tools == rows[1].tools:
         later = [message for message in rows[1].messages if message["role"] != "system"]
-        yield replace(rows[0], id=f"{rows[0].id} with {rows[1].id}", messages=[*rows[0].messages, *later], images=[*rows[0].images, *rows[1].images])
+        yield replace(
+            rows[0], id=f"{rows[0].id} with {rows[1].id}", messages=[*rows[0].messages, *later], images=[*rows[0].images, *rows[1].images]
+        )
     if rows and all(row.images for row in rows):
         plain = [{**message, "content": " ".join(texts_of(message))} for message in rows[0].messages]
         yield replace(rows[0], id=f"{rows[0].id} without its images", messages=plain, images=[])

@@ -48,9 +48,7 @@ def tolerances(model: nn.Module, tokens: int, compute: Callable[[nn.Module], Map
     return {name: root * value for name, value in allowed.items()}
 
 
-def differences(
-    ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor], allowed: Mapping[str, float], case: str = ""
-) -> list[Difference]:
+def differences(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor], allowed: Mapping[str, float], case: str = "") -> list[Difference]:
     """Each tensor against its counterpart, as a part of that one's norm. One that is missing on a side is taken for zeros."""
     found = []
     for name in {**theirs, **ours}:

@@ -105,7 +105,9 @@ def resume(ground: Ground, ranks: Ranks, *, own_engine: bool = False) -> Proof:
     there = _state(again)
     for name in wanted.keys() | there.keys():
         if name not in wanted or name not in there:
-            return failed(rule, what, f"{name} is {'not ' * (name not in there)}there after a resume, and {'not ' * (name not in wanted)}without one")
+            return failed(
+                rule, what, f"{name} is {'not ' * (name not in there)}there after a resume, and {'not ' * (name not in wanted)}without one"
+            )
         found.append(Difference(name, float((wanted[name].double() - there[name].double()).abs().max()), 0.0))
     return held(rule, what, found, "a run that goes on from a checkpoint is not the run that was never stopped")
 
@@ -135,7 +137,9 @@ def exported(ground: Ground, ranks: Ranks, allowed: Mapping[str, float], *, own_
 
     def reopened() -> list[Difference] | str:
         shell = ground.bare
-        opened = {"merged" if lora else "exported": export(shell, merged, ground.processor, ground.run.model.family, ground.folder / "merged")}
+        opened = {
+            "merged" if lora else "exported": export(shell, merged, ground.processor, ground.run.model.family, ground.folder / "merged")
+        }
         if lora:
             same = [name for name in merged if pair_of(name)[0] in adapter and torch.equal(merged[name], base[name])]
             if same:
@@ -170,7 +174,11 @@ def across_ranks(ground: Ground, ranks: Ranks, wanted: Mapping[str, Tensor], all
         taken = take(session, progress, batches)
         if ranks.rank == 0:
             found += differences(taken.gradients, wanted, allowed, case)
-    return held(rule, what, found, "the gradient of a step depends on how many ranks compute it") if ranks.rank == 0 else Proof(rule, what, "not-run")
+    return (
+        held(rule, what, found, "the gradient of a step depends on how many ranks compute it")
+        if ranks.rank == 0
+        else Proof(rule, what, "not-run")
+    )
 
 
 def _shared(ground: Ground, session: Session, first: list[int], others: list[int] | None = None) -> list[Batch]:
