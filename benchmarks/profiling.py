@@ -6,7 +6,8 @@
     after       the same, the interval over and its trace written
     recording   inside the interval, for comparison
 
-All train the recipe `digits` in one process with one thread, on one session that goes on. A machine that others use is measured in two ways:
+All train the recipe `digits` in one process with one thread, on one session that goes on. Others may use the machine, so there are two
+measurements:
 
     in pairs    a step of `without` and a step of the other, in an order drawn by chance, each by `time.thread_time`: what disturbs one
                 mostly disturbs both. The median over the pairs' ratios, and in brackets its 95 % interval (bootstrap). `without` against
