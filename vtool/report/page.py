@@ -14,6 +14,7 @@ from vtool.report.charts import charts, swatches
 from vtool.report.files import put
 from vtool.report.images import Pictures
 from vtool.report.profile import read_profile
+from vtool.report.proofs import read_proofs
 from vtool.report.run_files import RunFiles, read_run
 from vtool.report.statistics import confusion
 from vtool.report.words import number, percent, plural
@@ -71,6 +72,7 @@ def _view(run: RunFiles, name: str, position: int, pictures: Pictures) -> Mappin
         "splits": views.splits(run),
         "training_ledger": views.training_ledger(run),
         "profile": read_profile(run.folder),
+        "proofs": read_proofs(run.folder),
         "checks": checked,
         "check_counts": views.check_counts(checked),
         "settings": run.settings,
