@@ -47,7 +47,8 @@ def build_language(
     from mbridge import AutoBridge
     from transformers import Qwen2Config
 
-    as_text = Qwen2Config(**{name: value for name, value in config.to_dict().items() if name != "model_type"})
+    fields_of_text = {name: value for name, value in config.to_dict().items() if name not in ("model_type", "rope_parameters")}
+    as_text = Qwen2Config(**fields_of_text)
     tensor = fields["tensor_model_parallel_size"]
     with on_cpu(device), contextlib.redirect_stdout(io.StringIO()):  # it prints the number of parameters
         bridge = AutoBridge.from_config(as_text, dtype=fields["params_dtype"])
