@@ -109,6 +109,7 @@ def _launch_ranks(request: Request, nproc: int, tell: Tell) -> Outcome:
     # Its own lines tell of processes it ends; ours say why the run ended.
     for name in ("torch.distributed.elastic", "torch.multiprocessing.spawn"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
+    place(request.run, 0, nproc)  # a device that is not there is said once, and not by each rank
     # The launcher insists on a folder for logs, and would leave one in /tmp for each run.
     with tempfile.TemporaryDirectory(prefix="vtool-launch-") as logs, _Forward() as forward:
         config = LaunchConfig(

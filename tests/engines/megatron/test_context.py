@@ -18,7 +18,7 @@ from tests.engines.megatron.test_engine import OPTIM, Trained, take_step
 from tests.engines.ranks import run_ranks
 from tests.runs import relative_difference
 from vtool.config.schema.megatron import Parallel
-from vtool.engines.megatron import context, engine, model
+from vtool.engines.megatron import context, model, start
 from vtool.engines.megatron.groups import start_groups
 from vtool.engines.megatron.shim import on_cpu
 from vtool.engines.ranks import Ranks, SharedFindings
@@ -61,12 +61,12 @@ class OverRanks(nn.Module):
 
 @contextmanager
 def as_if_on_a_gpu() -> Iterator[None]:
-    kept = model.attention_over_ranks, engine.needs_transformer_engine
-    model.attention_over_ranks, engine.needs_transformer_engine = (lambda: OverRanks), (lambda *_, **__: [])
+    kept = model.attention_over_ranks, start.needs_transformer_engine
+    model.attention_over_ranks, start.needs_transformer_engine = (lambda: OverRanks), (lambda *_, **__: [])
     try:
         yield
     finally:
-        model.attention_over_ranks, engine.needs_transformer_engine = kept
+        model.attention_over_ranks, start.needs_transformer_engine = kept
 
 
 def trained(ranks: Ranks, cases: dict[str, dict[str, Any]]) -> dict[str, Trained]:

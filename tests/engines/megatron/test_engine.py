@@ -308,7 +308,7 @@ def test_what_cannot_be_is_said_at_once_before_anything_is_built() -> None:
 
 
 def test_without_megatron_core_the_command_that_installs_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vtool.engines.megatron.engine.find_spec", lambda _name: None)
+    monkeypatch.setattr("vtool.engines.megatron.start.find_spec", lambda _name: None)
     with pytest.raises(SharedFindings) as raised:
         build({}, Ranks(), tied=True)
     assert [(one.rule, one.help) for one in raised.value.diagnostics] == [("extra-not-installed", "pip install 'vtool[megatron]'")]

@@ -6,6 +6,7 @@ the package's own code.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from tests.engines.megatron import test_engine as by_one
 from tests.engines.megatron.test_engine import CASES, OPTIM, Trained, take_step
 from tests.engines.ranks import run_ranks
 from tests.runs import relative_difference
-from vtool.engines.megatron import engine, mbridge
+from vtool.engines.megatron import engine, start
 from vtool.engines.megatron.model import layers_of
 from vtool.engines.ranks import CPU, Ranks, SharedFindings
 
@@ -28,17 +29,17 @@ NAMES = ("dp2", "dp2, distributed optimiser, all overlapped", "tp2+sp", "pp2")
 def as_if_on_a_gpu() -> Iterator[None]:
     from mbridge.core import llm_bridge
 
-    kept = llm_bridge.get_gpt_decoder_block_spec, engine.needs_transformer_engine
+    kept = llm_bridge.get_gpt_decoder_block_spec, start.needs_transformer_engine
 
     def own_layers(config: Any, use_transformer_engine: bool, vp_stage: int | None = None) -> Any:
         assert use_transformer_engine
         return layers_of(config, CPU, own=True)
 
-    llm_bridge.get_gpt_decoder_block_spec, engine.needs_transformer_engine = own_layers, lambda *_, **__: []
+    llm_bridge.get_gpt_decoder_block_spec, start.needs_transformer_engine = own_layers, lambda *_, **__: []
     try:
         yield
     finally:
-        llm_bridge.get_gpt_decoder_block_spec, engine.needs_transformer_engine = kept
+        llm_bridge.get_gpt_decoder_block_spec, start.needs_transformer_engine = kept
 
 
 def seen_of(built: engine.Megatron, *names: str) -> dict[str, set[Any]]:
@@ -109,7 +110,7 @@ def test_a_frozen_language_model_is_built_and_not_wrapped() -> None:
 
 
 def test_on_a_cpu_it_is_refused_and_without_the_package_the_command_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mbridge, "find_spec", lambda _name: None)
+    monkeypatch.setattr(start, "find_spec", lambda name: None if name == "mbridge" else find_spec(name))
     with pytest.raises(SharedFindings) as raised:
         by_one.build({"bridge": "mbridge"}, Ranks(), tied=True)
     refused, lacking = raised.value.diagnostics

@@ -10,19 +10,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
-from importlib.util import find_spec
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from vtool.config.megatron import BUILT, Language, bad_sizes, needs_transformer_engine, not_built
+from vtool.config.megatron import BUILT, Language
 from vtool.config.megatron_ddp import Problem
 from vtool.config.read_back import Seen
 from vtool.config.schema import Optim
 from vtool.config.schema.megatron import Megatron as MegatronSettings
-from vtool.diagnostics import Diagnostic
 from vtool.engines import common
 from vtool.engines.contract import Group
 from vtool.engines.megatron import mbridge
@@ -32,7 +30,6 @@ from vtool.engines.megatron.groups import start_groups
 from vtool.engines.megatron.lora import add_adapters
 from vtool.engines.megatron.model import (
     build_language,
-    has_transformer_engine,
     recompute_layers,
     replace_language,
     text_shape,
@@ -42,8 +39,9 @@ from vtool.engines.megatron.model import (
 from vtool.engines.megatron.part import Part
 from vtool.engines.megatron.pipeline import Stage, run_schedule
 from vtool.engines.megatron.shim import on_cpu, silence
+from vtool.engines.megatron.start import check_start
 from vtool.engines.megatron.weights import from_megatron, hf_names, name_in_model, share_of
-from vtool.engines.ranks import Ranks, SharedFindings
+from vtool.engines.ranks import Ranks
 from vtool.engines.roles import Role, unmarked
 from vtool.models import read_back as models
 from vtool.models.adapters import Adapter, has_adapters, is_adapter, saved_name, scale_of
@@ -76,12 +74,11 @@ class Megatron:
             SharedFindings: `extra-not-installed`, `megatron-ddp-conflict`, `needs-transformer-engine`, `not-built-on-engine`,
                 `parallel-sizes`.
         """
-        check_installed()
-        silence()
         text = module.config.get_text_config()  # type: ignore[operator,union-attr]
         dtype, cpu = str(compute_dtype).removeprefix("torch."), ranks.device.type == "cpu"
         self.adapted = has_adapters(module)
         _check(module.config.model_type, text, settings, ranks, dtype, self.adapted)  # type: ignore[arg-type,union-attr]
+        silence()
         ddp_config = live_ddp_config(settings.wrap_config, settings.ddp_config, dtype=dtype, cpu=cpu)
 
         self.ranks = ranks
@@ -324,33 +321,13 @@ class Megatron:
         return Part(tower, self.config, apart, optim, self.groups, lambda name: (saved_name(TOWER + name),), join, cut, part)
 
 
-def check_installed() -> None:
-    """Megatron-core is there.
-
-    Raises:
-        SharedFindings: `extra-not-installed`, with the command that installs it.
-    """
-    if find_spec("megatron") is None or find_spec("megatron.core") is None:
-        message, help = "engine=megatron needs megatron-core, which is not installed", "pip install 'vtool[megatron]'"
-        raise SharedFindings(Diagnostic("extra-not-installed", message, help, "engine.kind"))
-
-
 def _check(family: str, text: Any, settings: MegatronSettings, ranks: Ranks, dtype: str, adapters: bool) -> None:
     shape = text_shape(text)
-    elsewhere = "use engine=ddp or engine=fsdp2"
     language = Language(shape.heads, shape.groups, text.num_hidden_layers)
-    unbuilt = [
-        *(Problem("kind", f"engine=megatron: {one}", elsewhere) for one in (unsupported(text) if family in BUILT else ())),
-        *_tying(text, settings),
-        *not_built(settings, family=family, dtype=dtype, device=ranks.device.type, adapters=adapters),
-    ]
-    found = [("not-built-on-engine", one) for one in unbuilt]
-    without = needs_transformer_engine(settings, device=ranks.device.type, installed=has_transformer_engine(ranks.device))
-    found += [("needs-transformer-engine", one) for one in without]
-    found += [("extra-not-installed", one) for one in (mbridge.missing() if settings.bridge == "mbridge" else ())]
-    found += [("parallel-sizes", one) for one in bad_sizes(settings.parallel, world=ranks.world, language=language)]
-    if found:
-        raise SharedFindings([Diagnostic(rule, one.message, one.help, one.setting) for rule, one in found])
+    elsewhere = "use engine=ddp or engine=fsdp2"
+    unbuilt = [Problem("kind", f"engine=megatron: {one}", elsewhere) for one in (unsupported(text) if family in BUILT else ())]
+    unbuilt += _tying(text, settings)
+    check_start(settings, ranks, family=family, dtype=dtype, adapters=adapters, language=language, unbuilt=unbuilt)
 
 
 def _tying(text: Any, settings: MegatronSettings) -> list[Problem]:

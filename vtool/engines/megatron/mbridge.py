@@ -3,30 +3,20 @@
 mbridge has one class a text model; Qwen2-VL's and Qwen2.5-VL's language part is Qwen2 with positions in three dimensions, and Qwen2's class
 is what builds it here. What it would choose itself, and differently, it is told: the fields of `TransformerConfig`, and those of the DDP
 config, from the one function that the native bridge takes them from (verl#5775). What is built has the same parameters by the same names,
-so all else of the engine goes on with it. The tower stays transformers'; mbridge's own Qwen2.5-VL class has one of megatron-core layers in
-one DDP with the language model, which a step without an image would change.
+so all else of the engine goes on with it. The tower stays transformers'. mbridge's own Qwen2.5-VL class (0.15.1) has the sizes of one tower
+written into it (`models/qwen2_5_vl/transformer_config.py`), in one DDP with the language model: a step without an image would change it.
 """
 
 import contextlib
 import io
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 
-from vtool.config.megatron_ddp import Problem
 from vtool.engines.megatron.model import model_fields, prepare
 from vtool.engines.megatron.shim import on_cpu
-
-
-def missing() -> list[Problem]:
-    """That mbridge is not installed, where it is not, with the command that installs it."""
-    if find_spec("mbridge") is not None:
-        return []
-    help = "pip install 'vtool[megatron,mbridge]', or set engine.bridge=native"
-    return [Problem("bridge", "engine.bridge is mbridge, which is not installed", help)]
 
 
 def build_language(

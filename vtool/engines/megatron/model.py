@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from vtool.engines.megatron.context import of_all_ranks, on_this_rank
 from vtool.engines.megatron.pipeline import Stage, no_features, without_tokens
 from vtool.engines.megatron.shim import on_cpu
+from vtool.engines.megatron.start import has_transformer_engine
 from vtool.engines.megatron.weights import TextShape, partition_dim
 from vtool.models.masks import allowed_in_documents, allowed_in_rows, multiple_of, pad_rows, to_megatron, unpad_rows
 
@@ -301,13 +302,6 @@ def heeds_masks(config: Any, device: torch.device, own: bool) -> bool:
     """
     of_te = config.context_parallel_size > 1 or (has_transformer_engine(device) and not own)
     return not of_te and not config.masked_softmax_fusion
-
-
-def has_transformer_engine(device: torch.device) -> bool:
-    """Whether it is installed, and the run has a GPU."""
-    from megatron.core.extensions import transformer_engine
-
-    return bool(transformer_engine.HAVE_TE) and device.type != "cpu"
 
 
 def layers_of(config: Any, device: torch.device, own: bool) -> Any:
