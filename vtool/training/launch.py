@@ -164,12 +164,21 @@ def _rank_main(request: Request, tell: Tell, launcher: int) -> Outcome:
         code = 1
     except KeyboardInterrupt:
         code = 130
-    except Exception:
-        traceback.print_exc()
+    except Exception as error:
+        if _lost_a_peer(error):  # where it waited does not matter, and why is told of the other rank, by itself or by the launcher
+            print(f"rank {ranks.rank} stopped: {str(error).splitlines()[0]}", file=sys.stderr)
+        else:
+            traceback.print_exc()
         code = 2
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # at once: other ranks may wait in a collective, and leaving the process group would wait for them
+
+
+def _lost_a_peer(error: Exception) -> bool:
+    """Whether a collective ended because the process at its other end did: in the words of gloo, and of NCCL."""
+    said = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "remote process exited")
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in said)
 
 
 def _end_with(launcher: int) -> None:
