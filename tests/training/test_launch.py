@@ -88,9 +88,18 @@ def test_torchrun_is_told_what_to_bind_processes_by(
         return lambda *_: {0: None}
 
     monkeypatch.setattr("torch.distributed.launcher.api.elastic_launch", instead)
+    monkeypatch.setattr("vtool.devices._count", lambda _kind: 2)
     made = request("digits", "device.kind=cuda", "launch.nproc=2", f"device.numa={numa or 'null'}", f"run.dir={tmp_path / 'run'}")
     launch.launch(made, lambda findings: None)
     assert [config.numa_options for config in told] == [mode and NumaOptions(mode)]
+
+
+def test_a_device_that_is_not_there_is_said_once_before_a_rank_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.distributed.launcher.api.elastic_launch", None)
+    monkeypatch.setattr("vtool.devices._count", lambda _kind: 1)
+    made = request("digits", "device.kind=cuda", "launch.nproc=2", f"run.dir={tmp_path / 'run'}")
+    with pytest.raises(Findings, match=r"device-missing.*2 processes need a CUDA device each"):
+        launch.launch(made, lambda findings: None)
 
 
 def _left_alone(rank: int, folder: Path) -> None:
