@@ -54,6 +54,7 @@ ENGINES: dict[str, tuple[str, ...]] = {
     "megatron, pipeline × 2": ("engine=megatron", "engine.parallel.pipeline=2"),
 }
 SMALL_STEPS = ("train.steps=20", "optim.lr=1e-5", "optim.schedule=constant")
+TIMED = ("data.micro_batch_size=16", "device.threads=1", "data.validation=[]", "data.test=[]", "evaluation.every_steps=null")
 ROUNDS, TURN = 7, 2
 COLUMNS = ("", "gradient", "loss, norm", "weights", "bf16 loss", "bf16 norm", "bf16 changed", "time")
 
@@ -104,7 +105,7 @@ def parity(folder: Path) -> dict[str, list[str]]:
         runs[f"{name}; small"] = made_run(folder, kind, "float32", model, *more, *SMALL_STEPS)
         runs[f"{name}; bfloat16"] = made_run(folder, kind, "bfloat16", model, *more, *SMALL_STEPS)
     (reference,) = traced(1, {"one": made_run(folder, "ddp", "float64", model)})["one"]
-    found = {name: ranks[0] for name, ranks in traced(2, runs).items()}
+    found = {name: ranks[0] for name, ranks in traced(2, runs, digested=False).items()}
     return {name: cells(reference, *(found[f"{name}; {kind}"] for kind in ("float32", "small", "bfloat16"))) for name in ENGINES}
 
 
@@ -121,9 +122,7 @@ def cells(reference: Trace, ours: Trace, exact: Trace, rounded: Trace) -> list[s
 
 def timed(name: str, folder: Path) -> tuple[float, str]:
     """The ratio of CPU times, and its quartiles."""
-    ratios = run_ranks(
-        _turns, 2, request("digits", "data.micro_batch_size=16", "device.threads=1", f"run.dir={folder / 'timed'}", *ENGINES[name])
-    )[0]
+    ratios = run_ranks(_turns, 2, request("digits", *TIMED, f"run.dir={folder / 'timed'}", *ENGINES[name]))[0]
     ordered = sorted(ratios)
     return median(ratios), f"{ordered[len(ordered) // 4]:.2f} to {ordered[-1 - len(ordered) // 4]:.2f}"
 

@@ -35,7 +35,7 @@ class Trace:
     weights: dict[str, torch.Tensor]
     """After the last step."""
     digests: list[str]
-    """Of all weights as this rank sees them, after each step."""
+    """Of all weights as this rank sees them, after each step; where they were asked for."""
 
 
 def base_model(folder: Path) -> Path:
@@ -58,17 +58,21 @@ def made_run(folder: Path, engine: str, dtype: str, model: Path | None, *more: s
     return request("rows", *overrides, *more)
 
 
-def traced(world: int, made: Mapping[str, Request]) -> dict[str, list[Trace]]:
-    """Each run's steps on so many ranks, as each rank has seen them. The same processes make one run after the other."""
-    everyone = run_ranks(_traces, world, made)
+def traced(world: int, made: Mapping[str, Request], *, digested: bool = True) -> dict[str, list[Trace]]:
+    """Each run's steps on so many ranks, as each rank has seen them. The same processes make one run after the other.
+
+    Args:
+        digested: digest all weights after each step, for which they are gathered.
+    """
+    everyone = run_ranks(_traces, world, made, digested)
     return {name: [rank[name] for rank in everyone] for name in made}
 
 
-def _traces(ranks: Ranks, made: Mapping[str, Request]) -> dict[str, Trace]:
-    return {name: trace(ranks, each) for name, each in made.items()}
+def _traces(ranks: Ranks, made: Mapping[str, Request], digested: bool) -> dict[str, Trace]:
+    return {name: trace(ranks, each, digested=digested) for name, each in made.items()}
 
 
-def trace(ranks: Ranks, made: Request) -> Trace:
+def trace(ranks: Ranks, made: Request, *, digested: bool = True) -> Trace:
     torch.set_num_threads(1)
     opened, progress = session(made, ranks)
     engine = opened.engine
@@ -86,7 +90,7 @@ def trace(ranks: Ranks, made: Request) -> Trace:
     for step, batches in zip(steps, load_steps(opened.rows["train"], steps, opened.micro_batches, 0), strict=True):
         metrics.append(train_step(opened, progress, step, batches, StopRequest())[0])
         progress.step = step
-        digests.append(digest(weights(engine)))
+        digests += [digest(weights(engine))] if digested else []
     losses, norms = [line["loss"] for line in metrics], [line["grad_norm"] for line in metrics]
     return Trace(losses, norms, seen[0], before, weights(engine), digests)
 

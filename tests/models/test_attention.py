@@ -14,6 +14,7 @@ from vtool.data.collate import Batch, Documents
 from vtool.data.packing import with_positions
 from vtool.models import attention
 from vtool.models.attention import attend_by_document
+from vtool.models.masks import allowed_in_rows, to_npu_dense
 
 LENGTHS, IMAGES = (19, 7, 1, 23), (1, 0, 0, 2)
 
@@ -92,9 +93,25 @@ def test_rows_without_documents_are_transformers_own(model: Any) -> None:
     for mask in (torch.ones_like(ids), torch.tensor([[1] * 9, [0] * 3 + [1] * 6])):
         with torch.no_grad():
             ours, theirs = (one(input_ids=ids, attention_mask=mask, use_cache=False).logits for one in (model, plain))
-        assert torch.equal(ours, theirs)
+        assert torch.equal(ours[mask.bool()], theirs[mask.bool()])
     asked = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "do_sample": False, "max_new_tokens": 4, "eos_token_id": None}
     assert torch.equal(model.generate(**asked), plain.generate(**asked))
+
+
+def test_a_prompt_that_is_padded_on_the_left_is_one_that_an_npu_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its operator's converter wants each token to see itself, and transformers lets padding see nothing."""
+    keep = torch.tensor([[1] * 9, [0] * 3 + [1] * 6]).bool()
+    mask = attention.mask_of_rows(batch_size=2, q_length=9, kv_length=9, attention_mask=keep)
+    assert mask is not None
+    assert torch.equal(to_npu_dense(mask), ~allowed_in_rows(keep))
+    last = attention.mask_of_rows(batch_size=2, q_length=1, kv_length=9, q_offset=8, attention_mask=keep)  # one more token of an answer
+    assert last is not None
+    assert torch.equal(last[:, 0, 0], keep)
+    whole = keep | True
+    assert attention.mask_of_rows(batch_size=2, q_length=9, kv_length=9, attention_mask=whole) is None
+    monkeypatch.setattr("transformers.masking_utils.sdpa_mask", lambda **_: ~allowed_in_rows(keep))
+    with pytest.raises(ValueError, match="Is this a mask in which True is masked"):
+        attention.mask_of_rows(batch_size=2, q_length=9, kv_length=9, attention_mask=keep)
 
 
 @pytest.mark.parametrize("wrong", ["a mask", "two rows", "other lengths"])

@@ -144,7 +144,7 @@ def test_what_cannot_be_meant_is_refused_at_the_boundary(what: str) -> None:
         REFUSED[what]()
 
 
-@pytest.mark.parametrize(("tensor", "context", "multiple"), [(1, 1, 1), (4, 1, 4), (1, 2, 4), (2, 2, 4), (3, 2, 12), (4, 4, 8)])
+@pytest.mark.parametrize(("tensor", "context", "multiple"), [(1, 1, 1), (4, 1, 4), (1, 2, 4), (2, 2, 4), (3, 2, 12), (4, 4, 16)])
 def test_ids_and_mask_are_padded_together_and_come_back(tensor: int, context: int, multiple: int) -> None:
     assert multiple_of(tensor, context) == multiple
     ids, keep = torch.arange(4 * 37).view(4, 37) + 1, KEPT["right"]

@@ -88,6 +88,35 @@ def test_torchrun_is_told_what_to_bind_processes_by(
         return lambda *_: {0: None}
 
     monkeypatch.setattr("torch.distributed.launcher.api.elastic_launch", instead)
+    monkeypatch.setattr("vtool.devices._count", lambda _kind: 2)
     made = request("digits", "device.kind=cuda", "launch.nproc=2", f"device.numa={numa or 'null'}", f"run.dir={tmp_path / 'run'}")
     launch.launch(made, lambda findings: None)
     assert [config.numa_options for config in told] == [mode and NumaOptions(mode)]
+
+
+def test_a_device_that_is_not_there_is_said_once_before_a_rank_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.distributed.launcher.api.elastic_launch", None)
+    monkeypatch.setattr("vtool.devices._count", lambda _kind: 1)
+    made = request("digits", "device.kind=cuda", "launch.nproc=2", f"run.dir={tmp_path / 'run'}")
+    with pytest.raises(Findings, match=r"device-missing.*2 processes need a CUDA device each"):
+        launch.launch(made, lambda findings: None)
+
+
+def _left_alone(rank: int, folder: Path) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
+    dist.barrier()
+    if rank == 1:
+        os._exit(0)
+    try:
+        dist.all_reduce(torch.ones(4))
+    except Exception as error:
+        (folder / "seen").write_text(f"{launch._lost_a_peer(error)} {error}")
+    os._exit(0)
+
+
+def test_a_rank_whose_peer_has_gone_is_told_from_one_that_fails_itself(tmp_path: Path) -> None:
+    """It prints one line and no traceback: what happened is with the other rank."""
+    multiprocessing.spawn(_left_alone, (tmp_path,), nprocs=2)
+    assert (tmp_path / "seen").read_text().startswith("True")
+    assert not launch._lost_a_peer(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
+    assert not launch._lost_a_peer(OSError("Broken pipe"))

@@ -18,17 +18,19 @@ class Language:
     layers: int
 
 
+INSTALL_TE = "pip install --no-build-isolation 'transformer-engine[pytorch]'"
 BUILT = ("qwen2_vl", "qwen2_5_vl")
 """The families whose language part has been written for megatron-core."""
 
 
-def not_built(engine: Megatron, *, family: str, dtype: str, device: str) -> list[Problem]:
+def not_built(engine: Megatron, *, family: str, dtype: str, device: str, adapters: bool) -> list[Problem]:
     """Settings that ask for what is not there.
 
     Args:
         family: `model.family`.
         dtype: `model.dtype`.
         device: `device.kind`.
+        adapters: whether `lora` is set.
     """
     found = []
     cpu = device == "cpu"
@@ -38,10 +40,11 @@ def not_built(engine: Megatron, *, family: str, dtype: str, device: str) -> list
     if device == "npu":
         message = "engine=megatron runs on NPUs through MindSpeed's changes of megatron-core, which vtool does not make"
         found.append(Problem("kind", message, "set engine=fsdp2"))
-    if engine.parallel.context > 1:
-        why = "megatron-core's own attention, which is what a CPU has, asserts that it is 1" if cpu else "tokens are not shared out yet"
-        message = f"engine.parallel.context is {engine.parallel.context}, but context parallelism is not built: {why}"
-        found.append(Problem("parallel.context", message, "set engine.parallel.context=1; engine.parallel.sequence saves memory too"))
+    if engine.bridge == "mbridge" and adapters:
+        message = (
+            "engine.bridge is mbridge, whose layers join a norm with the matrix behind it, and so hide from an adapter what goes into it"
+        )
+        found.append(Problem("bridge", message, "set engine.bridge=native"))
     if engine.parallel.sequence and engine.parallel.tensor == 1:
         message = "engine.parallel.sequence is true, but engine.parallel.tensor is 1: there are no processes to spread tokens over"
         found.append(Problem("parallel.sequence", message, "set engine.parallel.tensor, or engine.parallel.sequence=false"))
@@ -55,6 +58,30 @@ def not_built(engine: Megatron, *, family: str, dtype: str, device: str) -> list
     return found
 
 
+def needs_transformer_engine(engine: Megatron, *, device: str, installed: bool | None = None) -> list[Problem]:
+    """Settings that Transformer Engine carries out, where there is none: there is none for a CPU.
+
+    Args:
+        device: `device.kind`.
+        installed: whether it is, on this machine; None where that is not known.
+    """
+    if device != "cpu" and installed is not False:
+        return []
+    there = "there is none for a CPU" if device == "cpu" else "it is not installed"
+    install = "" if device == "cpu" else f"{INSTALL_TE}, or "
+    found = []
+    if engine.parallel.context > 1:
+        message = (
+            f"engine.parallel.context is {engine.parallel.context}, and attention over several processes is Transformer Engine's: {there}"
+        )
+        help = f"{install}set engine.parallel.context=1; engine.parallel.sequence saves memory too"
+        found.append(Problem("parallel.context", message, help))
+    if engine.bridge == "mbridge":
+        message = f"engine.bridge is mbridge, which builds every layer of Transformer Engine's: {there}"
+        found.append(Problem("bridge", message, f"{install}set engine.bridge=native"))
+    return found
+
+
 def bad_sizes(parallel: Parallel, *, world: int | None, language: Language | None) -> list[Problem]:
     """Sizes that do not divide what they spread.
 
@@ -65,14 +92,12 @@ def bad_sizes(parallel: Parallel, *, world: int | None, language: Language | Non
     found = []
     tensor, pipeline, sharing = parallel.tensor, parallel.pipeline, parallel.sharing
     if world is not None and world % sharing:
+        *others, last = [name for name in ("tensor", "pipeline", "context") if getattr(parallel, name) > 1]
+        together = f", with {' and '.join(others)} {sharing} processes for a row" if others else ""
         processes = f"the {world} process{'es' * (world > 1)} of the run"
-        message = f"engine.parallel.tensor is {tensor}, which does not divide {processes}"
-        if pipeline > 1:
-            message = (
-                f"engine.parallel.pipeline is {pipeline}, with tensor {sharing} processes for a row, which does not divide {processes}"
-            )
+        message = f"engine.parallel.{last} is {getattr(parallel, last)}{together}, which does not divide {processes}"
         help = f"start a multiple of {sharing}: --nproc {-(-world // sharing) * sharing}"
-        found.append(Problem("parallel.pipeline" if pipeline > 1 else "parallel.tensor", message, help))
+        found.append(Problem(f"parallel.{last}", message, help))
     if language and language.layers % pipeline:
         message = f"engine.parallel.pipeline is {pipeline}, which does not divide the model's {language.layers} layers"
         sizes = ", ".join(str(size) for size in range(1, language.layers + 1) if not language.layers % size)

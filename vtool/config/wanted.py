@@ -123,7 +123,8 @@ def _engine(run: Run) -> dict[str, Asked]:
         case Ddp() | Fsdp2():
             found = {f"engine.{name}": Wanted(f"engine.{name}", value) for name, value in run.engine.model_dump().items()}
         case Megatron():
-            found = {"engine.kind": Wanted("engine.kind", run.engine.kind), **_megatron(run.engine)}
+            plain = {f"engine.{name}": Wanted(f"engine.{name}", getattr(run.engine, name)) for name in ("kind", "bridge")}
+            found = {**plain, **_megatron(run.engine)}
     return {**found}
 
 

@@ -291,7 +291,7 @@ _CROSS_FIELD = (
     Rule(
         name="parallel-sizes",
         code="VT221",
-        summary="engine.parallel.tensor and pipeline do not divide the processes of the run, or the model's heads or layers.",
+        summary="engine.parallel.tensor, pipeline and context do not divide the processes of the run, or the model's heads or layers.",
         why="Each process must get an equal share; what is left over would belong to none.",
         bad="engine=megatron engine.parallel.tensor=3 launch.nproc=2",
         good="engine=megatron engine.parallel.tensor=2 launch.nproc=2",
@@ -354,6 +354,15 @@ _CROSS_FIELD = (
         bad="engine=megatron engine.ddp_config.preserve_fp32_weights=true, beside megatron-core 0.17",
         good="engine=megatron, beside megatron-core 0.16.1",
         fix="Leave the field out, or install the release that vtool is tested with: pip install 'vtool[megatron]'.",
+    ),
+    Rule(
+        name="needs-transformer-engine",
+        code="VT225",
+        summary="engine.parallel.context above 1, or engine.bridge=mbridge, without Transformer Engine, and so also on a CPU.",
+        why="Attention over several processes, and all of mbridge's layers, are Transformer Engine's: nothing else can take their place.",
+        bad="engine=megatron engine.parallel.context=2 device.kind=cpu",
+        good="engine=megatron engine.parallel.context=2 device.kind=cuda",
+        fix="Set engine.parallel.context=1 and engine.bridge=native, or run on CUDA with Transformer Engine installed.",
     ),
     Rule(
         name="nothing-profiled",

@@ -48,7 +48,9 @@ def needs_of(recipe: str, overrides: Sequence[str] = ()) -> Needs:
     assert isinstance(run, Run)
     if own:
         return Needs(None, None, composed.origins, own, False, (), (), ())
-    extras = (*(["megatron"] if isinstance(run.engine, Megatron) else []), *(["npu"] if run.device.kind == "npu" else []))
+    bridged = isinstance(run.engine, Megatron) and run.engine.bridge == "mbridge"
+    wanted = {"megatron": isinstance(run.engine, Megatron), "mbridge": bridged, "npu": run.device.kind == "npu"}
+    extras = tuple(name for name, needed in wanted.items() if needed)
     digits = "data" not in checked.sound or any(isinstance(each, DigitsSource) for each in (*run.data.train, *run.data.test))
     without = (*(["peft"] if "lora" in checked.sound and run.lora is None else []), *([] if digits else ["scikit-learn"]))
     asked: tuple[str, ...] = ("extra-not-installed", "device-missing") if extras or run.device.kind == "cuda" else ()

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from vtool.models.masks import to_npu_compressed, to_npu_dense, to_tnd
+from vtool.models.masks import to_npu_compressed, to_npu_dense, to_sdpa, to_tnd
 
 BY_DOCUMENT = "vtool_documents"
 """Its name in `config._attn_implementation`."""
@@ -16,12 +16,28 @@ BY_DOCUMENT = "vtool_documents"
 def attend_by_document(model: nn.Module) -> None:
     """Give the language part of a transformers model this attention. Without documents it is transformers' own `sdpa`."""
     from transformers import AttentionInterface, AttentionMaskInterface
-    from transformers.masking_utils import sdpa_mask
 
     AttentionInterface.register(BY_DOCUMENT, attention)
-    AttentionMaskInterface.register(BY_DOCUMENT, sdpa_mask)
+    AttentionMaskInterface.register(BY_DOCUMENT, mask_of_rows)
     text: Any = model.config.get_text_config()  # type: ignore[operator,union-attr]
     text._attn_implementation = BY_DOCUMENT
+
+
+def mask_of_rows(**given: Any) -> Tensor | None:
+    """What transformers' `sdpa_mask` makes of padded rows, bool [B, 1, Sq, Sk], True may attend; None where that is no more than causal.
+
+    Padding sees itself here, and in transformers nothing: an empty row of the softmax, which is not a number in some kernels.
+    """
+    from transformers.masking_utils import sdpa_mask
+
+    allowed: Tensor | None = sdpa_mask(**given)
+    if allowed is None:
+        return None
+    queries, keys = allowed.shape[-2:]
+    if queries == keys:
+        alone = ~allowed.any(-1, keepdim=True)
+        allowed = allowed | (alone & torch.eye(keys, dtype=torch.bool, device=allowed.device))
+    return to_sdpa(allowed)
 
 
 def attention(

@@ -82,9 +82,14 @@ def to_tnd(lengths: Sequence[int]) -> list[int]:
 def multiple_of(tensor: int, context: int) -> int:
     """What a row's length must be a multiple of under tensor and context parallelism.
 
-    With the latter each rank has two pieces, one from the front and one from the back, so that all have as much to do.
+    With the latter each rank has two pieces, one from the front and one from the back, so that all have as much to do, and each two pieces
+    are shared out among the tensor parallel ranks once more. lcm(tensor, 2 · context) would be too little where both are 4.
+
+    Args:
+        tensor: ranks among which tokens are shared out where matrices are whole: 1 without sequence parallelism.
+        context: ranks among which a row's tokens are shared out.
     """
-    return lcm(tensor, 2 * context) if context > 1 else tensor
+    return context * lcm(tensor, 2) if context > 1 else tensor
 
 
 def pad_rows(tokens: Tensor, keep: Tensor, multiple: int) -> tuple[Tensor, Tensor]:

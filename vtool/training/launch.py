@@ -38,8 +38,6 @@ Tell = Callable[[Findings], None]
 # gigabytes, reads it back and digests it, or a rank has the largest rows to audit. A rank that dies is told by torchrun and by its closed
 # connections, within seconds: what takes this long to be seen is one that hangs.
 PATIENCE = timedelta(hours=2)
-# What gloo says of a rank that has gone.
-LOST_PEER = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")
 # How long ranks have to end after a second signal before they are killed.
 LAST_SECONDS = 5.0
 
@@ -113,6 +111,7 @@ def _launch_ranks(request: Request, nproc: int, tell: Tell) -> Outcome:
     # Its own lines tell of processes it ends; ours say why the run ended.
     for name in ("torch.distributed.elastic", "torch.multiprocessing.spawn"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
+    place(request.run, 0, nproc)  # a device that is not there is said once, and not by each rank
     # The launcher insists on a folder for logs, and would leave one in /tmp for each run.
     with tempfile.TemporaryDirectory(prefix="vtool-launch-") as logs, _Forward() as forward:
         config = LaunchConfig(
@@ -171,14 +170,20 @@ def _rank_main(request: Request, tell: Tell, launcher: int) -> Outcome:
     except KeyboardInterrupt:
         code = 130
     except Exception as error:
-        if any(words in str(error) for words in LOST_PEER):  # seventy lines of gloo's would hide whose fault it is
-            sys.stderr.write(f"rank {ranks.rank} has lost its connection to another rank: {str(error).splitlines()[0]}\n")
+        if _lost_a_peer(error):  # seventy lines of gloo's would hide whose fault it is, and that is told by the other rank or the launcher
+            print(f"rank {ranks.rank} has lost its connection to another rank: {str(error).splitlines()[0]}", file=sys.stderr)
         else:
             traceback.print_exc()
         code = 2
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # at once: other ranks may wait in a collective, and leaving the process group would wait for them
+
+
+def _lost_a_peer(error: Exception) -> bool:
+    """Whether a collective ended because the process at its other end did: in the words of gloo, and of NCCL."""
+    said = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "remote process exited")
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in said)
 
 
 def _end_with(launcher: int) -> None:

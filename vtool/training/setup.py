@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from vtool.config import schema
+from vtool.config.megatron import Language
 from vtool.config.origins import Origins
 from vtool.config.schema import Run
 from vtool.data.audit import Ledger, look, settle, warnings
@@ -27,6 +28,7 @@ from vtool.models.attention import attend_by_document
 from vtool.models.build import GENERATION, build_model, model_config
 from vtool.models.families import Family, family
 from vtool.models.processor import Processor, load_processor, new_processor
+from vtool.models.sizes import SIZES
 from vtool.training.agreement import check_same_model
 from vtool.training.base import base_settings, keep_base
 from vtool.training.checkpoint import load
@@ -97,6 +99,7 @@ def open_session(request: Request, folder: RunFolder, start: Start, ranks: Ranks
         Findings: of the rows, of the model's folder, `ranks-differ`, or `data-changed`; on every rank.
     """
     run = request.run
+    check_engine(run, ranks)
     entries = {"train": run.data.train, "validation": run.data.validation, "test": run.data.test}
     sources = ranks.on_rank_zero(lambda: {split: Rows(entry) for split, entry in entries.items() if entry})
     if start.checkpoint is None:
@@ -197,6 +200,18 @@ def build_engine(run: Run, model: nn.Module, ranks: Ranks) -> Engine:
                 message = "data.packing is token_budget, and megatron-core's layers here look at no mask: documents would see each other"
                 raise SharedFindings(Diagnostic("not-built-on-engine", message, "set data.packing=none, or engine=fsdp2", "data.packing"))
             return engine
+
+
+def check_engine(run: Run, ranks: Ranks) -> None:
+    """What an engine can say of its settings once device and processes are known, before rows are read."""
+    if isinstance(run.engine, schema.Megatron):
+        from vtool.engines.megatron.start import check_start
+
+        # A model's folder has been looked at by the rules, which know nothing of the models that have random weights.
+        size = SIZES[run.model.family][run.model.size or ""] if run.model.starts_from == "random" else None
+        language = Language(size["heads"], size["kv_heads"], size["layers"]) if size else None
+        model, adapters = run.model, run.lora is not None
+        check_start(run.engine, ranks, family=model.family, dtype=model.dtype, adapters=adapters, language=language)
 
 
 def audit(rows: Mapping[str, EncodedRows], ranks: Ranks) -> dict[str, Ledger]:

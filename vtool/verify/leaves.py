@@ -26,6 +26,7 @@ READ: dict[str, str] = {
     **dict.fromkeys(("engine.bucket_cap_mb", "engine.gradient_as_bucket_view"), _DDP),
     **dict.fromkeys(("engine.reshard_after_forward", "engine.cpu_offload"), _FSDP2),
     **{f"engine.parallel.{name}": f"{_MEGATRON}:read_groups" for name in Parallel.model_fields},
+    "engine.bridge": f"{_MEGATRON}:read_bridge",
     **{f"engine.wrap_config.{name}": f"{_MEGATRON}:read_ddp" for name in WrapConfig.model_fields},
     **{f"engine.ddp_config.{name}": f"{_MEGATRON}:read_ddp" for name in DdpConfig.model_fields},
     **{f"engine.transformer_config.{name}": f"{_MEGATRON}:read_language" for name in TransformerConfig.model_fields},

@@ -286,6 +286,7 @@ def test_on_four_ranks_two_ways_of_spreading_go_together() -> None:
 
 def test_what_cannot_be_is_said_at_once_before_anything_is_built() -> None:
     case = {
+        "bridge": "mbridge",
         "parallel": {"tensor": 3, "pipeline": 3, "context": 2},
         "transformer_config": {"bias_activation_fusion": True},
         "wrap_config": {"share_embeddings_and_output_weights": False},
@@ -294,10 +295,12 @@ def test_what_cannot_be_is_said_at_once_before_anything_is_built() -> None:
         build(case, Ranks(), tied=True, dtype=torch.float64)
     assert [(one.rule, one.parameter) for one in raised.value.diagnostics] == [
         ("not-built-on-engine", "engine.wrap_config.share_embeddings_and_output_weights"),
-        ("not-built-on-engine", "engine.parallel.context"),
         ("not-built-on-engine", "model.dtype"),
         ("not-built-on-engine", "engine.transformer_config.bias_activation_fusion"),
-        *[("parallel-sizes", "engine.parallel.pipeline")] * 2,
+        ("needs-transformer-engine", "engine.parallel.context"),
+        ("needs-transformer-engine", "engine.bridge"),
+        ("parallel-sizes", "engine.parallel.context"),
+        ("parallel-sizes", "engine.parallel.pipeline"),
         *[("parallel-sizes", "engine.parallel.tensor")] * 2,
     ]
     with pytest.raises(SharedFindings, match="drift apart"):
@@ -305,7 +308,7 @@ def test_what_cannot_be_is_said_at_once_before_anything_is_built() -> None:
 
 
 def test_without_megatron_core_the_command_that_installs_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vtool.engines.megatron.engine.find_spec", lambda _name: None)
+    monkeypatch.setattr("vtool.engines.megatron.start.find_spec", lambda _name: None)
     with pytest.raises(SharedFindings) as raised:
         build({}, Ranks(), tied=True)
     assert [(one.rule, one.help) for one in raised.value.diagnostics] == [("extra-not-installed", "pip install 'vtool[megatron]'")]

@@ -80,24 +80,26 @@ def test_logits_and_answers_are_those_of_transformers(family: str, vocabulary: i
 
 
 @pytest.mark.parametrize(
-    ("device", "installed", "own", "fused", "heeded"),
+    ("device", "installed", "own", "fused", "context", "heeded"),
     [
-        ("cpu", False, False, False, True),
-        ("cpu", True, False, False, True),
-        ("cuda", False, False, False, True),
-        ("cuda", False, False, True, False),
-        ("cuda", True, False, False, False),
-        ("cuda", True, True, False, True),
-        ("cuda", True, True, True, False),
+        ("cpu", False, False, False, 1, True),
+        ("cpu", True, False, False, 1, True),
+        ("cuda", False, False, False, 1, True),
+        ("cuda", False, False, True, 1, False),
+        ("cuda", True, False, False, 1, False),
+        ("cuda", True, True, False, 1, True),
+        ("cuda", True, True, True, 1, False),
+        ("cuda", True, True, False, 2, False),
     ],
 )
 def test_masks_are_heeded_by_layers_without_transformer_engine_and_fusion_alone(
-    device: str, installed: bool, own: bool, fused: bool, heeded: bool, monkeypatch: pytest.MonkeyPatch
+    device: str, installed: bool, own: bool, fused: bool, context: int, heeded: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from megatron.core.extensions import transformer_engine
 
     monkeypatch.setattr(transformer_engine, "HAVE_TE", installed)
-    assert heeds_masks(SimpleNamespace(masked_softmax_fusion=fused), torch.device(device), own) is heeded
+    config = SimpleNamespace(masked_softmax_fusion=fused, context_parallel_size=context)
+    assert heeds_masks(config, torch.device(device), own) is heeded
 
 
 def test_a_model_whose_layers_heed_no_mask_says_so_and_takes_no_row_that_is_padded_on_the_left() -> None:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from vtool.engines.megatron.groups import Groups
-from vtool.engines.megatron.model import build_language, replace_language, text_shape, transformer_config
+from vtool.engines.megatron.model import build_language, replace_language, text_shape, transformer_fields
 from vtool.engines.megatron.pipeline import Stage
 from vtool.engines.megatron.weights import from_megatron, name_in_model, share_of
 
@@ -81,7 +81,7 @@ def with_megatron(model: nn.Module, groups: Groups, *, sequence: bool = False, *
         "sequence_parallel": sequence,
     }
     device = groups.data.device
-    gpt = build_language(text, transformer_config(text, next(model.parameters()).dtype, device, parallel | settings), device)
+    gpt = build_language(text, transformer_fields(text, next(model.parameters()).dtype, device, parallel | settings), device)
     with torch.no_grad():
         for name, parameter in gpt.named_parameters():
             parameter.copy_(share_of(in_model(gpt, name), whole, text_shape(text), groups.tensor_size, groups.tensor_rank))

@@ -22,8 +22,15 @@ def ddp_conflict(run: Run, origins: Origins) -> Iterator[Diagnostic]:
 def not_built(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     """The engine does what is asked of it, on this device."""
     if isinstance(run.engine, Megatron):
-        found = megatron.not_built(run.engine, family=run.model.family, dtype=run.model.dtype, device=run.device.kind)
+        model, device, adapters = run.model, run.device.kind, run.lora is not None
+        found = megatron.not_built(run.engine, family=model.family, dtype=model.dtype, device=device, adapters=adapters)
         yield from _findings("not-built-on-engine", found, origins)
+
+
+def needs_transformer_engine(run: Run, origins: Origins) -> Iterator[Diagnostic]:
+    """What Transformer Engine carries out is not asked of a CPU. Whether it is installed is seen where the run starts."""
+    if isinstance(run.engine, Megatron):
+        yield from _findings("needs-transformer-engine", megatron.needs_transformer_engine(run.engine, device=run.device.kind), origins)
 
 
 def parallel_sizes(run: Run, origins: Origins) -> Iterator[Diagnostic]:

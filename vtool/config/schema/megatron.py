@@ -15,14 +15,14 @@ class Parallel(Settings):
     pipeline: int = Field(default=1, ge=1)
     """Stages that a row goes through one after the other, each with as many layers. It divides the layers; the tower is on the first."""
     context: int = Field(default=1, ge=1)
-    """Processes over which the tokens of a row are spread. More than 1 is not built: it needs Transformer Engine, and so CUDA."""
+    """Processes over which the tokens of a row are spread, in attention too. More than 1 needs Transformer Engine, and so CUDA."""
     sequence: bool = False
     """Spread the tokens over the tensor parallel processes where matrices are whole: less memory for activations."""
 
     @property
     def sharing(self) -> int:
         """Processes that compute the same rows."""
-        return self.tensor * self.pipeline
+        return self.tensor * self.pipeline * self.context
 
 
 class WrapConfig(Settings):
@@ -122,6 +122,8 @@ class Megatron(Settings):
     kind: Literal["megatron"]
     """Which engine trains."""
     parallel: Parallel = Parallel()
+    bridge: Literal["native", "mbridge"] = "native"
+    """What builds the language model and wraps it: vtool itself, or mbridge's `get_model`, as verl does. That needs Transformer Engine."""
     wrap_config: WrapConfig = WrapConfig()
     ddp_config: DdpConfig = DdpConfig()
     transformer_config: TransformerConfig = TransformerConfig()

@@ -10,31 +10,38 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
-from importlib.util import find_spec
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from vtool.config.megatron import BUILT, Language, bad_sizes, not_built
+from vtool.config.megatron import BUILT, Language
 from vtool.config.megatron_ddp import Problem
 from vtool.config.read_back import Seen
 from vtool.config.schema import Optim
 from vtool.config.schema.megatron import Megatron as MegatronSettings
-from vtool.diagnostics import Diagnostic
 from vtool.engines import common
 from vtool.engines.contract import Group
+from vtool.engines.megatron import mbridge
 from vtool.engines.megatron import read_back as live
 from vtool.engines.megatron.ddp_config import live_ddp_config
 from vtool.engines.megatron.groups import start_groups
 from vtool.engines.megatron.lora import add_adapters
-from vtool.engines.megatron.model import build_language, recompute_layers, replace_language, text_shape, transformer_config, unsupported
+from vtool.engines.megatron.model import (
+    build_language,
+    recompute_layers,
+    replace_language,
+    text_shape,
+    transformer_fields,
+    unsupported,
+)
 from vtool.engines.megatron.part import Part
 from vtool.engines.megatron.pipeline import Stage, run_schedule
 from vtool.engines.megatron.shim import on_cpu, silence
+from vtool.engines.megatron.start import check_start
 from vtool.engines.megatron.weights import from_megatron, hf_names, name_in_model, share_of
-from vtool.engines.ranks import Ranks, SharedFindings
+from vtool.engines.ranks import Ranks
 from vtool.engines.roles import Role, unmarked
 from vtool.models import read_back as models
 from vtool.models.adapters import Adapter, has_adapters, is_adapter, saved_name, scale_of
@@ -64,13 +71,14 @@ class Megatron:
             checkpointing: keep only what goes into each layer of the language model, and compute the rest again. (The tower has its own.)
 
         Raises:
-            SharedFindings: `extra-not-installed`, `megatron-ddp-conflict`, `not-built-on-engine`, `parallel-sizes`.
+            SharedFindings: `extra-not-installed`, `megatron-ddp-conflict`, `needs-transformer-engine`, `not-built-on-engine`,
+                `parallel-sizes`.
         """
-        check_installed()
-        silence()
         text = module.config.get_text_config()  # type: ignore[operator,union-attr]
         dtype, cpu = str(compute_dtype).removeprefix("torch."), ranks.device.type == "cpu"
-        _check(module.config.model_type, text, settings, ranks, dtype)  # type: ignore[arg-type,union-attr]
+        self.adapted = has_adapters(module)
+        _check(module.config.model_type, text, settings, ranks, dtype, self.adapted)  # type: ignore[arg-type,union-attr]
+        silence()
         ddp_config = live_ddp_config(settings.wrap_config, settings.ddp_config, dtype=dtype, cpu=cpu)
 
         self.ranks = ranks
@@ -79,8 +87,9 @@ class Megatron:
         self.data = self.groups.data
         self.stage = Stage(self.groups.stages)
         averaged = ddp_config.average_in_collective
-        self._factor = self.data.world if averaged else 1
-        self.config = transformer_config(
+        # The ranks that spread a row's tokens over themselves have the whole loss of it each.
+        self._factor = (self.groups.copies.world if averaged else 1) / settings.parallel.context
+        fields = transformer_fields(
             text,
             compute_dtype,
             ranks.device,
@@ -88,25 +97,37 @@ class Megatron:
             | {
                 "tensor_model_parallel_size": settings.parallel.tensor,
                 "pipeline_model_parallel_size": settings.parallel.pipeline,
+                "context_parallel_size": settings.parallel.context,
                 "sequence_parallel": settings.parallel.sequence and settings.parallel.tensor > 1,
                 "calculate_per_token_loss": not averaged,
             },
         )
         whole = {saved_name(name): parameter.detach() for name, parameter in module.named_parameters()}
         trained = {saved_name(name) for name, parameter in module.named_parameters() if parameter.requires_grad}
-        self.adapted = has_adapters(module)
         self._scale = scale_of(module) if self.adapted else 0.0
         tower: nn.Module = module.model.visual  # type: ignore[union-attr,assignment]
-        gpt = build_language(text, self.config, ranks.device, own_layers=self.adapted)
+
+        def in_model(gpt: Any) -> Callable[[str], str]:
+            return partial(name_in_model, before=gpt.decoder.layers[0].layer_number - 1, tied=text.tie_word_embeddings)
+
+        def ready(gpt: Any) -> None:
+            add_adapters(gpt, whole, text_shape(text), self._scale, self.groups.tensor_rank, in_model(gpt))
+            for name, parameter in gpt.named_parameters():
+                parameter.requires_grad_(trained.issuperset(hf_names(in_model(gpt)(name))))
+            if checkpointing:
+                recompute_layers(gpt, ranks.device)
+
+        ddp, self.bridge = None, None
+        if settings.bridge == "mbridge":
+            wrapped = any(not name.startswith(TOWER) for name in trained)
+            gpt, ddp, self.bridge = mbridge.build_language(text, fields, ddp_config, ranks.device, ready, wrapped=wrapped)
+        else:
+            gpt = build_language(text, fields, ranks.device, own_layers=self.adapted)
+            ready(gpt)
+        self.config = gpt.config
         replace_language(module, gpt, self.stage)
         self.heeds_masks: bool = gpt.heeds_masks
         tower = tower if self.stage.first else nn.Module()
-        in_model = partial(name_in_model, before=gpt.decoder.layers[0].layer_number - 1, tied=text.tie_word_embeddings)
-        add_adapters(gpt, whole, text_shape(text), self._scale, self.groups.tensor_rank, in_model)
-        for name, parameter in gpt.named_parameters():
-            parameter.requires_grad_(trained.issuperset(hf_names(in_model(name))))
-        if checkpointing:
-            recompute_layers(gpt, ranks.device)
         self.module = module.to(ranks.device)
         for parameter in tower.parameters():  # not its buffers: frequencies of positions stay float32
             parameter.data = parameter.data.to(compute_dtype)
@@ -114,7 +135,7 @@ class Megatron:
         tower.register_forward_pre_hook(self._note_the_tower)
         with on_cpu(self.ranks.device):
             self.parts = [
-                self._language_part(text, ddp_config, optim, whole, part, in_model),
+                self._language_part(text, ddp_config, optim, whole, part, in_model(gpt), ddp),
                 self._tower_part(tower, ddp_config, optim, part),
             ]
             for one in self.parts:
@@ -231,6 +252,7 @@ class Megatron:
         language, tower = self.parts
         gpt: Any = self.module.model.language_model.gpt  # type: ignore[union-attr]
         yield from live.read_groups(self.groups)
+        yield from live.read_bridge(gpt, self.bridge)
         yield from live.read_language(gpt)
         yield from live.read_adapters(gpt, language.names, part)
         for one, where in ((language, "the language model's DDP"), (tower, "the tower's DDP")):
@@ -266,7 +288,7 @@ class Megatron:
 
     def _language_part(
         self, text: Any, ddp_config: Any, optim: Optim, whole: Mapping[str, Tensor], part: Callable[[str], str],
-        in_model: Callable[[str], str],
+        in_model: Callable[[str], str], ddp: Any,
     ) -> Part:  # fmt: skip
         shape, size, rank = text_shape(text), self.groups.tensor_size, self.groups.tensor_rank
         gpt: Any = self.module.model.language_model.gpt  # type: ignore[union-attr]
@@ -283,7 +305,7 @@ class Megatron:
         def names(name: str) -> tuple[str, ...]:
             return hf_names(in_model(name))
 
-        return Part(gpt, self.config, ddp_config, optim, self.groups, names, join, cut, part)
+        return Part(gpt, self.config, ddp_config, optim, self.groups, names, join, cut, part, ddp)
 
     def _tower_part(self, tower: nn.Module, ddp_config: Any, optim: Optim, part: Callable[[str], str]) -> Part:
         def join(name: str, shares: Sequence[Tensor]) -> dict[str, Tensor]:
@@ -298,30 +320,13 @@ class Megatron:
         return Part(tower, self.config, apart, optim, self.groups, lambda name: (saved_name(TOWER + name),), join, cut, part)
 
 
-def check_installed() -> None:
-    """Megatron-core is there.
-
-    Raises:
-        SharedFindings: `extra-not-installed`, with the command that installs it.
-    """
-    if find_spec("megatron") is None or find_spec("megatron.core") is None:
-        message, help = "engine=megatron needs megatron-core, which is not installed", "pip install 'vtool[megatron]'"
-        raise SharedFindings(Diagnostic("extra-not-installed", message, help, "engine.kind"))
-
-
-def _check(family: str, text: Any, settings: MegatronSettings, ranks: Ranks, dtype: str) -> None:
+def _check(family: str, text: Any, settings: MegatronSettings, ranks: Ranks, dtype: str, adapters: bool) -> None:
     shape = text_shape(text)
-    elsewhere = "use engine=ddp or engine=fsdp2"
     language = Language(shape.heads, shape.groups, text.num_hidden_layers)
-    unbuilt = [
-        *(Problem("kind", f"engine=megatron: {one}", elsewhere) for one in (unsupported(text) if family in BUILT else ())),
-        *_tying(text, settings),
-        *not_built(settings, family=family, dtype=dtype, device=ranks.device.type),
-    ]
-    found = [("not-built-on-engine", one) for one in unbuilt]
-    found += [("parallel-sizes", one) for one in bad_sizes(settings.parallel, world=ranks.world, language=language)]
-    if found:
-        raise SharedFindings([Diagnostic(rule, one.message, one.help, one.setting) for rule, one in found])
+    elsewhere = "use engine=ddp or engine=fsdp2"
+    unbuilt = [Problem("kind", f"engine=megatron: {one}", elsewhere) for one in (unsupported(text) if family in BUILT else ())]
+    unbuilt += _tying(text, settings)
+    check_start(settings, ranks, family=family, dtype=dtype, adapters=adapters, language=language, unbuilt=unbuilt)
 
 
 def _tying(text: Any, settings: MegatronSettings) -> list[Problem]:

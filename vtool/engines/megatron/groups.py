@@ -26,6 +26,8 @@ class Groups:
     """This rank among the stages of its pipeline: others have other layers, and compute the same rows."""
     model: Any
     """The ranks that have the whole model together: those of all stages, and of each the tensor parallel ones."""
+    copies: Ranks
+    """This rank among those that have the same weights, and sum their gradients: `data` and its context parallel ranks."""
     everyone: Any
     """All of these, with the data parallel ones: who shares a distributed optimiser."""
 
@@ -62,6 +64,7 @@ def start_groups(parallel: Parallel, ranks: Ranks) -> Groups:
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=parallel.tensor,
         pipeline_model_parallel_size=parallel.pipeline,
+        context_parallel_size=parallel.context,
         create_gloo_process_groups=False,
     )
     seed_megatron(0, ranks.device)  # nothing draws from it: dropout is 0
@@ -76,6 +79,7 @@ def start_groups(parallel: Parallel, ranks: Ranks) -> Groups:
         among(parallel_state.get_data_parallel_group()),
         among(parallel_state.get_pipeline_model_parallel_group()),
         parallel_state.get_model_parallel_group(),
+        among(parallel_state.get_data_parallel_group(with_context_parallel=True)),
         parallel_state.get_intra_distributed_optimizer_instance_group(),
     )
 

@@ -5,8 +5,8 @@ model, embedding and head are replaced by thin modules around one `GPTModel` wit
 loss or `generate`, calls what it knows.
 
 Each tensor parallel rank computes the whole tower, from the same images; of a pipeline's stages the first has it, and no other. Under
-sequence parallelism tokens are shared out among the tensor parallel ranks after the image features have been merged, and padded to a
-number that they can share. There is no key and value cache.
+sequence parallelism tokens are shared out among the tensor parallel ranks, and under context parallelism (`context`) among its ranks,
+after the image features have been merged, and padded to a number that all can share. There is no key and value cache.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,10 +17,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from vtool.engines.megatron.context import of_all_ranks, on_this_rank
 from vtool.engines.megatron.pipeline import Stage, no_features, without_tokens
 from vtool.engines.megatron.shim import on_cpu
+from vtool.engines.megatron.start import has_transformer_engine
 from vtool.engines.megatron.weights import TextShape, partition_dim
-from vtool.models.masks import allowed_in_documents, allowed_in_rows, to_megatron
+from vtool.models.masks import allowed_in_documents, allowed_in_rows, multiple_of, pad_rows, to_megatron, unpad_rows
 
 
 def text_shape(config: Any) -> TextShape:
@@ -45,16 +47,14 @@ def unsupported(config: Any) -> list[str]:
     return found
 
 
-def transformer_config(config: Any, dtype: torch.dtype, device: torch.device, settings: Mapping[str, Any]) -> Any:
-    """Megatron-core's `TransformerConfig` of transformers' config of the language part.
+def transformer_fields(config: Any, dtype: torch.dtype, device: torch.device, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of megatron-core's `TransformerConfig`, of transformers' config of the language part.
 
     Args:
         dtype: of the weights that are computed with.
         device: the run's.
         settings: further fields, by megatron-core's names: the parallel sizes, and what the recipe sets.
     """
-    from megatron.core.transformer import TransformerConfig
-
     shape = text_shape(config)
     fused = ("masked_softmax_fusion", "bias_activation_fusion", "bias_dropout_fusion", "gradient_accumulation_fusion", "apply_rope_fusion")
     fields: dict[str, Any] = {
@@ -82,36 +82,51 @@ def transformer_config(config: Any, dtype: torch.dtype, device: torch.device, se
         "perform_initialization": False,  # weights follow, every one of them
         **dict.fromkeys(fused, False),
     }
-    return TransformerConfig(**{**fields, **settings})
+    return {**fields, **settings}
 
 
-def build_language(config: Any, megatron: Any, device: torch.device, *, own_layers: bool = False) -> Any:
+def model_fields(config: Any, tensor: int) -> dict[str, Any]:
+    """What `GPTModel` is told beside that and its layers. `tensor`: ranks over which the vocabulary is spread."""
+    return {
+        "vocab_size": text_shape(config).padded_vocabulary(tensor),
+        "max_sequence_length": config.max_position_embeddings,
+        "position_embedding_type": "mrope",
+        "rotary_base": config.rope_parameters["rope_theta"],
+        "parallel_output": True,
+        "scatter_embedding_sequence_parallel": False,
+    }
+
+
+def build_language(config: Any, fields: Mapping[str, Any], device: torch.device, *, own_layers: bool = False) -> Any:
     """This pipeline stage's share of the language part as megatron-core's `GPTModel`; its weights are whatever was in the memory.
 
     Args:
         config: transformers' config of the language part.
-        megatron: the `TransformerConfig` made of it.
+        fields: of it, `transformer_fields`.
         device: the run's.
         own_layers: megatron-core's layers also where Transformer Engine is: that joins a norm with the matrix behind it, and so hides what
             goes into the matrix from an adapter.
     """
     from megatron.core import parallel_state
     from megatron.core.models.gpt import GPTModel
+    from megatron.core.transformer import TransformerConfig
 
+    megatron = TransformerConfig(**fields)
     with on_cpu(device):
         gpt = GPTModel(
             config=megatron,
-            transformer_layer_spec=_layers(megatron, device, own_layers),
-            vocab_size=text_shape(config).padded_vocabulary(megatron.tensor_model_parallel_size),
-            max_sequence_length=config.max_position_embeddings,
-            position_embedding_type="mrope",
-            rotary_base=config.rope_parameters["rope_theta"],
+            transformer_layer_spec=layers_of(megatron, device, own_layers),
             share_embeddings_and_output_weights=config.tie_word_embeddings,
             pre_process=parallel_state.is_pipeline_first_stage(),
             post_process=parallel_state.is_pipeline_last_stage(),
-            parallel_output=True,
-            scatter_embedding_sequence_parallel=False,
+            **model_fields(config, megatron.tensor_model_parallel_size),
         )
+    prepare(gpt, device, own_layers=own_layers)
+    return gpt
+
+
+def prepare(gpt: Any, device: torch.device, *, own_layers: bool = False) -> None:
+    """What is done to a new `GPTModel`, whoever built it, before megatron-core's DDP wraps it."""
     for name, parameter in gpt.named_parameters():
         # Set when megatron-core fills in weights of its own. Without it a norm over all ranks takes shares for copies of each other.
         dim = partition_dim(name)
@@ -121,12 +136,11 @@ def build_language(config: Any, megatron: Any, device: torch.device, *, own_laye
             ("partition_stride", 1),
         ):
             setattr(parameter, attribute, value)
-    gpt.heeds_masks = heeds_masks(megatron, device, own_layers)
-    if megatron.sequence_parallel and gpt.post_process:
+    gpt.heeds_masks = heeds_masks(gpt.config, device, own_layers)
+    if gpt.config.sequence_parallel and gpt.post_process:
         # Its input is gathered before it, for the few positions that are asked for; the gather sums the gradients of the ranks.
         gpt.output_layer.sequence_parallel = False
         gpt.output_layer.disable_grad_reduce = True
-    return gpt
 
 
 def replace_language(model: Any, gpt: Any, stage: Stage) -> None:
@@ -171,6 +185,8 @@ class Language(nn.Module):
         self.gpt = gpt
         self.stage = stage
         self.embedding = _Embedding(gpt)
+        self.sharing = gpt.config.tensor_model_parallel_size if gpt.config.sequence_parallel else 1
+        """Ranks among which tokens are shared out where matrices are whole."""
 
     def get_input_embeddings(self) -> nn.Module:
         return self.embedding
@@ -182,32 +198,36 @@ class Language(nn.Module):
         from megatron.core import tensor_parallel
         from transformers.modeling_outputs import BaseModelOutputWithPast
 
-        config, gpt = self.gpt.config, self.gpt
+        config, gpt, context = self.gpt.config, self.gpt, self.gpt.pg_collection.cp
         rows, length, size = inputs_embeds.shape
-        missing = -length % config.tensor_model_parallel_size if config.sequence_parallel else 0
-        positions = nn.functional.pad(_positions(position_ids, rows, length, inputs_embeds.device), (0, missing))
+        multiple = multiple_of(self.sharing, config.context_parallel_size)
+        keep = inputs_embeds.new_ones(rows, length, dtype=torch.bool) if attention_mask is None else attention_mask != 0
+        # Of whole rows: megatron-core cuts a context parallel rank's own pieces out of them.
+        places, kept = pad_rows(_positions(position_ids, rows, length, inputs_embeds.device).permute(1, 2, 0), keep, multiple)
         with on_cpu(self.stage.ranks.device):
             hidden = None
             if self.stage.first:
-                hidden = nn.functional.pad(inputs_embeds.transpose(0, 1), (0, 0, 0, 0, 0, missing)).contiguous()
+                embedded = pad_rows(inputs_embeds, keep, multiple)[0]
+                hidden = on_this_rank(embedded.transpose(0, 1), context).contiguous()
                 if config.sequence_parallel:
                     hidden = tensor_parallel.scatter_to_sequence_parallel_region(hidden)
             elif not self.stage.scheduled:
-                share = config.tensor_model_parallel_size if config.sequence_parallel else 1
-                gpt.set_input_tensor(self.stage.receive(((length + missing) // share, rows, size), config.pipeline_dtype))
-            mask = _mask(attention_mask, missing) if documents is None else _block_mask(documents, missing, inputs_embeds.device)
+                share = kept.shape[1] // (config.context_parallel_size * self.sharing)
+                gpt.set_input_tensor(self.stage.receive((share, rows, size), config.pipeline_dtype))
+            mask = _mask(kept) if documents is None else _block_mask(documents, kept)
             assert mask is None or gpt.heeds_masks, "rows that are padded on the left come one by one to layers that look at no mask"
             hidden = gpt.decoder(
                 hidden_states=hidden,
                 attention_mask=mask,
-                rotary_pos_emb=gpt.rotary_pos_emb(positions, gpt.mrope_section),
+                rotary_pos_emb=gpt.rotary_pos_emb(places.permute(2, 0, 1), gpt.mrope_section),
             )
             if not self.stage.last:
                 self.stage.hand_on(hidden)
                 return BaseModelOutputWithPast(last_hidden_state=inputs_embeds)
             if config.sequence_parallel:
                 hidden = tensor_parallel.gather_from_sequence_parallel_region(hidden)
-        return BaseModelOutputWithPast(last_hidden_state=hidden[:length].transpose(0, 1))
+            hidden = of_all_ranks(hidden, context)
+        return BaseModelOutputWithPast(last_hidden_state=unpad_rows(hidden.transpose(0, 1), length))
 
 
 class _Embedding(nn.Module):
@@ -280,25 +300,29 @@ def heeds_masks(config: Any, device: torch.device, own: bool) -> bool:
         device: the run's.
         own: see `build_language`.
     """
-    return not _of_transformer_engine(device, own) and not config.masked_softmax_fusion
+    of_te = config.context_parallel_size > 1 or (has_transformer_engine(device) and not own)
+    return not of_te and not config.masked_softmax_fusion
 
 
-def _of_transformer_engine(device: torch.device, own: bool) -> bool:
-    from megatron.core.extensions import transformer_engine
-
-    return transformer_engine.HAVE_TE and device.type != "cpu" and not own
-
-
-def _layers(config: Any, device: torch.device, own: bool) -> Any:
+def layers_of(config: Any, device: torch.device, own: bool) -> Any:
     """Transformer Engine's layers where it is installed and the run has a GPU, else megatron-core's own."""
     from megatron.core.models.gpt import gpt_layer_specs
     from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
 
-    if _of_transformer_engine(device, own):
+    if has_transformer_engine(device) and not own:
         return gpt_layer_specs.get_gpt_layer_with_transformer_engine_spec()
     layer = gpt_layer_specs.get_gpt_layer_local_spec(normalization="RMSNorm")
     layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = RMSNorm
+    if config.context_parallel_size > 1:
+        layer.submodules.self_attention.submodules.core_attention = attention_over_ranks()
     return TransformerBlockSubmodules(layer_specs=[layer] * get_num_layers_to_build(config), layer_norm=RMSNorm)
+
+
+def attention_over_ranks() -> Any:
+    """Attention over context parallel ranks: Transformer Engine's, for megatron-core's own asserts that there is one (see `context`)."""
+    from megatron.core.extensions.transformer_engine import TEDotProductAttention
+
+    return TEDotProductAttention
 
 
 def _positions(given: Tensor | None, rows: int, length: int, device: torch.device) -> Tensor:
@@ -310,17 +334,16 @@ def _positions(given: Tensor | None, rows: int, length: int, device: torch.devic
     return given[-3:].expand(3, rows, length)  # of four, the first is the place in the text
 
 
-def _mask(kept: Tensor | None, missing: int) -> Tensor | None:
+def _mask(kept: Tensor) -> Tensor | None:
     """What each token must not see, bool [B, 1, S, S], or None where that is no more than what comes after it.
 
     A row that is padded at its end needs no mask: nothing before the padding sees it. Megatron-core takes None for causal, and adds
     nothing to a mask that it is given.
     """
-    if kept is None or not bool((kept[:, 1:] > kept[:, :-1]).any()):
-        return None
-    return to_megatron(allowed_in_rows(nn.functional.pad(kept, (0, missing)) != 0))
+    return to_megatron(allowed_in_rows(kept)) if bool((kept[:, 1:] > kept[:, :-1]).any()) else None
 
 
-def _block_mask(documents: Sequence[int], missing: int, device: torch.device) -> Tensor:
+def _block_mask(documents: Sequence[int], kept: Tensor) -> Tensor:
     """The same for documents in one row; the padding at its end, of tensor parallelism, is one more."""
-    return to_megatron(allowed_in_documents([*documents, *([missing] if missing else [])], device))
+    missing = kept.shape[1] - sum(documents)
+    return to_megatron(allowed_in_documents([*documents, *([missing] if missing else [])], kept.device))

@@ -33,7 +33,7 @@ class Part:
 
     def __init__(
         self, module: nn.Module, config: Any, ddp_config: Any, optim: Optim, groups: Groups, names: Callable[[str], tuple[str, ...]],
-        join: Join, cut: Cut, part: Callable[[str], str],
+        join: Join, cut: Cut, part: Callable[[str], str], ddp: Any = None,
     ) -> None:  # fmt: skip
         """Wrap a module that has its weights. Where none of them is trained, it is not wrapped, and has no optimiser.
 
@@ -41,6 +41,7 @@ class Part:
             config: megatron-core's `TransformerConfig` of the model.
             names: transformers' names of what a parameter, by its name in the module, is made of.
             part: which of `optim.groups` a parameter is of, by transformers' name.
+            ddp: the module's DDP, where a bridge has wrapped it.
         """
         from megatron.core.distributed import DistributedDataParallel
 
@@ -56,7 +57,7 @@ class Part:
             if any(stage[0] for stage in trained):
                 _answer_other_stages()
             return
-        self.ddp = DistributedDataParallel(config, replace(ddp_config), module)  # it writes into its config
+        self.ddp = ddp or DistributedDataParallel(config, replace(ddp_config), module)  # it writes into its config
         self.ddp.broadcast_params()
         treatments = {parameter: optim.treatment(part(names(name)[0]), parameter.dim()) for name, parameter in self.parameters.items()}
         self.optimizer = _optimizer(self.ddp, optim, config, treatments)
@@ -124,8 +125,7 @@ class Part:
         if name in self.frozen:
             return self._whole(name, self.frozen[name].to(parameter.device))
         return {
-            whole: tensor.float()
-            for whole, tensor in self._whole(name, self._over_data_ranks(parameter, self.mains[parameter].tensor)).items()
+            whole: tensor.float() for whole, tensor in self._whole(name, self._over_copies(parameter, self.mains[parameter].tensor)).items()
         }
 
     def gradients(self) -> Iterator[tuple[str, Tensor]]:
@@ -133,7 +133,7 @@ class Part:
         for name, parameter in self.parameters.items():
             if parameter.requires_grad:
                 main = self.mains[parameter].tensor
-                yield from self._whole(name, self._over_data_ranks(parameter, None if main is None else main.grad)).items()
+                yield from self._whole(name, self._over_copies(parameter, None if main is None else main.grad)).items()
 
     def state(self) -> Iterator[tuple[str, Tensor]]:
         """The optimiser's state as `<transformers' name>.<entry>`; of parameters that have never been updated there is none."""
@@ -144,7 +144,7 @@ class Part:
                 continue
             own = self._entries(parameter)
             for entry in MOMENTS:
-                for whole, tensor in self._whole(name, self._over_data_ranks(parameter, own.get(entry))).items():
+                for whole, tensor in self._whole(name, self._over_copies(parameter, own.get(entry))).items():
                     yield f"{whole}.{entry}", tensor
             for whole in self.names(name):
                 yield f"{whole}.step", torch.tensor(float(step))
@@ -225,10 +225,10 @@ class Part:
             int((self._group(parameter) if self._counts_by_group else self._entries(parameter))["step"]) if self._entries(parameter) else 0
             for parameter in self.parameters.values()
         ]
-        return [int(max(column)) for column in zip(*self.groups.data.all_gather(steps), strict=True)]
+        return [int(max(column)) for column in zip(*self.groups.copies.all_gather(steps), strict=True)]
 
-    def _over_data_ranks(self, parameter: nn.Parameter, mine: Tensor | None) -> Tensor:
-        """A tensor of a parameter's shape from what each data parallel rank has of it."""
+    def _over_copies(self, parameter: nn.Parameter, mine: Tensor | None) -> Tensor:
+        """A tensor of a parameter's shape from what each rank that has the same weights updates of it."""
         main = self.mains[parameter]
         if main.whole:
             assert mine is not None
@@ -237,7 +237,7 @@ class Part:
         if mine is not None:
             whole[main.start : main.end] = mine.detach().view(-1)
         # As integers: a sum with zeros then keeps every bit, −0.0 too.
-        dist.all_reduce(whole.view(torch.int32), group=self.groups.data.group)
+        dist.all_reduce(whole.view(torch.int32), group=self.groups.copies.group)
         return whole.view_as(parameter)
 
 

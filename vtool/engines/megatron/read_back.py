@@ -28,6 +28,17 @@ def read_groups(groups: Groups) -> Iterator[Seen]:
         yield Seen(f"engine.parallel.{name}", size, f"megatron-core's {name} parallel group")
 
 
+def read_bridge(gpt: Any, bridge: Any) -> Iterator[Seen]:
+    """Who built a `GPTModel`: a bridge gives it a config of its own.
+
+    Args:
+        bridge: mbridge's; None where there is none.
+    """
+    theirs = bridge is not None and gpt.config is bridge.config
+    where = f"{'the config of ' + type(bridge).__name__ if theirs else 'a config of vtool'} in megatron-core's GPTModel"
+    yield Seen("engine.bridge", "mbridge" if theirs else "native", where)
+
+
 def read_language(gpt: Any) -> Iterator[Seen]:
     """A `GPTModel`, or this stage's share of one."""
     layer = gpt.decoder.layers[0]

@@ -6,6 +6,7 @@ force and nowhere else. Whether it is, the run's device says, not the machine: a
 - `torch.cuda.current_device()`, used as the device of weights and buffers: the CPU;
 - `torch.cuda.synchronize()`: nothing, the CPU is never behind;
 - `device="cuda"` of any torch function, such as that of the causal mask (`transformer/utils.py`): `"cpu"`;
+- `pin_memory=True` of any torch function: nothing, there is no GPU to copy to (`models/common/embeddings/rope_utils.py`);
 - `Tensor.cuda()`: the tensor itself;
 - `Tensor.type()` of a tensor: `torch.FloatTensor` becomes `torch.cuda.FloatTensor`. The optimisers look for that text, to tell bfloat16
   weights, which need a copy in float32, from float32 ones (`optimizer/optimizer.py`, `optimizer/distrib_optimizer.py`); the dtype is kept;
@@ -72,6 +73,7 @@ class _Answers(TorchFunctionMode):
         given = dict(kwargs or {})
         if str(given.get("device", "")).startswith("cuda"):
             given["device"] = "cpu"
+        given.pop("pin_memory", None)
         if func is torch.Tensor.cuda:
             return args[0]
         result = func(*args, **given)
