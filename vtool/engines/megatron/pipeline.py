@@ -105,7 +105,7 @@ def without_tokens(module: Any, _arguments: Any, inputs: Mapping[str, Any]) -> t
     """What a stage behind the first makes of a model's inputs: positions in three dimensions, and nothing to embed. A forward pre-hook."""
     given = dict(inputs)
     ids = given.pop("input_ids")
-    for name in ("pixel_values", "mm_encoder_outputs"):
+    for name in ("pixel_values", "pixel_values_videos", "mm_encoder_outputs"):
         given.pop(name, None)
     rows, length = ids.shape
     size = module.config.get_text_config().hidden_size
