@@ -34,8 +34,13 @@ def chat(question: Any, answer: str) -> dict[str, Any]:
 
 
 def frames(folder: Path, name: str, count: int, width: int = 56, height: int = 28, seed: int = 0) -> list[str]:
-    """The names of so many pictures of noise, each another one."""
-    return [picture(folder / f"{name}-{place}.png", width, height, 1000 * seed + place).name for place in range(count)]
+    """The names of so many smooth pictures, each another one. (At edges of noise, two libraries' resizing differs by many levels.)"""
+    across, down = np.meshgrid(np.arange(width), np.arange(height))
+    names = [f"{name}-{place}.png" for place in range(count)]
+    for place, file in enumerate(names):
+        levels = [128 + 100 * np.sin(across / 9 + colour + seed + place) * np.cos(down / 7 + place) for colour in range(3)]
+        Image.fromarray(np.stack(levels, -1).astype(np.uint8)).save(folder / file)
+    return names
 
 
 def film(path: Path, count: int, width: int = 64, height: int = 48, fps: int = 10, codec: str = "mpeg4") -> Path:
@@ -55,7 +60,7 @@ def film(path: Path, count: int, width: int = 64, height: int = 48, fps: int = 1
 def visual_rows(folder: Path) -> list[dict[str, Any]]:
     """An image, two images, a video, an image before a video, two videos, and text alone."""
     one, two, three = (picture(folder / f"still-{seed}.png", 28 * seed, 56, seed).name for seed in (1, 2, 3))
-    short, long = frames(folder, "short", 2, seed=1), frames(folder, "long", 5, 56, 56, seed=2)
+    short, long = frames(folder, "short", 2, seed=1), frames(folder, "long", 5, 60, 44, seed=2)
     return [
         chat("<image>Which?", "yes") | {"images": [one]},
         chat("<image>Like <image>?", "no no") | {"images": [two, three]},

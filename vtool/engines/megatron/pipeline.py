@@ -113,7 +113,8 @@ def without_tokens(module: Any, _arguments: Any, inputs: Mapping[str, Any]) -> t
     # As the stage with the tokens does, which is transformers' own code.
     if given.get("position_ids") is None:
         names = ("image_grid_thw", "video_grid_thw", "mm_token_type_ids", "attention_mask", "past_key_values", "inputs_embeds")
-        found = module.model.compute_3d_position_ids(input_ids=ids, **{name: given.get(name) for name in names})
+        seconds = {"second_per_grid_ts": given["second_per_grid_ts"]} if given.get("second_per_grid_ts") is not None else {}
+        found = module.model.compute_3d_position_ids(input_ids=ids, **seconds, **{name: given.get(name) for name in names})
         # Without images there are none, and transformers, which sees no tokens here, would take the last row's with images.
         given["position_ids"] = torch.arange(length, device=ids.device).expand(3, rows, length) if found is None else found
     return (), given
