@@ -44,14 +44,14 @@ def frames(folder: Path, name: str, count: int, width: int = 56, height: int = 2
 
 
 def film(path: Path, count: int, width: int = 64, height: int = 48, fps: int = 10, codec: str = "mpeg4") -> Path:
-    """A video file whose frame number n is of one grey, about 10 + 5 · n."""
+    """A video file whose frame number n is of one grey, about 8 + 8 · n."""
     import av
 
     with av.open(str(path), "w") as container:
         stream = container.add_stream(codec, rate=fps)
         stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
         for number in range(count):
-            grey = np.full((height, width, 3), 10 + 5 * (number % 49), dtype=np.uint8)
+            grey = np.full((height, width, 3), 8 + 8 * (number % 30), dtype=np.uint8)
             container.mux(stream.encode(av.VideoFrame.from_ndarray(grey, format="rgb24")))
         container.mux(stream.encode())
     return path

@@ -87,16 +87,19 @@ def _decode(path: str, pick: Callable[[int, float], list[int]]) -> Clip:
     declared, rate, promised = _declared(path)
     total = declared or _count(path)
     indices = pick(total, rate) if total else []
-    frames, found, ends = _frames(path, frozenset(indices))
+    seen = _frames(path, frozenset(indices))
+    found = seen.total
     if not found:
         raise _Undecodable("it has no frames")
-    if found < declared and promised is not None and ends < promised - 2 / rate:
-        raise _Undecodable(f"it is cut off: {found} of {declared} frames are there, {ends:.1f} of {promised:.1f} seconds")
+    if found < declared and promised is not None and seen.ends < promised - 2 / rate:
+        raise _Undecodable(f"it is cut off: {found} of {declared} frames are there, {seen.ends:.1f} of {promised:.1f} seconds")
     if found != total:  # an edit list leaves out what the file has
         total = found
         indices = pick(total, rate)
-        frames, _, _ = _frames(path, frozenset(indices))
-    return Clip([frames[index] for index in indices], indices, total, rate)
+        seen = _frames(path, frozenset(indices))
+    if seen.damaged is not None:
+        raise _Undecodable(f"frame {seen.damaged + 1} is damaged")
+    return Clip([seen.pictures[index] for index in indices], indices, total, rate)
 
 
 def _open(path: str) -> Any:
@@ -129,18 +132,29 @@ def _count(path: str) -> int:
         return sum(1 for _ in container.decode(video=0))
 
 
-def _frames(path: str, wanted: frozenset[int]) -> tuple[dict[int, Any], int, float]:
-    """The wanted frames by their number, upright and in RGB; how many there are, and when the last one ends, in seconds."""
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    pictures: dict[int, Any]
+    """The wanted frames by their number, upright and in RGB."""
+    total: int
+    ends: float
+    """When the last frame ends, in seconds."""
+    damaged: int | None
+    """The first of the wanted frames that the decoder had to guess at."""
+
+
+def _frames(path: str, wanted: frozenset[int]) -> _Seen:
     kept: dict[int, Any] = {}
     found, ends = 0, 0.0
+    damaged: int | None = None
     with _open(path) as container:
         for number, frame in enumerate(container.decode(video=0)):
             found = number + 1
             if frame.time is not None:
                 ends = max(ends, frame.time + float((frame.duration or 0) * frame.time_base))
             if number in wanted:
-                if frame.is_corrupt:
-                    raise _Undecodable(f"frame {number + 1} is damaged")
+                if frame.is_corrupt and damaged is None:
+                    damaged = number
                 picture = frame.to_image()
                 kept[number] = picture.rotate(frame.rotation, expand=True) if frame.rotation else picture
-    return kept, found, ends
+    return _Seen(kept, found, ends, damaged)
