@@ -11,13 +11,15 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from tests.engines.parity import Trace, largest_relative, traced
+from tests.engines.parity import largest_relative, traced
+from tests.engines.ranks import run_ranks
 from tests.rows import visual_rows, write_rows
-from tests.runs import encoded, messages, read_lines, relative_difference, request
+from tests.runs import encoded, messages, read_lines, relative_difference, request, session
 from vtool.data.collate import collate
 from vtool.data.loader import EncodedRows
 from vtool.data.row import Row
 from vtool.engines.ranks import Ranks
+from vtool.evaluation.evaluate import evaluate
 from vtool.models.build import build_model
 from vtool.models.families import FAMILIES, family
 from vtool.models.one_pass import images_with_videos
@@ -181,26 +183,38 @@ ENGINES = {
     "megatron": ("engine=megatron",),
     "megatron, stages": ("engine=megatron", "engine.parallel={pipeline: 2}"),
 }
+SPREAD = {"qwen2_5_vl": tuple(ENGINES), "qwen2_vl": ("megatron, stages",), "qwen3_vl": ("ddp", "fsdp2"), "glm4v": ("fsdp2",)}
 
 
-@pytest.mark.parametrize("name", ["qwen2_5_vl", "qwen3_vl"])
+@pytest.mark.parametrize("name", SPREAD)
 def test_two_ranks_are_as_one_also_where_one_has_text_alone(tmp_path: Path, name: str) -> None:
     """A row with an image and a video, for which the tower runs once, beside three of text: one rank has the dummy."""
     rows = visual_rows(tmp_path)
     write_rows(tmp_path / "one.jsonl", [rows[3], *[rows[5]] * 3])
-    few = (messages(tmp_path / "one.jsonl"), "data.global_batch_size=4")
-    spread: dict[str, Request] = {}
-    for engine, given in ENGINES.items():
-        if name == "qwen2_5_vl" or not engine.startswith("megatron"):
-            spread[engine] = made_run(tmp_path, f"model.family={name}", *given)
-            spread[f"{engine}, one"] = made_run(tmp_path, f"model.family={name}", *given, *few)
-    alone: dict[str, list[Trace]] = traced(
-        1, {kind: made_run(tmp_path, f"model.family={name}", *more) for kind, more in (("", ()), ("one", few))}
-    )
-    for engine, (first, _) in traced(2, spread).items():
-        (one,) = alone["one" if engine.endswith("one") else ""]
-        assert largest_relative(first.losses, one.losses) <= 1e-5, engine
-        assert relative_difference(first.gradients, one.gradients) <= 2e-5, engine
+    of = f"model.family={name}"
+    given = {"all": (of,), "one": (of, messages(tmp_path / "one.jsonl"), "data.global_batch_size=4")}
+    alone = traced(1, {kind: made_run(tmp_path, *more) for kind, more in given.items()})
+    spread = {(engine, kind): made_run(tmp_path, *more, *ENGINES[engine]) for engine in SPREAD[name] for kind, more in given.items()}
+    for (engine, kind), (first, _) in traced(2, spread).items():
+        (one,) = alone[kind]
+        assert largest_relative(first.losses, one.losses) <= 1e-5, (engine, kind)
+        assert relative_difference(first.gradients, one.gradients) <= 2e-5, (engine, kind)
+
+
+def test_stages_answer_questions_about_videos(tmp_path: Path) -> None:
+    """`generate` asks each stage for features, of which the first alone has a tower."""
+    rows = f"data.validation=[{{format:messages,path:'{tmp_path / 'rows.jsonl'}'}}]"
+    made = {kind: made_run(tmp_path, "model.family=qwen2_5_vl", rows, *ENGINES[kind]) for kind in ("ddp", "megatron, stages")}
+    (one,), (two, _) = run_ranks(answers, 1, made["ddp"]), run_ranks(answers, 2, made["megatron, stages"])
+    assert two[0] == pytest.approx(one[0], rel=1e-5)
+    assert two[1] == one[1]
+
+
+def answers(ranks: Ranks, made: Request) -> tuple[float, list[str]]:
+    torch.set_num_threads(1)
+    opened, _ = session(made, ranks)
+    scores = evaluate(opened.engine, opened.rows["validation"], opened.ledgers["validation"].kept, made.run.evaluation)
+    return scores.nll, [answer.answer for answer in scores.answers]
 
 
 def test_a_run_counts_them_and_evaluates_on_them(tmp_path: Path) -> None:

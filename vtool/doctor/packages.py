@@ -8,7 +8,7 @@ from packaging.requirements import Requirement
 
 from vtool.diagnostics import Diagnostic
 
-EXTRAS = ("megatron", "npu")
+EXTRAS = ("megatron", "npu", "video")
 """The extras that a recipe can need; the others are for vtool's own development."""
 
 

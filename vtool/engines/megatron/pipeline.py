@@ -124,6 +124,10 @@ def no_features(pixel_values: Tensor | None = None, image_grid_thw: Tensor | Non
     """What a stage behind the first makes of images. `generate` goes by the names of these arguments."""
 
 
+def no_video_features(pixel_values_videos: Tensor | None = None, video_grid_thw: Tensor | None = None, **_: Any) -> None:
+    """The same of videos."""
+
+
 class Timers:
     """What megatron-core's schedule tells of its passes: it starts and stops a timer around each, which marks that part of the step."""
 
