@@ -62,6 +62,12 @@ class Sample:
         return int((self.labels != IGNORED).sum())
 
     @property
+    def images(self) -> int:
+        """Images and videos, as the vision tower is given them."""
+        grids = (self.visuals.image_grid_thw, self.visuals.video_grid_thw)
+        return sum(len(grid) for grid in grids if grid is not None)
+
+    @property
     def nbytes(self) -> int:
         return sum(tensor.nbytes for tensor in (self.input_ids, self.labels, *self.visuals.tensors().values()))
 
