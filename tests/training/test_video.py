@@ -13,13 +13,14 @@ from torch import Tensor
 
 from tests.engines.parity import largest_relative, traced
 from tests.engines.ranks import run_ranks
-from tests.rows import visual_rows, write_rows
+from tests.rows import chat, film, visual_rows, write_rows
 from tests.runs import encoded, messages, read_lines, relative_difference, request, session
 from vtool.data.collate import collate
 from vtool.data.loader import EncodedRows
 from vtool.data.row import Row
 from vtool.engines.ranks import Ranks
 from vtool.evaluation.evaluate import evaluate
+from vtool.evaluation.predict import predict
 from vtool.models.build import build_model
 from vtool.models.families import FAMILIES, family
 from vtool.models.one_pass import images_with_videos
@@ -227,4 +228,18 @@ def test_a_run_counts_them_and_evaluates_on_them(tmp_path: Path) -> None:
     assert train(made, Ranks()).status == "finished"
     ledger = json.loads((tmp_path / "run/data.json").read_text())["train"]
     assert (ledger["images"], ledger["videos"]) == (4, 4)
-    assert len(read_lines(tmp_path / "run/predictions.jsonl")) == 6
+    answers = read_lines(tmp_path / "run/predictions.jsonl")
+    assert len(answers) == 6
+    pictured = [line for line in answers if "image" in line]
+    assert len(pictured) == 5  # a video by a frame of it; all but the one of text
+    assert all((tmp_path / "run" / line["image"]).exists() for line in pictured)
+
+
+def test_a_video_file_is_trained_on_and_asked_about(tmp_path: Path) -> None:
+    film(tmp_path / "a.mp4", 30)
+    rows = write_rows(tmp_path / "films.jsonl", [chat("<video>What?", answer) | {"videos": ["a.mp4"]} for answer in ("grey", "white")])
+    made = made_run(tmp_path, messages(rows), "model.family=qwen3_vl", f"run.dir={tmp_path / 'films'}", "data.global_batch_size=2")
+    assert train(made, Ranks()).status == "finished"
+    told = json.loads((tmp_path / "films/export/video_preprocessor_config.json").read_text())
+    assert told["size"] == {"shortest_edge": 784, "longest_edge": 8192}
+    assert isinstance(predict(tmp_path / "films", [], "<video>What?", None, 2, [str(tmp_path / "a.mp4")]), str)
