@@ -6,12 +6,16 @@
     after       the same, the interval over and its trace written
     recording   inside the interval, for comparison
 
-All train the recipe `digits` in one process with one thread, on one session that goes on; they take turns of TURN steps in an order that
-rotates, and each turn is timed by `time.process_time`. A ratio is the median over rounds of a turn's time over that of `without` in the
-same round; in brackets, its quartiles. The second half of `without` against its first half shows the measurement's own error. The marks
-alone, which are too cheap to be seen so, are timed by themselves.
+All train the recipe `digits` in one process with one thread, on one session that goes on. Others may use the machine, so there are two
+measurements:
 
-    python -m benchmarks.profiling [--rounds N]
+    in pairs    a step of `without` and a step of the other, in an order drawn by chance, each by `time.thread_time`: what disturbs one
+                mostly disturbs both. The median over the pairs' ratios, and in brackets its 95 % interval (bootstrap). `without` against
+                itself is measured the same way: a cost that is smaller than its interval has not been seen.
+    directly    all calls to the profiler that one step makes while it is off, 10 000 times, over the median step. No noise of
+                the step is in it; what such calls do to caches is not, either.
+
+    python -m benchmarks.profiling [--pairs N]
 """
 
 import os
@@ -21,22 +25,23 @@ os.environ |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALL
 import argparse
 import contextlib
 import io
+import random
 import tempfile
 import time
 import timeit
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import median
 from typing import Any
 
+import numpy as np
 import torch
 
 from tests.runs import request, session
 from vtool.data.loader import load_steps, micro_batches
 from vtool.devices import keep_freed_memory
 from vtool.engines.ranks import Ranks
-from vtool.engines.roles import unmarked
 from vtool.profiling.profiler import Profiler, open_profiler
 from vtool.training.checkpoint import Snapshot, Writer
 from vtool.training.display import Display
@@ -46,9 +51,10 @@ from vtool.training.sft import Watchers, _steps, train_step
 from vtool.training.stop import StopRequest
 from vtool.training.tracking import Trackers
 
-TURN = 5
+TURN = 1
+RECORDED = 5
 MARKS = 8
-"""Parts of a step of one micro-batch that are marked."""
+"""Parts of a step of one micro-batch that are marked, and the step itself."""
 
 
 class Unsaved(Writer):
@@ -65,7 +71,7 @@ class Timed(Display):
 
     def step(self, metrics: Mapping[str, Any], step_seconds: float) -> None:
         super().step(metrics, step_seconds)
-        self.shown = time.process_time()
+        self.shown = time.thread_time()
 
 
 class Turns:
@@ -82,7 +88,7 @@ class Turns:
         kept = opened.ledgers["train"].kept
         mine: Callable[[int], Any] = lambda step: micro_batches(opened.plan, kept, step, 0, 1, run.data.micro_batch_size)  # noqa: E731
         loaded = load_steps(opened.rows["train"], steps, mine, 0)
-        began = time.process_time()
+        began = time.thread_time()
         for step in steps:
             since = time.perf_counter()
             metrics, _ = train_step(opened, self.progress, step, next(loaded), StopRequest())
@@ -93,12 +99,12 @@ class Turns:
             self.display.step(metrics, time.perf_counter() - since)
         return (self.display.shown - began) / TURN
 
-    def profiled(self, profiler: Profiler) -> float:
+    def profiled(self, profiler: Profiler, steps: int = TURN) -> float:
         part = replace(self.session, total_steps=10**9)  # no turn's last step is the run's
-        stop = StopsAfter(TURN)
-        began = time.process_time()
+        stop = StopsAfter(steps)
+        began = time.thread_time()
         _steps(part, self.progress, Watchers(self.writer, stop, self.display, Trackers({}), profiler))
-        return (self.display.shown - began) / TURN
+        return (self.display.shown - began) / steps
 
 
 class StopsAfter(StopRequest):
@@ -120,8 +126,8 @@ class StopsAfter(StopRequest):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=40)
-    rounds: int = parser.parse_args().rounds
+    parser.add_argument("--pairs", type=int, default=200)
+    pairs: int = parser.parse_args().pairs
     torch.set_num_threads(1)
     keep_freed_memory()
     with tempfile.TemporaryDirectory() as folder:
@@ -131,26 +137,44 @@ def main() -> None:
         turns = Turns(opened, progress, Path(folder))
         turns.without()
         recording = _recording(turns, Path(folder))
+        off = open_profiler(opened.run, Ranks(), Path(folder), 0, 10**9, print)
         loops: Mapping[str, Callable[[], float]] = {
             "without": turns.without,
-            "off": _profiled(turns, Path(folder)),
+            "off": lambda: turns.profiled(off),
             "before": _profiled(turns, Path(folder), 10**6),
             "after": _profiled(turns, Path(folder), 1),
         }
-        seconds: dict[str, list[float]] = {name: [] for name in loops}
-        names = list(loops)
-        for number in range(rounds):
-            for place in range(len(names)):
-                name = names[(place + number) % len(names)]
-                seconds[name].append(loops[name]())
-    _print(seconds, recording, rounds)
+        seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in loops}
+        chance = random.Random(0)
+        for _ in range(pairs):
+            for name, other in loops.items():
+                if chance.random() < 0.5:
+                    base = turns.without()
+                    seconds[name].append((other(), base))
+                else:
+                    mine = other()
+                    seconds[name].append((mine, turns.without()))
+    _print(seconds, recording, _direct(off))
 
 
-def _profiled(turns: Turns, folder: Path, first: int | None = None) -> Callable[[], float]:
-    """Turns with the profiler off; or with an interval that begins with step `first`."""
-    last = 2 + (first or 0)
-    chosen = ("profiler=torch", f"profiler.profile_interval=[{first},{last}]", "profiler.warmup=0", "train.steps=9999999")
-    run = request("digits", *(chosen if first else ())).run
+def _direct(off: Profiler) -> float:
+    """Seconds of all the calls that a step makes to a profiler that is off."""
+    metrics: dict[str, Any] = {}
+
+    def step() -> None:
+        role = off.begin(1)
+        for _ in range(MARKS):
+            with role("forward"):
+                pass
+        off.end(metrics)
+
+    return min(timeit.repeat(step, number=10_000, repeat=20)) / 10_000
+
+
+def _profiled(turns: Turns, folder: Path, first: int) -> Callable[[], float]:
+    """Turns with an interval that begins with step `first`."""
+    interval = f"profiler.profile_interval=[{first},{first + 2}]"
+    run = request("digits", "profiler=torch", interval, "profiler.warmup=0", "train.steps=9999999").run
     if first == 1:  # its trace was written by `_recording`
         (folder / "profile").mkdir(exist_ok=True)
         (folder / "profile/rank-0-steps-1-3.trace.json.gz").touch()
@@ -160,29 +184,23 @@ def _profiled(turns: Turns, folder: Path, first: int | None = None) -> Callable[
 def _recording(turns: Turns, folder: Path) -> float:
     """Seconds of CPU of a step that is recorded, the trace's export left out."""
     step = turns.progress.step
-    interval = f"profiler.profile_interval=[{step + 2},{step + TURN + 1}]"
+    interval = f"profiler.profile_interval=[{step + 2},{step + RECORDED + 1}]"
     run = request("digits", "profiler=torch", interval).run
     with open_profiler(run, Ranks(), folder, step, 10**9, lambda _: None) as profiler:
-        return turns.profiled(profiler)
+        return turns.profiled(profiler, RECORDED + 1)
 
 
-def _print(seconds: Mapping[str, list[float]], recording: float, rounds: int) -> None:
-    base = seconds["without"]
-    print(f"{rounds} rounds of {TURN} steps of `digits`, CPU time of one thread")
-    print(f"{'':12} ms a step   over the loop without a profiler")
-    for name, mine in seconds.items():
-        low, middle, high = quantiles([one / other - 1 for one, other in zip(mine, base, strict=True)], n=4)
-        print(f"{name:12} {1000 * median(mine):7.2f}     {middle:+6.2%} [{low:+.2%}, {high:+.2%}]")
-    print(f"{'recording':12} {1000 * recording:7.2f}     {recording / median(base) - 1:+6.1%}")
-    half = len(base) // 2
-    print(f"without, second half of its turns over the first: {median(base[half:]) / median(base[:half]) - 1:+.2%}")
-
-    def mark() -> None:
-        with unmarked("forward"):
-            pass
-
-    cost = min(timeit.repeat(mark, number=10_000, repeat=20)) / 10_000
-    print(f"{MARKS} marks of a step that nobody looks at: {1e6 * MARKS * cost:.2f} µs, {MARKS * cost / median(base):.4%} of it")
+def _print(seconds: Mapping[str, Sequence[tuple[float, float]]], recording: float, direct: float) -> None:
+    base = median(one for pairs in seconds.values() for _, one in pairs)
+    print(f"{len(seconds['off'])} pairs of steps of `digits`, CPU time of one thread; a step without a profiler: {1000 * base:.2f} ms")
+    print(f"{'':12} over the loop without a profiler, median [95 %]")
+    for name, pairs in seconds.items():
+        ratios = np.array([mine / other - 1 for mine, other in pairs])
+        drawn = np.random.default_rng(0).choice(ratios, (2000, len(ratios)))
+        low, high = np.percentile(np.median(drawn, axis=1), [2.5, 97.5])
+        print(f"{name + (', again' if name == 'without' else ''):15} {np.median(ratios):+6.2%} [{low:+.2%}, {high:+.2%}]")
+    print(f"{'recording':15} {recording / base - 1:+6.1%}")
+    print(f"all calls to a profiler that is off, {MARKS} marks among them: {1e6 * direct:.2f} µs a step, {direct / base:.4%} of it")
 
 
 if __name__ == "__main__":

@@ -51,6 +51,11 @@ def test_what_the_finding_says_to_write_is_right(given: str) -> None:
     assert findings(*TORCH, f"profiler.profile_interval={given}", finding.help.partition(", or")[0]) == ()
 
 
+@pytest.mark.parametrize("given", ["1.5", "true", "-1"])
+def test_a_warm_up_that_is_no_number_of_steps(given: str) -> None:
+    assert rules(*TORCH, f"profiler.warmup={given}") == ["out-of-range" if given == "-1" else "wrong-type"]
+
+
 def test_an_interval_without_a_tool_and_a_tool_without_an_interval() -> None:
     assert rules("profiler.profile_interval=[5,7]") == ["nothing-profiled"]
     assert rules("profiler.tool=torch") == ["nothing-profiled"]

@@ -61,3 +61,13 @@ def test_the_summary_has_both_ranks_and_the_same_speed_of_all_rows(folder: Path,
     rows = [one["steps"][0]["tokens"] for one in interval["ranks"].values()]
     assert rows[0] == rows[1] > 0
     assert all(one["flops_a_step"] > 0 for one in interval["ranks"].values())
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_the_split_adds_up_to_the_step_that_the_trace_has_measured(folder: Path, name: str) -> None:
+    (interval,) = json.loads((folder / name / "profile/summary.json").read_text())["intervals"]
+    for rank in range(2):
+        (whole,) = annotations(opened(folder / name / f"profile/rank-{rank}-steps-2-2.trace.json.gz"), "train_batch")
+        (step,) = interval["ranks"][str(rank)]["steps"]
+        assert sum(step["split"].values()) == pytest.approx(whole["dur"] / 1e6, rel=0.03)
+        assert min(step["split"].values()) >= 0

@@ -229,8 +229,9 @@ class TestPromises:
             found = loop(tmp_path, made_run(folder, "any", *TORCH))
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-        assert found == ["profile-missing"]
-        assert not list(tmp_path.glob("profile/.writing-*.json")), "nothing half written stays"
+        assert set(found) == {"profile-missing"}
+        assert not list(tmp_path.glob("profile/.writing-*")), "nothing half written stays"
+        assert not list(tmp_path.glob("profile/*.trace.json.gz"))
 
     def test_a_file_that_goes_before_the_run_ends_is_missed(self, folder: Path, tmp_path: Path) -> None:
         def remove(_: Profiler, step: int) -> None:
@@ -239,6 +240,37 @@ class TestPromises:
                 (tmp_path / f"{STEM}.trace.json.gz").write_text("")
 
         assert loop(tmp_path, made_run(folder, "any", *TORCH), remove) == ["profile-missing"] * 2
+
+    def test_a_folder_that_goes_inside_the_interval_is_missed(self, folder: Path, tmp_path: Path) -> None:
+        """torch's `export_chrome_trace` says nothing where the folder is not there."""
+
+        def remove(_: Profiler, step: int) -> None:
+            if step == 3:
+                (tmp_path / "profile").rmdir()
+
+        assert set(loop(tmp_path, made_run(folder, "any", *TORCH), remove)) == {"profile-missing"}
+
+    def test_a_peak_that_cannot_be_measured_makes_the_utilisation_unknown_and_not_0(
+        self, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def fail(*_: object) -> float:
+            raise RuntimeError("out of memory")
+
+        monkeypatch.setattr("vtool.profiling.profiler.matmul_peak", fail)
+        assert loop(tmp_path, made_run(folder, "any", *TORCH)) == []
+        (interval,) = json.loads((tmp_path / "profile/summary.json").read_text())["intervals"]
+        found = interval["ranks"]["0"]
+        assert (found["mfu"], found["hfu"], found["peak_flops_per_second"]) == (None, None, None)
+        assert found["mfu_why"] == "the device's peak could not be measured: out of memory"
+        assert found["flops_per_second"] > 0
+
+    def test_what_a_killed_process_has_left_half_written_is_removed_at_the_next_start(self, folder: Path, tmp_path: Path) -> None:
+        (tmp_path / "profile").mkdir()
+        mine, others = (tmp_path / f"profile/.writing-rank-{rank}-steps-3-4.trace.json" for rank in (0, 1))
+        mine.write_text("half")
+        others.write_text("being written")
+        assert loop(tmp_path, made_run(folder, "any", *TORCH)) == []
+        assert (mine.exists(), others.exists()) == (False, True)
 
     def test_a_folder_that_cannot_be_written_is_refused_before_the_start(self, folder: Path, tmp_path: Path) -> None:
         (tmp_path / "profile").write_text("a file")

@@ -38,7 +38,7 @@ def test_it_shows_the_split_of_each_rank_the_operations_and_the_memory(run_folde
     assert page.text.count("forward 30 % 150 ms") == 2
     widths = [one["style"] for one in page.having("i") if (one.get("class") or "").startswith("part-") and one.get("style")]
     assert sum(float(str(width).removeprefix("width:").removesuffix("%")) for width in widths) == 200
-    assert "aten::mm 1,234 250 25 %" in page.text
+    assert "aten::mm 1,234 250.0 25.0 %" in page.text
     (line,) = page.having("polyline")
     assert line["points"] == "0.0,150.0 320.0,0.0 640.0,150.0"
     assert "11.2 % of 38 GFLOP/s" in page.text
@@ -63,3 +63,16 @@ def test_a_run_without_a_profile_has_no_such_part_and_a_damaged_one_says_so(run_
 def test_names_cannot_write_html(run_folder: Path) -> None:
     write(run_folder, rank(kernels=[rank()["kernels"][0] | {"name": ATTACK}]), device=ATTACK)
     assert "<script" not in page_of(run_folder)
+
+
+def test_ranks_that_are_not_all_of_them_are_named(run_folder: Path) -> None:
+    write(run_folder, rank(), world=4)
+    assert "recorded by torch on rank 0 of 4" in Elements(page_of(run_folder)).text
+
+
+def test_of_many_ranks_most_are_folded_away(run_folder: Path) -> None:
+    write(run_folder, *[rank()] * 11)
+    page = Elements(page_of(run_folder))
+    assert "recorded by torch on 11 ranks" in page.text
+    assert "3 more ranks" in page.text
+    assert page.text.count("forward 30 % 150 ms") == 11

@@ -4,7 +4,6 @@ An error of the profiler is a finding. It ends neither the training nor unheard:
 """
 
 import json
-import os
 import shutil
 import sys
 from collections import deque
@@ -21,6 +20,7 @@ from vtool.devices.profiling import forget_peak_memory, peak_memory, ranges
 from vtool.diagnostics import Diagnostic
 from vtool.engines.ranks import Ranks, SharedFindings
 from vtool.engines.roles import Role, unmarked
+from vtool.profiling.files import locked, replace_file, sweep
 from vtool.profiling.marks import Marks
 from vtool.profiling.peak import matmul_peak
 from vtool.profiling.start import behind, problems, recorded_before, unwritable
@@ -46,6 +46,8 @@ def open_profiler(run: Run, ranks: Ranks, folder: Path, step: int, total: int, s
     first, last = given.profile_interval
     wanted = given.ranks is None or ranks.rank in given.ranks
     mine = [*problems(given, ranks, total), *(unwritable(folder) if wanted else ())]
+    if wanted and not mine:
+        sweep(folder, ranks.rank)
     records, notes = wanted, []
     if first <= step:
         if before := recorded_before(folder, ranks.rank, first) if wanted else [last]:
@@ -171,8 +173,8 @@ class Profiler:
         self.tool, self._off = None, True
         everyone = {self.ranks.rank: mine} if alone else dict(enumerate(self.ranks.all_gather_objects(mine)))
         made = {str(rank): summary for rank, summary in everyone.items() if summary is not None}
-        if self.ranks.rank == 0 and made and self._recorded:
-            self._guard("writing its summary", lambda: self._summarise(made))
+        if (self.ranks.rank == 0 or alone) and made and self._recorded:
+            self._guard("writing its summary", lambda: self._summarise(made, alone=alone))
 
     def _write(self) -> dict[str, Any] | None:
         tool = self.tool
@@ -185,7 +187,7 @@ class Profiler:
         stem = self.folder / f"rank-{self.ranks.rank}-steps-{steps[0]}-{steps[-1]}"
         made = tool.write(stem, steps)
         for path in made.files:
-            if problem := self._problem(tool, path, steps):
+            if problem := made.broken.get(path) or self._problem(tool, path, steps):
                 self._missing(path, problem)
             else:
                 self.promised[path] = _size(path)
@@ -211,7 +213,7 @@ class Profiler:
         summary = rank_summary(self._recorded, list(self._plain), made, peak, memory, recomputes=recomputes)
         return summary | {"files": [path.name for path in made.files]}
 
-    def _summarise(self, ranks: Mapping[str, Mapping[str, Any]]) -> None:
+    def _summarise(self, ranks: Mapping[str, Mapping[str, Any]], *, alone: bool) -> None:
         steps = [one.step for one in self._recorded]
         device = self.ranks.device
         name = "CPU" if device.type == "cpu" else str(torch.get_device_module(device).get_device_name(device))
@@ -219,13 +221,12 @@ class Profiler:
         head: dict[str, Any] = {"tool": self.settings.tool, "steps": [steps[0], steps[-1]], "asked": asked, "world": self.ranks.world}
         head |= {"device": name, "dtype": dtype, "threads": torch.get_num_threads(), "record": self.settings.record.model_dump()}
         path = self.folder / SUMMARY
-        before = None
-        with suppress(OSError, ValueError):
-            before = json.loads(path.read_text())
-        temporary = path.with_name(f".writing-{SUMMARY}")
-        temporary.write_text(json.dumps(merged(before, head | {"ranks": ranks}), indent=1) + "\n")
-        os.replace(temporary, path)
-        self.promised[path] = _size(path)
+        with locked(self.folder):  # where each rank is alone, each adds itself
+            before = None
+            with suppress(OSError, ValueError):
+                before = json.loads(path.read_text())
+            replace_file(path, json.dumps(merged(before, head | {"ranks": ranks}, alone=alone), indent=1) + "\n")
+            self.promised[path] = _size(path)
         self._say(f"{in_words(steps, ranks)}: {self.folder}")
 
     def _say_cut(self) -> None:

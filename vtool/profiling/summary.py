@@ -94,10 +94,13 @@ def _utilisation(done: float | None, peak: tuple[float | None, str], *, recomput
     return {"mfu": hfu, "mfu_why": "", "hfu": hfu}
 
 
-def merged(before: Mapping[str, Any] | None, interval: Mapping[str, Any]) -> dict[str, Any]:
-    """summary.json with one more interval; one of the same steps is replaced."""
-    others = [one for one in (before or {}).get("intervals", []) if one.get("steps") != interval["steps"]]
-    return {"version": VERSION, "intervals": [*others, dict(interval)]}
+def merged(before: Mapping[str, Any] | None, interval: Mapping[str, Any], *, alone: bool = False) -> dict[str, Any]:
+    """summary.json with one more interval. One of the same steps is replaced; `alone`: but for other ranks, which have added themselves."""
+    known = (before or {}).get("intervals", [])
+    others = [one for one in known if one.get("steps") != interval["steps"]]
+    ranks = [one["ranks"] for one in known if alone and one.get("steps") == interval["steps"]]
+    united = {rank: summary for one in (*ranks, interval["ranks"]) for rank, summary in one.items()}
+    return {"version": VERSION, "intervals": [*others, {**interval, "ranks": dict(sorted(united.items(), key=lambda item: int(item[0])))}]}
 
 
 def in_words(steps: Sequence[int], ranks: Mapping[str, Mapping[str, Any]]) -> str:

@@ -1,10 +1,12 @@
 """The tools that record: each is started, told of every step's end, and stopped; then it writes its files."""
 
 import csv
+import io
 import itertools
 import os
 import pickle
-from collections.abc import Callable, Sequence
+import shutil
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,11 +16,19 @@ from torch.profiler import ProfilerAction, ProfilerActivity
 
 from vtool.config.schema.profiler import Profiler as Settings
 from vtool.devices.profiling import npu_profiler
-from vtool.profiling.trace import check_trace, pack
+from vtool.profiling.files import replace_file
+from vtool.profiling.trace import Packed, check_trace, pack
 
 TOP = 50
 """Operations of the tables."""
 COLUMNS = ("name", "calls", "self_us", "total_us", "share", "flops", "shapes")
+ENDINGS: Mapping[str, tuple[str, ...]] = {
+    "torch": ("trace.json.gz", "kernels.txt", "kernels.csv"),
+    "npu": ("ascend_pt",),
+    "memory": ("memory.pickle",),
+    "nsys": (),
+}
+"""The files that a tool promises of each rank: `rank-R-steps-A-B.` and one of these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +45,8 @@ class Recorded:
     memory_of: str = ""
     left_out: int = 0
     """Operations that are not in the trace, for its size."""
+    broken: Mapping[Path, str] = field(default_factory=dict)
+    """Why a file of `files` is not there."""
 
 
 class Tool(Protocol):
@@ -126,24 +138,41 @@ class TorchTool:
     def write(self, stem: Path, steps: Sequence[int]) -> Recorded:
         if not self.ready:
             raise RuntimeError("torch's profiler has not said that its trace is ready")
-        trace, text, table = (stem.with_name(f"{stem.name}.{ending}") for ending in ("trace.json.gz", "kernels.txt", "kernels.csv"))
-        raw = stem.with_name(f".writing-{stem.name}.json")
+        trace, text, table = (stem.with_name(f"{stem.name}.{ending}") for ending in ENDINGS["torch"])
+        broken: dict[Path, str] = {}
+        packed = None
+        try:  # a disk that has no room for the trace may have room for the tables
+            packed = self._write_trace(trace, steps)
+        except (OSError, ValueError) as error:
+            broken[trace] = str(error)
+        sums = self.profile.key_averages(group_by_input_shape=self.settings.record.shapes)
+        rows = kernels(sums, self.device.type)
+        for path, write in ((text, in_columns), (table, as_csv)):
+            try:
+                replace_file(path, write(rows))
+            except OSError as error:
+                broken[path] = str(error)
+        counted = self.settings.record.flops and packed is not None  # those of attention are in the trace alone
+        flops = sum(one.flops for one in sums) + packed.seen.attention_flops if counted and packed else None
+        of = "of tensors, over what was allocated before" if self.device.type == "cpu" else "of tensors on the device"
+        memory = packed.seen.memory if self.settings.record.memory and packed else ()
+        return Recorded((trace, text, table), tuple(rows), flops, memory, of, packed.left_out if packed else 0, broken)
+
+    def _write_trace(self, trace: Path, steps: Sequence[int]) -> Packed:
+        raw = trace.with_name(f".writing-{trace.name.removesuffix('.gz')}")
+        beside = raw.with_name(f"{raw.name}.tmp")  # where torch begins it
         try:
             self.profile.export_chrome_trace(str(raw))
             if not raw.exists() or not raw.stat().st_size:  # on a full disk torch says nothing
-                raise OSError("torch has written no trace")
-            packed = pack(raw, trace, self.device.type, steps, self.settings.max_trace_mb)
+                begun = beside.stat().st_size / 2**20 if beside.exists() else 0.0
+                free = shutil.disk_usage(trace.parent).free / 2**20
+                raise OSError(f"torch could not write it: there was room for {begun + free:.0f} MiB of it, before it is compressed")
+            return pack(raw, trace, self.device.type, steps, self.settings.max_trace_mb)
         finally:
             raw.unlink(missing_ok=True)
-        sums = self.profile.key_averages(group_by_input_shape=self.settings.record.shapes)
-        rows = kernels(sums, self.device.type)
-        by = "self_device_time_total" if self.device.type == "cuda" else "self_cpu_time_total"
-        text.write_text(str(sums.table(sort_by=by, row_limit=TOP, max_name_column_width=80)) + "\n")
-        write_table(table, rows)
-        flops = sum(one.flops for one in sums) + packed.seen.attention_flops if self.settings.record.flops else None
-        of = "of tensors, over what was allocated before" if self.device.type == "cpu" else "of tensors on the device"
-        memory = packed.seen.memory if self.settings.record.memory else ()
-        return Recorded((trace, text, table), tuple(rows), flops, memory, of, packed.left_out)
+            if beside.exists():
+                os.truncate(beside, 0)  # torch keeps a file open that it could not finish, and with it the room on the disk
+                beside.unlink()
 
     def problem(self, path: Path, steps: Sequence[int]) -> str | None:
         return check_trace(path, steps, self.device.type) if path.name.endswith(".trace.json.gz") else check_table(path)
@@ -167,19 +196,32 @@ def kernels(sums: Any, device: str) -> list[dict[str, Any]]:
             round(getattr(one, own), 3),
             round(getattr(one, whole), 3),
             getattr(one, own) / total,
-            one.flops,
+            one.flops or "",  # of which torch counts nothing
             shapes,
         )
         rows.append(dict(zip(COLUMNS, values, strict=True)))
     return rows
 
 
-def write_table(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+def as_csv(rows: Sequence[dict[str, Any]]) -> str:
     """A table as CSV."""
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS)
-        writer.writeheader()
-        writer.writerows(rows)
+    out = io.StringIO()
+    writer = csv.DictWriter(out, COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return out.getvalue()
+
+
+def in_columns(rows: Sequence[dict[str, Any]]) -> str:
+    """The same table to be read by people."""
+    head = f"{'self ms':>12} {'share':>7} {'calls':>9} {'total ms':>12} {'GFLOP':>10}  operation\n"
+    lines = []
+    for row in rows:
+        flops = f"{row['flops'] / 1e9:.3f}" if row["flops"] else ""
+        name = f"{row['name']} {row['shapes']}".rstrip()
+        times = f"{row['self_us'] / 1000:12.3f} {row['share']:7.2%} {row['calls']:9,} {row['total_us'] / 1000:12.3f}"
+        lines.append(f"{times} {flops:>10}  {name}\n")
+    return head + "".join(lines)
 
 
 def check_table(path: Path) -> str | None:

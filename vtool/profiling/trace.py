@@ -6,7 +6,7 @@ Format: "Trace Event Format", the document of Chromium's Trace Viewer. torch wri
 import gzip
 import json
 import re
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import IO, Any, cast
 
 from torch.utils.flop_counter import sdpa_backward_flop_count, sdpa_flop_count
 
+from vtool.profiling.files import whole
 from vtool.profiling.marks import COLOURS
 
 Event = dict[str, Any]
@@ -99,21 +100,24 @@ def pack(source: Path, target: Path, device: str, steps: Sequence[int], max_mb: 
     """
     # Stopped between two steps, torch has begun the next one.
     names = {f"ProfilerStep#{step}" for step in steps}
-    durations, kept_all = _write(source, target, partial(_is_of, names))
-    with source.open(errors="replace") as file:
-        seen = look(read_trace(file), device)
+    look = Look(device)
+    durations, kept_all = _write(source, target, partial(_is_of, names), look.at)
     kept, count = kept_all, len(durations)
     while max_mb is not None and (size := target.stat().st_size) > max_mb * 10**6 and count:
         count = int(count * min(0.9, 0.9 * max_mb * 10**6 / size))
         shortest = sorted(durations, reverse=True)[count - 1] if count else float("inf")
         _, kept = _write(source, target, partial(_lasts, names, shortest))
-    return Packed(seen, kept, kept_all - kept)
+    return Packed(look.seen(), kept, kept_all - kept)
 
 
-def _write(source: Path, target: Path, keep: Callable[[Event], bool]) -> tuple[list[float], int]:
-    """Returns the durations of the operations that were met, and how many events were kept."""
+def _write(source: Path, target: Path, keep: Callable[[Event], bool], at: Callable[[Event], None] | None = None) -> tuple[list[float], int]:
+    """`at` is called with each event. Returns the durations of the operations that were met, and how many events were kept."""
     durations, kept = [], 0
-    with source.open(errors="replace") as file, gzip.open(target, "wt", compresslevel=4, encoding="utf-8") as out:
+    with (
+        source.open(errors="replace") as file,
+        whole(target) as path,
+        gzip.open(path, "wt", compresslevel=4, encoding="utf-8") as out,
+    ):
         events = read_trace(file)
         out.write('{"traceEvents": [')
         while True:
@@ -122,6 +126,8 @@ def _write(source: Path, target: Path, keep: Callable[[Event], bool]) -> tuple[l
             except StopIteration as ended:
                 head = ended.value
                 break
+            if at is not None:
+                at(event)
             if _is_operation(event):
                 durations.append(event["dur"])
             if keep(event):
@@ -149,25 +155,35 @@ def _is_operation(event: Event) -> bool:
     return event["ph"] == "X" and not _stays(event) and isinstance(event.get("dur"), int | float)
 
 
-def look(events: Iterator[Event], device: str) -> Seen:
-    """Go through a trace. `device`: of whose memory the curve is, by its type."""
-    steps, roles, on_device, flops = set(), set(), 0, 0
-    memory: list[tuple[float, float]] = []
-    wanted = {"cpu": 0, "cuda": 1}.get(device)
-    for event in events:
+class Look:
+    """Goes through a trace, event by event. `device`: of whose memory the curve is, by its type."""
+
+    def __init__(self, device: str) -> None:
+        self._steps: set[int] = set()
+        self._roles: set[str] = set()
+        self._on_device = self._flops = 0
+        self._memory: list[tuple[float, float]] = []
+        self._wanted = {"cpu": 0, "cuda": 1}.get(device)
+
+    def at(self, event: Event) -> None:
+        """Take in an event."""
         name, category = str(event.get("name", "")), event.get("cat")
         if category == "user_annotation":
             if found := _STEP.fullmatch(name):
-                steps.add(int(found[1]))
+                self._steps.add(int(found[1]))
             elif name in COLOURS:
-                roles.add(name)
+                self._roles.add(name)
         elif category == "kernel":
-            on_device += 1
+            self._on_device += 1
         elif category == "cpu_op" and (found := _ATTENTION.fullmatch(name)):
-            flops += _attention_flops(event["args"].get("Input Dims", ()), backward=bool(found[3]))
-        elif name == "[memory]" and event["args"].get("Device Type") == wanted:
-            memory.append((event["ts"], event["args"]["Total Allocated"]))
-    return Seen(tuple(sorted(steps)), frozenset(roles), on_device, flops, _thinned(memory))
+            self._flops += _attention_flops(event["args"].get("Input Dims", ()), backward=bool(found[3]))
+        elif name == "[memory]" and event["args"].get("Device Type") == self._wanted:
+            self._memory.append((event["ts"], event["args"]["Total Allocated"]))
+
+    def seen(self) -> Seen:
+        """What was in it."""
+        steps, roles = tuple(sorted(self._steps)), frozenset(self._roles)
+        return Seen(steps, roles, self._on_device, self._flops, _thinned(self._memory))
 
 
 def _attention_flops(dims: Sequence[Sequence[int]], *, backward: bool) -> int:
@@ -191,7 +207,10 @@ def check_trace(path: Path, steps: Sequence[int], device: str) -> str | None:
     """What is wrong with a trace that was written; None where it parses and has all steps and, of a device, its work."""
     try:
         with gzip.open(path, "rt", encoding="utf-8") as file:
-            seen = look(read_trace(file), device)
+            look = Look(device)
+            for event in read_trace(file):
+                look.at(event)
+        seen = look.seen()
     except (OSError, ValueError, EOFError) as error:
         return f"it does not parse: {error}"
     if missing := [str(step) for step in steps if step not in seen.steps]:

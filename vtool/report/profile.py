@@ -12,6 +12,8 @@ from vtool.report.words import number as in_words
 from vtool.report.words import percent
 
 PARTS = ("data", "forward", "backward", "optimizer", "evaluation", "checkpoint", "other")
+SHOWN = 8
+"""Ranks that are shown at once; those of many are folded away."""
 _WIDTH, _HEIGHT = 640, 150
 
 
@@ -32,11 +34,14 @@ class Interval:
     about: str
     stats: tuple[Stat, ...]
     bars: tuple[Bar, ...]
+    folded: tuple[Bar, ...]
+    """Those of ranks past the first `SHOWN`."""
     kernels: tuple[tuple[str, str, str, str, float], ...]
-    """Name, calls, own milliseconds, share in words, share. Of the first rank."""
+    """Name, calls, own milliseconds, share in words, share of the longest one's. Of the first rank."""
     kernels_of: str
     memory: str | None
-    """The points of a line in `memory_box`."""
+    """The points of a line in a box of 640 by 150."""
+    memory_seconds: str
     memory_peak: str
     memory_of: str
     files: tuple[str, ...]
@@ -72,17 +77,20 @@ def _interval(found: Mapping[str, Any]) -> Interval:
     notes = [] if found["asked"] == found["steps"] else [f"Asked for were steps {found['asked'][0]} to {found['asked'][1]}."]
     capped = [f"rank {rank}: {one['left_out_of_trace']:,} operations" for rank, one in ranks.items() if one["left_out_of_trace"]]
     notes += [f"Left out of the trace for its size, the shortest ones: {'; '.join(capped)}."] if capped else []
+    bars = tuple(_bar(f"rank {rank}", one) for rank, one in ranks.items())
     return Interval(
         steps,
-        f"recorded by {found['tool']} on {found['world']} rank{'s' * (found['world'] > 1)}, {found['device']}, {found['dtype']}",
+        f"recorded by {found['tool']} on {_who(ranks, int(found['world']))}, {found['device']}, {found['dtype']}",
         tuple(_stats(first, ranks)),
-        tuple(_bar(f"rank {rank}", one) for rank, one in ranks.items()),
-        tuple(_kernel(row) for row in first["kernels"]),
+        bars[:SHOWN],
+        bars[SHOWN:],
+        _kernels(first["kernels"]),
         f"rank {first_rank}",
         _line(curve) if len(curve) > 1 else None,
+        f"{max((at for at, _ in curve), default=0.0):.3g} s",
         _mebibytes(max(level for _, level in curve)) if curve else "",
         str(first["memory_is"]),
-        tuple(name for one in ranks.values() for name in one["files"]),
+        tuple(name for one in list(ranks.values())[:SHOWN] for name in one["files"]),
         tuple(notes),
     )
 
@@ -95,7 +103,7 @@ def _stats(first: Mapping[str, Any], ranks: Mapping[str, Mapping[str, Any]]) -> 
     of = str(first["speeds_are_of"])
     memory = max(number(one, "peak_memory_bytes") or 0 for one in ranks.values())
     return [
-        Stat("Seconds a step", None if recorded is None else f"{1000 * recorded:.3g} ms", slower),
+        Stat("Time of a step, median", None if recorded is None else f"{1000 * recorded:.3g} ms", slower),
         Stat("Tokens a second", in_words(number(first, "tokens_per_second")), of),
         Stat("Samples a second", in_words(number(first, "samples_per_second"))),
         Stat("MFU", None if mfu is None else percent(mfu), against if mfu is not None else str(first["mfu_why"])),
@@ -107,12 +115,28 @@ def _bar(name: str, one: Mapping[str, Any]) -> Bar:
     split = {part: float(one["split"].get(part, 0.0)) for part in PARTS}
     whole, steps = sum(split.values()) or 1.0, len(one["steps"])
     parts = [(part, value / whole, f"{1000 * value / steps:.3g} ms") for part, value in split.items() if value / whole >= 0.0005]
-    return Bar(name, f"{1000 * sum(split.values()) / steps:.3g} ms a step", tuple(parts))
+    return Bar(name, f"{1000 * sum(split.values()) / steps:.3g} ms a step, mean of {steps}", tuple(parts))
 
 
-def _kernel(row: Mapping[str, Any]) -> tuple[str, str, str, str, float]:
-    name = str(row["name"]) + (f" {row['shapes']}" if row.get("shapes") else "")
-    return name, f"{int(row['calls']):,}", f"{float(row['self_us']) / 1000:,.3g}", percent(float(row["share"])), float(row["share"])
+def _who(ranks: Mapping[str, object], world: int) -> str:
+    """All ranks, or which of them."""
+    if len(ranks) == world:
+        return f"{world} rank{'s' * (world > 1)}"
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(ranks)} of {world}"
+
+
+def _kernels(rows: Sequence[Mapping[str, Any]]) -> tuple[tuple[str, str, str, str, float], ...]:
+    longest = max((float(row["share"]) for row in rows), default=0.0) or 1.0
+    return tuple(
+        (
+            str(row["name"]) + (f" {row['shapes']}" if row.get("shapes") else ""),
+            f"{int(row['calls']):,}",
+            f"{float(row['self_us']) / 1000:,.1f}",
+            f"{100 * float(row['share']):.1f} %",
+            float(row["share"]) / longest,
+        )
+        for row in rows
+    )
 
 
 def _line(curve: Sequence[tuple[float, float]]) -> str:

@@ -26,6 +26,8 @@ from vtool.config.schema import Run
 from vtool.devices import bind, keep_freed_memory, kind_of, place
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.engines.ranks import Ranks, SharedFindings
+from vtool.profiling.after import unwritten
+from vtool.training.run_folder import RunFolder
 from vtool.training.setup import Request
 from vtool.training.sft import Outcome, train
 from vtool.training.stop import leave_terminal, taken_signals
@@ -36,6 +38,8 @@ Tell = Callable[[Findings], None]
 # gigabytes, reads it back and digests it, or a rank has the largest rows to audit. A rank that dies is told by torchrun and by its closed
 # connections, within seconds: what takes this long to be seen is one that hangs.
 PATIENCE = timedelta(hours=2)
+# What gloo says of a rank that has gone.
+LOST_PEER = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")
 # How long ranks have to end after a second signal before they are killed.
 LAST_SECONDS = 5.0
 
@@ -134,10 +138,13 @@ def _launch_ranks(request: Request, nproc: int, tell: Tell) -> Outcome:
                 raise _stopped(forward.first) from None
             first, failure = min(error.failures.items(), key=lambda item: _guilt(item[1]))
             code = failure.exitcode
-            if code == 1:  # it has said why
-                raise SystemExit(1) from None
             how = signal.Signals(-code).name if code < 0 else f"exit status {code}"
-            raise Findings(Diagnostic("rank-failed", f"rank {first} ended with {how}")) from error
+            found = tuple(unwritten(request.run, nproc, RunFolder(request.run.folder).metrics, {first: how}))
+            if code != 1:
+                raise Findings((Diagnostic("rank-failed", f"rank {first} ended with {how}"), *found)) from error
+            if found:
+                raise Findings(found) from error
+            raise SystemExit(1) from None  # it has said why
     return outcomes[0]
 
 
@@ -163,8 +170,11 @@ def _rank_main(request: Request, tell: Tell, launcher: int) -> Outcome:
         code = 1
     except KeyboardInterrupt:
         code = 130
-    except Exception:
-        traceback.print_exc()
+    except Exception as error:
+        if any(words in str(error) for words in LOST_PEER):  # seventy lines of gloo's would hide whose fault it is
+            sys.stderr.write(f"rank {ranks.rank} has lost its connection to another rank: {str(error).splitlines()[0]}\n")
+        else:
+            traceback.print_exc()
         code = 2
     sys.stdout.flush()
     sys.stderr.flush()

@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from vtool.cli.app import app
 from vtool.config.load import FOREIGN, Examined, examine_foreign
+from vtool.config.schema.profiler import Profiler
 from vtool.diagnostics import RULES, Diagnostic, Findings
 
 WHOLE = """
@@ -216,3 +217,34 @@ def test_the_command_reads_it_and_shows_it_as_a_recipe_of_ours() -> None:
     again = CliRunner().invoke(app, ["validate-config", "ours.yaml"])
     assert again.exit_code == 0, again.output
     assert CliRunner().invoke(app, ["validate-config", "--from", "verl", "theirs.yaml", "optim.lr=1"]).exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [
+        ("trainer: {profile_interval: [5, 7]}", "nothing-profiled"),
+        ("profiler: {enable: true}", "nothing-profiled"),
+        ("profiler: {enable: true, tool: torhc}\ntrainer: {profile_interval: [5, 7]}", "unknown-choice"),
+        ("profiler: {enable: true, tool: torch}\ntrainer: {profile_interval: [0, 2]}", "profile-interval"),
+        ("profiler: {enable: true, tool: torch}\ntrainer: {profile_interval: [5, 3]}", "profile-interval"),
+        ("profiler: {enable: true, ranks: [0, 0]}\ntrainer: {profile_interval: [5, 7]}", "profiler-ranks"),
+    ],
+)
+def test_profiles_that_verl_would_not_record_are_findings_in_its_words(text: str, rule: str) -> None:
+    (finding,) = found(text, rule)
+    assert finding.severity == "error"
+    assert "profiler.profile_interval" not in f"{finding.message} {finding.help} {finding.parameter}"
+
+
+def test_a_profile_of_verls_is_ours_and_without_ranks_of_the_first_one() -> None:
+    def of(text: str) -> Profiler:
+        steps = "trainer: {profile_interval: [5, 7], total_training_steps: 100}"
+        loaded = examined(f"data: {{train_files: rows.parquet}}\n{steps}\n{text}").loaded
+        assert loaded is not None
+        return loaded.run.profiler
+
+    only = of("profiler: {enable: true}")
+    assert (only.tool, only.profile_interval, only.warmup, only.ranks) == ("torch", (5, 7), 0, (0,))
+    assert of("profiler: {enable: true, tool: torch_memory, all_ranks: true}").tool == "memory"
+    assert of("profiler: {enable: true, all_ranks: true}").ranks is None
+    assert of("profiler: {enable: true, ranks: [1, 3]}").ranks == (1, 3)

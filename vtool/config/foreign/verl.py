@@ -19,6 +19,7 @@ from vtool.config.origins import Key, Origins, Place
 from vtool.config.resources import RecipeFile
 from vtool.config.schema import Model
 from vtool.config.schema.megatron import TransformerConfig
+from vtool.config.schema.profiler import OFF
 from vtool.diagnostics import Diagnostic, Findings, Origin
 from vtool.diagnostics.near_miss import did_you_mean, near
 
@@ -188,6 +189,24 @@ def _translate(theirs: _Theirs, megatron: bool) -> Iterator[Diagnostic]:
     mode = take("trainer.resume_mode", "auto")
     path = take("trainer.resume_from_path")
     put("checkpoint.resume", {"disable": "never", "resume_path": path}.get(str(mode)) or "auto", "trainer.resume_mode")
+    yield from _profiler(theirs)
+
+
+def _profiler(theirs: _Theirs) -> Iterator[Diagnostic]:
+    """verl/utils/profiler/profile.py: off unless enabled; without ranks rank 0 alone; a tool that it does not know records nothing."""
+    interval, enabled = theirs.take("trainer.profile_interval", list(OFF)), theirs.take("profiler.enable", False)
+    if not enabled:
+        if interval != list(OFF):
+            message = f"trainer.profile_interval is {interval}, but profiler.enable is false: verl records nothing, and says nothing"
+            where = "trainer.profile_interval"
+            yield Diagnostic("nothing-profiled", message, "profiler.enable: true", where, _origin(theirs, where))
+        return
+    tool = theirs.take("profiler.tool", "torch")
+    theirs.put("profiler.tool", "memory" if tool == "torch_memory" else tool, "profiler.tool")
+    theirs.put("profiler.profile_interval", interval, "trainer.profile_interval")
+    theirs.put("profiler.warmup", 0, "trainer.profile_interval")  # it has none
+    everyone, ranks = theirs.take("profiler.all_ranks", False), theirs.take("profiler.ranks", [])
+    theirs.put("profiler.ranks", None if everyone else ranks or [0], "profiler.ranks")
 
 
 def _megatron(theirs: _Theirs) -> Iterator[Diagnostic]:

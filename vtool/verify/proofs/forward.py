@@ -2,7 +2,7 @@
 
 import traceback
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from vtool.data.collate import Batch, collate_prompts
+from vtool.data.collate import collate_prompts
 from vtool.data.encode import Prompt, Sample
 from vtool.diagnostics import Diagnostic, Origin
 from vtool.models.dummy import adding_dummy
@@ -113,31 +113,27 @@ def _changed(ground: Ground, sample: Sample) -> Sample:
 
 
 def written_in_place(ground: Ground) -> Proof:
-    """`embeddings-written-in-place`: no operation of the forward pass writes into the embeddings, with images and without (verl#5881)."""
-    rule, what = "embeddings-written-in-place", "every operation of the forward pass, with images, and without but with the dummy"
+    """`embeddings-written-in-place`: no operation of the forward pass writes into the embeddings, as they come from their layer and as the
+    language model is given them; with images, without, and with the dummy in their place (verl#5881)."""
+    rule, what = (
+        "embeddings-written-in-place",
+        "every operation of the forward pass, with images, without, and with the dummy in their place",
+    )
     session, _ = ground.open()
     model = session.engine.module
-    batches = [ground.batch(session, places) for places in (ground.with_images(), ground.without_images()) if places]
-    for batch in batches:
-        with _watching(model) as watch, _dummy(ground, model, batch):
+    cases = [(ground.with_images(), False), (ground.without_images(), False), (ground.without_images(), True)]
+    for places, dummy in cases:
+        if not places:
+            continue
+        batch = ground.batch(session, places)
+        with adding_dummy(ground.family, model) if dummy else nullcontext(), _watching(model) as watch:
             model(**batch.inputs, use_cache=False)
         if watch.written:
             operation, origin = watch.written[0]
             where = f"{origin.file}:{origin.line}: " if origin else ""
-            message = (
-                f"{where}{operation} writes into the embeddings, which the embedding layer's backward pass, or a view of them, may need"
-            )
+            message = f"{where}{operation} writes into the embeddings, which a backward pass, or whoever holds a view of them, may need"
             return Proof(rule, what, "failed", finding=Diagnostic(rule, message, origin=origin))
     return Proof(rule, what, "passed", 0.0, 0.0)
-
-
-@contextmanager
-def _dummy(ground: Ground, model: nn.Module, batch: Batch) -> Iterator[None]:
-    if batch.images:
-        yield
-    else:
-        with adding_dummy(ground.family, model):
-            yield
 
 
 @contextmanager
@@ -145,15 +141,23 @@ def _watching(model: Any) -> Iterator["_Watch"]:
     """Meanwhile what writes into the embeddings is noted."""
     watch = _Watch()
 
-    def note(_module: nn.Module, _inputs: Any, embedded: Tensor) -> None:
+    def made(_module: nn.Module, _inputs: Any, embedded: Tensor) -> None:
         watch.storages.append(embedded.untyped_storage())
 
-    hook = model.get_input_embeddings().register_forward_hook(note)
+    def given(_module: nn.Module, _inputs: Any, named: Mapping[str, Any]) -> None:
+        if isinstance(embedded := named.get("inputs_embeds"), Tensor):
+            watch.storages.append(embedded.untyped_storage())
+
+    layer = model.get_input_embeddings()
+    # The layer's own result, what other hooks have made of it, and what goes into the language model.
+    hooks = [layer.register_forward_hook(made, prepend=True), layer.register_forward_hook(made)]
+    hooks.append(model.model.language_model.register_forward_pre_hook(given, with_kwargs=True))
     try:
         with watch:
             yield watch
     finally:
-        hook.remove()
+        for hook in hooks:
+            hook.remove()
 
 
 class _Watch(TorchDispatchMode):

@@ -1,0 +1,195 @@
+"""Proofs of a recipe: healthy ones pass, on every family and engine, and what is allowed is derived. `tests/zoo` breaks them."""
+
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.rows import chat, mixed_rows, write_rows
+from tests.runs import messages
+from vtool.config.load import load_run
+from vtool.diagnostics import Findings
+from vtool.engines.ranks import Ranks
+from vtool.models.families import FAMILIES
+from vtool.verify.processes import Ended, run_processes
+from vtool.verify.proofs import reference
+from vtool.verify.proofs.ground import Ground, lay
+from vtool.verify.proofs.rounding import tolerances
+from vtool.verify.prove import prove, prove_on
+from vtool.verify.proved import ALONE, RANKED, as_record
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def ground(folder: Path, *overrides: str) -> Ground:
+    return lay(load_run("digits", overrides).run, folder)
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_the_fast_proofs_of_a_healthy_recipe_pass(family: str) -> None:
+    proved = prove(load_run("digits", [f"model.family={family}"]).run, fast=True)
+    states = proved.checks()
+    assert {rule: proof.finding for rule, proof in zip(states, proved.proofs, strict=True) if proof.state == "failed"} == {}
+    missed = {rule for rule, state in states.items() if state == "not-run"}
+    refused = {"gradient-depends-on-packing"} if family == "qwen3_5" else set()
+    assert missed == set(RANKED) - set(ALONE) | refused
+    assert all(proof.reason for proof in proved.proofs if proof.state == "not-run")
+
+
+def test_rows_of_every_kind_pass_with_adapters_and_frozen_parts(tmp_path: Path) -> None:
+    rows = messages(write_rows(tmp_path / "rows.jsonl", mixed_rows(tmp_path, 12, text_only=(0, 4))))
+    for more in (
+        ["model.freeze.vision=true"],
+        ["lora.rank=4", "lora.dropout=0.1"],
+        ["data.packing=token_budget", "data.micro_batch_tokens=200"],
+    ):
+        proved = prove(load_run("rows", [rows, *more]).run, fast=True)
+        assert [proof.finding for proof in proved.proofs if proof.finding] == [], more
+
+
+def test_what_needs_images_is_not_run_where_no_row_has_one(tmp_path: Path) -> None:
+    rows = messages(write_rows(tmp_path / "rows.jsonl", [chat(f"What is {number}?", f"It is {number}.") for number in range(6)]))
+    proved = prove(load_run("rows", [rows]).run, fast=True)
+    assert {proof.rule: proof.reason for proof in proved.proofs if proof.state == "not-run" and proof.rule in ALONE} == {
+        "text-only-differs": "no row has an image",
+        "trained-set-differs": "the tower is trained, and of the rows looked at no row has an image",
+    }
+
+
+def test_rows_that_cannot_be_used_are_a_finding(tmp_path: Path) -> None:
+    rows = messages(write_rows(tmp_path / "rows.jsonl", [{"messages": [{"role": "user", "content": "?"}]}]))
+    with pytest.raises(Findings) as raised:
+        prove(load_run("rows", [rows]).run, fast=True)
+    assert [finding.rule for finding in raised.value.diagnostics] == ["no-rows"]
+
+
+class TestTolerance:
+    """What is allowed must be above what rounding does, measured against float64, and far below what a wrong number does."""
+
+    def test_the_gradient_of_float64_is_within_it_and_a_wrong_one_is_not(self, tmp_path: Path) -> None:
+        stand = ground(tmp_path)
+        model = stand.model()
+        allowed = tolerances(model, sum(stand.lengths), lambda one: reference.gradient(stand, one))
+        single = reference.gradient(stand, model)
+        double = reference.gradient(stand, model.double())
+        for name, gradient in double.items():
+            assert float((gradient - single[name].double()).norm()) <= allowed[name], name
+        large = [name for name, gradient in double.items() if float(gradient.norm()) > 1e-3]
+        assert len(large) > len(double) / 2
+        assert all(allowed[name] < 1e-3 * float(double[name].norm()) for name in large), "a wrong factor of 1.001 is seen"
+
+    def test_a_loss_of_other_tokens_is_far_above_it(self, tmp_path: Path) -> None:
+        stand = ground(tmp_path)
+        model = stand.model()
+        allowed = tolerances(model, sum(stand.lengths), lambda one: reference.all_logits(stand, one))
+        assert max(allowed.values()) / stand.supervised < 1e-3 * reference.loss(stand, model)
+
+
+class TestReference:
+    """The references are computations of their own; here they are held against transformers'."""
+
+    @pytest.mark.parametrize("family", sorted(FAMILIES))
+    def test_positions_are_those_of_transformers(self, tmp_path: Path, family: str) -> None:
+        rows = messages(write_rows(tmp_path / "rows.jsonl", mixed_rows(tmp_path, 6, text_only=(1,))))
+        stand = lay(load_run("rows", [rows, f"model.family={family}"]).run, tmp_path)
+        model: Any = stand.model()
+        assert any(sample.images > 1 for sample in stand.samples)
+        for sample in stand.samples:
+            if sample.images:
+                given = reference.inputs(stand, sample)
+                found, _ = model.model.get_rope_index(
+                    given["input_ids"], mm_token_type_ids=given["mm_token_type_ids"], image_grid_thw=given["image_grid_thw"]
+                )
+                assert torch.equal(found[-3:, 0], reference.positions(stand, sample))
+
+    def test_the_loss_is_that_of_transformers_own(self, tmp_path: Path) -> None:
+        stand = ground(tmp_path)
+        model: Any = stand.model()
+        total = 0.0
+        for sample in stand.samples:
+            given = dict(reference.inputs(stand, sample).items())
+            with torch.no_grad():
+                total += float(model(**given, labels=sample.labels[None], use_cache=False).loss) * sample.supervised
+        assert reference.loss(stand, model) == pytest.approx(total / stand.supervised, rel=1e-5)
+
+
+def test_a_proof_that_cannot_be_computed_has_failed_and_says_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stand = ground(tmp_path)
+
+    def broken(*_: Any) -> Any:
+        raise RuntimeError("a model that does not run")
+
+    monkeypatch.setattr(reference, "logits", broken)
+    found = prove_on(stand, Ranks(), ["rows-lost", "gradient-depends-on-split"])
+    assert [proof.state for proof in found] == ["passed", "failed"]
+    finding = found[1].finding
+    assert finding is not None
+    assert finding.message == "could not be computed: RuntimeError: a model that does not run"
+    assert finding.origin is not None
+    assert finding.origin.file == __file__
+
+
+def test_an_in_place_write_is_named_with_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stand = ground(tmp_path)
+    model: Any = stand.bare
+    language = type(model.model.language_model)
+    forward = language.forward
+
+    def adds(self: Any, *args: Any, inputs_embeds: torch.Tensor, **more: Any) -> Any:
+        inputs_embeds.add_(0.0)  # as verl's dummy did: the line that is to be named
+        return forward(self, *args, inputs_embeds=inputs_embeds, **more)
+
+    monkeypatch.setattr(language, "forward", adds)
+    (proof,) = prove_on(stand, Ranks(), ["embeddings-written-in-place"])
+    assert proof.state == "failed"
+    assert proof.finding is not None
+    assert proof.finding.origin is not None
+    line = Path(__file__).read_text().splitlines()[(proof.finding.origin.line or 0) - 1]
+    assert "as verl's dummy did" in line
+
+
+def test_a_process_that_ends_without_a_word_is_told_with_its_last_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    here_alone = types.ModuleType("here_alone")
+    task = type("Task", (), {"__module__": "here_alone"})
+    here_alone.Task = task  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "here_alone", here_alone)
+    (ended,) = run_processes("vtool.verify.prove_rank", task(), 1, bool)
+    assert ended == Ended("ended with exit status 1: ModuleNotFoundError: No module named 'here_alone'")
+
+
+def test_proofs_on_two_processes_pass_on_the_recipes_engine() -> None:
+    run = load_run("digits_lora", ["engine=fsdp2"]).run
+    proved = prove(run, only=RANKED)
+    assert {proof.rule: (proof.state, proof.finding) for proof in proved.proofs} == dict.fromkeys(
+        [rule for rule in (*ALONE, *RANKED) if rule in RANKED], ("passed", None)
+    )
+    assert "fsdp2 with 2 processes" in proved.details()["resume-differs"]["what"]
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+@pytest.mark.parametrize("engine", ["ddp", "fsdp2"])
+def test_all_proofs_of_a_healthy_recipe_pass(family: str, engine: str) -> None:
+    proved = prove(load_run("digits", [f"model.family={family}", f"engine={engine}"]).run)
+    assert [proof.finding for proof in proved.proofs if proof.finding] == []
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl"])
+@pytest.mark.parametrize("parallel", ["{tensor:2,sequence:true}", "{pipeline:2}", "{}"])
+@pytest.mark.parametrize("lora", [False, True])
+def test_all_proofs_pass_on_megatron(family: str, parallel: str, lora: bool) -> None:
+    recipe = "digits_lora" if lora else "digits"
+    proved = prove(load_run(recipe, [f"model.family={family}", "engine=megatron", f"engine.parallel={parallel}"]).run, only=RANKED)
+    assert [proof.finding for proof in proved.proofs if proof.finding] == []
+
+
+def test_a_run_keeps_what_was_proved_and_what_was_not_asked() -> None:
+    assert as_record(None)["preflight"] is False
+    assert set(as_record(None)["checks"].values()) == {"not-run"}
