@@ -55,7 +55,7 @@ clean:  ## remove .venv and caches; runs/ stays
 	@touch $@
 
 .venv/installed-dev: .venv/installed
-	$(PIP) --editable '.[dev,megatron]'
+	$(PIP) --editable '.[dev,megatron,video]'
 	@touch $@
 
 .venv/installed-bench: .venv/installed

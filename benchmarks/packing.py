@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from vtool.data.collate import Batch, collate
-from vtool.data.encode import Sample
+from vtool.data.encode import Sample, Visuals
 from vtool.data.loss import summed_nll
 from vtool.data.packing import collate_packed, pack, with_positions
 from vtool.models.attention import attend_by_document
@@ -57,7 +57,7 @@ def _sample(number: int, length: int) -> Sample:
     if number % 2:
         ids[1:7] = torch.tensor([3, *[IMAGE] * 4, 4])
         pixels, grid = torch.randn(16, 1176, generator=generator), torch.tensor([[1, 4, 4]])
-    return Sample(number, ids, labels, pixels, grid, (), 1, False, 0)
+    return Sample(number, ids, labels, Visuals(pixels, grid), (), 1, False, 0)
 
 
 def model() -> Any:

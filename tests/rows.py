@@ -33,6 +33,44 @@ def chat(question: Any, answer: str) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]}
 
 
+def frames(folder: Path, name: str, count: int, width: int = 56, height: int = 28, seed: int = 0) -> list[str]:
+    """The names of so many smooth pictures, each another one. (At edges of noise, two libraries' resizing differs by many levels.)"""
+    across, down = np.meshgrid(np.arange(width), np.arange(height))
+    names = [f"{name}-{place}.png" for place in range(count)]
+    for place, file in enumerate(names):
+        levels = [128 + 100 * np.sin(across / 9 + colour + seed + place) * np.cos(down / 7 + place) for colour in range(3)]
+        Image.fromarray(np.stack(levels, -1).astype(np.uint8)).save(folder / file)
+    return names
+
+
+def film(path: Path, count: int, width: int = 64, height: int = 48, fps: int = 10, codec: str = "mpeg4") -> Path:
+    """A video file whose frame number n is of one grey, about 8 + 8 · n."""
+    import av
+
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream(codec, rate=fps)
+        stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
+        for number in range(count):
+            grey = np.full((height, width, 3), 8 + 8 * (number % 30), dtype=np.uint8)
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(grey, format="rgb24")))
+        container.mux(stream.encode())
+    return path
+
+
+def visual_rows(folder: Path) -> list[dict[str, Any]]:
+    """An image, two images, a video, an image before a video, two videos, and text alone."""
+    one, two, three = (picture(folder / f"still-{seed}.png", 28 * seed, 56, seed).name for seed in (1, 2, 3))
+    short, long = frames(folder, "short", 2, seed=1), frames(folder, "long", 5, 60, 44, seed=2)
+    return [
+        chat("<image>Which?", "yes") | {"images": [one]},
+        chat("<image>Like <image>?", "no no") | {"images": [two, three]},
+        chat("<video>What happens?", "it moves") | {"videos": [{"video": long, "fps": 4}]},
+        chat([{"type": "image", "image": two}, {"type": "text", "text": "then"}, {"type": "video", "video": short}], "yes"),
+        chat("<video>or <video>?", "no") | {"videos": [short, long]},
+        chat("What is 1 plus 1?", "2"),
+    ]
+
+
 def mixed_rows(folder: Path, count: int, text_only: Sequence[int] = ()) -> list[dict[str, Any]]:
     """Rows of unequal lengths; those of `text_only` have no image, every fifth other one has two."""
     rows = []

@@ -39,7 +39,7 @@ def session(made: Request, ranks: Ranks | None = None) -> tuple[Session, Progres
 def encoded(made: Request) -> tuple[EncodedRows, Processor]:
     """The training rows of a run, and its processor, without a model."""
     rows = Rows(made.run.data.train)
-    processor = new_processor(made.run.model, made.run.data.image, read_texts(rows))
+    processor = new_processor(made.run.model, made.run.data.image, read_texts(rows), made.run.data.video)
     return EncodedRows(rows, processor, made.run.data), processor
 
 

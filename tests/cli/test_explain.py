@@ -36,7 +36,7 @@ def test_a_setting_with_its_type_default_and_purpose() -> None:
     assert explain("data.max_length") == (
         0,
         "data.max_length: an integer of at least 2, or null; default: null\n"
-        "  The longest row, in tokens, image tokens included. Default: no limit.\n",
+        "  The longest row, in tokens, those of images and videos included. Default: no limit.\n",
         "",
     )
     assert explain("optim.lr")[1].startswith("optim.lr: a number above 0; it must be given\n")

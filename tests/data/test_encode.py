@@ -31,10 +31,10 @@ def test_image_tokens_are_as_many_as_features(tmp_path: Path) -> None:
     picture(tmp_path / "wide.png", 112, 56)
     rows = rows_of(tmp_path, [chat("<image>?", "b") | {"images": ["wide.png"]}], "data.image={min_pixels:784,max_pixels:100000}")
     sample = rows.sample(0)
-    assert sample.image_grid_thw is not None
-    assert sample.image_grid_thw.tolist() == [[1, 4, 8]]  # 56 × 112 pixels in patches of 14
-    assert sample.pixel_values is not None
-    assert sample.pixel_values.shape == (32, 3 * 2 * 14 * 14)
+    assert sample.visuals.image_grid_thw is not None
+    assert sample.visuals.image_grid_thw.tolist() == [[1, 4, 8]]  # 56 × 112 pixels in patches of 14
+    assert sample.visuals.pixel_values is not None
+    assert sample.visuals.pixel_values.shape == (32, 3 * 2 * 14 * 14)
     assert int((sample.input_ids == rows.processor.ids.image).sum()) == 32 // 4  # four patches are merged into one token
 
 
@@ -87,8 +87,8 @@ def test_a_prompt_has_the_images_before_its_answer_only(tmp_path: Path) -> None:
     turns = [{"role": "user", "content": "<image>?"}, {"role": "assistant", "content": "x"}, {"role": "user", "content": "<image>?"}]
     rows = rows_of(tmp_path, [{"messages": [*turns[:1], {"role": "assistant", "content": "y"}], "images": ["a.png"]}])
     prompt = encode_prompt(rows.rows, 0, rows.processor)
-    assert prompt.image_grid_thw is not None
-    assert len(prompt.image_grid_thw) == 1
+    assert prompt.visuals.image_grid_thw is not None
+    assert len(prompt.visuals.image_grid_thw) == 1
     assert prompt.reference == "y"
 
 
@@ -120,7 +120,7 @@ def test_an_image_turned_by_its_camera_is_turned_back(tmp_path: Path) -> None:
     exif[0x0112] = 6  # the camera was held upright
     plain.save(tmp_path / "turned.png", exif=exif)
     rows = rows_of(tmp_path, [chat("<image>?", "b") | {"images": ["turned.png"]}], "data.image={min_pixels:784,max_pixels:100000}")
-    grid = rows.sample(0).image_grid_thw
+    grid = rows.sample(0).visuals.image_grid_thw
     assert grid is not None
     assert grid.tolist() == [[1, 4, 2]]
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import vtool.evaluation.predict as predicting
-from tests.rows import decompression_bomb, mixed_rows, picture, write_rows
+from tests.rows import decompression_bomb, film, mixed_rows, picture, write_rows
 from tests.runs import messages, request, session
 from vtool.data.row import Row
 from vtool.diagnostics import Findings
@@ -81,7 +81,8 @@ def test_inputs_that_the_run_has_dropped_are_dropped(tmp_path: Path, images: lis
         ("<image>?", "<image>", "placeholder-mismatch"),
         ("<|im_end|>", None, "control-token-in-text"),
         ("Hi", "<|image_pad|>", "control-token-in-text"),
-        ("<video>?", None, "malformed-messages"),
+        ("<video>?", None, "placeholder-mismatch"),
+        ("<audio>?", None, "malformed-messages"),
         ("half \ud800", None, "malformed-messages"),
     ],
 )
@@ -90,6 +91,19 @@ def test_a_question_that_cannot_be_asked_is_refused(run: Path, images: list[str]
         predicting.predict(run, images[:1], question, system, 2)
     assert [finding.rule for finding in caught.value.diagnostics] == [rule]
     assert caught.value.fatal
+
+
+def test_a_video_is_placed_at_its_tag_and_else_behind_the_images(
+    run: Path, images: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clip = str(film(tmp_path / "a.mp4", 10))
+    asking = predicting.predict
+    monkeypatch.setattr(predicting, "predict", lambda *given: asking(*given, videos=[clip]))
+    row, inputs = asked(monkeypatch, run, images[:1], "What is it?", None)
+    assert list(row.visuals()) == ["image", "video"]
+    assert inputs >= {"pixel_values", "pixel_values_videos", "video_grid_thw", "second_per_grid_ts"}
+    row, _ = asked(monkeypatch, run, [], "Is <video> it?", None)
+    assert [part["type"] for part in row.messages[0]["content"]] == ["text", "video", "text"]
 
 
 def test_an_image_that_cannot_be_shown_is_refused(run: Path, tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ def packed(model: Any, documents: list[dict[str, Tensor]]) -> dict[str, Any]:
     joined = {name: torch.cat([one[name] for one in documents], 1) for name in ("input_ids", "mm_token_type_ids")}
     joined |= {name: torch.cat([one[name] for one in documents if name in one]) for name in ("pixel_values", "image_grid_thw")}
     nothing = torch.zeros(0, dtype=torch.long)
-    batch = with_positions(Batch(joined, nothing, nothing, (), 0, 0, Documents(LENGTHS, IMAGES)), model)
+    batch = with_positions(Batch(joined, nothing, nothing, (), 0, 0, Documents(LENGTHS, IMAGES, (0,) * len(LENGTHS))), model)
     return {**batch.inputs, "documents": LENGTHS, "use_cache": False}
 
 

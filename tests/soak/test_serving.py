@@ -99,7 +99,7 @@ def ask(row: Row, processor: Processor, model: Any, files: Path) -> Asked:
     paths = tuple(f"{files}-{place}.png" for place in range(len(row.images)))
     for path, image in zip(paths, row.images, strict=True):
         image.save(path)
-    prompt = Prompt(0, *encode_question(row, processor), reference="")
+    prompt = encode_question(row, processor)
     inputs = collate_prompts([prompt], processor)
     with torch.no_grad():
         made = model.generate(**inputs, do_sample=False, max_new_tokens=MAX_TOKENS, output_logits=True, return_dict_in_generate=True)
@@ -142,9 +142,9 @@ def test_the_exported_tokenizer_and_image_processor_make_what_the_run_trained_on
     image_processor = AutoImageProcessor.from_pretrained(trained.folder.export, local_files_only=True, backend="pil")
     for one in asked:
         text = tokenizer.apply_chat_template(one.row.messages, tokenize=False, add_generation_prompt=True)
-        if one.prompt.pixel_values is not None:
+        if one.prompt.visuals.pixel_values is not None:
             made = image_processor(images=[Image.open(file) for file in one.files], return_tensors="pt")
-            assert torch.equal(made["pixel_values"], one.prompt.pixel_values)
+            assert torch.equal(made["pixel_values"], one.prompt.visuals.pixel_values)
             for grid in made["image_grid_thw"]:
                 text = text.replace("<|image_pad|>", "<image>" * (int(grid.prod()) // image_processor.merge_size**2), 1)
         text = text.replace("<image>", "<|image_pad|>")
@@ -181,9 +181,9 @@ def test_vllm_gives_the_model_the_prompt_that_vtool_trains_on(served: Any, asked
 def test_vllm_resizes_images_as_vtool_does_but_for_rounding(served: Any, asked: list[Asked]) -> None:
     resized, answers, _ = served
     furthest = max(
-        float((torch.tensor(answer["pixel_values"]) - one.prompt.pixel_values).abs().max())
+        float((torch.tensor(answer["pixel_values"]) - one.prompt.visuals.pixel_values).abs().max())
         for one, answer in zip(asked, answers, strict=True)
-        if one.prompt.pixel_values is not None
+        if one.prompt.visuals.pixel_values is not None
     )
     print(f"pixels, {resized}: at most {furthest / LEVEL:.2f} grey levels apart")
     assert furthest == 0 if resized == "pil" else furthest < 2.1 * LEVEL

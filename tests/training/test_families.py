@@ -67,7 +67,7 @@ def test_the_files_for_a_server_name_the_familys_own_classes(tmp_path: Path, nam
     from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
 
     _, processor = encoded(made_run(tmp_path, name, "run"))
-    files = family(name).serving_files(processor.image_processor.to_dict())
+    files = family(name).serving_files(processor.image_processor.to_dict(), processor.video.as_json())
     image, video = files["preprocessor_config.json"], files["video_preprocessor_config.json"]
     assert image["processor_class"] == video["processor_class"] == PROCESSOR_MAPPING_NAMES[name]
     assert image["image_processor_type"] == IMAGE_PROCESSOR_MAPPING_NAMES[name]["torchvision"]

@@ -19,6 +19,10 @@ CHECKED = (
     "malformed-messages",
     "missing-image",
     "broken-image",
+    "missing-video",
+    "broken-video",
+    "too-many-frames",
+    "video-decoder-missing",
     "placeholder-mismatch",
     "image-token-mismatch",
     "image-in-answer",
@@ -137,7 +141,8 @@ def _print_ledger(audit: "Audit") -> None:
 
     ledger = audit.ledger
     rows = f"{ledger.rows} rows = {len(ledger.kept)} usable + {ledger.rows - len(ledger.kept)} not"
-    typer.echo(f"data.{audit.split}: {rows}; {ledger.turns} assistant turns, {ledger.images} images, {ledger.truncated} truncated")
+    shown = f"{ledger.images} images" + (f", {ledger.videos} videos" if ledger.videos else "")
+    typer.echo(f"data.{audit.split}: {rows}; {ledger.turns} assistant turns, {shown}, {ledger.truncated} truncated")
     if ledger.lengths:
         lengths = f"{min(ledger.lengths)} to {max(ledger.lengths)}, median {statistics.median(ledger.lengths):.0f}"
         typer.echo(f"  tokens a row: {lengths}; {ledger.supervised_tokens} of {sum(ledger.lengths)} supervised")

@@ -1,4 +1,4 @@
-"""How images are cut, by family and in a model's folder. Torch-free, for the rules and for the families themselves."""
+"""How images and videos are cut, by family and in a model's folder. Torch-free, for the rules and for the families themselves."""
 
 import json
 from collections.abc import Mapping
@@ -25,6 +25,41 @@ class Cut:
 _OLD, _NEW = Cut(patch_size=14, merge_size=2, temporal_patch_size=2), Cut(patch_size=16, merge_size=2, temporal_patch_size=2)
 CUTS: Mapping[str, Cut] = {"qwen2_vl": _OLD, "qwen2_5_vl": _OLD, "qwen3_vl": _NEW, "qwen3_5": _NEW, "glm4v": _OLD}
 """By family, where no folder says so."""
+
+
+@dataclass(frozen=True, slots=True)
+class Clip:
+    """How a family's video processor samples and sizes a video, where no folder says so: the defaults of transformers' class."""
+
+    smallest: int
+    """Pixels."""
+    largest: int
+    """Pixels."""
+    whole: bool
+    """Whether these bound all frames of a video together, or each by itself."""
+    colours: float | None
+    """Their mean, and their deviation, on each channel; None for those of CLIP."""
+    capped_tokens: int | None
+    """What `cap_pixels_per_frame` divides among the frames, or lets each have; None where there is no such thing."""
+    max_frames: int | None = 768
+    max_seconds: float | None = None
+    """A longer video is thinned out to the frames of so many seconds."""
+    min_frames: int = 4
+    fps: float = 2.0
+    """Frames a second. Qwen2-VL's and Qwen2.5-VL's class has none: there it is that of qwen-vl-utils, with which they were trained."""
+
+
+_FRAMES = Clip(128 * 28 * 28, 768 * 28 * 28, whole=False, colours=None, capped_tokens=128_000)
+_WHOLE = Clip(128 * 32 * 32, 768 * 32 * 32, whole=True, colours=0.5, capped_tokens=768)
+_SECONDS = Clip(112 * 112, 30_000 * 2 * 28 * 28, True, None, None, max_frames=None, max_seconds=300.0, min_frames=1)
+CLIPS: Mapping[str, Clip] = {
+    "qwen2_vl": _FRAMES,
+    "qwen2_5_vl": _FRAMES,
+    "qwen3_vl": _WHOLE,
+    "qwen3_5": _WHOLE,
+    "glm4v": _SECONDS,
+}
+"""By family."""
 
 
 def read_json(file: Path) -> Any:

@@ -47,7 +47,7 @@ def adapted(lora: Lora, parts: Collection[str | None] | None = None) -> Callable
 
 def _plain(run: Run) -> Iterable[tuple[str, Any]]:
     """Settings that are asked as they are."""
-    model, data, image = run.model, run.data, run.data.image
+    model, data, image, video = run.model, run.data, run.data.image, run.data.video
     yield "run.dir", str(run.folder)
     yield "run.seed", run.run.seed
     yield "launch.nproc", run.launch.nproc
@@ -61,6 +61,10 @@ def _plain(run: Run) -> Iterable[tuple[str, Any]]:
     yield "data.packing", data.packing
     yield "data.image.min_pixels", image.min_pixels
     yield "data.image.max_pixels", image.max_pixels
+    yield "data.video.fps", video.fps
+    yield "data.video.max_frames", video.max_frames
+    yield "data.video.min_pixels", video.min_pixels
+    yield "data.video.max_pixels", video.max_pixels
     yield "train.steps", run.train.steps
     yield "train.epochs", run.train.epochs
 

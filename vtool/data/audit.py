@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ class Audited:
     tokens: int = 0
     supervised: int = 0
     images: int = 0
+    videos: int = 0
     turns: int = 0
     answer: int = 0
     truncated: bool = False
@@ -63,7 +65,8 @@ class Ledger:
     cut: tuple[str, ...]
     """The rows that have lost a part of an answer by it."""
     images_digest: str
-    """Of the bytes of the kept rows' image files: a resumed run must see the same pictures."""
+    """Of the bytes of the kept rows' image and video files: a resumed run must see the same pictures."""
+    videos: int = 0
 
     @property
     def dropped_by_rule(self) -> dict[str, int]:
@@ -76,7 +79,8 @@ class Ledger:
         why = ", ".join(rule if len(rules) == 1 else f"{count} {rule}" for rule, count in rules.items())
         parts = [f"{self.rows} rows", f"{len(self.kept)} kept", f"{len(self.dropped)} dropped" + (f" ({why})" if why else "")]
         parts += [f"{self.truncated} truncated"] if self.truncated else []
-        parts += [f"{self.images} images", f"{sum(self.lengths)} tokens, of which {self.supervised_tokens} supervised"]
+        parts += [f"{self.images} images"] + ([f"{self.videos} videos"] if self.videos else [])
+        parts += [f"{sum(self.lengths)} tokens, of which {self.supervised_tokens} supervised"]
         return " · ".join(parts)
 
     def as_dict(self) -> dict[str, Any]:
@@ -89,6 +93,7 @@ class Ledger:
             "longest": max(self.lengths, default=0),
             "supervised_tokens": self.supervised_tokens,
             "images": self.images,
+            "videos": self.videos,
             "turns": self.turns,
             "truncated": self.truncated,
             "cut_answers": len(self.cut),
@@ -112,7 +117,8 @@ class _Look(Dataset[Audited]):
             index=index,
             tokens=len(sample.input_ids),
             supervised=sample.supervised,
-            images=sample.images,
+            images=len(row.images),
+            videos=len(row.videos),
             turns=len(sample.turns),
             answer=sample.answer,
             truncated=sample.truncated,
@@ -123,11 +129,12 @@ class _Look(Dataset[Audited]):
 
 
 def _digest(row: Row) -> int:
-    """Of the bytes of a row's image files. What a rows file holds itself is in that file's digest."""
+    """Of the bytes of a row's image and video files. What a rows file holds itself is in that file's digest."""
     digest = xxhash.xxh3_64()
-    for image in row.images:
-        if isinstance(image, str) and not image.startswith("data:"):
-            digest.update(Path(image).read_bytes())
+    frames = ([video.source] if isinstance(video.source, str) else video.source for video in row.videos)
+    for file in chain(row.images, *frames):
+        if isinstance(file, str) and not file.startswith("data:"):
+            digest.update(Path(file).read_bytes())
     return digest.intdigest()
 
 
@@ -144,7 +151,7 @@ def settle(rows: EncodedRows, looks: Iterable[Audited], split: str) -> tuple[Led
     """
     audited = sorted(looks, key=lambda one: one.index)
     bad = [one for one in audited if one.finding]
-    findings = [one.finding for one in bad if one.finding and not _droppable(one.finding, rows.settings)]
+    findings = _once([one.finding for one in bad if one.finding and not _droppable(one.finding, rows.settings)])
     droppable = [one for one in bad if one.finding and _droppable(one.finding, rows.settings)]
     allowed = rows.settings.max_dropped_rows
     if len(droppable) > allowed:
@@ -163,6 +170,7 @@ def settle(rows: EncodedRows, looks: Iterable[Audited], split: str) -> tuple[Led
         answers=tuple(one.answer for one in kept),
         supervised_tokens=sum(one.supervised for one in kept),
         images=sum(one.images for one in kept),
+        videos=sum(one.videos for one in kept),
         turns=sum(one.turns for one in kept),
         truncated=sum(one.truncated for one in kept),
         cut=tuple(rows.rows.name(one.index) for one in kept if one.cut),
@@ -198,7 +206,15 @@ def _unmatched(ledger: Ledger, max_new_tokens: int, split: str) -> Diagnostic | 
 
 
 def _droppable(finding: Diagnostic, settings: Data) -> bool:
+    if finding.rule == "video-decoder-missing":  # of the machine, not of the row
+        return False
     return settings.on_overlong == "drop" if finding.rule == "overlong-row" else True
+
+
+def _once(findings: Sequence[Diagnostic]) -> list[Diagnostic]:
+    """What is missing on the machine is missing for each row, and told for the first."""
+    first = next((finding for finding in findings if finding.rule == "video-decoder-missing"), None)
+    return [finding for finding in findings if finding.rule != "video-decoder-missing" or finding is first]
 
 
 def _cap(findings: Sequence[Diagnostic]) -> tuple[Diagnostic, ...]:

@@ -27,7 +27,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """A chat as token ids, with one image token for each image, before expansion."""
+    """A chat as token ids, before expansion: with one token for each image, and for each run of a video's features."""
 
     ids: tuple[int, ...]
     labels: tuple[int, ...]
@@ -38,14 +38,18 @@ class Chat:
     """Tokens of that answer, without its end token."""
 
 
-def render_chat(row: Row, processor: Processor) -> Chat:
+def render_chat(row: Row, processor: Processor, videos: Sequence[str] = ()) -> Chat:
     """Tokenize a chat piece by piece: each answer by itself, so that the prompt before it has the very tokens of inference.
 
     Where an answer begins is read off the chat template itself: the chat so far, rendered as a prompt, must be how the whole
     chat's text begins. An assistant's turn of weight 0 is context like a user's.
 
+    Args:
+        videos: what the processor writes in the place of each video's token (`Family.video_text`).
+
     Raises:
-        Findings: `no-assistant-turn`, `malformed-messages`, `ignored-by-template`, `unstable-template`, `end-token-unsupervised`.
+        Findings: `no-assistant-turn`, `malformed-messages`, `ignored-by-template`, `unstable-template`, `end-token-unsupervised`,
+            `image-token-mismatch`.
     """
     tokenizer, end = processor.tokenizer, processor.ids.end
     end_text = tokenizer.convert_ids_to_tokens(end)
@@ -53,6 +57,7 @@ def render_chat(row: Row, processor: Processor) -> Chat:
         raise refuse("malformed-messages", f"{row.id}: the first turn is the assistant's, so that it answers nothing", row.origin)
     whole = _render(row, len(row.messages), processor, prompt=False)
     _check_nothing_is_lost(row, whole, processor)
+    put = _Videos(row, whole, videos, processor)
     ids: list[int] = []
     labels: list[int] = []
     turns: list[Turn] = []
@@ -69,7 +74,7 @@ def render_chat(row: Row, processor: Processor) -> Chat:
             raise refuse("end-token-unsupervised", f"{row.id}: the template does not close turn {place + 1} with {end_text}", row.origin)
         if not answer.strip():
             raise refuse("no-assistant-turn", f"{row.id}: the assistant's turn {place + 1} is empty", row.origin)
-        prompt_ids = _tokenize(tokenizer, whole[done : len(before)])
+        prompt_ids = _tokenize(tokenizer, put(whole[done : len(before)]))
         answer_ids = [*_tokenize(tokenizer, answer), end]
         prompt, answered = len(ids) + len(prompt_ids), len(answer_ids) - 1
         ids += prompt_ids + answer_ids
@@ -81,19 +86,20 @@ def render_chat(row: Row, processor: Processor) -> Chat:
         raise refuse(
             "no-assistant-turn", f"{row.id}: {'every' if there else 'there is no'} assistant turn{' has weight 0' * there}", row.origin
         )
-    rest = _tokenize(tokenizer, whole[done:])
+    rest = _tokenize(tokenizer, put(whole[done:]))
     return Chat((*ids, *rest), (*labels, *([IGNORED] * len(rest))), tuple(turns), prompt, answered)
 
 
-def render_prompt(row: Row, processor: Processor) -> tuple[tuple[int, ...], str]:
+def render_prompt(row: Row, processor: Processor, videos: Sequence[str] = ()) -> tuple[tuple[int, ...], str]:
     """The token ids before a chat's last supervised answer, which are those of training, and that answer's text."""
-    chat = render_chat(row, processor)
+    chat = render_chat(row, processor, videos)
     return chat.ids[: chat.prompt], chat.turns[-1].text.removesuffix(processor.tokenizer.convert_ids_to_tokens(processor.ids.end))
 
 
-def render_question(row: Row, processor: Processor) -> tuple[int, ...]:
+def render_question(row: Row, processor: Processor, videos: Sequence[str] = ()) -> tuple[int, ...]:
     """The token ids of a chat that waits for an answer."""
-    return tuple(_tokenize(processor.tokenizer, _render(row, len(row.messages), processor, prompt=True)))
+    whole = _render(row, len(row.messages), processor, prompt=True)
+    return tuple(_tokenize(processor.tokenizer, _Videos(row, whole, videos, processor)(whole)))
 
 
 def control_tokens_in(row: Row, processor: Processor) -> list[str]:
@@ -101,6 +107,22 @@ def control_tokens_in(row: Row, processor: Processor) -> list[str]:
     offered = [row.tools, *(message.get(key) for message in row.messages for key in _OFFERED)]
     texts = [*row.texts(), *(json.dumps(value, ensure_ascii=False) for value in offered if value)]
     return [token for token in processor.tokenizer.all_special_tokens if any(token in text for text in texts)]
+
+
+class _Videos:
+    """Puts the text of each video in the place of its token, in the text that is tokenized: as transformers' processors do, so that times
+    are cut into the same tokens."""
+
+    def __init__(self, row: Row, whole: str, videos: Sequence[str], processor: Processor) -> None:
+        self.token = processor.names.video
+        self.remaining = iter(videos)
+        if (found := whole.count(self.token)) != len(videos):
+            message = f"{row.id}: the chat template wrote {found} video tokens for {len(videos)} videos"
+            raise refuse("image-token-mismatch", message, row.origin)
+
+    def __call__(self, text: str) -> str:
+        first, *rest = text.split(self.token)
+        return first + "".join(next(self.remaining) + piece for piece in rest)
 
 
 def _check_nothing_is_lost(row: Row, whole: str, processor: Processor) -> None:

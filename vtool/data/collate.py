@@ -20,7 +20,9 @@ class Documents:
     lengths: tuple[int, ...]
     """Tokens of each."""
     images: tuple[int, ...]
-    """Images of each."""
+    """Images of each, as the model is given them."""
+    videos: tuple[int, ...]
+    """Videos of each, as the model is given them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +30,8 @@ class Batch:
     """One micro-batch: B rows padded to L tokens, or one row of documents without padding."""
 
     inputs: dict[str, Tensor]
-    """The model's keyword arguments: input_ids, attention_mask, mm_token_type_ids [B, L]; pixel_values [P, W]; image_grid_thw [I, 3]."""
+    """The model's keyword arguments: input_ids, attention_mask, mm_token_type_ids [B, L]; pixel_values [P, W]; image_grid_thw [I, 3];
+    pixel_values_videos [P, W]; video_grid_thw [V, 3]; second_per_grid_ts [V]."""
     columns: Tensor
     """int64 [K]: the positions from which some row of the batch must predict a token."""
     targets: Tensor
@@ -43,8 +46,9 @@ class Batch:
 
     @property
     def images(self) -> int:
-        """Images that the vision tower will see; none where the recipe drops what it needs for them."""
-        return len(self.inputs["image_grid_thw"]) if {"image_grid_thw", "pixel_values"} <= self.inputs.keys() else 0
+        """Images and videos that the vision tower will see; none where the recipe drops what it needs for them."""
+        pairs = (("image_grid_thw", "pixel_values"), ("video_grid_thw", "pixel_values_videos"))
+        return sum(len(self.inputs[grid]) for grid, pixels in pairs if {grid, pixels} <= self.inputs.keys())
 
     def to(self, device: torch.device) -> "Batch":
         inputs = {name: tensor.to(device) for name, tensor in self.inputs.items()}
@@ -87,13 +91,18 @@ def _inputs(samples: Sequence[Sample | Prompt], processor: Processor, *, left: b
     input_ids = pad_sequence(ids, batch_first=True, padding_value=processor.ids.pad, padding_side="left" if left else "right")
     attention_mask = to_hf_2d(keep_from_lengths([len(row) for row in ids], left=left))
     inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
-    # 1 where an image token is: transformers gives these tokens positions in three dimensions, and silently plain ones without it.
-    inputs["mm_token_type_ids"] = (input_ids == processor.ids.image).long()
-    return inputs | image_inputs(samples)
+    inputs["mm_token_type_ids"] = token_types(input_ids, processor)
+    return inputs | visual_inputs(samples)
 
 
-def image_inputs(samples: Sequence[Sample | Prompt]) -> dict[str, Tensor]:
-    """Pixels [P, W] and grids [I, 3] of all images; nothing where there is none."""
-    pixels = [sample.pixel_values for sample in samples if sample.pixel_values is not None]
-    grids = [sample.image_grid_thw for sample in samples if sample.image_grid_thw is not None]
-    return {"pixel_values": torch.cat(pixels), "image_grid_thw": torch.cat(grids)} if pixels else {}
+def token_types(input_ids: Tensor, processor: Processor) -> Tensor:
+    """1 where an image token is, 2 where a video token is. Transformers gives these tokens positions in three dimensions, and
+    silently plain ones where it is not told."""
+    return (input_ids == processor.ids.image).long() + 2 * (input_ids == processor.ids.video).long()
+
+
+def visual_inputs(samples: Sequence[Sample | Prompt]) -> dict[str, Tensor]:
+    """Pixels and grids of all images and videos; nothing where there is none."""
+    named = [sample.visuals.tensors() for sample in samples]
+    names = dict.fromkeys(name for tensors in named for name in tensors)
+    return {name: torch.cat([tensors[name] for tensors in named if name in tensors]) for name in names}

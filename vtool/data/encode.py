@@ -1,7 +1,7 @@
 """From a row to the tensors of one sample."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -11,22 +11,44 @@ from vtool.config.schema import Data
 from vtool.data.chat import IGNORED, Chat, Turn, control_tokens_in, render_chat, render_prompt, render_question
 from vtool.data.row import Row, refuse, shown
 from vtool.data.sources import Rows
+from vtool.data.video import Clip, open_clip
 from vtool.models.processor import Processor
 
 
 @dataclass(frozen=True, slots=True)
+class Visuals:
+    """What the vision tower is given of a row, by the names of the model's inputs. Shapes: P patches of width W, I images, V videos.
+
+    Where a model takes videos as images (`Family.videos_are_images`), frames are among these, an image for each patch along time.
+    """
+
+    pixel_values: Tensor | None = None
+    """float32 [P, W]"""
+    image_grid_thw: Tensor | None = None
+    """int64 [I, 3]: patches along time, height and width"""
+    pixel_values_videos: Tensor | None = None
+    """float32 [P, W]"""
+    video_grid_thw: Tensor | None = None
+    """int64 [V, 3]"""
+    second_per_grid_ts: Tensor | None = None
+    """float32 [V]: the seconds of a patch along time, where the model asks for them"""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Those that are there."""
+        named = ((field.name, getattr(self, field.name)) for field in fields(self))
+        return {name: tensor for name, tensor in named if tensor is not None}
+
+
+@dataclass(frozen=True, slots=True)
 class Sample:
-    """One row, encoded. Shapes: L tokens, P patches of width W, I images."""
+    """One row, encoded. Shape: L tokens."""
 
     index: int
     input_ids: Tensor
     """int64 [L]"""
     labels: Tensor
     """int64 [L]; −100 where nothing is supervised"""
-    pixel_values: Tensor | None
-    """float32 [P, W]"""
-    image_grid_thw: Tensor | None
-    """int64 [I, 3]: patches along time, height and width"""
+    visuals: Visuals
     turns: tuple[Turn, ...]
     """The supervised turns, before any truncation."""
     answer: int
@@ -41,12 +63,13 @@ class Sample:
 
     @property
     def images(self) -> int:
-        return 0 if self.image_grid_thw is None else len(self.image_grid_thw)
+        """Images and videos, as the vision tower is given them."""
+        grids = (self.visuals.image_grid_thw, self.visuals.video_grid_thw)
+        return sum(len(grid) for grid in grids if grid is not None)
 
     @property
     def nbytes(self) -> int:
-        tensors = (self.input_ids, self.labels, self.pixel_values, self.image_grid_thw)
-        return sum(tensor.nbytes for tensor in tensors if tensor is not None)
+        return sum(tensor.nbytes for tensor in (self.input_ids, self.labels, *self.visuals.tensors().values()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +78,22 @@ class Prompt:
 
     index: int
     input_ids: Tensor
-    pixel_values: Tensor | None
-    image_grid_thw: Tensor | None
+    visuals: Visuals
     reference: str
     """The text of that turn."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Visual:
+    """An image or a video, cut into patches."""
+
+    kind: str
+    pixels: Tensor
+    grid: tuple[int, int, int]
+    runs: tuple[int, ...]
+    """Its features, for each token that stands for them in the text."""
+    token: int
+    seconds: float = 0.0
 
 
 def encode(rows: Rows, index: int, processor: Processor, settings: Data) -> Sample:
@@ -69,34 +104,39 @@ def encode(rows: Rows, index: int, processor: Processor, settings: Data) -> Samp
     """
     row = rows.row(index)
     _check_text(row, processor)
-    chat = render_chat(row, processor)
-    pixels, grid = _images(row, processor)
-    features = _features(grid, processor)
-    ids, labels = _expand(chat.ids, chat.labels, row, features, processor)
+    clips = _clips(row, processor)
+    chat = render_chat(row, processor, _texts(clips, processor))
+    ids, labels, visuals = _expand(chat.ids, chat.labels, row, _visuals(row, clips, processor), processor)
     truncated = settings.max_length is not None and len(ids) > settings.max_length
     cut = 0
     if truncated:
         assert settings.max_length is not None
         cut = sum(label != IGNORED for label in labels[settings.max_length :])
         ids, labels = _truncate(row, ids, labels, settings.max_length, settings, processor)
-    return Sample(index, torch.tensor(ids), torch.tensor(labels), pixels, grid, chat.turns, chat.answer, truncated, cut)
+    return Sample(index, torch.tensor(ids), torch.tensor(labels), visuals, chat.turns, chat.answer, truncated, cut)
 
 
 def encode_prompt(rows: Rows, index: int, processor: Processor) -> Prompt:
     """Encode what is before row `index`'s last supervised turn. The row has been audited, so it has one."""
     row = rows.row(index)
-    ids, reference = render_prompt(row, processor)
-    return Prompt(index, *_prompt(row, ids, processor), reference)
+    clips = _clips(row, processor)
+    ids, reference = render_prompt(row, processor, _texts(clips, processor))
+    # The template has put a placeholder where each image of the *prompt* is; later turns' images are not part of it.
+    expanded, _, visuals = _expand(ids, ids, row, _visuals(row, clips, processor), processor, whole=False)
+    return Prompt(index, torch.tensor(expanded), visuals, reference)
 
 
-def encode_question(row: Row, processor: Processor) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Encode a chat that waits for an answer: input_ids [L], pixel_values [P, W] and image_grid_thw [I, 3].
+def encode_question(row: Row, processor: Processor) -> Prompt:
+    """Encode a chat that waits for an answer.
 
     Raises:
         Findings: of the rules VT6xx.
     """
     _check_text(row, processor)
-    return _prompt(row, render_question(row, processor), processor)
+    clips = _clips(row, processor)
+    ids = render_question(row, processor, _texts(clips, processor))
+    expanded, _, visuals = _expand(ids, ids, row, _visuals(row, clips, processor), processor)
+    return Prompt(0, torch.tensor(expanded), visuals, reference="")
 
 
 def _check_text(row: Row, processor: Processor) -> None:
@@ -104,64 +144,129 @@ def _check_text(row: Row, processor: Processor) -> None:
         raise refuse("control-token-in-text", f"{row.id}: the text contains {', '.join(found)}", row.origin)
 
 
-def _prompt(row: Row, ids: Sequence[int], processor: Processor) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    # The template has put a placeholder where each image of the *prompt* is; later turns' images are not part of it.
-    pixels, grid = _images(row, processor, only=sum(token == processor.ids.image for token in ids))
-    expanded, _ = _expand(ids, ids, row, _features(grid, processor), processor)
-    return torch.tensor(expanded), pixels, grid
+def _clips(row: Row, processor: Processor) -> list[Clip]:
+    return [open_clip(row, video, processor.video) for video in row.videos]
 
 
-def _images(row: Row, processor: Processor, only: int | None = None) -> tuple[Tensor | None, Tensor | None]:
+def _texts(clips: Sequence[Clip], processor: Processor) -> list[str]:
+    video = processor.video
+    return [video.family.video_text(processor.names, clip.indices, clip.rate, video.together) for clip in clips] if clips else []
+
+
+def _visuals(row: Row, clips: Sequence[Clip], processor: Processor) -> Iterator[_Visual]:
+    """A row's images and videos in the order in which they are shown."""
+    images, videos = iter(row.images), iter(clips)
+    for kind in row.visuals():
+        if kind == "image" and (image := next(images, None)) is not None:
+            yield _image(row, image, processor)
+        elif kind == "video" and (clip := next(videos, None)) is not None:
+            yield _video(row, clip, processor)
+    # What the messages do not place: each is one more than there are tokens.
+    yield from (_image(row, image, processor) for image in images)
+    yield from (_video(row, clip, processor) for clip in videos)
+
+
+def _image(row: Row, image: Any, processor: Processor) -> _Visual:
     from transformers.image_utils import load_image
 
-    images: list[Any] = []
-    for image in row.images[:only]:
-        try:
-            # As at inference: turned upright by its EXIF tag and made RGB. PIL raises where a file is cut off.
-            images.append(load_image(image))
-        except Exception as error:  # each decoder raises what its file format raises; PIL, where an image is too large to be meant
-            named = image if isinstance(image, str) and len(image) < 200 else "its image"
-            raise refuse("broken-image", f"{row.id}: {named} cannot be decoded: {shown(error)}", row.origin) from error
-    if not images:
-        return None, None
     try:
-        encoded = processor.image_processor(images=images, return_tensors="pt")
+        # As at inference: turned upright by its EXIF tag and made RGB. PIL raises where a file is cut off.
+        picture = load_image(image)
+    except Exception as error:  # each decoder raises what its file format raises; PIL, where an image is too large to be meant
+        named = image if isinstance(image, str) and len(image) < 200 else "its image"
+        raise refuse("broken-image", f"{row.id}: {named} cannot be decoded: {shown(error)}", row.origin) from error
+    try:
+        encoded = processor.image_processor(images=[picture], return_tensors="pt")
     except ValueError as error:  # an image processor refuses an extreme aspect ratio
         raise refuse("broken-image", f"{row.id}: {error}", row.origin) from error
-    return encoded["pixel_values"], encoded["image_grid_thw"]
+    t, h, w = encoded["image_grid_thw"][0].tolist()
+    # The vision tower merges merge_size² patches into one feature.
+    features = t * h * w // processor.image_processor.merge_size**2
+    return _Visual("image", encoded["pixel_values"], (t, h, w), (features,), processor.ids.image)
 
 
-def _features(grid: Tensor | None, processor: Processor) -> list[int]:
-    """Image tokens of each image: the vision tower merges merge_size² patches into one."""
-    return [] if grid is None else (grid.prod(-1) // processor.image_processor.merge_size**2).tolist()
+def _video(row: Row, clip: Clip, processor: Processor) -> _Visual:
+    video, family = processor.video, processor.video.family
+    try:
+        pixels, (t, h, w) = video.cut(clip.frames)
+    except ValueError as error:  # an extreme aspect ratio
+        raise refuse("broken-video", f"{row.id}: {error}", row.origin) from error
+    features = h * w // video.frames.merge_size**2
+    runs = (features,) * t if family.frames_apart else (t * features,)
+    token = processor.ids.image if family.videos_are_images else processor.ids.video
+    return _Visual("video", pixels, (t, h, w), runs, token, clip.seconds_per_grid(video.together))
 
 
-def _expand(ids: Sequence[int], labels: Sequence[int], row: Row, features: list[int], processor: Processor) -> tuple[list[int], list[int]]:
-    """Repeat each image token as often as its image has features."""
-    image = processor.ids.image
-    found = sum(token == image for token in ids)
-    if found != len(features):
-        message = f"{row.id}: the chat template wrote {found} image tokens for {len(features)} images"
-        raise refuse("image-token-mismatch", message, row.origin)
-    counts = iter(features)
+def _expand(
+    ids: Sequence[int], labels: Sequence[int], row: Row, visuals: Iterator[_Visual], processor: Processor, *, whole: bool = True
+) -> tuple[list[int], list[int], Visuals]:
+    """Repeat each token that stands for features as often as there are features.
+
+    Args:
+        whole: false where ids end before the row does, and images and videos behind them are left alone.
+    """
+    marks = {processor.ids.image: "image", processor.ids.video: "video"}
     out_ids: list[int] = []
     out_labels: list[int] = []
+    taken: list[_Visual] = []
+    runs: Iterator[tuple[int, int]] = iter(())
     for token, label in zip(ids, labels, strict=True):
-        times = next(counts) if token == image else 1
+        times = 1
+        if token in marks:
+            if (run := next(runs, None)) is None and (visual := next(visuals, None)) is not None:
+                taken.append(visual)
+                runs = iter([(visual.token, count) for count in visual.runs])
+                run = next(runs)
+            if run is None or run[0] != token:
+                raise _mismatch(row, ids, marks)
+            times = run[1]
         out_ids += [token] * times
         out_labels += [label] * times
-    return out_ids, out_labels
+    if next(runs, None) or (whole and next(visuals, None)):
+        raise _mismatch(row, ids, marks)
+    return out_ids, out_labels, _joined(taken, processor)
+
+
+def _mismatch(row: Row, ids: Sequence[int], marks: dict[int, str]) -> Exception:
+    given = {"image": len(row.images), "video": len(row.videos)}
+    told = [
+        f"{sum(token == mark for token in ids)} {kind} tokens for {given[kind]} {kind}s"
+        for mark, kind in marks.items()
+        if kind == "image" or given[kind] or mark in ids
+    ]
+    ordered = ", or in another order" if row.images and row.videos else ""
+    return refuse("image-token-mismatch", f"{row.id}: the chat template wrote {' and '.join(told)}{ordered}", row.origin)
+
+
+def _joined(visuals: Sequence[_Visual], processor: Processor) -> Visuals:
+    family = processor.video.family
+    images: list[_Visual] = []
+    videos: list[_Visual] = []
+    for visual in visuals:
+        (images if visual.kind == "image" or family.videos_are_images else videos).append(visual)
+    given: dict[str, Tensor] = {}
+    if images:
+        # Of a video taken as images each patch along time is one; an image has one such patch.
+        grids = [(1, h, w) for t, h, w in (visual.grid for visual in images) for _ in range(t)]
+        given |= {"pixel_values": torch.cat([visual.pixels for visual in images]), "image_grid_thw": torch.tensor(grids)}
+    if videos:
+        grids = [visual.grid for visual in videos]
+        given |= {"pixel_values_videos": torch.cat([visual.pixels for visual in videos]), "video_grid_thw": torch.tensor(grids)}
+        if family.seconds_per_grid:
+            given["second_per_grid_ts"] = torch.tensor([visual.seconds for visual in videos])
+    return Visuals(**given)
 
 
 def _truncate(row: Row, ids: list[int], labels: list[int], limit: int, settings: Data, processor: Processor) -> tuple[list[int], list[int]]:
     length = f"{row.id} has {len(ids)} tokens; data.max_length is {limit}"
     if settings.on_overlong != "truncate":
         raise refuse("overlong-row", length, row.origin, parameter="data.max_length")
-    if processor.ids.image in ids[limit:]:
-        raise refuse("answer-cut-off", f"{length}, which cuts off image tokens", row.origin, parameter="data.max_length")
+    for token, kind in ((processor.ids.image, "image"), (processor.ids.video, "video")):
+        if token in ids[limit:]:
+            raise refuse("answer-cut-off", f"{length}, which cuts off {kind} tokens", row.origin, parameter="data.max_length")
     if all(label == IGNORED for label in labels[:limit]):
         raise refuse("answer-cut-off", f"{length}, which leaves nothing of its answers", row.origin, parameter="data.max_length")
     return ids[:limit], labels[:limit]
 
 
-__all__ = ["Chat", "Prompt", "Sample", "encode", "encode_prompt", "encode_question"]
+__all__ = ["Chat", "Prompt", "Sample", "Visuals", "encode", "encode_prompt", "encode_question"]

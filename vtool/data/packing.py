@@ -5,9 +5,10 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from vtool.data.chat import IGNORED
-from vtool.data.collate import Batch, Documents, image_inputs
+from vtool.data.collate import Batch, Documents, token_types, visual_inputs
 from vtool.data.encode import Sample
 from vtool.models.processor import Processor
 
@@ -41,7 +42,7 @@ def pack(rows: Sequence[int], lengths: Sequence[int], rank: int, world: int, bud
 def collate_packed(samples: Sequence[Sample], processor: Processor, drop: Sequence[str] = ()) -> Batch:
     """One row [1, L] of all samples, one after the other. Its positions are the model's to give: `with_positions`."""
     input_ids = torch.cat([sample.input_ids for sample in samples])[None]
-    inputs = {"input_ids": input_ids, "mm_token_type_ids": (input_ids == processor.ids.image).long(), **image_inputs(samples)}
+    inputs = {"input_ids": input_ids, "mm_token_type_ids": token_types(input_ids, processor), **visual_inputs(samples)}
     # The first token of a document is predicted from nothing: left in, it would be from the end of the one before.
     labels = torch.cat([torch.cat([sample.labels.new_full((1,), IGNORED), sample.labels[1:]]) for sample in samples])
     targets = labels[1:]
@@ -53,8 +54,16 @@ def collate_packed(samples: Sequence[Sample], processor: Processor, drop: Sequen
         indices=tuple(sample.index for sample in samples),
         supervised=len(columns),
         tokens=input_ids.shape[1],
-        documents=Documents(tuple(len(sample.input_ids) for sample in samples), tuple(sample.images for sample in samples)),
+        documents=Documents(
+            lengths=tuple(len(sample.input_ids) for sample in samples),
+            images=tuple(_length(sample.visuals.image_grid_thw) for sample in samples),
+            videos=tuple(_length(sample.visuals.video_grid_thw) for sample in samples),
+        ),
     )
+
+
+def _length(grids: Tensor | None) -> int:
+    return 0 if grids is None else len(grids)
 
 
 def with_positions(batch: Batch, model: Any) -> Batch:
@@ -65,14 +74,20 @@ def with_positions(batch: Batch, model: Any) -> Batch:
     """
     if batch.documents is None:
         return batch
-    ids, types, grids = (batch.inputs.get(name) for name in ("input_ids", "mm_token_type_ids", "image_grid_thw"))
+    ids, types = batch.inputs.get("input_ids"), batch.inputs.get("mm_token_type_ids")
     assert ids is not None
-    positions, start, image = [], 0, 0
-    for length, images in zip(batch.documents.lengths, batch.documents.images, strict=True):
-        own, seen = slice(start, start + length), slice(image, image + images)
-        start, image = own.stop, seen.stop
-        if images and types is not None and grids is not None:
-            found, _ = model.model.get_rope_index(ids[:, own], mm_token_type_ids=types[:, own], image_grid_thw=grids[seen])
+    positions, start, image, video = [], 0, 0, 0
+    for length, images, videos in zip(batch.documents.lengths, batch.documents.images, batch.documents.videos, strict=True):
+        own = slice(start, start + length)
+        places = {
+            "image_grid_thw": slice(image, image + images),
+            "video_grid_thw": slice(video, video + videos),
+            "second_per_grid_ts": slice(video, video + videos),
+        }
+        start, image, video = own.stop, image + images, video + videos
+        grids = {name: batch.inputs[name][seen] for name, seen in places.items() if seen.start < seen.stop and name in batch.inputs}
+        if types is not None and any(name.endswith("grid_thw") for name in grids):
+            found, _ = model.model.get_rope_index(ids[:, own], mm_token_type_ids=types[:, own], **grids)
             positions.append(found)
         else:
             positions.append(torch.arange(length, device=ids.device).expand(3, 1, length))

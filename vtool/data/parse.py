@@ -2,38 +2,42 @@
 
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from vtool.data.row import Row, beside, refuse, shown, texts_of
+from vtool.data.media import NOT_OF_VIDEOS, locate_image, locate_video
+from vtool.data.row import Row, Video, refuse, shown, texts_of
 from vtool.diagnostics import Findings, Origin
 
 ROLES = ("system", "user", "assistant", "tool")
 TAG = "<image>"
+VIDEO_TAG = "<video>"
+Place = Callable[[str, Any, Mapping[str, Any]], dict[str, str]]
+"""Given `image` or `video`, where it is, and what else its part says: the part for the chat template."""
 
 _EXAMPLE = 'write "messages": [{"role": "user", "content": "…"}, {"role": "assistant", "content": "…"}]'
-_STILLS = "vtool trains on text and images: give single frames as images, or remove the row"
-_NO_SOUND = "vtool trains on text and images: remove the row"
+_NO_SOUND = "vtool trains on text, images and videos without their sound: remove the row"
 # Keys that carry something in other layouts. Training without it would say nothing, so that each is refused, with what to write instead.
 _OF_ROWS = {
     "conversations": f'{_EXAMPLE} instead: "from": "human" is the role user, "gpt" assistant, and "value" is the content',
     "image": 'write "images": ["cat.png"], and <image> in the text where it is shown',
     "system": 'write it as the first message: {"role": "system", "content": "…"}',
-    "video": _STILLS,
-    "videos": _STILLS,
+    "video": 'write "videos": ["clip.mp4"], and <video> in the text where it is shown',
     "audio": _NO_SOUND,
     "audios": _NO_SOUND,
     "functions": 'write "tools": [{"type": "function", "function": {…}}]',
     "chat_template_kwargs": "the chat template is given no arguments of a row: remove them",
 }
 _PART = 'write it as a part of content: {"type": "image", "image": "cat.png"}'
+_VIDEO_PART = 'write it as a part of content: {"type": "video", "video": "clip.mp4"}'
 _WEIGHT = 'write "weight": 0 in a turn of the assistant that is not to be learnt; every other one is'
 _OF_MESSAGES = {
     "image": _PART,
     "images": _PART,
-    "video": _STILLS,
-    "videos": _STILLS,
+    "video": _VIDEO_PART,
+    "videos": _VIDEO_PART,
     "audio": _NO_SOUND,
     "loss": _WEIGHT,
     "loss_weight": _WEIGHT,
@@ -48,17 +52,17 @@ _OF_PARTS = {
     "resized_height": _SIZE,
     "resized_width": _SIZE,
 }
-_TAGS = {"<video>": _STILLS, "<audio>": _NO_SOUND}
 # What is read of a row and of a message: a key that differs in its case or its number only is a slip, and would be passed over.
-_READ = {"row": ("messages", "images", "tools"), "message": ("role", "content", "weight", "tool_calls")}
-_SLIPS = re.compile(r"< ?\|?image[_ ]?\d*\|? ?>", re.IGNORECASE)
+_READ = {"row": ("messages", "images", "videos", "tools"), "message": ("role", "content", "weight", "tool_calls")}
+_SLIPS = re.compile(r"< ?\|?(image|video)[_ ]?\d*\|? ?>", re.IGNORECASE)
 
 
 def parse_row(record: Mapping[str, Any], name: str, folder: Path, origin: Origin | None = None) -> Row:
-    """A row from its JSON object. Image paths are relative to `folder`.
+    """A row from its JSON object. Paths of images and videos are relative to `folder`.
 
     Raises:
-        Findings: `malformed-messages`, `missing-image`, `image-in-answer` or `placeholder-mismatch`, calling the row `name`.
+        Findings: `malformed-messages`, `missing-image`, `missing-video`, `broken-video`, `image-in-answer` or `placeholder-mismatch`,
+            calling the row `name`.
     """
     malformed = _Malformed(name, origin)
     for key, instead in _OF_ROWS.items():
@@ -68,32 +72,37 @@ def parse_row(record: Mapping[str, Any], name: str, folder: Path, origin: Origin
     messages = record.get("messages")
     if not isinstance(messages, list) or not messages:
         raise malformed('there is no list "messages" with at least one message', _EXAMPLE)
-    listed = record.get("images") or []
-    if not isinstance(listed, list):
-        raise malformed('"images" must be a list', 'write "images": ["cat.png"]')
+    listed = {"image": record.get("images") or [], "video": record.get("videos") or []}
+    for kind, example in (("image", "cat.png"), ("video", "clip.mp4")):
+        if not isinstance(listed[kind], list):
+            raise malformed(f'"{kind}s" must be a list', f'write "{kind}s": ["{example}"]')
     tools = record.get("tools")
     if not _are_objects(tools):
         raise malformed(f'"tools" must be a list of objects; here it is {shown(tools)}', "write the list itself, not a text of it")
-    images: list[Any] = []
-    unlisted = iter(listed)
-    placeholders = 0
+    images: list[str] = []
+    videos: list[Video] = []
+    unlisted = {kind: iter(entries) for kind, entries in listed.items()}
+    placeholders = Counter[str]()
 
-    def place(given: Any) -> dict[str, str]:
-        """An image part; without a path of its own it takes the next one of the row's list."""
-        nonlocal placeholders
+    def place(kind: str, given: Any, options: Mapping[str, Any]) -> dict[str, str]:
+        """A part for an image or a video; without a path of its own it takes the next one of the row's list."""
         if given is None:
-            placeholders += 1
-            given = next(unlisted, None)
+            placeholders[kind] += 1
+            given = next(unlisted[kind], None)
         if given is not None:
-            images.append(_locate(given, name, folder, origin))
-        return {"type": "image"}
+            if kind == "image":
+                images.append(locate_image(given, name, folder, origin))
+            else:
+                videos.append(locate_video(given, options, name, folder, origin))
+        return {"type": kind}
 
     rendered = [_message(message, number, place, malformed) for number, message in enumerate(messages, 1)]
-    if placeholders != len(listed):
-        message = f'{name}: {placeholders} image placeholders, but {len(listed)} entries in "images"'
-        raise refuse("placeholder-mismatch", message, origin)
+    for kind, entries in listed.items():
+        if placeholders[kind] != len(entries):
+            message = f'{name}: {placeholders[kind]} {kind} placeholders, but {len(entries)} entries in "{kind}s"'
+            raise refuse("placeholder-mismatch", message, origin)
     _check_characters(rendered, tools, malformed)
-    return Row(name, rendered, images, tools, origin)
+    return Row(name, rendered, images, tools, origin, videos)
 
 
 def _check_slips(record: Mapping[str, Any], kind: str, where: str, malformed: "_Malformed") -> None:
@@ -137,7 +146,7 @@ def _check_characters(messages: list[dict[str, Any]], tools: Any, malformed: _Ma
             raise malformed(f"turn {number} is nested too deeply") from error
 
 
-def _message(message: Any, number: int, place: Callable[[Any], dict[str, str]], malformed: _Malformed) -> dict[str, Any]:
+def _message(message: Any, number: int, place: Place, malformed: _Malformed) -> dict[str, Any]:
     if not isinstance(message, dict) or message.get("role") not in ROLES:
         role = message.get("role") if isinstance(message, dict) else message
         raise malformed(f"a message's role must be one of {', '.join(ROLES)}; here it is {shown(role)}")
@@ -150,21 +159,23 @@ def _message(message: Any, number: int, place: Callable[[Any], dict[str, str]], 
         raise malformed(f'{where}: "tool_calls" must be a list of objects; here it is {shown(message["tool_calls"])}')
     _check_weight(message, where, malformed)
     if isinstance(content, str):
-        parts: Any = list(_split_tags(content, place)) if TAG in content else content
+        parts: Any = list(_split_tags(content, place, role)) if any(tag in content for tag in _tags(role)) else content
     elif isinstance(content, list):
-        parts = [part for given in content for part in _part(given, place, malformed)]
+        parts = [part for given in content for part in _part(given, place, role, malformed)]
     elif content is None and len(message) > 2:  # a tool call: the chat template knows what to do with the other keys
         parts = content
     else:
         raise malformed(f"content must be text or a list of parts; here it is {_word(content)}")
     made = {**message, "content": parts}
-    if role == "assistant" and isinstance(parts, list) and any(part["type"] == "image" for part in parts):
-        raise refuse("image-in-answer", f"{malformed.name}: {where}, the assistant's, has an image", malformed.origin)
-    for tag, instead in _TAGS.items():
-        if role != "assistant" and any(tag in text for text in texts_of(made)):
-            raise malformed(f"{where} has the tag {tag}, which would be read as plain text", instead)
+    visual = [part["type"] for part in parts if part["type"] != "text"] if role == "assistant" and isinstance(parts, list) else []
+    if visual:
+        which = {"image": "an image", "video": "a video"}[visual[0]]
+        raise refuse("image-in-answer", f"{malformed.name}: {where}, the assistant's, has {which}", malformed.origin)
+    if role != "assistant" and any("<audio>" in text for text in texts_of(made)):
+        raise malformed(f"{where} has the tag <audio>, which would be read as plain text", _NO_SOUND)
     if role != "assistant" and (slip := next(filter(None, map(_SLIPS.search, texts_of(made))), None)):
-        raise malformed(f"{where} has {slip[0]}, which would be read as plain text", f"write {TAG} where an image is shown")
+        help = f"write {VIDEO_TAG} where a video is shown" if slip[1].lower() == "video" else f"write {TAG} where an image is shown"
+        raise malformed(f"{where} has {slip[0]}, which would be read as plain text", help)
     return made
 
 
@@ -178,51 +189,38 @@ def _check_weight(message: Mapping[str, Any], where: str, malformed: _Malformed)
         raise malformed(f'{where} has "weight": 1, but only turns of the assistant are learnt', "leave the weight out")
 
 
-def _split_tags(text: str, place: Callable[[Any], dict[str, str]]) -> Iterator[dict[str, str]]:
-    first, *rest = text.split(TAG)
-    if first:
-        yield {"type": "text", "text": first}
-    for piece in rest:
-        yield place(None)
-        if piece:
+def _tags(role: str) -> tuple[str, ...]:
+    """What stands for something that is shown. An answer may well be about HTML."""
+    return (TAG,) if role == "assistant" else (TAG, VIDEO_TAG)
+
+
+def _split_tags(text: str, place: Place, role: str) -> Iterator[dict[str, str]]:
+    for piece in re.split(f"({'|'.join(_tags(role))})", text):
+        if piece in _tags(role):
+            yield place(piece[1:-1], None, {})
+        elif piece:
             yield {"type": "text", "text": piece}
 
 
-def _part(part: Any, place: Callable[[Any], dict[str, str]], malformed: _Malformed) -> Iterator[dict[str, str]]:
+def _part(part: Any, place: Place, role: str, malformed: _Malformed) -> Iterator[dict[str, str]]:
     if isinstance(part, dict):
-        nested = part.get("image_url")
+        kind = part.get("type")
+        nested = part.get(f"{kind}") if kind in ("image_url", "video_url") else None
         carried = {**part, **(nested if isinstance(nested, dict) else {})}
-        for key, instead in _OF_PARTS.items():
+        for key, instead in (_OF_PARTS | (NOT_OF_VIDEOS if kind in ("video", "video_url") else {})).items():
             if carried.get(key) not in (None, "auto"):
                 raise malformed(f'a part of content has "{key}", which is not read', instead)
-        match part.get("type"):
+        match kind:
             case "text" if isinstance(part.get("text"), str):
-                yield from _split_tags(part["text"], place) if TAG in part["text"] else [{"type": "text", "text": part["text"]}]
+                yield from _split_tags(part["text"], place, role)
+                if not part["text"]:
+                    yield {"type": "text", "text": ""}
                 return
-            case "image":
-                yield place(next((part[key] for key in ("image", "path", "url") if part.get(key) is not None), None))
+            case "image" | "video":
+                yield place(kind, next((part[key] for key in (kind, "path", "url") if part.get(key) is not None), None), part)
                 return
-            case "image_url":
-                url = part.get("image_url")
-                yield place(url.get("url") if isinstance(url, dict) else url)
+            case "image_url" | "video_url":
+                yield place(kind.removesuffix("_url"), nested.get("url") if isinstance(nested, dict) else nested, carried)
                 return
-    raise malformed(f'a part of content must be of type "text", "image" or "image_url"; here it is {shown(part)}')
-
-
-def _locate(given: Any, name: str, folder: Path, origin: Origin | None) -> Any:
-    if isinstance(given, dict):  # {"path": …}, as the datasets library writes an image
-        given = given.get("path")
-    if not isinstance(given, str):
-        raise refuse("malformed-messages", f"{name}: an image must be a path; here it is {shown(given)}", origin)
-    if given.startswith("data:"):
-        return given
-    if given.startswith(("http://", "https://")):
-        raise refuse("missing-image", f"{name}: {shown(given)} is an address on the web, which is not fetched", origin)
-    path = beside(folder, given)
-    try:
-        there = path.is_file()
-    except OSError:  # a path longer than any can be
-        there = False
-    if not there:
-        raise refuse("missing-image", f"{name}: there is no image {shown(str(path)) if len(str(path)) > 160 else path}", origin)
-    return str(path)
+    wanted = '"text", "image", "image_url", "video" or "video_url"'
+    raise malformed(f"a part of content must be of type {wanted}; here it is {shown(part)}")

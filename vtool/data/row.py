@@ -1,4 +1,4 @@
-"""A row: one chat with its images, whatever file it came from."""
+"""A row: one chat with its images and videos, whatever file it came from."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,11 +13,22 @@ _SHORT.maxstring = _SHORT.maxother = 80
 
 
 @dataclass(frozen=True, slots=True)
+class Video:
+    """A video: a file, or its frames."""
+
+    source: str | tuple[Any, ...]
+    """A file's path, or frames: each a path or a picture in memory."""
+    fps: float | None = None
+    """Frames shown of each second of a file; of frames, how many there are to a second. None: as `data.video.fps` says."""
+
+
+@dataclass(frozen=True, slots=True)
 class Row:
     """One chat.
 
     `messages` is what the chat template is given: each image is a part `{"type": "image"}`, and `images` has them in that order,
-    each a path or a picture in memory (anything that `transformers.image_utils.load_image` takes).
+    each a path or a picture in memory (anything that `transformers.image_utils.load_image` takes); each video is a part
+    `{"type": "video"}`, and `videos` has them in that order.
     """
 
     id: str
@@ -25,11 +36,19 @@ class Row:
     images: Sequence[Any]
     tools: Sequence[Any] | None = None
     origin: Origin | None = field(default=None)
+    videos: Sequence[Video] = ()
 
     def texts(self) -> Iterator[str]:
         """The text of every message."""
         for message in self.messages:
             yield from texts_of(message)
+
+    def visuals(self) -> Iterator[str]:
+        """`image` or `video` for each of them, in the order in which they are shown."""
+        for message in self.messages:
+            content = message.get("content")
+            if isinstance(content, list):
+                yield from (part["type"] for part in content if part.get("type") in ("image", "video"))
 
     def supervised(self) -> Iterator[int]:
         """The places of the assistant's messages that are learnt: all but those of weight 0."""
@@ -56,7 +75,7 @@ class Source(Protocol):
         """Row `index`.
 
         Raises:
-            Findings: VT601 to VT605, where the row cannot be understood.
+            Findings: VT601 to VT605 and VT640, where the row cannot be understood.
         """
 
     def ledger(self) -> dict[str, Any]:
@@ -75,5 +94,5 @@ def shown(value: object) -> str:
 
 
 def beside(folder: Path, path: str) -> Path:
-    """An image's path, which is relative to the folder of the rows file."""
+    """The path of an image or a video, which is relative to the folder of the rows file."""
     return folder / path.removeprefix("file://")

@@ -168,7 +168,7 @@ _CROSS_FIELD = (
     Rule(
         name="pixel-bounds",
         code="VT206",
-        summary="data.image.min_pixels is above data.image.max_pixels, or that is smaller than one image token.",
+        summary="data.image.min_pixels is above data.image.max_pixels, or that is smaller than one image token; or so those of data.video.",
         why="No image size satisfies both; an image is never smaller than one token, so that the bound would be passed over in silence.",
         bad="data.image.min_pixels=3136 data.image.max_pixels=784",
         good="data.image.min_pixels=784 data.image.max_pixels=3136",
@@ -224,16 +224,17 @@ _CROSS_FIELD = (
     Rule(
         name="image-longer-than-row",
         code="VT219",
-        summary="With data.image's bounds an image has as many tokens as a whole row may have.",
-        why="There would be no room for a question and an answer: rows with such images are refused, dropped, or lose their end.",
+        summary="With the bounds of data.image or data.video, an image or a video has as many tokens as a whole row may have.",
+        why="There would be no room for a question and an answer: rows with such images or videos are refused, dropped, or lose their end.",
         bad="data.max_length=64 data.image.min_pixels=802816 data.image.max_pixels=1003520",
         good="data.max_length=2048 data.image.min_pixels=802816 data.image.max_pixels=1003520",
-        fix="Lower data.image.max_pixels, or raise data.max_length.",
+        fix="Lower data.image.max_pixels or data.video.max_pixels, or raise data.max_length.",
     ),
     Rule(
         name="half-an-image",
         code="VT212",
-        summary="data.drop_model_inputs names one of pixel_values and image_grid_thw, and not the other.",
+        summary="data.drop_model_inputs names one of pixel_values and image_grid_thw, or of pixel_values_videos and video_grid_thw, and "
+        "not the other.",
         why="The model cannot use pixels without their grid: it raises in the first step. A grid without pixels gives places to nothing.",
         bad="data.drop_model_inputs=[pixel_values]",
         good="data.drop_model_inputs=[pixel_values,image_grid_thw]",

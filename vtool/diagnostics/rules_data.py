@@ -21,7 +21,8 @@ RULES = (
         why="What is not understood cannot be trained on, and must not be guessed.",
         bad='{"messages": [{"role": "human", "content": "Hi"}]}',
         good='{"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]}',
-        fix='Use the roles system, user, assistant and tool, and text, or a list of parts of type "text", "image" or "image_url".',
+        fix='Use the roles system, user, assistant and tool, and text, or a list of parts of type "text", "image", "image_url", "video" or '
+        '"video_url".',
     ),
     Rule(
         name="missing-image",
@@ -44,20 +45,22 @@ RULES = (
     Rule(
         name="placeholder-mismatch",
         code="VT605",
-        summary="A row has more or fewer image placeholders than images.",
+        summary="A row has more or fewer placeholders for images or videos than it has of these.",
         why="The model would see an image at the wrong place, or none at all.",
         bad='{"messages": [{"role": "user", "content": "<image><image>Same?"}, …], "images": ["a.png"]}',
         good='{"messages": [{"role": "user", "content": "<image><image>Same?"}, …], "images": ["a.png", "b.png"]}',
-        fix="Write one <image> tag for each entry of images, in the same order; or use typed parts, and no images list.",
+        fix="Write one <image> tag for each entry of images and one <video> tag for each of videos, in the same order; or use typed parts, "
+        "and no lists.",
     ),
     Rule(
         name="image-token-mismatch",
         code="VT606",
-        summary="The image tokens of a row are not as many as the features that its images give.",
+        summary="The image or video tokens of a row are not as many as the features that its images or videos give.",
         why="Features land on the wrong tokens, or the model raises in the middle of a run.",
         bad="9 image tokens for an image of grid 1 × 4 × 4 with a merge of 2 (4 features)",
         good="4 image tokens",
-        fix="The chat template must put exactly one image token where an image goes. Check the template and the token ids in config.json.",
+        fix="The chat template must put exactly one image token where an image goes, and one video token where a video goes, in their "
+        "order. Check the template and the token ids in config.json.",
     ),
     Rule(
         name="no-assistant-turn",
@@ -75,13 +78,13 @@ RULES = (
         why="Cutting it off silently trains on half an answer, or on none.",
         bad="data.max_length=1024 with a row of 1500 tokens",
         good="data.max_length=2048",
-        fix="Raise data.max_length, shrink images with data.image.max_pixels, or say what to do: data.on_overlong=drop with "
-        "data.max_dropped_rows=N, or data.on_overlong=truncate.",
+        fix="Raise data.max_length, shrink images with data.image.max_pixels or videos with data.video, or say what to do: "
+        "data.on_overlong=drop with data.max_dropped_rows=N, or data.on_overlong=truncate.",
     ),
     Rule(
         name="answer-cut-off",
         code="VT609",
-        summary="Truncation leaves nothing of a row's answers, or cuts through an image.",
+        summary="Truncation leaves nothing of a row's answers, or cuts through an image or a video.",
         why="A row whose answer is cut off trains on nothing: loss 0, gradient 0, and no exception.",
         bad="data.max_length=64 data.on_overlong=truncate with a prompt of 80 tokens",
         good="data.max_length=256 data.on_overlong=truncate",
@@ -153,11 +156,11 @@ RULES = (
     Rule(
         name="image-in-answer",
         code="VT618",
-        summary="A turn of the assistant has an image.",
-        why="Its image tokens would be learnt as if the model could write images.",
+        summary="A turn of the assistant has an image or a video.",
+        why="Its tokens would be learnt as if the model could write images.",
         bad='{"role": "assistant", "content": "Here it is: <image>"}',
         good='{"role": "user", "content": "<image>Is it this one?"}, {"role": "assistant", "content": "Yes."}',
-        fix="Show images in turns of the user or of a tool.",
+        fix="Show images and videos in turns of the user or of a tool.",
     ),
     Rule(
         name="reference-too-long",
@@ -177,6 +180,43 @@ RULES = (
         bad="vtool verify my.jsonl --row 900, where my.jsonl has 100 lines",
         good="vtool verify my.jsonl --row 90",
         fix="Give a line's number, or a row's name as findings write it: --row my.jsonl:90. Blank lines are no rows.",
+    ),
+    Rule(
+        name="missing-video",
+        code="VT640",
+        summary="A video that a row names, or a frame of it, is not there.",
+        why="Some trainers replace the row by another one, or train it without its video.",
+        bad='{"type": "video", "video": "cilp.mp4"}',
+        good='{"type": "video", "video": "clip.mp4"}',
+        fix="Paths are relative to the folder of the rows file. Addresses on the web are not fetched: save the video first. Of a folder of "
+        "frames, list the frames.",
+    ),
+    Rule(
+        name="broken-video",
+        code="VT641",
+        summary="A video cannot be decoded to its last frame, has no frames, or frames of several sizes.",
+        why="A decoder that stops where a file is cut off shows fewer frames, at other times, and says nothing.",
+        bad="a clip.mp4 whose download was cut off",
+        good="the whole clip.mp4",
+        fix="Fetch or encode the video again, bring its frames to one size, or remove the row.",
+    ),
+    Rule(
+        name="too-many-frames",
+        code="VT642",
+        summary="A list of frames is longer than a video may be.",
+        why="Frames that are listed are all shown. Leaving some of them out would change what the row says, and when.",
+        bad="a list of 900 frames, with data.video.max_frames=768",
+        good="data.video.max_frames=900",
+        fix="Raise data.video.max_frames, or list fewer frames, and write the row's fps.",
+    ),
+    Rule(
+        name="video-decoder-missing",
+        code="VT643",
+        summary="A row has a video file, and PyAV, which decodes it, is not installed.",
+        why="The rows with videos could not be read.",
+        bad="pip install vtool",
+        good="pip install 'vtool[video]'",
+        fix="Install the extra, or give each video as a list of its frames: that needs no decoder.",
     ),
     Rule(
         name="ledger-mismatch",

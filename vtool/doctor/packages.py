@@ -8,7 +8,7 @@ from packaging.requirements import Requirement
 
 from vtool.diagnostics import Diagnostic
 
-EXTRAS = ("megatron", "mbridge", "npu")
+EXTRAS = ("megatron", "mbridge", "npu", "video")
 """The extras that a recipe can need; the others are for vtool's own development."""
 
 

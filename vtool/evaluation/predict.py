@@ -1,7 +1,7 @@
-"""Ask a trained model a question about images."""
+"""Ask a trained model a question about images and videos."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,8 +10,8 @@ import yaml
 
 from vtool.config.schema import Run
 from vtool.data.collate import collate_prompts
-from vtool.data.encode import Prompt, encode_question
-from vtool.data.parse import TAG, parse_row
+from vtool.data.encode import encode_question
+from vtool.data.parse import TAG, VIDEO_TAG, parse_row
 from vtool.data.row import Row
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.models.adapters import CONFIG, add_saved_adapter, base_named_in
@@ -21,10 +21,12 @@ from vtool.models.generate import answer_greedily
 from vtool.models.processor import load_processor
 
 
-def predict(run: Path, images: Sequence[str], question: str | None, system: str | None, max_new_tokens: int) -> str:
+def predict(
+    run: Path, images: Sequence[str], question: str | None, system: str | None, max_new_tokens: int, videos: Sequence[str] = ()
+) -> str:
     """The greedy answer of the model in `run`'s export, or of an exported folder itself, given the inputs that it was trained with.
 
-    Images go where the texts have their <image> tags; without any tag, before the question.
+    Images and videos go where the texts have their <image> and <video> tags; without any tag, before the question.
 
     Raises:
         Findings: `not-a-run`, `model-does-not-load`, and what is wrong with the images and texts (VT6xx).
@@ -44,12 +46,12 @@ def predict(run: Path, images: Sequence[str], question: str | None, system: str 
         raise Findings(Diagnostic("not-a-run", f"{folder} holds a {family_name}, which is none of {', '.join(FAMILIES)}"), fatal=True)
     text = question if question is not None else _first_question(run)
     try:
-        row = _row(images, text, system)
+        row = _row({TAG: images, VIDEO_TAG: videos}, text, system)
         processor = load_processor(folder, family_name, config_of=whole)
-        prompt = Prompt(0, *encode_question(row, processor), reference="")
+        prompt = encode_question(row, processor)
     except Findings as findings:
         here = "paths are relative to the folder you are in"
-        told = [replace(one, help=here) if one.rule == "missing-image" else one for one in findings.diagnostics]
+        told = [replace(one, help=here) if one.rule in ("missing-image", "missing-video") else one for one in findings.diagnostics]
         raise Findings(told, fatal=True) from findings
     model = load_model(whole, family_name, torch.float32, "sdpa").eval()
     if adapted:
@@ -59,15 +61,18 @@ def predict(run: Path, images: Sequence[str], question: str | None, system: str 
         return answer_greedily(model, processor, inputs, max_new_tokens)[0].strip()
 
 
-def _row(images: Sequence[str], question: str, system: str | None) -> Row:
-    """The same reading as a rows file's."""
-    tags = question.count(TAG) + (system or "").count(TAG)
-    if tags and tags != len(images):
-        message = f"the texts have {tags} {TAG} tag{'s' * (tags > 1)}, and the number of images is {len(images)}"
-        raise Findings(Diagnostic("placeholder-mismatch", message, help="give --image once for each tag, or leave the tags out"))
-    asked = question if tags else TAG * len(images) + question
+def _row(shown: Mapping[str, Sequence[str]], question: str, system: str | None) -> Row:
+    """The same reading as a rows file's. `shown`: files by the tag that stands for them."""
+    asked = question
+    for tag, files in reversed(list(shown.items())):
+        tags = question.count(tag) + (system or "").count(tag)
+        if tags and tags != len(files):
+            kind = tag[1:-1]
+            message = f"the texts have {tags} {tag} tag{'s' * (tags > 1)}, and the number of {kind}s is {len(files)}"
+            raise Findings(Diagnostic("placeholder-mismatch", message, help=f"give --{kind} once for each tag, or leave the tags out"))
+        asked = asked if tags else tag * len(files) + asked
     messages = [*([{"role": "system", "content": system}] if system is not None else []), {"role": "user", "content": asked}]
-    return parse_row({"messages": messages, "images": list(images)}, "the question", Path())
+    return parse_row({"messages": messages, **{f"{tag[1:-1]}s": list(files) for tag, files in shown.items()}}, "the question", Path())
 
 
 def _dropped_inputs(folder: Path) -> tuple[str, ...]:

@@ -33,9 +33,9 @@ def export(model: Any, state: Mapping[str, Tensor], processor: Processor, family
     def fill(temporary: Path) -> None:
         model.save_pretrained(temporary, state_dict=dict(state))
         _write_dtype(state, temporary / "config.json")
-        _write_processor(processor, temporary)
+        processor.save(temporary)
         own = json.loads((temporary / "preprocessor_config.json").read_text())
-        for name, settings in family(family_name).serving_files(own).items():
+        for name, settings in family(family_name).serving_files(own, processor.video.as_json()).items():
             (temporary / name).write_text(json.dumps(settings, indent=2) + "\n")
 
     return _put(fill, folder)
@@ -55,7 +55,7 @@ def export_adapter(settings: Lora, tensors: Mapping[str, Tensor], base: Path, pr
     def fill(temporary: Path) -> None:
         temporary.mkdir(parents=True)
         write_adapter(settings, tensors, base, temporary)
-        _write_processor(processor, temporary)
+        processor.save(temporary)
 
     return _put(fill, folder)
 
@@ -69,11 +69,6 @@ def _write_dtype(state: Mapping[str, Tensor], file: Path) -> None:
         if isinstance(part, dict) and "dtype" in part:
             part["dtype"] = str(widest).removeprefix("torch.")
     file.write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")
-
-
-def _write_processor(processor: Processor, folder: Path) -> None:
-    processor.tokenizer.save_pretrained(folder)
-    processor.image_processor.save_pretrained(folder)
 
 
 def _put(fill: Callable[[Path], None], folder: Path) -> Path:

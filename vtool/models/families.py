@@ -1,13 +1,14 @@
 """The model families: which classes of transformers, and what our code must know about them."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from vtool.config.images import CUTS, Cut
+from vtool.config.images import CLIPS, CUTS, Cut
+from vtool.models.frames import evenly_in_pairs
 from vtool.models.sizes import SIZES
 from vtool.models.tokens import TokenIds, TokenNames
 
@@ -36,8 +37,12 @@ class Family:
     image_processor: ClassVar[str] = "Qwen2VLImageProcessor"
     """Transformers' image processor class. With `Pil` behind it, the one that needs no torchvision."""
     video_processor: ClassVar[str] = "Qwen2VLVideoProcessor"
-    frames_are_sized: ClassVar[bool] = True
-    """Whether the video processor's `size` bounds a frame, as the image processor's bounds an image; else a video."""
+    frames_apart: ClassVar[bool] = False
+    """Whether the frames of each patch stand by themselves in the text, with their time; else a video is one run of tokens."""
+    videos_are_images: ClassVar[bool] = False
+    """Whether frames are handed to the model as images: where the model puts both in the place of one token, and so cannot take both."""
+    seconds_per_grid: ClassVar[bool] = False
+    """Whether the model is told how many seconds the frames of a patch last, for its positions in time."""
     projector: ClassVar[tuple[str, ...]] = ("merger",)
     """The children of `model.visual` that turn its features into embeddings."""
     token_names: ClassVar[TokenNames] = TokenNames()
@@ -50,6 +55,11 @@ class Family:
     """By the names of `TokenIds`, where config.json has these ids."""
     frames_per_image: ClassVar[int] = 1
     """As how many frames the image processor counts a picture when it holds pixels against its bounds."""
+
+    @property
+    def frames_are_sized(self) -> bool:
+        """Whether the video processor's `size` bounds a frame, as the image processor's bounds an image; else a video."""
+        return not CLIPS[self.model_type].whole
 
     @property
     def images(self) -> Cut:
@@ -84,7 +94,7 @@ class Family:
             text_config=text | self.text_config(table),
             vision_config=self.vision_config(table),
             tie_word_embeddings=True,
-            **{field: getattr(ids, part) for part, field in self.token_fields.items()},
+            **{field: token for part, field in self.token_fields.items() if (token := getattr(ids, part)) is not None},
         )
 
     def text_config(self, table: Mapping[str, int]) -> dict[str, Any]:
@@ -112,6 +122,28 @@ class Family:
             end=tokenizer.eos_token_id,
             pad=pad if pad is not None else tokenizer.eos_token_id,
         )
+
+    def sample(self, total: int, rate: float, fps: float, least: int, most: int, together: int) -> list[int]:
+        """The numbers of the frames that are shown of a video file.
+
+        Args:
+            total: all of its frames.
+            rate: frames a second.
+            fps: those wanted of each second.
+            least, most: the fewest and the most frames.
+            together: frames of a patch.
+        """
+        return evenly_in_pairs(total, rate, fps, least, most, together)
+
+    def video_text(self, names: TokenNames, indices: Sequence[int], rate: float, together: int) -> str:
+        """What the processor writes where the chat template has put a video: a token for each run of the tower's features.
+
+        Args:
+            indices: of the frames that are shown.
+            rate: frames a second, of all frames.
+            together: frames of a patch.
+        """
+        return names.video
 
     def part(self, name: str) -> str:
         """The part, by the names of `model.freeze`, that a parameter or module of this name belongs to."""
@@ -142,25 +174,18 @@ class Family:
         """All that `get_image_features` hands to the language model, as transformers' own forward pass unpacks it."""
         yield from output.pooler_output
 
-    def serving_files(self, image_processor: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-        """The processor's JSON files for a server, by name, from the image processor's settings.
+    def split(self, output: Any, images: int) -> tuple[Any, Any]:
+        """Such an output of images and, behind them, videos, as one of `images` images and one of the videos."""
+        features, kind = output.pooler_output, type(output)
+        return kind(pooler_output=features[:images]), kind(pooler_output=features[images:])
+
+    def serving_files(self, image_processor: Mapping[str, Any], video_processor: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+        """The processor's JSON files for a server, by name, from the settings of the image and of the video processor.
 
         What the processor's `save_pretrained` would write; it cannot be built where torchvision is not.
         """
         image = {**image_processor, "image_processor_type": self.image_processor, "processor_class": self.processor}
-        kept = (
-            *(("size",) if self.frames_are_sized else ()),
-            "patch_size",
-            "merge_size",
-            "temporal_patch_size",
-            "do_resize",
-            "do_rescale",
-            "do_normalize",
-            "do_convert_rgb",
-        )
-        video = {key: image[key] for key in (*kept, "rescale_factor", "image_mean", "image_std", "resample")}
-        video |= {"video_processor_type": self.video_processor, "processor_class": self.processor}
-        return {"preprocessor_config.json": image, "video_preprocessor_config.json": video}
+        return {"preprocessor_config.json": image, "video_preprocessor_config.json": dict(video_processor)}
 
 
 def family(name: str) -> Family:

@@ -1,43 +1,57 @@
 """The processor: tokenizer, chat template, image processor and the token ids that belong together."""
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from vtool.config.schema import Image, Model
+from vtool.config.schema import Image, Model, Video
 from vtool.diagnostics import Diagnostic, Findings
-from vtool.models.families import Family, family
-from vtool.models.tokens import TokenIds, train_tokenizer
+from vtool.models.families import family
+from vtool.models.tokens import TokenIds, TokenNames, train_tokenizer
+from vtool.models.video import VideoProcessor, settings_in, video_processor
 
 
 @dataclass(frozen=True, slots=True)
 class Processor:
-    """What turns a chat with images into a model's inputs."""
+    """What turns a chat with images and videos into a model's inputs."""
 
     tokenizer: Any
     image_processor: Any
+    video: VideoProcessor
     ids: TokenIds
 
+    @property
+    def names(self) -> TokenNames:
+        """What the tokens are called that stand where images and videos are, and around them."""
+        ids = asdict(self.ids)
+        named = {field.name: ids[field.name] for field in fields(TokenNames)}
+        named |= {part: ids[part.replace("video", "vision")] for part, token in named.items() if token is None}
+        return TokenNames(**{part: self.tokenizer.convert_ids_to_tokens(token) for part, token in named.items()})
+
     def save(self, folder: Path) -> None:
-        """Write tokenizer, chat template and image processor as transformers reads them."""
+        """Write tokenizer, chat template, image and video processor as transformers reads them."""
         self.tokenizer.save_pretrained(folder)
         self.image_processor.save_pretrained(folder)
+        self.video.save(folder)
 
 
-def new_processor(settings: Model, image: Image, texts: Iterable[str]) -> Processor:
+def new_processor(settings: Model, image: Image, texts: Iterable[str], video: Video | None = None) -> Processor:
     """The processor of a run that starts: the one in `model.path`, or one trained on these texts."""
     if settings.path:
-        return load_processor(Path(settings.path), settings.family, image)
+        return load_processor(Path(settings.path), settings.family, image, video)
     known = family(settings.family)
     tokenizer = train_tokenizer(texts, known.token_names)
-    ids = {part: tokenizer.convert_tokens_to_ids(name) for part, name in asdict(known.token_names).items()}
+    ids = {part: tokenizer.convert_tokens_to_ids(getattr(known.token_names, part)) for part in known.token_fields}
     image_processor = known.image_processor_class()(**asdict(known.images))
     token_ids = TokenIds(**ids, end=tokenizer.eos_token_id, pad=tokenizer.pad_token_id)
-    return with_sizes(Processor(tokenizer, image_processor, token_ids), image, known)
+    videos = video_processor(known, {name: value for name, value in image_processor.to_dict().items() if name != "size"})
+    return with_sizes(Processor(tokenizer, image_processor, videos, token_ids), image, video or Video())
 
 
-def load_processor(folder: Path, family_name: str, image: Image | None = None, config_of: Path | None = None) -> Processor:
+def load_processor(
+    folder: Path, family_name: str, image: Image | None = None, video: Video | None = None, config_of: Path | None = None
+) -> Processor:
     """The processor that a folder holds: a model's, a run's, or an exported one. Its token ids are those of its config.json.
 
     Args:
@@ -57,12 +71,14 @@ def load_processor(folder: Path, family_name: str, image: Image | None = None, c
         config = AutoConfig.from_pretrained(config_of or folder, local_files_only=True)
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         image_processor = known.image_processor_class().from_pretrained(folder, local_files_only=True)
+        videos = video_processor(known, settings_in(folder))
     except Exception as error:  # each reader raises what its file format raises
-        raise Findings(_unusable(folder, f"the tokenizer or the image processor cannot be read: {first_line(error)}")) from error
+        what = "the tokenizer, the image processor or the video processor cannot be read"
+        raise Findings(_unusable(folder, f"{what}: {first_line(error)}")) from error
     if not tokenizer.chat_template:
         raise Findings(_unusable(folder, "the tokenizer has no chat template (chat_template.jinja)"))
     ids = known.token_ids(config, tokenizer)
-    return with_sizes(Processor(tokenizer, image_processor, ids), image or Image(), known)
+    return with_sizes(Processor(tokenizer, image_processor, videos, ids), image or Image(), video or Video())
 
 
 def first_line(error: BaseException) -> str:
@@ -70,14 +86,14 @@ def first_line(error: BaseException) -> str:
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
 
 
-def with_sizes(processor: Processor, image: Image, known: Family) -> Processor:
-    """The processor, told how large images are."""
+def with_sizes(processor: Processor, image: Image, video: Video) -> Processor:
+    """The processor, told how large images are, and how large and how long videos."""
     size = dict(processor.image_processor.size)
     for edge, pixels in (("shortest_edge", image.min_pixels), ("longest_edge", image.max_pixels)):
         if pixels is not None:
-            size[edge] = pixels * known.frames_per_image
+            size[edge] = pixels * processor.video.family.frames_per_image
     processor.image_processor.size = size
-    return processor
+    return replace(processor, video=processor.video.with_settings(video))
 
 
 def _unusable(folder: Path, what: str) -> Diagnostic:

@@ -12,6 +12,7 @@ class Qwen25VL(Family):
     model_type = "qwen2_5_vl"
     classes = "Qwen2_5_VL"
     processor = "Qwen2_5_VLProcessor"
+    seconds_per_grid = True
 
     def vision_config(self, table: Mapping[str, int]) -> dict[str, Any]:
         windows = {"window_size": 8 * self.images.patch_size, "fullatt_block_indexes": [table["vision_depth"] - 1]}

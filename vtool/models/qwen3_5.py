@@ -1,9 +1,12 @@
 """Qwen3.5: what our code must know about it, and no more."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vtool.models.families import Family, rope
+from vtool.models.frames import evenly
+from vtool.models.qwen3_vl import timed_frames
+from vtool.models.tokens import TokenNames
 
 _ROTATED = 0.5
 
@@ -18,7 +21,7 @@ class Qwen35(Family):
     classes = "Qwen3_5"
     processor = "Qwen3VLProcessor"
     video_processor = "Qwen3VLVideoProcessor"
-    frames_are_sized = False
+    frames_apart = True
 
     def text_config(self, table: Mapping[str, int]) -> dict[str, Any]:
         head_dim = table["hidden"] // table["heads"]
@@ -32,6 +35,12 @@ class Qwen35(Family):
             "linear_key_head_dim": linear_dim,
             "linear_value_head_dim": linear_dim,
         }
+
+    def sample(self, total: int, rate: float, fps: float, least: int, most: int, together: int) -> list[int]:
+        return evenly(total, rate, fps, least, most)
+
+    def video_text(self, names: TokenNames, indices: Sequence[int], rate: float, together: int) -> str:
+        return timed_frames(names, indices, rate, together)
 
     def vision_config(self, table: Mapping[str, int]) -> dict[str, Any]:
         return super().vision_config(table) | {"num_position_embeddings": table["vision_positions"]}

@@ -13,6 +13,8 @@ class TokenNames:
     video: str = "<|video_pad|>"
     vision_start: str = "<|vision_start|>"
     vision_end: str = "<|vision_end|>"
+    video_start: str = "<|vision_start|>"
+    video_end: str = "<|vision_end|>"
 
 
 def chat_template(names: TokenNames) -> str:
@@ -22,11 +24,16 @@ def chat_template(names: TokenNames) -> str:
     making, with a newline after each image.
     """
     image = names.vision_start + names.image + names.vision_end
+    video = names.video_start + names.video + names.video_end
     return (
         "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
         "{% if message['content'] is string %}{{ message['content'] }}{% elif message['content'] %}"
         "{% for part in message['content'] %}"
-        "{% if part['type'] == 'image' %}" + image + "{% else %}{{ part['text'] }}{% endif %}"
+        "{% if part['type'] == 'image' %}"
+        + image
+        + "{% elif part['type'] == 'video' %}"
+        + video
+        + "{% else %}{{ part['text'] }}{% endif %}"
         "{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
         "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
     )
@@ -42,6 +49,9 @@ class TokenIds:
     vision_end: int
     end: int
     pad: int
+    video_start: int | None = None
+    """Where a family has other tokens around a video than around an image."""
+    video_end: int | None = None
 
 
 def train_tokenizer(texts: Iterable[str], names: TokenNames, vocab_size: int = 512) -> Any:
@@ -52,7 +62,8 @@ def train_tokenizer(texts: Iterable[str], names: TokenNames, vocab_size: int = 5
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
-    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", names.vision_start, names.vision_end, names.image, names.video]
+    marks = (names.vision_start, names.vision_end, names.image, names.video, names.video_start, names.video_end)
+    special = list(dict.fromkeys(("<|endoftext|>", "<|im_start|>", "<|im_end|>", *marks)))
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()

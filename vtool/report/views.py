@@ -151,6 +151,7 @@ def _split(name: str, content: Mapping[str, Any]) -> Split:
     counts = {"Rows": rows, "Kept": kept, "Dropped": len(dropped), "Truncated": number(content, "truncated")}
     counts |= {"Longest, tokens": number(content, "longest"), "All tokens": number(content, "tokens")}
     counts |= {"Supervised": number(content, "supervised_tokens"), "Images": number(content, "images")}
+    counts |= {"Videos": videos} if (videos := number(content, "videos")) else {}
     return Split(
         name,
         tuple((label, in_words(count)) for label, count in counts.items()),

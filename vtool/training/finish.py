@@ -12,6 +12,8 @@ from torch import Tensor
 
 from vtool import __version__
 from vtool.data.loader import EncodedRows
+from vtool.data.row import Row
+from vtool.data.video import open_clip
 from vtool.diagnostics import Diagnostic
 from vtool.engines.ranks import SharedFindings
 from vtool.evaluation.evaluate import Answer, Scores, evaluate
@@ -140,8 +142,8 @@ def _write_predictions(folder: RunFolder, rows: EncodedRows, answers: Sequence[A
             "answer": answer.answer,
             "correct": answer.correct,
         }
-        if answer.index in shown and row.images:
-            line["image"] = str(_write_sample(folder, row.images[0], answer.index).relative_to(folder.path))
+        if answer.index in shown and (picture := _first_picture(row, rows)) is not None:
+            line["image"] = str(_write_sample(folder, picture, answer.index).relative_to(folder.path))
         lines.append(json.dumps(line) + "\n")
     write_atomically(folder.predictions, "".join(lines))
 
@@ -153,6 +155,13 @@ def _texts(messages: Sequence[Any]) -> list[str]:
         for content in contents
         for text in ([content] if isinstance(content, str) else [part["text"] for part in content if "text" in part])
     ]
+
+
+def _first_picture(row: Row, rows: EncodedRows) -> Any:
+    """A row's first image, else the last frame that is shown of its first video; None of a row of text."""
+    if row.images:
+        return row.images[0]
+    return open_clip(row, row.videos[0], rows.processor.video).frames[-1] if row.videos else None
 
 
 def _write_sample(folder: RunFolder, image: Any, index: int) -> Path:

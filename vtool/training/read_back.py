@@ -88,9 +88,14 @@ def _rows(session: Session) -> Iterator[Seen]:
             for name in ("format", "split", "path"):
                 if name in source:
                     yield Seen(f"data.{split}.{name}", source[name], f"the rows of data.{split}", (number,))
-    size = session.rows["train"].processor.image_processor.size
+    processor = session.rows["train"].processor
+    size, video = processor.image_processor.size, processor.video
     yield Seen("data.image.min_pixels", size["shortest_edge"] // session.family.frames_per_image, "the image processor")
     yield Seen("data.image.max_pixels", size["longest_edge"] // session.family.frames_per_image, "the image processor")
+    for name, value in (
+        ("fps", video.fps), ("max_frames", video.most(video.fps)), ("min_pixels", video.smallest), ("max_pixels", video.largest)
+    ):  # fmt: skip
+        yield Seen(f"data.video.{name}", value, "the video processor")
     yield Seen("data.global_batch_size", session.plan.global_batch_size, "the plan of the rows")
     mine = session.micro_batches(1)
     yield Seen("data.packing", "token_budget" if mine[0].packed else "none", "the first step")

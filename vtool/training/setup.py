@@ -107,7 +107,7 @@ def open_session(request: Request, folder: RunFolder, start: Start, ranks: Ranks
     else:
         ranks.on_rank_zero(lambda: _copy_processor(start, folder))
     ranks.barrier()
-    processor = load_processor(folder.processor, run.model.family, run.data.image)
+    processor = load_processor(folder.processor, run.model.family, run.data.image, run.data.video)
     rows = {split: EncodedRows(source, processor, run.data) for split, source in sources.items()}
     ledgers = audit(rows, ranks)
     if ranks.rank == 0:
@@ -248,7 +248,7 @@ def _ignored(run: Run, ranks: Ranks) -> Iterator[Diagnostic]:
 
 def _write_processor(run: Run, rows: Rows, folder: RunFolder) -> None:
     """Keep the processor and the model's config in the run's folder, so that the run needs nothing else to go on."""
-    processor = new_processor(run.model, run.data.image, read_texts(rows))
+    processor = new_processor(run.model, run.data.image, read_texts(rows), run.data.video)
     with folder.writing():
         if folder.processor.exists():  # of a start that did not get far
             shutil.rmtree(folder.processor)

@@ -23,6 +23,7 @@ from vtool.engines.ranks import Ranks, SharedFindings
 from vtool.engines.roles import Role, unmarked
 from vtool.evaluation.evaluate import evaluate
 from vtool.models.dummy import adding_dummy
+from vtool.models.one_pass import images_with_videos
 from vtool.profiling.profiler import Profiler, open_profiler
 from vtool.training.checkpoint import Snapshot, Writer
 from vtool.training.display import Display
@@ -198,8 +199,9 @@ def _nll(session: Session, *, dummy: bool) -> Callable[[Callable[..., Any], Batc
     """The loss of a micro-batch. `dummy`: where it has no image, the vision tower runs all the same, for a gradient of 0."""
 
     def nll(model: Callable[..., Any], batch: Batch) -> Tensor:
-        without = dummy and not batch.images
-        with adding_dummy(session.family, session.engine.module) if without else nullcontext():
+        family, module = session.family, session.engine.module
+        without, both = dummy and not batch.images, {"pixel_values", "pixel_values_videos"} <= batch.inputs.keys()
+        with adding_dummy(family, module) if without else images_with_videos(family, module) if both else nullcontext():
             return summed_nll(model, batch)
 
     return nll

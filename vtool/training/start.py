@@ -19,7 +19,7 @@ FREE = (
     "model.gradient_checkpointing", "profiler.", "tracking",
 )  # fmt: skip
 # What a split's ledger must have in common for a run to go on: the same rows, of which the same ones are used, of the same lengths.
-SAME_ROWS = ("rows", "kept", "tokens", "supervised_tokens", "images", "images_xxh3")
+SAME_ROWS = ("rows", "kept", "tokens", "supervised_tokens", "images", "videos", "images_xxh3")
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,7 @@ def check_rows(began: RunFolder, ledgers: Mapping[str, Mapping[str, Any]]) -> No
 def _rows(ledger: Mapping[str, Any]) -> list[Any]:
     """What tells rows apart, wherever their files are."""
     files = [{key: value for key, value in file.items() if key != "path"} for file in ledger.get("files", [])]
-    return [files, *(ledger.get(key) for key in SAME_ROWS)]
+    return [files, *(ledger.get(key) or 0 for key in SAME_ROWS)]  # a run of an older vtool had no videos to count
 
 
 def _told(ledger: Mapping[str, Any]) -> str:

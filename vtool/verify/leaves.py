@@ -4,6 +4,7 @@ A setting that is in none of the three is a failure of our own tests, and so is 
 object shows though it is in `READ`, and a test that is not there.
 """
 
+from vtool.config.schema import Video
 from vtool.config.schema.megatron import DdpConfig, Parallel, TransformerConfig, WrapConfig
 
 _MODEL, _DDP, _FSDP2 = "vtool.models.read_back", "vtool.engines.ddp:read_back", "vtool.engines.fsdp2:read_back"
@@ -18,6 +19,7 @@ READ: dict[str, str] = {
     **{f"model.freeze.{part}": _RUN for part in ("vision", "projector", "language")},
     **{f"data.{split}.{name}": _RUN for split in ("train", "validation", "test") for name in ("format", "split", "path")},
     **{f"data.{name}": _RUN for name in ("global_batch_size", "micro_batch_size", "packing", "image.min_pixels", "image.max_pixels")},
+    **{f"data.video.{name}": _RUN for name in Video.model_fields},
     **{f"lora.{name}": f"{_MODEL}:read_adapters" for name in ("rank", "alpha", "dropout", "targets", "exclude")},
     **{f"optim.{name}": _GROUPS for name in ("name", "betas", "eps", "weight_decay")},
     **{f"optim.{name}": _SCHEDULE for name in ("lr", "schedule", "warmup_steps")},

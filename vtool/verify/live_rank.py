@@ -24,6 +24,7 @@ from vtool.engines.ranks import Ranks
 from vtool.models.build import build_model, model_config
 from vtool.models.families import family
 from vtool.models.processor import Processor, first_line, new_processor, with_sizes
+from vtool.models.video import settings_in, video_processor
 from vtool.training.read_back import check_arrival, read_back
 from vtool.training.run_folder import RunFolder
 from vtool.training.setup import Session, build_engine, count_steps, prepare_model
@@ -104,17 +105,18 @@ def open_small_session(task: Task, folder: Path, ranks: Ranks) -> Session:
 
 
 def _processor(task: Task, run: Run) -> Processor:
-    """With the image processor of the model's own folder, where that has one."""
-    processor, known = new_processor(run.model, run.data.image, []), family(run.model.family)
+    """With the image and the video processor of the model's own folder, where that has them."""
+    processor, known = new_processor(run.model, run.data.image, [], run.data.video), family(run.model.family)
     path = task.run.model.path
     if path is None or not any((Path(path) / name).exists() for name in ("preprocessor_config.json", "processor_config.json")):
         return processor
     try:
         own = known.image_processor_class().from_pretrained(path, local_files_only=True)
+        videos = video_processor(known, settings_in(Path(path)))
     except Exception as error:  # its reader raises what its file's format raises
-        message = f"{path}: the image processor cannot be read: {first_line(error)}"
+        message = f"{path}: the image or the video processor cannot be read: {first_line(error)}"
         raise Findings(Diagnostic("model-does-not-load", message, parameter="model.path")) from error
-    return with_sizes(replace(processor, image_processor=own), run.data.image, known)
+    return with_sizes(replace(processor, image_processor=own, video=videos), run.data.image, run.data.video)
 
 
 def keep_flags(config: object, model: Model) -> None:

@@ -64,7 +64,7 @@ def audit_rows(run: Run, asked: Sequence[str] = ()) -> list[Audit]:
     """
     entries = {"train": run.data.train, "validation": run.data.validation, "test": run.data.test}
     sources = {split: Rows(entry) for split, entry in entries.items() if entry}
-    processor = new_processor(run.model, run.data.image, read_texts(sources["train"]))
+    processor = new_processor(run.model, run.data.image, read_texts(sources["train"]), run.data.video)
     wanted = {split: _find(source, asked) for split, source in sources.items()}
     if missing := [name for name in asked if not any(name in found for found in wanted.values())]:
         raise Findings([Diagnostic("unknown-row", f"there is no row {name}") for name in missing], fatal=True)
@@ -108,23 +108,21 @@ def _supervised(labels: Sequence[int], place: int) -> bool:
 
 
 def render_example(sample: Sample, processor: Processor) -> str:
-    """A sample's tokens as text. A run of image tokens is written once, with its length."""
+    """A sample's tokens as text. A run of image or video tokens is written once, with its length."""
     ids, labels = sample.input_ids.tolist(), sample.labels.tolist()
+    visual = (processor.ids.image, processor.ids.video)
+    kinds = [token if token in visual else None for token in ids]
     text, supervised, place = "", False, 0
     while place < len(ids):
         if (labels[place] != IGNORED) != supervised:
             supervised = not supervised
             text += "⟦" if supervised else "⟧"
         end = place + 1
-        while (
-            end < len(ids)
-            and (ids[end] == processor.ids.image) == (ids[place] == processor.ids.image)
-            and (labels[end] != IGNORED) == supervised
-        ):
+        while end < len(ids) and kinds[end] == kinds[place] and (labels[end] != IGNORED) == supervised:
             end += 1
         piece = processor.tokenizer.decode(ids[place:end], clean_up_tokenization_spaces=False)
-        if ids[place] == processor.ids.image:
-            piece = f"{processor.tokenizer.convert_ids_to_tokens(processor.ids.image)}×{end - place}"
+        if kinds[place] is not None:
+            piece = f"{processor.tokenizer.convert_ids_to_tokens(ids[place])}×{end - place}"
         text += piece
         place = end
     return text + ("⟧" if supervised else "")

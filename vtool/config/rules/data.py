@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from vtool.config.images import CUTS, cut_of_processor
+from vtool.config.images import CLIPS, CUTS, Cut, cut_of_processor
 from vtool.config.origins import Origins
 from vtool.config.schema import Megatron, Run
 from vtool.diagnostics import Diagnostic
@@ -40,55 +40,73 @@ def max_length_missing(run: Run, origins: Origins) -> Iterator[Diagnostic]:
 
 
 def pixel_bounds(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """There is an image size that both bounds allow, and one of whole image tokens that is not above the upper one."""
-    low, high = run.data.image.min_pixels, run.data.image.max_pixels
+    """There is a size that both bounds allow, and one of whole image tokens that is not above the upper one."""
     cut = (cut_of_processor(Path(run.model.path)) if run.model.path else None) or CUTS[run.model.family]
-    if high is not None and high < cut.smallest:
-        side = cut.patch_size * cut.merge_size
-        message = (
-            f"data.image.max_pixels is {high}, but an image token of {run.model.family} is {side} × {side} = {cut.smallest} pixels, "
-            f"{cut.merge_size} × {cut.merge_size} patches of {cut.patch_size}: every image would be larger"
-        )
-        name = "data.image.max_pixels"
-        yield Diagnostic(
-            "pixel-bounds", message, f"set {name}={cut.smallest}, or more", name, origins.near(name), f"at least {cut.smallest}", str(high)
-        )
-    if low is not None and high is not None and low > high:
-        message = f"data.image.min_pixels is {low}, above data.image.max_pixels, which is {high}"
-        origin = origins.near("data.image.min_pixels")
-        yield Diagnostic(
-            "pixel-bounds", message, "swap them, or leave one out", "data.image.min_pixels", origin, f"at most {high}", str(low)
-        )
+    side = cut.patch_size * cut.merge_size
+    whole = CLIPS[run.model.family].whole
+    kinds = (
+        ("image", run.data.image, cut.smallest, "an image token", "every image would be larger"),
+        (
+            "video",
+            run.data.video,
+            _smallest_video(cut, whole=whole),
+            "a video token" if whole else "a frame of one video token",
+            "every video would be larger",
+        ),
+    )
+    for kind, bounds, smallest, of, so in kinds:
+        low, high = bounds.min_pixels, bounds.max_pixels
+        if high is not None and high < smallest:
+            frames = f"{cut.temporal_patch_size} frames of " if smallest > cut.smallest else ""
+            message = (
+                f"data.{kind}.max_pixels is {high}, but {of} of {run.model.family} is {frames}{side} × {side} = {smallest} pixels, "
+                f"{cut.merge_size} × {cut.merge_size} patches of {cut.patch_size}: {so}"
+            )
+            name = f"data.{kind}.max_pixels"
+            yield Diagnostic(
+                "pixel-bounds", message, f"set {name}={smallest}, or more", name, origins.near(name), f"at least {smallest}", str(high)
+            )
+        if low is not None and high is not None and low > high:
+            message = f"data.{kind}.min_pixels is {low}, above data.{kind}.max_pixels, which is {high}"
+            name = f"data.{kind}.min_pixels"
+            yield Diagnostic("pixel-bounds", message, "swap them, or leave one out", name, origins.near(name), f"at most {high}", str(low))
+
+
+def _smallest_video(cut: Cut, *, whole: bool) -> int:
+    """The pixels of a video of one token, as the video processor counts them: of all its frames, or of one."""
+    return cut.smallest * cut.temporal_patch_size if whole else cut.smallest
 
 
 def image_tokens(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """An image fits into a row: the smallest must, and the largest had better."""
+    """An image and a video fit into a row: the smallest must, and the largest had better."""
     longest = run.data.max_length
     if longest is None:
         return
     cut = (cut_of_processor(Path(run.model.path)) if run.model.path else None) or CUTS[run.model.family]
-    for name, severity in (("min_pixels", "error"), ("max_pixels", "warning")):
-        pixels = getattr(run.data.image, name)
-        if pixels is not None and (tokens := pixels // cut.smallest) >= longest:
-            which = "every image has at least" if severity == "error" else "an image can have up to"
-            message = f"data.max_length is {longest}, but with data.image.{name}={pixels} {which} {tokens} tokens"
-            help = f"set data.image.{name} below {longest * cut.smallest}, or raise data.max_length"
-            place = origins.near(f"data.image.{name}")
-            yield Diagnostic("image-longer-than-row", message, help, f"data.image.{name}", place, severity=severity)  # type: ignore[arg-type]
-            return
+    of_a_token = {"image": cut.smallest, "video": _smallest_video(cut, whole=CLIPS[run.model.family].whole)}
+    for kind, bounds, a in (("image", run.data.image, "an image"), ("video", run.data.video, "a video")):
+        for name, severity in (("min_pixels", "error"), ("max_pixels", "warning")):
+            pixels = getattr(bounds, name)
+            if pixels is not None and (tokens := pixels // of_a_token[kind]) >= longest:
+                which = f"every {kind} has at least" if severity == "error" else f"{a} can have up to"
+                message = f"data.max_length is {longest}, but with data.{kind}.{name}={pixels} {which} {tokens} tokens"
+                help = f"set data.{kind}.{name} below {longest * of_a_token[kind]}, or raise data.max_length"
+                place = origins.near(f"data.{kind}.{name}")
+                yield Diagnostic("image-longer-than-row", message, help, f"data.{kind}.{name}", place, severity=severity)  # type: ignore[arg-type]
+                break
 
 
 def half_an_image(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     """Pixels and their grid go together."""
-    pair = ("pixel_values", "image_grid_thw")
-    named = [name for name in pair if name in run.data.drop_model_inputs]
-    if len(named) == 1:
-        (other,) = set(pair) - set(named)
-        parameter = "data.drop_model_inputs"
-        message = f"{parameter} names {named[0]}, and not {other}: the model needs both or neither"
-        wanted = ",".join([*run.data.drop_model_inputs, other])
-        help = f"to train without images, write {parameter}=[{wanted}]; otherwise leave {named[0]} out"
-        yield Diagnostic("half-an-image", message, help, parameter, origins.near(parameter))
+    for kind, pair in (("images", ("pixel_values", "image_grid_thw")), ("videos", ("pixel_values_videos", "video_grid_thw"))):
+        named = [name for name in pair if name in run.data.drop_model_inputs]
+        if len(named) == 1:
+            (other,) = set(pair) - set(named)
+            parameter = "data.drop_model_inputs"
+            message = f"{parameter} names {named[0]}, and not {other}: the model needs both or neither"
+            wanted = ",".join([*run.data.drop_model_inputs, other])
+            help = f"to train without {kind}, write {parameter}=[{wanted}]; otherwise leave {named[0]} out"
+            yield Diagnostic("half-an-image", message, help, parameter, origins.near(parameter))
 
 
 def packing_budget(run: Run, origins: Origins) -> Iterator[Diagnostic]:

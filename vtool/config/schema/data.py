@@ -26,7 +26,9 @@ class MessagesSource(Settings):
 
 
 Source = Annotated[DigitsSource | MessagesSource, Field(discriminator="format")]
-ModelInput = Literal["attention_mask", "mm_token_type_ids", "pixel_values", "image_grid_thw"]
+ModelInput = Literal[
+    "attention_mask", "mm_token_type_ids", "pixel_values", "image_grid_thw", "pixel_values_videos", "video_grid_thw", "second_per_grid_ts"
+]  # fmt: skip
 
 
 class Image(Settings):
@@ -36,6 +38,21 @@ class Image(Settings):
     """Smaller images are enlarged to this many pixels. Default: what the image processor says."""
     max_pixels: int | None = Field(default=None, gt=0)
     """Larger images are shrunk to this many pixels. Default: what the image processor says."""
+
+
+class Video(Settings):
+    """Which frames of a video are shown, and how large, in pixels. A list of frames is shown as it is."""
+
+    fps: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    """Frames shown of each second of a file, and frames a second that a list is taken to have; a row's own `fps` goes before it. Default:
+    what the video processor says, or 2."""
+    max_frames: int | None = Field(default=None, ge=2)
+    """The most frames of a video: more of a file are thinned out evenly, and a longer list is refused. Default: what the processor says."""
+    min_pixels: int | None = Field(default=None, gt=0)
+    """Smaller videos are enlarged to this many pixels: of a frame in Qwen2-VL and Qwen2.5-VL, of all frames together in the other families,
+    as their video processors count. Default: what the processor says."""
+    max_pixels: int | None = Field(default=None, gt=0)
+    """Larger videos are shrunk to this many pixels, counted in the same way. Default: what the video processor says."""
 
 
 class Data(Settings):
@@ -48,7 +65,7 @@ class Data(Settings):
     test: tuple[Source, ...] = ()
     """The rows to evaluate on at the end, once."""
     max_length: int | None = Field(default=None, ge=2)
-    """The longest row, in tokens, image tokens included. Default: no limit."""
+    """The longest row, in tokens, those of images and videos included. Default: no limit."""
     on_overlong: Literal["error", "drop", "truncate"] = "error"
     """What happens to a row longer than `max_length`."""
     max_dropped_rows: int = Field(default=0, ge=0)
@@ -64,5 +81,6 @@ class Data(Settings):
     workers: int = Field(default=0, ge=0)
     """Processes of each rank that read and encode rows ahead of time. 0: the training process does it."""
     image: Image = Image()
+    video: Video = Video()
     drop_model_inputs: tuple[ModelInput, ...] = ()
     """Inputs that are not handed to the model. Nothing is left out that is not named here."""

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from vtool.engines.megatron.context import of_all_ranks, on_this_rank
-from vtool.engines.megatron.pipeline import Stage, no_features, without_tokens
+from vtool.engines.megatron.pipeline import Stage, no_features, no_video_features, without_tokens
 from vtool.engines.megatron.shim import on_cpu
 from vtool.engines.megatron.start import has_transformer_engine
 from vtool.engines.megatron.weights import TextShape, partition_dim
@@ -154,6 +154,7 @@ def replace_language(model: Any, gpt: Any, stage: Stage) -> None:
     if not stage.first:
         model.model.visual = None
         model.model.get_image_features = no_features  # `generate` asks for them before it calls the model
+        model.model.get_video_features = no_video_features
         model.register_forward_pre_hook(without_tokens, with_kwargs=True)
     # Without a cache: `generate` calls the model with the whole text for each token.
     model.generates_with_cache = False

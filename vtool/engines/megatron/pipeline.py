@@ -105,7 +105,7 @@ def without_tokens(module: Any, _arguments: Any, inputs: Mapping[str, Any]) -> t
     """What a stage behind the first makes of a model's inputs: positions in three dimensions, and nothing to embed. A forward pre-hook."""
     given = dict(inputs)
     ids = given.pop("input_ids")
-    for name in ("pixel_values", "mm_encoder_outputs"):
+    for name in ("pixel_values", "pixel_values_videos", "mm_encoder_outputs"):
         given.pop(name, None)
     rows, length = ids.shape
     size = module.config.get_text_config().hidden_size
@@ -113,7 +113,8 @@ def without_tokens(module: Any, _arguments: Any, inputs: Mapping[str, Any]) -> t
     # As the stage with the tokens does, which is transformers' own code.
     if given.get("position_ids") is None:
         names = ("image_grid_thw", "video_grid_thw", "mm_token_type_ids", "attention_mask", "past_key_values", "inputs_embeds")
-        found = module.model.compute_3d_position_ids(input_ids=ids, **{name: given.get(name) for name in names})
+        seconds = {"second_per_grid_ts": given["second_per_grid_ts"]} if given.get("second_per_grid_ts") is not None else {}
+        found = module.model.compute_3d_position_ids(input_ids=ids, **seconds, **{name: given.get(name) for name in names})
         # Without images there are none, and transformers, which sees no tokens here, would take the last row's with images.
         given["position_ids"] = torch.arange(length, device=ids.device).expand(3, rows, length) if found is None else found
     return (), given
@@ -121,6 +122,10 @@ def without_tokens(module: Any, _arguments: Any, inputs: Mapping[str, Any]) -> t
 
 def no_features(pixel_values: Tensor | None = None, image_grid_thw: Tensor | None = None, **_: Any) -> None:
     """What a stage behind the first makes of images. `generate` goes by the names of these arguments."""
+
+
+def no_video_features(pixel_values_videos: Tensor | None = None, video_grid_thw: Tensor | None = None, **_: Any) -> None:
+    """The same of videos."""
 
 
 class Timers:

@@ -46,7 +46,7 @@ def padding(ground: Ground, alone: Mapping[str, Tensor], allowed: Allowed) -> Pr
     rule, what = "padding-changes-row", f"logits of {len(ground.rows)} rows in one batch, padded right and left, against each by itself"
     session, _ = ground.open()
     right = forward(session, ground.batch(session, range(len(ground.rows))))
-    prompts = [Prompt(one.index, one.input_ids, one.pixel_values, one.image_grid_thw, "") for one in ground.samples]
+    prompts = [Prompt(one.index, one.input_ids, one.visuals, "") for one in ground.samples]
     with torch.no_grad():
         left = session.engine.module(
             **collate_prompts(prompts, ground.processor, ground.run.data.drop_model_inputs), use_cache=False
@@ -101,14 +101,15 @@ def _own(ground: Ground, place: int, *, packed: bool) -> tuple[int, slice]:
 
 def _changed(ground: Ground, sample: Sample) -> Sample:
     """Other words, in the other order, and other pixels; as many of each."""
-    special = set(ground.processor.tokenizer.all_special_ids) | {ground.processor.ids.image}
+    special = set(ground.processor.tokenizer.all_special_ids) | {ground.processor.ids.image, ground.processor.ids.video}
     ids = sample.input_ids.clone()
     plain = torch.tensor([int(token) not in special for token in ids])
     ids[plain] = ids[plain].flip(0)
     other = next(int(token) for token in sample.input_ids if int(token) not in special)
     ids[plain.nonzero()[0]] = other + 1 if other + 1 not in special and other + 1 < len(ground.processor.tokenizer) else other - 1
-    pixels = None if sample.pixel_values is None else -sample.pixel_values.flip(0)
-    return replace(sample, input_ids=ids, pixel_values=pixels)
+    given = sample.visuals.tensors()
+    pixels = {name: -tensor.flip(0) for name, tensor in given.items() if name.startswith("pixel_values")}
+    return replace(sample, input_ids=ids, visuals=replace(sample.visuals, **pixels))
 
 
 def written_in_place(ground: Ground) -> Proof:

@@ -157,7 +157,7 @@ def lay(asked: Run, folder: Path, *, full_size: bool = False) -> Ground:
     rows = Rows(asked.data.train)
     first = [_read(rows, index) for index in range(min(len(rows), LOOKED_AT))]
     known = family(run.model.family)
-    processor = new_processor(asked.model, run.data.image, [text for row in first if row for text in row.texts()])
+    processor = new_processor(asked.model, run.data.image, [text for row in first if row for text in row.texts()], run.data.video)
     picked, samples = _pick([row for row in first if row], processor, run)
     run = run.model_copy(update={"data": run.data.model_copy(update={"global_batch_size": PROCESSES * len(picked), "workers": 0})})
     config = model_config(run.model, processor)
@@ -186,7 +186,11 @@ def _smaller(asked: Run, *, full_size: bool) -> tuple[Run, tuple[str, ...]]:
     for name in ("min_pixels", "max_pixels"):
         if (before := getattr(run.data.image, name)) != (after := getattr(bounds, name)):
             changes.append(f"data.image.{name} {before or 'of the model'} → {after}")
-    run = run.model_copy(update={"data": run.data.model_copy(update={"image": bounds})})
+    clips = _video_bounds(run)
+    for name in ("min_pixels", "max_pixels"):
+        if (before := getattr(run.data.video, name)) != (after := getattr(clips, name)):
+            changes.append(f"data.video.{name} {before or 'of the model'} → {after}")
+    run = run.model_copy(update={"data": run.data.model_copy(update={"image": bounds, "video": clips})})
     if run.lora is not None and run.lora.dropout:
         changes.append(f"lora.dropout {run.lora.dropout} → 0: what is drawn at random is another with each number of micro-batches")
         run = run.model_copy(update={"lora": run.lora.model_copy(update={"dropout": 0.0})})
@@ -209,6 +213,19 @@ def _bounds(run: Run) -> schema.Image:
     return asked.model_copy(update={"min_pixels": least, "max_pixels": max(least, min(asked.max_pixels or MOST * token, MOST * token))})
 
 
+def _video_bounds(run: Run) -> schema.Video:
+    """The same of videos: of each frame, or of all together."""
+    known = family(run.model.family)
+    frames = 1 if known.frames_are_sized else known.images.temporal_patch_size
+    image = _bounds(run.model_copy(update={"data": run.data.model_copy(update={"image": schema.Image()})}))
+    assert image.min_pixels is not None
+    assert image.max_pixels is not None
+    low, high = image.min_pixels * frames, image.max_pixels * frames
+    least = min(max(run.data.video.min_pixels or 0, low), high)
+    most = max(least, min(run.data.video.max_pixels or high, high))
+    return run.data.video.model_copy(update={"min_pixels": least, "max_pixels": most})
+
+
 def _read(rows: Rows, index: int) -> Row | None:
     try:
         return rows.row(index)
@@ -223,7 +240,9 @@ def _pick(first: Sequence[Row], processor: Processor, run: Run) -> tuple[tuple[R
     if not short:
         message = f"none of the first {LOOKED_AT} rows of data.train can be used: `vtool verify` on the rows says why"
         raise Findings(Diagnostic("no-rows", message, parameter="data.train"))
-    with_images = [pair for pair in short if pair[1].images][: ROWS - 1]
+    videos = [pair for pair in short if pair[0].videos][:1]
+    images = [pair for pair in short if pair[1].images and not any(pair is one for one in videos)]
+    with_images = (videos + images)[: ROWS - 1]
     others = [pair for pair in short if not any(pair is one for one in with_images)]
     without = [pair for pair in others if not pair[1].images][: ROWS - len(with_images)]
     picked = with_images + without
@@ -239,11 +258,15 @@ def _made(rows: Sequence[Row]) -> Iterator[Row]:
     if len(rows) > 1 and rows[0].tools == rows[1].tools:
         later = [message for message in rows[1].messages if message["role"] != "system"]
         yield replace(
-            rows[0], id=f"{rows[0].id} with {rows[1].id}", messages=[*rows[0].messages, *later], images=[*rows[0].images, *rows[1].images]
+            rows[0],
+            id=f"{rows[0].id} with {rows[1].id}",
+            messages=[*rows[0].messages, *later],
+            images=[*rows[0].images, *rows[1].images],
+            videos=[*rows[0].videos, *rows[1].videos],
         )
-    if rows and all(row.images for row in rows):
+    if rows and all(row.images or row.videos for row in rows):
         plain = [{**message, "content": " ".join(texts_of(message))} for message in rows[0].messages]
-        yield replace(rows[0], id=f"{rows[0].id} without its images", messages=plain, images=[])
+        yield replace(rows[0], id=f"{rows[0].id} without its images", messages=plain, images=[], videos=[])
 
 
 def _encoded(row: Row, processor: Processor, run: Run) -> Sample | None:

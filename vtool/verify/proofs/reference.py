@@ -3,7 +3,8 @@
 Nothing of the loop, the batches, the loss or the engines is used, so that what is wrong in them is not wrong here too.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from math import prod
 from typing import Any
 
 import torch
@@ -53,12 +54,10 @@ def inputs(ground: Ground, sample: Sample) -> dict[str, Tensor]:
     ids = sample.input_ids[None]
     given = {
         "input_ids": ids,
-        "mm_token_type_ids": (ids == ground.processor.ids.image).long(),
+        "mm_token_type_ids": (ids == ground.processor.ids.image).long() + 2 * (ids == ground.processor.ids.video),
         "position_ids": positions(ground, sample)[:, None],
     }
-    if sample.pixel_values is not None and sample.image_grid_thw is not None:
-        given |= {"pixel_values": sample.pixel_values, "image_grid_thw": sample.image_grid_thw}
-    return given
+    return given | sample.visuals.tensors()
 
 
 def nll(scores: Tensor, labels: Tensor) -> Tensor:
@@ -72,21 +71,32 @@ def positions(ground: Ground, sample: Sample) -> Tensor:
     """int64 [3, L]: M-RoPE's position of each token in time, height and width (Qwen2-VL, arXiv 2409.12191, section 2.1).
 
     Text counts on in all three at once. An image's tokens have the time at which it begins, and their row and column counted from there;
-    the next token is one after the largest of them.
+    the next token is one after the largest row or column. So do a video's, whose frames are later and later: by one, or by their seconds.
     """
-    merge = ground.processor.image_processor.merge_size
-    grids = iter([] if sample.image_grid_thw is None else sample.image_grid_thw.tolist())
+    merge, seconds = ground.processor.image_processor.merge_size, sample.visuals.second_per_grid_ts
+    grids = _runs(ground, sample)
+    config: Any = ground.bare.config
+    ticks = iter([] if seconds is None else (seconds * config.vision_config.tokens_per_second).tolist())
     ids, found, place, now = sample.input_ids.tolist(), [], 0, 0
     while place < len(ids):
-        if ids[place] != ground.processor.ids.image:
+        if ids[place] not in grids:
             found.append((now, now, now))
             place, now = place + 1, now + 1
             continue
-        times, high, wide = next(grids)
+        times, high, wide = next(grids[ids[place]])
+        tick = next(ticks, 1.0) if ids[place] == ground.processor.ids.video else 1.0
         high, wide = high // merge, wide // merge
-        found += [(now + t, now + y, now + x) for t in range(times) for y in range(high) for x in range(wide)]
-        place, now = place + times * high * wide, now + max(times, high, wide)
+        found += [(now + int(t * tick), now + y, now + x) for t in range(times) for y in range(high) for x in range(wide)]
+        place, now = place + times * high * wide, now + max(high, wide)
     return torch.tensor(found).T
+
+
+def _runs(ground: Ground, sample: Sample) -> dict[int, Iterator[list[int]]]:
+    """Patches along time, height and width of each run of image tokens, and of video tokens."""
+    images, videos = ([] if grid is None else grid.tolist() for grid in (sample.visuals.image_grid_thw, sample.visuals.video_grid_thw))
+    if ground.family.frames_apart:
+        videos = [[1, high, wide] for times, high, wide in videos for _ in range(times)]
+    return {ground.processor.ids.image: iter(images), ground.processor.ids.video: iter(videos)}
 
 
 def labels_by_offsets(ground: Ground, place: int) -> tuple[list[bool], str] | str:
@@ -97,6 +107,8 @@ def labels_by_offsets(ground: Ground, place: int) -> tuple[list[bool], str] | st
         For each token, an image's counted once, whether it is; and their text. Or why it cannot be told.
     """
     row, tokenizer = ground.rows[place], ground.processor.tokenizer
+    if row.videos and ground.family.frames_apart:
+        return "the times of a video's frames stand in the text, which the template does not write"
     end = tokenizer.convert_ids_to_tokens(ground.processor.ids.end)
 
     def write(turns: int, *, prompt: bool) -> str:
@@ -122,13 +134,13 @@ def labels_by_offsets(ground: Ground, place: int) -> tuple[list[bool], str] | st
 
 
 def collapsed(ground: Ground, sample: Sample) -> tuple[list[int], list[bool]]:
-    """A sample's tokens, each image's as one, and whether they are supervised."""
+    """A sample's tokens, each image's and each video's as one, and whether they are supervised."""
     ids, keep, place = sample.input_ids.tolist(), [], 0
     merge = ground.processor.image_processor.merge_size**2
-    grids = iter([] if sample.image_grid_thw is None else sample.image_grid_thw.prod(-1).tolist())
+    grids = _runs(ground, sample)
     while place < len(ids):
         keep.append(place)
-        place += next(grids) // merge if ids[place] == ground.processor.ids.image else 1
+        place += prod(next(grids[ids[place]])) // merge if ids[place] in grids else 1
     return [ids[one] for one in keep], [bool(sample.labels[one] != IGNORED) for one in keep]
 
 

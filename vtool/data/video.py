@@ -1,0 +1,160 @@
+"""From a row's video to the frames that are shown of it, and when each is shown."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from vtool.data.row import Row, Video, refuse, shown
+from vtool.models.video import VideoProcessor
+
+
+@dataclass(frozen=True, slots=True)
+class Clip:
+    """The frames of a video that are shown."""
+
+    frames: Sequence[Any]
+    """PIL images of one size."""
+    indices: Sequence[int]
+    """Their numbers among all frames, from 0. The last one may be there twice."""
+    total: int
+    """All frames."""
+    rate: float
+    """Frames a second, of all frames."""
+
+    def seconds_per_grid(self, together: int) -> float:
+        """The seconds that the frames of a patch last (processing_qwen2_5_vl.py, `second_per_grid_ts`)."""
+        return together * self.total / (len(self.indices) * self.rate)
+
+
+class _Undecodable(Exception):
+    """Why a file's frames cannot be had."""
+
+
+def open_clip(row: Row, video: Video, processor: VideoProcessor) -> Clip:
+    """Decode what is shown of a video. Frames given as a list are all shown.
+
+    Raises:
+        Findings: `broken-video`, `too-many-frames`, `video-decoder-missing`, naming the row.
+    """
+    if isinstance(video.source, str):
+        return _of_file(row, video.source, video.fps, processor)
+    rate, count = video.fps or processor.fps, len(video.source)
+    if count > (most := processor.most(rate)):
+        message = f"{row.id}: a video has {count} frames, and at most {most} are shown of one"
+        raise refuse("too-many-frames", message, row.origin, parameter="data.video.max_frames")
+    frames = [_picture(row, frame) for frame in video.source]
+    sizes = list(dict.fromkeys(frame.size for frame in frames))
+    if len(sizes) > 1:
+        first = next(number for number, frame in enumerate(frames, 1) if frame.size == sizes[1])
+        message = f"{row.id}: the frames of a video differ in size: {_by(sizes[0])} pixels, and frame {first} has {_by(sizes[1])}"
+        raise refuse("broken-video", message, row.origin)
+    return Clip(frames, range(count), count, rate)
+
+
+def _by(size: tuple[int, int]) -> str:
+    return f"{size[0]} × {size[1]}"
+
+
+def _picture(row: Row, frame: Any) -> Any:
+    from transformers.image_utils import load_image
+
+    try:
+        return load_image(frame)
+    except Exception as error:  # each decoder raises what its file format raises
+        named = frame if isinstance(frame, str) and len(frame) < 200 else "a frame"
+        raise refuse("broken-video", f"{row.id}: {named} cannot be decoded: {shown(error)}", row.origin) from error
+
+
+def _of_file(row: Row, path: str, fps: float | None, processor: VideoProcessor) -> Clip:
+    try:
+        import av
+    except ImportError as error:
+        message = f"{row.id}: {path} is a video file, and PyAV, which decodes it, is not installed"
+        help = "pip install 'vtool[video]', or give the frames as a list of pictures"
+        raise refuse("video-decoder-missing", message, row.origin, help=help) from error
+    try:
+        return _decode(path, lambda total, rate: processor.sample(total, rate, fps))
+    except (_Undecodable, av.FFmpegError, OSError, ValueError) as error:
+        why = str(error) if isinstance(error, _Undecodable) else shown(error)
+        raise refuse("broken-video", f"{row.id}: {path} cannot be decoded: {why}", row.origin) from error
+
+
+def _decode(path: str, pick: Callable[[int, float], list[int]]) -> Clip:
+    """Decode a file from its first frame to its last; keep those picked.
+
+    How many frames there are stands in the file, where it is not a stream; where that is wrong, it is decoded again.
+    """
+    declared, rate, promised = _declared(path)
+    total = declared or _count(path)
+    indices = pick(total, rate) if total else []
+    seen = _frames(path, frozenset(indices))
+    found = seen.total
+    if not found:
+        raise _Undecodable("it has no frames")
+    if found < declared and promised is not None and seen.ends < promised - 2 / rate:
+        raise _Undecodable(f"it is cut off: {found} of {declared} frames are there, {seen.ends:.1f} of {promised:.1f} seconds")
+    if found != total:  # an edit list leaves out what the file has
+        total = found
+        indices = pick(total, rate)
+        seen = _frames(path, frozenset(indices))
+    if seen.damaged is not None:
+        raise _Undecodable(f"frame {seen.damaged + 1} is damaged")
+    return Clip([seen.pictures[index] for index in indices], indices, total, rate)
+
+
+def _open(path: str) -> Any:
+    import av
+
+    container = av.open(path)
+    if not container.streams.video:
+        container.close()
+        raise _Undecodable("it has no video in it")
+    return container
+
+
+def _declared(path: str) -> tuple[int, float, float | None]:
+    """What a file says of itself: its frames, 0 where it does not say; frames a second; and when its video ends, in seconds."""
+    with _open(path) as container:
+        stream = container.streams.video[0]
+        if stream.codec_context is None:
+            raise _Undecodable("PyAV does not know its codec")
+        rate = stream.average_rate or stream.guessed_rate
+        if not rate:
+            raise _Undecodable("it does not say how many frames it has a second")
+        ends = None
+        if stream.duration is not None:
+            ends = float(((stream.start_time or 0) + stream.duration) * stream.time_base)
+        return stream.frames, float(rate), ends
+
+
+def _count(path: str) -> int:
+    with _open(path) as container:
+        return sum(1 for _ in container.decode(video=0))
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    pictures: dict[int, Any]
+    """The wanted frames by their number, upright and in RGB."""
+    total: int
+    ends: float
+    """When the last frame ends, in seconds."""
+    damaged: int | None
+    """The first of the wanted frames that the decoder had to guess at."""
+
+
+def _frames(path: str, wanted: frozenset[int]) -> _Seen:
+    kept: dict[int, Any] = {}
+    found, ends = 0, 0.0
+    damaged: int | None = None
+    with _open(path) as container:
+        for number, frame in enumerate(container.decode(video=0)):
+            found = number + 1
+            if frame.time is not None:
+                ends = max(ends, frame.time + float((frame.duration or 0) * frame.time_base))
+            if number in wanted:
+                if frame.is_corrupt and damaged is None:
+                    damaged = number
+                picture = frame.to_image()
+                kept[number] = picture.rotate(frame.rotation, expand=True) if frame.rotation else picture
+    return _Seen(kept, found, ends, damaged)
