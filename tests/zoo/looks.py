@@ -1,0 +1,138 @@
+"""What the zoo asks: vtool's own checks, on runs as small as they can be."""
+
+import io
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.loading import models
+from tests.rows import chat, mixed_rows, picture, write_rows
+from tests.runs import messages, request, session
+from vtool.diagnostics import Diagnostic, Findings
+from vtool.engines.ranks import Ranks
+from vtool.training.setup import Request
+
+SMALL = ("data.global_batch_size=4", "data.micro_batch_size=2", "optim.warmup_steps=1", "device={kind: cpu, threads: 1}")
+TURNS = [
+    {"role": "user", "content": "What is in <image> and <image>?"},
+    {"role": "assistant", "content": "<think>two pictures</think>a cat"},
+    {"role": "user", "content": "And elsewhere?"},
+    {"role": "assistant", "content": "a small dog"},
+]
+
+
+def rows(folder: Path) -> Path:
+    """Ten chats with one image, two and none, of one turn and two."""
+    names = [picture(folder / f"two-{number}.png", 56, 56, number).name for number in range(2)]
+    more = [{"messages": TURNS, "images": names}, chat("2 + 2?", "four"), chat("Say it.", "ok")]
+    return write_rows(folder / "rows.jsonl", [*mixed_rows(folder, 7, text_only=(1, 3)), *more])
+
+
+def made(folder: Path, *more: str) -> Request:
+    """A run on these rows, of three steps."""
+    image = "data.image={min_pixels: 784, max_pixels: 3136}"
+    return request("rows", messages(rows(folder)), *SMALL, image, "train={steps: 3, epochs: null}", f"run.dir={folder / 'run'}", *more)
+
+
+def findings_of(work: Callable[[], Sequence[Diagnostic]]) -> tuple[Diagnostic, ...]:
+    """What is said, raised or given back; what the work prints goes nowhere."""
+    with redirect_stdout(io.StringIO()):
+        try:
+            return tuple(work())
+        except Findings as findings:
+            return findings.diagnostics
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """The settings of a run, held against its live objects, as before every first step (`vtool.training.read_back`)."""
+
+    overrides: tuple[str, ...] = ()
+
+    def __call__(self, folder: Path) -> tuple[Diagnostic, ...]:
+        from vtool.training.read_back import check_arrival
+
+        def work() -> tuple[Diagnostic, ...]:
+            opened, _ = session(asked)
+            check_arrival(opened, asked.origins)
+            return ()
+
+        asked = made(folder, *self.overrides)
+        return findings_of(work)
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """The rows of a run, as `vtool verify` audits them (`vtool.verify.rows`).
+
+    `beside`: rules that speak of these rows whatever the code does, or that only count what others have found.
+    """
+
+    overrides: tuple[str, ...] = ()
+    beside: tuple[str, ...] = ("too-many-dropped-rows",)
+
+    def __call__(self, folder: Path) -> tuple[Diagnostic, ...]:
+        from vtool.verify.rows import audit_rows
+
+        asked = made(folder, *self.overrides)
+        found = findings_of(lambda: [finding for audit in audit_rows(asked.run) for finding in audit.findings])
+        return tuple(finding for finding in found if finding.rule not in self.beside)
+
+
+@dataclass(frozen=True, slots=True)
+class Train:
+    """A whole run, from its start to its result (`vtool.training.sft.train`).
+
+    `again`: its end is forgotten, and it is started once more, with these settings beside its own. `beside`: as of an audit.
+    """
+
+    overrides: tuple[str, ...] = ()
+    again: tuple[str, ...] | None = None
+    beside: tuple[str, ...] = ()
+
+    def __call__(self, folder: Path) -> tuple[Diagnostic, ...]:
+        from vtool.training.sft import train
+
+        asked = made(folder, *self.overrides)
+        found = findings_of(lambda: train(asked, Ranks()).findings)
+        if self.again is not None and not found:
+            (asked.run.folder / "result.json").unlink()
+            more = made(folder, *self.overrides, *self.again)
+            found = findings_of(lambda: train(more, Ranks()).findings)
+        return tuple(finding for finding in found if finding.rule not in self.beside)
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """A class that is given weights (`vtool.loading.check_load_weights`): one that copies each tensor into its place."""
+
+    def __call__(self, folder: Path) -> tuple[Diagnostic, ...]:
+        from vtool.loading import check_load_weights
+
+        return findings_of(lambda: check_load_weights(models.Good, models.checkpoint()).findings)
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """The folder that a run has exported, as `vtool load-check` audits its files (`vtool.loading.checkpoint`)."""
+
+    overrides: tuple[str, ...] = ()
+
+    def __call__(self, folder: Path) -> tuple[Diagnostic, ...]:
+        from vtool.loading.checkpoint.audit import audit_folder
+        from vtool.training.sft import train
+
+        asked = made(folder, *self.overrides)
+
+        def work() -> tuple[Diagnostic, ...]:
+            train(asked, Ranks())
+            return audit_folder(asked.run.folder / "export").findings
+
+        return findings_of(work)
+
+
+def instead_of(**given: Any) -> Callable[[Any], Any]:
+    """Of a function: the same, told something else by these names."""
+    return lambda real: lambda *args, **more: real(*args, **(more | given))
