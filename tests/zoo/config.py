@@ -75,7 +75,7 @@ DEFECTS = (
         RULE, OPTIM, "torch.optim:AdamW", without_betas, told="optim.betas",
     ),
     Defect(
-        "seed-unread", "verl (trainer.seed)", "A seed is in the recipe, and the order of the rows comes from another one.",
+        "seed-unread", "transformers#31255", "A seed is in the recipe, and the order of the rows comes from another one.",
         RULE, OPTIM, "vtool.training.setup:Plan", lambda real: lambda rows, size, _seed: real(rows, size, 0), told="run.seed",
     ),
     Defect(

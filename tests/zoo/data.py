@@ -10,7 +10,9 @@ from vtool.data.chat import IGNORED, Chat
 RENDER = "vtool.data.encode:render_chat"
 ROWS = Audit()
 # The right code refuses such rows before the first step.
-CUT = Train(("data.max_length=15", "data.on_overlong=truncate", "data.max_dropped_rows=1"), beside=("answer-cut-off", "too-many-dropped-rows"))
+CUT = Train(
+    ("data.max_length=15", "data.on_overlong=truncate", "data.max_dropped_rows=1"), beside=("answer-cut-off", "too-many-dropped-rows")
+)
 
 
 def relabelled(change: Any) -> Any:
@@ -84,7 +86,9 @@ def forgets_thoughts(real: Any) -> Any:
 
 def cuts_a_letter(real: Any) -> Any:
     """A slice that takes the newline at the end of a text which has none."""
-    return lambda names: real(names).replace("{{ message['content'] }}", "{{ message['content'][:-1] if message['role'] == 'assistant' else message['content'] }}", 1)
+    return lambda names: real(names).replace(
+        "{{ message['content'] }}", "{{ message['content'][:-1] if message['role'] == 'assistant' else message['content'] }}", 1
+    )
 
 
 DEFECTS = (
@@ -97,7 +101,7 @@ DEFECTS = (
         "labels-differ-from-answers", ROWS, RENDER, relabelled(later),
     ),
     Defect(
-        "mask-to-the-end", "transformers#47325", "A span's end is not found, and all that follows, the user's turns too, is taken for the answer.",
+        "mask-to-the-end", "transformers#47325", "An answer's end is not found: all that follows, the user's turns too, is learnt.",
         "labels-differ-from-answers", ROWS, RENDER, relabelled(to_the_end),
     ),
     Defect(
@@ -109,11 +113,11 @@ DEFECTS = (
         "labels-differ-from-answers", ROWS, RENDER, relabelled(none_of_it),
     ),
     Defect(
-        "turns-masked", "axolotl#3098", "The prompt is masked by its length in the whole chat: of several answers only the last one is learnt.",
+        "turns-masked", "axolotl#3098", "All before the last answer is taken for the prompt: of several answers one is learnt.",
         "labels-differ-from-answers", ROWS, RENDER, relabelled(last_turn),
     ),
     Defect(
-        "thoughts-forgotten", "ms-swift#4939", "The template takes the thoughts out of all but the last turn: what is trained is not what is in the row.",
+        "thoughts-forgotten", "ms-swift#4939", "The template takes the thoughts out of all but the last turn: they are not learnt.",
         "unstable-template", ROWS, "vtool.models.tokens:chat_template", forgets_thoughts,
     ),
     Defect(
@@ -138,7 +142,7 @@ DEFECTS = (
         "vtool.data.encode:_truncate", cut_without_looking,
     ),
     Defect(
-        "answer-cut-off", "trl (max_length)", "max_length takes all answers away: loss 0, gradient 0, and the run goes on.",
+        "answer-cut-off", "trl#6668", "max_length takes all answers away: loss 0, gradient 0, and the run goes on.",
         "no-supervised-tokens", CUT,
         "vtool.data.encode:_truncate", cut_without_looking,
     ),

@@ -1,9 +1,14 @@
 """What the zoo asks: vtool's own checks, on runs as small as they can be."""
 
 import io
+import os
+import pickle
+import shutil
+import traceback
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -85,52 +90,101 @@ class Audit:
 class Train:
     """A whole run, from its start to its result (`vtool.training.sft.train`).
 
-    `again`: its end is forgotten, and it is started once more, with these settings beside its own. `beside`: as of an audit.
+    `again`: it is started once more, as after a stop behind its first checkpoint. `beside`: as of an audit.
     """
 
     overrides: tuple[str, ...] = ()
-    again: tuple[str, ...] | None = None
+    again: bool = False
     beside: tuple[str, ...] = ()
+
+    def __call__(self, folder: Path) -> tuple[Diagnostic, ...]:
+        from vtool.training.checkpoint import checkpoints
+        from vtool.training.sft import train
+
+        asked = made(folder, *self.overrides)
+        found = findings_of(lambda: train(asked, Ranks()).findings)
+        if self.again and not found:
+            (asked.run.folder / "result.json").unlink()
+            for later in checkpoints(asked.run.folder / "checkpoints")[1:]:
+                shutil.rmtree(later)
+            found = findings_of(lambda: train(asked, Ranks()).findings)
+        return tuple(finding for finding in found if finding.rule not in self.beside)
+
+
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """The same on two ranks: forked, so that they run the code that is here. Of what both say, what rank 0 does."""
+
+    overrides: tuple[str, ...] = ()
 
     def __call__(self, folder: Path) -> tuple[Diagnostic, ...]:
         from vtool.training.sft import train
 
         asked = made(folder, *self.overrides)
-        found = findings_of(lambda: train(asked, Ranks()).findings)
-        if self.again is not None and not found:
-            (asked.run.folder / "result.json").unlink()
-            more = made(folder, *self.overrides, *self.again)
-            found = findings_of(lambda: train(more, Ranks()).findings)
-        return tuple(finding for finding in found if finding.rule not in self.beside)
+        return forked(folder, 2, lambda ranks: findings_of(lambda: train(asked, ranks).findings))
 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
     """A class that is given weights (`vtool.loading.check_load_weights`): one that copies each tensor into its place."""
 
+    check: str
+
     def __call__(self, folder: Path) -> tuple[Diagnostic, ...]:
         from vtool.loading import check_load_weights
 
-        return findings_of(lambda: check_load_weights(models.Good, models.checkpoint()).findings)
+        return findings_of(lambda: check_load_weights(models.Good, models.checkpoint(), checks=[self.check]).findings)
 
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """The folder that a run has exported, as `vtool load-check` audits its files (`vtool.loading.checkpoint`)."""
+    """The folder that a run has exported: its files (`vtool.loading.checkpoint`), and then what `predict` loads of it."""
 
     overrides: tuple[str, ...] = ()
 
     def __call__(self, folder: Path) -> tuple[Diagnostic, ...]:
+        import torch
+
         from vtool.loading.checkpoint.audit import audit_folder
+        from vtool.models.build import load_model
         from vtool.training.sft import train
 
         asked = made(folder, *self.overrides)
 
         def work() -> tuple[Diagnostic, ...]:
             train(asked, Ranks())
-            return audit_folder(asked.run.folder / "export").findings
+            if found := audit_folder(asked.run.folder / "export").findings:
+                return found
+            load_model(asked.run.folder / "export", asked.run.model.family, torch.float32, "sdpa")
+            return ()
 
         return findings_of(work)
+
+
+def forked(folder: Path, world: int, work: Callable[[Ranks], tuple[Diagnostic, ...]]) -> tuple[Diagnostic, ...]:
+    """`work` on each of several gloo ranks; what rank 0 gives. torch's own end, which aborts now and then after DDP, is left out."""
+    import torch.distributed as dist
+
+    children = []
+    for rank in range(world):
+        if not (child := os.fork()):
+            status = 1
+            try:
+                if dist.is_initialized():  # of the process that this one was forked from
+                    dist.destroy_process_group()
+                where = f"file://{folder}/rendezvous"
+                dist.init_process_group("gloo", init_method=where, rank=rank, world_size=world, timeout=timedelta(seconds=60))
+                (folder / f"{rank}.pkl").write_bytes(pickle.dumps(work(Ranks(rank, world, rank, world))))
+                status = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(status)
+        children.append(child)
+    statuses = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    assert statuses == [0] * world, f"ranks ended with {statuses}"
+    found: tuple[Diagnostic, ...] = pickle.loads((folder / "0.pkl").read_bytes())
+    return found
 
 
 def instead_of(**given: Any) -> Callable[[Any], Any]:

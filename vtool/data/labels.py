@@ -40,7 +40,7 @@ def check_labels(sample: Sample, processor: Processor, row: Row) -> Diagnostic |
 
 
 def check_features(sample: Sample, processor: Processor, row: Row) -> Diagnostic | None:
-    """The image tokens that are there at last, held against the patches that the vision tower will be given, not against what was planned."""
+    """The image tokens that are there at last, held against the patches that the vision tower is given: not against what was planned."""
     tokens = int((sample.input_ids == processor.ids.image).sum())
     patches = 0 if sample.pixel_values is None else len(sample.pixel_values)
     features = patches / processor.image_processor.merge_size**2
