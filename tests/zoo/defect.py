@@ -36,8 +36,6 @@ class Defect:
     """Given the real thing, what makes the mistake."""
     told: str = ""
     """What the finding must speak of."""
-    slow: bool = False
-    """Asked under `make soak`."""
 
     @contextmanager
     def inject(self) -> Iterator[None]:

@@ -31,8 +31,8 @@ TURNS = [
 def rows(folder: Path) -> Path:
     """Ten chats with one image, two and none, of one turn and two."""
     names = [picture(folder / f"two-{number}.png", 56, 56, number).name for number in range(2)]
-    more = [{"messages": TURNS, "images": names}, chat("2 + 2?", "four"), chat("Say it.", "ok")]
-    return write_rows(folder / "rows.jsonl", [*mixed_rows(folder, 7, text_only=(1, 3)), *more])
+    more = [{"messages": TURNS, "images": names}, chat("2 + 2?", "four")]
+    return write_rows(folder / "rows.jsonl", [chat("yes", "yes"), *mixed_rows(folder, 7, text_only=(1, 3)), *more])
 
 
 def made(folder: Path, *more: str) -> Request:
@@ -122,6 +122,47 @@ class Ranked:
 
         asked = made(folder, *self.overrides)
         return forked(folder, 2, lambda ranks: findings_of(lambda: train(asked, ranks).findings))
+
+
+@dataclass(frozen=True, slots=True)
+class Proved:
+    """One proof of `vtool verify RECIPE`, on one process, or on forked ranks (`vtool.verify.prove`)."""
+
+    rule: str
+    overrides: tuple[str, ...] = ()
+    world: int = 1
+
+    def __call__(self, folder: Path) -> tuple[Diagnostic, ...]:
+        from vtool.verify.proofs.ground import lay
+        from vtool.verify.prove import prove_on
+
+        run = made(folder, *self.overrides).run
+
+        def work(ranks: Ranks) -> tuple[Diagnostic, ...]:
+            own = folder / f"proofs-{ranks.rank}"
+            own.mkdir()
+            (proof,) = prove_on(lay(run, own), ranks, [self.rule])
+            assert ranks.rank or proof.state != "not-run", proof.reason
+            return (proof.finding,) if proof.finding else ()
+
+        return work(Ranks()) if self.world == 1 else forked(folder, self.world, work)
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """All that one process proves of a model family, and whether its settings arrive."""
+
+    family: str
+
+    def __call__(self, folder: Path) -> tuple[Diagnostic, ...]:
+        from vtool.verify.proofs.ground import lay
+        from vtool.verify.prove import prove_on
+        from vtool.verify.proved import ALONE
+
+        named = f"model={self.family}_tiny"
+        (folder / "proofs").mkdir()
+        proofs = prove_on(lay(made(folder, named).run, folder / "proofs"), Ranks(), ALONE)
+        return (*Arrival((named,))(folder), *(proof.finding for proof in proofs if proof.finding))
 
 
 @dataclass(frozen=True, slots=True)

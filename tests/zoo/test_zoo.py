@@ -12,12 +12,8 @@ from vtool.diagnostics import RULES
 ROOT = Path(__file__).parents[2]
 
 
-def slow(look: Look) -> bool:
-    return all(defect.slow for defect in DEFECTS if defect.look == look)
-
-
 def named(look: Look) -> str:
-    return f"as for {next(defect.name for defect in DEFECTS if defect.look == look)}"
+    return next((f"as for {defect.name}" for defect in DEFECTS if defect.look == look), str(look))
 
 
 @pytest.fixture(autouse=True)
@@ -25,15 +21,13 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
-@pytest.mark.parametrize("look", [pytest.param(one, marks=[pytest.mark.soak] * slow(one)) for one in LOOKS], ids=map(named, LOOKS))
+@pytest.mark.parametrize("look", LOOKS, ids=map(named, LOOKS))
 def test_of_healthy_code_a_check_says_nothing(look: Look) -> None:
     found = ask(look)
     assert not found, said(found)
 
 
-@pytest.mark.parametrize(
-    "defect", [pytest.param(one, marks=[pytest.mark.soak] * one.slow) for one in DEFECTS], ids=[one.name for one in DEFECTS]
-)
+@pytest.mark.parametrize("defect", DEFECTS, ids=[one.name for one in DEFECTS])
 def test_a_defect_is_caught_by_the_check_that_names_it(defect: Defect) -> None:
     found = ask_with(defect)
     assert is_caught(defect, found), f"{defect.summary} Said: {said(found)}"

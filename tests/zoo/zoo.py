@@ -4,19 +4,23 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.zoo import config, data, loading, runs
+from tests.zoo import config, data, loading, model, runs, steps
 from tests.zoo.defect import Defect, Look
+from tests.zoo.looks import Family
 from vtool.diagnostics import RULES, Diagnostic
+from vtool.models.families import FAMILIES
 
 AREAS: dict[str, tuple[Defect, ...]] = {
     "Rows and labels": data.DEFECTS,
     "Settings": config.DEFECTS,
+    "The forward pass": model.DEFECTS,
+    "Steps, and what comes of them": steps.DEFECTS,
     "Runs": runs.DEFECTS,
     "Loading": loading.DEFECTS,
 }
 DEFECTS = tuple(defect for area in AREAS.values() for defect in area)
-# Defects of one kind are looked for in the same way: the answer of healthy code is one.
-LOOKS = tuple(dict.fromkeys(defect.look for defect in DEFECTS))
+# Defects of one kind are looked for in the same way: what healthy code answers is asked once. And all families are healthy.
+LOOKS: tuple[Look, ...] = (*dict.fromkeys(defect.look for defect in DEFECTS), *map(Family, FAMILIES))
 
 
 def ask(look: Look) -> tuple[Diagnostic, ...]:
@@ -67,7 +71,8 @@ _HEAD = """# The zoo
 
 {count} ways in which fine-tuning has gone wrong elsewhere without an error, each put into vtool's own code: one real function is replaced
 by one that makes the mistake. The check that is to catch it must name it, and no other rule may speak. {looks} times the same checks are
-asked of the code as it is, and must say nothing. `make zoo` runs all of it and counts; `make test` all but the slow ones (`tests/zoo/`).
+asked of the code as it is, and must say nothing. Among these are all proofs of `vtool verify`
+that one process makes, of each family. `make zoo` runs all of it and counts, and so does `make test` (`tests/zoo/`).
 
 This page is `python -m tests.zoo --page`.
 """
