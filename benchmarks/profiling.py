@@ -42,7 +42,7 @@ from vtool.training.checkpoint import Snapshot, Writer
 from vtool.training.display import Display
 from vtool.training.metrics import append
 from vtool.training.setup import Progress, Session
-from vtool.training.sft import Watchers, _step, _steps
+from vtool.training.sft import Watchers, _steps, train_step
 from vtool.training.stop import StopRequest
 from vtool.training.tracking import Trackers
 
@@ -85,7 +85,7 @@ class Turns:
         began = time.process_time()
         for step in steps:
             since = time.perf_counter()
-            metrics, _ = _step(opened, self.progress, step, next(loaded), StopRequest())
+            metrics, _ = train_step(opened, self.progress, step, next(loaded), StopRequest())
             self.progress.step = step
             self.progress.seconds += time.perf_counter() - since
             metrics["seconds"] = self.progress.seconds

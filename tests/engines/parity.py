@@ -9,14 +9,13 @@ import torch
 
 from tests.engines.ranks import run_ranks
 from tests.rows import mixed_rows, write_rows
-from tests.runs import gradients, messages, request, session
+from tests.runs import messages, request, session
 from vtool.data.loader import load_steps
 from vtool.engines.contract import Engine
-from vtool.engines.megatron.engine import Megatron
 from vtool.engines.ranks import Ranks
 from vtool.export.huggingface import export
 from vtool.training.setup import Request
-from vtool.training.sft import _step
+from vtool.training.sft import train_step
 from vtool.training.stop import StopRequest
 
 ROWS, STEPS = 20, 5
@@ -78,14 +77,14 @@ def trace(ranks: Ranks, made: Request) -> Trace:
 
     def look_and_clip(largest: float | None) -> float:
         if not seen:
-            seen.append(engine.gradients() if isinstance(engine, Megatron) else gradients(engine.module))
+            seen.append(engine.gradients())
         return clip(largest)
 
     engine.clip_gradient = look_and_clip  # type: ignore[method-assign]
     steps = range(1, opened.total_steps + 1)
     before, digests, metrics = weights(engine), [], []
     for step, batches in zip(steps, load_steps(opened.rows["train"], steps, opened.micro_batches, 0), strict=True):
-        metrics.append(_step(opened, progress, step, batches, StopRequest())[0])
+        metrics.append(train_step(opened, progress, step, batches, StopRequest())[0])
         progress.step = step
         digests.append(digest(weights(engine)))
     losses, norms = [line["loss"] for line in metrics], [line["grad_norm"] for line in metrics]

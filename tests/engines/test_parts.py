@@ -18,7 +18,7 @@ from vtool.engines.ranks import Ranks
 from vtool.models.adapters import merged, pair_of, saved_name
 from vtool.training.schedule import learning_rate
 from vtool.training.setup import Request
-from vtool.training.sft import _step
+from vtool.training.sft import train_step
 from vtool.training.stop import StopRequest
 
 ENGINES = ("ddp", "fsdp2")
@@ -67,7 +67,7 @@ def _seen(ranks: Ranks, made: Request) -> dict[str, Any]:
     plan = lambda step: micro_batches(opened.plan, kept, step, ranks.rank, ranks.world, run.data.micro_batch_size)  # noqa: E731
     losses = []
     for step, batches in zip((1, 2), load_steps(opened.rows["train"], range(1, 3), plan, 0), strict=True):
-        losses.append(_step(opened, progress, step, batches, StopRequest())[0]["loss"])
+        losses.append(train_step(opened, progress, step, batches, StopRequest())[0]["loss"])
     return found | {"losses": losses, "gradients": firsts[0], "after": whole(engine, "none") | whole(engine, "only")}
 
 
@@ -218,7 +218,7 @@ def test_a_part_has_its_own_rate_and_decay(folder: Path) -> None:
         return norm
 
     opened.engine.clip_gradient = clip_and_look  # type: ignore[method-assign]
-    _step(opened, progress, 1, batches, StopRequest())
+    train_step(opened, progress, 1, batches, StopRequest())
     warm = learning_rate(run.optim, 1, opened.total_steps) / run.optim.lr
     assert warm < 1
     for name, parameter in opened.engine.module.named_parameters():
@@ -274,7 +274,7 @@ def state_around_a_step_without_images(ranks: Ranks, made: Request) -> list[dict
     plan = lambda step: micro_batches(opened.plan, kept, step, ranks.rank, ranks.world, opened.run.data.micro_batch_size)  # noqa: E731
     for step, batches in zip((1, 2), load_steps(opened.rows["train"], range(1, 3), plan, 0), strict=True):
         assert not any(batch.images for batch in batches)
-        _step(opened, progress, step, batches, StopRequest())
+        train_step(opened, progress, step, batches, StopRequest())
     assert all(isinstance(parameter, DTensor) for parameter in engine.module.parameters())
     return [before, engine.model_state()]
 

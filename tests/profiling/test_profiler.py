@@ -111,7 +111,7 @@ def test_flops_are_those_that_torch_counts_at_another_place(folder: Path, summar
 
     from tests.runs import session
     from vtool.data.loader import load_steps, micro_batches
-    from vtool.training.sft import _step
+    from vtool.training.sft import train_step
     from vtool.training.stop import StopRequest
 
     made = made_run(folder, "counted")
@@ -121,7 +121,7 @@ def test_flops_are_those_that_torch_counts_at_another_place(folder: Path, summar
     counts = []
     for step, batches in zip((3, 4), load_steps(opened_session.rows["train"], range(3, 5), plan, 0), strict=True):
         with FlopCounterMode(display=False) as counter:
-            _step(opened_session, progress, step, batches, StopRequest())
+            train_step(opened_session, progress, step, batches, StopRequest())
         counts.append(counter.get_total_flops())
     assert summary["flops_a_step"] == pytest.approx(sum(counts) / 2, rel=0.02)
 
@@ -191,7 +191,7 @@ def test_an_error_of_the_profiler_is_a_finding_and_the_training_goes_on(folder: 
 
 
 def test_a_training_that_ends_inside_the_interval_leaves_its_trace(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, steps = sft._step, []
+    real, steps = sft.train_step, []
 
     def diverge(*arguments: Any) -> Any:
         steps.append(arguments[2])
@@ -199,7 +199,7 @@ def test_a_training_that_ends_inside_the_interval_leaves_its_trace(folder: Path,
             raise Findings(())
         return real(*arguments)
 
-    monkeypatch.setattr(sft, "_step", diverge)
+    monkeypatch.setattr(sft, "train_step", diverge)
     with pytest.raises(Findings):
         train(made_run(folder, "diverged", *TORCH), Ranks())
     trace = opened(folder / "diverged/profile/rank-0-steps-3-3.trace.json.gz")

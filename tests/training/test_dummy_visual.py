@@ -14,7 +14,7 @@ from vtool.data.loader import load_steps, micro_batches
 from vtool.diagnostics import Findings
 from vtool.engines.ranks import Ranks
 from vtool.training.setup import Request
-from vtool.training.sft import _step
+from vtool.training.sft import train_step
 from vtool.training.stop import StopRequest
 
 ROWS, STEPS = 8, 1
@@ -46,7 +46,7 @@ def _steps(ranks: Ranks, made: Request) -> dict[str, Any]:
     steps = range(1, STEPS + 1)
     for step, batches in zip(steps, load_steps(opened.rows["train"], steps, plan, 0), strict=True):
         try:
-            metrics, _ = _step(opened, progress, step, batches, StopRequest())
+            metrics, _ = train_step(opened, progress, step, batches, StopRequest())
         except Findings as findings:
             seen["finding"] = findings.diagnostics[0]
             break

@@ -20,7 +20,7 @@ from vtool.engines.common import model_tensors, optimizer_tensors
 from vtool.engines.ranks import Ranks
 from vtool.training.finish import balance
 from vtool.training.setup import Progress, Request, Session
-from vtool.training.sft import _step, train
+from vtool.training.sft import train, train_step
 from vtool.training.stop import StopRequest
 
 
@@ -39,7 +39,7 @@ def take_step(opened: Session, progress: Progress, step: int) -> dict[str, Any]:
         lambda number: micro_batches(opened.plan, kept, number, ranks.rank, ranks.world, opened.run.data.micro_batch_size),
         0,
     )
-    metrics, signal = _step(opened, progress, step, batches, StopRequest())
+    metrics, signal = train_step(opened, progress, step, batches, StopRequest())
     assert signal is None
     return metrics
 
@@ -167,7 +167,7 @@ def test_a_step_without_supervised_tokens_stops_the_run(tmp_path: Path) -> None:
     rows = opened.rows["train"]
     batch = filler(rows[micro_batches(opened.plan, opened.ledgers["train"].kept, 1, 0, 1, 2)[0]])
     with pytest.raises(Findings) as caught:
-        _step(opened, progress, 1, [batch], StopRequest())
+        train_step(opened, progress, 1, [batch], StopRequest())
     assert caught.value.diagnostics[0].rule == "no-supervised-tokens"
 
 

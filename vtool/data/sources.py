@@ -26,12 +26,14 @@ def open_source(settings: DigitsSource | MessagesSource, label: str | None = Non
 class Rows:
     """The rows of one split, numbered through all of its sources."""
 
-    def __init__(self, settings: Sequence[SourceSettings]) -> None:
+    def __init__(self, settings: Sequence[SourceSettings], sources: Sequence[Source] = ()) -> None:
+        """`sources`: more of them, which no setting names."""
         paths = {entry.path for entry in settings if isinstance(entry, MessagesSource)}
         names = Counter(Path(path).name for path in paths)
         # A file goes by its name, unless another one of the split has the same.
         labels = {path: path for path in paths if names[Path(path).name] > 1}
         self.sources = [open_source(entry, labels.get(entry.path) if isinstance(entry, MessagesSource) else None) for entry in settings]
+        self.sources += sources
         self.ends = list(accumulate(len(source) for source in self.sources))
 
     def __len__(self) -> int:

@@ -56,6 +56,12 @@ def backward(loss: Tensor) -> None:
         torch.autograd.backward(loss)
 
 
+def gradients(module: nn.Module, whole: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
+    """See `vtool.engines.contract.Engine.gradients`. `whole`: given a tensor as this rank has it, all of it."""
+    there = ((name, parameter.grad) for name, parameter in named_parameters(module))
+    return {name: whole(gradient).to("cpu", copy=True) for name, gradient in there if gradient is not None}
+
+
 def kept_by_checkpoints(module: nn.Module) -> Adapter:
     """What of a model goes into a checkpoint: all of it, or the adapters, where nothing else is trained."""
     return "only" if has_adapters(module) else "merged"

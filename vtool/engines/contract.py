@@ -80,6 +80,9 @@ class Engine(Protocol):
     def clip_gradient(self, largest: float | None) -> float:
         """Scale the gradient down to a norm of `largest` (None: do not) and return its norm over all ranks before that."""
 
+    def gradients(self) -> dict[str, Tensor]:
+        """A copy of the gradients that there are, by names in files and whole; on rank 0, and asked for on every rank. For proofs."""
+
     def optimizer_step(self, lr: float) -> None:
         """Update the weights with this learning rate, and let the gradients go."""
 

@@ -86,6 +86,9 @@ class Ddp:
         norm = get_total_norm([parameter.grad for parameter in self.parameters if parameter.grad is not None])
         return common.clip(self.parameters, norm, largest)
 
+    def gradients(self) -> dict[str, Tensor]:
+        return common.gradients(self.module, lambda tensor: tensor)
+
     def optimizer_step(self, lr: float) -> None:
         common.update(self.optimizer, lr)
 

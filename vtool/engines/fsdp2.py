@@ -97,6 +97,9 @@ class Fsdp2:
         squares = sum(norm**2 for (norm,) in self.ranks.all_gather([mine.item()]))
         return common.clip(self.parameters, torch.tensor(squares**0.5, dtype=mine.dtype, device=mine.device), largest)
 
+    def gradients(self) -> dict[str, Tensor]:
+        return common.gradients(self.module, self._gather)
+
     def optimizer_step(self, lr: float) -> None:
         common.update(self.optimizer, lr)
 

@@ -18,7 +18,8 @@ _WITH_POSITIONS = {**_TINY, "vision_positions": 16}
 SIZES: dict[str, dict[str, dict[str, int]]] = {
     "qwen2_vl": {"tiny": _TINY},
     "qwen2_5_vl": {"tiny": _TINY},
-    "qwen3_vl": {"tiny": _WITH_POSITIONS},
+    # What a tower's level adds after the last layer is seen by no other token: one layer more than there are levels.
+    "qwen3_vl": {"tiny": {**_WITH_POSITIONS, "layers": 3}},
     "qwen3_5": {"tiny": {**_WITH_POSITIONS, "linear_heads": 4}},
     "glm4v": {"tiny": _WITH_POSITIONS},
 }

@@ -1,4 +1,4 @@
-"""Supervised fine-tuning. `train` is a run from its start to its end, `_steps` its training loop, `_step` one step of it."""
+"""Supervised fine-tuning. `train` is a run from its start to its end, `_steps` its training loop, `train_step` one step of it."""
 
 import json
 import math
@@ -115,7 +115,7 @@ def _steps(session: Session, progress: Progress, watchers: Watchers) -> int | No
             began = time.perf_counter()
             with role("data"):
                 batches = next(loaded)
-            metrics, signal = _step(session, progress, step, batches, watchers.stop, role)
+            metrics, signal = train_step(session, progress, step, batches, watchers.stop, role)
             progress.step = step
             progress.seconds += time.perf_counter() - began
             metrics["seconds"] = progress.seconds
@@ -137,7 +137,7 @@ def _steps(session: Session, progress: Progress, watchers: Watchers) -> int | No
     return None
 
 
-def _step(
+def train_step(
     session: Session, progress: Progress, step: int, batches: Sequence[Batch], stop: StopRequest, role: Role = unmarked
 ) -> tuple[dict[str, Any], int | None]:
     """One optimiser step over the global batch. Returns its metrics, and the signal by which any rank has been asked to stop."""

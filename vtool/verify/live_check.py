@@ -1,15 +1,7 @@
 """`vtool validate-config --live`: start the processes that build a run's objects, and say what they have found. Imports no torch itself."""
 
-import os
-import pickle
-import signal
-import subprocess
-import sys
-import tempfile
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from vtool.config.load import Loaded
@@ -17,17 +9,11 @@ from vtool.config.schema import Run
 from vtool.config.settings import all_settings
 from vtool.diagnostics import Diagnostic
 from vtool.verify.leaves import ACTS_LATER, NOT_READABLE
-from vtool.verify.live_task import PATIENCE, TASK, Task, Told
+from vtool.verify.live_task import Task, Told
+from vtool.verify.processes import Ended, run_processes
 from vtool.verify.stand_in import StandIn, stand_in
 
 ASKED = ("objects-not-built", "setting-not-arrived", "device-not-used")
-# This very package, wherever it is, and nothing else of the folder that it is in, or of the one that the user is in.
-_START = (
-    f"import sys; sys.path.insert(0, {str(Path(__file__).parents[2])!r}); import vtool; sys.path.pop(0); "
-    "from vtool.verify.live_rank import main; main(sys.argv[1], int(sys.argv[2]))"
-)
-# How long a process may take to end after another one has found something, and perhaps left it waiting.
-GRACE = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,51 +96,10 @@ def _lines(small: StandIn, told: Mapping[str, Any]) -> list[str]:
 
 def _processes(loaded: Loaded, small: StandIn) -> list[Told]:
     """What each process has found; of one that has ended without a word, that."""
-    unset = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID")
-    environment = {key: value for key, value in os.environ.items() if key not in unset}
-    with tempfile.TemporaryDirectory(prefix="vtool-live-") as name:
-        folder = Path(name)
-        (folder / TASK).write_bytes(pickle.dumps(Task(loaded.run, small, loaded.origins)))
-        started = []
-        try:
-            for rank in range(small.processes):
-                with (folder / f"{rank}.log").open("wb") as log:
-                    command = [sys.executable, "-P", "-c", _START, str(folder), str(rank)]
-                    started.append(subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log))
-            _wait(started, folder)
-        finally:
-            for process in started:
-                process.kill()
-                process.wait()
-        found = [_told(folder, rank, process.returncode) for rank, process in enumerate(started)]
-        return [told for told in found if told is not None]
-
-
-def _wait(started: list[subprocess.Popen[bytes]], folder: Path) -> None:
-    """Until all have ended, or one has found something and the others have had some time to do so."""
-    end = time.monotonic() + PATIENCE
-    while any(process.poll() is None for process in started) and time.monotonic() < end:
-        time.sleep(0.05)
-        stopped = [rank for rank, process in enumerate(started) if process.poll() is not None]
-        if any(_found_something(folder, rank) for rank in stopped):
-            end = min(end, time.monotonic() + GRACE)
-
-
-def _found_something(folder: Path, rank: int) -> bool:
-    file = folder / f"{rank}.pkl"
-    return not file.exists() or bool(pickle.loads(file.read_bytes()).findings)
-
-
-def _told(folder: Path, rank: int, code: int) -> Told | None:
-    """None: of a process that was waiting for another one, which has spoken."""
-    file, log = folder / f"{rank}.pkl", folder / f"{rank}.log"
-    if file.exists():
-        told: Told = pickle.loads(file.read_bytes())
-        return told
-    others = [other for other in folder.glob("*.pkl") if other.name != TASK]
-    if code == -signal.SIGKILL and others:
-        return None
-    last = [line for line in log.read_text(errors="replace").splitlines() if line.strip()][-1:]
-    how = signal.Signals(-code).name if code < 0 else f"exit status {code}"
-    message = f"process {rank} of --live ended with {how}{f': {last[0]}' if last else ''}"
-    return Told((Diagnostic("objects-not-built", message),))
+    task = Task(loaded.run, small, loaded.origins)
+    told = run_processes("vtool.verify.live_rank", task, small.processes, lambda told: bool(told.findings))
+    return [
+        Told((Diagnostic("objects-not-built", f"process {rank} of --live {one.how}"),)) if isinstance(one, Ended) else one
+        for rank, one in enumerate(told)
+        if one is not None
+    ]

@@ -3,9 +3,6 @@
 `vtool.verify.live_check` starts it.
 """
 
-import os
-import pickle
-import sys
 import traceback
 from dataclasses import replace
 from datetime import timedelta
@@ -30,7 +27,8 @@ from vtool.models.processor import Processor, first_line, new_processor, with_si
 from vtool.training.read_back import check_arrival, read_back
 from vtool.training.run_folder import RunFolder
 from vtool.training.setup import Session, build_engine, count_steps, prepare_model
-from vtool.verify.live_task import PATIENCE, TASK, Task, Told
+from vtool.verify.live_task import Task, Told
+from vtool.verify.processes import PATIENCE, answer, asked
 
 # A rows file is gone through to count its rows, a GB in seconds. Of a larger one it is not worth the wait: training does so.
 LARGEST_FILE = 256 * 2**20
@@ -41,7 +39,7 @@ KEPT = ("tie_word_embeddings", "hidden_act", "attention_dropout", "use_sliding_w
 def main(folder_name: str, rank: int) -> None:
     """Do it, and leave at once: torch's own end sometimes aborts once DDP has used a process group."""
     folder = Path(folder_name)
-    task: Task = pickle.loads((folder / TASK).read_bytes())
+    task: Task = asked(folder)
     try:
         told = tell(task, folder, rank)
     except Findings as findings:
@@ -51,11 +49,7 @@ def main(folder_name: str, rank: int) -> None:
         place = traceback.extract_tb(error.__traceback__)[-1]
         message = f"{type(error).__name__} at {place.filename}:{place.lineno}: {first_line(error)}"
         told = Told((Diagnostic("objects-not-built", message),))
-    temporary = folder / f"{rank}.writing"
-    temporary.write_bytes(pickle.dumps(told))
-    temporary.rename(folder / f"{rank}.pkl")
-    sys.stderr.flush()
-    os._exit(0)
+    answer(folder, rank, told)
 
 
 def tell(task: Task, folder: Path, rank: int) -> Told:
@@ -93,7 +87,7 @@ def open_small_session(task: Task, folder: Path, ranks: Ranks) -> Session:
     processor = _processor(task, run)
     config = model_config(run.model, processor)
     if task.run.model.path is not None and (Path(task.run.model.path) / "config.json").exists():
-        _keep_flags(config, task.run.model)
+        keep_flags(config, task.run.model)
     config.save_pretrained(folder)
     model = prepare_model(run, build_model(run.model, processor, folder, run.run.seed))
     engine = build_engine(run, model, ranks)
@@ -123,7 +117,7 @@ def _processor(task: Task, run: Run) -> Processor:
     return with_sizes(replace(processor, image_processor=own), run.data.image, known)
 
 
-def _keep_flags(config: object, model: Model) -> None:
+def keep_flags(config: object, model: Model) -> None:
     """Take over from the folder's config.json what a small model can have of it."""
     from transformers import AutoConfig
 

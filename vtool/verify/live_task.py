@@ -7,10 +7,6 @@ from vtool.config.schema import Run
 from vtool.diagnostics import Diagnostic
 from vtool.verify.stand_in import StandIn
 
-TASK = "task.pkl"
-# Seconds. A process imports torch, transformers and megatron-core in some ten of one core, and builds in one.
-PATIENCE = 300.0
-
 
 @dataclass(frozen=True, slots=True)
 class Task:

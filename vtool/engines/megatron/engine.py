@@ -213,7 +213,6 @@ class Megatron:
         return self._kept(self.iter_hf_weights("only" if self.adapted else "merged"))
 
     def gradients(self) -> dict[str, Tensor]:
-        """The gradients that are ready, by transformers' names; on rank 0, and asked for on every rank."""
         mine = [part.gradients() if part in self.active else iter(()) for part in self.parts]
         return self._kept(pair for pairs in mine for pair in self.stage.over_stages(pairs))
 

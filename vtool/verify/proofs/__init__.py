@@ -1,0 +1,1 @@
+"""What `vtool verify RECIPE` proves of a run, each by a computation of its own."""

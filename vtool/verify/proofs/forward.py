@@ -1,0 +1,185 @@
+"""Proofs of the forward pass: the loss, padding, documents that share a row, attention, and what writes over the embeddings."""
+
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from vtool.data.collate import Batch, collate_prompts
+from vtool.data.encode import Prompt, Sample
+from vtool.diagnostics import Diagnostic, Origin
+from vtool.models.dummy import adding_dummy
+from vtool.verify.proofs import reference
+from vtool.verify.proofs.data import forward
+from vtool.verify.proofs.gradient import take
+from vtool.verify.proofs.ground import Ground
+from vtool.verify.proofs.proof import Difference, Proof, held
+from vtool.verify.proofs.rounding import ROUNDING, differences
+
+Allowed = Mapping[str, float]
+_OURS = str(Path(__file__).parents[2])  # vtool itself
+
+
+def loss(ground: Ground, allowed: Allowed) -> Proof:
+    """`loss-differs`: the loop's loss and N against those of each row by itself."""
+    rule, what = "loss-differs", f"the loss of a step of {len(ground.rows)} rows against −log p of each supervised token, in float64"
+    session, progress = ground.open(micro_batch_size=2)
+    taken = take(session, progress)
+    wanted = reference.loss(ground, ground.model())
+    # Of a mean of NLLs: what the logits of a row may move, its largest share of the loss.
+    tolerance = max(ROUNDING * wanted, max(allowed.values()) / ground.supervised)
+    found = [
+        Difference("the loss", abs(taken.loss - wanted), tolerance),
+        Difference("the number of supervised tokens", float(abs(taken.supervised - ground.supervised)), 0.0),
+    ]
+    return held(rule, what, found, "the loss of a step is not that of its rows")
+
+
+def padding(ground: Ground, alone: Mapping[str, Tensor], allowed: Allowed) -> Proof:
+    """`padding-changes-row`: right for training, left for answers."""
+    rule, what = "padding-changes-row", f"logits of {len(ground.rows)} rows in one batch, padded right and left, against each by itself"
+    session, _ = ground.open()
+    right = forward(session, ground.batch(session, range(len(ground.rows))))
+    prompts = [Prompt(one.index, one.input_ids, one.pixel_values, one.image_grid_thw, "") for one in ground.samples]
+    with torch.no_grad():
+        left = session.engine.module(
+            **collate_prompts(prompts, ground.processor, ground.run.data.drop_model_inputs), use_cache=False
+        ).logits
+    found = []
+    for place, length in enumerate(ground.lengths):
+        name = reference.row_name(place)
+        for case, row in (("padded right", right[place, :length]), ("padded left", left[place, -length:])):
+            found += differences({name: row}, {name: alone[name]}, allowed, case)
+    return held(rule, what, found, "a row's logits depend on the rows beside it")
+
+
+def attention(ground: Ground, alone: Mapping[str, Tensor], allowed: Allowed) -> Proof:
+    """`attention-differs`: the chosen implementation against transformers' plain one."""
+    rule, chosen = "attention-differs", ground.run.model.attention
+    what = f"logits with model.attention={chosen} against eager"
+    if chosen == "eager":
+        return Proof(rule, what, "not-run", reason="model.attention is eager")
+    model = ground.model()
+    model.set_attn_implementation("eager")  # type: ignore[operator]
+    return held(rule, what, differences(reference.all_logits(ground, model), alone, allowed), "attention computes something else")
+
+
+def leak(ground: Ground) -> Proof:
+    """`documents-see-each-other`: another row's tokens and pixels are replaced, and this row's logits must not move a bit."""
+    rule = "documents-see-each-other"
+    what = "logits of a row while the others in its batch change" + (", padded and packed" if ground.packs else "")
+    places = range(len(ground.rows))
+    session, _ = ground.open()
+    cases = [("padded", session, False)]
+    if ground.packs:
+        cases.append(("packed", ground.open(**ground.packing)[0], True))
+    found = []
+    for case, opened, packed in cases:
+        before = forward(opened, ground.batch(opened, places, packed=packed))
+        for kept in places:
+            others = replace(ground, samples=tuple(one if at == kept else _changed(ground, one) for at, one in enumerate(ground.samples)))
+            rows = opened.rows["train"]
+            rows.cache.update({one.index: one for one in others.samples})
+            after = forward(opened, ground.batch(opened, places, packed=packed))
+            rows.cache.update({one.index: one for one in ground.samples})
+            own = _own(ground, kept, packed=packed)
+            apart = float((after[own] - before[own]).abs().max())
+            found.append(Difference(f"{reference.row_name(kept)} ({case})", apart, 0.0))
+    return held(rule, what, found, "a row's logits move when another row's content does")
+
+
+def _own(ground: Ground, place: int, *, packed: bool) -> tuple[int, slice]:
+    start = sum(ground.lengths[:place]) if packed else 0
+    return (0 if packed else place), slice(start, start + ground.lengths[place])
+
+
+def _changed(ground: Ground, sample: Sample) -> Sample:
+    """Other words, in the other order, and other pixels; as many of each."""
+    special = set(ground.processor.tokenizer.all_special_ids) | {ground.processor.ids.image}
+    ids = sample.input_ids.clone()
+    plain = torch.tensor([int(token) not in special for token in ids])
+    ids[plain] = ids[plain].flip(0)
+    other = next(int(token) for token in sample.input_ids if int(token) not in special)
+    ids[plain.nonzero()[0]] = other + 1 if other + 1 not in special and other + 1 < len(ground.processor.tokenizer) else other - 1
+    pixels = None if sample.pixel_values is None else -sample.pixel_values.flip(0)
+    return replace(sample, input_ids=ids, pixel_values=pixels)
+
+
+def written_in_place(ground: Ground) -> Proof:
+    """`embeddings-written-in-place`: no operation of the forward pass writes into the embeddings, with images and without (verl#5881)."""
+    rule, what = "embeddings-written-in-place", "every operation of the forward pass, with images, and without but with the dummy"
+    session, _ = ground.open()
+    model = session.engine.module
+    batches = [ground.batch(session, places) for places in (ground.with_images(), ground.without_images()) if places]
+    for batch in batches:
+        with _watching(model) as watch, _dummy(ground, model, batch):
+            model(**batch.inputs, use_cache=False)
+        if watch.written:
+            operation, origin = watch.written[0]
+            where = f"{origin.file}:{origin.line}: " if origin else ""
+            message = (
+                f"{where}{operation} writes into the embeddings, which the embedding layer's backward pass, or a view of them, may need"
+            )
+            return Proof(rule, what, "failed", finding=Diagnostic(rule, message, origin=origin))
+    return Proof(rule, what, "passed", 0.0, 0.0)
+
+
+@contextmanager
+def _dummy(ground: Ground, model: nn.Module, batch: Batch) -> Iterator[None]:
+    if batch.images:
+        yield
+    else:
+        with adding_dummy(ground.family, model):
+            yield
+
+
+@contextmanager
+def _watching(model: Any) -> Iterator["_Watch"]:
+    """Meanwhile what writes into the embeddings is noted."""
+    watch = _Watch()
+
+    def note(_module: nn.Module, _inputs: Any, embedded: Tensor) -> None:
+        watch.storages.append(embedded.untyped_storage())
+
+    hook = model.get_input_embeddings().register_forward_hook(note)
+    try:
+        with watch:
+            yield watch
+    finally:
+        hook.remove()
+
+
+@dataclass
+class _Watch(TorchDispatchMode):
+    """Sees every operation, and those that write into one of `storages`."""
+
+    storages: list[torch.UntypedStorage] = field(default_factory=list)
+    written: list[tuple[str, Origin | None]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for place, argument in enumerate(operation._schema.arguments):
+            if argument.alias_info is None or not argument.alias_info.is_write:
+                continue
+            given = args[place] if place < len(args) else (kwargs or {}).get(argument.name)
+            for tensor in given if isinstance(given, list | tuple) else [given]:
+                if isinstance(tensor, Tensor) and any(tensor.untyped_storage()._cdata == one._cdata for one in self.storages):
+                    self.written.append((str(operation), _caller()))
+        return operation(*args, **(kwargs or {}))
+
+
+def _caller() -> Origin | None:
+    """The line of a model's code that is running: the innermost that is neither torch's nor vtool's proofs'."""
+    own = f"{Path(torch.__file__).parent}/"
+    for frame in reversed(traceback.extract_stack()):
+        if not frame.filename.startswith((own, f"{_OURS}/verify")):
+            return Origin(frame.filename, frame.lineno)
+    return None

@@ -1,0 +1,248 @@
+"""What proofs stand on: the recipe's model at its tiny size, on the CPU in float32, and the first rows of its data."""
+
+import copy
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from vtool.config import schema
+from vtool.config.origins import Origins
+from vtool.config.rules.data import packing_not_built
+from vtool.config.schema import Run
+from vtool.data.audit import Ledger
+from vtool.data.collate import Batch
+from vtool.data.encode import Sample
+from vtool.data.loader import EncodedRows, MicroBatch
+from vtool.data.plan import Plan
+from vtool.data.row import Row, texts_of
+from vtool.data.sources import Rows
+from vtool.diagnostics import Diagnostic, Findings
+from vtool.engines.ranks import Ranks
+from vtool.models.build import build_model, model_config
+from vtool.models.families import Family, family
+from vtool.models.processor import Processor, new_processor
+from vtool.training.run_folder import RunFolder
+from vtool.training.setup import Progress, Session, build_engine, prepare_model
+from vtool.verify.live_rank import keep_flags
+from vtool.verify.proved import PROCESSES
+from vtool.verify.stand_in import stand_in
+
+LOOKED_AT = 64  # rows of data.train, from the first
+ROWS = 3  # of them that proofs compute with
+TOKENS = 1024  # of a row
+PIXELS = 64 * 28 * 28  # of an image: 64 tokens of most families
+RATE = 1e-3  # a step that is seen in float32
+_SEED = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """A small run, that opens as often as proofs need a fresh one."""
+
+    run: Run
+    family: Family
+    processor: Processor
+    rows: tuple[Row, ...]
+    """The first usable rows of data.train, two of them as one chat, and one without its image."""
+    samples: tuple[Sample, ...]
+    bare: nn.Module
+    """The model as it is built, before anything is frozen or put into it. Never computed with: `model` gives copies."""
+    folder: Path
+    asked_batch: int
+    """The recipe's data.global_batch_size."""
+    packs_not: str
+    """Why rows of this family cannot be packed; empty where they can."""
+    changes: tuple[str, ...]
+    """What is smaller than in the recipe, in words."""
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Tokens of each row."""
+        return tuple(len(sample.input_ids) for sample in self.samples)
+
+    @property
+    def packs(self) -> bool:
+        """Whether rows of this family can be packed."""
+        return not self.packs_not
+
+    @property
+    def packing(self) -> dict[str, Any]:
+        """The settings `data` that pack all rows into one."""
+        return {"packing": "token_budget", "micro_batch_tokens": sum(self.lengths)}
+
+    @property
+    def supervised(self) -> int:
+        """N, of all rows together."""
+        return sum(sample.supervised for sample in self.samples)
+
+    def model(self, run: Run | None = None) -> nn.Module:
+        """The model that is trained: frozen parts, adapters that are not 0."""
+        model = prepare_model(run or self.run, copy.deepcopy(self.bare))
+        random = torch.Generator().manual_seed(_SEED)
+        for name, parameter in model.named_parameters():
+            if ".lora_B." in name:  # of new adapters B is 0, and A has no gradient
+                torch.nn.init.normal_(parameter, std=0.02, generator=random)
+        return model
+
+    def open(
+        self, ranks: Ranks | None = None, *, own_engine: bool = False, run: Run | None = None, **data: Any
+    ) -> tuple[Session, Progress]:
+        """A run that is about to take its first step.
+
+        Args:
+            own_engine: the recipe's engine, which several ranks need; else the bare model.
+            data: settings `data`, in the place of those here.
+        """
+        base = run or self.run
+        made = base.model_copy(update={"data": base.data.model_copy(update=data)})
+        if not own_engine:
+            made = made.model_copy(update={"engine": schema.Ddp(kind="ddp")})
+        ranks = ranks or Ranks()
+        engine = build_engine(made, self.model(made), ranks)
+        rows = EncodedRows(Rows((), [Picked(self.rows)]), self.processor, made.data)
+        count = len(self.rows)
+        plan = Plan(count, made.data.global_batch_size, made.run.seed)
+        ledger = Ledger((), count, tuple(range(count)), (), self.lengths, (), self.supervised, 0, 0, 0, (), "")
+        session = Session(
+            made, RunFolder(self.folder), ranks, self.family, self.processor, {"train": rows}, {"train": ledger}, plan, 4, engine
+        )
+        return session, Progress(0, 0.0, torch.zeros(count, dtype=torch.long))
+
+    def batch(self, session: Session, rows: Sequence[int], *, packed: bool = False) -> Batch:
+        """One micro-batch of these rows, as the run makes it."""
+        return session.rows["train"][MicroBatch(tuple(rows), packed=packed)]
+
+    def with_images(self) -> list[int]:
+        """Rows that have one."""
+        return [place for place, sample in enumerate(self.samples) if sample.images]
+
+    def without_images(self) -> list[int]:
+        """Rows that have none."""
+        return [place for place, sample in enumerate(self.samples) if not sample.images]
+
+
+@dataclass(frozen=True, slots=True)
+class Picked:
+    """Rows in memory, as a source of rows."""
+
+    rows: tuple[Row, ...] = field(repr=False)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def name(self, index: int) -> str:
+        return self.rows[index].id
+
+    def row(self, index: int) -> Row:
+        return self.rows[index]
+
+    def ledger(self) -> dict[str, Any]:
+        return {"format": "picked", "rows": len(self.rows)}
+
+
+def lay(asked: Run, folder: Path, *, full_size: bool = False) -> Ground:
+    """Find rows and build the model. Nothing is written outside `folder`.
+
+    Args:
+        full_size: the recipe's own model, with the weights that it begins with.
+
+    Raises:
+        Findings: of the model's folder, of rows that cannot be read at all, or `no-rows`.
+    """
+    run, changes = _smaller(asked, full_size=full_size)
+    rows = Rows(asked.data.train)
+    first = [_read(rows, index) for index in range(min(len(rows), LOOKED_AT))]
+    known = family(run.model.family)
+    processor = new_processor(asked.model, run.data.image, [text for row in first if row for text in row.texts()])
+    picked, samples = _pick([row for row in first if row], processor, run)
+    run = run.model_copy(update={"data": run.data.model_copy(update={"global_batch_size": PROCESSES * len(picked), "workers": 0})})
+    config = model_config(run.model, processor)
+    if asked.model.path is not None and not full_size:
+        keep_flags(config, asked.model)
+    config.save_pretrained(folder)
+    bare = build_model(run.model, processor, folder, run.run.seed)
+    return Ground(run, known, processor, picked, samples, bare, folder, asked.data.global_batch_size, _packs_not(run), changes)
+
+
+def _packs_not(run: Run) -> str:
+    packed = run.model_copy(update={"data": run.data.model_copy(update={"packing": "token_budget"}), "engine": schema.Ddp(kind="ddp")})
+    return next((finding.message for finding in packing_not_built(packed, Origins({}))), "")
+
+
+def _smaller(asked: Run, *, full_size: bool) -> tuple[Run, tuple[str, ...]]:
+    small = stand_in(asked)
+    run, changes = small.run, list(small.changes)
+    if full_size:
+        run = run.model_copy(update={"model": asked.model, "lora": asked.lora})
+        changes = [change for change in changes if change.startswith(("launch.", "engine."))]
+    if asked.model.dtype != "float32":
+        changes.append(f"model.dtype {asked.model.dtype} → float32, in which a wrong number is told from a rounded one")
+        run = run.model_copy(update={"model": run.model.model_copy(update={"dtype": "float32"})})
+    image = run.data.image
+    if image.max_pixels is None or image.max_pixels > PIXELS:
+        changes.append(f"data.image.max_pixels {image.max_pixels or 'of the model'} → {PIXELS}")
+        least = None if image.min_pixels is None else min(image.min_pixels, PIXELS)
+        run = run.model_copy(
+            update={"data": run.data.model_copy(update={"image": image.model_copy(update={"max_pixels": PIXELS, "min_pixels": least})})}
+        )
+    if run.lora is not None and run.lora.dropout:
+        changes.append(f"lora.dropout {run.lora.dropout} → 0: what is drawn at random is another with each number of micro-batches")
+        run = run.model_copy(update={"lora": run.lora.model_copy(update={"dropout": 0.0})})
+    factor = RATE / run.optim.lr
+    groups = {
+        name: part.model_copy(update={"lr": None if part.lr is None else part.lr * factor})
+        for name in ("vision", "projector", "language")
+        if (part := getattr(run.optim.groups, name)) is not None
+    }
+    optim = {"lr": RATE, "warmup_steps": 0, "schedule": "constant", "groups": run.optim.groups.model_copy(update=groups)}
+    train = run.train.model_copy(update={"steps": 4, "epochs": None})
+    return run.model_copy(update={"optim": run.optim.model_copy(update=optim), "train": train}), tuple(changes)
+
+
+def _read(rows: Rows, index: int) -> Row | None:
+    try:
+        return rows.row(index)
+    except Findings:  # the audit of rows tells
+        return None
+
+
+def _pick(first: Sequence[Row], processor: Processor, run: Run) -> tuple[tuple[Row, ...], tuple[Sample, ...]]:
+    """The first rows that are short enough, one of them with an image, if any is, and some made of these."""
+    usable = [(row, sample) for row in first if (sample := _encoded(row, processor, run)) is not None]
+    short = [pair for pair in usable if len(pair[1].input_ids) <= TOKENS] or sorted(usable, key=lambda pair: len(pair[1].input_ids))[:2]
+    if not short:
+        message = f"none of the first {LOOKED_AT} rows of data.train can be used: `vtool verify` on the rows says why"
+        raise Findings(Diagnostic("no-rows", message, parameter="data.train"))
+    with_images = [pair for pair in short if pair[1].images][: ROWS - 1]
+    others = [pair for pair in short if not any(pair is one for one in with_images)]
+    without = [pair for pair in others if not pair[1].images][: ROWS - len(with_images)]
+    picked = with_images + without
+    picked += [pair for pair in others if not any(pair is one for one in picked)][: ROWS - len(picked)]
+    for made in _made([row for row, _ in picked]):
+        if (sample := _encoded(made, processor, run)) is not None and len(sample.input_ids) <= 2 * TOKENS:
+            picked.append((made, sample))
+    return tuple(row for row, _ in picked), tuple(replace(sample, index=place) for place, (_, sample) in enumerate(picked))
+
+
+def _made(rows: Sequence[Row]) -> Iterator[Row]:
+    """Two chats as one, so that lengths differ and a row has several images; and one without its images, if each has some."""
+    if len(rows) > 1 and rows[0].tools == rows[1].tools:
+        later = [message for message in rows[1].messages if message["role"] != "system"]
+        yield replace(
+            rows[0], id=f"{rows[0].id} with {rows[1].id}", messages=[*rows[0].messages, *later], images=[*rows[0].images, *rows[1].images]
+        )
+    if rows and all(row.images for row in rows):
+        plain = [{**message, "content": " ".join(texts_of(message))} for message in rows[0].messages]
+        yield replace(rows[0], id=f"{rows[0].id} without its images", messages=plain, images=[])
+
+
+def _encoded(row: Row, processor: Processor, run: Run) -> Sample | None:
+    rows = EncodedRows(Rows((), [Picked((row,))]), processor, run.data)
+    try:
+        return rows.sample(0)
+    except Findings:
+        return None

@@ -1,0 +1,137 @@
+"""The same numbers by another way: one row at a time, by transformers' own forward pass, with inputs that are made here.
+
+Nothing of the loop, the batches, the loss or the engines is used, so that what is wrong in them is not wrong here too.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vtool.data.chat import IGNORED
+from vtool.data.encode import Sample
+from vtool.models.adapters import saved_name
+from vtool.verify.proofs.ground import Ground
+
+
+def gradient(ground: Ground, model: nn.Module) -> dict[str, Tensor]:
+    """∂(ΣNLL)/N over all rows, by names in files."""
+    model.zero_grad(set_to_none=True)
+    for sample in ground.samples:
+        loss = nll(logits(ground, model, sample), sample.labels) / ground.supervised
+        if loss.requires_grad:
+            loss.backward()  # type: ignore[no-untyped-call]
+    return {saved_name(name): parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
+
+
+def loss(ground: Ground, model: nn.Module) -> float:
+    """ΣNLL/N over all rows, in float64 from the logits on."""
+    with torch.no_grad():
+        return sum(float(nll(logits(ground, model, sample), sample.labels)) for sample in ground.samples) / ground.supervised
+
+
+def all_logits(ground: Ground, model: nn.Module) -> dict[str, Tensor]:
+    """[L, V] of each row by itself, by its place."""
+    with torch.no_grad():
+        return {row_name(place): logits(ground, model, sample) for place, sample in enumerate(ground.samples)}
+
+
+def row_name(place: int) -> str:
+    """What a row is called in proofs."""
+    return f"row {place + 1}"
+
+
+def logits(ground: Ground, model: Any, sample: Sample) -> Tensor:
+    """[L, V] of one row, by itself: no mask, no padding, and positions that are made here."""
+    result: Tensor = model(**inputs(ground, sample), use_cache=False).logits[0]
+    return result
+
+
+def inputs(ground: Ground, sample: Sample) -> dict[str, Tensor]:
+    """The model's arguments for one row by itself."""
+    ids = sample.input_ids[None]
+    given = {
+        "input_ids": ids,
+        "mm_token_type_ids": (ids == ground.processor.ids.image).long(),
+        "position_ids": positions(ground, sample)[:, None],
+    }
+    if sample.pixel_values is not None and sample.image_grid_thw is not None:
+        given |= {"pixel_values": sample.pixel_values, "image_grid_thw": sample.image_grid_thw}
+    return given
+
+
+def nll(scores: Tensor, labels: Tensor) -> Tensor:
+    """Σ −log p(token t + 1 | tokens to t) over the supervised tokens: [L, V] and [L] to a float64 scalar."""
+    places = [place for place in range(1, len(labels)) if labels[place] != IGNORED]
+    chances = scores.double().log_softmax(-1)
+    return -torch.stack([chances[place - 1, labels[place]] for place in places]).sum() if places else chances.sum() * 0
+
+
+def positions(ground: Ground, sample: Sample) -> Tensor:
+    """int64 [3, L]: M-RoPE's position of each token in time, height and width (Qwen2-VL, arXiv 2409.12191, section 2.1).
+
+    Text counts on in all three at once. An image's tokens have the time at which it begins, and their row and column counted from there;
+    the next token is one after the largest of them.
+    """
+    merge = ground.processor.image_processor.merge_size
+    grids = iter([] if sample.image_grid_thw is None else sample.image_grid_thw.tolist())
+    ids, found, place, now = sample.input_ids.tolist(), [], 0, 0
+    while place < len(ids):
+        if ids[place] != ground.processor.ids.image:
+            found.append((now, now, now))
+            place, now = place + 1, now + 1
+            continue
+        times, high, wide = next(grids)
+        high, wide = high // merge, wide // merge
+        found += [(now + t, now + y, now + x) for t in range(times) for y in range(high) for x in range(wide)]
+        place, now = place + times * high * wide, now + max(times, high, wide)
+    return torch.tensor(found).T
+
+
+def labels_by_offsets(ground: Ground, place: int) -> tuple[list[bool], str] | str:
+    """Which tokens of a row are to be supervised, found another way: the chat is tokenized whole, and a token is supervised where its
+    characters are between the prompt that the template writes for an answer and the end of the token that ends it.
+
+    Returns:
+        For each token, an image's counted once, whether it is; and their text. Or why it cannot be told.
+    """
+    row, tokenizer = ground.rows[place], ground.processor.tokenizer
+    end = tokenizer.convert_ids_to_tokens(ground.processor.ids.end)
+
+    def write(turns: int, *, prompt: bool) -> str:
+        text: str = tokenizer.apply_chat_template(list(row.messages[:turns]), tools=row.tools, tokenize=False, add_generation_prompt=prompt)
+        return text
+
+    whole = write(len(row.messages), prompt=False)
+    spans = []
+    for turn, message in enumerate(row.messages):
+        if message["role"] != "assistant" or message.get("weight") == 0:
+            continue
+        begin = len(write(turn, prompt=True))
+        close = whole.find(end, begin)
+        if close < 0:
+            return f"the template does not end the answers with {end}"
+        spans.append((begin, close + len(end)))
+    try:
+        encoded = tokenizer(whole, add_special_tokens=False, return_offsets_mapping=True)
+    except NotImplementedError:
+        return "the tokenizer does not tell the characters of its tokens"
+    inside = [any(begin <= first and last <= close for begin, close in spans) and last > first for first, last in encoded["offset_mapping"]]
+    return inside, "".join(whole[begin:close] for begin, close in spans)
+
+
+def collapsed(ground: Ground, sample: Sample) -> tuple[list[int], list[bool]]:
+    """A sample's tokens, each image's as one, and whether they are supervised."""
+    ids, keep, place = sample.input_ids.tolist(), [], 0
+    merge = ground.processor.image_processor.merge_size**2
+    grids = iter([] if sample.image_grid_thw is None else sample.image_grid_thw.prod(-1).tolist())
+    while place < len(ids):
+        keep.append(place)
+        place += next(grids) // merge if ids[place] == ground.processor.ids.image else 1
+    return [ids[one] for one in keep], [bool(sample.labels[one] != IGNORED) for one in keep]
+
+
+def largest(numbers: Mapping[str, Tensor]) -> float:
+    """The largest magnitude of all."""
+    return max((float(tensor.abs().max()) for tensor in numbers.values() if tensor.numel()), default=0.0)

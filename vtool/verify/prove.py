@@ -1,0 +1,137 @@
+"""`prove`: the proofs of `vtool verify RECIPE`, one after the other."""
+
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+
+from torch import Tensor, nn
+
+from vtool.config.schema import Run
+from vtool.diagnostics import Diagnostic, Findings, Origin
+from vtool.engines.ranks import Ranks
+from vtool.models.processor import first_line
+from vtool.verify.processes import Ended, run_processes
+from vtool.verify.proofs import data, forward, gradient, reference, training
+from vtool.verify.proofs.ground import Ground, lay
+from vtool.verify.proofs.proof import Proof
+from vtool.verify.proofs.rounding import tolerances
+from vtool.verify.proved import ALONE, PROCESSES, RANKED, Proved, ProveTask
+
+
+class Basis:
+    """What several proofs are held against, computed when the first of them asks."""
+
+    def __init__(self, ground: Ground) -> None:
+        self.ground = ground
+
+    @cached_property
+    def gradient(self) -> dict[str, Tensor]:
+        """Of a step of all rows, by the reference."""
+        return reference.gradient(self.ground, self.ground.model())
+
+    @cached_property
+    def gradient_tolerances(self) -> dict[str, float]:
+        return self._tolerances(lambda model: reference.gradient(self.ground, model))
+
+    @cached_property
+    def logits(self) -> dict[str, Tensor]:
+        """Of each row by itself, by the reference."""
+        return reference.all_logits(self.ground, self.ground.model())
+
+    @cached_property
+    def logit_tolerances(self) -> dict[str, float]:
+        return self._tolerances(lambda model: reference.all_logits(self.ground, model))
+
+    def _tolerances(self, compute: Callable[[nn.Module], Mapping[str, Tensor]]) -> dict[str, float]:
+        return tolerances(self.ground.model(), sum(self.ground.lengths), compute)
+
+
+def prove(run: Run, *, only: Sequence[str] = (), fast: bool = False, full_size: bool = False) -> Proved:
+    """Prove what can be proved of a run before it is started.
+
+    Args:
+        only: rules of `ALONE` and `RANKED`; without any, all of them.
+        fast: in this process alone: no proof that needs several.
+        full_size: with the recipe's own model, in the place of one of its tiny size.
+
+    Raises:
+        Findings: where a model's folder or the rows cannot be read at all, or no row can be used.
+    """
+    began = time.perf_counter()
+    asked = [rule for rule in dict.fromkeys((*ALONE, *RANKED)) if not only or rule in only]
+    with tempfile.TemporaryDirectory(prefix="vtool-verify-") as folder:
+        ground = lay(run, Path(folder), full_size=full_size)
+        alone = [rule for rule in asked if rule in ALONE and (fast or rule not in RANKED)]
+        proofs = [*prove_on(ground, Ranks(), alone)]
+    ranked = [rule for rule in asked if rule not in alone]
+    if ranked and fast:
+        proofs += [Proof(rule, "", "not-run", reason="--fast is one process") for rule in ranked]
+    elif ranked:
+        proofs += _in_processes(ProveTask(run, tuple(ranked), full_size))
+    order = {rule: place for place, rule in enumerate(asked)}
+    proofs.sort(key=lambda proof: order[proof.rule])
+    names = tuple(row.id for row in ground.rows)
+    size = "own size" if full_size or run.model.path is None else "size tiny"
+    return Proved(tuple(proofs), ground.changes, names, f"{run.model.family} at its {size}", time.perf_counter() - began)
+
+
+def prove_on(ground: Ground, ranks: Ranks, rules: Sequence[str]) -> list[Proof]:
+    """These proofs, on these ranks; a proof that cannot be computed has failed."""
+    basis, own = Basis(ground), ranks.world > 1
+    ways: dict[str, Callable[[], Proof]] = {
+        "label-masks-disagree": lambda: data.label_masks(ground),
+        "rows-lost": lambda: data.rows_lost(ground),
+        "positions-differ": lambda: data.positions(ground),
+        "loss-differs": lambda: forward.loss(ground, basis.logit_tolerances),
+        "gradient-depends-on-split": lambda: gradient.split(ground, basis.gradient, basis.gradient_tolerances),
+        "gradient-depends-on-packing": lambda: gradient.packing(ground, basis.gradient, basis.gradient_tolerances),
+        "padding-changes-row": lambda: forward.padding(ground, basis.logits, basis.logit_tolerances),
+        "documents-see-each-other": lambda: forward.leak(ground),
+        "attention-differs": lambda: forward.attention(ground, basis.logits, basis.logit_tolerances),
+        "embeddings-written-in-place": lambda: forward.written_in_place(ground),
+        "dummy-not-neutral": lambda: gradient.dummy(ground),
+        "text-only-differs": lambda: training.text_only(ground, ranks, own_engine=own),
+        "trained-set-differs": lambda: training.trained_set(ground, ranks, own_engine=own),
+        "gradient-depends-on-ranks": lambda: training.across_ranks(ground, ranks, basis.gradient, basis.gradient_tolerances),
+        "resume-differs": lambda: training.resume(ground, ranks, own_engine=own),
+        "export-differs": lambda: training.exported(ground, ranks, basis.logit_tolerances, own_engine=own),
+    }
+    assert ways.keys() == {*ALONE, *RANKED}
+    return [_computed(rule, ways[rule], shared=own) for rule in rules]
+
+
+def _computed(rule: str, way: Callable[[], Proof], *, shared: bool) -> Proof:
+    try:
+        return way()
+    except Exception as error:  # whatever a model, a library or a defect raises on the way
+        if shared:  # the other ranks wait for this one: no proof after it can be made
+            raise
+        return not_computed(rule, error)
+
+
+def not_computed(rule: str, error: Exception) -> Proof:
+    """The proof that an exception stood in the way of."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    findings = error.diagnostics if isinstance(error, Findings) else ()
+    message = f"{findings[0].rule}: {findings[0].message}" if findings else f"{type(error).__name__}: {first_line(error)}"
+    origin = None if findings else Origin(frame.filename, frame.lineno)
+    return Proof(rule, "", "failed", finding=Diagnostic(rule, f"could not be computed: {message}", origin=origin))
+
+
+def _in_processes(task: ProveTask) -> list[Proof]:
+    """On the recipe's engine. What the first process says; where it has lost another one, what became of that."""
+    told = run_processes("vtool.verify.prove_rank", task, PROCESSES, lambda proofs: len(proofs) < len(task.rules))
+    ended = [f"process {rank} {one.how}" for rank, one in enumerate(told) if isinstance(one, Ended)]
+    # A rank that raises ends at once, and its peers then raise because they have lost it: the first cause is the shortest list of proofs.
+    lists = [one for one in told if isinstance(one, list)]
+    said = min(lists, key=lambda one: (len(one), bool(one and one[-1].finding and "gloo" in one[-1].finding.message)), default=[])
+    proofs = (told[0] if len(said) == len(task.rules) else said)[: len(task.rules)]
+    if len(proofs) < len(task.rules) and (not proofs or proofs[-1].finding is None or ended):
+        why = ended[0] if ended else "no process has answered"
+        proofs = [proof for proof in proofs if proof.state == "passed"]
+        rule = task.rules[len(proofs)]
+        proofs.append(Proof(rule, "", "failed", finding=Diagnostic(rule, f"could not be computed: {why}")))
+    return proofs + [Proof(rule, "", "not-run", reason="the proof before it could not be computed") for rule in task.rules[len(proofs) :]]
