@@ -3,14 +3,16 @@
 import os
 import sys
 
-from tests.zoo.zoo import AREAS, LOOKS, ask, ask_with, code, figures, is_caught, page, said
-
 
 def main() -> int:
+    from tests.zoo.zoo import AREAS, LOOKS, ask, ask_with, code, figures, is_caught, said
+
     alarms = []
-    for look in LOOKS:
+    for number, look in enumerate(LOOKS, 1):
+        print(f"\rhealthy code: {number} of {len(LOOKS)} checks", end="", flush=True)
         if findings := ask(look):
-            alarms.append(f"false alarm of {look}: {said(findings)}")
+            alarms.append(f"FALSE ALARM of {look}: {said(findings)}")
+    print()
     caught = missed = 0
     for area, defects in AREAS.items():
         print(f"\n{area}")
@@ -24,10 +26,16 @@ def main() -> int:
     return 1 if missed or alarms else 0
 
 
+def write_page() -> int:
+    from tests.zoo.zoo import page
+
+    print(page(), end="")
+    return 0
+
+
 if __name__ == "__main__":
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    # As `vtool` itself starts: before torch is imported.
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    if "--page" in sys.argv[1:]:
-        print(page(), end="")
-    else:
-        sys.exit(main())
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    sys.exit(write_page() if "--page" in sys.argv[1:] else main())

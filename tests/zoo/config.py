@@ -88,7 +88,7 @@ DEFECTS = (
         told="optim.warmup_steps",
     ),
     Defect(
-        "one-rate-for-all", "LLaMA-Factory#6705", "The parts of the model were to learn at rates of their own, and learn at one.",
+        "one-rate-for-all", "LLaVA-NeXT#492", "The parts of the model were to learn at rates of their own, and learn at one.",
         RULE, Arrival(("optim.groups={vision: {lr: 1e-5}}",)), "vtool.config.schema.training:Optim.treatment", one_rate,
         told="optim.groups.vision.lr",
     ),

@@ -84,11 +84,10 @@ def forgets_thoughts(real: Any) -> Any:
     return template
 
 
-def cuts_a_letter(real: Any) -> Any:
-    """A slice that takes the newline at the end of a text which has none."""
-    return lambda names: real(names).replace(
-        "{{ message['content'] }}", "{{ message['content'][:-1] if message['role'] == 'assistant' else message['content'] }}", 1
-    )
+def answers_alone(real: Any) -> Any:
+    """Of each turn what is behind its reasoning."""
+    written, kept = "{{ message['content'] }}", "{{ message['content'].split('</think>')[-1] }}"
+    return lambda names: real(names).replace(written, kept, 1)
 
 
 DEFECTS = (
@@ -121,8 +120,8 @@ DEFECTS = (
         "unstable-template", ROWS, "vtool.models.tokens:chat_template", forgets_thoughts,
     ),
     Defect(
-        "answer-cut-by-template", "OpenRLHF#1080", "The template writes an answer without its last letter.",
-        "labels-differ-from-answers", ROWS, "vtool.models.tokens:chat_template", cuts_a_letter, told="turn 2",
+        "reasoning-left-out", "slime#330", "The reasoning is in the row, and the template writes the answer behind it alone.",
+        "labels-differ-from-answers", ROWS, "vtool.models.tokens:chat_template", answers_alone, told="turn 2 says",
     ),
     Defect(
         "first-image-only", "axolotl#2435", "Of several images in a row the first one is read, the others are dropped.",

@@ -68,7 +68,7 @@ DEFECTS = (
         "stale-reference", LOAD, keeps_all,
     ),
     _weights(
-        "tensors-aliased", "vllm#53019", "A parameter becomes the loader's own tensor instead of a copy.",
+        "tensors-aliased", "verl#5599", "What is kept is the receiver's own buffer, and the next bucket is written into it.",
         "aliased-parameter", PUT, is_the_tensor,
     ),
     _weights(

@@ -158,7 +158,7 @@ DEFECTS = (
     ),
     Defect(
         "nan-times-zero", "verl#5881", "0 · NaN is NaN: where the tower overflows on zeros, the loss of text alone is lost.",
-        "dummy-not-neutral", DUMMY, "vtool.models.dummy:dummy_visual", times_zero, told="not finite",
+        "dummy-not-neutral", DUMMY, "vtool.models.dummy:dummy_visual", times_zero, told="gives NaN",
     ),
     Defect(
         "patch-width-in-the-code", "verl#5881", "The dummy's patches are as wide as those of another family's tower.",
