@@ -7,12 +7,8 @@ import sys
 def main() -> int:
     from tests.zoo.zoo import AREAS, LOOKS, ask, ask_with, code, figures, is_caught, said
 
-    alarms = []
-    for number, look in enumerate(LOOKS, 1):
-        print(f"\rhealthy code: {number} of {len(LOOKS)} checks", end="", flush=True)
-        if findings := ask(look):
-            alarms.append(f"FALSE ALARM of {look}: {said(findings)}")
-    print()
+    print(f"of healthy code: {len(LOOKS)} checks", flush=True)
+    alarms = [f"FALSE ALARM of {look}: {said(findings)}" for look in LOOKS if (findings := ask(look))]
     caught = missed = 0
     for area, defects in AREAS.items():
         print(f"\n{area}")
