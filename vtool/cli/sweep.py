@@ -37,7 +37,7 @@ class Done:
     code: int | None
 
 
-def run_sweep(recipe: str, overrides: Sequence[str]) -> int:
+def run_sweep(recipe: str, overrides: Sequence[str], options: Sequence[str] = ()) -> int:
     """Check all jobs, train them one after the other, and print a table.
 
     Returns:
@@ -57,7 +57,7 @@ def run_sweep(recipe: str, overrides: Sequence[str]) -> int:
                 done.append(Done(each, "not started", None))
                 continue
             print(f"job {number} of {len(planned)}: {' '.join(each.job.swept) or recipe}", flush=True)
-            done.append(_train(recipe, each, passing))
+            done.append(_train(recipe, each, passing, options))
     for line in table(done):
         print(line)
     return max(each.code or 0 for each in done)
@@ -111,10 +111,10 @@ def _override(key: str, text: str) -> str:
     return f"{key}='{escaped}'"
 
 
-def _train(recipe: str, planned: Planned, passing: "_Passing") -> Done:
+def _train(recipe: str, planned: Planned, passing: "_Passing", options: Sequence[str]) -> Done:
     finished = (planned.folder / "result.json").exists()
     # A process of its own: nothing of one run is left for the next, and a crash ends one alone.
-    process = subprocess.Popen([sys.executable, "-m", "vtool", "train", "sft", recipe, *planned.overrides])
+    process = subprocess.Popen([sys.executable, "-m", "vtool", "train", "sft", recipe, *planned.overrides, *options])
     with passing.to(process):
         code = process.wait()
     if code == 0:

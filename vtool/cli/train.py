@@ -1,8 +1,13 @@
 """`vtool train sft RECIPE [KEY=VALUE]…`"""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from vtool.config.load import Loaded
 
 app = typer.Typer(no_args_is_help=True, help="Train a model.")
 
@@ -19,6 +24,7 @@ def sft(
         list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings that take the place of the recipe's.")
     ] = None,
     nproc: Annotated[int | None, typer.Option("--nproc", min=1, help="Processes on this machine: launch.nproc.")] = None,
+    no_preflight: Annotated[bool, typer.Option("--no-preflight", help="Do not prove the recipe first; the run's folder says so.")] = False,
     multirun: Annotated[bool, typer.Option("--multirun", "-m", help="A run for each combination of KEY=A,B, one after the other.")] = False,
 ) -> None:
     """Fine-tune a vision-language model on rows of messages, or go on with a run that was stopped."""
@@ -32,7 +38,7 @@ def sft(
         from vtool.cli.sweep import run_sweep
 
         with reported("train sft", recipe):
-            raise typer.Exit(run_sweep(recipe, given))
+            raise typer.Exit(run_sweep(recipe, given, ["--no-preflight"] * no_preflight))
     with reported("train sft", recipe, stopped="stopped; the same command goes on, from the last checkpoint where there is one"):
         loaded = load_run(recipe, given)
         for note in loaded.notes:
@@ -40,22 +46,43 @@ def sft(
         # What was begun from is not begun from again.
         again = [override for override in given if override.lstrip("+").partition("=")[0] != "checkpoint.resume"]
         again += [] if loaded.run.checkpoint.resume == "auto" else ["checkpoint.resume=auto"]
-        _train(loaded, effective_yaml(loaded), shlex.join(["vtool", "train", "sft", recipe, *again]))
+        again += ["--no-preflight"] * no_preflight
+        command = shlex.join(["vtool", "train", "sft", recipe, *again])
+        _train(loaded, effective_yaml(loaded), command, _proofs(loaded, asked=not no_preflight))
 
 
-def _train(loaded: object, config_yaml: str, command: str) -> None:
+def _proofs(loaded: "Loaded", *, asked: bool) -> "Mapping[str, Any] | None":
+    """What the run keeps of the proofs that it begins with. The first rank alone makes them, and where they fail, nothing is begun."""
+    import os
+
+    from vtool.cli.common import print_findings
+    from vtool.cli.proofs import preflight, result_of, summary
+    from vtool.diagnostics import Findings
+    from vtool.verify.proved import as_record
+
+    if int(os.environ.get("RANK", "0")) > 0 or (loaded.run.folder / "result.json").exists():
+        return None
+    proved = preflight(loaded.run) if asked else None
+    if proved is not None:
+        if findings := result_of("", proved).findings:
+            print_findings(Findings(findings))
+            typer.echo("nothing has been trained; with --no-preflight it would be all the same", err=True)
+            raise typer.Exit(1)
+        typer.echo(summary(proved))
+    return as_record(proved)
+
+
+def _train(loaded: "Loaded", config_yaml: str, command: str, proofs: "Mapping[str, Any] | None") -> None:
     import shlex
     import signal
 
     from vtool.cli.common import print_findings
-    from vtool.config.load import Loaded
     from vtool.diagnostics import Findings
     from vtool.report import write_report
     from vtool.training.launch import launch
     from vtool.training.setup import Request
 
-    assert isinstance(loaded, Loaded)
-    outcome = launch(Request(loaded.run, loaded.plain, config_yaml, loaded.origins), print_findings)
+    outcome = launch(Request(loaded.run, loaded.plain, config_yaml, loaded.origins, proofs), print_findings)
     if outcome is None:  # a rank that is not the first, under an outer torchrun
         return
     try:

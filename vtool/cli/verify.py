@@ -45,31 +45,60 @@ def verify(
     row: Annotated[
         list[str] | None, typer.Option(help="A row to show beside the first ones: its line, or its name; may be repeated.")
     ] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(help="A proof, by its rule's name or code; may be repeated. Rows are not audited then.")
+    ] = None,
+    fast: Annotated[bool, typer.Option("--fast", help="What one process proves in seconds, and no audit of all rows.")] = False,
+    full_size: Annotated[bool, typer.Option("--full-size", help="Prove on the recipe's own model and weights, not on a tiny one.")] = False,
     format: Annotated[Format, typer.Option(help="How findings are printed.")] = Format.full,
 ) -> None:
-    """Audit rows without training: lines, images, placeholders, labels, lengths."""
+    """Audit rows without training: lines, images, placeholders, labels, lengths. Of a recipe, prove its numbers too, on a tiny model."""
     import sys
 
     from vtool.cli.common import reported
+    from vtool.cli.proofs import named, print_proofs, result_of
     from vtool.config.load import load_run
     from vtool.diagnostics.render import MACHINE, render
     from vtool.diagnostics.result import exit_code
 
     with reported("verify", subject, format):
         given = list(overrides or [])
-        if subject.endswith((".jsonl", ".json")):
+        proofs, rows_only = named(only or []), subject.endswith((".jsonl", ".json"))
+        if rows_only:
+            _refuse_proofs(only=bool(only), fast=fast, full_size=full_size)
             loaded = load_run(ROWS_RECIPE, [f"data.train=[{{format:messages,path:{_quoted(subject)}}}]", *given])
         else:
             loaded = load_run(subject, given)
         from vtool.verify.rows import audit_rows
 
-        audits = audit_rows(loaded.run, row or [])
+        audits = [] if only or fast else audit_rows(loaded.run, row or [])
     results = [_result(subject if len(audits) == 1 else f"{subject}: data.{audit.split}", audit, loaded.run.data) for audit in audits]
     if format not in MACHINE:
         for audit in audits:
             _print_ledger(audit)
+    if not rows_only:
+        from vtool.verify.prove import prove
+
+        with reported("verify", subject, format):
+            proved = prove(loaded.run, only=proofs, fast=fast, full_size=full_size)
+        results.append(result_of(f"{subject}: proofs" if audits else subject, proved))
+        if format not in MACHINE:
+            print_proofs(proved)
     render(results, format, command="verify", stream=sys.stdout)
     raise typer.Exit(exit_code(results))
+
+
+def _refuse_proofs(**given: bool) -> None:
+    """A file of rows has no model whose numbers could be proved.
+
+    Raises:
+        Findings: `unknown-choice`.
+    """
+    from vtool.diagnostics import Diagnostic, Findings
+
+    if named := [f"--{name.replace('_', '-')}" for name, on in given.items() if on]:
+        message = f"{', '.join(named)}: a file of rows is audited as it is; proofs are of a recipe"
+        raise Findings(Diagnostic("unknown-choice", message, "name a recipe whose data.train is this file"), fatal=True)
 
 
 def _result(subject: str, audit: "Audit", settings: "Data") -> "Result":

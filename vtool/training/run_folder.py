@@ -24,6 +24,7 @@ class RunFolder:
         self._lock: IO[str] | None = None
         self.config = path / "config.yaml"
         self.data = path / "data.json"
+        self.proofs = path / "proofs.json"
         self.metrics = path / "metrics.jsonl"
         self.result = path / "result.json"
         self.predictions = path / "predictions.jsonl"

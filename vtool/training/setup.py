@@ -50,6 +50,8 @@ class Request:
     """The same, as text with origins."""
     origins: Origins | None = None
     """Where each setting was given, for findings."""
+    proofs: Mapping[str, Any] | None = None
+    """What was proved of the recipe before the start, as `proofs.json` keeps it; None: nothing is said of it."""
 
 
 @dataclass(slots=True)
@@ -271,5 +273,7 @@ def _write_head(folder: RunFolder, request: Request, ledgers: Mapping[str, Ledge
         check_rows(began, written)
     with folder.writing():
         write_atomically(folder.data, json.dumps(written, indent=1))
+        if request.proofs is not None:
+            write_atomically(folder.proofs, json.dumps(request.proofs, indent=1))
         if not folder.config.exists():  # once: it says what the run began with, and from where
             write_atomically(folder.config, request.config_yaml)

@@ -74,8 +74,8 @@ def prove(run: Run, *, only: Sequence[str] = (), fast: bool = False, full_size: 
     order = {rule: place for place, rule in enumerate(asked)}
     proofs.sort(key=lambda proof: order[proof.rule])
     names = tuple(row.id for row in ground.rows)
-    size = "own size" if full_size or run.model.path is None else "size tiny"
-    return Proved(tuple(proofs), ground.changes, names, f"{run.model.family} at its {size}", time.perf_counter() - began)
+    size = f"of {run.model.path}" if full_size and run.model.path else f"at size {ground.run.model.size}"
+    return Proved(tuple(proofs), ground.changes, names, f"{run.model.family} {size}", time.perf_counter() - began)
 
 
 def prove_on(ground: Ground, ranks: Ranks, rules: Sequence[str]) -> list[Proof]:

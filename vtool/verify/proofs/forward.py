@@ -3,7 +3,7 @@
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -161,15 +161,13 @@ def _watching(model: Any) -> Iterator["_Watch"]:
         hook.remove()
 
 
-@dataclass
 class _Watch(TorchDispatchMode):
     """Sees every operation, and those that write into one of `storages`."""
 
-    storages: list[torch.UntypedStorage] = field(default_factory=list)
-    written: list[tuple[str, Origin | None]] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        super().__init__()
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.storages: list[torch.UntypedStorage] = []
+        self.written: list[tuple[str, Origin | None]] = []
 
     def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         for place, argument in enumerate(operation._schema.arguments):

@@ -34,7 +34,7 @@ from vtool.verify.stand_in import stand_in
 LOOKED_AT = 64  # rows of data.train, from the first
 ROWS = 3  # of them that proofs compute with
 TOKENS = 1024  # of a row
-PIXELS = 64 * 28 * 28  # of an image: 64 tokens of most families
+FEWEST, MOST = 4, 64  # tokens of an image
 RATE = 1e-3  # a step that is seen in float32
 _SEED = 5
 
@@ -182,13 +182,11 @@ def _smaller(asked: Run, *, full_size: bool) -> tuple[Run, tuple[str, ...]]:
     if asked.model.dtype != "float32":
         changes.append(f"model.dtype {asked.model.dtype} → float32, in which a wrong number is told from a rounded one")
         run = run.model_copy(update={"model": run.model.model_copy(update={"dtype": "float32"})})
-    image = run.data.image
-    if image.max_pixels is None or image.max_pixels > PIXELS:
-        changes.append(f"data.image.max_pixels {image.max_pixels or 'of the model'} → {PIXELS}")
-        least = None if image.min_pixels is None else min(image.min_pixels, PIXELS)
-        run = run.model_copy(
-            update={"data": run.data.model_copy(update={"image": image.model_copy(update={"max_pixels": PIXELS, "min_pixels": least})})}
-        )
+    bounds = _bounds(run)
+    for name in ("min_pixels", "max_pixels"):
+        if (before := getattr(run.data.image, name)) != (after := getattr(bounds, name)):
+            changes.append(f"data.image.{name} {before or 'of the model'} → {after}")
+    run = run.model_copy(update={"data": run.data.model_copy(update={"image": bounds})})
     if run.lora is not None and run.lora.dropout:
         changes.append(f"lora.dropout {run.lora.dropout} → 0: what is drawn at random is another with each number of micro-batches")
         run = run.model_copy(update={"lora": run.lora.model_copy(update={"dropout": 0.0})})
@@ -201,6 +199,14 @@ def _smaller(asked: Run, *, full_size: bool) -> tuple[Run, tuple[str, ...]]:
     optim = {"lr": RATE, "warmup_steps": 0, "schedule": "constant", "groups": run.optim.groups.model_copy(update=groups)}
     train = run.train.model_copy(update={"steps": 4, "epochs": None})
     return run.model_copy(update={"optim": run.optim.model_copy(update=optim), "train": train}), tuple(changes)
+
+
+def _bounds(run: Run) -> schema.Image:
+    """Images of four tokens at least, so that their positions are not those of text, and of not too many."""
+    cut, asked = family(run.model.family).images, run.data.image
+    token = (cut.patch_size * cut.merge_size) ** 2
+    least = min(max(asked.min_pixels or 0, FEWEST * token), MOST * token)
+    return asked.model_copy(update={"min_pixels": least, "max_pixels": max(least, min(asked.max_pixels or MOST * token, MOST * token))})
 
 
 def _read(rows: Rows, index: int) -> Row | None:

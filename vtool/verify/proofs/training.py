@@ -126,7 +126,8 @@ def exported(ground: Ground, ranks: Ranks, allowed: Mapping[str, float], *, own_
     rule = "export-differs"
     session, progress = ground.open(ranks, own_engine=own_engine)
     lora = session.run.lora
-    what = f"logits of {'the adapter merged, and by itself' if lora else 'the export'}, opened by transformers, against the trained model's{_on(session)}"
+    written = "the adapter merged, and by itself" if lora else "the export"
+    what = f"logits of {written}, opened by transformers, against the trained model's{_on(session)}"
     take(session, progress)
     batches = [ground.batch(session, [place]) for place in range(len(ground.rows))]
     with session.engine.evaluating(), torch.no_grad(), session.engine.autocast():

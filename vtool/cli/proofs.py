@@ -1,0 +1,76 @@
+"""Proofs of a recipe, as `verify` and `train` print them."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import typer
+
+if TYPE_CHECKING:
+    from vtool.config.schema import Run
+    from vtool.diagnostics.result import Result
+    from vtool.verify.proved import Proved
+
+
+def named(only: Sequence[str]) -> tuple[str, ...]:
+    """The proofs that are asked for by their rules' names or codes.
+
+    Raises:
+        Findings: `unknown-choice`, with what was probably meant.
+    """
+    from vtool.diagnostics import RULES, Diagnostic, Findings
+    from vtool.diagnostics.near_miss import did_you_mean, near
+    from vtool.verify.proved import ALONE, RANKED
+
+    known = list(dict.fromkeys((*ALONE, *RANKED)))
+    codes = {RULES[rule].code.lower(): rule for rule in known}
+    found = [codes.get(name.lower(), name) for name in only]
+    unknown = [
+        Diagnostic(
+            "unknown-choice", f"--only {name}: there is no such proof", did_you_mean(near(name, known)) or f"one of {', '.join(known)}"
+        )
+        for name in found
+        if name not in known
+    ]
+    if unknown:
+        raise Findings(unknown, fatal=True)
+    return tuple(found)
+
+
+def result_of(subject: str, proved: "Proved") -> "Result":
+    """The verdict, for every format."""
+    from vtool.diagnostics.result import Result
+
+    findings = tuple(proof.finding for proof in proved.proofs if proof.finding)
+    return Result(subject, "unsafe" if findings else "clean", proved.checks(), findings, proved.details())
+
+
+def print_proofs(proved: "Proved") -> None:
+    """A table: what was measured, and what is allowed."""
+    typer.echo(f"proofs: {proved.model}, on {len(proved.rows)} rows of data.train: {', '.join(proved.rows)}")
+    for change in proved.changes:
+        typer.echo(f"  here: {change}")
+    wide = max(len(proof.rule) for proof in proved.proofs)
+    typer.echo(f"  {'':8}  {'':{wide}}  measured  rounding  compared")
+    for proof in proved.proofs:
+        measured = "" if proof.measured is None else f"{proof.measured:.1e}" if proof.measured else "0"
+        allowed = "" if proof.tolerance is None else f"{proof.tolerance:.1e}" if proof.tolerance else "none"
+        typer.echo(f"  {proof.state.replace('-', ' '):8}  {proof.rule:{wide}}  {measured:>8}  {allowed:>8}  {proof.what or proof.reason}")
+
+
+def preflight(run: "Run") -> "Proved | None":
+    """The fast proofs of a run that is about to start; None where its rows or its model cannot be read, which the run itself says best."""
+    from vtool.diagnostics import Findings
+    from vtool.verify.prove import prove
+
+    try:
+        return prove(run, fast=True)
+    except Findings:
+        return None
+
+
+def summary(proved: "Proved") -> str:
+    """One line for the start of a run."""
+    states = [proof.state for proof in proved.proofs]
+    missed = [proof.rule for proof in proved.proofs if proof.state == "not-run"]
+    more = f", {len(missed)} not run ({', '.join(missed)})" if missed else ""
+    return f"preflight: {states.count('passed')} proofs passed{more}, in {proved.seconds:.1f} s; `vtool verify` makes all of them"
