@@ -5,7 +5,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 # Settings for `make demo`, as in: make demo DEMO="train.steps=60 run.name=short"
 DEMO ?=
 
-.PHONY: help demo test check bench soak vllm-env sglang-env clean
+.PHONY: help demo test check bench soak zoo vllm-env sglang-env clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -39,6 +39,10 @@ bench: .venv/installed-dev .venv/installed-bench  ## print the benchmarks: ratio
 soak: export VTOOL_VLLM_PYTHON ?= $(wildcard $(CURDIR)/.vllm-venv/bin/python)
 soak: .venv/installed-dev  ## run the tests that take minutes: accuracies, kills, serving
 	$(BIN)/python -m pytest -m soak --timeout 3600 --durations=10 -rs
+
+zoo: export OMP_NUM_THREADS ?= 1
+zoo: .venv/installed-dev  ## put known mistakes into the code, and see that each is caught by its check (a few minutes)
+	$(BIN)/python -m tests.zoo
 
 vllm-env: .vllm-venv/installed  ## install vLLM for the CPU (3.5 GB) and streaming loaders, for `vtool load-check vllm:…` and serving
 

@@ -5,12 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from tests.rows import chat, write_rows
+from tests.rows import chat, mixed_rows, write_rows
 from tests.runs import encoded, messages, request
 from vtool.data.chat import IGNORED
 from vtool.data.encode import encode
-from vtool.data.labels import check_labels
+from vtool.data.labels import check_features, check_labels
 from vtool.data.loader import EncodedRows
 from vtool.diagnostics import Diagnostic
 
@@ -85,3 +86,16 @@ def test_labels_that_are_not_the_answers_are_found(tmp_path: Path) -> None:
     finding = check_labels(shifted, rows.processor, row)
     assert finding is not None
     assert finding.rule == "labels-differ-from-answers"
+
+
+def test_a_row_with_more_or_fewer_image_tokens_than_features_is_found(tmp_path: Path) -> None:
+    rows = rows_of(tmp_path, mixed_rows(tmp_path, 5, text_only=(1,)), "data.image={min_pixels: 784, max_pixels: 3136}")
+    for place in range(5):
+        sample, row = encode(rows.rows, place, rows.processor, rows.settings), rows.rows.row(place)
+        assert check_features(sample, rows.processor, row) is None
+        image = rows.processor.ids.image
+        for ids in (sample.input_ids[sample.input_ids != image], torch.cat([sample.input_ids, torch.tensor([image])])):
+            finding = check_features(replace(sample, input_ids=ids), rows.processor, row)
+            if len(ids) < len(sample.input_ids) or len(ids) > len(sample.input_ids):
+                assert finding is not None
+                assert (finding.rule, finding.origin) == ("image-token-mismatch", row.origin)

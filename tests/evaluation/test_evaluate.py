@@ -90,3 +90,19 @@ def test_answers_are_given_from_the_inputs_that_are_trained_on(tmp_path: Path, d
     assert not any(inputs & set(dropped.split(",")) for inputs in seen)
     assert [one.answer for one in together.answers] == [one.answer for one in alone.answers]
     assert abs(together.nll - alone.nll) < 1e-6
+
+
+@pytest.mark.parametrize("split", ["validation", "test"])
+def test_a_run_whose_scores_are_no_numbers_says_so_when_it_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, split: str) -> None:
+    import json
+
+    from vtool.evaluation import evaluate as module
+    from vtool.training.sft import train
+
+    made = made_run(tmp_path, (1,), 2, "train={steps: 2, epochs: null}", f"data.{split}=${{data.train}}")
+    monkeypatch.setattr(module, "_nll", lambda *_given: (0.0, 0))
+    outcome = train(made, Ranks())
+    assert [(finding.rule, finding.severity) for finding in outcome.findings] == [("nonfinite-loss", "error")]
+    assert f"data.{split}, 7 rows" in outcome.findings[0].message
+    assert (made.run.folder / "export/model.safetensors").exists()
+    assert json.loads((made.run.folder / "result.json").read_text())["checks"]["nonfinite-loss"] == "failed"

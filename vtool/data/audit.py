@@ -11,7 +11,7 @@ import xxhash
 from torch.utils.data import DataLoader, Dataset
 
 from vtool.config.schema import Data, Run
-from vtool.data.labels import check_labels
+from vtool.data.labels import check_features, check_labels
 from vtool.data.loader import EncodedRows
 from vtool.data.row import Row
 from vtool.diagnostics import Diagnostic, Findings
@@ -112,7 +112,7 @@ class _Look(Dataset[Audited]):
         except Findings as findings:
             return Audited(index, finding=findings.diagnostics[0])
         row = self.rows.rows.row(index)
-        finding = check_labels(sample, self.rows.processor, row)
+        finding = check_features(sample, self.rows.processor, row) or check_labels(sample, self.rows.processor, row)
         return Audited(
             index=index,
             tokens=len(sample.input_ids),

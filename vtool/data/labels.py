@@ -39,6 +39,17 @@ def check_labels(sample: Sample, processor: Processor, row: Row) -> Diagnostic |
     return None
 
 
+def check_features(sample: Sample, processor: Processor, row: Row) -> Diagnostic | None:
+    """The image tokens that are there at last, held against the patches that the vision tower is given: not against what was planned."""
+    tokens = int((sample.input_ids == processor.ids.image).sum())
+    patches = 0 if sample.pixel_values is None else len(sample.pixel_values)
+    features = patches / processor.image_processor.merge_size**2
+    if tokens == features:
+        return None
+    message = f"{row.id}: there are {tokens} image tokens, and the vision tower makes {features:g} features of the row's images"
+    return Diagnostic("image-token-mismatch", message, origin=row.origin, expected=f"{features:g}", seen=str(tokens))
+
+
 def _says(turn: Turn, said: Sequence[str]) -> bool:
     """Whether the texts are in a turn, in order. Space may differ, as templates strip it; `<think>` may be in the generation prompt."""
     rest, opening = _plain(turn.text), _plain(turn.opening)

@@ -138,7 +138,7 @@ RULES = (
     Rule(
         name="loss-differs",
         code="VT723",
-        summary="The loss of a step, or its number of supervised tokens, is not that of its rows.",
+        summary="The loss of a step, its number of supervised tokens, or the NLL of an evaluation is not that of its rows.",
         why="Targets that are shifted twice or not at all, or a loss divided by the wrong number, still falls (verl#3287, trl#3091).",
         bad="logits[:, :-1] against labels that have already been shifted",
         good="−log p of token t + 1 given those up to t, summed and divided once",

@@ -42,7 +42,7 @@ RULES = (
     Rule(
         name="nonfinite-loss",
         code="VT701",
-        summary="The loss of a step is infinite or not a number.",
+        summary="The loss of a step, or of rows that are evaluated, is infinite or not a number.",
         why="One such step makes every weight NaN, and everything after it is lost.",
         bad="optim.lr=100",
         good="optim.lr=2e-4",

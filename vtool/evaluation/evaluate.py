@@ -1,5 +1,6 @@
 """What a model can do on a split: its NLL, Σ over tokens / Σ tokens, and its greedy answers, exactly matched."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,6 +11,7 @@ from vtool.data.collate import collate_prompts
 from vtool.data.encode import encode_prompt
 from vtool.data.loader import EncodedRows, MicroBatch
 from vtool.data.loss import summed_nll
+from vtool.diagnostics import Diagnostic
 from vtool.engines.contract import Engine
 from vtool.engines.ranks import Ranks
 from vtool.models.generate import answer_greedily
@@ -38,6 +40,13 @@ class Scores:
     samples: int
     answers: tuple[Answer, ...]
 
+    def findings(self, split: str) -> list[Diagnostic]:
+        """What stands against these scores. They end no run: what it has learnt is worth more."""
+        if math.isfinite(self.nll):
+            return []
+        message = f"the NLL of data.{split}, {self.samples} rows, is {self.nll}"
+        return [Diagnostic("nonfinite-loss", message, help="look at those rows, and at what is left of them: vtool verify RECIPE")]
+
 
 def evaluate(engine: Engine, rows: EncodedRows, kept: Sequence[int], settings: Evaluation) -> Scores:
     """Score the kept rows of a split, each rank its share."""
@@ -55,7 +64,7 @@ def evaluate(engine: Engine, rows: EncodedRows, kept: Sequence[int], settings: E
     everyone = sorted((answer for share in ranks.all_gather_objects(answers) for answer in share), key=lambda answer: answer.index)
     assert len(everyone) == len(kept), "each row is answered once"
     correct = sum(answer.correct for answer in everyone)
-    return Scores(nll / tokens, correct / len(everyone), len(everyone), tuple(everyone))
+    return Scores(nll / tokens if tokens else math.nan, correct / len(everyone), len(everyone), tuple(everyone))
 
 
 def _nll(engine: Engine, rows: EncodedRows, chunk: tuple[int, ...], ranks: Ranks) -> tuple[float, int]:

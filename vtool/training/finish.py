@@ -27,12 +27,15 @@ SAMPLES = 24
 SAMPLE_SIDE = 256
 
 
-def finish(session: Session, progress: Progress, more: Sequence[str] = (), found: Sequence[Diagnostic] = ()) -> None:
+def finish(session: Session, progress: Progress, more: Sequence[str] = (), found: Sequence[Diagnostic] = ()) -> list[Diagnostic]:
     """Write `predictions.jsonl`, `samples/`, `export/` and, last, `result.json`.
 
     Args:
         more: rules that the run is held to besides those of every run.
         found: what was found while it went on, without ending it.
+
+    Returns:
+        What stands against the scores of the test split.
 
     Raises:
         Findings: `ledger-mismatch`, or `run-folder-unwritable`; everything before it is saved.
@@ -43,8 +46,10 @@ def finish(session: Session, progress: Progress, more: Sequence[str] = (), found
         scores = evaluate(session.engine, session.rows["test"], session.ledgers["test"].kept, session.run.evaluation)
     peak = max(int(value[0]) for value in session.ranks.all_gather([resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024]))
     weights = session.engine.model_state()
-    checks = dict.fromkeys(more, "passed") | {one.rule: "failed" for one in found}
+    of_test = scores.findings("test") if scores else []
+    checks = dict.fromkeys(more, "passed") | {one.rule: "failed" for one in (*found, *of_test)}
     session.ranks.on_rank_zero(lambda: _write(session, progress, weights, ledger, scores, peak, checks))
+    return of_test
 
 
 def balance(session: Session, progress: Progress) -> dict[str, Any]:

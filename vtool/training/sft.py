@@ -5,7 +5,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +48,7 @@ class Outcome:
     total_steps: int
     signal: int | None = None
     findings: tuple[Diagnostic, ...] = ()
-    """What went wrong beside the training, and did not end it: of the profiler and of trackers."""
+    """What went wrong beside the training, and did not end it: of the profiler, of trackers and of evaluations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +60,8 @@ class Watchers:
     display: Display
     trackers: Trackers
     profiler: Profiler
+    findings: list[Diagnostic] = field(default_factory=list)
+    """Of evaluations."""
 
 
 def train(request: Request, ranks: Ranks) -> Outcome:
@@ -94,12 +96,13 @@ def _train(request: Request, folder: RunFolder, ranks: Ranks) -> Outcome:
         open_profiler(request.run, ranks, folder.path, progress.step, session.total_steps, display.say) as profiler,
         open_trackers(request, folder.path, progress.step, ranks) as trackers,
     ):
-        signal = _steps(session, progress, Watchers(writer, stop, display, trackers, profiler))
+        watchers = Watchers(writer, stop, display, trackers, profiler)
+        signal = _steps(session, progress, watchers)
         ranks.on_rank_zero(writer.wait)
-    found = (*profiler.verify(), *trackers.findings)
+    found = [*profiler.verify(), *trackers.findings, *watchers.findings]
     if signal is None:
-        finish(session, progress, profiler.checks, found)
-    return Outcome(folder.path, "stopped" if signal else "finished", progress.step, session.total_steps, signal, found)
+        found += finish(session, progress, profiler.checks, found)
+    return Outcome(folder.path, "stopped" if signal else "finished", progress.step, session.total_steps, signal, tuple(found))
 
 
 def _steps(session: Session, progress: Progress, watchers: Watchers) -> int | None:
@@ -209,6 +212,7 @@ def _nll(session: Session, *, dummy: bool) -> Callable[[Callable[..., Any], Batc
 
 def _validate(session: Session, step: int, watchers: Watchers) -> None:
     scores = evaluate(session.engine, session.rows["validation"], session.ledgers["validation"].kept, session.run.evaluation)
+    watchers.findings.extend(one for one in scores.findings("validation") if one not in watchers.findings)
     if session.ranks.rank == 0:
         row = {
             "step": step,

@@ -11,9 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from vtool.config.schema import Evaluation, Generate
 from vtool.data.collate import collate_prompts
 from vtool.data.encode import Prompt, Sample
 from vtool.diagnostics import Diagnostic, Origin
+from vtool.evaluation.evaluate import evaluate
 from vtool.models.dummy import adding_dummy
 from vtool.verify.proofs import reference
 from vtool.verify.proofs.data import forward
@@ -27,15 +29,19 @@ _OURS = str(Path(__file__).parents[2])  # vtool itself
 
 
 def loss(ground: Ground, allowed: Allowed) -> Proof:
-    """`loss-differs`: the loop's loss and N against those of each row by itself."""
-    rule, what = "loss-differs", f"the loss of a step of {len(ground.rows)} rows against −log p of each supervised token, in float64"
+    """`loss-differs`: the loop's loss and N, and the NLL of an evaluation, against those of each row by itself."""
+    rule = "loss-differs"
+    what = f"the loss of a step and of an evaluation of {len(ground.rows)} rows against −log p of each supervised token, in float64"
     session, progress = ground.open(micro_batch_size=2)
+    settings = Evaluation(batch_size=2, generate=Generate(max_new_tokens=1))
+    scored = evaluate(session.engine, session.rows["train"], range(len(ground.rows)), settings).nll
     taken = take(session, progress)
     wanted = reference.loss(ground, ground.model())
     # Of a mean of NLLs: what the logits of a row may move, its largest share of the loss.
     tolerance = max(ROUNDING * wanted, max(allowed.values()) / ground.supervised)
     found = [
         Difference("the loss", abs(taken.loss - wanted), tolerance),
+        Difference("the NLL of an evaluation", abs(scored - wanted), tolerance),
         Difference("the number of supervised tokens", float(abs(taken.supervised - ground.supervised)), 0.0),
     ]
     return held(rule, what, found, "the loss of a step is not that of its rows")

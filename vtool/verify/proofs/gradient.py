@@ -9,6 +9,7 @@ from torch import Tensor
 
 from vtool.data.collate import Batch
 from vtool.data.loader import load_steps
+from vtool.diagnostics import Findings
 from vtool.engines.contract import Engine
 from vtool.training.setup import Progress, Session
 from vtool.training.sft import train_step
@@ -81,14 +82,16 @@ def packing(ground: Ground, wanted: Mapping[str, Tensor], allowed: Allowed) -> P
 
 def dummy(ground: Ground) -> Proof:
     """`dummy-not-neutral`: of rows without images, with the dummy visual forward and without: the same loss and gradients to the bit, and
-    finite gradients of 0 in the trained tower."""
+    finite gradients of 0 in the trained tower; also where the tower gives NaN, for 0 · NaN is NaN."""
     rule, what = "dummy-not-neutral", "loss and gradients of a step of text alone, with the dummy visual forward and without"
     places = ground.without_images()
     if not places:
         return Proof(rule, what, "not-run", reason="no row could be made that has no image")
     with_it, without = (_text_only(ground, places, dummy=name) for name in ("always", "never"))
-    if with_it.loss != without.loss:
-        return failed(rule, what, f"the dummy visual forward changes the loss of a step from {without.loss!r} to {with_it.loss!r}")
+    changed = with_it.loss != without.loss
+    if changed or (spoilt := _spoilt(ground, places)):
+        message = f"the dummy visual forward changes the loss of a step from {without.loss!r} to {with_it.loss!r}"
+        return failed(rule, what, message if changed else f"where the tower gives NaN, so does the dummy visual forward: {listed(spoilt)}")
     trained = {name for group in ground.open()[0].engine.optimizer_groups() for name in (one.name for one in group.members)}
     tower = {name for name in trained if ground.family.part(name) != "language"}
     for name in sorted(tower):
@@ -108,7 +111,19 @@ def dummy(ground: Ground) -> Proof:
     return held(rule, what, found or [Difference("the loss", 0.0, 0.0)], "the dummy visual forward changes gradients")
 
 
-def _text_only(ground: Ground, places: list[int], *, dummy: str) -> Taken:
+def _spoilt(ground: Ground, places: list[int]) -> list[str]:
+    """What is not finite in a step whose dummy visual forward goes through a tower that gives NaN."""
+    try:
+        taken = _text_only(ground, places, dummy="always", nan=True)
+    except Findings as findings:  # the loop looks at loss and norm itself
+        return [finding.rule for finding in findings.diagnostics]
+    return [name for name, gradient in taken.gradients.items() if not bool(torch.isfinite(gradient).all())]
+
+
+def _text_only(ground: Ground, places: list[int], *, dummy: str, nan: bool = False) -> Taken:
     run = ground.run.model_copy(update={"model": ground.run.model.model_copy(update={"dummy_visual": dummy})})
     session, progress = ground.open(run=run)
+    if nan:
+        for parameter in ground.family.tower(session.engine.module)[0].parameters():
+            parameter.data.fill_(torch.nan)
     return take(session, progress, [ground.batch(session, places)])

@@ -1,0 +1,56 @@
+"""A defect: one real function replaced by one that makes upstream's mistake, and the check that must say so."""
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Protocol
+
+from vtool.diagnostics import Diagnostic
+
+
+class Look(Protocol):
+    """A real check on a small run, with no knowledge of any defect. Equal looks are one: what they find of healthy code is asked once."""
+
+    def __call__(self, folder: Path) -> tuple[Diagnostic, ...]:
+        """All that it has to say, in an empty folder. Raises `AssertionError` where a check that is asked could not be made."""
+
+
+@dataclass(frozen=True, slots=True)
+class Defect:
+    """Something that goes wrong without an error, as it went wrong elsewhere."""
+
+    name: str
+    upstream: str
+    """The case that it is modelled on: repository#number."""
+    summary: str
+    """What is wrong, in a sentence."""
+    caught_by: str
+    """The rule that must name it, and no other one may."""
+    look: Look
+    at: str
+    """What is replaced, as `module:attribute`, where the code under test looks it up."""
+    wrong: Callable[[Any], Any]
+    """Given the real thing, what makes the mistake."""
+    told: str = ""
+    """What the finding must speak of."""
+
+    @contextmanager
+    def inject(self) -> Iterator[None]:
+        """Meanwhile the code has it."""
+        module, _, path = self.at.partition(":")
+        *owners, name = path.split(".")
+        owner: Any = import_module(module)
+        for each in owners:
+            owner = getattr(owner, each)
+        own, kept = name in vars(owner), inspect.getattr_static(owner, name)
+        setattr(owner, name, self.wrong(getattr(owner, name)))
+        try:
+            yield
+        finally:
+            if own:
+                setattr(owner, name, kept)
+            else:
+                delattr(owner, name)

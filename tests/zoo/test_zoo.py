@@ -1,0 +1,67 @@
+"""Each defect is caught by the check that is for it, and by that alone; of healthy code the same checks say nothing."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.zoo.defect import Defect, Look
+from tests.zoo.zoo import DEFECTS, LOOKS, ask, ask_with, figures, is_caught, page, said
+from vtool.diagnostics import RULES
+
+ROOT = Path(__file__).parents[2]
+
+
+def named(look: Look) -> str:
+    return next((f"as for {defect.name}" for defect in DEFECTS if defect.look == look), str(look))
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize("look", LOOKS, ids=map(named, LOOKS))
+def test_of_healthy_code_a_check_says_nothing(look: Look) -> None:
+    found = ask(look)
+    assert not found, said(found)
+
+
+@pytest.mark.parametrize("defect", DEFECTS, ids=[one.name for one in DEFECTS])
+def test_a_defect_is_caught_by_the_check_that_names_it(defect: Defect) -> None:
+    found = ask_with(defect)
+    assert is_caught(defect, found), f"{defect.summary} Said: {said(found)}"
+
+
+def test_there_are_enough_of_them_each_of_its_own_and_of_a_rule_that_there_is() -> None:
+    assert len(DEFECTS) >= 40
+    assert len({defect.name for defect in DEFECTS}) == len(DEFECTS)
+    assert {defect.caught_by for defect in DEFECTS} <= RULES.keys()
+    assert all("#" in defect.upstream for defect in DEFECTS)
+
+
+def test_a_defect_is_gone_when_it_has_been_looked_at() -> None:
+    from vtool.data import encode
+    from vtool.data.plan import Plan
+
+    before = encode.render_chat, vars(Plan)["step"], vars(Plan)["steps_per_epoch"]
+    for defect in DEFECTS:
+        with defect.inject():
+            pass
+    assert before == (encode.render_chat, vars(Plan)["step"], vars(Plan)["steps_per_epoch"])
+
+
+def test_a_check_that_says_something_else_has_not_caught_it() -> None:
+    first, other = DEFECTS[0], next(defect for defect in DEFECTS if defect.caught_by != DEFECTS[0].caught_by)
+    assert not is_caught(first, ())
+    assert not is_caught(first, ask_with(other))
+
+
+def test_the_page_is_that_of_these_defects() -> None:
+    assert (ROOT / "docs/zoo.md").read_text() == page(), "make docs/zoo.md anew: python -m tests.zoo --page > docs/zoo.md"
+
+
+def test_the_readme_has_the_figures() -> None:
+    text = (ROOT / "README.md").read_text()
+    for line in figures(len(DEFECTS), 0):
+        assert line in text
