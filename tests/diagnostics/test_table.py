@@ -15,12 +15,13 @@ from vtool.diagnostics import (
     rules_folder,
     rules_live,
     rules_loading,
+    rules_proofs,
     rules_run,
 )
 
 
 def test_names_and_codes_are_unique() -> None:
-    tables = (rules_config, rules_live, rules_baseline, rules_folder, rules_loading, rules_data, rules_environment, rules_run)
+    tables = (rules_config, rules_live, rules_baseline, rules_folder, rules_loading, rules_data, rules_environment, rules_proofs, rules_run)
     rules = [rule for table in tables for rule in table.RULES]
     assert len(rules) == len(RULES) == len({rule.code for rule in rules})
 

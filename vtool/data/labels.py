@@ -41,12 +41,13 @@ def check_labels(sample: Sample, processor: Processor, row: Row) -> Diagnostic |
 
 def check_features(sample: Sample, processor: Processor, row: Row) -> Diagnostic | None:
     """The image tokens that are there at last, held against the patches that the vision tower is given: not against what was planned."""
-    tokens = int((sample.input_ids == processor.ids.image).sum())
-    patches = 0 if sample.pixel_values is None else len(sample.pixel_values)
+    ids, visuals = processor.ids, sample.visuals
+    tokens = int(((sample.input_ids == ids.image) | (sample.input_ids == ids.video)).sum())
+    patches = sum(len(pixels) for pixels in (visuals.pixel_values, visuals.pixel_values_videos) if pixels is not None)
     features = patches / processor.image_processor.merge_size**2
     if tokens == features:
         return None
-    message = f"{row.id}: there are {tokens} image tokens, and the vision tower makes {features:g} features of the row's images"
+    message = f"{row.id}: there are {tokens} image and video tokens, and the vision tower makes {features:g} features of what the row shows"
     return Diagnostic("image-token-mismatch", message, origin=row.origin, expected=f"{features:g}", seen=str(tokens))
 
 
