@@ -116,3 +116,37 @@ def test_a_long_answer_is_shortened_in_the_table_and_whole_in_json() -> None:
     assert "'begin" in line
     assert "end<|im_end|>'" in line
     assert result_of([chat("Hi", answer)])["details"]["rows"]["rows.jsonl:1"]["spans"][0]["text"] == f"{answer}<|im_end|>"
+
+
+def test_a_recipe_that_is_not_proved_is_not_trained_unless_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    # Without these, transformers counts an image's tokens as text, and says nothing.
+    wrong = ["train", "sft", "digits", "data.drop_model_inputs=[mm_token_type_ids]", "train.steps=1", "optim.warmup_steps=0"]
+    refused = CliRunner().invoke(app, wrong)
+    assert refused.exit_code == 1
+    assert "error[positions-differ VT725]" in refused.output
+    assert "nothing has been trained" in refused.output
+    assert not (tmp_path / "runs").exists()
+    trained = CliRunner().invoke(app, [*wrong, "--no-preflight"])
+    assert trained.exit_code == 0, trained.output
+    record = json.loads((tmp_path / "runs/digits/proofs.json").read_text())
+    assert record["preflight"] is False
+    assert set(record["checks"].values()) == {"not-run"}
+
+
+def test_proofs_are_told_by_name_or_code_in_every_format() -> None:
+    done = CliRunner().invoke(app, ["verify", "digits", "--only", "vt726", "--only", "label-masks-disagree", "--format", "json"])
+    assert done.exit_code == 0, done.output
+    (result,) = json.loads(done.stdout)["results"]
+    assert result["checks"] == {"label-masks-disagree": "passed", "rows-lost": "passed"}
+    assert result["details"]["rows-lost"]["tolerance"] == 0
+    unknown = CliRunner().invoke(app, ["verify", "digits", "--only", "resume-difers"])
+    assert unknown.exit_code == 2
+    assert "did you mean `resume-differs`?" in unknown.output
+
+
+def test_a_rows_file_has_no_numbers_to_prove(tmp_path: Path) -> None:
+    rows = write_rows(tmp_path / "rows.jsonl", [chat("2 + 2?", "4")])
+    done = CliRunner().invoke(app, ["verify", str(rows), "--fast"])
+    assert done.exit_code == 2
+    assert "proofs are of a recipe" in done.output
