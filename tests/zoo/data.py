@@ -1,6 +1,7 @@
 """Rows and labels: what goes wrong between a chat and the tensors of a sample."""
 
 from dataclasses import replace
+from math import prod
 from typing import Any
 
 from tests.zoo.defect import Defect
@@ -19,8 +20,8 @@ def relabelled(change: Any) -> Any:
     """Of `render_chat`: the same chat with other labels, made by `change(chat)`."""
 
     def wrong(real: Any) -> Any:
-        def render(row: Any, processor: Any) -> Chat:
-            chat: Chat = real(row, processor)
+        def render(row: Any, processor: Any, videos: Any = ()) -> Chat:
+            chat: Chat = real(row, processor, videos)
             return replace(chat, labels=tuple(change(chat, processor)))
 
         return render
@@ -57,19 +58,26 @@ def none_of_it(chat: Chat, _: Any) -> list[int]:
 
 
 def first_image(real: Any) -> Any:
-    return lambda row, processor, only=None: real(replace(row, images=row.images[:1]), processor, only)
+    return lambda row, clips, processor: real(replace(row, images=row.images[:1]), clips, processor)
 
 
 def not_merged(real: Any) -> Any:
-    return lambda grid, processor: [] if grid is None else grid.prod(-1).tolist()
+    def image(row: Any, given: Any, processor: Any) -> Any:
+        made = real(row, given, processor)
+        return replace(made, runs=(prod(made.grid),))
+
+    return image
 
 
 def cut_without_looking(_: Any) -> Any:
     return lambda row, ids, labels, limit, settings, processor: (ids[:limit], labels[:limit])
 
 
-def placeholder_left(_: Any) -> Any:
-    return lambda ids, labels, row, features, processor: (list(ids), list(labels))
+def placeholder_left(real: Any) -> Any:
+    def expand(ids: Any, labels: Any, row: Any, visuals: Any, processor: Any, *, whole: bool = True) -> Any:
+        return list(ids), list(labels), real(ids, labels, row, visuals, processor, whole=whole)[2]
+
+    return expand
 
 
 def forgets_thoughts(real: Any) -> Any:
@@ -125,7 +133,7 @@ DEFECTS = (
     ),
     Defect(
         "first-image-only", "axolotl#2435", "Of several images in a row the first one is read, the others are dropped.",
-        "image-token-mismatch", ROWS, "vtool.data.encode:_images", first_image,
+        "image-token-mismatch", ROWS, "vtool.data.encode:_visuals", first_image,
     ),
     Defect(
         "placeholder-not-expanded", "LLaMA-Factory#8226", "An image has one placeholder token, whatever it has of features.",
@@ -133,7 +141,7 @@ DEFECTS = (
     ),
     Defect(
         "patches-for-tokens", "LLaMA-Factory#9166", "Patches are counted for image tokens, as if the tower did not merge them.",
-        "image-token-mismatch", ROWS, "vtool.data.encode:_features", not_merged,
+        "image-token-mismatch", ROWS, "vtool.data.encode:_image", not_merged,
     ),
     Defect(
         "image-cut-in-two", "LLaMA-Factory#5968", "A row is truncated in the middle of an image: it has fewer tokens than features.",

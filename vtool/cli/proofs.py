@@ -41,7 +41,8 @@ def result_of(subject: str, proved: "Proved") -> "Result":
     from vtool.diagnostics.result import Result
 
     findings = tuple(proof.finding for proof in proved.proofs if proof.finding)
-    return Result(subject, "unsafe" if findings else "clean", proved.checks(), findings, proved.details())
+    verdict = "unsafe" if findings else "clean" if "passed" in proved.checks().values() else "not-run"
+    return Result(subject, verdict, proved.checks(), findings, proved.details())  # type: ignore[arg-type]
 
 
 def print_proofs(proved: "Proved") -> None:
@@ -57,15 +58,21 @@ def print_proofs(proved: "Proved") -> None:
         typer.echo(f"  {proof.state.replace('-', ' '):8}  {proof.rule:{wide}}  {measured:>8}  {allowed:>8}  {proof.what or proof.reason}")
 
 
-def preflight(run: "Run") -> "Proved | None":
-    """The fast proofs of a run that is about to start; None where its rows or its model cannot be read, which the run itself says best."""
+def preflight(run: "Run") -> "Proved | str":
+    """The fast proofs of a run that is about to start; or why they cannot be made, which ends no run: it says itself what stops it."""
+    import torch
+
     from vtool.diagnostics import Findings
     from vtool.verify.prove import prove
 
+    if run.device.threads is not None:
+        torch.set_num_threads(run.device.threads)
     try:
         return prove(run, fast=True)
-    except Findings:
-        return None
+    except Findings as findings:
+        return findings.diagnostics[0].message
+    except OSError as error:  # no room for a temporary folder, or a file that cannot be read
+        return f"{type(error).__name__}: {error}"
 
 
 def summary(proved: "Proved") -> str:

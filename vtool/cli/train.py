@@ -60,9 +60,12 @@ def _proofs(loaded: "Loaded", *, asked: bool) -> "Mapping[str, Any] | None":
     from vtool.diagnostics import Findings
     from vtool.verify.proved import as_record
 
-    if int(os.environ.get("RANK", "0")) > 0 or (loaded.run.folder / "result.json").exists():
+    if os.environ.get("RANK", "0") not in ("0", "") or (loaded.run.folder / "result.json").exists():
         return None
     proved = preflight(loaded.run) if asked else None
+    if isinstance(proved, str):
+        typer.echo(f"preflight: not run: {proved}")
+        return as_record(None, proved)
     if proved is not None:
         if findings := result_of("", proved).findings:
             print_findings(Findings(findings))

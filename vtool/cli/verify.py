@@ -62,8 +62,9 @@ def verify(
     from vtool.cli.common import reported
     from vtool.cli.proofs import named, print_proofs, result_of
     from vtool.config.load import load_run
+    from vtool.diagnostics import Findings
     from vtool.diagnostics.render import MACHINE, render
-    from vtool.diagnostics.result import exit_code
+    from vtool.diagnostics.result import Result, exit_code
 
     with reported("verify", subject, format):
         given = list(overrides or [])
@@ -83,11 +84,15 @@ def verify(
     if not rows_only:
         from vtool.verify.prove import prove
 
-        with reported("verify", subject, format):
+        about = f"{subject}: proofs" if audits else subject
+        try:
             proved = prove(loaded.run, only=proofs, fast=fast, full_size=full_size)
-        results.append(result_of(f"{subject}: proofs" if audits else subject, proved))
-        if format not in MACHINE:
-            print_proofs(proved)
+        except Findings as findings:  # beside what the audit has found
+            results.append(Result.of_findings(about, findings.diagnostics))
+        else:
+            results.append(result_of(about, proved))
+            if format not in MACHINE:
+                print_proofs(proved)
     render(results, format, command="verify", stream=sys.stdout)
     raise typer.Exit(exit_code(results))
 

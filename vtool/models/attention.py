@@ -35,8 +35,7 @@ def mask_of_rows(**given: Any) -> Tensor | None:
         return None
     queries, keys = allowed.shape[-2:]
     if queries == keys:
-        alone = ~allowed.any(-1, keepdim=True)
-        allowed = allowed | (alone & torch.eye(keys, dtype=torch.bool, device=allowed.device))
+        allowed = allowed | torch.eye(keys, dtype=torch.bool, device=allowed.device)
     return to_sdpa(allowed)
 
 

@@ -30,12 +30,13 @@ class Ended:
     how: str
 
 
-def run_processes(module: str, task: object, count: int, stops: Callable[[Any], bool]) -> list[Any]:
+def run_processes(module: str, task: object, count: int, stops: Callable[[Any], bool], patience: float = PATIENCE) -> list[Any]:
     """The answer of each process, by its rank; `Ended`, or None of one that was waiting for another, which has answered.
 
     Args:
         module: has `main(folder, rank)`, which reads `asked(folder)` and ends with `answer`.
         stops: whether an answer means that others may wait for this process for ever.
+        patience: seconds for all of it.
     """
     # This very package, wherever it is, and nothing else of the folder that it is in, or of the one that the user is in.
     start = (
@@ -53,12 +54,12 @@ def run_processes(module: str, task: object, count: int, stops: Callable[[Any], 
                 with (folder / f"{rank}.log").open("wb") as log:
                     command = [sys.executable, "-P", "-c", start, str(folder), str(rank)]
                     started.append(subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log))
-            _wait(started, folder, stops)
+            late = not _wait(started, folder, stops, time.monotonic() + patience)
         finally:
             for process in started:
                 process.kill()
                 process.wait()
-        return [_told(folder, rank, process.returncode) for rank, process in enumerate(started)]
+        return [_told(folder, rank, process.returncode, patience if late else None) for rank, process in enumerate(started)]
 
 
 def asked(folder: Path) -> Any:
@@ -75,14 +76,15 @@ def answer(folder: Path, rank: int, value: object) -> NoReturn:
     os._exit(0)
 
 
-def _wait(started: list[subprocess.Popen[bytes]], folder: Path, stops: Callable[[Any], bool]) -> None:
-    """Until all have ended, or one has found something and the others have had some time to do so."""
-    end = time.monotonic() + PATIENCE
+def _wait(started: list[subprocess.Popen[bytes]], folder: Path, stops: Callable[[Any], bool], end: float) -> bool:
+    """Until all have ended, or one has found something and the others have had some time to do so. False: it took too long."""
+    found = False
     while any(process.poll() is None for process in started) and time.monotonic() < end:
         time.sleep(0.05)
         stopped = [rank for rank, process in enumerate(started) if process.poll() is not None]
-        if any(_found_something(folder, rank, stops) for rank in stopped):
-            end = min(end, time.monotonic() + GRACE)
+        if not found and any(_found_something(folder, rank, stops) for rank in stopped):
+            found, end = True, min(end, time.monotonic() + GRACE)
+    return found or all(process.poll() is not None for process in started)
 
 
 def _found_something(folder: Path, rank: int, stops: Callable[[Any], bool]) -> bool:
@@ -90,10 +92,12 @@ def _found_something(folder: Path, rank: int, stops: Callable[[Any], bool]) -> b
     return not file.exists() or stops(pickle.loads(file.read_bytes()))
 
 
-def _told(folder: Path, rank: int, code: int) -> Any:
+def _told(folder: Path, rank: int, code: int, patience: float | None) -> Any:
     file, log = folder / f"{rank}.pkl", folder / f"{rank}.log"
     if file.exists():
         return pickle.loads(file.read_bytes())
+    if patience is not None and code == -signal.SIGKILL:
+        return Ended(f"had not ended after {patience:.0f} s")
     others = [other for other in folder.glob("*.pkl") if other.name != _TASK]
     if code == -signal.SIGKILL and others:
         return None

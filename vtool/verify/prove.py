@@ -13,12 +13,15 @@ from vtool.config.schema import Run
 from vtool.diagnostics import Diagnostic, Findings, Origin
 from vtool.engines.ranks import Ranks
 from vtool.models.processor import first_line
-from vtool.verify.processes import Ended, run_processes
+from vtool.verify.processes import PATIENCE, Ended, run_processes
 from vtool.verify.proofs import data, forward, gradient, reference, training
 from vtool.verify.proofs.ground import Ground, lay
 from vtool.verify.proofs.proof import Proof
 from vtool.verify.proofs.rounding import tolerances
 from vtool.verify.proved import ALONE, PROCESSES, RANKED, Proved, ProveTask
+
+# What says that a proof cannot be made on this machine, and nothing against the recipe.
+NOT_HERE = ("extra-not-installed", "needs-transformer-engine", "device-missing")
 
 
 class Basis:
@@ -112,10 +115,16 @@ def _computed(rule: str, way: Callable[[], Proof], *, shared: bool) -> Proof:
         return not_computed(rule, error)
 
 
+def _first_failed(found: tuple[Proof, ...]) -> Proof:
+    return next((proof for proof in found if proof.state == "failed"), found[0])
+
+
 def not_computed(rule: str, error: Exception) -> Proof:
     """The proof that an exception stood in the way of."""
     frame = traceback.extract_tb(error.__traceback__)[-1]
     findings = error.diagnostics if isinstance(error, Findings) else ()
+    if findings and findings[0].rule in NOT_HERE:
+        return Proof(rule, "", "not-run", reason=findings[0].message)
     message = f"{findings[0].rule}: {findings[0].message}" if findings else f"{type(error).__name__}: {first_line(error)}"
     origin = None if findings else Origin(frame.filename, frame.lineno)
     return Proof(rule, "", "failed", finding=Diagnostic(rule, f"could not be computed: {message}", origin=origin))
@@ -123,12 +132,15 @@ def not_computed(rule: str, error: Exception) -> Proof:
 
 def _in_processes(task: ProveTask) -> list[Proof]:
     """On the recipe's engine. What the first process says; where it has lost another one, what became of that."""
-    told = run_processes("vtool.verify.prove_rank", task, PROCESSES, lambda proofs: len(proofs) < len(task.rules))
+    patience = 10 * PATIENCE if task.full_size else PATIENCE
+    told = run_processes("vtool.verify.prove_rank", task, PROCESSES, lambda proofs: len(proofs) < len(task.rules), patience)
     ended = [f"process {rank} {one.how}" for rank, one in enumerate(told) if isinstance(one, Ended)]
     # A rank that raises ends at once, and its peers then raise because they have lost it: the first cause is the shortest list of proofs.
     lists = [one for one in told if isinstance(one, list)]
     said = min(lists, key=lambda one: (len(one), bool(one and one[-1].finding and "gloo" in one[-1].finding.message)), default=[])
-    proofs = (told[0] if len(said) == len(task.rules) else said)[: len(task.rules)]
+    whole = [one for one in lists if len(one) == len(task.rules)]
+    # What any rank has found stands; what only the first is told, such as gradients, is not run on the others.
+    proofs = [_first_failed(found) for found in zip(*whole, strict=True)] if len(whole) == len(told) else said[: len(task.rules)]
     if len(proofs) < len(task.rules) and (not proofs or proofs[-1].finding is None or ended):
         why = ended[0] if ended else "no process has answered"
         proofs = [proof for proof in proofs if proof.state == "passed"]

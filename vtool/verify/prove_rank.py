@@ -21,7 +21,13 @@ def main(folder_name: str, rank: int) -> None:
     task: ProveTask = asked(folder)
     torch.set_num_threads(1)
     rendezvous = f"file://{folder}/rendezvous"
-    dist.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=PROCESSES, timeout=timedelta(seconds=PATIENCE))
+    dist.init_process_group(
+        "gloo",
+        init_method=rendezvous,
+        rank=rank,
+        world_size=PROCESSES,
+        timeout=timedelta(seconds=10 * PATIENCE if task.full_size else PATIENCE),
+    )
     proofs: list[Proof] = []
     try:
         own = folder / f"rank{rank}"

@@ -64,8 +64,13 @@ class Proved:
         return found
 
 
-def as_record(proved: Proved | None, rules: Sequence[str] = ALONE) -> Mapping[str, Any]:
-    """What a run keeps in its folder of the proofs that it began with; None: they were not asked for."""
+def as_record(proved: Proved | None, why_not: str = "", rules: Sequence[str] = ALONE) -> Mapping[str, Any]:
+    """What a run keeps in its folder of the proofs that it began with; None: there are none.
+
+    Args:
+        why_not: why they could not be made; empty where they were not asked for.
+    """
     if proved is None:
-        return {"version": 1, "preflight": False, "checks": dict.fromkeys(rules, "not-run"), "details": {}}
+        details = {rule: {"reason": why_not} for rule in rules if why_not}
+        return {"version": 1, "preflight": bool(why_not), "checks": dict.fromkeys(rules, "not-run"), "details": details}
     return {"version": 1, "preflight": True, "checks": proved.checks(), "details": proved.details()}

@@ -11,8 +11,9 @@ from vtool.models.sizes import SIZES
 _NUMBERED = re.compile(r"((?:^|\.))(\d+)(\.(?:self_attn|attn|mlp)\b)")
 # The tower of the smallest size has more blocks than the language model has layers.
 LAYERS = min(table["tiny"]["layers"] for table in SIZES.values())
-_CUDA = "its kernel needs CUDA, and --live is on the CPU"
-_NCCL = "there is no NCCL on the CPU, where --live is"
+_CUDA = "its kernel needs CUDA, and this is a CPU"
+_TE = "it needs Transformer Engine, and there is none for a CPU"
+_NCCL = "there is no NCCL on a CPU"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,12 @@ def _engine(run: Run, changes: list[str], not_asked: dict[str, str]) -> tuple[in
     for name, before, after in (("tensor", parallel.tensor, tensor), ("pipeline", parallel.pipeline, pipeline)):
         if before != after:
             changes.append(f"engine.parallel.{name} {before} → {after}")
+    if parallel.context > 1:
+        changes.append(f"engine.parallel.context {parallel.context} → 1")
+        not_asked["engine.parallel.context"] = _TE
+    if engine.bridge != "native":
+        changes.append(f"engine.bridge {engine.bridge} → native")
+        not_asked["engine.bridge"] = _TE
     if parallel.pipeline > 1 and pipeline == 1:
         not_asked["engine.parallel.pipeline"] = "two processes are not enough for tensor parallel ranks and for stages"
     fusions = {name: False for name, on in engine.transformer_config.model_dump().items() if on}
@@ -79,7 +86,8 @@ def _engine(run: Run, changes: list[str], not_asked: dict[str, str]) -> tuple[in
     registered = {name: None for name in ("nccl_ub", "disable_symmetric_registration") if getattr(engine.ddp_config, name)}
     not_asked |= {f"engine.ddp_config.{name}": _NCCL for name in registered}
     update = {
-        "parallel": parallel.model_copy(update={"tensor": tensor, "pipeline": pipeline}),
+        "parallel": parallel.model_copy(update={"tensor": tensor, "pipeline": pipeline, "context": 1}),
+        "bridge": "native",
         "transformer_config": engine.transformer_config.model_copy(update=fusions),
         "ddp_config": engine.ddp_config.model_copy(update=registered),
     }

@@ -49,18 +49,23 @@ def loss(ground: Ground, allowed: Allowed) -> Proof:
 
 def padding(ground: Ground, alone: Mapping[str, Tensor], allowed: Allowed) -> Proof:
     """`padding-changes-row`: right for training, left for answers."""
-    rule, what = "padding-changes-row", f"logits of {len(ground.rows)} rows in one batch, padded right and left, against each by itself"
+    dropped = ground.run.data.drop_model_inputs
+    masked = "attention_mask" not in dropped  # without it, answers are asked for one by one, and nothing is padded on the left
+    sides = "right and left" if masked else "right"
+    rule, what = "padding-changes-row", f"logits of {len(ground.rows)} rows in one batch, padded {sides}, against each by itself"
     session, _ = ground.open()
     right = forward(session, ground.batch(session, range(len(ground.rows))))
     prompts = [Prompt(one.index, one.input_ids, one.visuals, "") for one in ground.samples]
-    with torch.no_grad():
-        left = session.engine.module(
-            **collate_prompts(prompts, ground.processor, ground.run.data.drop_model_inputs), use_cache=False
-        ).logits
+    padded = [("padded right", right, 0)]
+    if masked:
+        with torch.no_grad(), session.engine.autocast():
+            left = session.engine.module(**collate_prompts(prompts, ground.processor, dropped), use_cache=False).logits
+        padded.append(("padded left", left, left.shape[1]))
     found = []
     for place, length in enumerate(ground.lengths):
         name = reference.row_name(place)
-        for case, row in (("padded right", right[place, :length]), ("padded left", left[place, -length:])):
+        for case, all_rows, end in padded:
+            row = all_rows[place, max(0, end - length) : end or length]
             found += differences({name: row}, {name: alone[name]}, allowed, case)
     return held(rule, what, found, "a row's logits depend on the rows beside it")
 

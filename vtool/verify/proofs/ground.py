@@ -32,6 +32,7 @@ from vtool.verify.proved import PROCESSES
 from vtool.verify.stand_in import stand_in
 
 LOOKED_AT = 64  # rows of data.train, from the first
+ENOUGH = 6  # of them, where each has a picture
 ROWS = 3  # of them that proofs compute with
 TOKENS = 1024  # of a row
 FEWEST, MOST = 4, 64  # tokens of an image
@@ -118,11 +119,12 @@ class Ground:
 
     def with_images(self) -> list[int]:
         """Rows that have one."""
-        return [place for place, sample in enumerate(self.samples) if sample.images]
+        seen = not {"pixel_values", "image_grid_thw"} & set(self.run.data.drop_model_inputs)
+        return [place for place, sample in enumerate(self.samples) if sample.images and seen]
 
     def without_images(self) -> list[int]:
         """Rows that have none."""
-        return [place for place, sample in enumerate(self.samples) if not sample.images]
+        return [place for place in range(len(self.samples)) if place not in self.with_images()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,11 +237,21 @@ def _read(rows: Rows, index: int) -> Row | None:
 
 def _pick(first: Sequence[Row], processor: Processor, run: Run) -> tuple[tuple[Row, ...], tuple[Sample, ...]]:
     """The first rows that are short enough, one of them with an image, if any is, and some made of these."""
-    usable = [(row, sample) for row in first if (sample := _encoded(row, processor, run)) is not None]
+    usable = []
+    refused: list[Findings] = []
+    for row in first:
+        if isinstance(sample := _encoded(row, processor, run), Findings):
+            refused.append(sample)
+            continue
+        usable.append((row, sample))
+        seeing = [bool(one.images) for _, one in usable if len(one.input_ids) <= TOKENS]
+        # Rows with pictures or films take their time: no more of them than are needed.
+        if sum(seeing) >= ROWS - 1 and (not all(seeing) or len(seeing) >= ENOUGH):
+            break
     short = [pair for pair in usable if len(pair[1].input_ids) <= TOKENS] or sorted(usable, key=lambda pair: len(pair[1].input_ids))[:2]
     if not short:
-        message = f"none of the first {LOOKED_AT} rows of data.train can be used: `vtool verify` on the rows says why"
-        raise Findings(Diagnostic("no-rows", message, parameter="data.train"))
+        why = f"; the first: {refused[0].diagnostics[0].message}" if refused else ""
+        raise Findings(Diagnostic("no-rows", f"none of the first {LOOKED_AT} rows of data.train can be used{why}", parameter="data.train"))
     videos = [pair for pair in short if pair[0].videos][:1]
     images = [pair for pair in short if pair[1].images and not any(pair is one for one in videos)]
     with_images = (videos + images)[: ROWS - 1]
@@ -248,7 +260,7 @@ def _pick(first: Sequence[Row], processor: Processor, run: Run) -> tuple[tuple[R
     picked = with_images + without
     picked += [pair for pair in others if not any(pair is one for one in picked)][: ROWS - len(picked)]
     for made in _made([row for row, _ in picked]):
-        if (sample := _encoded(made, processor, run)) is not None and len(sample.input_ids) <= 2 * TOKENS:
+        if not isinstance(sample := _encoded(made, processor, run), Findings) and len(sample.input_ids) <= 2 * TOKENS:
             picked.append((made, sample))
     return tuple(row for row, _ in picked), tuple(replace(sample, index=place) for place, (_, sample) in enumerate(picked))
 
@@ -269,9 +281,9 @@ def _made(rows: Sequence[Row]) -> Iterator[Row]:
         yield replace(rows[0], id=f"{rows[0].id} without its images", messages=plain, images=[], videos=[])
 
 
-def _encoded(row: Row, processor: Processor, run: Run) -> Sample | None:
+def _encoded(row: Row, processor: Processor, run: Run) -> Sample | Findings:
     rows = EncodedRows(Rows((), [Picked((row,))]), processor, run.data)
     try:
         return rows.sample(0)
-    except Findings:
-        return None
+    except Findings as findings:
+        return findings

@@ -3,7 +3,7 @@
 Nothing of the loop, the batches, the loss or the engines is used, so that what is wrong in them is not wrong here too.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from math import prod
 from typing import Any
 
@@ -57,7 +57,8 @@ def inputs(ground: Ground, sample: Sample) -> dict[str, Tensor]:
         "mm_token_type_ids": (ids == ground.processor.ids.image).long() + 2 * (ids == ground.processor.ids.video),
         "position_ids": positions(ground, sample)[:, None],
     }
-    return given | sample.visuals.tensors()
+    given |= sample.visuals.tensors()
+    return {name: tensor for name, tensor in given.items() if name not in ground.run.data.drop_model_inputs}
 
 
 def nll(scores: Tensor, labels: Tensor) -> Tensor:
@@ -72,7 +73,10 @@ def positions(ground: Ground, sample: Sample) -> Tensor:
 
     Text counts on in all three at once. An image's tokens have the time at which it begins, and their row and column counted from there;
     the next token is one after the largest row or column. So do a video's, whose frames are later and later: by one, or by their seconds.
+    Where the recipe leaves the grids out, there is no image, and all of it is text.
     """
+    if "image_grid_thw" in ground.run.data.drop_model_inputs:
+        return torch.arange(len(sample.input_ids)).expand(3, -1)
     merge, seconds = ground.processor.image_processor.merge_size, sample.visuals.second_per_grid_ts
     grids = _runs(ground, sample)
     config: Any = ground.bare.config
@@ -142,8 +146,3 @@ def collapsed(ground: Ground, sample: Sample) -> tuple[list[int], list[bool]]:
         keep.append(place)
         place += prod(next(grids[ids[place]])) // merge if ids[place] in grids else 1
     return [ids[one] for one in keep], [bool(sample.labels[one] != IGNORED) for one in keep]
-
-
-def largest(numbers: Mapping[str, Tensor]) -> float:
-    """The largest magnitude of all."""
-    return max((float(tensor.abs().max()) for tensor in numbers.values() if tensor.numel()), default=0.0)

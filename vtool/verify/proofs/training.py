@@ -17,6 +17,7 @@ from vtool.training.setup import Session
 from vtool.verify.proofs.gradient import take
 from vtool.verify.proofs.ground import Ground
 from vtool.verify.proofs.proof import Difference, Proof, failed, held, listed
+from vtool.verify.proofs.reference import row_name
 from vtool.verify.proofs.rounding import differences
 
 
@@ -131,7 +132,7 @@ def exported(ground: Ground, ranks: Ranks, allowed: Mapping[str, float], *, own_
     take(session, progress)
     batches = [ground.batch(session, [place]) for place in range(len(ground.rows))]
     with session.engine.evaluating(), torch.no_grad(), session.engine.autocast():
-        live = {f"row {place + 1}": session.engine.module(**batch.inputs, use_cache=False).logits[0] for place, batch in enumerate(batches)}
+        live = {row_name(place): session.engine.module(**batch.inputs, use_cache=False).logits[0] for place, batch in enumerate(batches)}
     merged = {name: tensor.detach().to("cpu", copy=True) for name, tensor in session.engine.iter_hf_weights("merged")}
     base = {name: tensor.detach().to("cpu", copy=True) for name, tensor in session.engine.iter_hf_weights("none")} if lora else {}
     adapter = session.engine.model_state() if lora else {}
@@ -153,7 +154,7 @@ def exported(ground: Ground, ranks: Ranks, allowed: Mapping[str, float], *, own_
             if name == "adapter":
                 add_saved_adapter(model, ground.folder / "adapter")
             with torch.no_grad():
-                there = {f"row {place + 1}": model(**batch.inputs, use_cache=False).logits[0] for place, batch in enumerate(batches)}
+                there = {row_name(place): model(**batch.inputs, use_cache=False).logits[0] for place, batch in enumerate(batches)}
             found += differences(there, live, allowed, name)
         return found
 
