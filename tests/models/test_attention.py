@@ -90,7 +90,7 @@ def test_gradients_are_those_of_rows_of_their_own(model: Any) -> None:
 def test_rows_without_documents_are_transformers_own(model: Any) -> None:
     plain = tiny_model(tied=True, dtype=torch.float64)
     ids = torch.randint(2, 150, (2, 9), generator=torch.Generator().manual_seed(0))
-    for mask in (torch.ones_like(ids), torch.tensor([[1] * 9, [0] * 3 + [1] * 6])):
+    for mask in (torch.ones_like(ids), torch.tensor([[1] * 9, [0] * 3 + [1] * 6]), torch.tensor([[1] * 9, [1] * 6 + [0] * 3])):
         with torch.no_grad():
             ours, theirs = (one(input_ids=ids, attention_mask=mask, use_cache=False).logits for one in (model, plain))
         assert torch.equal(ours[mask.bool()], theirs[mask.bool()])
