@@ -26,7 +26,8 @@ def attend_by_document(model: nn.Module) -> None:
 def mask_of_rows(**given: Any) -> Tensor | None:
     """What transformers' `sdpa_mask` makes of padded rows, bool [B, 1, Sq, Sk], True may attend; None where that is no more than causal.
 
-    Padding sees itself here. In transformers it does not, and on the left it sees nothing: an empty row of the softmax, which is not a number in some kernels.
+    Padding sees itself here. In transformers it does not, and on the left it sees nothing: an empty row of the softmax, which is
+    not a number in some kernels.
     """
     from transformers.masking_utils import sdpa_mask
 
