@@ -60,13 +60,9 @@ def print_proofs(proved: "Proved") -> None:
 
 def preflight(run: "Run") -> "Proved | str":
     """The fast proofs of a run that is about to start; or why they cannot be made, which ends no run: it says itself what stops it."""
-    import torch
-
     from vtool.diagnostics import Findings
     from vtool.verify.prove import prove
 
-    if run.device.threads is not None:
-        torch.set_num_threads(run.device.threads)
     try:
         return prove(run, fast=True)
     except Findings as findings:

@@ -3,10 +3,12 @@
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 
+import torch
 from torch import Tensor, nn
 
 from vtool.config.schema import Run
@@ -65,7 +67,7 @@ def prove(run: Run, *, only: Sequence[str] = (), fast: bool = False, full_size: 
     """
     began = time.perf_counter()
     asked = [rule for rule in dict.fromkeys((*ALONE, *RANKED)) if not only or rule in only]
-    with tempfile.TemporaryDirectory(prefix="vtool-verify-") as folder:
+    with tempfile.TemporaryDirectory(prefix="vtool-verify-") as folder, _threads(None if full_size else 1):
         ground = lay(run, Path(folder), full_size=full_size)
         alone = [rule for rule in asked if rule in ALONE and (fast or rule not in RANKED)]
         proofs = [*prove_on(ground, Ranks(), alone)]
@@ -79,6 +81,17 @@ def prove(run: Run, *, only: Sequence[str] = (), fast: bool = False, full_size: 
     names = tuple(row.id for row in ground.rows)
     size = f"of {run.model.path}" if full_size and run.model.path else f"at size {ground.run.model.size}"
     return Proved(tuple(proofs), ground.changes, names, f"{run.model.family} {size}", time.perf_counter() - began)
+
+
+@contextmanager
+def _threads(number: int | None) -> Iterator[None]:
+    """A tiny model is slower on several threads than on one."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def prove_on(ground: Ground, ranks: Ranks, rules: Sequence[str]) -> list[Proof]:
