@@ -121,7 +121,15 @@ def test_a_long_answer_is_shortened_in_the_table_and_whole_in_json() -> None:
 def test_a_recipe_that_is_not_proved_is_not_trained_unless_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     # Without these, transformers counts an image's tokens as text, and says nothing.
-    wrong = ["train", "sft", "digits", "data.drop_model_inputs=[mm_token_type_ids]", "train.steps=1", "optim.warmup_steps=0"]
+    wrong = [
+        "train",
+        "sft",
+        "digits",
+        "data.drop_model_inputs=[mm_token_type_ids]",
+        "train.steps=1",
+        "optim.warmup_steps=0",
+        "device.threads=1",
+    ]
     refused = CliRunner().invoke(app, wrong)
     assert refused.exit_code == 1
     assert "error[positions-differ VT725]" in refused.output

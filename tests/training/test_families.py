@@ -19,6 +19,7 @@ ROWS = 8
 
 def made_run(folder: Path, name: str, run: str, *more: str) -> Request:
     """Rows with an image, with two, and with none; short and long ones in a batch."""
+    torch.set_num_threads(1)  # as device.threads says, which launch sets and `train` asks
     if not (folder / "rows.jsonl").exists():
         write_rows(folder / "rows.jsonl", mixed_rows(folder, ROWS, text_only=(1, 5)))
     overrides = [
