@@ -1,5 +1,6 @@
 """Proofs of a recipe: healthy ones pass, on every family and engine, and what is allowed is derived. `tests/zoo` breaks them."""
 
+import copy
 import sys
 import types
 from pathlib import Path
@@ -75,9 +76,9 @@ class TestTolerance:
     def test_the_gradient_of_float64_is_within_it_and_a_wrong_one_is_not(self, tmp_path: Path) -> None:
         stand = ground(tmp_path)
         model = stand.model()
-        allowed = tolerances(model, sum(stand.lengths), lambda one: reference.gradient(stand, one))
-        single = reference.gradient(stand, model)
-        double = reference.gradient(stand, model.double())
+        single, _ = reference.gradient_and_logits(stand, model)
+        allowed = tolerances(model, sum(stand.lengths), lambda one: reference.gradient_and_logits(stand, one)[0], single)
+        double, _ = reference.gradient_and_logits(stand, copy.deepcopy(model).double())
         for name, gradient in double.items():
             assert float((gradient - single[name].double()).norm()) <= allowed[name], name
         large = [name for name, gradient in double.items() if float(gradient.norm()) > 1e-3]
@@ -87,7 +88,8 @@ class TestTolerance:
     def test_a_loss_of_other_tokens_is_far_above_it(self, tmp_path: Path) -> None:
         stand = ground(tmp_path)
         model = stand.model()
-        allowed = tolerances(model, sum(stand.lengths), lambda one: reference.all_logits(stand, one))
+        logits = reference.all_logits(stand, model)
+        allowed = tolerances(model, sum(stand.lengths), lambda one: reference.all_logits(stand, one), logits)
         assert max(allowed.values()) / stand.supervised < 1e-3 * reference.loss(stand, model)
 
 

@@ -3,7 +3,7 @@
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -33,25 +33,32 @@ class Basis:
         self.ground = ground
 
     @cached_property
+    def reference(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """The gradient of a step of all rows, and the logits of each row by itself."""
+        return reference.gradient_and_logits(self.ground, self.ground.model())
+
+    @cached_property
+    def tolerances(self) -> dict[str, float]:
+        """Of both, by their names."""
+
+        def compute(model: nn.Module) -> dict[str, Tensor]:
+            gradient, logits = reference.gradient_and_logits(self.ground, model)
+            return gradient | logits
+
+        gradient, logits = self.reference
+        return tolerances(self.ground.model(), sum(self.ground.lengths), compute, gradient | logits)
+
+    @property
     def gradient(self) -> dict[str, Tensor]:
-        """Of a step of all rows, by the reference."""
-        return reference.gradient(self.ground, self.ground.model())
+        return self.reference[0]
 
-    @cached_property
-    def gradient_tolerances(self) -> dict[str, float]:
-        return self._tolerances(lambda model: reference.gradient(self.ground, model))
-
-    @cached_property
+    @property
     def logits(self) -> dict[str, Tensor]:
-        """Of each row by itself, by the reference."""
-        return reference.all_logits(self.ground, self.ground.model())
+        return self.reference[1]
 
-    @cached_property
+    @property
     def logit_tolerances(self) -> dict[str, float]:
-        return self._tolerances(lambda model: reference.all_logits(self.ground, model))
-
-    def _tolerances(self, compute: Callable[[nn.Module], Mapping[str, Tensor]]) -> dict[str, float]:
-        return tolerances(self.ground.model(), sum(self.ground.lengths), compute)
+        return {name: self.tolerances[name] for name in self.logits}
 
 
 def prove(run: Run, *, only: Sequence[str] = (), fast: bool = False, full_size: bool = False) -> Proved:
@@ -102,18 +109,18 @@ def prove_on(ground: Ground, ranks: Ranks, rules: Sequence[str]) -> list[Proof]:
         "rows-lost": lambda: data.rows_lost(ground),
         "positions-differ": lambda: data.positions(ground),
         "loss-differs": lambda: forward.loss(ground, basis.logit_tolerances),
-        "gradient-depends-on-split": lambda: gradient.split(ground, basis.gradient, basis.gradient_tolerances),
-        "gradient-depends-on-packing": lambda: gradient.packing(ground, basis.gradient, basis.gradient_tolerances),
-        "padding-changes-row": lambda: forward.padding(ground, basis.logits, basis.logit_tolerances),
+        "gradient-depends-on-split": lambda: gradient.split(ground, basis.gradient, basis.tolerances),
+        "gradient-depends-on-packing": lambda: gradient.packing(ground, basis.gradient, basis.tolerances),
+        "padding-changes-row": lambda: forward.padding(ground, basis.logits, basis.tolerances),
         "documents-see-each-other": lambda: forward.leak(ground),
-        "attention-differs": lambda: forward.attention(ground, basis.logits, basis.logit_tolerances),
+        "attention-differs": lambda: forward.attention(ground, basis.logits, basis.tolerances),
         "embeddings-written-in-place": lambda: forward.written_in_place(ground),
         "dummy-not-neutral": lambda: gradient.dummy(ground),
         "text-only-differs": lambda: training.text_only(ground, ranks, own_engine=own),
         "trained-set-differs": lambda: training.trained_set(ground, ranks, own_engine=own),
-        "gradient-depends-on-ranks": lambda: training.across_ranks(ground, ranks, basis.gradient, basis.gradient_tolerances),
+        "gradient-depends-on-ranks": lambda: training.across_ranks(ground, ranks, basis.gradient, basis.tolerances),
         "resume-differs": lambda: training.resume(ground, ranks, own_engine=own),
-        "export-differs": lambda: training.exported(ground, ranks, basis.logit_tolerances, own_engine=own),
+        "export-differs": lambda: training.exported(ground, ranks, basis.tolerances, own_engine=own),
     }
     assert ways.keys() == {*ALONE, *RANKED}
     return [_computed(rule, ways[rule], shared=own) for rule in rules]

@@ -104,7 +104,7 @@ class Ground:
             made = made.model_copy(update={"engine": schema.Ddp(kind="ddp")})
         ranks = ranks or Ranks()
         engine = build_engine(made, self.model(made), ranks)
-        rows = EncodedRows(Rows((), [Picked(self.rows)]), self.processor, made.data)
+        rows = EncodedRows(Rows((), [Picked(self.rows)]), self.processor, made.data, dict(enumerate(self.samples)))
         count = len(self.rows)
         plan = Plan(count, made.data.global_batch_size, made.run.seed)
         ledger = Ledger((), count, tuple(range(count)), (), self.lengths, (), self.supervised, 0, 0, 0, (), "")

@@ -16,14 +16,17 @@ from vtool.models.adapters import saved_name
 from vtool.verify.proofs.ground import Ground
 
 
-def gradient(ground: Ground, model: nn.Module) -> dict[str, Tensor]:
-    """∂(ΣNLL)/N over all rows, by names in files."""
+def gradient_and_logits(ground: Ground, model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """∂(ΣNLL)/N over all rows, by names in files; and [L, V] of each row by itself, by its place."""
     model.zero_grad(set_to_none=True)
-    for sample in ground.samples:
-        loss = nll(logits(ground, model, sample), sample.labels) / ground.supervised
+    scores = {}
+    for place, sample in enumerate(ground.samples):
+        scored = logits(ground, model, sample)
+        loss = nll(scored, sample.labels) / ground.supervised
         if loss.requires_grad:
             loss.backward()  # type: ignore[no-untyped-call]
-    return {saved_name(name): parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
+        scores[row_name(place)] = scored.detach()
+    return {saved_name(name): parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}, scores
 
 
 def loss(ground: Ground, model: nn.Module) -> float:

@@ -36,9 +36,10 @@ def longest_sum(model: nn.Module, tokens: int) -> int:
     return max(tokens, *(parameter.shape[-1] for parameter in model.parameters() if parameter.dim() > 1))
 
 
-def tolerances(model: nn.Module, tokens: int, compute: Callable[[nn.Module], Mapping[str, Tensor]]) -> dict[str, float]:
-    """For each tensor that `compute` gives, how far another way to the same may be from it, in its norm."""
-    here = compute(model)
+def tolerances(
+    model: nn.Module, tokens: int, compute: Callable[[nn.Module], Mapping[str, Tensor]], here: Mapping[str, Tensor]
+) -> dict[str, float]:
+    """For each tensor that `compute` gives, how far another way to the same may be from it, in its norm. `here`: what it gives now."""
     allowed = {name: ROUNDING * float(tensor.double().norm()) for name, tensor in here.items()}
     for draw in range(DRAWS):
         there = compute(moved(model, draw))
