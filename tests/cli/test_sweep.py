@@ -74,7 +74,7 @@ def test_a_table_has_what_became_of_each(tmp_path: Path) -> None:
 
 
 def test_a_stop_ends_the_job_that_runs_and_the_same_command_goes_on(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "vtool", "train", "sft", "digits", "-m", "run.seed=1,2", *SHORT]
+    command = [sys.executable, "-m", "vtool", "train", "sft", "digits", "-m", "run.seed=1,2", *SHORT, "--no-preflight"]
     with (tmp_path / "log").open("w") as log:
         process = subprocess.Popen(command, cwd=tmp_path, stdout=log, stderr=log, start_new_session=True)
         lines = tmp_path / "runs/digits-seed=1/metrics.jsonl"

@@ -28,7 +28,7 @@ def command(folder: Path, name: str, nproc: int, *more: str) -> list[str]:
         *(f"run.dir={folder / name}", "evaluation.every_steps=4", "evaluation.generate.max_new_tokens=2", "device.threads=1"),
         *more,
     ]
-    return [sys.executable, "-m", "vtool", "train", "sft", "rows", *overrides, "--nproc", str(nproc)]
+    return [sys.executable, "-m", "vtool", "train", "sft", "rows", *overrides, "--nproc", str(nproc), "--no-preflight"]
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -112,8 +112,15 @@ def test_data_workers_do_not_hold_the_folder_of_a_killed_run(folder: Path) -> No
     assert again.returncode == 143, output
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-@pytest.mark.parametrize("seconds", [0.6, 3])
+@pytest.mark.parametrize(
+    ("seconds", "number", "status"),
+    [
+        (0.6, signal.SIGTERM, 143),
+        (3, signal.SIGINT, 130),
+        pytest.param(0.6, signal.SIGINT, 130, marks=pytest.mark.soak),
+        pytest.param(3, signal.SIGTERM, 143, marks=pytest.mark.soak),
+    ],
+)
 def test_a_signal_before_the_first_step_ends_the_run_as_one_does(folder: Path, seconds: float, number: signal.Signals, status: int) -> None:
     arguments = command(folder, "run", 2, "train.steps=2000")
     process = subprocess.Popen(arguments, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
@@ -129,8 +136,17 @@ def test_a_signal_before_the_first_step_ends_the_run_as_one_does(folder: Path, s
     assert "Traceback" not in output or seconds < 1, output  # before vtool itself has been imported, it is Python's
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
-@pytest.mark.parametrize("nproc", [1, 2])
+@pytest.mark.parametrize(
+    ("nproc", "number", "status"),
+    [
+        (1, signal.SIGINT, 130),
+        (2, signal.SIGTERM, 143),
+        (2, signal.SIGHUP, 129),
+        pytest.param(2, signal.SIGINT, 130, marks=pytest.mark.soak),
+        pytest.param(1, signal.SIGTERM, 143, marks=pytest.mark.soak),
+        pytest.param(1, signal.SIGHUP, 129, marks=pytest.mark.soak),
+    ],
+)
 def test_a_signal_lets_the_step_finish_and_says_how_to_go_on(folder: Path, nproc: int, number: signal.Signals, status: int) -> None:
     process = start_and_wait_for(1, folder / "run", *command(folder, "run", nproc, "train.steps=2000", "checkpoint.every_steps=null"))
     process.send_signal(number)
@@ -143,7 +159,7 @@ def test_a_signal_lets_the_step_finish_and_says_how_to_go_on(folder: Path, nproc
     assert (folder / "run" / "report.html").exists()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.soak), signal.SIGTERM])
 def test_a_signal_under_an_outer_torchrun_saves_a_checkpoint(folder: Path, number: signal.Signals) -> None:
     """The terminal sends a Ctrl-C to every process, and torchrun then passes it on to its ranks: that is one request, not two. A scheduler
     asks torchrun alone, or every process too."""
@@ -186,7 +202,7 @@ def test_ranks_that_are_still_importing_do_not_outlive_their_killed_parent(folde
     _kill_and_wait_until_gone(process, children)
 
 
-@pytest.mark.parametrize("nproc", [1, 2])
+@pytest.mark.parametrize("nproc", [pytest.param(1, marks=pytest.mark.soak), 2])
 def test_a_terminal_that_is_closed_ends_the_run_with_its_checkpoint_and_its_report(folder: Path, nproc: int) -> None:
     ours, theirs = os.openpty()
     arguments = command(folder, "run", nproc, "train.steps=2000", "checkpoint.every_steps=null")
