@@ -45,6 +45,15 @@ def result_of(subject: str, proved: "Proved") -> "Result":
     return Result(subject, verdict, proved.checks(), findings, proved.details())  # type: ignore[arg-type]
 
 
+def not_run(subject: str, only: Sequence[str], why: str) -> "Result":
+    """The verdict where no proof could be made, and nothing stands against the recipe."""
+    from vtool.diagnostics.result import Result
+    from vtool.verify.proved import ALONE, RANKED
+
+    asked = only or dict.fromkeys((*ALONE, *RANKED))
+    return Result(subject, "not-run", dict.fromkeys(asked, "not-run"), details={rule: {"reason": why} for rule in asked})
+
+
 def print_proofs(proved: "Proved") -> None:
     """A table: what was measured, and what is allowed."""
     typer.echo(f"proofs: {proved.model}, on {len(proved.rows)} rows of data.train: {', '.join(proved.rows)}")
@@ -62,9 +71,12 @@ def preflight(run: "Run") -> "Proved | str":
     """The fast proofs of a run that is about to start; or why they cannot be made, which ends no run: it says itself what stops it."""
     from vtool.diagnostics import Findings
     from vtool.verify.prove import prove
+    from vtool.verify.proved import NotProvable
 
     try:
         return prove(run, fast=True)
+    except NotProvable as error:
+        return str(error)
     except Findings as findings:
         return findings.diagnostics[0].message
     except OSError as error:  # no room for a temporary folder, or a file that cannot be read

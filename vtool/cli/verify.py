@@ -60,7 +60,7 @@ def verify(
     import sys
 
     from vtool.cli.common import reported
-    from vtool.cli.proofs import named, print_proofs, result_of
+    from vtool.cli.proofs import named, not_run, print_proofs, result_of
     from vtool.config.load import load_run
     from vtool.diagnostics import Findings
     from vtool.diagnostics.render import MACHINE, render
@@ -83,12 +83,17 @@ def verify(
             _print_ledger(audit)
     if not rows_only:
         from vtool.verify.prove import prove
+        from vtool.verify.proved import NotProvable
 
         about = f"{subject}: proofs" if audits else subject
         try:
             proved = prove(loaded.run, only=proofs, fast=fast, full_size=full_size)
         except Findings as findings:  # beside what the audit has found
             results.append(Result.of_findings(about, findings.diagnostics))
+        except NotProvable as error:
+            results.append(not_run(about, proofs, str(error)))
+            if format not in MACHINE:
+                typer.echo(f"proofs: not run: {error}")
         else:
             results.append(result_of(about, proved))
             if format not in MACHINE:

@@ -22,9 +22,7 @@ def check_labels(sample: Sample, processor: Processor, row: Row) -> Diagnostic |
     supervised = sample.labels[sample.labels != IGNORED].tolist()
     decoded = processor.tokenizer.decode(supervised, skip_special_tokens=False, clean_up_tokenization_spaces=False)
     wanted = "".join(turn.text for turn in sample.turns)
-    # Tokenizers may normalise (Qwen's to NFC); that is not a difference in what was said.
-    decoded, wanted = (unicodedata.normalize("NFC", text) for text in (decoded, wanted))
-    if wanted != decoded and not (sample.truncated and wanted.startswith(decoded.rstrip("\ufffd"))):
+    if not same_text(decoded, wanted, truncated=sample.truncated):
         message = f"{row.id}: the labels are not the answers"
         return Diagnostic(RULE, message, origin=row.origin, expected=repr(wanted), seen=repr(decoded))
     places = [turn.message for turn in sample.turns]
@@ -37,6 +35,16 @@ def check_labels(sample: Sample, processor: Processor, row: Row) -> Diagnostic |
             help = "the chat template does not write all that the turn says: use a template that does"
             return Diagnostic(RULE, message, help=help, origin=row.origin, expected=repr(expected), seen=repr(seen))
     return None
+
+
+def same_text(decoded: str, wanted: str, *, truncated: bool) -> bool:
+    """Whether decoded tokens say what is wanted, or where they are truncated, its beginning.
+
+    Tokenizers may normalise (Qwen's to NFC): that is not a difference in what was said. Letters and marks are compared one by one (NFD),
+    for a cut may fall between them; where it falls inside a character's bytes, these are decoded as U+FFFD.
+    """
+    decoded, wanted = (unicodedata.normalize("NFD", text) for text in (decoded, wanted))
+    return decoded == wanted or (truncated and wanted.startswith(decoded.rstrip("\ufffd")))
 
 
 def check_features(sample: Sample, processor: Processor, row: Row) -> Diagnostic | None:

@@ -152,7 +152,7 @@ RULES = (
         "says nothing (axolotl#3817).",
         bad="data.drop_model_inputs=[mm_token_type_ids]",
         good="data.drop_model_inputs=[]",
-        fix="Let data.drop_model_inputs be empty; otherwise report it with this line.",
+        fix="Take mm_token_type_ids out of data.drop_model_inputs; otherwise report it with this line.",
     ),
     Rule(
         name="rows-lost",

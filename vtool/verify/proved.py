@@ -30,6 +30,10 @@ RANKED = ("text-only-differs", "trained-set-differs", "gradient-depends-on-ranks
 """Proofs that are made on the recipe's own engine, by two processes; the first two, with --fast, by one on its bare model."""
 
 
+class NotProvable(Exception):
+    """Why no proof of a recipe can be made, where that is nothing against it."""
+
+
 @dataclass(frozen=True, slots=True)
 class ProveTask:
     """What each process is given."""

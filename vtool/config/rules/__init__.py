@@ -20,6 +20,7 @@ RULES: tuple[CrossField, ...] = (
     CrossField("pixel-bounds", ("data", "model"), data.pixel_bounds),
     CrossField("image-longer-than-row", ("data", "model"), data.image_tokens),
     CrossField("half-an-image", ("data",), data.half_an_image),
+    CrossField("token-types-left-out", ("data", "model"), data.token_types_left_out),
     CrossField("conflicting-model-source", ("model",), model.conflicting_model_source),
     CrossField("not-a-model-folder", ("model",), model.not_a_model_folder),
     CrossField("patch-mismatch", ("model",), model.patch_mismatch),

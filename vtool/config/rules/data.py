@@ -109,6 +109,25 @@ def half_an_image(run: Run, origins: Origins) -> Iterator[Diagnostic]:
             yield Diagnostic("half-an-image", message, help, parameter, origins.near(parameter))
 
 
+# Whose forward pass in transformers computes text's positions where it cannot compute an image's; that of the others raises.
+POSITIONS_OF_TEXT = ("qwen2_5_vl",)
+
+
+def token_types_left_out(run: Run, origins: Origins) -> Iterator[Diagnostic]:
+    """What tells an image's tokens from text is handed to the model as long as images are."""
+    parameter, dropped, family = "data.drop_model_inputs", run.data.drop_model_inputs, run.model.family
+    if "mm_token_type_ids" not in dropped or "image_grid_thw" in dropped:
+        return
+    silent = family in POSITIONS_OF_TEXT
+    counts = "transformers gives the tokens of images and videos the positions of text, without a word: the model is trained with others than it is used with"
+    raises = "transformers refuses a row with an image or a video (packed, it is given the positions of text, without a word)"
+    message = f"{parameter} names mm_token_type_ids, without which {family} has no M-RoPE: {counts if silent else raises}"
+    both = [name for name in ("pixel_values", "image_grid_thw") if name not in dropped]
+    help = f"leave it out; to train without images, write {parameter}=[{','.join([*dropped, *both])}]"
+    origin = origins.near(parameter)
+    yield Diagnostic("token-types-left-out", message, help, parameter, origin, severity="warning" if silent else "error")
+
+
 def packing_budget(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     """Tokens are counted where rows are packed, and there alone; the longest row fits."""
     packing, budget, longest = run.data.packing, run.data.micro_batch_tokens, run.data.max_length

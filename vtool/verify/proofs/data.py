@@ -8,6 +8,7 @@ from torch import Tensor
 
 from vtool.data.chat import IGNORED
 from vtool.data.collate import Batch
+from vtool.data.labels import same_text
 from vtool.data.loader import MicroBatch, asked_for
 from vtool.data.packing import with_positions
 from vtool.data.plan import Plan
@@ -34,8 +35,8 @@ def label_masks(ground: Ground) -> Proof:
         ids, supervised = reference.collapsed(ground, sample)
         tokenizer = ground.processor.tokenizer
         whole = tokenizer(_whole(ground, place), add_special_tokens=False).input_ids
-        if not sample.truncated and whole == ids:
-            wrong = [at for at, (one, other) in enumerate(zip(supervised, inside, strict=True)) if one != other]
+        if whole == ids or (sample.truncated and whole[: len(ids)] == ids):
+            wrong = [at for at, (one, other) in enumerate(zip(supervised, inside, strict=False)) if one != other]
             if wrong:
                 token = tokenizer.decode([ids[wrong[0]]])
                 kind = "is supervised, and is not of an answer" if supervised[wrong[0]] else "is of an answer, and is not supervised"
@@ -43,8 +44,7 @@ def label_masks(ground: Ground) -> Proof:
         else:  # the pieces that a chat is tokenized in give other tokens than all of it at once: their text is the same
             kept = sample.labels[sample.labels != IGNORED].tolist()
             decoded = tokenizer.decode(kept, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-            same = text.startswith(decoded) if sample.truncated else text == decoded
-            if not same:
+            if not same_text(decoded, text, truncated=sample.truncated):
                 return failed(
                     rule, what, f"{row.id}: what is supervised is not what the answers are", expected=repr(text), seen=repr(decoded)
                 )
@@ -75,6 +75,9 @@ def positions(ground: Ground) -> Proof:
         packed, _ = ground.open(**ground.packing)
         cases.append(("packed", packed, ground.batch(packed, places, packed=True)))
     differences = [difference for case, opened, batch in cases for difference in _positions(ground, opened, batch, case)]
+    if reference.counts_images_as_text(ground):
+        message = "mm_token_type_ids is left out, so that transformers counts an image's tokens as text, and M-RoPE does not"
+        return held(rule, what, differences, message, "take mm_token_type_ids out of data.drop_model_inputs")
     return held(rule, what, differences, "tokens are at other positions than M-RoPE gives them")
 
 

@@ -1,8 +1,8 @@
 """What proofs stand on: the recipe's model at its tiny size, on the CPU in float32, and the first rows of its data."""
 
 import copy
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,8 @@ from vtool.data.collate import Batch
 from vtool.data.encode import Sample
 from vtool.data.loader import EncodedRows, MicroBatch
 from vtool.data.plan import Plan
-from vtool.data.row import Row, texts_of
+from vtool.data.row import Row
 from vtool.data.sources import Rows
-from vtool.diagnostics import Diagnostic, Findings
 from vtool.engines.ranks import Ranks
 from vtool.models.build import build_model, model_config
 from vtool.models.families import Family, family
@@ -28,15 +27,14 @@ from vtool.models.processor import Processor, new_processor
 from vtool.training.run_folder import RunFolder
 from vtool.training.setup import Progress, Session, build_engine, prepare_model
 from vtool.verify.live_rank import keep_flags
+from vtool.verify.proofs.pick import FRAMES, LOOKED_AT, Picked, pick, read
 from vtool.verify.proved import PROCESSES
 from vtool.verify.stand_in import stand_in
 
-LOOKED_AT = 64  # rows of data.train, from the first
-ENOUGH = 6  # of them, where each has a picture
-ROWS = 3  # of them that proofs compute with
-TOKENS = 1024  # of a row
 FEWEST, MOST = 4, 64  # tokens of an image
 RATE = 1e-3  # a step that is seen in float32
+FACTOR = 10.0  # between it and that of a part
+EPS, CLIP = 1e-8, 1.0  # the largest, and the smallest
 _SEED = 5
 
 
@@ -127,25 +125,6 @@ class Ground:
         return [place for place in range(len(self.samples)) if place not in self.with_images()]
 
 
-@dataclass(frozen=True, slots=True)
-class Picked:
-    """Rows in memory, as a source of rows."""
-
-    rows: tuple[Row, ...] = field(repr=False)
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def name(self, index: int) -> str:
-        return self.rows[index].id
-
-    def row(self, index: int) -> Row:
-        return self.rows[index]
-
-    def ledger(self) -> dict[str, Any]:
-        return {"format": "picked", "rows": len(self.rows)}
-
-
 def lay(asked: Run, folder: Path, *, full_size: bool = False) -> Ground:
     """Find rows and build the model. Nothing is written outside `folder`.
 
@@ -154,20 +133,21 @@ def lay(asked: Run, folder: Path, *, full_size: bool = False) -> Ground:
 
     Raises:
         Findings: of the model's folder, of rows that cannot be read at all, or `no-rows`.
+        NotProvable: where the recipe is fine, and no row of it can be computed with here.
     """
     run, changes = _smaller(asked, full_size=full_size)
     rows = Rows(asked.data.train)
-    first = [_read(rows, index) for index in range(min(len(rows), LOOKED_AT))]
+    first = [read(rows, index) for index in range(min(len(rows), LOOKED_AT))]
     known = family(run.model.family)
     processor = new_processor(asked.model, run.data.image, [text for row in first if row for text in row.texts()], run.data.video)
-    picked, samples = _pick([row for row in first if row], processor, run)
+    picked, samples, said = pick(rows, processor, run, asked)
     run = run.model_copy(update={"data": run.data.model_copy(update={"global_batch_size": PROCESSES * len(picked), "workers": 0})})
     config = model_config(run.model, processor)
     if asked.model.path is not None and not full_size:
         keep_flags(config, asked.model)
     config.save_pretrained(folder)
     bare = build_model(run.model, processor, folder, run.run.seed)
-    return Ground(run, known, processor, picked, samples, bare, folder, asked.data.global_batch_size, _packs_not(run), changes)
+    return Ground(run, known, processor, picked, samples, bare, folder, asked.data.global_batch_size, _packs_not(run), (*changes, *said))
 
 
 def _packs_not(run: Run) -> str:
@@ -189,22 +169,38 @@ def _smaller(asked: Run, *, full_size: bool) -> tuple[Run, tuple[str, ...]]:
         if (before := getattr(run.data.image, name)) != (after := getattr(bounds, name)):
             changes.append(f"data.image.{name} {before or 'of the model'} → {after}")
     clips = _video_bounds(run)
-    for name in ("min_pixels", "max_pixels"):
+    for name in ("min_pixels", "max_pixels", "max_frames"):
         if (before := getattr(run.data.video, name)) != (after := getattr(clips, name)):
             changes.append(f"data.video.{name} {before or 'of the model'} → {after}")
     run = run.model_copy(update={"data": run.data.model_copy(update={"image": bounds, "video": clips})})
     if run.lora is not None and run.lora.dropout:
         changes.append(f"lora.dropout {run.lora.dropout} → 0: what is drawn at random is another with each number of micro-batches")
         run = run.model_copy(update={"lora": run.lora.model_copy(update={"dropout": 0.0})})
-    factor = RATE / run.optim.lr
-    groups = {
-        name: part.model_copy(update={"lr": None if part.lr is None else part.lr * factor})
-        for name in ("vision", "projector", "language")
-        if (part := getattr(run.optim.groups, name)) is not None
-    }
-    optim = {"lr": RATE, "warmup_steps": 0, "schedule": "constant", "groups": run.optim.groups.model_copy(update=groups)}
+    optim = _seen_in_a_step(run.optim, changes)
     train = run.train.model_copy(update={"steps": 4, "epochs": None})
-    return run.model_copy(update={"optim": run.optim.model_copy(update=optim), "train": train}), tuple(changes)
+    return run.model_copy(update={"optim": optim, "train": train}), tuple(changes)
+
+
+def _seen_in_a_step(asked: schema.Optim, changes: list[str]) -> schema.Optim:
+    """A rate that float32 shows in each parameter that is updated: AdamW's first step is lr · g / (|g| + eps), whatever g's size is, as long
+    as that is above eps. So rates are within a factor of 10 of each other, and neither eps nor clipping makes updates small."""
+    groups = {}
+    for name in ("vision", "projector", "language"):
+        part: schema.Part = getattr(asked.groups, name)
+        if part.lr is not None:
+            factor = part.lr / asked.lr
+            seen = min(max(factor, 1 / FACTOR), FACTOR)
+            if seen != factor:
+                changes.append(f"optim.groups.{name}.lr {factor:g} → {seen:g} of optim.lr, which one step shows")
+            groups[name] = part.model_copy(update={"lr": RATE * seen})
+    update: dict[str, Any] = {"lr": RATE, "warmup_steps": 0, "schedule": "constant", "groups": asked.groups.model_copy(update=groups)}
+    if asked.eps > EPS:
+        changes.append(f"optim.eps {asked.eps:g} → {EPS:g}, beside which one step is seen")
+        update["eps"] = EPS
+    if asked.clip_norm is not None and asked.clip_norm < CLIP:
+        changes.append(f"optim.clip_norm {asked.clip_norm:g} → {CLIP:g}, at which one step is seen")
+        update["clip_norm"] = CLIP
+    return asked.model_copy(update=update)
 
 
 def _bounds(run: Run) -> schema.Image:
@@ -216,7 +212,7 @@ def _bounds(run: Run) -> schema.Image:
 
 
 def _video_bounds(run: Run) -> schema.Video:
-    """The same of videos: of each frame, or of all together."""
+    """The same of videos: of each frame, or of all together; and of few frames."""
     known = family(run.model.family)
     frames = 1 if known.frames_are_sized else known.images.temporal_patch_size
     image = _bounds(run.model_copy(update={"data": run.data.model_copy(update={"image": schema.Image()})}))
@@ -225,65 +221,5 @@ def _video_bounds(run: Run) -> schema.Video:
     low, high = image.min_pixels * frames, image.max_pixels * frames
     least = min(max(run.data.video.min_pixels or 0, low), high)
     most = max(least, min(run.data.video.max_pixels or high, high))
-    return run.data.video.model_copy(update={"min_pixels": least, "max_pixels": most})
-
-
-def _read(rows: Rows, index: int) -> Row | None:
-    try:
-        return rows.row(index)
-    except Findings:  # the audit of rows tells
-        return None
-
-
-def _pick(first: Sequence[Row], processor: Processor, run: Run) -> tuple[tuple[Row, ...], tuple[Sample, ...]]:
-    """The first rows that are short enough, one of them with an image, if any is, and some made of these."""
-    usable = []
-    refused: list[Findings] = []
-    for row in first:
-        if isinstance(sample := _encoded(row, processor, run), Findings):
-            refused.append(sample)
-            continue
-        usable.append((row, sample))
-        seeing = [bool(one.images) for _, one in usable if len(one.input_ids) <= TOKENS]
-        # Rows with pictures or films take their time: no more of them than are needed.
-        if sum(seeing) >= ROWS - 1 and (not all(seeing) or len(seeing) >= ENOUGH):
-            break
-    short = [pair for pair in usable if len(pair[1].input_ids) <= TOKENS] or sorted(usable, key=lambda pair: len(pair[1].input_ids))[:2]
-    if not short:
-        why = f"; the first: {refused[0].diagnostics[0].message}" if refused else ""
-        raise Findings(Diagnostic("no-rows", f"none of the first {LOOKED_AT} rows of data.train can be used{why}", parameter="data.train"))
-    videos = [pair for pair in short if pair[0].videos][:1]
-    images = [pair for pair in short if pair[1].images and not any(pair is one for one in videos)]
-    with_images = (videos + images)[: ROWS - 1]
-    others = [pair for pair in short if not any(pair is one for one in with_images)]
-    without = [pair for pair in others if not pair[1].images][: ROWS - len(with_images)]
-    picked = with_images + without
-    picked += [pair for pair in others if not any(pair is one for one in picked)][: ROWS - len(picked)]
-    for made in _made([row for row, _ in picked]):
-        if not isinstance(sample := _encoded(made, processor, run), Findings) and len(sample.input_ids) <= 2 * TOKENS:
-            picked.append((made, sample))
-    return tuple(row for row, _ in picked), tuple(replace(sample, index=place) for place, (_, sample) in enumerate(picked))
-
-
-def _made(rows: Sequence[Row]) -> Iterator[Row]:
-    """Two chats as one, so that lengths differ and a row has several images; and one without its images, if each has some."""
-    if len(rows) > 1 and rows[0].tools == rows[1].tools:
-        later = [message for message in rows[1].messages if message["role"] != "system"]
-        yield replace(
-            rows[0],
-            id=f"{rows[0].id} with {rows[1].id}",
-            messages=[*rows[0].messages, *later],
-            images=[*rows[0].images, *rows[1].images],
-            videos=[*rows[0].videos, *rows[1].videos],
-        )
-    if rows and all(row.images or row.videos for row in rows):
-        plain = [{**message, "content": " ".join(texts_of(message))} for message in rows[0].messages]
-        yield replace(rows[0], id=f"{rows[0].id} without its images", messages=plain, images=[], videos=[])
-
-
-def _encoded(row: Row, processor: Processor, run: Run) -> Sample | Findings:
-    rows = EncodedRows(Rows((), [Picked((row,))]), processor, run.data)
-    try:
-        return rows.sample(0)
-    except Findings as findings:
-        return findings
+    frames = min(run.data.video.max_frames or FRAMES, FRAMES)
+    return run.data.video.model_copy(update={"min_pixels": least, "max_pixels": most, "max_frames": frames})

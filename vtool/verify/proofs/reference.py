@@ -58,10 +58,20 @@ def inputs(ground: Ground, sample: Sample) -> dict[str, Tensor]:
     given = {
         "input_ids": ids,
         "mm_token_type_ids": (ids == ground.processor.ids.image).long() + 2 * (ids == ground.processor.ids.video),
-        "position_ids": positions(ground, sample)[:, None],
+        "position_ids": (_counted(sample) if counts_images_as_text(ground) else positions(ground, sample))[:, None],
     }
     given |= sample.visuals.tensors()
     return {name: tensor for name, tensor in given.items() if name not in ground.run.data.drop_model_inputs}
+
+
+def counts_images_as_text(ground: Ground) -> bool:
+    """Whether the recipe leaves out what tells an image's tokens from text: then that is what it computes, and `positions-differ` says so."""
+    dropped = ground.run.data.drop_model_inputs
+    return "mm_token_type_ids" in dropped and "image_grid_thw" not in dropped
+
+
+def _counted(sample: Sample) -> Tensor:
+    return torch.arange(len(sample.input_ids)).expand(3, -1)
 
 
 def nll(scores: Tensor, labels: Tensor) -> Tensor:
@@ -79,7 +89,7 @@ def positions(ground: Ground, sample: Sample) -> Tensor:
     Where the recipe leaves the grids out, there is no image, and all of it is text.
     """
     if "image_grid_thw" in ground.run.data.drop_model_inputs:
-        return torch.arange(len(sample.input_ids)).expand(3, -1)
+        return _counted(sample)
     merge, seconds = ground.processor.image_processor.merge_size, sample.visuals.second_per_grid_ts
     grids = _runs(ground, sample)
     config: Any = ground.bare.config
