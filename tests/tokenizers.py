@@ -14,8 +14,8 @@ _SPLIT = (
 
 
 def qwen_like(folder: Path) -> Path:
-    """Text is made NFC, cut as Qwen's, and two newlines are one token: an answer that begins with one is cut otherwise by itself than in its
-    chat. Characters that were not seen are bytes. There are no weights."""
+    """Text is made NFC and cut as Qwen's, and two newlines are one token: an answer that begins with one is cut otherwise by itself than in
+    its chat. Characters that were not seen are bytes. There are no weights."""
     run = load_run("digits").run
     processor = new_processor(run.model, run.data.image, ["system user assistant\nWhat is this? It is a cat."])
     processor.save(folder)

@@ -120,7 +120,7 @@ def test_a_long_answer_is_shortened_in_the_table_and_whole_in_json() -> None:
 
 def test_a_recipe_that_is_not_proved_is_not_trained_unless_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    # Without these, transformers counts an image's tokens as text, and says nothing.
+    # Without these, Qwen2.5-VL counts an image's tokens as text, and says nothing. All else is what such a run computes.
     wrong = [
         "train",
         "sft",
@@ -132,7 +132,8 @@ def test_a_recipe_that_is_not_proved_is_not_trained_unless_asked(tmp_path: Path,
     ]
     refused = CliRunner().invoke(app, wrong)
     assert refused.exit_code == 1
-    assert "error[positions-differ VT725]" in refused.output
+    assert "error[positions-differ VT725]: mm_token_type_ids is left out" in refused.output
+    assert refused.output.count("error[") == 1
     assert "nothing has been trained" in refused.output
     assert not (tmp_path / "runs").exists()
     trained = CliRunner().invoke(app, [*wrong, "--no-preflight"])
@@ -151,6 +152,21 @@ def test_proofs_are_told_by_name_or_code_in_every_format() -> None:
     unknown = CliRunner().invoke(app, ["verify", "digits", "--only", "resume-difers"])
     assert unknown.exit_code == 2
     assert "did you mean `resume-differs`?" in unknown.output
+
+
+def test_proofs_that_cannot_be_made_are_not_run_and_nothing_is_said_against_the_recipe() -> None:
+    write_rows(Path("rows.jsonl"), ['{"messages": []}'] * 700 + [GOOD])
+    override = ["data.train=[{format: messages, path: rows.jsonl}]", "data.max_dropped_rows=700"]
+    code, out, _ = run("rows", *override)
+    assert code == 0, out
+    assert "proofs: not run: none of the first 640 rows" in out
+    code, out, _ = run("rows", *override, "--fast", "--format", "json")
+    (result,) = json.loads(out)["results"]
+    assert code == 2, "no result could be made"
+    assert result["verdict"] == "not-run"
+    assert result.get("findings", []) == []
+    assert set(result["checks"].values()) == {"not-run"}
+    assert "data.max_dropped_rows=700 lets them go" in result["details"]["rows-lost"]["reason"]
 
 
 def test_a_rows_file_has_no_numbers_to_prove(tmp_path: Path) -> None:

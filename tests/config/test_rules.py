@@ -199,6 +199,17 @@ class TestDroppedInputs:
         assert findings("digits", "data.drop_model_inputs=[image_grid_thw,pixel_values]") == ()
         assert findings("digits", "data.drop_model_inputs=[attention_mask]") == ()
 
+    def test_what_happens_without_token_types_is_said_of_each_family(self) -> None:
+        left_out = "data.drop_model_inputs=[mm_token_type_ids]"
+        silent = only(left_out)
+        assert (silent.rule, silent.severity) == ("token-types-left-out", "warning")
+        assert "positions of text" in silent.message
+        raised = only("model.family=qwen2_vl", left_out)
+        assert (raised.rule, raised.severity) == ("token-types-left-out", "error")
+        assert "refuses a row" in raised.message
+        assert "data.drop_model_inputs=[mm_token_type_ids,pixel_values,image_grid_thw]" in (raised.help or "")
+        assert findings("digits", "data.drop_model_inputs=[mm_token_type_ids,pixel_values,image_grid_thw]") == ()
+
 
 class TestModel:
     """Where weights come from."""

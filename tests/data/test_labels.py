@@ -11,7 +11,7 @@ from tests.rows import chat, mixed_rows, write_rows
 from tests.runs import encoded, messages, request
 from vtool.data.chat import IGNORED
 from vtool.data.encode import encode
-from vtool.data.labels import check_features, check_labels
+from vtool.data.labels import check_features, check_labels, same_text
 from vtool.data.loader import EncodedRows
 from vtool.diagnostics import Diagnostic
 
@@ -61,6 +61,24 @@ def test_an_answer_that_the_template_does_not_write_is_found(tmp_path: Path, ans
     assert finding.expected == repr(said)
     assert finding.seen is not None
     assert finding.seen.endswith("<|im_end|>'")
+
+
+@pytest.mark.parametrize(
+    ("decoded", "wanted", "truncated", "same"),
+    [
+        ("café", "cafe\u0301", False, True),
+        ("cafe", "cafe\u0301", True, True),
+        ("caf", "café", True, True),
+        ("漢\ufffd\ufffd", "漢字", True, True),
+        ("漢\ufffd", "漢字", False, False),
+        ("cafe", "cafe\u0301", False, False),
+        ("cat", "car", True, False),
+    ],
+)
+def test_texts_are_one_whatever_form_their_letters_have_and_wherever_they_are_cut(
+    decoded: str, wanted: str, truncated: bool, same: bool
+) -> None:
+    assert same_text(decoded, wanted, truncated=truncated) is same
 
 
 @pytest.mark.parametrize(

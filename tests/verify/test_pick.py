@@ -130,7 +130,7 @@ class TestLongRows:
 class TestUnusableRows:
     """Of rows that may be dropped, those behind them are looked at."""
 
-    BROKEN = "{"
+    BROKEN = '{"messages": []}'
 
     def test_the_rows_behind_them_are_taken(self, tmp_path: Path) -> None:
         ground = laid(tmp_path, [self.BROKEN] * 70 + mixed_rows(tmp_path, 8, text_only=(2,)), "data.max_dropped_rows=70")

@@ -12,6 +12,7 @@ import torch
 from tests.rows import chat, mixed_rows, write_rows
 from tests.runs import messages
 from vtool.config.load import load_run
+from vtool.config.rules.data import POSITIONS_OF_TEXT
 from vtool.diagnostics import Findings
 from vtool.engines.ranks import Ranks
 from vtool.models.families import FAMILIES
@@ -109,6 +110,21 @@ class TestReference:
                     given["input_ids"], mm_token_type_ids=given["mm_token_type_ids"], image_grid_thw=given["image_grid_thw"]
                 )
                 assert torch.equal(found[-3:, 0], reference.positions(stand, sample))
+
+    @pytest.mark.parametrize("family", sorted(FAMILIES))
+    def test_without_token_types_transformers_does_what_the_rule_says(self, tmp_path: Path, family: str) -> None:
+        stand = ground(tmp_path, f"model.family={family}")
+        model: Any = stand.model()
+        sample = stand.samples[stand.with_images()[0]]
+        given = reference.inputs(stand, sample)
+        wanted = torch.arange(len(sample.input_ids)).expand(3, 1, -1)
+        assert not torch.equal(given.pop("position_ids"), wanted)
+        del given["mm_token_type_ids"]
+        if family in POSITIONS_OF_TEXT:
+            assert torch.equal(model(**given, use_cache=False).logits, model(**given, position_ids=wanted, use_cache=False).logits)
+        else:
+            with pytest.raises(ValueError, match="mm_token_type_ids"):
+                model(**given, use_cache=False)
 
     def test_the_loss_is_that_of_transformers_own(self, tmp_path: Path) -> None:
         stand = ground(tmp_path)

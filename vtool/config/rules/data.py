@@ -119,7 +119,7 @@ def token_types_left_out(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     if "mm_token_type_ids" not in dropped or "image_grid_thw" in dropped:
         return
     silent = family in POSITIONS_OF_TEXT
-    counts = "transformers gives the tokens of images and videos the positions of text, without a word: the model is trained with others than it is used with"
+    counts = "transformers gives images and videos the positions of text, without a word; whoever uses the trained model gives it others"
     raises = "transformers refuses a row with an image or a video (packed, it is given the positions of text, without a word)"
     message = f"{parameter} names mm_token_type_ids, without which {family} has no M-RoPE: {counts if silent else raises}"
     both = [name for name in ("pixel_values", "image_grid_thw") if name not in dropped]

@@ -14,8 +14,8 @@ from vtool.data.row import Row, texts_of
 from vtool.data.sources import Rows
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.models.processor import Processor, new_processor
-from vtool.verify.proved import NotProvable
 from vtool.verify.proofs.proof import listed
+from vtool.verify.proved import NotProvable
 
 LOOKED_AT = 64  # rows of data.train, from the first
 FURTHEST = 640  # of them, where none can be used and data.max_dropped_rows allows that
@@ -57,7 +57,7 @@ def read(rows: Rows, index: int) -> Row | None:
 
 
 def pick(rows: Rows, processor: Processor, run: Run, asked: Run) -> tuple[tuple[Row, ...], tuple[Sample, ...], tuple[str, ...]]:
-    """Two rows with images or videos, if any have some, and one without; two of them as one chat; and what of them is another here, in words.
+    """Two rows with images or videos, if any have some, and one without; two of them as one chat. With them, what is another here, in words.
 
     Args:
         run: as it is here, with images of other sizes than are asked.
@@ -249,7 +249,7 @@ def _begin(text: str, characters: int) -> str:
 
 
 def _with(row: Row, messages: Mapping[int, Mapping[str, Any]]) -> Row:
-    """A row of these of its messages, by their places, and of the images and videos that they still show: of each message the first ones."""
+    """A row of these of its messages, by their places, and of the images and videos that they show still: of each message the first."""
     given = {"image": iter(row.images), "video": iter(row.videos)}
     kept: dict[str, list[Any]] = {"image": [], "video": []}
     for place, message in enumerate(row.messages):

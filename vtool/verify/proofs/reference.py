@@ -65,7 +65,7 @@ def inputs(ground: Ground, sample: Sample) -> dict[str, Tensor]:
 
 
 def counts_images_as_text(ground: Ground) -> bool:
-    """Whether the recipe leaves out what tells an image's tokens from text: then that is what it computes, and `positions-differ` says so."""
+    """Whether the recipe leaves out what tells an image's tokens from text. That is then what it computes; `positions-differ` says so."""
     dropped = ground.run.data.drop_model_inputs
     return "mm_token_type_ids" in dropped and "image_grid_thw" not in dropped
 
@@ -86,7 +86,8 @@ def positions(ground: Ground, sample: Sample) -> Tensor:
 
     Text counts on in all three at once. An image's tokens have the time at which it begins, and their row and column counted from there;
     the next token is one after the largest row or column. So do a video's, whose frames are later and later: by one, or by their seconds.
-    Where the recipe leaves the grids out, there is no image, and all of it is text.
+    Where the recipe leaves the grids out, there is no image, and all of it is text. Where it leaves out `mm_token_type_ids` alone, this is
+    still M-RoPE's position, which the recipe's is not (`counts_images_as_text`).
     """
     if "image_grid_thw" in ground.run.data.drop_model_inputs:
         return _counted(sample)
