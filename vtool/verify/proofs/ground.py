@@ -182,8 +182,8 @@ def _smaller(asked: Run, *, full_size: bool) -> tuple[Run, tuple[str, ...]]:
 
 
 def _seen_in_a_step(asked: schema.Optim, changes: list[str]) -> schema.Optim:
-    """Rates that float32 shows in each parameter that is updated: AdamW's first step is lr · g / (|g| + eps), which is lr where |g| is above
-    eps. So those of parts are within a factor of 10 of the others', and neither eps nor clipping makes steps small."""
+    """Rates that float32 shows in each parameter that is updated. AdamW's first step is lr · g / (|g| + eps), which is lr where |g| is far
+    above eps. So those of parts are within a factor of 10 of the others', and neither eps nor clipping makes steps small."""
     groups = {}
     for name in ("vision", "projector", "language"):
         part: schema.Part = getattr(asked.groups, name)

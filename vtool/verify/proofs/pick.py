@@ -57,7 +57,7 @@ def read(rows: Rows, index: int) -> Row | None:
 
 
 def pick(rows: Rows, processor: Processor, run: Run, asked: Run) -> tuple[tuple[Row, ...], tuple[Sample, ...], tuple[str, ...]]:
-    """Two rows with images or videos, if any have some, and one without; two of them as one chat. With them, what is another here, in words.
+    """Two rows with images or videos, if any have some, and one without; two of them as one chat. And what is different here, in words.
 
     Args:
         run: as it is here, with images of other sizes than are asked.
