@@ -28,7 +28,7 @@ def command(folder: Path, name: str, nproc: int, *more: str) -> list[str]:
         *(f"run.dir={folder / name}", "evaluation.every_steps=4", "evaluation.generate.max_new_tokens=2", "device.threads=1"),
         *more,
     ]
-    return [sys.executable, "-m", "vtool", "train", "sft", "rows", *overrides, "--nproc", str(nproc), "--no-preflight"]
+    return [sys.executable, "-m", "vtool", "train", "sft", "--no-preflight", "rows", *overrides, "--nproc", str(nproc)]
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -48,7 +48,7 @@ class TestLabels:
     def test_a_row_that_is_cut_inside_a_character_is_healthy(self, tmp_path: Path, qwens: list[str], longest: int) -> None:
         ground = laid(tmp_path, EMOJI, *qwens, f"data.max_length={longest}", *TRUNCATED)
         assert any(sample.truncated for sample in ground.samples)
-        assert label_masks(ground).finding is None
+        assert label_masks(ground.as_encoded()).finding is None
 
     @pytest.mark.parametrize("longest", [None, 18, 19, 20, 21, 22])
     @pytest.mark.parametrize("own", [False, True])
@@ -56,7 +56,7 @@ class TestLabels:
         rows = [chat("Say", f"\n{DECOMPOSED}"), chat("Say", DECOMPOSED), chat("Say", f"\n\n{DECOMPOSED}s")]
         limit = (f"data.max_length={longest}", *TRUNCATED) if longest else ()
         ground = laid(tmp_path, rows, *([] if own else qwens), *limit)
-        assert label_masks(ground).finding is None
+        assert label_masks(ground.as_encoded()).finding is None
 
 
 class TestLengths:
@@ -107,7 +107,7 @@ class TestLongRows:
         first = ground.rows[0]
         assert [message["role"] for message in first.messages] == ["system", "user", "assistant"]
         assert [str(image).rpartition("/")[2] for image in first.images] == ["39.png"]
-        assert label_masks(ground).state == "passed"
+        assert label_masks(ground.as_encoded()).state == "passed"
 
     def test_so_are_many_images_in_one_turn_and_many_frames(self, tmp_path: Path) -> None:
         names = [picture(tmp_path / f"{number}.png", 280, 280, seed=number).name for number in range(12)]

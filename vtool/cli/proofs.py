@@ -79,7 +79,7 @@ def preflight(run: "Run") -> "Proved | str":
         return str(error)
     except Findings as findings:
         return findings.diagnostics[0].message
-    except OSError as error:  # no room for a temporary folder, or a file that cannot be read
+    except Exception as error:  # no room for a temporary folder, no memory, what a library raises of a folder: the run's start tells better
         return f"{type(error).__name__}: {error}"
 
 

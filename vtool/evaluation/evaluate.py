@@ -52,19 +52,30 @@ def evaluate(engine: Engine, rows: EncodedRows, kept: Sequence[int], settings: E
     """Score the kept rows of a split, each rank its share."""
     ranks = engine.data
     mine = kept[ranks.rank :: ranks.world]
-    chunks = [tuple(mine[start : start + settings.batch_size]) for start in range(0, len(mine), settings.batch_size)]
     # Padding is on the left of a prompt, and without a mask, or with one that is not looked at, the model would read it.
     masked = "attention_mask" not in rows.settings.drop_model_inputs and getattr(engine.module, "heeds_masks", True)
-    prompts = chunks if masked else [(index,) for index in mine]
+    prompts = _chunks(mine, settings.batch_size if masked else 1)
     with engine.evaluating(), torch.no_grad():
         answers = [answer for chunk in prompts for answer in _answers(engine, rows, chunk, settings, ranks)]
-        totals = [_nll(engine, rows, chunk, ranks) for chunk in chunks]
-    gathered = ranks.all_gather([sum(nll for nll, _ in totals), sum(tokens for _, tokens in totals)])
-    nll, tokens = (sum(column) for column in zip(*gathered, strict=True))
+        nll = mean_nll(engine, rows, kept, settings.batch_size)
     everyone = sorted((answer for share in ranks.all_gather_objects(answers) for answer in share), key=lambda answer: answer.index)
     assert len(everyone) == len(kept), "each row is answered once"
     correct = sum(answer.correct for answer in everyone)
-    return Scores(nll / tokens if tokens else math.nan, correct / len(everyone), len(everyone), tuple(everyone))
+    return Scores(nll, correct / len(everyone), len(everyone), tuple(everyone))
+
+
+def mean_nll(engine: Engine, rows: EncodedRows, kept: Sequence[int], batch_size: int) -> float:
+    """Nats per supervised token of these rows, each rank its share. The engine is evaluating, and nothing has a gradient."""
+    ranks = engine.data
+    mine = kept[ranks.rank :: ranks.world]
+    totals = [_nll(engine, rows, chunk, ranks) for chunk in _chunks(mine, batch_size)]
+    gathered = ranks.all_gather([sum(nll for nll, _ in totals), sum(tokens for _, tokens in totals)])
+    nll, tokens = (sum(column) for column in zip(*gathered, strict=True))
+    return nll / tokens if tokens else math.nan
+
+
+def _chunks(rows: Sequence[int], size: int) -> list[tuple[int, ...]]:
+    return [tuple(rows[start : start + size]) for start in range(0, len(rows), size)]
 
 
 def _nll(engine: Engine, rows: EncodedRows, chunk: tuple[int, ...], ranks: Ranks) -> tuple[float, int]:

@@ -16,14 +16,14 @@ WEIGHT_DTYPE = {"float32": torch.float32, "bfloat16": torch.float32, "float64": 
 GENERATION = "generation_config.json"
 
 
-def model_config(settings: Model, processor: Processor) -> Any:
-    """The transformers config of a run that starts: the folder's, or that of a size."""
+def model_config(settings: Model, processor: Processor, vocabulary: int | None = None) -> Any:
+    """The transformers config of a run that starts: the folder's, or that of a size, with the tokenizer's vocabulary or one of so many."""
     from transformers import AutoConfig
 
     if settings.starts_from == "pretrained":
         return AutoConfig.from_pretrained(settings.path, local_files_only=True)
     assert settings.size is not None, "a rule demands it"
-    return family(settings.family).random_config(settings.size, len(processor.tokenizer), processor.ids)
+    return family(settings.family).random_config(settings.size, vocabulary or len(processor.tokenizer), processor.ids)
 
 
 def build_model(settings: Model, processor: Processor, folder: Path, seed: int, *, weights: bool = True) -> Any:

@@ -31,7 +31,7 @@ from vtool.models.processor import Processor, load_processor, new_processor
 from vtool.models.sizes import SIZES
 from vtool.training.agreement import check_same_model
 from vtool.training.base import base_settings, keep_base
-from vtool.training.checkpoint import load
+from vtool.training.checkpoint import Snapshot, load
 from vtool.training.parameter_groups import build_optimizer
 from vtool.training.run_folder import RunFolder, write_atomically
 from vtool.training.schedule import learning_rate
@@ -132,10 +132,22 @@ def open_session(request: Request, folder: RunFolder, start: Start, ranks: Ranks
     engine = build_engine(run, model, ranks)
     progress = Progress(0, 0.0, torch.zeros(len(sources["train"]), dtype=torch.long))
     if start.checkpoint is not None:
-        snapshot = load(start.checkpoint)
-        engine.load_state(snapshot.model, snapshot.optimizer)
-        progress = Progress(snapshot.step, snapshot.state["seconds"], snapshot.progress["visits"])
+        progress = take_up(engine, start.checkpoint)
     return Session(run, folder, ranks, family(run.model.family), processor, rows, ledgers, plan, total, engine), progress
+
+
+def snapshot(session: Session, progress: Progress) -> Snapshot:
+    """All that a run goes on from; every rank asks, and rank 0 has it whole."""
+    model, optimizer = session.engine.model_state(), session.engine.optimizer_state()
+    state = {"seconds": progress.seconds, "ranks": session.ranks.world, "torch": torch.__version__}
+    return Snapshot(progress.step, model, optimizer, {"visits": progress.visits}, state)
+
+
+def take_up(engine: Engine, checkpoint: Path) -> Progress:
+    """Load a checkpoint whose digests have been checked into an engine, and say how far its run was."""
+    found = load(checkpoint)
+    engine.load_state(found.model, found.optimizer)
+    return Progress(found.step, found.state["seconds"], found.progress["visits"])
 
 
 def count_steps(run: Run, plan: Plan) -> int:

@@ -25,13 +25,13 @@ from vtool.evaluation.evaluate import evaluate
 from vtool.models.dummy import adding_dummy
 from vtool.models.one_pass import images_with_videos
 from vtool.profiling.profiler import Profiler, open_profiler
-from vtool.training.checkpoint import Snapshot, Writer
+from vtool.training.checkpoint import Writer
 from vtool.training.display import Display
 from vtool.training.finish import finish
 from vtool.training.metrics import append
 from vtool.training.read_back import check_arrival
 from vtool.training.run_folder import RunFolder
-from vtool.training.setup import Progress, Request, Session, open_session
+from vtool.training.setup import Progress, Request, Session, open_session, snapshot
 from vtool.training.start import Start, find_start
 from vtool.training.stop import StopRequest
 from vtool.training.tracking import Trackers, open_trackers
@@ -226,10 +226,8 @@ def _validate(session: Session, step: int, watchers: Watchers) -> None:
 
 
 def _save(session: Session, progress: Progress, writer: Writer) -> None:
-    model, optimizer = session.engine.model_state(), session.engine.optimizer_state()
-    state = {"seconds": progress.seconds, "ranks": session.ranks.world, "torch": torch.__version__}
-    snapshot = Snapshot(progress.step, model, optimizer, {"visits": progress.visits}, state)
-    session.ranks.on_rank_zero(lambda: writer.save(snapshot))
+    made = snapshot(session, progress)
+    session.ranks.on_rank_zero(lambda: writer.save(made))
 
 
 def _failure(session: Session, rule: str, message: str, batches: Sequence[Batch]) -> SharedFindings:

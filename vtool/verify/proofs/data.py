@@ -24,6 +24,7 @@ RANKS = (1, 2, 3)
 def label_masks(ground: Ground) -> Proof:
     """`label-masks-disagree`: two ways of masking, and the words of the row."""
     rule, what = "label-masks-disagree", f"labels of {len(ground.rows)} rows against the characters of their answers"
+    ground = ground.as_encoded()
     untold = []
     for place, sample in enumerate(ground.samples):
         row = ground.rows[place]

@@ -11,11 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from vtool.config.schema import Evaluation, Generate
 from vtool.data.collate import collate_prompts
 from vtool.data.encode import Prompt, Sample
 from vtool.diagnostics import Diagnostic, Origin
-from vtool.evaluation.evaluate import evaluate
+from vtool.evaluation.evaluate import mean_nll
 from vtool.models.dummy import adding_dummy
 from vtool.verify.proofs import reference
 from vtool.verify.proofs.data import forward
@@ -33,8 +32,8 @@ def loss(ground: Ground, allowed: Allowed) -> Proof:
     rule = "loss-differs"
     what = f"the loss of a step and of an evaluation of {len(ground.rows)} rows against −log p of each supervised token, in float64"
     session, progress = ground.open(micro_batch_size=2)
-    settings = Evaluation(batch_size=2, generate=Generate(max_new_tokens=1))
-    scored = evaluate(session.engine, session.rows["train"], range(len(ground.rows)), settings).nll
+    with session.engine.evaluating(), torch.no_grad():
+        scored = mean_nll(session.engine, session.rows["train"], range(len(ground.rows)), batch_size=2)
     taken = take(session, progress)
     wanted = reference.loss(ground, ground.model())
     # Of a mean of NLLs: what the logits of a row may move, its largest share of the loss.
@@ -112,12 +111,12 @@ def _own(ground: Ground, place: int, *, packed: bool) -> tuple[int, slice]:
 
 def _changed(ground: Ground, sample: Sample) -> Sample:
     """Other words, in the other order, and other pixels; as many of each."""
-    special = set(ground.processor.tokenizer.all_special_ids) | {ground.processor.ids.image, ground.processor.ids.video}
+    special = ground.vocabulary.special
     ids = sample.input_ids.clone()
     plain = torch.tensor([int(token) not in special for token in ids])
     ids[plain] = ids[plain].flip(0)
-    other = next(int(token) for token in sample.input_ids if int(token) not in special)
-    ids[plain.nonzero()[0]] = other + 1 if other + 1 not in special and other + 1 < len(ground.processor.tokenizer) else other - 1
+    first = plain.nonzero()[0]
+    ids[first] = next(word for word in range(len(ground.vocabulary)) if word not in special and word != int(ids[first]))
     given = sample.visuals.tensors()
     pixels = {name: -tensor.flip(0) for name, tensor in given.items() if name.startswith("pixel_values")}
     return replace(sample, input_ids=ids, visuals=replace(sample.visuals, **pixels))

@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from vtool.training.run_folder import RunFolder
 from vtool.training.setup import Progress, Session, build_engine, prepare_model
 from vtool.verify.live_rank import keep_flags
 from vtool.verify.proofs.pick import FRAMES, LOOKED_AT, Picked, pick, read
+from vtool.verify.proofs.vocabulary import Vocabulary, vocabulary
 from vtool.verify.proved import PROCESSES
 from vtool.verify.stand_in import stand_in
 
@@ -45,9 +46,14 @@ class Ground:
     run: Run
     family: Family
     processor: Processor
+    """In the ids of `vocabulary`."""
     rows: tuple[Row, ...]
     """The first usable rows of data.train, two of them as one chat, and one without its image."""
     samples: tuple[Sample, ...]
+    """In the ids of `vocabulary`."""
+    vocabulary: Vocabulary
+    encoded: tuple[Processor, tuple[Sample, ...]] = field(repr=False)
+    """Processor and samples as the run has them."""
     bare: nn.Module
     """The model as it is built, before anything is frozen or put into it. Never computed with: `model` gives copies."""
     folder: Path
@@ -77,6 +83,11 @@ class Ground:
     def supervised(self) -> int:
         """N, of all rows together."""
         return sum(sample.supervised for sample in self.samples)
+
+    def as_encoded(self) -> "Ground":
+        """The same, with processor and samples in the tokenizer's own ids. No model here can read them."""
+        processor, samples = self.encoded
+        return replace(self, processor=processor, samples=samples)
 
     def model(self, run: Run | None = None) -> nn.Module:
         """The model that is trained: frozen parts, adapters that are not 0."""
@@ -141,13 +152,21 @@ def lay(asked: Run, folder: Path, *, full_size: bool = False) -> Ground:
     known = family(run.model.family)
     processor = new_processor(asked.model, run.data.image, [text for row in first if row for text in row.texts()], run.data.video)
     picked, samples, said = pick(rows, processor, run, asked)
+    changes += said
     run = run.model_copy(update={"data": run.data.model_copy(update={"global_batch_size": PROCESSES * len(picked), "workers": 0})})
-    config = model_config(run.model, processor)
+    words = vocabulary(processor, samples, whole=full_size)
+    if (whole := len(processor.tokenizer)) != len(words):
+        changes += (f"a vocabulary of {whole} tokens → the {len(words)} that these rows use",)
+    encoded = (processor, samples)
+    processor, samples = words.processor(processor), tuple(words.sample(sample) for sample in samples)
+    config = model_config(run.model, processor, len(words))
     if asked.model.path is not None and not full_size:
         keep_flags(config, asked.model)
     config.save_pretrained(folder)
     bare = build_model(run.model, processor, folder, run.run.seed)
-    return Ground(run, known, processor, picked, samples, bare, folder, asked.data.global_batch_size, _packs_not(run), (*changes, *said))
+    return Ground(
+        run, known, processor, picked, samples, words, encoded, bare, folder, asked.data.global_batch_size, _packs_not(run), changes
+    )
 
 
 def _packs_not(run: Run) -> str:

@@ -77,8 +77,8 @@ def _counted(sample: Sample) -> Tensor:
 def nll(scores: Tensor, labels: Tensor) -> Tensor:
     """Σ −log p(token t + 1 | tokens to t) over the supervised tokens: [L, V] and [L] to a float64 scalar."""
     places = [place for place in range(1, len(labels)) if labels[place] != IGNORED]
-    chances = scores.double().log_softmax(-1)
-    return -torch.stack([chances[place - 1, labels[place]] for place in places]).sum() if places else chances.sum() * 0
+    chances = scores[[place - 1 for place in places]].double().log_softmax(-1)
+    return -chances[range(len(places)), labels[places]].sum() if places else scores.sum().double() * 0
 
 
 def positions(ground: Ground, sample: Sample) -> Tensor:

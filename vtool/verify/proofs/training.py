@@ -13,7 +13,7 @@ from vtool.export.huggingface import export, export_adapter
 from vtool.models.adapters import add_saved_adapter, is_adapter, pair_of
 from vtool.models.build import load_model
 from vtool.training import checkpoint
-from vtool.training.setup import Session
+from vtool.training.setup import Session, snapshot, take_up
 from vtool.verify.proofs.gradient import take
 from vtool.verify.proofs.ground import Ground
 from vtool.verify.proofs.proof import Difference, Proof, failed, held, listed
@@ -94,15 +94,25 @@ def resume(ground: Ground, ranks: Ranks, *, own_engine: bool = False) -> Proof:
     straight, progress = ground.open(ranks, own_engine=own_engine)
     what = f"weights and optimiser state after two steps, against a checkpoint between them{_on(straight)}"
     take(straight, progress)
-    saved = checkpoint.Snapshot(1, straight.engine.model_state(), straight.engine.optimizer_state(), {"visits": progress.visits}, {})
+    progress.step = 1
+    saved = snapshot(straight, progress)
     path = ranks.on_rank_zero(lambda: checkpoint.save(ground.folder / "checkpoints", saved, 1))
     first = take(straight, progress, step=2)
     wanted = _state(straight)
-    again, progress = ground.open(ranks, own_engine=own_engine)
-    snapshot = checkpoint.load(path)
-    again.engine.load_state(snapshot.model, snapshot.optimizer)
-    second = take(again, progress, _batches(straight, 2), step=2)
-    found = [Difference("the loss of step 2", abs(first.loss - second.loss), 0.0)]
+    again, _ = ground.open(ranks, own_engine=own_engine)
+    went_on = take_up(again.engine, path)
+    planned, resumed = ([list(batch.indices) for batch in _batches(*one)] for one in ((straight, 2), (again, went_on.step + 1)))
+    if went_on.step != 1 or planned != resumed:
+        return failed(
+            rule,
+            what,
+            f"after step 1 come rows {planned} in a run that was never stopped, and {resumed} in one that goes on from step {went_on.step}",
+        )
+    second = take(again, went_on, step=went_on.step + 1)
+    found = [
+        Difference("the loss of step 2", abs(first.loss - second.loss), 0.0),
+        Difference("how often each row has been trained on", float((progress.visits - went_on.visits).abs().max()), 0.0),
+    ]
     there = _state(again)
     for name in wanted.keys() | there.keys():
         if name not in wanted or name not in there:
