@@ -43,7 +43,7 @@ def allowed_in_documents(lengths: Sequence[int], device: torch.device | None = N
     """
     allowed = torch.zeros(sum(lengths), sum(lengths), dtype=torch.bool, device=device)
     for end, length in zip(accumulate(lengths), lengths, strict=True):
-        allowed[end - length : end, end - length : end].fill_(True).tril_()
+        allowed[end - length : end, end - length : end] = torch.ones(length, length, dtype=torch.bool, device=device).tril_()
     return allowed[None, None]
 
 
