@@ -33,6 +33,7 @@ bench: .venv/installed-dev .venv/installed-bench  ## print the benchmarks: ratio
 	$(BIN)/python -m benchmarks.save
 	$(BIN)/python -m benchmarks.loop
 	$(BIN)/python -m benchmarks.packing
+	$(BIN)/python -m benchmarks.masks
 	$(BIN)/python -m benchmarks.profiling
 	$(BIN)/python -m benchmarks.engines
 

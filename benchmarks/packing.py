@@ -8,8 +8,6 @@ model of 4 layers of 256 features. Each way computes the same Σ NLL, which is c
     padded, 8 by length    the same, sorted by length first
     packed                 rows of at most 512, or 2048 tokens: `data.packing=token_budget`
 
-Then what it costs to build the masks of packed rows, by `vtool.models.masks` and by a loop over documents.
-
     python -m benchmarks.packing [--rows N]
 """
 
@@ -22,7 +20,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from vtool.data.collate import Batch, collate
 from vtool.data.encode import Sample, Visuals
@@ -30,7 +27,6 @@ from vtool.data.loss import summed_nll
 from vtool.data.packing import collate_packed, pack, with_positions
 from vtool.models.attention import attend_by_document
 from vtool.models.families import family
-from vtool.models.masks import allowed_in_documents
 from vtool.models.tokens import TokenIds
 
 ROUNDS = 3
@@ -104,23 +100,6 @@ def ways(rows: list[Sample]) -> dict[str, Callable[[], list[Batch]]]:
     }
 
 
-def by_loop(lengths: Sequence[int]) -> Tensor:
-    """A mask made document after document, row after row."""
-    allowed = torch.zeros(1, 1, sum(lengths), sum(lengths), dtype=torch.bool)
-    start = 0
-    for length in lengths:
-        for place in range(length):
-            allowed[0, 0, start + place, start : start + place + 1] = True
-        start += length
-    return allowed
-
-
-def cpu(work: Callable[[], object]) -> float:
-    began = time.process_time()
-    work()
-    return time.process_time() - began
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=48)
@@ -145,10 +124,6 @@ def main() -> None:
             ratio = median(base / its for (base, _), (its, _) in zip(seen["padded"][1:], runs[1:], strict=True))
             apart = runs[0][1] / wanted - 1
             print(f"  {name:20} {supervised / seconds:8.0f} supervised tokens/s   {ratio:5.2f} of padded   Σ NLL {apart:+.0e}")
-    lengths = [64] * 32
-    assert torch.equal(allowed_in_documents(lengths), by_loop(lengths))
-    ratio = median(cpu(lambda: by_loop(lengths)) / cpu(lambda: allowed_in_documents(lengths)) for _ in range(ROUNDS))
-    print(f"mask of {len(lengths)} documents, {sum(lengths)} tokens: {ratio:.1f} times as fast as a loop")
 
 
 if __name__ == "__main__":

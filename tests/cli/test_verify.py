@@ -100,6 +100,15 @@ def test_a_json_array_is_one_sentence_that_says_what_to_write() -> None:
     assert "help: jq -c '.[]' rows.json > rows.jsonl" in err
 
 
+@pytest.mark.parametrize("left_out", [("--fast",), ("--only", "rows-lost")], ids=["fast", "only"])
+def test_a_row_is_not_shown_where_rows_are_not_audited(left_out: tuple[str, ...]) -> None:
+    code, out, _ = run("digits", *left_out, "--row", "digits:0", "--format", "json")
+    (finding,) = json.loads(out)["results"][0]["findings"]
+    assert (code, finding["rule"]) == (2, "unknown-choice")
+    assert finding["message"].startswith("--row digits:0: ")
+    assert f"which {left_out[0]} leaves out" in finding["message"]
+
+
 def test_a_row_that_is_not_there_exits_2() -> None:
     write_rows(Path("rows.jsonl"), [GOOD])
     code, _, err = run("rows.jsonl", "--row", "9")

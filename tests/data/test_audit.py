@@ -10,6 +10,7 @@ from tests.rows import chat, decompression_bomb, mixed_rows, picture, write_rows
 from tests.runs import encoded, messages, request
 from vtool.data.audit import look, settle, warnings
 from vtool.data.loader import EncodedRows
+from vtool.data.row import Row
 from vtool.diagnostics import Diagnostic
 
 
@@ -88,6 +89,41 @@ def test_rows_that_would_end_in_a_traceback_are_findings(tmp_path: Path, workers
     assert [finding.rule for finding in findings] == wanted
     assert ledger.kept == (0,)
     assert all(len(finding.message) < 400 for finding in findings)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_error_that_no_rule_is_for_is_its_rows_own_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int) -> None:
+    """All is told that leads to it: it may be a defect of vtool."""
+    from vtool.data import encode
+
+    real = encode.render_chat
+
+    def breaks_on_one(row: Row, *rest: Any) -> Any:
+        return real(row, *rest) if row.id != "rows.jsonl:2" else [].pop()
+
+    rows = rows_of(tmp_path, [chat("a", "b")] * 3)
+    monkeypatch.setattr(encode, "render_chat", breaks_on_one)
+    ledger, (finding, too_many) = audit_of(rows, workers)
+    assert ledger.kept == (0, 2)
+    assert (finding.rule, too_many.rule) == ("broken-row", "too-many-dropped-rows")
+    assert "rows.jsonl:2: looking at the row raised IndexError: pop from empty list (raised at " in finding.message
+    assert "tests/data/test_audit.py:" in finding.message
+    assert ", called at vtool/data/encode.py:" in finding.message
+    assert finding.origin is not None
+    assert finding.origin.line == 2
+
+
+@pytest.mark.parametrize("kind", [MemoryError, KeyboardInterrupt])
+def test_an_error_that_is_not_of_the_row_goes_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[BaseException]) -> None:
+    from vtool.data import encode
+
+    def breaks(*_: Any) -> Any:
+        raise kind
+
+    rows = rows_of(tmp_path, [chat("a", "b")])
+    monkeypatch.setattr(encode, "render_chat", breaks)
+    with pytest.raises(kind):
+        audit_of(rows)
 
 
 def test_a_ledger_says_how_many_rows_were_dropped_for_which_rule(tmp_path: Path) -> None:

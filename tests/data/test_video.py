@@ -206,9 +206,11 @@ def cut_off(path: Path) -> Path:
         (lambda path: path.write_bytes(b""), "cannot be decoded"),
         (unknown_codec, "codec"),
         (sound, "it has no video in it"),
-        (lambda path: picture(path.with_suffix(".png"), 4000, 8).rename(path), "aspect ratio"),
+        (lambda path: film(path, 2, 4000, 16), "aspect ratio"),
+        (lambda path: picture(path.with_suffix(".png")).rename(path), "is a picture, and not a video"),
+        (lambda path: Image.new("RGB", (56, 56)).save(path, "JPEG"), "is a picture, and not a video"),
     ],
-    ids=["cut off", "without an index", "text", "empty", "unknown codec", "sound", "narrow"],
+    ids=["cut off", "without an index", "text", "empty", "unknown codec", "sound", "narrow", "PNG", "JPEG"],
 )
 def test_a_file_that_is_no_whole_video_is_one_finding(tmp_path: Path, made: Any, words: str) -> None:
     made(tmp_path / "a.mp4")
@@ -219,6 +221,41 @@ def test_a_file_that_is_no_whole_video_is_one_finding(tmp_path: Path, made: Any,
     assert "rows.jsonl:1" in broken.message
     assert words in broken.message
     assert broken.origin is not None
+
+
+@pytest.mark.parametrize("ending", ["gif", "png"])
+def test_a_picture_that_moves_is_a_video(tmp_path: Path, ending: str) -> None:
+    pictures = [Image.new("RGB", (56, 56), (40 * number, 0, 0)) for number in range(5)]
+    pictures[0].save(tmp_path / f"a.{ending}", save_all=True, append_images=pictures[1:], duration=100)
+    clip = clip_of(tmp_path, Video(str(tmp_path / f"a.{ending}"), fps=10))
+    assert clip.total == 5
+    assert [np.asarray(frame)[0, 0, 0] for frame in clip.frames[:4]] == pytest.approx([0, 40, 80, 120], abs=2)
+
+
+def test_at_any_rate_a_row_is_used_or_told_why_not(tmp_path: Path) -> None:
+    """A rate that asks for less than one frame, or more than there are: of GLM-4V, which goes by time, nothing was shown, or it hung."""
+    film(tmp_path / "a.mp4", 60)
+    rows = [chat("<video>", "b") | {"videos": [{"video": "a.mp4", "fps": fps}]} for fps in (0.001, 1e9, 1e308, 10**400)]
+    for more in ((), ("data.video.fps=0.003",)):
+        ledger, findings = audited(tmp_path, rows, "model.family=glm4v", "data.max_dropped_rows=1", *more)
+        assert (ledger.kept, findings) == ((0, 1, 2), [])
+        (last,) = ledger.dropped
+        assert last.rule == "malformed-messages"
+        assert '"fps" of a video is a number above 0' in last.message
+
+
+def test_a_list_with_more_frames_than_the_seconds_that_are_shown_says_so(tmp_path: Path) -> None:
+    (file,) = frames(tmp_path, "f", 1)
+    rows = [chat("<video>", "b") | {"videos": [{"video": [file] * count, "fps": 0.003}]} for count in (3, 601)]
+    _, (finding, _) = audited(tmp_path, rows, "model.family=glm4v")
+    assert finding.rule == "too-many-frames"
+    assert finding.message.startswith(
+        "rows.jsonl:2: a video has 601 frames, and at most 600 are shown of one, as many as in 300 seconds at 2 a"
+    )
+    assert finding.help is not None
+    assert "data.video.max_frames=601" in finding.help
+    ledger, findings = audited(tmp_path, rows, "model.family=glm4v", "data.video.max_frames=601")
+    assert (ledger.kept, findings) == ((0, 1), [])
 
 
 def test_frames_of_several_sizes_and_frames_cut_off_are_named(tmp_path: Path) -> None:

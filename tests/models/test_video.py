@@ -1,8 +1,10 @@
 """Videos are sampled, sized and cut as transformers' video processors do it, and stand in the text as its processors write them."""
 
 import json
+import math
 import os
 import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from vtool.data.collate import collate
 from vtool.data.video import open_clip
 from vtool.diagnostics import Findings
 from vtool.models.families import FAMILIES
+from vtool.models.frames import by_seconds
 from vtool.models.processor import Processor, load_processor
 from vtool.models.video import FILE
 
@@ -75,6 +78,41 @@ def test_frames_are_counted_by_the_familys_own_rule(tmp_path: Path) -> None:
     assert shown["qwen2_vl"] == shown["qwen2_5_vl"] == [0, 5, 10, 15, 20, 25]
     assert shown["qwen3_vl"] == shown["qwen3_5"] == [0, 6, 12, 17, 23, 29]
     assert shown["glm4v"] == [0, 5, 10, 15, 20, 25]
+
+
+@EACH
+def test_a_rate_that_no_file_has_shows_a_frame_at_least_and_all_at_most(tmp_path: Path, name: str) -> None:
+    _, processor = rows_of(tmp_path, name)
+    for fps in (5e-324, 1e-9, 0.001, 0.003, 0.01):
+        picked = processor.video.sample(600, 1.0, fps)
+        assert 1 <= len(set(picked)) <= max(600 * fps, 4)
+        assert all(0 <= frame < 600 for frame in picked)
+    for fps in (60.0, 1e9, 1e300, sys.float_info.max):
+        assert sorted(set(processor.video.sample(300, 30.0, fps))) == list(range(300))
+
+
+def test_ticks_beyond_two_to_a_frame_change_nothing() -> None:
+    """As many as transformers goes through (video_processing_glm4v.py, `sample_frames`)."""
+    for total in (1, 2, 7, 30, 301):
+        for rate in (0.1, 10.0, 23.976, 29.97):
+            for fps in (rate / 3, rate, 1.7 * rate, 2 * rate, 2.1 * rate, 3.7 * rate, 100 * rate):
+                ticks = range(max(math.floor(total / rate * fps), 1))
+                theirs = list(dict.fromkeys(min(total - 1, math.ceil(tick * rate / fps)) for tick in ticks))
+                assert by_seconds(total, rate, fps, 10**6, 10**6, 1) == theirs
+
+
+def test_a_list_is_not_refused_for_its_time_but_for_its_frames(tmp_path: Path) -> None:
+    """Three frames of a time-lapse may take an hour. 300 seconds at GLM-4V's own 2 a second are 600."""
+    _, plain = rows_of(tmp_path, "glm4v")
+    _, slow = rows_of(tmp_path, "glm4v", "data.video.fps=0.003")
+    assert plain.video.most_listed(0.003) == slow.video.most_listed(0.003) == 600
+    assert plain.video.most_listed(30.0) == 9000
+    _, more = rows_of(tmp_path, "glm4v", "data.video.max_frames=601")  # as the finding says
+    assert more.video.most_listed(0.003) == 601
+    _, fewer = rows_of(tmp_path, "glm4v", "data.video.max_frames=4")
+    assert fewer.video.most_listed(0.003) == fewer.video.most_listed(30.0) == 4
+    _, other = rows_of(tmp_path, "qwen3_vl")
+    assert other.video.most_listed(0.003) == 768
 
 
 @EACH
@@ -157,8 +195,8 @@ def test_transformers_own_processors_give_the_same(tmp_path: Path) -> None:
                 text = processor.tokenizer.apply_chat_template(row.messages, tokenize=False)
                 asked.append({"folder": str(folder), "text": text, "clips": described, "images": list(row.images)})
                 ours.append((name, collate([rows.sample(index)], processor).inputs))
-            for total, rate in ((1, 5.0), (2, 30.0), (7, 2.0), (30, 10.0), (90, 29.97), (301, 25.0), (20_000, 24.0)):
-                for fps in (None, 1.0, 3.7):
+            for total, rate in ((1, 5.0), (2, 30.0), (7, 2.0), (30, 10.0), (90, 29.97), (301, 25.0), (7193, 23.976), (20_000, 24.0)):
+                for fps in (None, 0.05, 1.0, 3.7, 23.976, 70.0, 1000.0):
                     if total >= 2 or name == "glm4v":  # of a single frame Qwen2-VL's divides by zero, and Qwen3-VL's finds no size
                         sampled.append(
                             {

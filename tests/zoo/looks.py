@@ -149,6 +149,23 @@ class Proved:
 
 
 @dataclass(frozen=True, slots=True)
+class EveryProof:
+    """All that one process proves of a run, and `rule`."""
+
+    rule: str
+    overrides: tuple[str, ...] = ()
+
+    def __call__(self, folder: Path) -> tuple[Diagnostic, ...]:
+        from vtool.verify.proofs.ground import lay
+        from vtool.verify.prove import prove_on
+        from vtool.verify.proved import ALONE
+
+        (folder / "proofs").mkdir()
+        proofs = prove_on(lay(made(folder, *self.overrides).run, folder / "proofs"), Ranks(), list(dict.fromkeys((*ALONE, self.rule))))
+        return tuple(proof.finding for proof in proofs if proof.finding)
+
+
+@dataclass(frozen=True, slots=True)
 class Family:
     """All that one process proves of a model family, and whether its settings arrive."""
 

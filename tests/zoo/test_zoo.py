@@ -1,11 +1,13 @@
 """Each defect is caught by the check that is for it, and by that alone; of healthy code the same checks say nothing."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from tests.zoo.defect import Defect, Look
+from tests.zoo.looks import EveryProof, Proved
 from tests.zoo.zoo import DEFECTS, LOOKS, ask, ask_with, figures, is_caught, page, said
 from vtool.diagnostics import RULES
 
@@ -31,6 +33,17 @@ def test_of_healthy_code_a_check_says_nothing(look: Look) -> None:
 def test_a_defect_is_caught_by_the_check_that_names_it(defect: Defect) -> None:
     found = ask_with(defect)
     assert is_caught(defect, found), f"{defect.summary} Said: {said(found)}"
+
+
+PROVED = [(defect, defect.look) for defect in DEFECTS if isinstance(defect.look, Proved) and defect.look.world == 1]
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(("defect", "look"), PROVED, ids=[defect.name for defect, _ in PROVED])
+def test_among_all_proofs_the_one_that_is_for_a_defect_names_it(defect: Defect, look: Proved) -> None:
+    """Others may speak as well: a mask that lets the future be seen changes the loss and the gradient too."""
+    found = ask_with(replace(defect, look=EveryProof(look.rule, look.overrides)))
+    assert any(is_caught(defect, [finding]) for finding in found), said(found)
 
 
 def test_there_are_enough_of_them_each_of_its_own_and_of_a_rule_that_there_is() -> None:

@@ -73,6 +73,7 @@ def verify(
             _refuse_proofs(only=bool(only), fast=fast, full_size=full_size)
             loaded = load_run(ROWS_RECIPE, [f"data.train=[{{format:messages,path:{_quoted(subject)}}}]", *given])
         else:
+            _refuse_rows(row or [], only=bool(only), fast=fast)
             loaded = load_run(subject, given)
         from vtool.verify.rows import audit_rows
 
@@ -113,6 +114,19 @@ def _refuse_proofs(**given: bool) -> None:
     if named := [f"--{name.replace('_', '-')}" for name, on in given.items() if on]:
         message = f"{', '.join(named)}: a file of rows is audited as it is; proofs are of a recipe"
         raise Findings(Diagnostic("unknown-choice", message, "name a recipe whose data.train is this file"), fatal=True)
+
+
+def _refuse_rows(rows: list[str], **given: bool) -> None:
+    """Where rows are not audited, none is shown.
+
+    Raises:
+        Findings: `unknown-choice`.
+    """
+    from vtool.diagnostics import Diagnostic, Findings
+
+    if rows and (named := [f"--{name}" for name, on in given.items() if on]):
+        message = f"--row {rows[0]}: a row is shown by the audit of rows, which {' and '.join(named)} leaves out"
+        raise Findings(Diagnostic("unknown-choice", message, f"ask without {' and '.join(named)}, or without --row"), fatal=True)
 
 
 def _result(subject: str, audit: "Audit", settings: "Data") -> "Result":

@@ -2,9 +2,11 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from traceback import extract_tb
 from typing import Any
 
 import xxhash
@@ -13,7 +15,8 @@ from torch.utils.data import DataLoader, Dataset
 from vtool.config.schema import Data, Run
 from vtool.data.labels import check_features, check_labels
 from vtool.data.loader import EncodedRows
-from vtool.data.row import Row
+from vtool.data.row import Row, shown
+from vtool.data.sources import Rows
 from vtool.diagnostics import Diagnostic, Findings
 
 # More findings of one rule than this are counted, not listed.
@@ -108,9 +111,16 @@ class _Look(Dataset[Audited]):
 
     def __getitem__(self, index: int) -> Audited:
         try:
-            sample = self.rows.sample(index)
+            return self._look(index)
         except Findings as findings:
             return Audited(index, finding=findings.diagnostics[0])
+        except MemoryError:  # of the machine, not of the row
+            raise
+        except Exception as error:  # one row's must not take the audit of all others along
+            return Audited(index, finding=_unforeseen(self.rows.rows, index, error))
+
+    def _look(self, index: int) -> Audited:
+        sample = self.rows.sample(index)
         row = self.rows.rows.row(index)
         finding = check_features(sample, self.rows.processor, row) or check_labels(sample, self.rows.processor, row)
         return Audited(
@@ -126,6 +136,23 @@ class _Look(Dataset[Audited]):
             images_digest=_digest(row),
             finding=finding,
         )
+
+
+def _unforeseen(rows: Rows, index: int, error: Exception) -> Diagnostic:
+    """What nobody has thought of. It may well be a defect of vtool, and so all is told that leads there."""
+    own = Path(__file__).parents[1]
+    calls = extract_tb(error.__traceback__)
+    ours = [call for call in calls if Path(call.filename).is_relative_to(own)]
+    raised = "/".join(Path(calls[-1].filename).parts[-3:])
+    where = f"raised at {raised}:{calls[-1].lineno}"
+    if ours and ours[-1] is not calls[-1]:
+        where += f", called at {Path(ours[-1].filename).relative_to(own.parent)}:{ours[-1].lineno}"
+    message = f"{rows.name(index)}: looking at the row raised {type(error).__name__}: {shown(error)} ({where})"
+    origin = None
+    with suppress(Exception):  # it may be what raised
+        origin = rows.row(index).origin
+    help = "see what this row has that others have not; where it is in order, this is a defect of vtool: report it with these words"
+    return Diagnostic("broken-row", message, origin=origin, help=help)
 
 
 def _digest(row: Row) -> int:

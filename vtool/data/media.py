@@ -1,6 +1,6 @@
 """Where a row says that its images and videos are."""
 
-import math
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -48,7 +48,7 @@ def locate_video(given: Any, options: Mapping[str, Any], name: str, folder: Path
         if options.get(key) is not None:
             raise refuse("malformed-messages", f'{name}: a video has "{key}", which is not read', origin, help=instead)
     fps = options.get("fps", options.get("sample_fps"))
-    if fps is not None and (isinstance(fps, bool) or not isinstance(fps, int | float) or not 0 < fps < math.inf):
+    if fps is not None and (isinstance(fps, bool) or not isinstance(fps, int | float) or not 0 < fps <= sys.float_info.max):
         raise refuse("malformed-messages", f'{name}: "fps" of a video is a number above 0; here it is {shown(fps)}', origin)
     if isinstance(given, list):
         if not given:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vtool.data.row import Row, Video, refuse, shown
+from vtool.diagnostics import Findings
 from vtool.models.video import VideoProcessor
 
 
@@ -30,6 +31,10 @@ class _Undecodable(Exception):
     """Why a file's frames cannot be had."""
 
 
+class _Picture(Exception):
+    """The file is a picture."""
+
+
 def open_clip(row: Row, video: Video, processor: VideoProcessor) -> Clip:
     """Decode what is shown of a video. Frames given as a list are all shown.
 
@@ -39,9 +44,8 @@ def open_clip(row: Row, video: Video, processor: VideoProcessor) -> Clip:
     if isinstance(video.source, str):
         return _of_file(row, video.source, video.fps, processor)
     rate, count = video.fps or processor.fps, len(video.source)
-    if count > (most := processor.most(rate)):
-        message = f"{row.id}: a video has {count} frames, and at most {most} are shown of one"
-        raise refuse("too-many-frames", message, row.origin, parameter="data.video.max_frames")
+    if count > (most := processor.most_listed(rate)):
+        raise _too_many(row, count, most, rate, processor)
     frames = [_picture(row, frame) for frame in video.source]
     sizes = list(dict.fromkeys(frame.size for frame in frames))
     if len(sizes) > 1:
@@ -49,6 +53,14 @@ def open_clip(row: Row, video: Video, processor: VideoProcessor) -> Clip:
         message = f"{row.id}: the frames of a video differ in size: {_by(sizes[0])} pixels, and frame {first} has {_by(sizes[1])}"
         raise refuse("broken-video", message, row.origin)
     return Clip(frames, range(count), count, rate)
+
+
+def _too_many(row: Row, count: int, most: int, rate: float, processor: VideoProcessor) -> Findings:
+    message, help = f"{row.id}: a video has {count} frames, and at most {most} are shown of one", None
+    if most != processor.max_frames:
+        message += f", as many as in {processor.max_seconds:g} seconds at {max(rate, processor.usual_fps):g} a second"
+        help = f"list fewer frames, or set data.video.max_frames={count}, which allows as many seconds as they take"
+    return refuse("too-many-frames", message, row.origin, parameter="data.video.max_frames", help=help)
 
 
 def _by(size: tuple[int, int]) -> str:
@@ -74,6 +86,9 @@ def _of_file(row: Row, path: str, fps: float | None, processor: VideoProcessor) 
         raise refuse("video-decoder-missing", message, row.origin, help=help) from error
     try:
         return _decode(path, lambda total, rate: processor.sample(total, rate, fps))
+    except _Picture as error:
+        help = 'write {"type": "image"}, or an <image> tag, or give the video as a list of its frames, though it be of one: ["frame.png"]'
+        raise refuse("broken-video", f"{row.id}: {path} is a picture, and not a video", row.origin, help=help) from error
     except (_Undecodable, av.FFmpegError, OSError, ValueError) as error:
         why = str(error) if isinstance(error, _Undecodable) else shown(error)
         raise refuse("broken-video", f"{row.id}: {path} cannot be decoded: {why}", row.origin) from error
@@ -84,13 +99,15 @@ def _decode(path: str, pick: Callable[[int, float], list[int]]) -> Clip:
 
     How many frames there are stands in the file, where it is not a stream; where that is wrong, it is decoded again.
     """
-    declared, rate, promised = _declared(path)
+    declared, rate, promised, still = _declared(path)
     total = declared or _count(path)
     indices = pick(total, rate) if total else []
     seen = _frames(path, frozenset(indices))
     found = seen.total
     if not found:
         raise _Undecodable("it has no frames")
+    if still and found == 1:
+        raise _Picture
     if found < declared and promised is not None and seen.ends < promised - 2 / rate:
         raise _Undecodable(f"it is cut off: {found} of {declared} frames are there, {seen.ends:.1f} of {promised:.1f} seconds")
     if found != total:  # an edit list leaves out what the file has
@@ -112,8 +129,9 @@ def _open(path: str) -> Any:
     return container
 
 
-def _declared(path: str) -> tuple[int, float, float | None]:
-    """What a file says of itself: its frames, 0 where it does not say; frames a second; and when its video ends, in seconds."""
+def _declared(path: str) -> tuple[int, float, float | None, bool]:
+    """What a file says of itself: its frames, 0 where it does not say; frames a second; when its video ends, in seconds; and whether it is
+    a picture's file, such as PNG or JPEG, of which several can follow each other. A GIF is none."""
     with _open(path) as container:
         stream = container.streams.video[0]
         if stream.codec_context is None:
@@ -124,7 +142,7 @@ def _declared(path: str) -> tuple[int, float, float | None]:
         ends = None
         if stream.duration is not None:
             ends = float(((stream.start_time or 0) + stream.duration) * stream.time_base)
-        return stream.frames, float(rate), ends
+        return stream.frames, float(rate), ends, container.format.name.endswith(("_pipe", "image2"))
 
 
 def _count(path: str) -> int:

@@ -8,7 +8,7 @@ RULES = (
     Rule(
         name="broken-row",
         code="VT601",
-        summary="A line of a rows file is not a JSON object.",
+        summary="A line of a rows file is not a JSON object, or its row raises an error that vtool has no rule for.",
         why="A loader that skips it trains on fewer rows than the file has, and says nothing.",
         bad='{"messages": [{"role": "user", "content": "Hi"',
         good='{"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]}',
@@ -194,7 +194,7 @@ RULES = (
     Rule(
         name="broken-video",
         code="VT641",
-        summary="A video cannot be decoded to its last frame, has no frames, or frames of several sizes.",
+        summary="A video cannot be decoded to its last frame, has no frames, or frames of several sizes, or it is a picture.",
         why="A decoder that stops where a file is cut off shows fewer frames, at other times, and says nothing.",
         bad="a clip.mp4 whose download was cut off",
         good="the whole clip.mp4",

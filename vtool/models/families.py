@@ -123,7 +123,7 @@ class Family:
             pad=pad if pad is not None else tokenizer.eos_token_id,
         )
 
-    def sample(self, total: int, rate: float, fps: float, least: int, most: int, together: int) -> list[int]:
+    def sample(self, total: int, rate: float, fps: float, least: int, most: int, seconds: float, together: int) -> list[int]:
         """The numbers of the frames that are shown of a video file.
 
         Args:
@@ -131,6 +131,7 @@ class Family:
             rate: frames a second.
             fps: those wanted of each second.
             least, most: the fewest and the most frames.
+            seconds: a longer video is thinned out to `most` frames, in a family that goes by time.
             together: frames of a patch.
         """
         return evenly_in_pairs(total, rate, fps, least, most, together)

@@ -23,15 +23,19 @@ def evenly_in_pairs(total: int, rate: float, fps: float, least: int, most: int, 
 
 def evenly(total: int, rate: float, fps: float, least: int, most: int) -> list[int]:
     """Qwen3-VL and Qwen3.5 (video_processing_qwen3_vl.py, `sample_frames`): from the first frame to the last."""
-    count = min(max(int(total / rate * fps), least), most, total)
+    count = int(min(max(total / rate * fps, least), most, total))
     picked: list[int] = np.linspace(0, total - 1, count).round().astype(int).tolist()
     return picked
 
 
-def by_seconds(total: int, rate: float, fps: float, most: int, together: int) -> list[int]:
-    """GLM-4V (video_processing_glm4v.py, `sample_frames`): the frame that is there at each tick, none of them twice."""
+def by_seconds(total: int, rate: float, fps: float, most: int, seconds: float, together: int) -> list[int]:
+    """GLM-4V (video_processing_glm4v.py, `sample_frames`): the frame that is there at each tick, none of them twice.
+
+    Of a video that is longer than `seconds`, `most` frames at equal distances.
+    """
     last, duration = total - 1, total / rate
-    if duration <= most / fps:
+    if duration <= seconds:
+        fps = min(fps, 2 * rate)  # two ticks to a frame meet each of them; more take longer, and meet no others
         picked = [min(last, math.ceil(tick * rate / fps)) for tick in range(max(math.floor(duration * fps), 1))]
     elif most >= total:
         picked = list(range(total))

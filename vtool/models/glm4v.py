@@ -39,8 +39,8 @@ class Glm4v(Family):
         side = round(table["vision_positions"] ** 0.5)
         return super().vision_config(table) | {"image_size": side * self.images.patch_size}
 
-    def sample(self, total: int, rate: float, fps: float, least: int, most: int, together: int) -> list[int]:
-        return by_seconds(total, rate, fps, most, together)
+    def sample(self, total: int, rate: float, fps: float, least: int, most: int, seconds: float, together: int) -> list[int]:
+        return by_seconds(total, rate, fps, most, seconds, together)
 
     def video_text(self, names: TokenNames, indices: Sequence[int], rate: float, together: int) -> str:
         """Each patch's frames with the whole second of their first (processing_glm4v.py, `replace_video_token`)."""

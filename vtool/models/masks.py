@@ -37,10 +37,14 @@ def allowed_in_rows(keep: Tensor) -> Tensor:
 
 
 def allowed_in_documents(lengths: Sequence[int], device: torch.device | None = None) -> Tensor:
-    """Causal attention inside each of several documents in one row, bool [1, 1, L, L]."""
-    numbers = torch.arange(len(lengths), device=device).repeat_interleave(torch.tensor(lengths, device=device))
-    allowed = numbers[:, None] == numbers
-    return allowed.tril_()[None, None]
+    """Causal attention inside each of several documents in one row, bool [1, 1, L, L].
+
+    Document after document: most of the mask is False, and comparing each token with each other takes longer (benchmarks/masks.py).
+    """
+    allowed = torch.zeros(sum(lengths), sum(lengths), dtype=torch.bool, device=device)
+    for end, length in zip(accumulate(lengths), lengths, strict=True):
+        allowed[end - length : end, end - length : end] = torch.ones(length, length, dtype=torch.bool, device=device).tril_()
+    return allowed[None, None]
 
 
 def to_sdpa(allowed: Tensor) -> Tensor:

@@ -36,7 +36,7 @@ class Qwen35(Family):
             "linear_value_head_dim": linear_dim,
         }
 
-    def sample(self, total: int, rate: float, fps: float, least: int, most: int, together: int) -> list[int]:
+    def sample(self, total: int, rate: float, fps: float, least: int, most: int, seconds: float, together: int) -> list[int]:
         return evenly(total, rate, fps, least, most)
 
     def video_text(self, names: TokenNames, indices: Sequence[int], rate: float, together: int) -> str:

@@ -32,7 +32,7 @@ class Qwen3VL(Family):
         stacked = {"deepstack_visual_indexes": [depth // 2 - 1, depth - 1], "num_position_embeddings": table["vision_positions"]}
         return super().vision_config(table) | stacked
 
-    def sample(self, total: int, rate: float, fps: float, least: int, most: int, together: int) -> list[int]:
+    def sample(self, total: int, rate: float, fps: float, least: int, most: int, seconds: float, together: int) -> list[int]:
         return evenly(total, rate, fps, least, most)
 
     def video_text(self, names: TokenNames, indices: Sequence[int], rate: float, together: int) -> str:

@@ -1,6 +1,7 @@
 """The video processor: which frames of a video are shown, and what the vision tower is given of them."""
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -45,15 +46,30 @@ class VideoProcessor:
         return int(self.frames.temporal_patch_size)
 
     def most(self, fps: float) -> int:
-        """The most frames that are shown at this rate."""
-        by_time = () if self.max_seconds is None else (int(round(self.max_seconds * fps, 6)),)
-        by_count = () if self.max_frames is None else (self.max_frames,)
-        return min((*by_time, *by_count), default=_NO_BOUND)
+        """The most frames that are shown of a file at this rate: one at least."""
+        by_time = _NO_BOUND if self.max_seconds is None else max(round(self.max_seconds * fps, 6), 1)
+        by_count = _NO_BOUND if self.max_frames is None else self.max_frames
+        return int(min(by_time, by_count, _NO_BOUND))
+
+    @property
+    def usual_fps(self) -> float:
+        """The family's own rate, or the one that is set, if that is higher."""
+        return max(self.fps, CLIPS[self.family.model_type].fps)
+
+    def most_listed(self, rate: float) -> int:
+        """The most frames of a list with so many a second: as many as of a file at that rate, or at the usual one.
+
+        Seconds alone would refuse a time-lapse, three frames of which may be an hour.
+        """
+        return self.most(max(rate, self.usual_fps))
 
     def sample(self, total: int, rate: float, fps: float | None = None) -> list[int]:
         """The numbers of the frames that are shown of a video of `total` frames, `rate` a second."""
         wanted = fps or self.fps
-        return self.family.sample(total, rate, wanted, self.min_frames, self.most(wanted), self.together)
+        seconds = math.inf if self.max_seconds is None else self.max_seconds
+        if self.max_frames is not None:
+            seconds = min(seconds, self.max_frames / wanted)
+        return self.family.sample(total, rate, wanted, self.min_frames, self.most(wanted), seconds, self.together)
 
     def cut(self, frames: Sequence[Any]) -> tuple[Tensor, tuple[int, int, int]]:
         """Patches float32 [P, W] of the frames of a video, PIL images of one size, and their grid along time, height and width.
