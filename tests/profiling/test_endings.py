@@ -91,6 +91,7 @@ def ranks_of(process: "subprocess.Popen[Any]") -> list[int]:
     return sorted(pid for pid in children if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes())
 
 
+@pytest.mark.soak
 def test_a_rank_that_is_killed_before_the_interval_had_promised_nothing_yet(folder: Path) -> None:
     later = [word.replace("[3,40]", "[30,40]") for word in LONG]
     process = start_and_wait_for(2, folder / "run", *command(folder, "run", 2, *later))

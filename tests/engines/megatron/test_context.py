@@ -94,7 +94,9 @@ def trained(ranks: Ranks, cases: dict[str, dict[str, Any]]) -> dict[str, Trained
     return found
 
 
-@pytest.mark.parametrize(("world", "cases"), [(2, ON_TWO), (4, ON_FOUR)], ids=["two ranks", "four ranks"])
+@pytest.mark.parametrize(
+    ("world", "cases"), [(2, ON_TWO), pytest.param(4, ON_FOUR, marks=pytest.mark.soak)], ids=["two ranks", "four ranks"]
+)
 def test_training_is_that_of_one_process(world: int, cases: dict[str, dict[str, Any]]) -> None:
     """Rows of 17 tokens, which are padded to 20, or to 24; with unequal tokens, and in the third step without any image."""
     wanted = by_one.reference(tied=True)

@@ -273,6 +273,7 @@ def train_on_four(ranks: Ranks) -> dict[str, Trained]:
     return found
 
 
+@pytest.mark.soak
 def test_on_four_ranks_two_ways_of_spreading_go_together() -> None:
     """Three steps: with unequal tokens, with other micro-batches, and without any image."""
     wanted = reference(tied=True)
