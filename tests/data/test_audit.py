@@ -65,9 +65,17 @@ def test_a_file_without_rows_is_a_finding(tmp_path: Path) -> None:
 
 
 def test_a_thousand_bad_rows_are_counted_not_listed(tmp_path: Path) -> None:
-    _, findings = audit_of(rows_of(tmp_path, [chat("a", "")] * 1000))
+    _, findings = audit_of(rows_of(tmp_path, [chat("a", "b"), *[chat("a", "")] * 1000]))
     assert len(findings) == 22
     assert findings[-1].message == "… and 980 more rows"
+
+
+def test_what_every_row_has_is_told_of_one(tmp_path: Path) -> None:
+    """As of a chat template that writes an image twice: it is not the rows'."""
+    _, findings = audit_of(rows_of(tmp_path, [chat("a", "")] * 1000))
+    assert [finding.rule for finding in findings] == ["no-assistant-turn", "too-many-dropped-rows", "no-assistant-turn"]
+    assert "1000 of 1000" in findings[1].message
+    assert findings[-1].message == "… and 999 more rows"
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -203,7 +203,7 @@ def settle(rows: EncodedRows, looks: Iterable[Audited], split: str) -> tuple[Led
         cut=tuple(rows.rows.name(one.index) for one in kept if one.cut),
         images_digest=xxhash.xxh3_64(b"".join(one.images_digest.to_bytes(8, "little") for one in kept)).hexdigest(),
     )
-    return ledger, _cap(findings)
+    return ledger, _cap(findings, len(rows.rows))
 
 
 def warnings(ledger: Ledger, run: Run, split: str) -> Iterator[Diagnostic]:
@@ -244,13 +244,19 @@ def _once(findings: Sequence[Diagnostic]) -> list[Diagnostic]:
     return [finding for finding in findings if finding.rule != "video-decoder-missing" or finding is first]
 
 
-def _cap(findings: Sequence[Diagnostic]) -> tuple[Diagnostic, ...]:
-    """List the first of each rule and count the rest: a thousand lines hide the one that matters."""
+def _cap(findings: Sequence[Diagnostic], rows: int) -> tuple[Diagnostic, ...]:
+    """List the first of each rule and count the rest: a thousand lines hide the one that matters.
+
+    What is said of every row in the same words comes of what all have in common, such as the chat template, and one is enough.
+    """
+    counts = Counter(finding.rule for finding in findings)
+    words = {rule: {finding.message.partition(": ")[2] for finding in findings if finding.rule == rule} for rule in counts}
+    listed = {rule: 1 if LISTED < count == rows and len(words[rule]) == 1 else LISTED for rule, count in counts.items()}
     seen: Counter[str] = Counter()
     shown = []
     for finding in findings:
         seen[finding.rule] += 1
-        if seen[finding.rule] <= LISTED:
+        if seen[finding.rule] <= listed[finding.rule]:
             shown.append(finding)
-    more = [Diagnostic(rule, f"… and {count - LISTED} more rows") for rule, count in seen.items() if count > LISTED]
+    more = [Diagnostic(rule, f"… and {count - listed[rule]} more rows") for rule, count in counts.items() if count > listed[rule]]
     return (*shown, *more)
