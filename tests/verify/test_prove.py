@@ -3,6 +3,7 @@
 import copy
 import sys
 import types
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,9 @@ from vtool.config.rules.data import POSITIONS_OF_TEXT
 from vtool.diagnostics import Findings
 from vtool.engines.ranks import Ranks
 from vtool.models.families import FAMILIES
+from vtool.training.setup import Progress, take_up
 from vtool.verify.processes import Ended, run_processes
-from vtool.verify.proofs import reference
+from vtool.verify.proofs import reference, training
 from vtool.verify.proofs.ground import Ground, lay
 from vtool.verify.proofs.rounding import tolerances
 from vtool.verify.prove import prove, prove_on
@@ -69,6 +71,17 @@ def test_rows_that_cannot_be_used_are_a_finding(tmp_path: Path) -> None:
     with pytest.raises(Findings) as raised:
         prove(load_run("rows", [rows]).run, fast=True)
     assert [finding.rule for finding in raised.value.diagnostics] == ["no-rows"]
+
+
+def test_a_run_that_goes_on_from_another_step_takes_other_rows_and_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def forgetful(engine: Any, checkpoint: Path) -> Progress:
+        return replace(take_up(engine, checkpoint), step=0)
+
+    monkeypatch.setattr(training, "take_up", forgetful)
+    proof = training.resume(ground(tmp_path), Ranks())
+    assert proof.state == "failed"
+    assert proof.finding is not None
+    assert "goes on from step 0" in proof.finding.message
 
 
 class TestTolerance:

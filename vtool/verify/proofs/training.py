@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from vtool.data.collate import Batch, filler
-from vtool.data.loader import load_steps
 from vtool.engines.ranks import Ranks
 from vtool.export.huggingface import export, export_adapter
 from vtool.models.adapters import add_saved_adapter, is_adapter, pair_of
@@ -101,7 +100,11 @@ def resume(ground: Ground, ranks: Ranks, *, own_engine: bool = False) -> Proof:
     wanted = _state(straight)
     again, _ = ground.open(ranks, own_engine=own_engine)
     went_on = take_up(again.engine, path)
-    planned, resumed = ([list(batch.indices) for batch in _batches(*one)] for one in ((straight, 2), (again, went_on.step + 1)))
+    # Of all ranks: one that stopped here alone would leave the others waiting for it.
+    planned, resumed = (
+        ranks.all_gather_objects([one.rows for one in session.micro_batches(step)])
+        for session, step in ((straight, 2), (again, went_on.step + 1))
+    )
     if went_on.step != 1 or planned != resumed:
         return failed(
             rule,
@@ -121,10 +124,6 @@ def resume(ground: Ground, ranks: Ranks, *, own_engine: bool = False) -> Proof:
             )
         found.append(Difference(name, float((wanted[name].double() - there[name].double()).abs().max()), 0.0))
     return held(rule, what, found, "a run that goes on from a checkpoint is not the run that was never stopped")
-
-
-def _batches(session: Session, step: int) -> list[Batch]:
-    return next(load_steps(session.rows["train"], range(step, step + 1), session.micro_batches, 0))
 
 
 def _state(session: Session) -> dict[str, Tensor]:
