@@ -47,6 +47,7 @@ def root(version: Annotated[bool, typer.Option("--version", callback=_version, i
 
 def main() -> None:
     """The entry point. An exception that no command expects is a bug: its traceback is shown, and the exit status is 2."""
+    import gc
     import io
     import os
     import sys
@@ -62,6 +63,9 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+    if sys.argv[1:2] == ["verify"] and "--fast" in sys.argv and "--full-size" not in sys.argv:
+        # Of its 10 seconds 6 are imports, which make a million objects that stay: looking through them for garbage takes 0.5 to 1 more.
+        gc.disable()
     try:
         app()
     except Exception:

@@ -108,7 +108,7 @@ def prove_on(ground: Ground, ranks: Ranks, rules: Sequence[str]) -> list[Proof]:
         "label-masks-disagree": lambda: data.label_masks(ground),
         "rows-lost": lambda: data.rows_lost(ground),
         "positions-differ": lambda: data.positions(ground),
-        "loss-differs": lambda: forward.loss(ground, basis.logit_tolerances),
+        "loss-differs": lambda: forward.loss(ground, basis.logits, basis.logit_tolerances),
         "gradient-depends-on-split": lambda: gradient.split(ground, basis.gradient, basis.tolerances),
         "gradient-depends-on-packing": lambda: gradient.packing(ground, basis.gradient, basis.tolerances),
         "padding-changes-row": lambda: forward.padding(ground, basis.logits, basis.tolerances),

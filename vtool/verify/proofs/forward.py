@@ -27,7 +27,7 @@ Allowed = Mapping[str, float]
 _OURS = str(Path(__file__).parents[2])  # vtool itself
 
 
-def loss(ground: Ground, allowed: Allowed) -> Proof:
+def loss(ground: Ground, alone: Mapping[str, Tensor], allowed: Allowed) -> Proof:
     """`loss-differs`: the loop's loss and N, and the NLL of an evaluation, against those of each row by itself."""
     rule = "loss-differs"
     what = f"the loss of a step and of an evaluation of {len(ground.rows)} rows against −log p of each supervised token, in float64"
@@ -35,7 +35,7 @@ def loss(ground: Ground, allowed: Allowed) -> Proof:
     with session.engine.evaluating(), torch.no_grad():
         scored = mean_nll(session.engine, session.rows["train"], range(len(ground.rows)), batch_size=2)
     taken = take(session, progress)
-    wanted = reference.loss(ground, ground.model())
+    wanted = reference.loss(ground, alone)
     # Of a mean of NLLs: what the logits of a row may move, its largest share of the loss.
     tolerance = max(ROUNDING * wanted, max(allowed.values()) / ground.supervised)
     found = [
