@@ -1,6 +1,7 @@
 """Proofs of a recipe: healthy ones pass, on every family and engine, and what is allowed is derived. `tests/zoo` breaks them."""
 
 import copy
+import json
 import sys
 import types
 from dataclasses import replace
@@ -16,14 +17,15 @@ from vtool.config.load import load_run
 from vtool.config.rules.data import POSITIONS_OF_TEXT
 from vtool.diagnostics import Findings
 from vtool.engines.ranks import Ranks
+from vtool.export.huggingface import export
 from vtool.models.families import FAMILIES
 from vtool.training.setup import Progress, take_up
 from vtool.verify.processes import Ended, run_processes
 from vtool.verify.proofs import reference, training
-from vtool.verify.proofs.ground import Ground, lay
+from vtool.verify.proofs.ground import ONE_ROW, Ground, lay
 from vtool.verify.proofs.rounding import tolerances
 from vtool.verify.prove import prove, prove_on
-from vtool.verify.proved import ALONE, RANKED, as_record
+from vtool.verify.proved import ALONE, RANKED, NotProvable, as_record
 
 
 @pytest.fixture(autouse=True)
@@ -64,6 +66,68 @@ def test_what_needs_images_is_not_run_where_no_row_has_one(tmp_path: Path) -> No
         "text-only-differs": "no row has an image",
         "trained-set-differs": "the tower is trained, and of the rows looked at no row has an image",
     }
+
+
+def test_of_one_row_two_are_made(tmp_path: Path) -> None:
+    rows = messages(write_rows(tmp_path / "rows.jsonl", [chat("What is it?", "It is one.")]))
+    proved = prove(load_run("rows", [rows]).run, fast=True)
+    assert proved.rows == ("rows.jsonl:1", "rows.jsonl:1 with itself")
+    assert {rule for rule, state in proved.checks().items() if state != "passed"} <= {*RANKED}
+    (written,) = (proof for proof in proved.proofs if proof.rule == "embeddings-written-in-place")
+    assert "with images" not in written.what, "what was not looked at is not named"
+
+
+def test_what_needs_two_rows_is_not_run_on_one(tmp_path: Path) -> None:
+    stand = ground(tmp_path)
+    alone = replace(stand, rows=stand.rows[:1], samples=stand.samples[:1])
+    asked = ["gradient-depends-on-packing", "padding-changes-row", "documents-see-each-other"]
+    assert [(proof.state, proof.reason) for proof in prove_on(alone, Ranks(), asked)] == [("not-run", ONE_ROW)] * 3
+
+
+@pytest.mark.parametrize(("dummy", "state"), [("auto", "passed"), ("never", "passed"), ("always", "not-run")])
+def test_a_step_of_text_alone_is_proved_as_the_recipe_takes_it(dummy: str, state: str) -> None:
+    proved = prove(load_run("digits", [f"model.dummy_visual={dummy}"]).run, only=["text-only-differs"], fast=True)
+    assert proved.checks() == {"text-only-differs": state}
+
+
+@pytest.fixture(scope="module")
+def with_dropout(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
+    """A folder's model that draws at random while it trains."""
+    folder = tmp_path_factory.mktemp("dropout")
+    stand = ground(folder)
+    export(stand.bare, stand.bare.state_dict(), stand.processor, "qwen2_5_vl", folder / "model")
+    config = json.loads((folder / "model/config.json").read_text())
+    config["text_config"]["attention_dropout"] = 0.1
+    (folder / "model/config.json").write_text(json.dumps(config))
+    return ("model.size=null", f"model.path={folder / 'model'}")
+
+
+@pytest.mark.parametrize("full_size", [False, True])
+def test_dropout_of_the_model_is_off_and_that_is_said(with_dropout: tuple[str, ...], full_size: bool) -> None:
+    proved = prove(load_run("digits", with_dropout).run, fast=True, full_size=full_size)
+    assert {rule for rule, state in proved.checks().items() if state != "passed"} <= {*RANKED}
+    assert "attention_dropout 0.1 of the model → 0, as lora.dropout is: each draw is another number" in proved.changes
+    assert all((proof.tolerance or 0) < 1e-3 for proof in proved.proofs)
+
+
+def test_a_model_that_draws_at_random_all_the_same_is_not_proved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    language = type(ground(tmp_path).bare.model.language_model)  # type: ignore[union-attr]
+    forward = language.forward
+
+    def draws(self: Any, *args: Any, inputs_embeds: torch.Tensor, **more: Any) -> Any:
+        return forward(self, *args, inputs_embeds=inputs_embeds * (1 + 0.01 * torch.randn(())), **more)
+
+    monkeypatch.setattr(language, "forward", draws)
+    with pytest.raises(NotProvable, match=r"draws at random: the logits of row 1, asked for twice, are \S+ of their norm apart"):
+        prove(load_run("digits").run, fast=True)
+
+
+def test_nothing_passes_where_rounding_is_all_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vtool.verify.prove.HOLLOW", 1e-12)
+    (one, other) = prove_on(ground(tmp_path), Ranks(), ["padding-changes-row", "rows-lost"])
+    assert one.state == "not-run"
+    assert "rounding alone" in one.reason
+    assert other.state == "passed"
 
 
 def test_rows_that_cannot_be_used_are_a_finding(tmp_path: Path) -> None:
@@ -209,6 +273,8 @@ def test_proofs_on_two_processes_pass_on_the_recipes_engine() -> None:
 def test_all_proofs_of_a_healthy_recipe_pass(family: str, engine: str) -> None:
     proved = prove(load_run("digits", [f"model.family={family}", f"engine={engine}"]).run)
     assert [proof.finding for proof in proved.proofs if proof.finding] == []
+    refused = {"gradient-depends-on-packing"} if family == "qwen3_5" else set()
+    assert {rule for rule, state in proved.checks().items() if state != "passed"} == refused
 
 
 @pytest.mark.soak
@@ -219,6 +285,7 @@ def test_all_proofs_pass_on_megatron(family: str, parallel: str, lora: bool) -> 
     recipe = "digits_lora" if lora else "digits"
     proved = prove(load_run(recipe, [f"model.family={family}", "engine=megatron", f"engine.parallel={parallel}"]).run, only=RANKED)
     assert [proof.finding for proof in proved.proofs if proof.finding] == []
+    assert set(proved.checks().values()) == {"passed"}
 
 
 def test_a_run_keeps_what_was_proved_and_what_was_not_asked() -> None:

@@ -64,7 +64,7 @@ def print_proofs(proved: "Proved") -> None:
     for proof in proved.proofs:
         measured = "" if proof.measured is None else f"{proof.measured:.1e}" if proof.measured else "0"
         allowed = "" if proof.tolerance is None else f"{proof.tolerance:.1e}" if proof.tolerance else "none"
-        typer.echo(f"  {proof.state.replace('-', ' '):8}  {proof.rule:{wide}}  {measured:>8}  {allowed:>8}  {proof.what or proof.reason}")
+        typer.echo(f"  {proof.state.replace('-', ' '):8}  {proof.rule:{wide}}  {measured:>8}  {allowed:>8}  {proof.reason or proof.what}")
 
 
 def preflight(run: "Run") -> "Proved | str":

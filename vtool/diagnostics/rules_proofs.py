@@ -62,7 +62,7 @@ RULES = (
         code="VT715",
         summary="The gradient of a step on two ranks of the recipe's engine is not that of one process.",
         why="A rank's share that is weighed by its rows in the place of its tokens, or a rank without images that is left out, is "
-        "no error.",
+        "no error (transformers#34242, verl#5881).",
         bad="each rank's mean loss, averaged over ranks",
         good="the summed loss, divided by the supervised tokens of all ranks",
         fix=_OURS + "compare with engine=ddp: what differs then is the engine or its settings.",
@@ -130,7 +130,8 @@ RULES = (
         name="attention-differs",
         code="VT722",
         summary="The chosen attention computes something else than transformers' plain one.",
-        why="A kernel that ignores a mask, a scale or grouped heads raises nothing.",
+        why="A kernel that ignores a mask, a scale or grouped heads raises nothing; nor does one that lets tokens see what they are to predict "
+        "(transformers#48769).",
         bad="an attention implementation that takes no mask",
         good="the same logits as with model.attention=eager, up to rounding",
         fix="Set model.attention=eager, and report it with the versions of torch and transformers.",

@@ -6,6 +6,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
+from math import hypot
 from pathlib import Path
 
 import torch
@@ -20,8 +21,10 @@ from vtool.verify.proofs import data, forward, gradient, reference, training
 from vtool.verify.proofs.ground import Ground, lay
 from vtool.verify.proofs.proof import Proof
 from vtool.verify.proofs.rounding import tolerances
-from vtool.verify.proved import ALONE, PROCESSES, RANKED, Proved, ProveTask
+from vtool.verify.proved import ALONE, PROCESSES, RANKED, NotProvable, Proved, ProveTask
 
+HOLLOW = 0.1
+"""What rounding may be of the reference's norm. On digits it is 1e-5."""
 # What says that a proof cannot be made on this machine, and nothing against the recipe.
 NOT_HERE = ("extra-not-installed", "needs-transformer-engine", "device-missing")
 
@@ -45,8 +48,13 @@ class Basis:
             gradient, logits = reference.gradient_and_logits(self.ground, model)
             return gradient | logits
 
-        gradient, logits = self.reference
-        return tolerances(self.ground.model(), sum(self.ground.lengths), compute, gradient | logits)
+        here = self.reference[0] | self.reference[1]
+        allowed = tolerances(self.ground.model(), sum(self.ground.lengths), compute, here)
+        for kind, names in (("gradient", self.reference[0]), ("logits", self.reference[1])):
+            size = hypot(*(float(here[name].double().norm()) for name in names))
+            if (part := hypot(*(allowed[name] for name in names)) / (size or 1.0)) > HOLLOW:
+                raise NotProvable(f"rounding alone counts for {part:.0%} of the {kind}'s norm: nothing could be told from it")
+        return allowed
 
     @property
     def gradient(self) -> dict[str, Tensor]:
@@ -71,11 +79,13 @@ def prove(run: Run, *, only: Sequence[str] = (), fast: bool = False, full_size: 
 
     Raises:
         Findings: where a model's folder or the rows cannot be read at all, or no row can be used.
+        NotProvable: where the recipe is fine, and no row of it, or its model, can be computed with here.
     """
     began = time.perf_counter()
     asked = [rule for rule in dict.fromkeys((*ALONE, *RANKED)) if not only or rule in only]
     with tempfile.TemporaryDirectory(prefix="vtool-verify-") as folder, _threads(None if full_size else 1):
         ground = lay(run, Path(folder), full_size=full_size)
+        reference.must_repeat(ground)
         alone = [rule for rule in asked if rule in ALONE and (fast or rule not in RANKED)]
         proofs = [*prove_on(ground, Ranks(), alone)]
     ranked = [rule for rule in asked if rule not in alone]
@@ -129,6 +139,8 @@ def prove_on(ground: Ground, ranks: Ranks, rules: Sequence[str]) -> list[Proof]:
 def _computed(rule: str, way: Callable[[], Proof], *, shared: bool) -> Proof:
     try:
         return way()
+    except NotProvable as error:
+        return Proof(rule, "", "not-run", reason=str(error))
     except Exception as error:  # whatever a model, a library or a defect raises on the way
         if shared:  # the other ranks wait for this one: no proof after it can be made
             raise

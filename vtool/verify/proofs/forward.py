@@ -19,7 +19,7 @@ from vtool.models.dummy import adding_dummy
 from vtool.verify.proofs import reference
 from vtool.verify.proofs.data import forward
 from vtool.verify.proofs.gradient import take
-from vtool.verify.proofs.ground import Ground
+from vtool.verify.proofs.ground import ONE_ROW, Ground
 from vtool.verify.proofs.proof import Difference, Proof, held
 from vtool.verify.proofs.rounding import ROUNDING, differences
 
@@ -52,6 +52,8 @@ def padding(ground: Ground, alone: Mapping[str, Tensor], allowed: Allowed) -> Pr
     masked = "attention_mask" not in dropped  # without it, answers are asked for one by one, and nothing is padded on the left
     sides = "right and left" if masked else "right"
     rule, what = "padding-changes-row", f"logits of {len(ground.rows)} rows in one batch, padded {sides}, against each by itself"
+    if len(ground.rows) < 2:
+        return Proof(rule, what, "not-run", reason=ONE_ROW)
     session, _ = ground.open()
     right = forward(session, ground.batch(session, range(len(ground.rows))))
     prompts = [Prompt(one.index, one.input_ids, one.visuals, "") for one in ground.samples]
@@ -84,6 +86,8 @@ def leak(ground: Ground) -> Proof:
     """`documents-see-each-other`: another row's tokens and pixels are replaced, and this row's logits must not move a bit."""
     rule = "documents-see-each-other"
     what = "logits of a row while the others in its batch change" + (", padded and packed" if ground.packs else "")
+    if len(ground.rows) < 2:
+        return Proof(rule, what, "not-run", reason=ONE_ROW)
     places = range(len(ground.rows))
     session, _ = ground.open()
     cases = [("padded", session, False)]
@@ -125,16 +129,16 @@ def _changed(ground: Ground, sample: Sample) -> Sample:
 def written_in_place(ground: Ground) -> Proof:
     """`embeddings-written-in-place`: no operation of the forward pass writes into the embeddings, as they come from their layer and as the
     language model is given them; with images, without, and with the dummy in their place (verl#5881)."""
-    rule, what = (
-        "embeddings-written-in-place",
-        "every operation of the forward pass, with images, without, and with the dummy in their place",
-    )
+    ways = {
+        "with images": (ground.with_images(), False),
+        "without": (ground.without_images(), False),
+        "with the dummy in their place": (ground.without_images(), True),
+    }
+    cases = {name: way for name, way in ways.items() if way[0]}
+    rule, what = "embeddings-written-in-place", f"every operation of the forward pass, {', '.join(cases)}"
     session, _ = ground.open()
     model = session.engine.module
-    cases = [(ground.with_images(), False), (ground.without_images(), False), (ground.without_images(), True)]
-    for places, dummy in cases:
-        if not places:
-            continue
+    for places, dummy in cases.values():
         batch = ground.batch(session, places)
         with adding_dummy(ground.family, model) if dummy else nullcontext(), _watching(model) as watch:
             model(**batch.inputs, use_cache=False)

@@ -14,7 +14,7 @@ from vtool.engines.contract import Engine
 from vtool.training.setup import Progress, Session
 from vtool.training.sft import train_step
 from vtool.training.stop import StopRequest
-from vtool.verify.proofs.ground import Ground
+from vtool.verify.proofs.ground import ONE_ROW, Ground
 from vtool.verify.proofs.proof import Difference, Proof, failed, held, listed
 from vtool.verify.proofs.rounding import differences
 
@@ -73,6 +73,8 @@ def packing(ground: Ground, wanted: Mapping[str, Tensor], allowed: Allowed) -> P
     rule, what = "gradient-depends-on-packing", f"gradient of {len(ground.rows)} rows packed, against its rows'"
     if not ground.packs:
         return Proof(rule, what, "not-run", reason=ground.packs_not)
+    if len(ground.rows) < 2:
+        return Proof(rule, what, "not-run", reason=ONE_ROW)
     found: list[Difference] = []
     for budget in sorted({sum(ground.lengths), max(ground.lengths)}):
         taken = take(*ground.open(**ground.packing | {"micro_batch_tokens": budget}))

@@ -36,6 +36,7 @@ FEWEST, MOST = 4, 64  # tokens of an image
 RATE = 1e-3  # a step that is seen in float32
 FACTOR = 10.0  # between it and that of a part
 EPS, CLIP = 1e-8, 1.0  # the largest, and the smallest
+ONE_ROW = "of the rows looked at, one alone can be used"
 _SEED = 5
 
 
@@ -164,9 +165,25 @@ def lay(asked: Run, folder: Path, *, full_size: bool = False) -> Ground:
         keep_flags(config, asked.model)
     config.save_pretrained(folder)
     bare = build_model(run.model, processor, folder, run.run.seed)
+    changes += _without_dropout(bare)
     return Ground(
         run, known, processor, picked, samples, words, encoded, bare, folder, asked.data.global_batch_size, _packs_not(run), changes
     )
+
+
+def _without_dropout(model: nn.Module) -> tuple[str, ...]:
+    """Turns off what draws at random: another draw is another number, however it is computed. What that was, in words."""
+    drawn = set()
+    for module in model.modules():
+        # transformers' attention has a rate of its own, and hands it to the function that computes.
+        for name in ("p",) if isinstance(module, nn.modules.dropout._DropoutNd) else ("attention_dropout", "dropout"):
+            rate = getattr(module, name, 0)
+            if isinstance(rate, float) and rate:
+                drawn.add(
+                    f"{'dropout' if name == 'p' else name} {rate:g} of the model → 0, as lora.dropout is: each draw is another number"
+                )
+                setattr(module, name, 0.0)
+    return tuple(sorted(drawn))
 
 
 def _packs_not(run: Run) -> str:

@@ -265,16 +265,18 @@ def _shows(message: Mapping[str, Any], kind: str) -> int:
 
 
 def _made(rows: Sequence[Row]) -> Iterator[Row]:
-    """Two chats as one, so that lengths differ and a row has several images; and one without its images, if each has some."""
-    if len(rows) > 1 and rows[0].tools == rows[1].tools:
-        later = [message for message in rows[1].messages if message["role"] != "system"]
+    """Two chats as one, so that lengths differ and a row has several images (a single one twice, so that there are two rows); and one
+    without its images, if each has some."""
+    second = rows[1 % len(rows)]
+    if rows[0].tools == second.tools:
+        later = [message for message in second.messages if message["role"] != "system"]
         yield replace(
             rows[0],
-            id=f"{rows[0].id} with {rows[1].id}",
+            id=f"{rows[0].id} with {second.id if len(rows) > 1 else 'itself'}",
             messages=[*rows[0].messages, *later],
-            images=[*rows[0].images, *rows[1].images],
-            videos=[*rows[0].videos, *rows[1].videos],
+            images=[*rows[0].images, *second.images],
+            videos=[*rows[0].videos, *second.videos],
         )
-    if rows and all(row.images or row.videos for row in rows):
+    if all(row.images or row.videos for row in rows):
         plain = [{**message, "content": " ".join(texts_of(message))} for message in rows[0].messages]
         yield replace(rows[0], id=f"{rows[0].id} without its images", messages=plain, images=[], videos=[])

@@ -14,6 +14,10 @@ from vtool.data.chat import IGNORED
 from vtool.data.encode import Sample
 from vtool.models.adapters import saved_name
 from vtool.verify.proofs.ground import Ground
+from vtool.verify.proved import NotProvable
+
+REPEATS = 1e-5
+"""Of the logits' norm: several threads may add in another order, and what is drawn at random is far above it."""
 
 
 def gradient_and_logits(ground: Ground, model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -27,6 +31,23 @@ def gradient_and_logits(ground: Ground, model: nn.Module) -> tuple[dict[str, Ten
             loss.backward()  # type: ignore[no-untyped-call]
         scores[row_name(place)] = scored.detach()
     return {saved_name(name): parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}, scores
+
+
+def must_repeat(ground: Ground) -> None:
+    """The same row twice, through the same model, as it is trained.
+
+    Raises:
+        NotProvable: where that gives two results. Then nothing can be told from what is drawn at random.
+    """
+    place, model = next(iter(ground.with_images()), 0), ground.model()
+    with torch.no_grad():
+        first, second = (logits(ground, model, ground.samples[place]) for _ in range(2))
+    apart, size = float((first - second).double().norm()), float(first.double().norm())
+    if apart > REPEATS * size:
+        part = apart / size
+        raise NotProvable(
+            f"something in the model draws at random: the logits of {row_name(place)}, asked for twice, are {part:.1g} of their norm apart"
+        )
 
 
 def loss(ground: Ground, alone: Mapping[str, Tensor]) -> float:

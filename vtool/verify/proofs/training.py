@@ -62,9 +62,10 @@ def weights(session: Session) -> dict[str, Tensor]:
 def text_only(ground: Ground, ranks: Ranks, *, own_engine: bool = False) -> Proof:
     """`text-only-differs`: a step without any image leaves the tower and its optimiser state as they are, to the byte."""
     rule = "text-only-differs"
-    run = ground.run.model_copy(update={"model": ground.run.model.model_copy(update={"dummy_visual": "auto"})})
-    session, progress = ground.open(ranks, own_engine=own_engine, run=run)
+    session, progress = ground.open(ranks, own_engine=own_engine)
     what = f"the tower after a step of text alone{_on(session)}"
+    if ground.run.model.dummy_visual == "always":
+        return Proof(rule, what, "not-run", reason="model.dummy_visual=always: the tower takes part in every step, decays, and is updated")
     plain, pictures = ground.without_images(), ground.with_images()
     if not plain or not pictures:
         return Proof(rule, what, "not-run", reason="no row has an image" if plain else "no row could be made that has no image")
