@@ -130,8 +130,8 @@ RULES = (
         name="attention-differs",
         code="VT722",
         summary="The chosen attention computes something else than transformers' plain one.",
-        why="A kernel that ignores a mask, a scale or grouped heads raises nothing; nor does one that lets tokens see what they are to predict "
-        "(transformers#48769).",
+        why="A kernel that ignores a mask, a scale or grouped heads raises nothing; nor does one that lets tokens see what "
+        "they are to predict (transformers#48769).",
         bad="an attention implementation that takes no mask",
         good="the same logits as with model.attention=eager, up to rounding",
         fix="Set model.attention=eager, and report it with the versions of torch and transformers.",
