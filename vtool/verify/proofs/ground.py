@@ -32,7 +32,7 @@ from vtool.verify.proofs.vocabulary import Vocabulary, vocabulary
 from vtool.verify.proved import PROCESSES
 from vtool.verify.stand_in import stand_in
 
-FEWEST, MOST = 4, 64  # tokens of an image
+FEWEST, MOST = 4, 32  # tokens of an image
 RATE = 1e-3  # a step that is seen in float32
 FACTOR = 10.0  # between it and that of a part
 EPS, CLIP = 1e-8, 1.0  # the largest, and the smallest

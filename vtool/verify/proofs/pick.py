@@ -21,7 +21,7 @@ LOOKED_AT = 64  # rows of data.train, from the first
 FURTHEST = 640  # of them, where none can be used and data.max_dropped_rows allows that
 ENOUGH = 6  # of them, where each has a picture
 ROWS = 3  # of them that proofs compute with
-TOKENS = 512  # of a row; of two rows as one, twice as many
+TOKENS = 256  # of a row; of two rows as one, twice as many
 FRAMES = 8  # of a video
 # What is left of a row that is too long: characters of each of its texts, and images and videos.
 _LEFT = ((1024, 6), (512, 4), (256, 3), (128, 2), (64, 1), (16, 1))
