@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tests.engines.megatron.tiny import IMAGE, tiny_model
-from tests.runs import request
+from tests.runs import messages, request
 from vtool.data.collate import Batch, Documents
 from vtool.data.packing import with_positions
 from vtool.models import attention
@@ -159,6 +160,16 @@ def test_on_an_npu_a_mask_of_the_other_polarity_would_be_seen(on_npu: dict[str, 
 def test_on_an_npu_the_attention_of_rows_is_read_back_as_sdpa_without_packing(on_npu: dict[str, Any]) -> None:
     assert ["data.packing", "none"] in on_npu["read back"]
     assert {value for name, value in on_npu["read back"] if name == "model.attention"} == {"sdpa"}
+
+
+@pytest.mark.parametrize(("packed", "name"), [(False, attention.BY_ROW), (True, attention.BY_DOCUMENT)])
+def test_the_shipped_recipe_for_npus_trains_with_this_attention(tmp_path: Path, packed: bool, name: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2_5_vl", "vision_config": {}}))
+    (tmp_path / "rows.jsonl").touch()
+    more = ("data.packing=token_budget", "data.micro_batch_tokens=8192") if packed else ()
+    made = tiny_model(tied=True)
+    prepare_model(request("qwen2_5_vl_7b_npu", f"model.path={tmp_path}", messages(tmp_path / "rows.jsonl"), *more).run, made)
+    assert made.config.get_text_config()._attn_implementation == name
 
 
 @pytest.mark.parametrize(("kind", "given"), [("npu", "eager"), ("cpu", "sdpa")])
