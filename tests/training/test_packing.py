@@ -1,13 +1,11 @@
 """Packed rows train as rows of their own do, on each engine and on two ranks: the same losses, norms, first gradient and weights."""
 
-import json
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.engines.parity import Trace, base_model, largest_difference, largest_relative, made_run, traced
+from tests.engines.parity import Trace, base_model, largest_difference, largest_relative, made_run, traced, windowed
 from tests.runs import relative_difference, session
 from vtool.diagnostics import Findings
 from vtool.engines.ranks import Ranks
@@ -67,9 +65,6 @@ def test_a_row_that_is_longer_than_the_budget_stops_the_run_before_a_step(folder
         session(made_run(folder, "ddp", "float32", folder / "model", *short), Ranks())
 
 
-WINDOWS = {"use_sliding_window": True, "sliding_window": 24, "max_window_layers": 1, "layer_types": None}
-
-
 @pytest.mark.parametrize("engine", ["ddp", "fsdp2", "megatron"])
 def test_a_model_with_windows_stops_the_run_before_a_step_though_no_rule_has_seen_its_folder(
     folder: Path, tmp_path: Path, engine: str
@@ -90,14 +85,6 @@ def test_a_window_that_is_longer_than_a_packed_row_trains_as_rows_of_their_own_d
     (rows,), (packed,) = traced(1, runs).values()
     assert largest_relative(packed.losses, rows.losses) <= 1e-9
     assert relative_difference(packed.gradients, rows.gradients) <= 1e-7
-
-
-def windowed(model: Path, folder: Path, **more: int) -> Path:
-    shutil.copytree(model, folder)
-    config = json.loads((folder / "config.json").read_text())
-    config["text_config"] |= WINDOWS | more
-    (folder / "config.json").write_text(json.dumps(config))
-    return folder
 
 
 @pytest.mark.parametrize("family", ["qwen2_vl", "qwen3_vl", "glm4v"])
