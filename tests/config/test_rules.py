@@ -294,3 +294,37 @@ def test_settings_of_an_evaluation_that_is_not_there_are_noted() -> None:
         ("ignored-setting", "note", "evaluation.batch_size"),
         ("ignored-setting", "note", "evaluation.generate.max_new_tokens"),
     ]
+
+
+PACKED = ("data.packing=token_budget", "data.micro_batch_tokens=256")
+
+
+def test_packing_notes_a_number_of_rows_that_is_written_beside_it_and_not_one_of_the_recipe_below() -> None:
+    """The command of docs/packing.md: who gives it cannot leave out what stands in the shipped recipe."""
+    assert findings("digits", *PACKED) == ()
+    (note,) = findings("digits", *PACKED, "data.micro_batch_size=4")
+    assert (note.rule, note.severity, str(note.origin), note.remedy) == ("ignored-setting", "note", "command line", "leave it out")
+    rows = "global_batch_size: 32, micro_batch_size: 4"
+    Path("mine.yaml").write_text(f"kind: sft\ndefaults: [digits]\ndata: {{{rows}, packing: token_budget, micro_batch_tokens: 256}}\n")
+    (note,) = findings("mine.yaml")
+    assert note.rule == "ignored-setting"
+    assert str(note.origin).startswith("mine.yaml:3:")
+    Path("mine.yaml").write_text("kind: sft\ndefaults: [digits]\ndata: {packing: token_budget, micro_batch_tokens: 256}\n")
+    assert findings("mine.yaml") == ()
+
+
+def test_of_packed_rows_nothing_is_said_of_how_many_a_forward_pass_has() -> None:
+    assert findings("digits", *PACKED, "launch.nproc=2", "data.global_batch_size=16") == ()
+
+
+def test_packing_for_a_model_with_windows_is_refused_before_anything_is_built() -> None:
+    config = json.loads(Path("models/qwen/config.json").read_text())
+    text = {"use_sliding_window": True, "sliding_window": 24, "max_window_layers": 1, "num_hidden_layers": 2}
+    Path("models/qwen/config.json").write_text(json.dumps(config | {"text_config": text}))
+    of_a_folder = ("model.path=models/qwen", "model.size=null", *PACKED)
+    for engine in ("ddp", "fsdp2", "megatron"):
+        (finding,) = findings("digits", *of_a_folder, f"engine={engine}")
+        assert (finding.rule, finding.severity, finding.parameter) == ("not-built-on-engine", "error", "data.packing")
+        assert "1 of the model's 2 layers see the last 24 tokens only (sliding_window)" in finding.message
+    assert findings("digits", *of_a_folder, "data.micro_batch_tokens=23") == ()
+    assert findings("digits", *of_a_folder[:2]) == ()

@@ -1,6 +1,8 @@
 """The same few steps on any engine, for tests and for the benchmark to compare."""
 
 import hashlib
+import json
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +22,7 @@ from vtool.training.stop import StopRequest
 
 ROWS, STEPS = 20, 5
 TEXT_ONLY = (1, 4, 5, 11, 12, 13, 14)
+WINDOWS = {"use_sliding_window": True, "sliding_window": 24, "max_window_layers": 1, "layer_types": None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +47,15 @@ def base_model(folder: Path) -> Path:
     torch.set_num_threads(1)
     opened, _ = session(made_run(folder, "ddp", "float32", None))
     return export(opened.engine.module, opened.engine.model_state(), opened.processor, "qwen2_5_vl", folder / "model")
+
+
+def windowed(model: Path, folder: Path, **more: int) -> Path:
+    """The model again, its second layer with a window of 24 tokens."""
+    shutil.copytree(model, folder)
+    config = json.loads((folder / "config.json").read_text())
+    config["text_config"] |= WINDOWS | more
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
 
 
 def made_run(folder: Path, engine: str, dtype: str, model: Path | None, *more: str) -> Request:

@@ -3,6 +3,7 @@
 True in `atten_mask` is masked. Without a mask all is attended to, whatever `sparse_mode` says. Modes 2, 3 and 4 want [2048, 2048] and are
 causal from the left upper corner (2) or the right lower one (3). Mode 0 takes [Sq, Sk], [1, 1, Sq, Sk], [B, 1, Sq, Sk] or [B, N, Sq, Sk],
 bool or uint8. In layout TND `actual_seq_qlen` has where each document ends; of a leading 0 it makes a document without tokens.
+`keep_prob` is 1 less the dropout of weights (transformers' `npu_flash_attention.py` calls it so).
 """
 
 import math
@@ -10,13 +11,15 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn.functional import dropout
 
 FULL = (2048, 2048)
 
 
 def npu_fusion_attention(
     query: Tensor, key: Tensor, value: Tensor, head_num: int, input_layout: str, *, atten_mask: Tensor | None = None, scale: float = 1.0,
-    sparse_mode: int = 0, actual_seq_qlen: Sequence[int] | None = None, actual_seq_kvlen: Sequence[int] | None = None,
+    keep_prob: float = 1.0, sparse_mode: int = 0,
+    actual_seq_qlen: Sequence[int] | None = None, actual_seq_kvlen: Sequence[int] | None = None,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     if input_layout == "TND":
         assert actual_seq_qlen is not None
@@ -25,7 +28,9 @@ def npu_fusion_attention(
         out, start, kv_start = [], 0, 0
         for end, kv_end in zip(actual_seq_qlen, actual_seq_kvlen, strict=True):
             q, k, v = (one.transpose(0, 1)[None] for one in (query[start:end], key[kv_start:kv_end], value[kv_start:kv_end]))
-            (part,) = npu_fusion_attention(q, k, v, head_num, "BNSD", atten_mask=atten_mask, scale=scale, sparse_mode=sparse_mode)
+            (part,) = npu_fusion_attention(
+                q, k, v, head_num, "BNSD", atten_mask=atten_mask, scale=scale, keep_prob=keep_prob, sparse_mode=sparse_mode
+            )
             out.append(part[0].transpose(0, 1))
             start, kv_start = end, kv_end
         return (torch.cat(out),)
@@ -37,7 +42,7 @@ def npu_fusion_attention(
     masked = _masked(query, key, atten_mask, sparse_mode)
     scores = (query @ key.transpose(-1, -2) * scale).masked_fill(masked, -math.inf)
     weights = scores.softmax(-1).masked_fill(masked.all(-1, keepdim=True), 0.0)
-    return (weights @ value,)
+    return (dropout(weights, 1.0 - keep_prob) @ value,)
 
 
 def _masked(query: Tensor, key: Tensor, mask: Tensor | None, sparse_mode: int) -> Tensor:

@@ -1,7 +1,9 @@
 """Documents in one row: each computes what it does in a row of its own, and nothing of one reaches another."""
 
+import json
+import subprocess
 import sys
-from types import SimpleNamespace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,12 +11,14 @@ import torch
 from torch import Tensor
 
 from tests.engines.megatron.tiny import IMAGE, tiny_model
-from tests.models.npu_emulator import npu_fusion_attention
+from tests.runs import messages, request
 from vtool.data.collate import Batch, Documents
 from vtool.data.packing import with_positions
 from vtool.models import attention
 from vtool.models.attention import attend_by_document
+from vtool.models.families import FAMILIES
 from vtool.models.masks import allowed_in_rows, to_npu_dense
+from vtool.training.setup import prepare_model
 
 LENGTHS, IMAGES = (19, 7, 1, 23), (1, 0, 0, 2)
 
@@ -124,23 +128,53 @@ def test_what_would_be_ignored_beside_documents_is_refused(wrong: str) -> None:
         attention.attention(torch.nn.Module(), q, k, v, mask, documents=lengths)
 
 
-@pytest.mark.parametrize("case", ["documents", "causal", "padded"])
-def test_on_an_npu_the_operator_is_given_the_same_attention(monkeypatch: pytest.MonkeyPatch, case: str) -> None:
-    """Through the operator's emulation: never run on hardware."""
-    monkeypatch.setitem(sys.modules, "torch_npu", SimpleNamespace(npu_fusion_attention=npu_fusion_attention))
-    generator = torch.Generator().manual_seed(0)
-    q, k, v = (torch.randn(1, heads, 12, 16, dtype=torch.float64, generator=generator) for heads in (4, 2, 2))
-    module = torch.nn.Module()
-    module.num_key_value_groups, module.is_causal = 2, True  # type: ignore[assignment]
-    mask = None
-    if case == "documents":
-        ours = attention._documents_on_npu(q, k, v, (5, 1, 6), None)
-        theirs, _ = attention.attention(module, q, k, v, None, documents=(5, 1, 6))
-    else:
-        if case == "padded":
-            mask = attention_mask = torch.ones(12, 12, dtype=torch.bool).tril()[None, None].clone()
-            attention_mask[..., :3] = False
-            attention_mask[..., range(3), range(3)] = True
-        ours = attention._on_npu(q, k, v, mask, None)
-        theirs, _ = attention.attention(module, q, k, v, mask)
-    assert float((ours - theirs).abs().max()) <= 1e-12
+@pytest.fixture(scope="module")
+def on_npu() -> dict[str, Any]:
+    """What a process has computed whose tensors are on an NPU, or say so; through the operator's emulation, never on hardware."""
+    done = subprocess.run([sys.executable, "-m", "tests.models.on_npu"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def test_on_an_npu_the_operator_is_given_the_same_attention(on_npu: dict[str, Any]) -> None:
+    assert {name: case["difference"] for name, case in on_npu["cases"].items() if case["difference"] > 1e-12} == {}
+
+
+def test_on_an_npu_each_kind_of_row_has_the_mask_that_the_operator_wants(on_npu: dict[str, Any]) -> None:
+    """Packed or not, of each family: the way goes from a run's settings to the operator."""
+    for name, case in on_npu["cases"].items():
+        assert case["calls"], name
+        for layout, mode, shape, keep in case["calls"]:
+            masked = "padding on" in name
+            assert (layout, mode) == ("TND" if "packed" in name or "documents" in name else "BNSD", 0 if masked else 3), name
+            assert (shape == [2048, 2048]) != masked, name
+            assert keep == (0.75 if "dropout" in name else 1.0), name
+    assert {name.split(":")[0] for name in on_npu["turned"]} == {*FAMILIES, "images", "function"}
+
+
+def test_on_an_npu_a_mask_of_the_other_polarity_would_be_seen(on_npu: dict[str, Any]) -> None:
+    assert min(on_npu["turned"].values()) > 0.1
+
+
+def test_on_an_npu_the_attention_of_rows_is_read_back_as_sdpa_without_packing(on_npu: dict[str, Any]) -> None:
+    assert ["data.packing", "none"] in on_npu["read back"]
+    assert {value for name, value in on_npu["read back"] if name == "model.attention"} == {"sdpa"}
+
+
+@pytest.mark.parametrize(("packed", "name"), [(False, attention.BY_ROW), (True, attention.BY_DOCUMENT)])
+def test_the_shipped_recipe_for_npus_trains_with_this_attention(tmp_path: Path, packed: bool, name: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2_5_vl", "vision_config": {}}))
+    (tmp_path / "rows.jsonl").touch()
+    more = ("data.packing=token_budget", "data.micro_batch_tokens=8192") if packed else ()
+    made = tiny_model(tied=True)
+    prepare_model(request("qwen2_5_vl_7b_npu", f"model.path={tmp_path}", messages(tmp_path / "rows.jsonl"), *more).run, made)
+    assert made.config.get_text_config()._attn_implementation == name
+
+
+@pytest.mark.parametrize(("kind", "given"), [("npu", "eager"), ("cpu", "sdpa")])
+def test_elsewhere_or_where_another_is_asked_for_rows_have_transformers_attention(kind: str, given: str) -> None:
+    made = tiny_model(tied=True)
+    asked = made.config.get_text_config()._attn_implementation
+    prepare_model(request("digits", f"device.kind={kind}", f"model.attention={given}").run, made)
+    assert made.config.get_text_config()._attn_implementation == asked

@@ -117,6 +117,11 @@ def test_the_emulated_operator_keeps_its_contract() -> None:
     assert torch.allclose(mode3, causal[:, :, -3:], atol=1e-12)
     (mode2,) = npu_fusion_attention(few, k, v, HEADS, "BNSD", atten_mask=to_npu_compressed(), scale=WIDTH**-0.5, sparse_mode=2)
     assert not torch.allclose(mode2, mode3)
+    torch.manual_seed(3)
+    (dropped,) = npu_fusion_attention(q, k, v, HEADS, "BNSD", scale=WIDTH**-0.5, keep_prob=0.75)
+    torch.manual_seed(3)
+    assert torch.allclose(dropped, scaled_dot_product_attention(q, k, v, dropout_p=0.25), atol=1e-12)
+    assert not torch.allclose(dropped, full)
     for shape, mode in (((2, 9), 0), ((2, 1, 1, 9), 0), ((9, 9), 3)):
         with pytest.raises(ValueError, match=r"atten_mask of shape|wants"):
             npu_fusion_attention(q, k, v, HEADS, "BNSD", atten_mask=torch.ones(shape, dtype=torch.bool), sparse_mode=mode)

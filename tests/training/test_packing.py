@@ -1,10 +1,11 @@
 """Packed rows train as rows of their own do, on each engine and on two ranks: the same losses, norms, first gradient and weights."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.engines.parity import Trace, base_model, largest_difference, largest_relative, made_run, traced
+from tests.engines.parity import Trace, base_model, largest_difference, largest_relative, made_run, traced, windowed
 from tests.runs import relative_difference, session
 from vtool.diagnostics import Findings
 from vtool.engines.ranks import Ranks
@@ -62,6 +63,28 @@ def test_a_row_that_is_longer_than_the_budget_stops_the_run_before_a_step(folder
     short = ("data.packing=token_budget", "data.micro_batch_tokens=20")
     with pytest.raises(Findings, match=r"packing-budget.*of 20 rows have more than data.micro_batch_tokens=20 tokens, the longest"):
         session(made_run(folder, "ddp", "float32", folder / "model", *short), Ranks())
+
+
+@pytest.mark.parametrize("engine", ["ddp", "fsdp2", "megatron"])
+def test_a_model_with_windows_stops_the_run_before_a_step_though_no_rule_has_seen_its_folder(
+    folder: Path, tmp_path: Path, engine: str
+) -> None:
+    """As of a recipe that was read before the model was there."""
+    made = made_run(folder, engine, "float32", folder / "model", *PACKED)
+    config = windowed(folder / "model", tmp_path / "model")
+    later = replace(made, run=made.run.model_copy(update={"model": made.run.model.model_copy(update={"path": str(config)})}))
+    with pytest.raises(Findings, match=r"not-built-on-engine.*1 of the model's 2 layers see the last 24 tokens only"):
+        session(later, Ranks())
+    with pytest.raises(Findings, match=r"not-built-on-engine.*see the last 24 tokens only"):
+        made_run(folder, engine, "float32", config, *PACKED)
+
+
+def test_a_window_that_is_longer_than_a_packed_row_trains_as_rows_of_their_own_do(folder: Path, tmp_path: Path) -> None:
+    model = windowed(folder / "model", tmp_path / "model", sliding_window=161)
+    runs = {name: made_run(folder, "ddp", "float64", model, *more) for name, more in (("rows", ()), ("packed", PACKED))}
+    (rows,), (packed,) = traced(1, runs).values()
+    assert largest_relative(packed.losses, rows.losses) <= 1e-9
+    assert relative_difference(packed.gradients, rows.gradients) <= 1e-7
 
 
 @pytest.mark.parametrize("family", ["qwen2_vl", "qwen3_vl", "glm4v"])

@@ -299,6 +299,17 @@ def test_what_is_made_smaller_is_said() -> None:
     }  # fmt: skip
 
 
+def test_a_window_that_a_small_model_has_not_is_said(tmp_path: Path) -> None:
+    text = {"use_sliding_window": True, "sliding_window": 24, "max_window_layers": 1, "num_hidden_layers": 4}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2_5_vl", "vision_config": {"depth": 2}, "text_config": text}))
+    run = load_run("digits", []).run
+    run = run.model_copy(update={"model": run.model.model_copy(update={"path": str(tmp_path), "size": None})})
+    assert "3 of 4 layers with a sliding_window of 24 tokens → none has a window" in stand_in(run).changes
+    text["use_sliding_window"] = False
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2_5_vl", "vision_config": {"depth": 2}, "text_config": text}))
+    assert not any("sliding_window" in change for change in stand_in(run).changes)
+
+
 def test_adapters_of_layers_that_a_small_model_has_not_are_put_on_those_that_it_has(folder: Path) -> None:
     lora = "lora={targets: [layers.20.self_attn.q_proj, 27.mlp.up_proj, merger.mlp.2, v_proj], exclude: [blocks.31.attn.qkv]}"
     loaded = load_run("qwen2_5_vl_7b_lora", [*LARGE[:2], "model.freeze={vision: false, projector: false}", lora])

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.engines.parity import base_model, windowed
 from tests.rows import chat, mixed_rows, write_rows
 from tests.runs import messages
 from vtool.config.load import load_run
@@ -57,6 +58,21 @@ def test_rows_of_every_kind_pass_with_adapters_and_frozen_parts(tmp_path: Path) 
     ):
         proved = prove(load_run("rows", [rows, *more]).run, fast=True)
         assert [proof.finding for proof in proved.proofs if proof.finding] == [], more
+
+
+@pytest.mark.parametrize(("budget", "window"), [(None, 24), (40, 41), (60, 400)])
+def test_a_model_with_windows_is_proved_without_packing_where_the_rows_reach_them(tmp_path: Path, budget: int | None, window: int) -> None:
+    """At full size: the tiny model has none. The rows of a recipe that packs may be shorter than the window, and those of proofs longer."""
+    model = windowed(base_model(tmp_path), tmp_path / "windowed", sliding_window=window)
+    packed = ["data.packing=token_budget", f"data.micro_batch_tokens={budget}"] if budget else []
+    given = [messages(tmp_path / "rows.jsonl"), f"model.path={model}", "model.size=null", f"run.dir={tmp_path / 'proved'}", *packed]
+    proved = prove(load_run("rows", given).run, fast=True, full_size=True)
+    assert [proof.finding for proof in proved.proofs if proof.finding] == []
+    (proof,) = (proof for proof in proved.proofs if proof.rule == "gradient-depends-on-packing")
+    reached = window < 400
+    assert ("sliding_window" in proof.reason) is reached
+    assert (proof.state == "passed") is not reached
+    assert any("data.packing token_budget → none" in change for change in proved.changes) is (reached and budget is not None)
 
 
 def test_what_needs_images_is_not_run_where_no_row_has_one(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from vtool.config.read_back import Seen
-from vtool.models.attention import BY_DOCUMENT
+from vtool.models.attention import BY_DOCUMENT, BY_ROW
 from vtool.models.families import FAMILIES, family
 from vtool.models.sizes import SIZES
 
@@ -36,7 +36,7 @@ def read_back(module: nn.Module) -> Iterator[Seen]:
     kinds = [(type(layer).__name__, getattr(layer.config, _ATTENTION)) for layer in attentions]
     for (name, value), packable in dict.fromkeys(zip(kinds, packs, strict=True)):
         by_document = value == BY_DOCUMENT
-        yield Seen("model.attention", "sdpa" if by_document else value, name)
+        yield Seen("model.attention", "sdpa" if value in (BY_DOCUMENT, BY_ROW) else value, name)
         if packable:  # one that does not look at documents would have them see each other, without a word
             yield Seen("data.packing", "token_budget" if by_document else "none", name)
     recomputing = [layer for layer in layers if isinstance(layer, GradientCheckpointingLayer)]

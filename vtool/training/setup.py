@@ -14,17 +14,19 @@ from vtool.config import schema
 from vtool.config.megatron import Language
 from vtool.config.origins import Origins
 from vtool.config.schema import Run
+from vtool.config.windows import not_packed, window_of
 from vtool.data.audit import Ledger, look, settle, warnings
 from vtool.data.loader import EncodedRows, MicroBatch, asked_for
 from vtool.data.plan import Plan
 from vtool.data.row import Row
 from vtool.data.sources import Rows
+from vtool.devices import kind_of
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.engines.contract import Engine
 from vtool.engines.ddp import Ddp
 from vtool.engines.ranks import Ranks, SharedFindings
 from vtool.models.adapters import add_adapters, freeze_parts
-from vtool.models.attention import attend_by_document
+from vtool.models.attention import attend_by_document, attend_by_row
 from vtool.models.build import GENERATION, build_model, model_config
 from vtool.models.families import Family, family
 from vtool.models.processor import Processor, load_processor, new_processor
@@ -175,10 +177,20 @@ def build_trained_model(run: Run, folder: RunFolder, processor: Processor, *, we
 
 
 def prepare_model(run: Run, model: nn.Module) -> nn.Module:
-    """Freeze what is not trained, and put the adapters in, in place."""
+    """Give the model the attention that rows and device want, freeze what is not trained, and put the adapters in, in place.
+
+    Raises:
+        SharedFindings: `not-built-on-engine`, of packed rows for a model with windows.
+    """
     of = family(run.model.family)
     if run.data.packing != "none":
+        text: Any = model.config.get_text_config()  # type: ignore[operator,union-attr]
+        window = window_of(getattr(text, "layer_types", None), getattr(text, "sliding_window", None))
+        if found := not_packed(window, run.data.micro_batch_tokens):
+            raise SharedFindings(Diagnostic("not-built-on-engine", *found, "data.packing"))
         attend_by_document(model)
+    elif run.model.attention == "sdpa" and kind_of(run) == "npu":
+        attend_by_row(model)
     freeze_parts(model, of, run.model.freeze)
     if run.lora is not None:
         add_adapters(model, of, run.model.freeze, run.lora, run.run.seed)

@@ -2,9 +2,11 @@
 
 import re
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from vtool.config.schema import Lora, Megatron, Run
+from vtool.config.windows import window_of_folder
 from vtool.models.sizes import SIZES
 
 # Of a linear layer's name, the number of its layer or block: `layers.20.self_attn.q_proj`, not the 2 of `merger.mlp.2`.
@@ -40,6 +42,10 @@ def stand_in(run: Run) -> StandIn:
         update["launch"] = run.launch.model_copy(update={"nproc": processes})
     if run.model.path is not None:
         changes.append(f"{run.model.path} → its config.json at size tiny, with random weights")
+        if window := window_of_folder(Path(run.model.path), run.model.family):
+            changes.append(
+                f"{window.sliding} of {window.layers} layers with a sliding_window of {window.tokens} tokens → none has a window"
+            )
         update["model"] = run.model.model_copy(update={"path": None, "init": None, "size": "tiny"})
         if run.lora is not None:
             update["lora"] = _lora(run.lora, changes)

@@ -4,8 +4,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from vtool.config.images import CLIPS, CUTS, Cut, cut_of_processor
-from vtool.config.origins import Origins
+from vtool.config.origins import COMMAND_LINE, Origins
 from vtool.config.schema import Megatron, Run
+from vtool.config.windows import not_packed, window_of_folder
 from vtool.diagnostics import Diagnostic
 
 
@@ -13,8 +14,10 @@ def micro_batch_larger_than_share(run: Run, origins: Origins) -> Iterator[Diagno
     """A micro-batch fits into what one process gets of a step.
 
     Above the whole step it is a mistake on any number of processes. Above the share of one, it only says that the recipe was
-    written for fewer: the results are the same.
+    written for fewer: the results are the same. Where rows are packed, neither is said of what is not used.
     """
+    if run.data.packing != "none":
+        return
     sharing = run.engine.parallel.sharing if isinstance(run.engine, Megatron) else 1  # processes that compute the same rows
     micro, rows, processes = run.data.micro_batch_size, run.data.global_batch_size, max(1, (run.launch.nproc or 1) // sharing)
     share = -(-rows // processes)
@@ -155,11 +158,19 @@ def packing_not_built(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     if run.data.packing != "none" and run.model.attention != "sdpa":
         message = f"data.packing is {run.data.packing}, but model.attention={run.model.attention} has no attention by document"
         yield Diagnostic("not-built-on-engine", message, "set model.attention=sdpa", "model.attention", origins.near("model.attention"))
+    if run.data.packing != "none" and run.model.path is not None:
+        window = window_of_folder(Path(run.model.path), run.model.family)
+        if found := not_packed(window, run.data.micro_batch_tokens):
+            yield Diagnostic("not-built-on-engine", *found, "data.packing", origins.near("data.packing"))
 
 
 def rows_beside_tokens(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """What somebody has written, and packing leaves aside."""
-    if run.data.packing != "none" and (origin := origins.of("data.micro_batch_size")):
+    """What somebody has written beside packing, which leaves it aside.
+
+    Not what stands in the recipe that packing is switched on for: it is there for runs without, and cannot be left out from here.
+    """
+    origin, packing = origins.of("data.micro_batch_size"), origins.of("data.packing")
+    if run.data.packing != "none" and origin and (origin == COMMAND_LINE or (packing and origin.file == packing.file)):
         message = (
             "data.micro_batch_size is set, but with data.packing=token_budget a forward pass is as large as data.micro_batch_tokens says"
         )

@@ -166,9 +166,11 @@ def lay(asked: Run, folder: Path, *, full_size: bool = False) -> Ground:
     config.save_pretrained(folder)
     bare = build_model(run.model, processor, folder, run.run.seed)
     changes += _without_dropout(bare)
-    return Ground(
-        run, known, processor, picked, samples, words, encoded, bare, folder, asked.data.global_batch_size, _packs_not(run), changes
-    )
+    packs_not = _packs_not(run, sum(len(sample.input_ids) for sample in samples))
+    if packs_not and run.data.packing != "none":  # the recipe's own rows are short enough, and these are not
+        changes += ("data.packing token_budget → none: the rows here, packed, are longer than the model's window",)
+        run = run.model_copy(update={"data": run.data.model_copy(update={"packing": "none", "micro_batch_tokens": None})})
+    return Ground(run, known, processor, picked, samples, words, encoded, bare, folder, asked.data.global_batch_size, packs_not, changes)
 
 
 def _without_dropout(model: nn.Module) -> tuple[str, ...]:
@@ -186,8 +188,10 @@ def _without_dropout(model: nn.Module) -> tuple[str, ...]:
     return tuple(sorted(drawn))
 
 
-def _packs_not(run: Run) -> str:
-    packed = run.model_copy(update={"data": run.data.model_copy(update={"packing": "token_budget"}), "engine": schema.Ddp(kind="ddp")})
+def _packs_not(run: Run, tokens: int) -> str:
+    """Args: tokens: of all rows, which proofs pack into one."""
+    data = run.data.model_copy(update={"packing": "token_budget", "micro_batch_tokens": tokens})
+    packed = run.model_copy(update={"data": data, "engine": schema.Ddp(kind="ddp")})
     return next((finding.message for finding in packing_not_built(packed, Origins({}))), "")
 
 
