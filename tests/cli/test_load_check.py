@@ -22,9 +22,9 @@ VLLM = os.environ.get("VTOOL_VLLM_PYTHON") or next((str(path) for path in [ROOT 
 needs_vllm = pytest.mark.skipif(VLLM is None, reason="`make vllm-env` builds what it needs")
 
 
-def load_check(*arguments: str) -> "subprocess.CompletedProcess[str]":
+def load_check(*arguments: str, cwd: Path = ROOT) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-m", "vtool", "load-check", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=cwd)
 
 
 def results(*arguments: str, status: int) -> dict[str, object]:
