@@ -22,9 +22,9 @@ VLLM = os.environ.get("VTOOL_VLLM_PYTHON") or next((str(path) for path in [ROOT 
 needs_vllm = pytest.mark.skipif(VLLM is None, reason="`make vllm-env` builds what it needs")
 
 
-def load_check(*arguments: str) -> "subprocess.CompletedProcess[str]":
+def load_check(*arguments: str, cwd: Path = ROOT) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-m", "vtool", "load-check", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=cwd)
 
 
 def results(*arguments: str, status: int) -> dict[str, object]:
@@ -154,6 +154,7 @@ def test_a_twin_of_transformers_goes_through_from_pretrained() -> None:
     assert found["verdict"] == "clean"
     assert found["checks"]["unwritten-parameter"] == "passed"
     assert found["checks"]["stale-reference"] == "not-run"
+    assert found["details"]["subject"]["class"].endswith("LlamaForCausalLM")
 
 
 UNSAFE = {
@@ -169,9 +170,15 @@ CLEAN = (
 REAL = "sources=[owned,reusable_buffer,bucketed,shuffled,runai,runai_distributed]"
 
 
+@pytest.fixture(scope="module")
+def of_vllm() -> dict[str, object]:
+    """Ten classes by one command: importing vLLM takes longer than judging a class."""
+    return results(*(f"vllm:{name}" for name in (*UNSAFE, *CLEAN)), REAL, "--python", str(VLLM), status=1)
+
+
 @needs_vllm
-def test_of_ten_classes_of_vllm_the_three_known_ones_are_found_with_their_lines() -> None:
-    found = results(*(f"vllm:{name}" for name in (*UNSAFE, *CLEAN)), REAL, "--python", str(VLLM), status=1)
+def test_of_ten_classes_of_vllm_the_three_known_ones_are_found_with_their_lines(of_vllm: dict[str, object]) -> None:
+    found = of_vllm
     assert {name: found[name]["verdict"] for name in found} == dict.fromkeys(UNSAFE, "unsafe") | dict.fromkeys(CLEAN, "clean")
     for name, line in UNSAFE.items():
         finding = next(each for each in found[name]["findings"] if each["rule"] == "stale-reference")
@@ -192,6 +199,15 @@ def test_of_ten_classes_of_vllm_the_three_known_ones_are_found_with_their_lines(
 
 
 @needs_vllm
+def test_classes_of_vllm_are_asked_on_ranks_quantised_and_processed(of_vllm: dict[str, object]) -> None:
+    for name in ("LlamaForCausalLM", "Qwen3MoeForCausalLM"):
+        assert {of_vllm[name]["checks"][rule] for rule in OF_VLLM} == {"passed"}
+    assert of_vllm["LlamaForCausalLM"]["details"]["quantised-load"]["measured"] == {"quantised_tensors": 14}
+    assert of_vllm["LlamaForCausalLM"]["details"]["shard-mismatch"]["measured"]["parted"] > 0
+
+
+@pytest.mark.soak
+@needs_vllm
 def test_a_real_loader_finds_what_a_ring_of_more_buffers_does_not() -> None:
     of_runai = ["slots=50", "sources=[owned,reusable_buffer,runai]", "checks=[stale-reference]"]
     done = load_check("vllm:BertModel", *of_runai, "--python", str(VLLM), "--format", "json")
@@ -202,21 +218,23 @@ def test_a_real_loader_finds_what_a_ring_of_more_buffers_does_not() -> None:
     assert "read by runai, 20 tensors have other values" in found["findings"][0]["message"]
 
 
-@needs_vllm
-def test_classes_of_vllm_are_asked_on_ranks_quantised_and_processed() -> None:
-    names = ["LlamaForCausalLM", "Qwen3MoeForCausalLM"]
-    found = results(*(f"vllm:{name}" for name in names), "--python", str(VLLM), status=0)
-    for name in names:
-        assert {found[name]["checks"][rule] for rule in OF_VLLM} == {"passed"}
-    assert found["LlamaForCausalLM"]["details"]["quantised-load"]["measured"] == {"quantised_tensors": 14}
-    assert found["LlamaForCausalLM"]["details"]["shard-mismatch"]["measured"]["parted"] > 0
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with what a command has printed of a class with findings, its page, and its baseline."""
+    made = tmp_path_factory.mktemp("kept")
+    done = load_check(f"python:{MODELS}:KeepsAll", "--baseline", str(made / "known.json"), "--html", str(made / "page.html"))
+    assert done.returncode == 0, done.stderr
+    (made / "stdout").write_text(done.stdout)
+    return made
 
 
-def test_a_baseline_leaves_what_is_known_uncounted(tmp_path: Path) -> None:
-    file = tmp_path / "known.json"
-    recorded = load_check(f"python:{MODELS}:KeepsAll", "--baseline", str(file))
-    assert recorded.returncode == 0
-    assert "recorded in" in recorded.stdout
+def test_what_was_judged_is_said(kept: Path) -> None:
+    assert f"python:{MODELS}:KeepsAll: models.KeepsAll, checkpoint: the user's own\n" in (kept / "stdout").read_text()
+
+
+def test_a_baseline_leaves_what_is_known_uncounted(kept: Path) -> None:
+    file = kept / "known.json"
+    assert f"recorded in {file}" in (kept / "stdout").read_text()
     again = load_check(f"python:{MODELS}:KeepsAll", "--baseline", str(file), "--format", "json")
     assert again.returncode == 0
     assert json.loads(again.stdout)["summary"]["errors"] == 0
@@ -224,11 +242,9 @@ def test_a_baseline_leaves_what_is_known_uncounted(tmp_path: Path) -> None:
     assert load_check(f"python:{MODELS}:KeepsAll", f"python:{MODELS}:SkipsBias", "--baseline", str(file)).returncode == 1
 
 
-def test_a_page_is_written_beside_what_is_printed(tmp_path: Path) -> None:
-    page = tmp_path / "page.html"
-    done = load_check(f"python:{MODELS}:KeepsAll", "--html", str(page))
-    assert f"page: {page}" in done.stdout
-    assert "stale-reference" in page.read_text()
+def test_a_page_is_written_beside_what_is_printed(kept: Path) -> None:
+    assert f"page: {kept / 'page.html'}" in (kept / "stdout").read_text()
+    assert "stale-reference" in (kept / "page.html").read_text()
 
 
 def test_a_page_gives_the_command_that_makes_its_findings_again(tmp_path: Path) -> None:
@@ -327,7 +343,7 @@ def test_an_interpreter_without_torch_is_told(tmp_path: Path) -> None:
 
 def test_a_recipe_that_trains_is_checked_by_what_will_serve_it(tmp_path: Path) -> None:
     subject = ["digits", f"run.dir={tmp_path}", "slots=2"]
-    found = json.loads(load_check(*subject, "--python", sys.executable, "--format", "json").stdout)["results"]
+    found = json.loads(load_check(*subject, "--python", "/no/such/python", "--format", "json").stdout)["results"]
     assert [result["subject"] for result in found] == ["digits"]  # there is no export yet, and no vLLM
     (tmp_path / "export").mkdir()
     (tmp_path / "export" / "config.json").write_text("{}")
@@ -380,9 +396,3 @@ def test_on_a_terminal_the_progress_is_one_line() -> None:
     assert "\n" not in shown
     assert shown.count("\r\x1b[K") == 3
     assert max(map(len, shown.split("\r\x1b[K"))) < 80
-
-
-def test_what_was_judged_is_said() -> None:
-    found = results("transformers:LlamaForCausalLM", "--python", sys.executable, status=0)["LlamaForCausalLM"]
-    assert found["details"]["subject"]["class"].endswith("LlamaForCausalLM")
-    assert "checkpoint: " in load_check("transformers:LlamaForCausalLM", "--python", sys.executable).stdout

@@ -73,7 +73,8 @@ def test_a_table_has_what_became_of_each(tmp_path: Path) -> None:
     ]
 
 
-def test_a_stop_ends_the_job_that_runs_and_the_same_command_goes_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize("again", [False, pytest.param(True, marks=pytest.mark.soak)], ids=["it is stopped", "it goes on"])
+def test_a_stop_ends_the_job_that_runs_and_the_same_command_goes_on(tmp_path: Path, again: bool) -> None:
     command = [sys.executable, "-m", "vtool", "train", "sft", "digits", "-m", "run.seed=1,2", *SHORT, "--no-preflight"]
     with (tmp_path / "log").open("w") as log:
         process = subprocess.Popen(command, cwd=tmp_path, stdout=log, stderr=log, start_new_session=True)
@@ -86,8 +87,13 @@ def test_a_stop_ends_the_job_that_runs_and_the_same_command_goes_on(tmp_path: Pa
     rows = [line.split()[1:4] for line in (tmp_path / "log").read_text().splitlines()[-2:]]
     assert rows == [["run.seed=1", "stopped", "-"], ["run.seed=2", "not", "started"]]
     assert not (tmp_path / "runs/digits-seed=2").exists()
-    again = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert again.returncode == 0, again.stderr
-    assert [line.split()[2] for line in again.stdout.splitlines()[-2:]] == ["finished", "finished"]
+    steps = [json.loads(line)["step"] for line in lines.read_text().splitlines()]
+    saved = tmp_path / "runs/digits-seed=1/checkpoints"
+    assert [path.name for path in saved.iterdir()] == [f"step-{steps[-1]:06d}"]  # from which the same command goes on
+    if not again:
+        return
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert [line.split()[2] for line in done.stdout.splitlines()[-2:]] == ["finished", "finished"]
     steps = [json.loads(line)["step"] for line in lines.read_text().splitlines()]
     assert steps == list(range(1, 41))  # the stopped one went on from where it was

@@ -107,12 +107,14 @@ def test_a_folder_that_is_no_run_is_told(tmp_path: Path) -> None:
         assert "not-a-run VT807" in vtool(tmp_path, command, str(tmp_path), status=2)
 
 
-def test_rows_of_ones_own_train_on_two_ranks(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "preflight", [("--no-preflight",), pytest.param((), marks=pytest.mark.soak)], ids=["straight away", "proved first"]
+)
+def test_rows_of_ones_own_train_on_two_ranks(tmp_path: Path, preflight: tuple[str, ...]) -> None:
     write_rows(tmp_path / "my.jsonl", mixed_rows(tmp_path, 9, text_only=(0, 4, 7)))
     rows = "data.train=[{format: messages, path: my.jsonl}]"
-    output = vtool(
-        tmp_path, "train", "sft", "rows", rows, "--nproc", "2", "train.epochs=2", "optim.warmup_steps=0", "data.global_batch_size=4"
-    )
+    settings = (rows, "train.epochs=2", "optim.warmup_steps=0", "data.global_batch_size=4")
+    output = vtool(tmp_path, "train", "sft", "rows", *settings, "--nproc", "2", *preflight)
     assert "9 rows = 9 kept + 0 dropped; 9 distinct rows trained on, 18 samples (2.00 epochs)" in output
 
 
@@ -153,6 +155,16 @@ def test_verify_of_a_file_that_is_not_there_says_where_it_looked(tmp_path: Path)
 
 
 def test_verify_of_a_recipe_audits_every_split(tmp_path: Path) -> None:
+    """With rows to train on that nothing can be proved on, which takes far longer than the audit."""
+    write_rows(tmp_path / "my.jsonl", ['{"messages": []}'] * 700 + [chat("a", "b")])
+    rows = ("data.train=[{format: messages, path: my.jsonl}]", "data.max_dropped_rows=700")
+    output = vtool(tmp_path, "verify", "digits", *rows, "--format", "concise")
+    for words in ("data.train: 701 rows", "data.validation: 180 rows", "data.test: 359 rows"):
+        assert words in output
+
+
+@pytest.mark.soak
+def test_verify_of_a_recipe_audits_every_split_and_proves_it(tmp_path: Path) -> None:
     output = vtool(tmp_path, "verify", "digits", "--format", "concise")
     for words in ("data.train: 1258 rows", "data.validation: 180 rows", "data.test: 359 rows"):
         assert words in output

@@ -13,7 +13,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from tests.cli.test_load_check import MODELS, VLLM, load_check, needs_vllm
+from tests.cli.test_load_check import MODELS, ROOT, VLLM, load_check, needs_vllm
 from tests.export.test_huggingface import trained
 from tests.loading.checkpoint.folders import TWO, encode, f32, folder, raw, sharded
 from tests.rows import mixed_rows, write_rows
@@ -22,10 +22,12 @@ from vtool.diagnostics.rules_loading import ASKED, OF_VLLM
 from vtool.loading.probe.quantised import QUANTISATION
 
 Found = dict[str, object]
+FILES_ALONE = "limits.memory_mib=64"
+"""Keeps a class from being asked, whose framework takes more: where a test is about files, importing that would be most of its time."""
 
 
-def results(*arguments: str | Path, status: int) -> list[Found]:
-    done = load_check(*map(str, arguments), "--format", "json")
+def results(*arguments: str | Path, status: int, cwd: Path = ROOT) -> list[Found]:
+    done = load_check(*map(str, arguments), "--format", "json", cwd=cwd)
     assert done.returncode == status, done.stdout + done.stderr
     return json.loads(done.stdout)["results"]
 
@@ -84,7 +86,7 @@ def pickled(path: Path) -> None:
 def test_each_bad_folder_has_one_finding(make: Callable[[Path], None], rule: str, severity: str, status: int, tmp_path: Path) -> None:
     make(tmp_path / "model")
     before = state_of(tmp_path)
-    (found,) = results(tmp_path / "model", status=status)
+    (found,) = results(tmp_path / "model", FILES_ALONE, status=status)
     assert [(finding["rule"], finding["severity"]) for finding in found["findings"]] == [(rule, severity)]
     assert set(found["checks"]) >= {*ASKED, *(one.name for one in rules_folder.RULES)}
     assert {found["checks"][name] for name in ASKED} == {"not-run"}
@@ -93,7 +95,8 @@ def test_each_bad_folder_has_one_finding(make: Callable[[Path], None], rule: str
 
 def test_files_and_classes_are_named_together_and_told_in_that_order(tmp_path: Path) -> None:
     model = folder(tmp_path / "a=b", model={"a": f32(2, 3)})
-    found = results(f"python:{MODELS}:Good", model, model / "model.safetensors", status=0)
+    # Away from `make vllm-env`'s environment: which class loads the folder is not the question here.
+    found = results(f"python:{MODELS}:Good", model, model / "model.safetensors", status=0, cwd=tmp_path)
     assert [result["subject"] for result in found] == [f"python:{MODELS}:Good", str(model), str(model / "model.safetensors")]
     assert [result["verdict"] for result in found] == ["clean"] * 3
     assert found[2]["details"]["missing-shard"]["reason"] == "one file was asked for, not its folder"
@@ -104,8 +107,8 @@ def test_digests_are_printed_as_xxhsum_does(tmp_path: Path) -> None:
 
     file = folder(tmp_path / "model", model={"a": f32(2, 3)}) / "model.safetensors"
     digest = xxhash.xxh3_128_hexdigest(file.read_bytes())
-    for subject in (file, file.parent):
-        assert f"{digest}  {file}\n" in load_check(str(subject), "--digest").stdout
+    asked = load_check(str(file), str(file.parent), FILES_ALONE, "--digest")
+    assert asked.stdout.count(f"{digest}  {file}\n") == 2  # of the file, and of its folder
     assert digest not in load_check(str(file)).stdout
 
 
@@ -140,41 +143,100 @@ def changed(run: Path, to: Path, change: Callable[[dict[str, Tensor]], object]) 
     return to
 
 
+NORM, DOWN, V = "model.norm.weight", "model.layers.0.mlp.down_proj.weight", "model.layers.1.self_attn.v_proj.weight"
+EMBEDDING = "model.embed_tokens.weight"
+CHANGES: dict[str, Callable[[dict[str, Tensor]], object]] = {
+    "renamed": lambda tensors: tensors.update({f"{DOWN}s": tensors.pop(DOWN)}),
+    "transposed": lambda tensors: tensors.update({DOWN: tensors[DOWN].T}),
+    "norm": lambda tensors: tensors.pop(NORM),
+    "part": lambda tensors: tensors.pop(V),
+    "tied": lambda tensors: tensors.update({"lm_head.weight": tensors[EMBEDDING].clone()}),
+    "untied": lambda tensors: tensors.update({"lm_head.weight": tensors[EMBEDDING] + 1}),
+}
+
+
+def with_a_pooler(path: Path) -> Path:
+    import torch
+    from transformers import BertConfig, BertModel
+
+    torch.manual_seed(0)
+    small = BertConfig(
+        hidden_size=64, num_attention_heads=2, num_hidden_layers=1, intermediate_size=64, vocab_size=96, max_position_embeddings=64
+    )
+    BertModel(small).to(torch.bfloat16).save_pretrained(path)
+    return path
+
+
+def of_no_such_class(path: Path) -> Path:
+    (folder(path, model={"a": f32(2)}) / "config.json").write_text('{"architectures": ["NoSuchForCausalLM"]}')
+    return path
+
+
+SCALE = "model.layers.0.mlp.down_proj.weight_scale"
+
+
+def quantised(whole: Path, without: Path) -> tuple[Path, Path]:
+    """fp8 with a scale for each row, as compressed-tensors writes it: all of it, and without one of the scales."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    small = LlamaConfig(
+        hidden_size=64, num_attention_heads=2, num_key_value_heads=1, num_hidden_layers=1, intermediate_size=64, vocab_size=96
+    )
+    LlamaForCausalLM(small).to(torch.bfloat16).save_pretrained(whole)
+    written = json.loads((whole / "config.json").read_text())
+    (whole / "config.json").write_text(json.dumps({**written, "quantization_config": QUANTISATION}))
+    tensors = load_file(whole / "model.safetensors")
+    for name in [name for name in tensors if name.endswith("proj.weight")]:
+        scale = tensors[name].float().abs().amax(1, keepdim=True) / 448
+        tensors |= {name: (tensors[name].float() / scale).to(torch.float8_e4m3fn), f"{name}_scale": scale}
+    save_file(tensors, whole / "model.safetensors")
+    shutil.copytree(whole, without)
+    tensors.pop(SCALE)
+    save_file(tensors, without / "model.safetensors")
+    return whole, without
+
+
+@pytest.fixture(scope="module")
+def before(run: Path) -> dict[str, tuple[int, bytes]]:
+    return state_of(run)
+
+
+@pytest.fixture(scope="module")
+def judged(run: Path, before: object, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Found]:
+    """A run by its recipe, and folders of every kind, by one command: importing vLLM takes longer than judging a folder."""
+    at = tmp_path_factory.mktemp("folders")
+    folders = [
+        *(changed(run, at / name, change) for name, change in CHANGES.items()),
+        *(with_a_pooler(at / "pooler"), of_no_such_class(at / "unknown"), *quantised(at / "quantised", at / "without")),
+        Path(shutil.copytree(run / "export", at / "exported")),
+    ]
+    found = results("digits", f"run.dir={run}", *folders, "--python", str(VLLM), status=1)
+    assert [result["subject"] for result in found] == ["digits", *map(str, folders)]
+    return {Path(str(result["subject"])).name: result for result in found}
+
+
+def errors(result: Found) -> list[dict[str, str]]:
+    return [finding for finding in result["findings"] if finding["severity"] == "error"]
+
+
 @needs_vllm
-def test_a_real_export_lands_whole_and_is_left_alone(run: Path) -> None:
-    before = state_of(run)
-    rules = {*ASKED, *OF_VLLM, *(one.name for one in rules_folder.RULES)}
-    for subject in ([run / "export"], ["digits", f"run.dir={run}"]):
-        (found,) = results(*subject, "--python", str(VLLM), status=0)
-        assert found["verdict"] == "clean"
-        assert found["checks"] == dict.fromkeys(rules, "passed")
-        assert {finding["severity"] for finding in found["findings"]} <= {"note"}
-        assert found["details"]["subject"]["class"].endswith("Qwen2_5_VLForConditionalGeneration")
+@pytest.mark.parametrize("name", ["digits", "exported"])
+def test_a_real_export_lands_whole_and_is_left_alone(
+    run: Path, before: dict[str, tuple[int, bytes]], judged: dict[str, Found], name: str
+) -> None:
+    found = judged[name]
+    assert found["verdict"] == "clean"
+    assert found["checks"] == dict.fromkeys({*ASKED, *OF_VLLM, *(one.name for one in rules_folder.RULES)}, "passed")
+    assert {finding["severity"] for finding in found["findings"]} <= {"note"}
+    assert found["details"]["subject"]["class"].endswith("Qwen2_5_VLForConditionalGeneration")
     assert state_of(run) == before
 
 
-NORM, DOWN, V = "model.norm.weight", "model.layers.0.mlp.down_proj.weight", "model.layers.1.self_attn.v_proj.weight"
-
-
 @needs_vllm
-def test_what_does_not_land_is_found(run: Path, tmp_path: Path) -> None:
-    whole = load_file(run / "export" / "model.safetensors")
-    assert {NORM, DOWN, V} <= set(whole)
-    embedding = "model.embed_tokens.weight"
-    changes: dict[str, Callable[[dict[str, Tensor]], object]] = {
-        "renamed": lambda tensors: tensors.update({f"{DOWN}s": tensors.pop(DOWN)}),
-        "transposed": lambda tensors: tensors.update({DOWN: tensors[DOWN].T}),
-        "norm": lambda tensors: tensors.pop(NORM),
-        "part": lambda tensors: tensors.pop(V),
-        "tied": lambda tensors: tensors.update({"lm_head.weight": tensors[embedding].clone()}),
-        "untied": lambda tensors: tensors.update({"lm_head.weight": tensors[embedding] + 1}),
-    }
-    folders = [changed(run, tmp_path / name, change) for name, change in changes.items()]
-    found = {Path(str(result["subject"])).name: result for result in results(*folders, "--python", str(VLLM), status=1)}
-    told = {
-        name: [(finding["rule"], finding["message"]) for finding in result["findings"] if finding["severity"] == "error"]
-        for name, result in found.items()
-    }
+def test_what_does_not_land_is_found(run: Path, judged: dict[str, Found]) -> None:
+    assert {NORM, DOWN, V, EMBEDDING} <= set(load_file(run / "export" / "model.safetensors"))
+    told = {name: [(finding["rule"], finding["message"]) for finding in errors(judged[name])] for name in CHANGES}
     assert {name: [rule for rule, _ in findings] for name, findings in told.items()} == {
         "renamed": ["load-failed"],
         "transposed": ["load-failed"],
@@ -185,58 +247,27 @@ def test_what_does_not_land_is_found(run: Path, tmp_path: Path) -> None:
     }
     for name, words in (("renamed", f"{DOWN}s"), ("transposed", DOWN), ("norm", "norm.weight"), ("part", "k_proj"), ("untied", "lm_head")):
         assert words in told[name][0][1]
-    assert [found[name]["verdict"] for name in ("renamed", "norm", "tied")] == ["failed", "unsafe", "clean"]
+    assert [judged[name]["verdict"] for name in ("renamed", "norm", "tied")] == ["failed", "unsafe", "clean"]
 
 
 @needs_vllm
-def test_a_pooler_that_is_not_served_is_a_note(tmp_path: Path) -> None:
-    import torch
-    from transformers import BertConfig, BertModel
-
-    torch.manual_seed(0)
-    small = BertConfig(
-        hidden_size=64, num_attention_heads=2, num_hidden_layers=1, intermediate_size=64, vocab_size=96, max_position_embeddings=64
-    )
-    BertModel(small).to(torch.bfloat16).save_pretrained(tmp_path)
-    (found,) = results(tmp_path, "--python", str(VLLM), status=1)  # the class itself keeps what it is given
-    severities = {finding["rule"]: finding["severity"] for finding in found["findings"]}
+def test_a_pooler_that_is_not_served_is_a_note(judged: dict[str, Found]) -> None:
+    severities = {finding["rule"]: finding["severity"] for finding in judged["pooler"]["findings"]}
     assert severities["unconsumed-tensor"] == "note"
-    assert severities["stale-reference"] == "error"
+    assert severities["stale-reference"] == "error"  # the class itself keeps what it is given
 
 
 @needs_vllm
-def test_an_architecture_that_vllm_does_not_have_is_not_run(tmp_path: Path) -> None:
-    model = folder(tmp_path / "model", model={"a": f32(2)})
-    (model / "config.json").write_text('{"architectures": ["NoSuchForCausalLM"]}')
-    (found,) = results(model, "--python", str(VLLM), status=0)
+def test_an_architecture_that_vllm_does_not_have_is_not_run(judged: dict[str, Found]) -> None:
+    found = judged["unknown"]
+    assert errors(found) == []
     assert "has registered no NoSuchForCausalLM" in found["details"]["stale-reference"]["reason"]
 
 
 @needs_vllm
-def test_a_folder_of_quantised_weights_is_judged_as_it_is(tmp_path: Path) -> None:
-    """fp8 with a scale for each row, as compressed-tensors writes it."""
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    small = LlamaConfig(
-        hidden_size=64, num_attention_heads=2, num_key_value_heads=1, num_hidden_layers=1, intermediate_size=64, vocab_size=96
-    )
-    LlamaForCausalLM(small).to(torch.bfloat16).save_pretrained(tmp_path / "plain")
-    written = json.loads((tmp_path / "plain" / "config.json").read_text())
-    (tmp_path / "plain" / "config.json").write_text(json.dumps({**written, "quantization_config": QUANTISATION}))
-    whole = load_file(tmp_path / "plain" / "model.safetensors")
-    for name in [name for name in whole if name.endswith("proj.weight")]:
-        scale = whole[name].float().abs().amax(1, keepdim=True) / 448
-        whole |= {name: (whole[name].float() / scale).to(torch.float8_e4m3fn), f"{name}_scale": scale}
-    save_file(whole, tmp_path / "plain" / "model.safetensors")
-    shutil.copytree(tmp_path / "plain", tmp_path / "without")
-    whole.pop("model.layers.0.mlp.down_proj.weight_scale")
-    save_file(whole, tmp_path / "without" / "model.safetensors")
-    right, wrong = results(tmp_path / "plain", tmp_path / "without", "--python", str(VLLM), status=1)
+def test_a_folder_of_quantised_weights_is_judged_as_it_is(judged: dict[str, Found]) -> None:
+    right, wrong = judged["quantised"], judged["without"]
     assert right["verdict"] == "clean"
     assert {rule for rule, state in right["checks"].items() if state == "not-run"} == {"quantised-load"}
     assert "quantised already" in right["details"]["quantised-load"]["reason"]
-    errors = [finding for finding in wrong["findings"] if finding["severity"] == "error"]
-    assert [(finding["rule"], finding["parameter"]) for finding in errors] == [
-        ("unwritten-parameter", "model.layers.0.mlp.down_proj.weight_scale")
-    ]
+    assert [(finding["rule"], finding["parameter"]) for finding in errors(wrong)] == [("unwritten-parameter", SCALE)]

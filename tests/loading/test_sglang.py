@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,12 +13,19 @@ BUILT = str(ENVIRONMENT / "bin/python") if (ENVIRONMENT / "sglang").exists() els
 SGLANG = os.environ.get("VTOOL_SGLANG_PYTHON") or BUILT
 
 pytestmark = pytest.mark.skipif(SGLANG is None, reason="`make sglang-env` builds what it needs")
+COPIES, KEEP = "LlamaForCausalLM", ("Qwen2ForRewardModel", "WhisperForConditionalGeneration")
+MISSPELT, MARKED, WITHOUT_A_TWIN, WITHOUT_NAMES = "LlamaForCausalML", "DeepseekV3ForCausalLM", "DotsOCRForCausalLM", "LlavaLlamaForCausalLM"
 
 
-def test_a_class_that_copies_is_clean_and_those_that_keep_are_named_with_their_line() -> None:
-    names = ("LlamaForCausalLM", "Qwen2ForRewardModel", "WhisperForConditionalGeneration")
-    found = results(*(f"sglang:{name}" for name in names), "--python", str(SGLANG), status=1)
-    llama, reward, whisper = (found[name] for name in names)
+@pytest.fixture(scope="module")
+def found() -> dict[str, Any]:
+    """All of them by one command: importing SGLang takes longer than judging a class."""
+    names = (COPIES, *KEEP, MISSPELT, MARKED, WITHOUT_A_TWIN, WITHOUT_NAMES)
+    return results(*(f"sglang:{name}" for name in names), "--python", str(SGLANG), status=1)
+
+
+def test_a_class_that_copies_is_clean_and_those_that_keep_are_named_with_their_line(found: dict[str, Any]) -> None:
+    llama, reward, whisper = (found[name] for name in (COPIES, *KEEP))
     assert llama["verdict"] == "clean"
     for judged, text in ((reward, "(name, w) for name, w in weights"), (whisper, "dict(weights)")):
         (stale,) = (finding for finding in judged["findings"] if finding["rule"] == "stale-reference")
@@ -27,22 +35,23 @@ def test_a_class_that_copies_is_clean_and_those_that_keep_are_named_with_their_l
         assert "load_format=runai_streamer" in judged["details"]["stale-reference"]["reachable_via"]
 
 
-def test_no_such_class_is_told_with_near_names() -> None:
-    assert SGLANG is not None
-    (judged,) = results("sglang:LlamaForCausalML", "--python", SGLANG, status=2).values()
+def test_no_such_class_is_told_with_near_names(found: dict[str, Any]) -> None:
+    judged = found[MISSPELT]
+    assert judged["verdict"] == "not-run"
     assert "`sglang:LlamaForCausalLM`" in judged["findings"][0]["help"]
 
 
-def test_a_class_that_looks_at_the_mark_is_protected_where_the_loader_sets_it_and_not_elsewhere() -> None:
-    (judged,) = results("sglang:DeepseekV3ForCausalLM", "--python", str(SGLANG), status=1).values()
+def test_a_class_that_looks_at_the_mark_is_protected_where_the_loader_sets_it_and_not_elsewhere(found: dict[str, Any]) -> None:
+    judged = found[MARKED]
+    assert judged["verdict"] == "unsafe"
     stale = judged["details"]["stale-reference"]
     assert "load_format=runai_streamer" in stale["protected_by"]
     assert "model.load_weights" in stale["reachable_via"]
     assert judged["details"]["subject"]["parts_replaced"]
 
 
-def test_a_class_without_a_twin_is_given_names_that_it_takes() -> None:
-    (judged,) = results("sglang:DotsOCRForCausalLM", "--python", str(SGLANG), status=1).values()
+def test_a_class_without_a_twin_is_given_names_that_it_takes(found: dict[str, Any]) -> None:
+    judged = found[WITHOUT_A_TWIN]
     assert judged["details"]["subject"]["checkpoint"] == "names that the class was found to take"
     (stale,) = (finding for finding in judged["findings"] if finding["rule"] == "stale-reference")
     line = Path(stale["origin"]["file"]).read_text().splitlines()[stale["origin"]["line"] - 1]
@@ -51,8 +60,8 @@ def test_a_class_without_a_twin_is_given_names_that_it_takes() -> None:
     assert {"load_format=safetensors", "update_weights_from_distributed"} <= set(judged["details"]["stale-reference"]["protected_by"])
 
 
-def test_without_a_verdict_the_class_says_itself_why_no_names_are_found() -> None:
-    (judged,) = results("sglang:LlavaLlamaForCausalLM", "--python", str(SGLANG), status=2).values()
+def test_without_a_verdict_the_class_says_itself_why_no_names_are_found(found: dict[str, Any]) -> None:
+    judged = found[WITHOUT_NAMES]
     assert judged["verdict"] == "not-run"
     (reason,) = {detail["reason"] for detail in judged["details"].values()}
     assert "even without weights its load_weights raises" in reason

@@ -101,7 +101,8 @@ def test_a_rank_that_is_killed_before_the_interval_had_promised_nothing_yet(fold
     assert "rank-failed" in output
 
 
-@pytest.mark.parametrize("nproc", [1, pytest.param(2, marks=pytest.mark.soak)])
+@pytest.mark.soak  # without the command: tests/profiling/test_profiler.py
+@pytest.mark.parametrize("nproc", [1, 2])
 def test_ctrl_c_inside_the_interval_writes_what_was_recorded_and_the_command_goes_on(folder: Path, nproc: int) -> None:
     process = start_and_wait_for(4, folder / "run", *command(folder, "run", nproc, *LONG))
     process.send_signal(signal.SIGINT)

@@ -187,7 +187,7 @@ ENGINES = {
 SPREAD = {"qwen2_5_vl": tuple(ENGINES), "qwen2_vl": ("megatron, stages",), "qwen3_vl": ("ddp", "fsdp2"), "glm4v": ("fsdp2",)}
 
 
-@pytest.mark.parametrize("name", SPREAD)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[] if name == "qwen2_5_vl" else pytest.mark.soak) for name in SPREAD])
 def test_two_ranks_are_as_one_also_where_one_has_text_alone(tmp_path: Path, name: str) -> None:
     """A row with an image and a video, for which the tower runs once, beside three of text: one rank has the dummy."""
     rows = visual_rows(tmp_path)

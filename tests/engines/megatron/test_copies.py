@@ -13,7 +13,8 @@ from vtool.engines.megatron.engine import Megatron
 from vtool.engines.ranks import Ranks
 
 pytest.importorskip("megatron.core", reason="megatron-core is not installed")
-SPREAD: dict[str, dict[str, Any]] = {
+TWO: dict[str, dict[str, Any]] = {"tp2+sp": {"parallel": {"tensor": 2, "sequence": True}}}
+FOUR: dict[str, dict[str, Any]] = {
     "tp2+sp×dp2, distributed optimiser": {
         "parallel": {"tensor": 2, "sequence": True},
         "wrap_config": {"use_distributed_optimizer": True},
@@ -42,9 +43,9 @@ def of_tower(state: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in state.items() if ".visual." in name}
 
 
-def trained(ranks: Ranks) -> dict[str, Any]:
+def trained(ranks: Ranks, spreads: dict[str, dict[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for name, case in SPREAD.items():
+    for name, case in spreads.items():
         kept, spread, firsts = [], [], []
         for disturbed in (False, True):
             engine = build(case, ranks, tied=True)
@@ -64,10 +65,11 @@ def trained(ranks: Ranks) -> dict[str, Any]:
     return found
 
 
-def test_gradients_of_the_tower_that_differ_leave_its_copies_equal() -> None:
-    everyone = run_ranks(trained, 4)
-    for name in SPREAD:
-        assert [rank[name]["spread"] for rank in everyone] == [[0.0] * (TEXT_STEP + 3)] * 4, name
+@pytest.mark.parametrize(("world", "spreads"), [(2, TWO), pytest.param(4, FOUR, marks=pytest.mark.soak)], ids=["two ranks", "four ranks"])
+def test_gradients_of_the_tower_that_differ_leave_its_copies_equal(world: int, spreads: dict[str, dict[str, Any]]) -> None:
+    everyone = run_ranks(trained, world, spreads)
+    for name in spreads:
+        assert [rank[name]["spread"] for rank in everyone] == [[0.0] * (TEXT_STEP + 3)] * world, name
         assert everyone[0][name]["kept"] == [step == TEXT_STEP for step in range(TEXT_STEP + 2)], name
         (wanted, norm), (found, its_norm) = everyone[0][name]["firsts"]
         assert relative_difference(found, wanted) <= 5e-6, name  # the mean of the two

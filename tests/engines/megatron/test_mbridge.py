@@ -65,7 +65,7 @@ def trained(ranks: Ranks, tied: bool) -> dict[str, tuple[Trained, dict[str, Any]
     return found
 
 
-@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+@pytest.mark.parametrize("tied", [True, pytest.param(False, marks=pytest.mark.soak)], ids=["tied", "untied"])
 def test_what_mbridge_builds_trains_as_one_process_does(tied: bool) -> None:
     wanted = by_one.reference(tied)
     found = run_ranks(trained, 2, tied)[0]

@@ -15,7 +15,7 @@ from vtool.engines.megatron.engine import Megatron
 from vtool.engines.ranks import Ranks
 
 pytest.importorskip("megatron.core", reason="megatron-core is not installed")
-SPREAD = ("dp2, distributed optimiser", "tp2")
+SPREAD = ("dp2, distributed optimiser", pytest.param("tp2", marks=pytest.mark.soak))
 SAVED_AFTER = TEXT_STEP + 1
 
 
@@ -64,46 +64,44 @@ def trained(engine: Megatron, steps: range) -> dict[str, Tensor]:
     return {**engine.model_state(), **engine.optimizer_state()}
 
 
-def gone_on(ranks: Ranks) -> dict[str, dict[str, dict[str, Tensor]]]:
+def gone_on(ranks: Ranks, name: str) -> dict[str, dict[str, Tensor]]:
     """All steps, with torch's Adam, with another, and with that one taken up on the way from itself or from torch's."""
-    found = {}
-    for name in SPREAD:
-        torchs = build(CASES[name], ranks, tied=True)
-        trained(torchs, range(SAVED_AFTER))
-        of_torch = ranks.all_gather_objects((torchs.model_state(), torchs.optimizer_state()))[0]
-        ends = {"torch": trained(torchs, range(SAVED_AFTER, 5))}
-        with found_by_megatron():
-            straight = build(CASES[name], ranks, tied=True)
-            assert all(type(part.optimizer.optimizer) is GroupAdam for part in straight.parts)
-            trained(straight, range(SAVED_AFTER))
-            own = ranks.all_gather_objects((straight.model_state(), straight.optimizer_state()))[0]
-            ends |= {"saved": own[1], "straight": trained(straight, range(SAVED_AFTER, 5))}
-            for start, saved in (("from itself", own), ("from torch", of_torch)):
-                again = build(CASES[name], ranks, tied=True)
-                trained(again, range(1))  # what it has counted so far is forgotten
-                again.load_state(*saved)
-                ends[start] = trained(again, range(SAVED_AFTER, 5))
-        back = build(CASES[name], ranks, tied=True)
-        back.load_state(*own)
-        ends["with torch again"] = trained(back, range(SAVED_AFTER, 5))
-        found[name] = ends
-    return found
+    torchs = build(CASES[name], ranks, tied=True)
+    trained(torchs, range(SAVED_AFTER))
+    of_torch = ranks.all_gather_objects((torchs.model_state(), torchs.optimizer_state()))[0]
+    ends = {"torch": trained(torchs, range(SAVED_AFTER, 5))}
+    with found_by_megatron():
+        straight = build(CASES[name], ranks, tied=True)
+        assert all(type(part.optimizer.optimizer) is GroupAdam for part in straight.parts)
+        trained(straight, range(SAVED_AFTER))
+        own = ranks.all_gather_objects((straight.model_state(), straight.optimizer_state()))[0]
+        ends |= {"saved": own[1], "straight": trained(straight, range(SAVED_AFTER, 5))}
+        for start, saved in (("from itself", own), ("from torch", of_torch)):
+            again = build(CASES[name], ranks, tied=True)
+            trained(again, range(1))  # what it has counted so far is forgotten
+            again.load_state(*saved)
+            ends[start] = trained(again, range(SAVED_AFTER, 5))
+    back = build(CASES[name], ranks, tied=True)
+    back.load_state(*own)
+    ends["with torch again"] = trained(back, range(SAVED_AFTER, 5))
+    return ends
 
 
-def test_an_optimiser_that_counts_by_group_goes_on_where_it_was() -> None:
-    for name, ends in run_ranks(gone_on, 2)[0].items():
-        counted = {key: int(tensor) for key, tensor in ends["saved"].items() if key.endswith(".step")}
-        assert len(counted) == len(ends["saved"]) // 3
-        assert all(count == SAVED_AFTER - (".visual." in key) for key, count in counted.items()), name  # one step was without an image
-        assert ends["from itself"].keys() == ends["straight"].keys() == ends["torch"].keys()
-        assert all(torch.equal(ends["from itself"][key], tensor) for key, tensor in ends["straight"].items()), name
-        for other in ("straight", "from torch", "with torch again"):
-            ours, theirs = ({key: one for key, one in ends[end].items() if not key.endswith(".step")} for end in (other, "torch"))
-            assert relative_difference(ours, theirs) <= 1e-5, (name, other)
-            assert all(torch.equal(ends[other][key], tensor) for key, tensor in ends["torch"].items() if key.endswith(".step")), (
-                name,
-                other,
-            )
+@pytest.mark.parametrize("name", SPREAD)
+def test_an_optimiser_that_counts_by_group_goes_on_where_it_was(name: str) -> None:
+    ends = run_ranks(gone_on, 2, name)[0]
+    counted = {key: int(tensor) for key, tensor in ends["saved"].items() if key.endswith(".step")}
+    assert len(counted) == len(ends["saved"]) // 3
+    assert all(count == SAVED_AFTER - (".visual." in key) for key, count in counted.items()), name  # one step was without an image
+    assert ends["from itself"].keys() == ends["straight"].keys() == ends["torch"].keys()
+    assert all(torch.equal(ends["from itself"][key], tensor) for key, tensor in ends["straight"].items()), name
+    for other in ("straight", "from torch", "with torch again"):
+        ours, theirs = ({key: one for key, one in ends[end].items() if not key.endswith(".step")} for end in (other, "torch"))
+        assert relative_difference(ours, theirs) <= 1e-5, (name, other)
+        assert all(torch.equal(ends[other][key], tensor) for key, tensor in ends["torch"].items() if key.endswith(".step")), (
+            name,
+            other,
+        )
 
 
 def test_groups_of_unequal_counts_are_refused_by_an_optimiser_that_counts_by_group() -> None:

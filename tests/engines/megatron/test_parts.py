@@ -40,7 +40,7 @@ class Scenario:
 
 SCENARIOS = {
     "adapters everywhere": Scenario(
-        lora=Lora(rank=3, alpha=2), spread=(DATA, SEQUENCE, STAGES), further=(TENSOR, "tp2+sp, distributed optimiser")
+        lora=Lora(rank=3, alpha=2), spread=(DATA, STAGES), further=(TENSOR, SEQUENCE, "tp2+sp, distributed optimiser")
     ),
     "recomputed adapters": Scenario(lora=Lora(rank=2, alpha=2), spread=(SEQUENCE,), further=(STAGES,), recomputed=True),
     "adapters of some parts of the joined matrices": Scenario(
@@ -53,7 +53,7 @@ SCENARIOS = {
         Freeze(vision=True, projector=True), Lora(rank=2, targets=("3.self_attn.q_proj", "2.mlp.down_proj")), spread=(STAGES,)
     ),
     "no tower": Scenario(Freeze(vision=True), spread=(STAGES,), further=(DATA, SEQUENCE)),
-    "the tower alone": Scenario(Freeze(projector=True, language=True), further=(SEQUENCE,)),
+    "the tower alone": Scenario(Freeze(projector=True, language=True), spread=(DATA,), further=(SEQUENCE, STAGES)),
     "three rates": Scenario(
         optim=Optim.model_validate(
             {

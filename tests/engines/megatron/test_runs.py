@@ -17,6 +17,10 @@ STAGES = ("engine.parallel.pipeline=2",)
 SHARED_OUT = ("engine.wrap_config.use_distributed_optimizer=true",)
 
 
+def after(folder: Path, name: str) -> str:
+    return f"checkpoint.resume={folder / name / 'checkpoints' / 'step-000004'}"
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Eight steps each, of rows with one image, two, or none; `A-B` began with A and went on with B after step 4."""
@@ -25,29 +29,43 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, count in (("three", 3), ("one", 1)):
         write_rows(made / f"{name}.jsonl", mixed_rows(made, count))
 
-    def after(name: str) -> str:
-        return f"checkpoint.resume={made / name / 'checkpoints' / 'step-000004'}"
-
     run_ranks(train_all, 1, [made_run(made, "straight", "ddp")])
     first = [
         made_run(made, "tp2", "megatron", *SPREAD),
         made_run(made, "dp2", "megatron", *SHARED_OUT),
-        made_run(made, "ddp-tp2", "megatron", *SPREAD, after("straight")),
+        made_run(made, "ddp-tp2", "megatron", *SPREAD, after(made, "straight")),
         made_run(made, "pp2", "megatron", *STAGES, "model.gradient_checkpointing=true"),
     ]
     run_ranks(train_all, 2, first)
-    second = [
-        made_run(made, "tp2-dp2", "megatron", *SHARED_OUT, after("tp2")),
-        made_run(made, "tp2-pp2", "megatron", *STAGES, after("tp2")),
-        made_run(made, "pp2-tp2", "megatron", *SPREAD, after("pp2")),
-    ]
-    run_ranks(train_all, 2, second)
-    run_ranks(train_all, 1, [made_run(made, "tp2-ddp", "ddp", after("tp2")), made_run(made, "dp2-ddp", "ddp", after("dp2"))])
+    run_ranks(train_all, 2, [made_run(made, "tp2-pp2", "megatron", *STAGES, after(made, "tp2"))])
+    run_ranks(train_all, 1, [made_run(made, "tp2-ddp", "ddp", after(made, "tp2"))])
     return made
 
 
-@pytest.mark.parametrize("name", ["tp2", "dp2", "pp2", "tp2-dp2", "tp2-pp2", "pp2-tp2", "ddp-tp2", "tp2-ddp", "dp2-ddp"])
+@pytest.fixture(scope="module")
+def further(folder: Path) -> Path:
+    """More of those that go on with what another has saved."""
+    runs = [
+        made_run(folder, "tp2-dp2", "megatron", *SHARED_OUT, after(folder, "tp2")),
+        made_run(folder, "pp2-tp2", "megatron", *SPREAD, after(folder, "pp2")),
+    ]
+    run_ranks(train_all, 2, runs)
+    run_ranks(train_all, 1, [made_run(folder, "dp2-ddp", "ddp", after(folder, "dp2"))])
+    return folder
+
+
+@pytest.mark.parametrize("name", ["tp2", "dp2", "pp2", "tp2-pp2", "ddp-tp2", "tp2-ddp"])
 def test_a_run_trains_scores_and_exports_as_one_process_with_ddp(folder: Path, name: str) -> None:
+    check(folder, name)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("name", ["tp2-dp2", "pp2-tp2", "dp2-ddp"])
+def test_a_run_goes_on_with_what_another_has_saved(further: Path, name: str) -> None:
+    check(further, name)
+
+
+def check(folder: Path, name: str) -> None:
     straight = {line["step"]: line for line in read_lines(folder / "straight/metrics.jsonl") if "loss" in line}
     ours = [line for line in read_lines(folder / name / "metrics.jsonl") if "loss" in line]
     assert [line["step"] for line in ours] == list(range(5 if "-" in name else 1, 9))
