@@ -22,6 +22,7 @@ from vtool.data.loss import summed_nll
 from vtool.data.row import Row
 from vtool.data.sources import Rows
 from vtool.models.build import build_model
+from vtool.models.families import FAMILIES
 from vtool.models.generate import answer_greedily
 from vtool.models.processor import Processor, load_processor
 from vtool.training.checkpoint import load, newest
@@ -31,12 +32,13 @@ from vtool.training.run_folder import RunFolder
 pytestmark = pytest.mark.soak
 
 STEPS, SCANS, MAX_TOKENS = 200, 50, 4
-# Recipe, and settings of two ranks: of tensor and sequence parallelism, as the recipe has it, and of pipeline stages.
+# Recipe, and settings of two ranks: tensor and sequence parallelism, as the recipe has it, and pipeline stages; and the other families.
 TRAINED = {
     "digits": ("digits",),
     "digits_fsdp2": ("digits_fsdp2", "--nproc", "2"),
     "digits_megatron": ("digits_megatron", "--nproc", "2"),
     "digits_megatron, stages": ("digits_megatron", "--nproc", "2", "engine.parallel={tensor: 1, pipeline: 2, sequence: false}"),
+    **{f"digits, {family}": ("digits", f"model.family={family}") for family in FAMILIES if family != "qwen2_5_vl"},
 }
 # One grey level of 255, in units of the least of the image processor's standard deviations.
 LEVEL = 1 / 255 / 0.2613
@@ -155,8 +157,8 @@ def test_the_exported_tokenizer_and_image_processor_make_what_the_run_trained_on
 def served(request: pytest.FixtureRequest, trained: Trained, asked: list[Asked], tmp_path_factory: pytest.TempPathFactory) -> Any:
     """What the server resizes images with; its answers; and those to each scan's question with the next scan's image."""
     interpreter = os.environ.get("VTOOL_VLLM_PYTHON")
-    if request.param == "torchvision" and trained.run.engine.kind != "ddp":
-        pytest.skip("not run: how images are resized is none of the engine's, and is asked of one run")
+    if request.param == "torchvision" and (trained.run.engine.kind, trained.run.model.family) != ("ddp", "qwen2_5_vl"):
+        pytest.skip("not run: how images are resized is none of the engine's or the family's, and is asked of one run")
     if not interpreter:
         pytest.skip("not run: VTOOL_VLLM_PYTHON is not set to the interpreter of an environment with vLLM (`make vllm-env` makes one)")
     folder = tmp_path_factory.mktemp(request.param)

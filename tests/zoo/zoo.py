@@ -73,8 +73,8 @@ _HEAD = """# The zoo
 by one that makes the mistake, and the check that is to catch it must name it. In a run, in an audit of rows or of a folder, and where
 settings are read back, no other rule may speak; of the proofs of `vtool verify`, and of load-check's rules for a class, the one that is
 for it is asked: one mistake may change several numbers. Asked all proofs that one process makes (`make soak`), each of 33 such defects
-is named by its own, about half of them by that one alone. {looks} times the same checks are asked of the code as it is, and must say nothing;
-among these are, of each family, all proofs that one process makes, and the read-back. `make zoo` runs all of it and counts, and
+is named by its own, about half of them by that one alone. {looks} times the same checks are asked of the code as it is, and must say
+nothing; among these are, of each family, all proofs that one process makes, and the read-back. `make zoo` runs all of it and counts, and
 so does `make test` (`tests/zoo/`).
 
 A case is what the mistake is modelled on: the same slip in the place where it would be made here, not a copy of anybody's code.

@@ -33,7 +33,10 @@ class Glm4v(Family):
     frames_per_image = 2  # a picture stands in for both frames of a patch (image_processing_pil_glm4v.py, `smart_resize`)
 
     def text_config(self, table: Mapping[str, int]) -> dict[str, Any]:
-        return {"rope_parameters": rope(table["hidden"] // table["heads"], _ROTATED, partial_rotary_factor=_ROTATED)}
+        rotated = rope(table["hidden"] // table["heads"], _ROTATED, partial_rotary_factor=_ROTATED)
+        # transformers' q, k and v always have biases, and it reads no such field; vLLM has them only where this says so (glm4.py,
+        # `qkv_bias`), and leaves those of the file unread. Published folders have it.
+        return {"rope_parameters": rotated, "attention_bias": True}
 
     def vision_config(self, table: Mapping[str, int]) -> dict[str, Any]:
         side = round(table["vision_positions"] ** 0.5)
