@@ -100,6 +100,16 @@ def test_a_file_is_looked_at_again_where_its_text_is_another(tmp_path: Path) -> 
     made = model_class("qwen2_5_vl", f"{file}:Mine")
     assert made.__name__ == "Mine"
     assert model_class("qwen2_5_vl", f"{file}:Mine") is made
+    for number in (1, 2, 3):  # of the same size, in the same second
+        file.write_text(HEAD + f"class Mine(Own):\n    number = {number}\n")
+        assert model_class("qwen2_5_vl", f"{file}:Mine").number == number
+
+
+def test_a_file_imports_what_lies_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "beside_mine.py").write_text("NUMBER = 7\n")
+    (tmp_path / "mine.py").write_text(HEAD + "import beside_mine\nclass Mine(Own):\n    number = beside_mine.NUMBER\n")
+    assert model_class("qwen2_5_vl", f"{tmp_path / 'mine.py'}:Mine").number == 7
+    assert not list(tmp_path.glob("__pycache__/mine*"))
 
 
 @pytest.mark.parametrize("name", sorted(FAMILIES))

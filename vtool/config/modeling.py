@@ -37,7 +37,7 @@ def problem(modeling: str) -> Diagnostic | None:
     except SyntaxError as error:
         message = f"{file} is not Python: {error.msg}"
         return Diagnostic(RULE, message, parameter=SETTING, origin=Origin(str(file), error.lineno, error.offset))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError, MemoryError) as error:  # the last two of text that is nested too deeply
         return Diagnostic(RULE, f"{file} cannot be read: {error}", parameter=SETTING)
     classes = list(dict.fromkeys(_classes(tree.body)))
     if name in classes:

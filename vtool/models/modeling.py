@@ -93,19 +93,19 @@ def kept_class(folder: Path) -> str | None:
 def _imported(file: Path, package: str) -> ModuleType:
     """The module of a file, once for each of its contents. It is one of transformers' package of the family, so that the relative imports
     of a copy work, and transformers initialises its weights as those of its own classes."""
-    content = xxhash.xxh3_64_hexdigest(str(file).encode() + b"\0" + file.read_bytes())
-    name = f"{package}.vtool_{file.stem}_{content}"
+    text = file.read_bytes()
+    name = f"{package}.vtool_{file.stem}_{xxhash.xxh3_64_hexdigest(str(file).encode() + bytes(1) + text)}"
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None, "it ends with .py"
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     if str(file.parent) not in sys.path:  # behind all others: files that lie beside it hide no package
         sys.path.append(str(file.parent))
     try:
-        spec.loader.exec_module(module)
+        # Not by its loader: compiled code in __pycache__ is taken for that of another text of the same second and size.
+        exec(compile(text, str(file), "exec"), module.__dict__)
     except (Exception, SystemExit) as error:
         del sys.modules[name]
         raise Findings(_raised(file, "importing it", error)) from error

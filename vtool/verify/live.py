@@ -96,7 +96,6 @@ def _module(model: nn.Module) -> Iterator[Seen]:
     layers = list(inner.modules())
     if hasattr(inner, "config") and not _of_megatron(inner):
         yield from models.read_back(inner)
-        yield from models.read_class(inner)
         yield Seen("model.family", inner.config.model_type, "the model's config")
     if any(hasattr(layer, "lora_A") for layer in layers):
         yield from models.read_adapters(inner)
