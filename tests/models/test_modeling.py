@@ -160,5 +160,7 @@ def test_the_file_that_a_run_names_must_be_the_same_and_not_come_with_the_folder
     (run / "mine.py").write_text("raise SystemExit\n")
     (run / "modeling.json").write_text(json.dumps(described(f"{run / 'mine.py'}:Mine")))
     assert rule() == "not-a-run"
+    (run / "modeling.json").write_text(json.dumps(described(f"{run / 'mine.py'}:Mine") | {"file": "mine.py"}))
+    assert rule() == "not-a-run"
     (run / "modeling.json").write_text("{}")
     assert rule() == "not-a-run"
