@@ -24,7 +24,7 @@ BOMB = "a0: &a0 [1]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]
 
 @pytest.fixture(autouse=True)
 def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the examples name: rows/train.jsonl, models/qwen and recipes/digits.yaml."""
+    """What the examples name: rows/train.jsonl, models/qwen, models/my_model.py and recipes/digits.yaml."""
     monkeypatch.chdir(tmp_path)
     for folder in ("rows", "recipes"):
         Path(folder).mkdir(parents=True)
@@ -33,6 +33,7 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         Path(f"models/{name}").mkdir(parents=True)
         Path(f"models/{name}/config.json").write_text(json.dumps({"model_type": "qwen2_5_vl", "vision_config": {"patch_size": patch}}))
         Path(f"models/{name}/preprocessor_config.json").write_text(json.dumps({"patch_size": 14, "merge_size": 2}))
+    Path("models/my_model.py").write_text("class MyModel: ...\n")
     Path("recipes/digits.yaml").write_text("defaults: [digits]\n")
 
 

@@ -40,7 +40,7 @@ def test_an_unknown_key_is_answered_with_what_it_may_have_meant(override: str, m
     assert found.help == (
         f"did you mean {meant}?"
         if meant
-        else "`model` has the settings family, path, init, size, dtype, attention, gradient_checkpointing, dummy_visual, freeze"
+        else "`model` has the settings family, path, modeling, init, size, dtype, attention, gradient_checkpointing, dummy_visual, freeze"
     )
 
 

@@ -12,6 +12,7 @@ from vtool.engines.ranks import Ranks
 from vtool.training import read_back
 from vtool.training.setup import Request
 
+OWN = Path(__file__).parent / "my_qwen.py"
 _PACKED = ("data.packing=token_budget", "data.micro_batch_tokens=160")
 VARIANTS: dict[str, tuple[str, ...]] = {
     "ddp": (
@@ -20,6 +21,7 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     ),
     "adapters": ("engine=ddp", "lora={rank: 3, alpha: 5, dropout: 0.1, targets: [q_proj, mlp.2], exclude: [layers.1.self_attn.q_proj]}",
                  "model.freeze.vision=true"),
+    "own class": ("engine=fsdp2", f"model.modeling='{OWN}:MyQwen'"),
     "fsdp2": ("engine=fsdp2", "model.dtype=bfloat16", "engine.reshard_after_forward=false", "model.gradient_checkpointing=true"),
     "sharded adapters": ("engine=fsdp2", "lora={rank: 2, exclude: [q_proj]}", "optim.schedule=linear", *_PACKED),
     "megatron": (

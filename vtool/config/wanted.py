@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vtool.config.lora import chosen, trained_parts
+from vtool.config.modeling import resolved
 from vtool.config.read_back import Asked, Wanted
 from vtool.config.schema import Ddp, Fsdp2, Lora, Megatron, Optim, Run, Source
 
@@ -54,6 +55,7 @@ def _plain(run: Run) -> Iterable[tuple[str, Any]]:
     yield "device.kind", None if run.device.kind == "auto" else run.device.kind
     yield "device.threads", run.device.threads
     yield "model.family", model.family
+    yield "model.modeling", None if model.modeling is None else resolved(model.modeling)
     yield "model.size", model.size if model.starts_from == "random" else None
     yield "model.attention", model.attention
     yield "model.gradient_checkpointing", model.gradient_checkpointing

@@ -377,6 +377,15 @@ _CROSS_FIELD = (
         fix="Set engine.parallel.context=1 and engine.bridge=native, or run on CUDA with Transformer Engine installed.",
     ),
     Rule(
+        name="not-a-model-class",
+        code="VT226",
+        summary="model.modeling names no class that stands in a Python file.",
+        why="Transformers' own class in its place would train, and nobody would see that the file had not been used.",
+        bad="model.modeling=models/my_model.py:MyModle",
+        good="model.modeling=models/my_model.py:MyModel",
+        fix="Name the file and, behind a colon, a class that is written in it: model.modeling=FILE.py:CLASS.",
+    ),
+    Rule(
         name="nothing-profiled",
         code="VT240",
         summary="The profiler's settings record nothing: an interval without a tool, a tool without an interval, or no rank.",

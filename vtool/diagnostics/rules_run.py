@@ -40,6 +40,15 @@ RULES = (
         fix="Copy the folder of rank 0's machine to the others. Where model.init=random: begin on machines of one kind, or from a folder.",
     ),
     Rule(
+        name="model-class-does-not-fit",
+        code="VT517",
+        summary="The class of model.modeling cannot take the place of transformers' class of the family, or its file cannot be imported.",
+        why="A tower elsewhere is neither frozen nor fed, and weights of other names are in no folder that anything else can open.",
+        bad="a class whose tower is `self.vision`, where the family has `self.model.visual`",
+        good="a class derived from transformers' own that overrides a forward pass",
+        fix="Keep the names and shapes of the family's weights, and what its tower and its forward pass give back.",
+    ),
+    Rule(
         name="nonfinite-loss",
         code="VT701",
         summary="The loss of a step, or of rows that are evaluated, is infinite or not a number.",
@@ -174,6 +183,15 @@ RULES = (
         bad="vtool export runs/digits --merge",
         good="vtool export runs/digits_lora --merge",
         fix="Leave --merge out.",
+    ),
+    Rule(
+        name="modeling-changed",
+        code="VT812",
+        summary="The file of model.modeling is not the one that a run began with, or is not there.",
+        why="The steps before and after would be of two models, or an answer be that of a model which was never trained.",
+        bad="an edit of my_model.py between a run's stop and its next start",
+        good="the same my_model.py",
+        fix="Put the file back as it was, or start another run: run.name=NAME.",
     ),
     Rule(
         name="profile-missing",

@@ -18,6 +18,7 @@ from vtool.models.adapters import CONFIG, add_saved_adapter, base_named_in
 from vtool.models.build import load_model
 from vtool.models.families import FAMILIES
 from vtool.models.generate import answer_greedily
+from vtool.models.modeling import kept_class
 from vtool.models.processor import load_processor
 
 
@@ -29,7 +30,7 @@ def predict(
     Images and videos go where the texts have their <image> and <video> tags; without any tag, before the question.
 
     Raises:
-        Findings: `not-a-run`, `model-does-not-load`, and what is wrong with the images and texts (VT6xx).
+        Findings: `not-a-run`, `model-does-not-load`, `modeling-changed`, and what is wrong with the images and texts (VT6xx).
     """
     folder = next((one for one in (run, run / "export") if any((one / name).exists() for name in ("config.json", CONFIG))), None)
     if folder is None:
@@ -53,7 +54,9 @@ def predict(
         here = "paths are relative to the folder you are in"
         told = [replace(one, help=here) if one.rule in ("missing-image", "missing-video") else one for one in findings.diagnostics]
         raise Findings(told, fatal=True) from findings
-    model = load_model(whole, family_name, torch.float32, "sdpa").eval()
+    # A run answers with the class that it was trained with; a folder by itself, as a server would, with transformers' own.
+    modeling = kept_class(run) if folder != run else None
+    model = load_model(whole, family_name, torch.float32, "sdpa", modeling).eval()
     if adapted:
         add_saved_adapter(model, folder)
     inputs = collate_prompts([prompt], processor, _dropped_inputs(folder))

@@ -1,5 +1,6 @@
 """A Hugging Face folder of a trained model, or of its adapter: what transformers and peft open, and vLLM serves."""
 
+import copy
 import json
 import os
 import shutil
@@ -16,6 +17,7 @@ from vtool.config.schema import Lora
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.models.adapters import write_adapter
 from vtool.models.families import family
+from vtool.models.modeling import class_of
 from vtool.models.processor import Processor
 
 
@@ -31,7 +33,7 @@ def export(model: Any, state: Mapping[str, Tensor], processor: Processor, family
     """
 
     def fill(temporary: Path) -> None:
-        model.save_pretrained(temporary, state_dict=dict(state))
+        _as_transformers_has_it(model, family_name).save_pretrained(temporary, state_dict=dict(state))
         _write_dtype(state, temporary / "config.json")
         processor.save(temporary)
         own = json.loads((temporary / "preprocessor_config.json").read_text())
@@ -39,6 +41,18 @@ def export(model: Any, state: Mapping[str, Tensor], processor: Processor, family
             (temporary / name).write_text(json.dumps(settings, indent=2) + "\n")
 
     return _put(fill, folder)
+
+
+def _as_transformers_has_it(model: Any, family_name: str) -> Any:
+    """The model, or, of a class of the user's, one of transformers' own without weights: that alone knows what names weights have in files,
+    and writes its own name into config.json."""
+    kind = family(family_name).model_class()
+    if class_of(model) is kind:
+        return model
+    with torch.device("meta"):
+        own = kind._from_config(copy.deepcopy(model.config))
+    own.generation_config = model.generation_config
+    return own
 
 
 def export_adapter(settings: Lora, tensors: Mapping[str, Tensor], base: Path, processor: Processor, folder: Path) -> Path:

@@ -8,6 +8,7 @@ import torch
 from vtool.config.schema import Model
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.models.families import family
+from vtool.models.modeling import model_class
 from vtool.models.processor import Processor, first_line
 
 # Where the weights live. bfloat16 is a compute dtype: its weights stay float32, or an update of 1e-5 would be lost in rounding.
@@ -34,18 +35,21 @@ def build_model(settings: Model, processor: Processor, folder: Path, seed: int, 
         weights: false where a checkpoint's weights follow, so that none need be read here.
 
     Raises:
-        Findings: `model-does-not-load`, where a folder lacks weights, has some too many, or of other shapes.
+        Findings: `model-does-not-load`, where a folder lacks weights, has some too many, or of other shapes; what stands against
+            `model.modeling`.
     """
     from transformers import AutoConfig, AutoModelForImageTextToText, GenerationConfig
 
     if weights and settings.starts_from == "pretrained":
         assert settings.path is not None, "a rule demands it"
-        model = load_model(Path(settings.path), settings.family, WEIGHT_DTYPE[settings.dtype], settings.attention)
+        model = load_model(Path(settings.path), settings.family, WEIGHT_DTYPE[settings.dtype], settings.attention, settings.modeling)
     else:
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        kind = model_class(settings.family, settings.modeling)
+        build = AutoModelForImageTextToText.from_config if settings.modeling is None else kind._from_config
         torch.manual_seed(seed)
-        model = AutoModelForImageTextToText.from_config(config, dtype=WEIGHT_DTYPE[settings.dtype], attn_implementation=settings.attention)
-        assert isinstance(model, family(settings.family).model_class())
+        model = build(config, dtype=WEIGHT_DTYPE[settings.dtype], attn_implementation=settings.attention)
+        assert isinstance(model, kind)
     if (folder / GENERATION).exists():
         try:
             model.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
@@ -59,12 +63,17 @@ def build_model(settings: Model, processor: Processor, folder: Path, seed: int, 
     return model.train()
 
 
-def load_model(folder: Path, family_name: str, dtype: torch.dtype, attention: str) -> Any:
+def load_model(folder: Path, family_name: str, dtype: torch.dtype, attention: str, modeling: str | None = None) -> Any:
     """The weights of a Hugging Face folder, every one of them accounted for.
 
+    Args:
+        modeling: `model.modeling`, the class that gets them. The folder is read by transformers' own, which knows the names that weights
+            have in files.
+
     Raises:
-        Findings: `model-does-not-load`.
+        Findings: `model-does-not-load`; what stands against `model.modeling`.
     """
+    kind = model_class(family_name, modeling)
     try:
         model, report = (
             family(family_name)
@@ -79,4 +88,8 @@ def load_model(folder: Path, family_name: str, dtype: torch.dtype, attention: st
         raise Findings(
             Diagnostic("model-does-not-load", f"{folder} does not hold exactly this model's weights. {listed}", parameter="model.path")
         )
-    return model
+    if modeling is None:
+        return model
+    made = kind.from_pretrained(None, config=model.config, state_dict=model.state_dict(), dtype=dtype, attn_implementation=attention)
+    made.generation_config = model.generation_config
+    return made

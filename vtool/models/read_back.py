@@ -1,6 +1,8 @@
 """What a live model of transformers has of the settings `model`; what adapters of peft have of `lora`."""
 
+import inspect
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -9,6 +11,7 @@ from torch import nn
 from vtool.config.read_back import Seen
 from vtool.models.attention import BY_DOCUMENT, BY_ROW
 from vtool.models.families import FAMILIES, family
+from vtool.models.modeling import class_of
 from vtool.models.sizes import SIZES
 
 # What the table of sizes has, by the names of transformers' configs; not every family has all of it.
@@ -58,6 +61,12 @@ def read_config(config: Any) -> Iterator[Seen]:
     sizes = SIZES.get(name, {}).items()
     size = next((size for size, table in sizes if all(table.get(name, value) == value for name, value in there.items())), None)
     yield Seen("model.size", size or f"another size ({there})", "the model's config")
+
+
+def read_class(module: nn.Module) -> Iterator[Seen]:
+    """The file and the class that it was built of."""
+    built = class_of(module)
+    yield Seen("model.modeling", f"{Path(inspect.getfile(built)).resolve()}:{built.__name__}", "the model")
 
 
 def read_adapters(module: Any, part: Callable[[str], str] | None = None, prefix: str = "") -> Iterator[Seen]:

@@ -52,6 +52,8 @@ def export_run(path: Path, output: Path | None = None, *, merge: bool = False) -
         if output.exists() and (not output.is_dir() or any(output.iterdir())):
             message = f"{output} exists and is not empty: nothing there is overwritten"
             raise Findings(Diagnostic("run-folder-unwritable", message, help="give a folder that does not exist yet: --output FOLDER"))
+    # Weights are exported by transformers' own class, whatever class has trained them: no file of the user's is run here.
+    run = run.model_copy(update={"model": run.model.model_copy(update={"modeling": None})})
     processor = load_processor(folder.processor, run.model.family, run.data.image, run.data.video)
     snapshot = load(found)
     target = output or (folder.merged if merge else folder.export)

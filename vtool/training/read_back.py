@@ -14,7 +14,7 @@ from vtool.config.read_back import Seen, compare
 from vtool.config.wanted import PARTS, wanted
 from vtool.diagnostics import Diagnostic
 from vtool.engines.ranks import SharedFindings
-from vtool.models.read_back import read_config
+from vtool.models.read_back import read_class, read_config
 from vtool.training import parameter_groups, schedule
 from vtool.training.setup import Session
 
@@ -43,6 +43,7 @@ def read_back(session: Session) -> list[Seen]:
         *_process(session),
         *_devices(session, offloaded=any(seen.name == "engine.cpu_offload" and seen.value for seen in engine)),
         *read_config(session.engine.module.config),
+        *read_class(session.engine.module),
         *engine,
         *_frozen(session),
         *parameter_groups.read_back(session.engine.optimizer_groups(), peak, part),

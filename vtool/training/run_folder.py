@@ -13,6 +13,7 @@ from typing import IO
 from safetensors import SafetensorError
 
 from vtool.diagnostics import Diagnostic, Findings
+from vtool.models.modeling import MODELING
 from vtool.training.checkpoint import checkpoints, step_of
 
 
@@ -30,6 +31,7 @@ class RunFolder:
         self.predictions = path / "predictions.jsonl"
         self.samples = path / "samples"
         self.checkpoints = path / "checkpoints"
+        self.modeling = path / MODELING
         self.processor = path / "processor"
         self.export = path / "export"
         self.merged = path / "merged"

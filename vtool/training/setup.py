@@ -29,11 +29,13 @@ from vtool.models.adapters import add_adapters, freeze_parts
 from vtool.models.attention import attend_by_document, attend_by_row
 from vtool.models.build import GENERATION, build_model, model_config
 from vtool.models.families import Family, family
+from vtool.models.modeling import model_class
 from vtool.models.processor import Processor, load_processor, new_processor
 from vtool.models.sizes import SIZES
 from vtool.training.agreement import check_same_model
 from vtool.training.base import base_settings, keep_base
 from vtool.training.checkpoint import Snapshot, load
+from vtool.training.modeling import keep_class
 from vtool.training.parameter_groups import build_optimizer
 from vtool.training.run_folder import RunFolder, write_atomically
 from vtool.training.schedule import learning_rate
@@ -102,6 +104,7 @@ def open_session(request: Request, folder: RunFolder, start: Start, ranks: Ranks
     """
     run = request.run
     check_engine(run, ranks)
+    model_class(run.model.family, run.model.modeling)  # what stands against it is told before rows are read
     entries = {"train": run.data.train, "validation": run.data.validation, "test": run.data.test}
     sources = ranks.on_rank_zero(lambda: {split: Rows(entry) for split, entry in entries.items() if entry})
     if start.checkpoint is None:
@@ -124,6 +127,7 @@ def open_session(request: Request, folder: RunFolder, start: Start, ranks: Ranks
     total = count_steps(run, plan)
     ranks.on_rank_zero(lambda: _write_head(folder, request, ledgers, start.began or folder))
 
+    keep_class(run, folder, start, ranks)
     if longer := over_budget(run, ledgers["train"]):
         raise SharedFindings(longer)
     if run.lora is not None:

@@ -14,6 +14,7 @@ _GROUPS, _SCHEDULE = "vtool.training.parameter_groups:read_back", "vtool.trainin
 READ: dict[str, str] = {
     **dict.fromkeys(("run.dir", "run.seed", "launch.nproc", "device.kind", "device.threads", "train.steps", "train.epochs"), _RUN),
     **dict.fromkeys(("model.family", "model.size"), f"{_MODEL}:read_config"),
+    "model.modeling": f"{_MODEL}:read_class",
     **dict.fromkeys(("model.attention", "model.gradient_checkpointing"), f"{_MODEL}:read_back"),
     "model.dtype": "vtool.engines.contract:Engine.read_back",
     **{f"model.freeze.{part}": _RUN for part in ("vision", "projector", "language")},

@@ -2,11 +2,13 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
+from vtool.config import modeling
 from vtool.config.images import CUTS, cut_of_processor, cut_of_tower
 from vtool.config.origins import Origins
-from vtool.config.schema import Run
+from vtool.config.schema import Megatron, Run
 from vtool.config.suggest import ANOTHER_FAMILY
 from vtool.diagnostics import Diagnostic
 
@@ -45,6 +47,27 @@ def not_a_model_folder(run: Run, origins: Origins) -> Iterator[Diagnostic]:
             help = f"give a model of one of {', '.join(CUTS)}; {ANOTHER_FAMILY}"
         expected = model.family if seen else None
         yield Diagnostic("not-a-model-folder", f"{folder} {problem}", help, "model.path", origins.near("model.path"), expected, seen)
+
+
+def not_a_model_class(run: Run, origins: Origins) -> Iterator[Diagnostic]:
+    """model.modeling names a class that stands in a Python file. Whether it fits is seen when the file is imported, which no rule does."""
+    given = run.model.modeling
+    if given is None:
+        return
+    near = origins.near(modeling.SETTING)
+    if not modeling.well_formed(given):
+        message = f"model.modeling takes FILE.py:CLASS, not {given}"
+        yield Diagnostic(modeling.RULE, message, "name a class behind the file: my_model.py:MyModel", modeling.SETTING, near)
+    elif modeling.split(given)[0].is_file() and (found := modeling.problem(given)):
+        yield replace(found, origin=found.origin or near)
+
+
+def modeling_on_megatron(run: Run, origins: Origins) -> Iterator[Diagnostic]:
+    """The class is the one that computes: megatron-core has layers of its own, and would leave it out without a word."""
+    if run.model.modeling is not None and isinstance(run.engine, Megatron):
+        message = "model.modeling names a class, but engine=megatron computes with layers of megatron-core's: it would not be used"
+        help = "leave it out, or set engine=fsdp2 or engine=ddp"
+        yield Diagnostic("not-built-on-engine", message, help, modeling.SETTING, origins.near(modeling.SETTING))
 
 
 def patch_mismatch(run: Run, origins: Origins) -> Iterator[Diagnostic]:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+from vtool.config import modeling as own_class
 from vtool.config.origins import Origins
 from vtool.config.schema import MessagesSource, Run
 from vtool.diagnostics import Diagnostic
@@ -21,6 +22,14 @@ def model(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     """The model's folder is there."""
     if run.model.path is not None and not Path(run.model.path).exists():
         yield _missing("model.path", run.model.path, origins, "a model is not fetched from a hub: save it to a folder first, and give that")
+
+
+def modeling(run: Run, origins: Origins) -> Iterator[Diagnostic]:
+    """The modelling file is there."""
+    if run.model.modeling is not None and own_class.well_formed(run.model.modeling):
+        file, _ = own_class.split(run.model.modeling)
+        if not file.is_file():
+            yield _missing("model.modeling", str(file), origins, None)
 
 
 def resume(run: Run, origins: Origins) -> Iterator[Diagnostic]:

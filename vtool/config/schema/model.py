@@ -25,6 +25,9 @@ class Model(Settings):
     """The model family."""
     path: str | None = Field(default=None, min_length=1)
     """A Hugging Face folder: config.json, tokenizer, image processor, safetensors."""
+    modeling: str | None = Field(default=None, min_length=1)
+    """A class of your own in the place of transformers' of the family, as FILE.py:CLASS: the family's modelling file, edited, or a class
+    derived from its own. The file is imported, and so run. Null: transformers' own."""
     init: Literal["pretrained", "random"] | None = None
     """Where the weights come from. Default: `pretrained` with a path, else `random`."""
     size: Literal["tiny"] | None = None

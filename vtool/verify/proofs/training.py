@@ -160,7 +160,8 @@ def exported(ground: Ground, ranks: Ranks, allowed: Mapping[str, float], *, own_
             export_adapter(lora, adapter, opened["adapter"], ground.processor, ground.folder / "adapter")
         found: list[Difference] = []
         for name, folder in opened.items():
-            model = load_model(Path(folder), ground.run.model.family, torch.float32, ground.run.model.attention).eval()
+            chosen = ground.run.model
+            model = load_model(Path(folder), chosen.family, torch.float32, chosen.attention, chosen.modeling).eval()
             if name == "adapter":
                 add_saved_adapter(model, ground.folder / "adapter")
             with torch.no_grad():
