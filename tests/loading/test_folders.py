@@ -106,6 +106,13 @@ def test_files_and_classes_are_named_together_and_told_in_that_order(tmp_path: P
     assert found[2]["details"]["missing-shard"]["reason"] == "one file was asked for, not its folder"
 
 
+def test_a_folder_that_is_named_in_two_ways_is_one_subject(tmp_path: Path) -> None:
+    model = folder(tmp_path / "model", model={"a": f32(2, 3)})
+    other = f"{os.path.relpath(tmp_path)}/./model"
+    (found,) = results(model, other, "limits.memory_mib=64", status=0)
+    assert found["subject"] == str(model)
+
+
 def test_digests_are_printed_as_xxhsum_does(tmp_path: Path) -> None:
     import xxhash
 

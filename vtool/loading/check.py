@@ -54,7 +54,12 @@ def check_subjects(
     Raises:
         Findings: before anything is run: `unknown-subject`, for what is no subject; `ignored-setting`, for what nothing here would use.
     """
-    named = list(dict.fromkeys(parse(text, typed.get(text)) for text in settings.subjects.names))
+    places: dict[tuple[str, str], Named] = {}
+    for text in settings.subjects.names:
+        subject = parse(text, typed.get(text))
+        # A folder may be named in two ways, and a recipe's export by itself too: it is one subject.
+        places.setdefault((subject.host, str(Path(subject.name).absolute()) if subject.host == FOLDER else subject.name), subject)
+    named = list(places.values())
     whole = settings.subjects.all
     if refused := list(_refused(settings, named, checkpoint, digest)):
         raise Findings(refused, fatal=True)
