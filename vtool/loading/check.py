@@ -58,7 +58,7 @@ def check_subjects(
     for text in settings.subjects.names:
         subject = parse(text, typed.get(text))
         # A folder may be named in two ways, and a recipe's export by itself too: it is one subject.
-        places.setdefault((subject.host, str(Path(subject.name).absolute()) if subject.host == FOLDER else subject.name), subject)
+        places.setdefault((subject.host, str(Path(subject.name).resolve()) if subject.host == FOLDER else subject.name), subject)
     named = list(places.values())
     whole = settings.subjects.all
     if refused := list(_refused(settings, named, checkpoint, digest)):
