@@ -40,8 +40,6 @@ TRAINED = {
     "digits_megatron, stages": ("digits_megatron", "--nproc", "2", "engine.parallel={tensor: 1, pipeline: 2, sequence: false}"),
     **{f"digits, {family}": ("digits", f"model.family={family}") for family in FAMILIES if family != "qwen2_5_vl"},
 }
-# vLLM's linear attention for the CPU computes in nothing else (gdn_attention.py, "CPU GDN attention requires BF16").
-IN_BFLOAT16 = ("qwen3_5",)
 # One grey level of 255, in units of the least of the image processor's standard deviations.
 LEVEL = 1 / 255 / 0.2613
 
@@ -161,6 +159,8 @@ def served(request: pytest.FixtureRequest, trained: Trained, asked: list[Asked],
     interpreter = os.environ.get("VTOOL_VLLM_PYTHON")
     if request.param == "torchvision" and (trained.run.engine.kind, trained.run.model.family) != ("ddp", "qwen2_5_vl"):
         pytest.skip("not run: how images are resized is none of the engine's or the family's, and is asked of one run")
+    if trained.run.model.family == "qwen3_5":
+        pytest.skip("not run: vLLM's linear attention on a CPU takes bfloat16 alone, and no heads of 32 features, which the tiny size has")
     if not interpreter:
         pytest.skip("not run: VTOOL_VLLM_PYTHON is not set to the interpreter of an environment with vLLM (`make vllm-env` makes one)")
     folder = tmp_path_factory.mktemp(request.param)
@@ -170,7 +170,6 @@ def served(request: pytest.FixtureRequest, trained: Trained, asked: list[Asked],
     script = Path(__file__).with_name("serve_with_vllm.py")
     command = [interpreter, str(script), str(trained.folder.export), str(folder / "requests.json"), str(folder / "answers.json")]
     command += ["--pil"] if request.param == "pil" else []
-    command += ["--dtype", "bfloat16"] if trained.run.model.family in IN_BFLOAT16 else []
     ran = subprocess.run(command, check=False, text=True, capture_output=True, timeout=900)
     assert ran.returncode == 0, ran.stdout[-2000:] + ran.stderr[-6000:]
     answers = json.loads((folder / "answers.json").read_text())
@@ -194,9 +193,8 @@ def test_vllm_resizes_images_as_vtool_does_but_for_rounding(served: Any, asked: 
     assert furthest == 0 if resized == "pil" else furthest < 2.1 * LEVEL
 
 
-def test_vllm_answers_as_transformers_does(served: Any, asked: list[Asked], trained: Trained) -> None:
+def test_vllm_answers_as_transformers_does(served: Any, asked: list[Asked]) -> None:
     resized, answers, control = served
-    rounded = trained.run.model.family in IN_BFLOAT16
     same = [answer["ids"] == one.ids for one, answer in zip(asked, answers, strict=True)]
     fooled = sum(answer["ids"] == one.ids for one, answer in zip(asked[:SCANS], control, strict=True))
     pairs = [(one, answer) for one, answer, equal in zip(asked, answers, same, strict=True) if equal]
@@ -207,10 +205,7 @@ def test_vllm_answers_as_transformers_does(served: Any, asked: list[Asked], trai
     print(f"log-probabilities, {resized}: {chosen:.1e} apart for the chosen tokens, {whole:.1e} over the vocabulary")
     assert fooled < SCANS / 4
     assert sum(answer["ids"] == asked[(number + 1) % SCANS].ids for number, answer in enumerate(control)) >= SCANS - 1
-    if rounded:  # answers that are nearly as likely as another may turn
-        assert sum(same) >= len(same) - 3
-        assert chosen <= 0.2
-    elif resized == "pil":
+    if resized == "pil":
         assert all(same)
         assert whole <= 1e-4
     else:  # the grey levels that torchvision rounds in another direction move probabilities, and could turn a near tie
