@@ -1,18 +1,19 @@
 """The audit of a checkpoint folder, beside reading the same files.
 
-A folder of SIZE GiB of bfloat16 weights in shards of 1 GiB is written, read once so that the page cache holds it, and then, ROUNDS times in
-turn, each in a process of its own:
+A folder of SIZE GiB of bfloat16 weights in shards of 1 GiB is written, read once so that the page
+cache holds it, and then, ROUNDS times in turn, each in a process of its own:
 
-    readv, 1 thread       every file into one buffer of 8 MiB, with `os.readv`: what the ratios are of
-    readv, 2 threads      the same, each thread its half of the files
-    headers               `audit_folder` needs them first: here without the bytes
-    audit                 `vtool.loading.checkpoint.audit_folder`: headers, index and every value, on two threads
-    audit, 1 thread       the same
-    audit, digest         the same with xxh3-128 of every file
-    safetensors           its own load: `safetensors.torch.load_file`, and a clone of each tensor in turn, since mapping alone reads nothing
-    torch.isfinite        `load_file`, and `torch.isfinite(tensor).all()` of each, on two threads
+    readv, 1 thread       every file into one buffer of 8 MiB, with `os.readv`: what the ratios are
+    of readv, 2 threads      the same, each thread its half of the files headers
+    `audit_folder` needs them first: here without the bytes audit
+    `vtool.loading.checkpoint.audit_folder`: headers, index and every value, on two threads audit, 1
+    thread       the same audit, digest         the same with xxh3-128 of every file
+    safetensors           its own load: `safetensors.torch.load_file`, and a clone of each tensor in
+    turn, since mapping alone reads nothing torch.isfinite        `load_file`, and
+    `torch.isfinite(tensor).all()` of each, on two threads
 
-Peak memory is the process's largest resident set (VmHWM) less what it was after its imports; pages of a mapped file count.
+Peak memory is the process's largest resident set (VmHWM) less what it was after its imports; pages
+of a mapped file count.
 
     python -m benchmarks.checkpoint [--size GiB] [--folder DIR]
 """
@@ -33,7 +34,9 @@ BUFFER = 8 << 20
 
 
 def write(folder: Path, gibibytes: float) -> None:
-    """Shards of at most 1 GiB as save_pretrained names them, of tensors of 32 MiB, with their index."""
+    """Shards of at most 1 GiB as save_pretrained names them, of tensors of 32 MiB, with their
+    index.
+    """
     import json
 
     import torch
@@ -45,11 +48,16 @@ def write(folder: Path, gibibytes: float) -> None:
     values = torch.randn(4096, 4096).bfloat16()
     for shard in range(1, count + 1):
         name = f"model-{shard:05}-of-{count:05}.safetensors"
-        tensors = {f"layers.{shard}.{number}.weight": values.roll(number) for number in range(min(32, left))}
+        tensors = {
+            f"layers.{shard}.{number}.weight": values.roll(number)
+            for number in range(min(32, left))
+        }
         left -= len(tensors)
         save_file(tensors, folder / name)
         weight_map |= dict.fromkeys(tensors, name)
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    (folder / "model.safetensors.index.json").write_text(
+        json.dumps({"metadata": {}, "weight_map": weight_map})
+    )
     (folder / "config.json").write_text("{}")
 
 
@@ -120,7 +128,11 @@ def alone(name: str, folder: Path) -> None:
 
 def peak() -> int:
     """KiB. Not `ru_maxrss`, which a process takes over from the one that started it."""
-    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM:"))
+    (line,) = (
+        line
+        for line in Path("/proc/self/status").read_text().splitlines()
+        if line.startswith("VmHWM:")
+    )
     return int(line.split()[1])
 
 
@@ -134,9 +146,15 @@ def imports(name: str) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--size", type=float, default=4, metavar="GiB")
-    parser.add_argument("--folder", type=Path, help="where the weights are written and removed again; default: the temporary folder")
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        help="where the weights are written and removed again; default: the temporary folder",
+    )
     parser.add_argument("--alone", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.alone:
@@ -151,19 +169,31 @@ def main() -> None:
         seen: dict[str, list[tuple[float, float]]] = {contender: [] for contender in CONTENDERS}
         for _ in range(ROUNDS):
             for contender, runs in seen.items():
-                command = [sys.executable, "-m", "benchmarks.checkpoint", "--alone", contender, name]
+                command = [
+                    sys.executable,
+                    "-m",
+                    "benchmarks.checkpoint",
+                    "--alone",
+                    contender,
+                    name,
+                ]
                 done = subprocess.run(command, capture_output=True, text=True, check=True)
                 seconds, memory = map(float, done.stdout.split())
                 runs.append((seconds, memory))
     print(
-        f"{len(files)} files, {total / 2**30:.2f} GiB, from the page cache; medians of {ROUNDS}, [smallest, largest] ratio within a round"
+        f"{len(files)} files, {total / 2**30:.2f} GiB, from the page cache; medians of {ROUNDS},"
+        " [smallest, largest] ratio within a round"
     )
     print(f"{'':20}     ms     GB/s   speed of readv on 1 thread   MiB above the imports")
     base = [seconds for seconds, _ in seen["readv, 1 thread"]]
     for contender, runs in seen.items():
         ratios = sorted(its / seconds for its, (seconds, _) in zip(base, runs, strict=True))
         middle, memory = median(seconds for seconds, _ in runs), max(memory for _, memory in runs)
-        ratio = "" if contender == "headers" else f"{median(ratios):.2f} [{ratios[0]:.2f}, {ratios[-1]:.2f}]"
+        ratio = (
+            ""
+            if contender == "headers"
+            else f"{median(ratios):.2f} [{ratios[0]:.2f}, {ratios[-1]:.2f}]"
+        )
         speed = "" if contender == "headers" else f"{total / middle / 1e9:.1f}"
         print(f"{contender:20} {1000 * middle:7.1f}   {speed:>5}   {ratio:26}   {memory:6.0f}")
 

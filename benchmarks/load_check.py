@@ -1,4 +1,7 @@
-"""Prints how long the check of a dozen classes of vLLM takes, as a multiple of importing vLLM once. Needs `make vllm-env`."""
+"""Prints how long the check of a dozen classes of vLLM takes, as a multiple of importing vLLM once.
+
+Needs `make vllm-env`.
+"""
 
 import time
 
@@ -6,14 +9,31 @@ from vtool.diagnostics.rules_loading import ASKED
 from vtool.loading.worker import VLLM_PYTHON, probe_events
 
 DOZEN = (
-    "LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "MixtralForCausalLM", "Gemma2ForCausalLM", "GPT2LMHeadModel", "BertModel",
-    "DeepseekV2ForCausalLM", "Mamba2ForCausalLM", "Qwen2VLForConditionalGeneration", "Llama4ForConditionalGeneration",
+    "LlamaForCausalLM",
+    "Qwen2ForCausalLM",
+    "Qwen3ForCausalLM",
+    "MixtralForCausalLM",
+    "Gemma2ForCausalLM",
+    "GPT2LMHeadModel",
+    "BertModel",
+    "DeepseekV2ForCausalLM",
+    "Mamba2ForCausalLM",
+    "Qwen2VLForConditionalGeneration",
+    "Llama4ForConditionalGeneration",
     "ColPaliForRetrieval",
-)  # fmt: skip
+)
 REQUEST = {
-    "host": "vllm", "subjects": DOZEN, "match": "*", "checks": ASKED, "slots": 1, "jobs": 2, "seconds": 120, "memory": 2**31,
-    "sources": ["owned", "reusable_buffer", "bucketed", "shuffled"], "checkpoint": None,
-}  # fmt: skip
+    "host": "vllm",
+    "subjects": DOZEN,
+    "match": "*",
+    "checks": ASKED,
+    "slots": 1,
+    "jobs": 2,
+    "seconds": 120,
+    "memory": 2**31,
+    "sources": ["owned", "reusable_buffer", "bucketed", "shuffled"],
+    "checkpoint": None,
+}
 
 
 def main() -> None:
@@ -35,7 +55,8 @@ def measured(python: str) -> str:
             peak = max(peak, event["peak"])
     ratio = (time.monotonic() - started) / imported
     return (
-        f"load-check of {judged} of {len(DOZEN)} classes of vLLM: {ratio:.2f} × the import of vLLM, at most {peak / 2**30:.2f} GiB a child"
+        f"load-check of {judged} of {len(DOZEN)} classes of vLLM: {ratio:.2f} × the import of vLLM,"
+        f" at most {peak / 2**30:.2f} GiB a child"
     )
 
 

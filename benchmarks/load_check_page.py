@@ -1,10 +1,12 @@
 """Writes docs/load-check.md from the JSON of whole sweeps.
 
-    vtool load-check --all vllm --python EXE --format json > new.json
-    python -m benchmarks.load_check_page "vLLM 0.20.1=old.json" "vLLM 0.32.0=new.json" "SGLang 0.5.23=sglang.json"
+    vtool load-check --all vllm --python EXE --format json > new.json python -m
+    benchmarks.load_check_page "vLLM 0.20.1=old.json" "vLLM 0.32.0=new.json" "SGLang
+    0.5.23=sglang.json"
 
 What a later file of the same version says of a name takes the place of what an earlier one says.
-Run it where the sweeps ran: the text of each line that keeps a tensor is read from the file that the finding names.
+Run it where the sweeps ran: the text of each line that keeps a tensor is read from the file that
+the finding names.
 """
 
 import json
@@ -28,7 +30,10 @@ REASONS = (
     ),
     (
         "it does not run on a CPU",
-        r"on CPU|is not supported|not support|NotImplementedError|no valid sparse|kernel|requires the V2|dummy base",
+        (
+            r"on CPU|is not supported|not support|NotImplementedError|no valid"
+            r" sparse|kernel|requires the V2|dummy base"
+        ),
     ),
     ("its config, or its processor, is on the hub only", r"."),
 )
@@ -46,7 +51,10 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _read(file: Path) -> dict[str, Result]:
-    return {result["subject"].partition(":")[2]: result for result in json.loads(file.read_text())["results"]}
+    return {
+        result["subject"].partition(":")[2]: result
+        for result in json.loads(file.read_text())["results"]
+    }
 
 
 def _page(sweeps: Mapping[str, Mapping[str, Result]]) -> Iterator[str]:
@@ -62,21 +70,47 @@ def _page(sweeps: Mapping[str, Mapping[str, Result]]) -> Iterator[str]:
         yield from ["", f"## Without a verdict in {version}", ""]
         yield from _not_run(results)
     yield from ["", "## Every name", "", "“–”: that version has no such name.", ""]
-    yield from _table(["name", *sweeps], [[f"`{name}`", *(_verdict(sweep, name) for sweep in sweeps.values())] for name in _names(sweeps)])
+    yield from _table(
+        ["name", *sweeps],
+        [
+            [f"`{name}`", *(_verdict(sweep, name) for sweep in sweeps.values())]
+            for name in _names(sweeps)
+        ],
+    )
 
 
 def _further(sweeps: Mapping[str, Mapping[str, Result]]) -> Iterator[str]:
-    """Of the checks beyond one process and bfloat16: how many classes passed, failed, or could not be asked, and why not."""
+    """Of the checks beyond one process and bfloat16:
+
+    how many classes passed, failed, or could not be asked, and why not.
+    """
     rows = []
     for version, results in sweeps.items():
         judged = [result for result in results.values() if result["verdict"] in ("clean", "unsafe")]
         for rule in OF_VLLM:
             states = Counter(result["checks"].get(rule) for result in judged)
-            why = Counter(_short(result["details"][rule]["reason"]) for result in judged if result["checks"].get(rule) == "not-run")
-            told = "; ".join(f"{count}: {reason}" for reason, count in why.most_common(MOST_REASONS))
+            why = Counter(
+                _short(result["details"][rule]["reason"])
+                for result in judged
+                if result["checks"].get(rule) == "not-run"
+            )
+            told = "; ".join(
+                f"{count}: {reason}" for reason, count in why.most_common(MOST_REASONS)
+            )
             if states["passed"] + states["failed"] + states["not-run"]:
-                rows.append([version, f"`{rule}`", states["passed"], states["failed"], states["not-run"], told])
-    yield from _table(["version", "check", "passed", "failed", "not run", "the most frequent reasons"], rows)
+                rows.append(
+                    [
+                        version,
+                        f"`{rule}`",
+                        states["passed"],
+                        states["failed"],
+                        states["not-run"],
+                        told,
+                    ]
+                )
+    yield from _table(
+        ["version", "check", "passed", "failed", "not run", "the most frequent reasons"], rows
+    )
 
 
 def _short(reason: str) -> str:
@@ -108,13 +142,27 @@ def _counts(sweeps: Mapping[str, Mapping[str, Result]]) -> Iterator[str]:
     rows = []
     for version, results in sweeps.items():
         counts = Counter(result["verdict"] for result in results.values())
-        replaced = sum(bool(result.get("details", {}).get("subject", {}).get("parts_replaced")) for result in results.values())
-        rows.append([version, len(results), *(counts[word] for word in words), len(results) - counts["not-run"], replaced])
+        replaced = sum(
+            bool(result.get("details", {}).get("subject", {}).get("parts_replaced"))
+            for result in results.values()
+        )
+        rows.append(
+            [
+                version,
+                len(results),
+                *(counts[word] for word in words),
+                len(results) - counts["not-run"],
+                replaced,
+            ]
+        )
     yield from _table(["version", "names", *words, "judged", "of them with parts replaced"], rows)
 
 
 def _unsafe(results: Mapping[str, Result]) -> Iterator[str]:
-    """By the line that keeps the tensors: its text, and the names that reach it with the smallest safe number of slots of each."""
+    """By the line that keeps the tensors:
+
+    its text, and the names that reach it with the smallest safe number of slots of each.
+    """
     lines: dict[tuple[str, str, int], dict[str, str]] = defaultdict(dict)
     texts: dict[tuple[str, str, int], str] = {}
     for name, result in results.items():
@@ -125,7 +173,12 @@ def _unsafe(results: Mapping[str, Result]) -> Iterator[str]:
                 lines[key][name] = _slots(result) if finding["rule"] == "stale-reference" else ""
                 texts[key] = _text(origin)
     rows = [
-        [rule, f"{file}:{line}", f"`{texts[rule, file, line]}`", ", ".join(f"`{name}`{slots}" for name, slots in sorted(names.items()))]
+        [
+            rule,
+            f"{file}:{line}",
+            f"`{texts[rule, file, line]}`",
+            ", ".join(f"`{name}`{slots}" for name, slots in sorted(names.items())),
+        ]
         for (rule, file, line), names in sorted(lines.items())
     ]
     yield from _table(["rule", "line", "its text", "names (slots that are enough / tensors)"], rows)
@@ -141,7 +194,11 @@ def _relative(file: str) -> str:
 
 
 def _text(origin: Mapping[str, Any]) -> str:
-    lines = Path(origin["file"]).read_text().splitlines() if Path(origin.get("file", "")).is_file() else []
+    lines = (
+        Path(origin["file"]).read_text().splitlines()
+        if Path(origin.get("file", "")).is_file()
+        else []
+    )
     return lines[origin["line"] - 1].strip().replace("|", "\\|") if lines else ""
 
 
@@ -150,19 +207,27 @@ def _not_run(results: Mapping[str, Result]) -> Iterator[str]:
     for name, result in results.items():
         if result["verdict"] == "not-run":
             reason = _reason(result)
-            groups[next(words for words, pattern in REASONS if re.search(pattern, reason))].append((name, reason))
+            groups[next(words for words, pattern in REASONS if re.search(pattern, reason))].append(
+                (name, reason)
+            )
     for words, members in groups.items():
         if members:
             yield from [f"**{len(members)}: {words}**", ""]
-            yield from _table(["name", "reason"], [[f"`{name}`", reason] for name, reason in sorted(members)])
+            yield from _table(
+                ["name", "reason"], [[f"`{name}`", reason] for name, reason in sorted(members)]
+            )
             yield ""
 
 
 def _reason(result: Result) -> str:
-    reasons = [detail["reason"] for detail in result.get("details", {}).values() if "reason" in detail]
+    reasons = [
+        detail["reason"] for detail in result.get("details", {}).values() if "reason" in detail
+    ]
     found = reasons[0] if reasons else result["findings"][0]["message"]
     found = re.sub(r"/\S*?/(?:site|site-packages)/|/tmp/\S+/", "", str(found))
-    found = re.sub(r"\d+ validation errors? for \w+ Value error, |\[type=.*?(?=\(\w+\.py|$)", "", found)
+    found = re.sub(
+        r"\d+ validation errors? for \w+ Value error, |\[type=.*?(?=\(\w+\.py|$)", "", found
+    )
     return " ".join(found[:200].split()).replace("|", "\\|").replace("<", "&lt;").replace("`", "'")
 
 

@@ -1,27 +1,34 @@
-"""What the training loop costs over a bare loop, and beside Hugging Face's Trainer and TRL's SFTTrainer.
+"""What the training loop costs over a bare loop, and beside Hugging Face's Trainer and TRL's
+SFTTrainer.
 
-All train the recipe `digits`: the same initial weights, the same rows in the same order, the same fused AdamW with the same parameter
-groups, learning rates and clipping, 32 rows a step in one micro-batch.
+All train the recipe `digits`: the same initial weights, the same rows in the same order, the same
+fused AdamW with the same parameter groups, learning rates and clipping, 32 rows a step in one
+micro-batch.
 
-    bare            forward, vtool's summed NLL divided by the supervised tokens, backward, clip, step, on batches made beforehand
-    bare, again     the same: the difference between the two is the measurement's own error
-    bare, HF loss   the same with `model(**inputs, labels=labels).loss`: logits at every position, not only where there is a target
-    vtool           `vtool.training.sft._steps` on a real session: batches collated from encoded rows, metrics.jsonl written, display silent
-    Trainer, TRL    their own loops, loss and gradient norm reported for each step, nothing saved; batches collated by vtool's `collate`
+    bare            forward, vtool's summed NLL divided by the supervised tokens, backward, clip,
+    step, on batches made beforehand
+    bare, again     the same: the difference between the two is the measurement's own error bare, HF
+    loss   the same with `model(**inputs, labels=labels).loss`: logits at every position, not only
+    where there is a target vtool           `vtool.training.sft._steps` on a real session: batches
+    collated from encoded rows, metrics.jsonl written, display silent Trainer, TRL    their own
+    loops, loss and gradient norm reported for each step, nothing saved; batches collated by vtool's
+    `collate`
 
-First, loss and gradient norm of step 1 must agree to 1e-5, or nothing is timed. Then, in one process with one thread, they take turns of
-TURN steps, in an order that rotates, and each turn is timed by `time.process_time`. A ratio is the median over rounds of a turn's time
-over the mean of the two bare loops' in the same round; in brackets, its quartiles. All of them have memory kept for them by
-`keep_freed_memory`, as a run of vtool has.
+First, loss and gradient norm of step 1 must agree to 1e-5, or nothing is timed. Then, in one
+process with one thread, they take turns of TURN steps, in an order that rotates, and each turn is
+timed by `time.process_time`. A ratio is the median over rounds of a turn's time over the mean of
+the two bare loops' in the same round; in brackets, its quartiles. All of them have memory kept for
+them by `keep_freed_memory`, as a run of vtool has.
 
-    python -m benchmarks.loop [--rounds N]
-    python -m benchmarks.loop --alone Trainer [--trim]    one of them in a process of its own: time and page faults of a step;
+    python -m benchmarks.loop [--rounds N] python -m benchmarks.loop --alone Trainer [--trim]    one
+    of them in a process of its own: time and page faults of a step;
                                                           --trim: without `keep_freed_memory`
 """
 
 import os
 
-os.environ |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}  # before torch is imported
+# before torch is imported
+os.environ |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 import argparse
 import contextlib
@@ -61,7 +68,8 @@ from vtool.training.stop import StopRequest
 from vtool.training.tracking import Trackers
 
 TURN = 5
-SHOWN = 25  # a step up to which the loss is the same to 6 digits; later, rounding leads the runs apart
+# a step up to which the loss is the same to 6 digits; later, rounding leads the runs apart
+SHOWN = 25
 TOLERANCE = 1e-5
 
 Tick = Callable[[float, float], None]
@@ -133,7 +141,9 @@ class Work:
         self.session, self.progress = opened, progress
         self.optim = opened.run.optim
         kept = opened.ledgers["train"].kept
-        self.rows = [[kept[place] for place in opened.plan.step(step)] for step in range(1, steps + 1)]
+        self.rows = [
+            [kept[place] for place in opened.plan.step(step)] for step in range(1, steps + 1)
+        ]
         self.batches = [self.batch(rows) for rows in self.rows]
 
     def batch(self, rows: Sequence[int]) -> Batch:
@@ -151,14 +161,20 @@ class Work:
 
     def model(self) -> Any:
         run = self.session.run
-        return build_model(run.model, self.session.processor, self.session.folder.processor, run.run.seed)
+        return build_model(
+            run.model, self.session.processor, self.session.folder.processor, run.run.seed
+        )
 
     def lr(self, step: int) -> float:
         return learning_rate(self.optim, step, self.session.total_steps)
 
     def bare(self, tick: Tick) -> None:
         model = self.model()
-        self._bare(model, lambda step: summed_nll(model, self.batches[step]) / self.batches[step].supervised, tick)
+        self._bare(
+            model,
+            lambda step: summed_nll(model, self.batches[step]) / self.batches[step].supervised,
+            tick,
+        )
 
     def bare_hf_loss(self, tick: Tick) -> None:
         model = self.model()
@@ -180,18 +196,37 @@ class Work:
     def vtool(self, tick: Tick) -> None:
         opened, ticking = self.session, Ticking(self.session.total_steps, tick)
         writer = Writer(opened.folder.checkpoints, 1, asynchronous=False)
-        profiler = open_profiler(opened.run, Ranks(), opened.folder.path, self.progress.step, opened.total_steps, ticking.say)
-        _steps(opened, self.progress, Watchers(writer, StopRequest(), ticking, Trackers({}), profiler))
+        profiler = open_profiler(
+            opened.run,
+            Ranks(),
+            opened.folder.path,
+            self.progress.step,
+            opened.total_steps,
+            ticking.say,
+        )
+        _steps(
+            opened, self.progress, Watchers(writer, StopRequest(), ticking, Trackers({}), profiler)
+        )
 
     def trainer(self, tick: Tick) -> None:
-        self._trainer(Trainer, TrainingArguments(**self._arguments()), [{"rows": rows} for rows in self.rows], tick)
+        self._trainer(
+            Trainer,
+            TrainingArguments(**self._arguments()),
+            [{"rows": rows} for rows in self.rows],
+            tick,
+        )
 
     def trl(self, tick: Tick) -> None:
         arguments = SFTConfig(
-            **self._arguments(), max_length=None, gradient_checkpointing=False, dataset_kwargs={"skip_prepare_dataset": True}
+            **self._arguments(),
+            max_length=None,
+            gradient_checkpointing=False,
+            dataset_kwargs={"skip_prepare_dataset": True},
         )
         dataset = Dataset.from_list([{"rows": rows} for rows in self.rows])
-        self._trainer(SFTTrainer, arguments, dataset, tick, processing_class=self.session.processor.tokenizer)
+        self._trainer(
+            SFTTrainer, arguments, dataset, tick, processing_class=self.session.processor.tokenizer
+        )
 
     def _arguments(self) -> dict[str, Any]:
         return {
@@ -212,7 +247,9 @@ class Work:
     def _trainer(self, kind: Any, arguments: Any, dataset: Any, tick: Tick, **more: Any) -> None:
         model = self.model()
         optimizer = build_optimizer(model, self.optim, self.session.family.part)
-        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda done: self.lr(done + 1) / self.optim.lr)
+        schedule = torch.optim.lr_scheduler.LambdaLR(
+            optimizer, lambda done: self.lr(done + 1) / self.optim.lr
+        )
         trainer = kind(
             model=model,
             args=arguments,
@@ -231,7 +268,9 @@ class Enough(Exception):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--alone", metavar="NAME")
     parser.add_argument("--trim", action="store_true")
@@ -268,14 +307,22 @@ def _run_alone(name: str, loop: Callable[[Tick], object], steps: int) -> None:
 
     with contextlib.suppress(Enough):
         loop(tick)
-    (seconds, faults) = zip(*((after[0] - before[0], after[1] - before[1]) for before, after in pairwise(seen[TURN:])), strict=True)
-    print(f"{name}, alone: {1000 * median(seconds):.2f} ms and {median(faults):.0f} page faults a step")
+    seconds, faults = zip(
+        *((after[0] - before[0], after[1] - before[1]) for before, after in pairwise(seen[TURN:])),
+        strict=True,
+    )
+    print(
+        f"{name}, alone: {1000 * median(seconds):.2f} ms and {median(faults):.0f} page faults a"
+        " step"
+    )
 
 
 def _run_in_turns(loops: Mapping[str, Callable[[Tick], object]], rounds: int) -> list[Contender]:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
-        mallopt(-8, 1)  # M_ARENA_MAX: threads share the main thread's heap, in which each loop would run if it were alone
+        # M_ARENA_MAX: threads share the main thread's heap, in which each loop would run if it were
+        # alone
+        mallopt(-8, 1)
     contenders = [Contender(name, loop) for name, loop in loops.items()]
     for contender in contenders:
         contender.turn()  # the first turn builds and warms up; it is not counted
@@ -302,13 +349,21 @@ def _print(contenders: Sequence[Contender], work: Work) -> None:
     first, again, *_ = contenders
     bare = [(one + other) / 2 for one, other in zip(first.seconds, again.seconds, strict=True)]
     tokens = median(batch.tokens for batch in work.batches)
-    print(f"{len(bare)} rounds of {TURN} steps, {len(work.rows[0])} rows and {tokens:.0f} tokens a step, CPU time of one thread")
+    print(
+        f"{len(bare)} rounds of {TURN} steps, {len(work.rows[0])} rows and {tokens:.0f} tokens a"
+        " step, CPU time of one thread"
+    )
     print(f"{'':15}   ms a step   over the bare loop      loss at step {SHOWN}")
     for contender in contenders:
-        low, middle, high = quantiles([mine / its - 1 for mine, its in zip(contender.seconds, bare, strict=True)], n=4)
+        low, middle, high = quantiles(
+            [mine / its - 1 for mine, its in zip(contender.seconds, bare, strict=True)], n=4
+        )
         cost = f"{middle:+6.1%} [{low:+.1%}, {high:+.1%}]"
         loss, _ = contender.reports[SHOWN - 1]
-        print(f"{contender.name:15}   {1000 * median(contender.seconds):6.2f}      {cost:22}  {loss:.5f}")
+        print(
+            f"{contender.name:15}   {1000 * median(contender.seconds):6.2f}      {cost:22} "
+            f" {loss:.5f}"
+        )
 
 
 if __name__ == "__main__":

@@ -1,11 +1,14 @@
-"""Attention masks made at once, beside plain loops that make the same, and the memory that they take at 32768 tokens.
+"""Attention masks made at once, beside plain loops that make the same, and the memory that they
+take at 32768 tokens.
 
-Each form of `vtool.models.masks`, from lengths to what its consumer is handed. Of the loops, one goes from token to token and writes what
-each of them may see, the other from row to row, or from document to document, and writes a triangle; both give the same mask, which is
-checked. CPU time, in turn, ROUNDS times; medians of the ratios within a round.
+Each form of `vtool.models.masks`, from lengths to what its consumer is handed. Of the loops, one
+goes from token to token and writes what each of them may see, the other from row to row, or from
+document to document, and writes a triangle; both give the same mask, which is checked. CPU time, in
+turn, ROUNDS times; medians of the ratios within a round.
 
-Memory: of one row, or of 16 documents in one, of TOKENS tokens, in a process of its own: the largest tensor of each kind that torch makes
-on the way, and what the process takes at its peak above what it had before. A tensor of floats, of as many tokens or more, fails it.
+Memory: of one row, or of 16 documents in one, of TOKENS tokens, in a process of its own: the
+largest tensor of each kind that torch makes on the way, and what the process takes at its peak
+above what it had before. A tensor of floats, of as many tokens or more, fails it.
 
     python -m benchmarks.masks [--tokens N]
 """
@@ -84,7 +87,9 @@ def documents_by_token(lengths: Sequence[int], seen: bool = True) -> Tensor:
 def documents_by_document(lengths: Sequence[int], seen: bool = True) -> Tensor:
     mask = torch.full((1, 1, sum(lengths), sum(lengths)), not seen)
     for start, length in places(lengths):
-        mask[0, 0, start : start + length, start : start + length] = torch.ones(length, length, dtype=torch.bool).tril_() == seen
+        mask[0, 0, start : start + length, start : start + length] = (
+            torch.ones(length, length, dtype=torch.bool).tril_() == seen
+        )
     return mask
 
 
@@ -128,10 +133,20 @@ def rows(lengths: Sequence[int]) -> Tensor:
 
 FORMS = {
     "to_sdpa, rows": Form(lambda of: to_sdpa(rows(of)), rows_by_token, rows_by_row, packed=False),
-    "to_sdpa, documents": Form(lambda of: to_sdpa(allowed_in_documents(of)), documents_by_token, documents_by_document, packed=True),
-    "to_hf_2d": Form(lambda of: to_hf_2d(keep_from_lengths(of)), kept_by_token, kept_by_row, packed=False),
+    "to_sdpa, documents": Form(
+        lambda of: to_sdpa(allowed_in_documents(of)),
+        documents_by_token,
+        documents_by_document,
+        packed=True,
+    ),
+    "to_hf_2d": Form(
+        lambda of: to_hf_2d(keep_from_lengths(of)), kept_by_token, kept_by_row, packed=False
+    ),
     "to_megatron, rows": Form(
-        lambda of: to_megatron(rows(of)), lambda of: rows_by_token(of, False), lambda of: rows_by_row(of, False), False
+        lambda of: to_megatron(rows(of)),
+        lambda of: rows_by_token(of, False),
+        lambda of: rows_by_row(of, False),
+        False,
     ),
     "to_megatron, documents": Form(
         lambda of: to_megatron(allowed_in_documents(of)),
@@ -140,9 +155,14 @@ FORMS = {
         packed=True,
     ),
     "to_npu_dense, rows": Form(
-        lambda of: to_npu_dense(rows(of)), lambda of: rows_by_token(of, False), lambda of: rows_by_row(of, False), False
+        lambda of: to_npu_dense(rows(of)),
+        lambda of: rows_by_token(of, False),
+        lambda of: rows_by_row(of, False),
+        False,
     ),
-    "to_npu_compressed": Form(lambda of: to_npu_compressed(), compressed_by_token, None, packed=True),
+    "to_npu_compressed": Form(
+        lambda of: to_npu_compressed(), compressed_by_token, None, packed=True
+    ),
     "to_tnd": Form(to_tnd, ends_by_document, None, packed=True),
 }
 
@@ -172,22 +192,37 @@ def compare(name: str, form: Form) -> None:
     lengths = lengths_of(form.packed)
     ways = [form.made, form.by_token, *([form.by_row] if form.by_row else [])]
     results = [way(lengths) for way in ways]
-    assert all(same(results[0], other) for other in results[1:]), f"{name}: the loops make another mask"
+    assert all(same(results[0], other) for other in results[1:]), (
+        f"{name}: the loops make another mask"
+    )
     seen = [[cpu(way, lengths) for way in ways] for _ in range(ROUNDS)]
     ratios = [median(each[way] / each[0] for each in seen) for way in range(1, len(ways))]
-    shape = "×".join(map(str, results[0].shape)) if isinstance(results[0], Tensor) else f"{len(results[0])} ends"
+    shape = (
+        "×".join(map(str, results[0].shape))
+        if isinstance(results[0], Tensor)
+        else f"{len(results[0])} ends"
+    )
     by_row = f"{ratios[1]:9.1f}" if form.by_row else "        –"
-    print(f"  {name:24} {shape:>16} {median(each[0] for each in seen) * 1e3:9.3f} {ratios[0]:9.1f} {by_row}", flush=True)
+    print(
+        f"  {name:24} {shape:>16} {median(each[0] for each in seen) * 1e3:9.3f} {ratios[0]:9.1f}"
+        f" {by_row}",
+        flush=True,
+    )
 
 
 class Largest(TorchDispatchMode):
-    """The most elements of any tensor that is made, by kind. A view of another one counts as its own size."""
+    """The most elements of any tensor that is made, by kind.
+
+    A view of another one counts as its own size.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.elements: dict[torch.dtype, int] = {}
 
-    def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, function: Any, types: Any, arguments: Any = (), keywords: Any = None
+    ) -> Any:
         out = function(*arguments, **(keywords or {}))
         for one in out if isinstance(out, (tuple, list)) else (out,):
             if isinstance(one, Tensor):
@@ -203,15 +238,27 @@ def peak(name: str, tokens: int) -> None:
     with Largest() as largest:
         made = form.made(lengths)
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-    floats = [dtype for dtype, elements in largest.elements.items() if dtype.is_floating_point and elements >= tokens]
+    floats = [
+        dtype
+        for dtype, elements in largest.elements.items()
+        if dtype.is_floating_point and elements >= tokens
+    ]
     assert not floats, f"{name}: {floats} of {tokens} elements and more"
     size = f"{made.nbytes / 2**20:.0f}" if isinstance(made, Tensor) else "–"
-    biggest = ", ".join(f"{str(dtype).removeprefix('torch.')} {elements:,}" for dtype, elements in largest.elements.items()) or "none"
+    biggest = (
+        ", ".join(
+            f"{str(dtype).removeprefix('torch.')} {elements:,}"
+            for dtype, elements in largest.elements.items()
+        )
+        or "none"
+    )
     print(f"  {name:24} {size:>8} {grown / 2**10:8.0f}  {biggest}", flush=True)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--tokens", type=int, default=TOKENS)
     parser.add_argument("--peak", choices=FORMS, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -219,12 +266,29 @@ def main() -> None:
     if options.peak:
         peak(options.peak, options.tokens)
         return
-    print(f"1 thread, medians of {ROUNDS}: milliseconds, and how many times as long a loop takes over tokens, over rows or documents")
+    print(
+        f"1 thread, medians of {ROUNDS}: milliseconds, and how many times as long a loop takes over"
+        " tokens, over rows or documents"
+    )
     for name, form in FORMS.items():
         compare(name, form)
-    print(f"at {options.tokens} tokens: MiB of the mask, MiB at the peak, and the elements of the largest tensor of each kind")
+    print(
+        f"at {options.tokens} tokens: MiB of the mask, MiB at the peak, and the elements of the"
+        " largest tensor of each kind"
+    )
     for name in FORMS:
-        subprocess.run([sys.executable, "-m", "benchmarks.masks", "--peak", name, "--tokens", str(options.tokens)], check=True)
+        subprocess.run(
+            [
+                sys.executable,
+                "-m",
+                "benchmarks.masks",
+                "--peak",
+                name,
+                "--tokens",
+                str(options.tokens),
+            ],
+            check=True,
+        )
 
 
 if __name__ == "__main__":

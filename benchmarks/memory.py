@@ -1,4 +1,5 @@
-"""The demo's peak memory: the largest resident set of `vtool train sft digits`, as the kernel counts it, evaluation and export included.
+"""The demo's peak memory: the largest resident set of `vtool train sft digits`, as the kernel
+counts it, evaluation and export included.
 
 python -m benchmarks.memory
 """
@@ -11,9 +12,21 @@ import tempfile
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "vtool", "train", "sft", "digits", "train.steps=60", f"run.dir={folder}/run"]
+        command = [
+            sys.executable,
+            "-m",
+            "vtool",
+            "train",
+            "sft",
+            "digits",
+            "train.steps=60",
+            f"run.dir={folder}/run",
+        ]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    print(f"peak memory of the demo (60 steps): {resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024:.0f} MiB")
+    print(
+        "peak memory of the demo (60 steps):"
+        f" {resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024:.0f} MiB"
+    )
 
 
 if __name__ == "__main__":

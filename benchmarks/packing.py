@@ -1,7 +1,9 @@
-"""Packing beside padding: supervised tokens a second of one process, forwards and backwards, on rows of unequal lengths.
+"""Packing beside padding: supervised tokens a second of one process, forwards and backwards, on
+rows of unequal lengths.
 
-ROWS chats, every other one with an image, of lengths that are log-normal (most short, a few long), uniform, or all the same; a language
-model of 4 layers of 256 features. Each way computes the same Σ NLL, which is checked. CPU time, in turn, ROUNDS times; medians.
+ROWS chats, every other one with an image, of lengths that are log-normal (most short, a few long),
+uniform, or all the same; a language model of 4 layers of 256 features. Each way computes the same Σ
+NLL, which is checked. CPU time, in turn, ROUNDS times; medians.
 
     padded                 all rows in one batch, as long as the longest
     padded, 8 rows         micro-batches of 8 rows as they come
@@ -59,7 +61,13 @@ def _sample(number: int, length: int) -> Sample:
 def model() -> Any:
     config = family("qwen2_5_vl").random_config("tiny", 512, IDS)
     text = config.text_config
-    text.hidden_size, text.intermediate_size, text.num_hidden_layers, text.num_attention_heads, text.num_key_value_heads = 256, 768, 4, 8, 4
+    (
+        text.hidden_size,
+        text.intermediate_size,
+        text.num_hidden_layers,
+        text.num_attention_heads,
+        text.num_key_value_heads,
+    ) = (256, 768, 4, 8, 4)
     text.layer_types = ["full_attention"] * 4
     config.vision_config.out_hidden_size = 256
     torch.manual_seed(0)
@@ -101,7 +109,9 @@ def ways(rows: list[Sample]) -> dict[str, Callable[[], list[Batch]]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rows", type=int, default=48)
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -109,10 +119,16 @@ def main() -> None:
     print(f"{options.rows} rows, 1 thread; medians of {ROUNDS}")
     for distribution in ("log-normal", "uniform", "constant"):
         rows = samples(distribution, options.rows)
-        tokens, supervised = sum(len(one.input_ids) for one in rows), sum(one.supervised for one in rows)
+        tokens, supervised = (
+            sum(len(one.input_ids) for one in rows),
+            sum(one.supervised for one in rows),
+        )
         longest = max(len(one.input_ids) for one in rows)
         padding = 1 - tokens / longest / len(rows)
-        print(f"{distribution}: {tokens} tokens, {supervised} supervised, the longest row {longest}; padding {padding:.0%}")
+        print(
+            f"{distribution}: {tokens} tokens, {supervised} supervised, the longest row {longest};"
+            f" padding {padding:.0%}"
+        )
         seen: dict[str, list[tuple[float, float]]] = {}
         for _ in range(ROUNDS + 1):
             for name, batches in ways(rows).items():
@@ -121,9 +137,14 @@ def main() -> None:
         for name, runs in seen.items():
             seconds = median(each for each, _ in runs[1:])
             assert abs(runs[0][1] / wanted - 1) < 1e-5, "the same loss"
-            ratio = median(base / its for (base, _), (its, _) in zip(seen["padded"][1:], runs[1:], strict=True))
+            ratio = median(
+                base / its for (base, _), (its, _) in zip(seen["padded"][1:], runs[1:], strict=True)
+            )
             apart = runs[0][1] / wanted - 1
-            print(f"  {name:20} {supervised / seconds:8.0f} supervised tokens/s   {ratio:5.2f} of padded   Σ NLL {apart:+.0e}")
+            print(
+                f"  {name:20} {supervised / seconds:8.0f} supervised tokens/s   {ratio:5.2f} of"
+                f" padded   Σ NLL {apart:+.0e}"
+            )
 
 
 if __name__ == "__main__":

@@ -1,18 +1,21 @@
 """What the profiler costs where it does not record: off, before its interval, and after it.
 
-    without     the loop's body as it would be without a profiler: the step, metrics.jsonl, the display
-    off         `vtool.training.sft._steps` with profiler.tool=none
-    before      the same with profiler=torch, and the interval still to come
-    after       the same, the interval over and its trace written
-    recording   inside the interval, for comparison
+    without     the loop's body as it would be without a profiler: the step, metrics.jsonl, the
+    display off         `vtool.training.sft._steps` with profiler.tool=none before      the same
+    with profiler=torch, and the interval still to come after       the same, the interval over and
+    its trace written recording   inside the interval, for comparison
 
-All train the recipe `digits` in one process with one thread, on one session that goes on. Others may use the machine, so there are two
-measurements:
+All train the recipe `digits` in one process with one thread, on one session that goes on. Others
+may use the machine, so there are two measurements:
 
-    in pairs    a step of `without` and a step of the other, in an order drawn by chance, each by `time.thread_time`: what disturbs one
-                mostly disturbs both. The median over the pairs' ratios, and in brackets its 95 % interval (bootstrap). `without` against
-                itself is measured the same way: a cost that is smaller than its interval has not been seen.
-    directly    all calls to the profiler that one step makes while it is off, 10 000 times, over the median step. No noise of
+    in pairs    a step of `without` and a step of the other, in an order drawn by chance, each by
+    `time.thread_time`: what disturbs one
+                mostly disturbs both. The median over the pairs' ratios, and in brackets its 95 %
+                interval (bootstrap). `without` against
+                itself is measured the same way: a cost that is smaller than its interval has not
+                been seen.
+    directly    all calls to the profiler that one step makes while it is off, 10 000 times, over
+    the median step. No noise of
                 the step is in it; what such calls do to caches is not, either.
 
     python -m benchmarks.profiling [--pairs N]
@@ -20,7 +23,8 @@ measurements:
 
 import os
 
-os.environ |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}  # before torch is imported
+# before torch is imported
+os.environ |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 import argparse
 import contextlib
@@ -86,7 +90,9 @@ class Turns:
         opened, run = self.session, self.session.run
         steps = range(self.progress.step + 1, self.progress.step + 1 + TURN)
         kept = opened.ledgers["train"].kept
-        mine: Callable[[int], Any] = lambda step: micro_batches(opened.plan, kept, step, 0, 1, run.data.micro_batch_size)  # noqa: E731
+        mine: Callable[[int], Any] = lambda step: micro_batches(
+            opened.plan, kept, step, 0, 1, run.data.micro_batch_size
+        )
         loaded = load_steps(opened.rows["train"], steps, mine, 0)
         began = time.thread_time()
         for step in steps:
@@ -103,7 +109,9 @@ class Turns:
         part = replace(self.session, total_steps=10**9)  # no turn's last step is the run's
         stop = StopsAfter(steps)
         began = time.thread_time()
-        _steps(part, self.progress, Watchers(self.writer, stop, self.display, Trackers({}), profiler))
+        _steps(
+            part, self.progress, Watchers(self.writer, stop, self.display, Trackers({}), profiler)
+        )
         return (self.display.shown - began) / steps
 
 
@@ -125,13 +133,20 @@ class StopsAfter(StopRequest):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--pairs", type=int, default=200)
     pairs: int = parser.parse_args().pairs
     torch.set_num_threads(1)
     keep_freed_memory()
     with tempfile.TemporaryDirectory() as folder:
-        quiet = ("checkpoint.every_steps=null", "evaluation.every_steps=null", "data.validation=[]", f"run.dir={folder}/run")
+        quiet = (
+            "checkpoint.every_steps=null",
+            "evaluation.every_steps=null",
+            "data.validation=[]",
+            f"run.dir={folder}/run",
+        )
         with contextlib.redirect_stdout(io.StringIO()):
             opened, progress = session(request("digits", *quiet))
         turns = Turns(opened, progress, Path(folder))
@@ -174,11 +189,15 @@ def _direct(off: Profiler) -> float:
 def _profiled(turns: Turns, folder: Path, first: int) -> Callable[[], float]:
     """Turns with an interval that begins with step `first`."""
     interval = f"profiler.profile_interval=[{first},{first + 2}]"
-    run = request("digits", "profiler=torch", interval, "profiler.warmup=0", "train.steps=9999999").run
+    run = request(
+        "digits", "profiler=torch", interval, "profiler.warmup=0", "train.steps=9999999"
+    ).run
     if first == 1:  # its trace was written by `_recording`
         (folder / "profile").mkdir(exist_ok=True)
         (folder / "profile/rank-0-steps-1-3.trace.json.gz").touch()
-    return lambda: turns.profiled(open_profiler(run, Ranks(), folder, turns.progress.step, 10**9, lambda _: None))
+    return lambda: turns.profiled(
+        open_profiler(run, Ranks(), folder, turns.progress.step, 10**9, lambda _: None)
+    )
 
 
 def _recording(turns: Turns, folder: Path) -> float:
@@ -190,17 +209,28 @@ def _recording(turns: Turns, folder: Path) -> float:
         return turns.profiled(profiler, RECORDED + 1)
 
 
-def _print(seconds: Mapping[str, Sequence[tuple[float, float]]], recording: float, direct: float) -> None:
+def _print(
+    seconds: Mapping[str, Sequence[tuple[float, float]]], recording: float, direct: float
+) -> None:
     base = median(one for pairs in seconds.values() for _, one in pairs)
-    print(f"{len(seconds['off'])} pairs of steps of `digits`, CPU time of one thread; a step without a profiler: {1000 * base:.2f} ms")
+    print(
+        f"{len(seconds['off'])} pairs of steps of `digits`, CPU time of one thread; a step without"
+        f" a profiler: {1000 * base:.2f} ms"
+    )
     print(f"{'':12} over the loop without a profiler, median [95 %]")
     for name, pairs in seconds.items():
         ratios = np.array([mine / other - 1 for mine, other in pairs])
         drawn = np.random.default_rng(0).choice(ratios, (2000, len(ratios)))
         low, high = np.percentile(np.median(drawn, axis=1), [2.5, 97.5])
-        print(f"{name + (', again' if name == 'without' else ''):15} {np.median(ratios):+6.2%} [{low:+.2%}, {high:+.2%}]")
+        print(
+            f"{name + (', again' if name == 'without' else ''):15} {np.median(ratios):+6.2%}"
+            f" [{low:+.2%}, {high:+.2%}]"
+        )
     print(f"{'recording':15} {recording / base - 1:+6.1%}")
-    print(f"all calls to a profiler that is off, {MARKS} marks among them: {1e6 * direct:.2f} µs a step, {direct / base:.4%} of it")
+    print(
+        f"all calls to a profiler that is off, {MARKS} marks among them: {1e6 * direct:.2f} µs a"
+        f" step, {direct / base:.4%} of it"
+    )
 
 
 if __name__ == "__main__":

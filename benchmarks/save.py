@@ -1,7 +1,9 @@
-"""How long a run stands still for a checkpoint, `checkpoint.asynchronous` or not, and what that costs the steps beside it.
+"""How long a run stands still for a checkpoint, `checkpoint.asynchronous` or not, and what that
+costs the steps beside it.
 
-Weights and both running means of a quarter of SIZE million parameters each, so 12 bytes a parameter, are saved ROUNDS times, in turn each
-way; between two saves a matrix product stands for the steps of a run.
+Weights and both running means of a quarter of SIZE million parameters each, so 12 bytes a
+parameter, are saved ROUNDS times, in turn each way; between two saves a matrix product stands for
+the steps of a run.
 
     python -m benchmarks.save [--size MILLIONS] [--folder DIR]
 """
@@ -22,8 +24,18 @@ ROUNDS = 3
 def snapshot(step: int, millions: int) -> Snapshot:
     """Tensors of 4 million parameters."""
     names = [f"layers.{number}.weight" for number in range(max(1, millions // 4))]
-    state = {f"{name}.{mean}": torch.randn(2000, 2000) for name in names for mean in ("exp_avg", "exp_avg_sq")}
-    return Snapshot(step, {name: torch.randn(2000, 2000) for name in names}, state, {"visits": torch.zeros(9)}, {})
+    state = {
+        f"{name}.{mean}": torch.randn(2000, 2000)
+        for name in names
+        for mean in ("exp_avg", "exp_avg_sq")
+    }
+    return Snapshot(
+        step,
+        {name: torch.randn(2000, 2000) for name in names},
+        state,
+        {"visits": torch.zeros(9)},
+        {},
+    )
 
 
 def steps(seconds: float) -> int:
@@ -36,9 +48,15 @@ def steps(seconds: float) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--size", type=int, default=80, metavar="MILLIONS")
-    parser.add_argument("--folder", type=Path, help="where checkpoints are written and removed again; default: the temporary folder")
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        help="where checkpoints are written and removed again; default: the temporary folder",
+    )
     options = parser.parse_args()
     torch.set_num_threads(1)
     stood: dict[bool, list[float]] = {False: [], True: []}
@@ -54,9 +72,18 @@ def main() -> None:
                     seconds.append(time.perf_counter() - began)
                     if asynchronous:
                         beside.append(steps(1.0) / alone)
-    ratio = sorted(later / waiting for waiting, later in zip(stood[False], stood[True], strict=True))
-    print(f"{12 * options.size / 1000:.2f} GB; medians of {ROUNDS}, [smallest, largest] ratio within a round")
-    print(f"the run stands still {median(stood[False]):.2f} s; asynchronous {median(stood[True]):.2f} s: ", end="")
+    ratio = sorted(
+        later / waiting for waiting, later in zip(stood[False], stood[True], strict=True)
+    )
+    print(
+        f"{12 * options.size / 1000:.2f} GB; medians of {ROUNDS}, [smallest, largest] ratio within"
+        " a round"
+    )
+    print(
+        f"the run stands still {median(stood[False]):.2f} s; asynchronous"
+        f" {median(stood[True]):.2f} s: ",
+        end="",
+    )
     print(f"{median(ratio):.2f} [{ratio[0]:.2f}, {ratio[-1]:.2f}]")
     print(f"speed of steps while it is written: {median(beside):.2f} of alone")
 

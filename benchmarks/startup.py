@@ -1,7 +1,8 @@
-"""How long `vtool` takes to answer where nothing is trained: CPU and wall milliseconds of a whole process, median of RUNS.
+"""How long `vtool` takes to answer where nothing is trained: CPU and wall milliseconds of a whole
+process, median of RUNS.
 
-Python's own start is measured beside it, in turn with the others. What builds live objects, and so imports torch and transformers, is run
-LIVE_RUNS times.
+Python's own start is measured beside it, in turn with the others. What builds live objects, and so
+imports torch and transformers, is run LIVE_RUNS times.
 
     python -m benchmarks.startup
 """
@@ -19,7 +20,10 @@ COMMANDS = {
     "vtool validate-config digits": [sys.executable, "-m", "vtool", "validate-config", "digits"],
 }
 LIVE = {f"{name} --live": [*COMMANDS[name], "--live"] for name in COMMANDS if "validate" in name}
-LIVE |= {name: [sys.executable, "-m", *name.split()] for name in ("vtool verify digits --fast", "vtool verify digits")}
+LIVE |= {
+    name: [sys.executable, "-m", *name.split()]
+    for name in ("vtool verify digits --fast", "vtool verify digits")
+}
 
 
 def measure(command: list[str]) -> tuple[float, float]:

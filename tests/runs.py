@@ -39,7 +39,9 @@ def session(made: Request, ranks: Ranks | None = None) -> tuple[Session, Progres
 def encoded(made: Request) -> tuple[EncodedRows, Processor]:
     """The training rows of a run, and its processor, without a model."""
     rows = Rows(made.run.data.train)
-    processor = new_processor(made.run.model, made.run.data.image, read_texts(rows), made.run.data.video)
+    processor = new_processor(
+        made.run.model, made.run.data.image, read_texts(rows), made.run.data.video
+    )
     return EncodedRows(rows, processor, made.run.data), processor
 
 
@@ -49,7 +51,11 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 def gradients(module: torch.nn.Module) -> dict[str, torch.Tensor]:
     """The whole gradients, on any engine. Every rank asks."""
-    return {name: whole(parameter.grad) for name, parameter in module.named_parameters() if parameter.grad is not None}
+    return {
+        name: whole(parameter.grad)
+        for name, parameter in module.named_parameters()
+        if parameter.grad is not None
+    }
 
 
 def weights(module: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -58,14 +64,17 @@ def weights(module: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
-    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).clone()  # one rank may be given its own tensor
+    # one rank may be given its own tensor
+    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).clone()
 
 
 def relative_difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
     """‖a − b‖ / ‖b‖ over all tensors together."""
     assert one.keys() == other.keys()
     difference = torch.stack([(one[name] - other[name]).double().norm() for name in one]).norm()
-    return float(difference / torch.stack([tensor.double().norm() for tensor in other.values()]).norm())
+    return float(
+        difference / torch.stack([tensor.double().norm() for tensor in other.values()]).norm()
+    )
 
 
 def rows_in(batches: Sequence[Batch]) -> Iterator[int]:

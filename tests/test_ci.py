@@ -24,28 +24,53 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "recipes/one.yaml").write_text("defaults: [digits]\n")
     (tmp_path / "recipes/two.yaml").write_text("defaults: [digits]\noptim: {lrr: 1}\n")
     (tmp_path / "bin").mkdir()
-    (tmp_path / "bin/vtool").write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m vtool "$@"\n')
+    (tmp_path / "bin/vtool").write_text(
+        f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m vtool "$@"\n'
+    )
     (tmp_path / "bin/vtool").chmod(0o755)
     return tmp_path
 
 
-def check(folder: Path, recipes: str, overrides: str = "", format: str = "github") -> subprocess.CompletedProcess[str]:
-    variables = {"VTOOL_RECIPES": recipes, "VTOOL_OVERRIDES": overrides, "VTOOL_FORMAT": format, "VTOOL_SARIF": "out.sarif"}
-    environment = {**os.environ, **variables, "GITHUB_OUTPUT": str(folder / "output"), "PATH": f"{folder / 'bin'}:{os.environ['PATH']}"}
-    return subprocess.run(["bash", "-c", STEPS["check"]], cwd=folder, env=environment, capture_output=True, text=True, check=False)
+def check(
+    folder: Path, recipes: str, overrides: str = "", format: str = "github"
+) -> subprocess.CompletedProcess[str]:
+    variables = {
+        "VTOOL_RECIPES": recipes,
+        "VTOOL_OVERRIDES": overrides,
+        "VTOOL_FORMAT": format,
+        "VTOOL_SARIF": "out.sarif",
+    }
+    environment = {
+        **os.environ,
+        **variables,
+        "GITHUB_OUTPUT": str(folder / "output"),
+        "PATH": f"{folder / 'bin'}:{os.environ['PATH']}",
+    }
+    return subprocess.run(
+        ["bash", "-c", STEPS["check"]],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 def test_the_action_annotates_the_lines_of_a_pull_request(folder: Path) -> None:
     done = check(folder, "recipes/*.yaml digits", "train.steps=60\noptim.lr=1e-3\n")
     assert done.returncode == 1
-    assert done.stdout.startswith("::error file=recipes/two.yaml,line=2,col=9,title=unknown-key (VT101)::")
+    assert done.stdout.startswith(
+        "::error file=recipes/two.yaml,line=2,col=9,title=unknown-key (VT101)::"
+    )
     assert check(folder, "recipes/one.yaml").returncode == 0
     assert check(folder, "recipes/nothing-*.yaml").returncode == 2
 
 
 def test_the_action_writes_sarif_and_names_the_file(folder: Path) -> None:
     assert check(folder, "recipes/two.yaml", format="sarif").returncode == 1
-    assert json.loads((folder / "out.sarif").read_text())["runs"][0]["results"][0]["ruleId"] == "VT101"
+    assert (
+        json.loads((folder / "out.sarif").read_text())["runs"][0]["results"][0]["ruleId"] == "VT101"
+    )
     assert (folder / "output").read_text() == "sarif-file=out.sarif\n"
 
 
@@ -63,6 +88,8 @@ def test_the_hook_checks_all_recipes_of_a_commit_at_once(folder: Path) -> None:
     assert not re.search(hook["files"], "configs/optim/adamw.yaml")
     environment = {**os.environ, "PATH": f"{folder / 'bin'}:{os.environ['PATH']}"}
     command = [*shlex.split(hook["entry"]), *files]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 1
     assert "recipes/two.yaml:2:9: error unknown-key (VT101)" in done.stdout

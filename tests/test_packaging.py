@@ -38,23 +38,45 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(site: Path, folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(site)}
-    return subprocess.run([sys.executable, *command], cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        [sys.executable, *command],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 def test_every_recipe_and_group_is_in_it(site: Path) -> None:
     for kind in ("configs", "recipes"):
-        here = sorted(path.relative_to(share(kind)).as_posix() for path in share(kind).rglob("*.yaml"))
-        there = sorted(path.relative_to(site / "vtool/_share" / kind).as_posix() for path in (site / "vtool/_share" / kind).rglob("*.yaml"))
+        here = sorted(
+            path.relative_to(share(kind)).as_posix() for path in share(kind).rglob("*.yaml")
+        )
+        there = sorted(
+            path.relative_to(site / "vtool/_share" / kind).as_posix()
+            for path in (site / "vtool/_share" / kind).rglob("*.yaml")
+        )
         assert here == there
 
 
 def test_no_test_and_no_script_is_in_it(site: Path) -> None:
-    assert {path.name for path in site.iterdir() if not path.name.endswith(".dist-info")} == {"vtool"}
+    assert {path.name for path in site.iterdir() if not path.name.endswith(".dist-info")} == {
+        "vtool"
+    }
 
 
 def test_the_wheel_finds_its_recipes_in_any_folder(site: Path, tmp_path: Path) -> None:
-    from_wheel = run(site, tmp_path, "-c", "import vtool.config.resources as r; print(r.share('recipes'), *r.recipe_names())")
-    assert from_wheel.stdout.split() == [str(site / "vtool/_share/recipes"), *recipe_names()], from_wheel.stderr
+    from_wheel = run(
+        site,
+        tmp_path,
+        "-c",
+        "import vtool.config.resources as r; print(r.share('recipes'), *r.recipe_names())",
+    )
+    assert from_wheel.stdout.split() == [
+        str(site / "vtool/_share/recipes"),
+        *recipe_names(),
+    ], from_wheel.stderr
     done = run(site, tmp_path, "-m", "vtool", "validate-config", "digits", "launch.nproc=2")
     assert done.returncode == 0, done.stderr
     assert "  --> recipes/digits.yaml:" in done.stdout

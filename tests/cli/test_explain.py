@@ -19,7 +19,10 @@ def explain(*topic: str) -> tuple[int, str, str]:
 def test_without_a_topic_every_rule_and_recipe_has_a_line() -> None:
     code, out, _ = explain()
     assert code == 0
-    assert all(f"  {rule.name} " in out and f" {rule.code}  {rule.summary}\n" in out for rule in RULES.values())
+    assert all(
+        f"  {rule.name} " in out and f" {rule.code}  {rule.summary}\n" in out
+        for rule in RULES.values()
+    )
     assert all(f"  {name} " in out for name in recipe_names())
 
 
@@ -35,13 +38,20 @@ def test_a_rule_by_its_name_or_code(topic: str) -> None:
 def test_a_setting_with_its_type_default_and_purpose() -> None:
     assert explain("data.max_length") == (
         0,
-        "data.max_length: an integer of at least 2, or null; default: null\n"
-        "  The longest row, in tokens, those of images and videos included. Default: no limit.\n",
+        (
+            "data.max_length: an integer of at least 2, or null; default: null\n  The longest row,"
+            " in tokens, those of images and videos included. Default: no limit.\n"
+        ),
         "",
     )
     assert explain("optim.lr")[1].startswith("optim.lr: a number above 0; it must be given\n")
-    assert explain("run.name")[1] == "run.name: text that is not empty\n  The run's name. Default: the recipe's name.\n"
-    assert explain("data.train.0.format")[1].startswith("data.train.format: `digits` or `messages`;")
+    assert (
+        explain("run.name")[1]
+        == "run.name: text that is not empty\n  The run's name. Default: the recipe's name.\n"
+    )
+    assert explain("data.train.0.format")[1].startswith(
+        "data.train.format: `digits` or `messages`;"
+    )
 
 
 @pytest.mark.parametrize("name", [setting.name for setting in all_settings()])
@@ -58,7 +68,12 @@ def test_a_group_with_the_settings_in_it() -> None:
 
 def test_a_group_of_several_kinds_with_those_of_each() -> None:
     out = explain("data.train")[1]
-    assert out.index("DigitsSource") < out.index("data.train.split") < out.index("MessagesSource") < out.index("data.train.path")
+    assert (
+        out.index("DigitsSource")
+        < out.index("data.train.split")
+        < out.index("MessagesSource")
+        < out.index("data.train.path")
+    )
 
 
 def test_a_recipe_with_what_it_is_for_and_its_settings() -> None:
@@ -88,7 +103,13 @@ def test_a_recipe_of_ones_own(tmp_path: Path) -> None:
         ("unkown-key", "did you mean `unknown-key`?"),
         ("digts", "did you mean `digits`?"),
         ("lr", "did you mean `optim.lr`, `optim.groups.vision.lr` or"),
-        ("batch_size", "did you mean `data.global_batch_size`, `data.micro_batch_size` or `evaluation.batch_size`?"),
+        (
+            "batch_size",
+            (
+                "did you mean `data.global_batch_size`, `data.micro_batch_size` or"
+                " `evaluation.batch_size`?"
+            ),
+        ),
         ("optim.learning_rate", "did you mean"),
         ("zzzzzz", "`vtool explain` lists rules and recipes"),
     ],
@@ -104,4 +125,6 @@ def test_the_page_of_all_rules_is_what_the_command_prints() -> None:
     code, out, _ = explain("--all")
     assert code == 0
     assert out == (Path(__file__).parents[2] / "docs/rules.md").read_text(encoding="utf-8")
-    assert all(f"### {rule.code} {rule.name}\n" in out and rule.fix in out for rule in RULES.values())
+    assert all(
+        f"### {rule.code} {rule.name}\n" in out and rule.fix in out for rule in RULES.values()
+    )

@@ -18,7 +18,9 @@ from vtool.diagnostics.rules_loading import OF_VLLM
 
 ROOT = Path(__file__).parents[2]
 MODELS = tests.loading.models.__file__
-VLLM = os.environ.get("VTOOL_VLLM_PYTHON") or next((str(path) for path in [ROOT / ".vllm-venv/bin/python"] if path.exists()), None)
+VLLM = os.environ.get("VTOOL_VLLM_PYTHON") or next(
+    (str(path) for path in [ROOT / ".vllm-venv/bin/python"] if path.exists()), None
+)
 needs_vllm = pytest.mark.skipif(VLLM is None, reason="`make vllm-env` builds what it needs")
 
 
@@ -30,15 +32,25 @@ def load_check(*arguments: str, cwd: Path = ROOT) -> "subprocess.CompletedProces
 def results(*arguments: str, status: int) -> dict[str, object]:
     done = load_check(*arguments, "--format", "json")
     assert done.returncode == status, done.stderr
-    return {result["subject"].rpartition(":")[2]: result for result in json.loads(done.stdout)["results"]}
+    return {
+        result["subject"].rpartition(":")[2]: result
+        for result in json.loads(done.stdout)["results"]
+    }
 
 
 def test_a_function_of_a_file_is_judged_in_a_process_of_its_own() -> None:
-    subjects = [f"python:{MODELS}:{name}" for name in ("Good", "KeepsAll", "raises", "not_a_model", "absent")]
+    subjects = [
+        f"python:{MODELS}:{name}"
+        for name in ("Good", "KeepsAll", "raises", "not_a_model", "absent")
+    ]
     found = results(*subjects, status=1)
     assert {name: result["verdict"] for name, result in found.items()} == {
-        "Good": "clean", "KeepsAll": "unsafe", "raises": "failed", "not_a_model": "failed", "absent": "failed",
-    }  # fmt: skip
+        "Good": "clean",
+        "KeepsAll": "unsafe",
+        "raises": "failed",
+        "not_a_model": "failed",
+        "absent": "failed",
+    }
     assert "no such luck" in found["raises"]["findings"][0]["message"]
     assert "no load_weights()" in found["not_a_model"]["findings"][0]["message"]
     stale = found["KeepsAll"]["findings"][0]
@@ -48,7 +60,9 @@ def test_a_function_of_a_file_is_judged_in_a_process_of_its_own() -> None:
 
 
 def test_what_fails_after_the_first_load_is_a_finding() -> None:
-    found = results(*(f"python:{MODELS}:{name}" for name in ("LacksAPackage", "only_twice")), status=1)
+    found = results(
+        *(f"python:{MODELS}:{name}" for name in ("LacksAPackage", "only_twice")), status=1
+    )
     assert "no more of them" in found["only_twice"]["findings"][0]["message"]
     assert found["only_twice"]["verdict"] == "failed"
     (raised,) = found["LacksAPackage"]["findings"]
@@ -66,8 +80,13 @@ def test_a_checkpoint_with_a_broken_index_is_a_finding(tmp_path: Path, index: st
 def test_a_factory_that_ends_its_process_is_told_with_its_status_and_last_words() -> None:
     found = results(f"python:{MODELS}:exits", f"python:{MODELS}:leaves", status=1)
     message = {name: result["findings"][0]["message"] for name, result in found.items()}
-    assert "it exited with status 3, its last words: no licence was found (at: exits())" in message["exits"]
-    assert "it exited with status 4, its last words: SystemExit: 4 (at: leaves())" in message["leaves"]
+    assert (
+        "it exited with status 3, its last words: no licence was found (at: exits())"
+        in message["exits"]
+    )
+    assert (
+        "it exited with status 4, its last words: SystemExit: 4 (at: leaves())" in message["leaves"]
+    )
 
 
 def test_a_factory_that_hangs_is_stopped() -> None:
@@ -92,8 +111,12 @@ def test_the_shard_of_a_tensor_is_named(tmp_path: Path) -> None:
     last = {name: tensors.pop(name) for name in ("v.weight", "mean")}
     save_file(tensors, tmp_path / "model-00001-of-00002.safetensors")
     save_file(last, tmp_path / "model-00002-of-00002.safetensors")
-    found = results(f"python:{MODELS}:SkipsBuffer", "--checkpoint", str(tmp_path), status=1)["SkipsBuffer"]
-    assert [finding["message"].rpartition(": ")[2] for finding in found["findings"]] == ["mean (in model-00002-of-00002.safetensors)"]
+    found = results(f"python:{MODELS}:SkipsBuffer", "--checkpoint", str(tmp_path), status=1)[
+        "SkipsBuffer"
+    ]
+    assert [finding["message"].rpartition(": ")[2] for finding in found["findings"]] == [
+        "mean (in model-00002-of-00002.safetensors)"
+    ]
 
 
 def test_values_that_nobody_gave_are_not_called_the_users_own(tmp_path: Path) -> None:
@@ -107,13 +130,19 @@ def test_values_that_nobody_gave_are_not_called_the_users_own(tmp_path: Path) ->
     (tmp_path / "alone.py").write_text("\n".join(lines))
     found = results(f"python:{tmp_path}/alone.py:Alone", f"python:{MODELS}:Good", status=0)
     told = {name: result["details"]["subject"]["checkpoint"] for name, result in found.items()}
-    assert told == {"Alone": "random values under its own parameters' names", "Good": "the user's own"}
+    assert told == {
+        "Alone": "random values under its own parameters' names",
+        "Good": "the user's own",
+    }
 
 
 def test_settings_choose_the_checks() -> None:
-    found = results(f"python:{MODELS}:KeepsAll", "checks=[stale-reference,order-dependent]", "sources=[owned,shuffled]", status=0)[
-        "KeepsAll"
-    ]
+    found = results(
+        f"python:{MODELS}:KeepsAll",
+        "checks=[stale-reference,order-dependent]",
+        "sources=[owned,shuffled]",
+        status=0,
+    )["KeepsAll"]
     assert found["checks"] == {"stale-reference": "not-run", "order-dependent": "passed"}
     assert "reusable_buffer" in found["details"]["stale-reference"]["reason"]
 
@@ -150,7 +179,9 @@ def test_a_misspelt_class_of_transformers_has_near_names() -> None:
 
 
 def test_a_twin_of_transformers_goes_through_from_pretrained() -> None:
-    found = results("transformers:LlamaForCausalLM", "--python", sys.executable, status=0)["LlamaForCausalLM"]
+    found = results("transformers:LlamaForCausalLM", "--python", sys.executable, status=0)[
+        "LlamaForCausalLM"
+    ]
     assert found["verdict"] == "clean"
     assert found["checks"]["unwritten-parameter"] == "passed"
     assert found["checks"]["stale-reference"] == "not-run"
@@ -164,34 +195,52 @@ UNSAFE = {
 }
 """The classes that vllm#42244 was followed by, each with the line that keeps tensors, in 0.32."""
 CLEAN = (
-    "LlamaForCausalLM", "Qwen2_5_VLForConditionalGeneration", "Qwen3MoeForCausalLM", "MixtralForCausalLM",
-    "Gemma3ForCausalLM", "WhisperForConditionalGeneration", "NemotronH_Nano_VL_V2",
-)  # fmt: skip
+    "LlamaForCausalLM",
+    "Qwen2_5_VLForConditionalGeneration",
+    "Qwen3MoeForCausalLM",
+    "MixtralForCausalLM",
+    "Gemma3ForCausalLM",
+    "WhisperForConditionalGeneration",
+    "NemotronH_Nano_VL_V2",
+)
 REAL = "sources=[owned,reusable_buffer,bucketed,shuffled,runai,runai_distributed]"
 
 
 @pytest.fixture(scope="module")
 def of_vllm() -> dict[str, object]:
     """Ten classes by one command: importing vLLM takes longer than judging a class."""
-    return results(*(f"vllm:{name}" for name in (*UNSAFE, *CLEAN)), REAL, "--python", str(VLLM), status=1)
+    return results(
+        *(f"vllm:{name}" for name in (*UNSAFE, *CLEAN)), REAL, "--python", str(VLLM), status=1
+    )
 
 
 @needs_vllm
-def test_of_ten_classes_of_vllm_the_three_known_ones_are_found_with_their_lines(of_vllm: dict[str, object]) -> None:
+def test_of_ten_classes_of_vllm_the_three_known_ones_are_found_with_their_lines(
+    of_vllm: dict[str, object],
+) -> None:
     found = of_vllm
-    assert {name: found[name]["verdict"] for name in found} == dict.fromkeys(UNSAFE, "unsafe") | dict.fromkeys(CLEAN, "clean")
+    assert {name: found[name]["verdict"] for name in found} == dict.fromkeys(
+        UNSAFE, "unsafe"
+    ) | dict.fromkeys(CLEAN, "clean")
     for name, line in UNSAFE.items():
-        finding = next(each for each in found[name]["findings"] if each["rule"] == "stale-reference")
+        finding = next(
+            each for each in found[name]["findings"] if each["rule"] == "stale-reference"
+        )
         origin = finding["origin"]
         assert Path(origin["file"]).read_text().splitlines()[origin["line"] - 1].strip() == line
         detail = found[name]["details"]["stale-reference"]
         assert "model.load_weights" in detail["reachable_via"]
         assert "load_format=safetensors" in detail["protected_by"]
-    assert found["LlamaForCausalLM"]["details"]["subject"]["class"].endswith(".llama.LlamaForCausalLM")  # what generates
+    # what generates
+    assert found["LlamaForCausalLM"]["details"]["subject"]["class"].endswith(
+        ".llama.LlamaForCausalLM"
+    )
     reasons = [found[name]["details"]["stale-reference"].get("reason", "") for name in found]
     if any("No module" in reason for reason in reasons):
         pytest.skip("the environment has no Run:ai streamer")
-    wrong = {name: found[name]["details"]["stale-reference"]["measured"]["sources"] for name in found}
+    wrong = {
+        name: found[name]["details"]["stale-reference"]["measured"]["sources"] for name in found
+    }
     for name, sources in wrong.items():
         for told in (sources["runai"], *sources["runai_distributed"].split(", ")):
             count = int(told.split(": ")[-1].split()[0])
@@ -199,10 +248,14 @@ def test_of_ten_classes_of_vllm_the_three_known_ones_are_found_with_their_lines(
 
 
 @needs_vllm
-def test_classes_of_vllm_are_asked_on_ranks_quantised_and_processed(of_vllm: dict[str, object]) -> None:
+def test_classes_of_vllm_are_asked_on_ranks_quantised_and_processed(
+    of_vllm: dict[str, object],
+) -> None:
     for name in ("LlamaForCausalLM", "Qwen3MoeForCausalLM"):
         assert {of_vllm[name]["checks"][rule] for rule in OF_VLLM} == {"passed"}
-    assert of_vllm["LlamaForCausalLM"]["details"]["quantised-load"]["measured"] == {"quantised_tensors": 14}
+    assert of_vllm["LlamaForCausalLM"]["details"]["quantised-load"]["measured"] == {
+        "quantised_tensors": 14
+    }
     assert of_vllm["LlamaForCausalLM"]["details"]["shard-mismatch"]["measured"]["parted"] > 0
 
 
@@ -220,16 +273,27 @@ def test_a_real_loader_finds_what_a_ring_of_more_buffers_does_not() -> None:
 
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with what a command has printed of a class with findings, its page, and its baseline."""
+    """A folder with what a command has printed of a class with findings, its page, and its
+    baseline.
+    """
     made = tmp_path_factory.mktemp("kept")
-    done = load_check(f"python:{MODELS}:KeepsAll", "--baseline", str(made / "known.json"), "--html", str(made / "page.html"))
+    done = load_check(
+        f"python:{MODELS}:KeepsAll",
+        "--baseline",
+        str(made / "known.json"),
+        "--html",
+        str(made / "page.html"),
+    )
     assert done.returncode == 0, done.stderr
     (made / "stdout").write_text(done.stdout)
     return made
 
 
 def test_what_was_judged_is_said(kept: Path) -> None:
-    assert f"python:{MODELS}:KeepsAll: models.KeepsAll, checkpoint: the user's own\n" in (kept / "stdout").read_text()
+    assert (
+        f"python:{MODELS}:KeepsAll: models.KeepsAll, checkpoint: the user's own\n"
+        in (kept / "stdout").read_text()
+    )
 
 
 def test_a_baseline_leaves_what_is_known_uncounted(kept: Path) -> None:
@@ -239,7 +303,12 @@ def test_a_baseline_leaves_what_is_known_uncounted(kept: Path) -> None:
     assert again.returncode == 0
     assert json.loads(again.stdout)["summary"]["errors"] == 0
     assert "not counted" in again.stderr
-    assert load_check(f"python:{MODELS}:KeepsAll", f"python:{MODELS}:SkipsBias", "--baseline", str(file)).returncode == 1
+    assert (
+        load_check(
+            f"python:{MODELS}:KeepsAll", f"python:{MODELS}:SkipsBias", "--baseline", str(file)
+        ).returncode
+        == 1
+    )
 
 
 def test_a_page_is_written_beside_what_is_printed(kept: Path) -> None:
@@ -257,7 +326,9 @@ def test_a_page_gives_the_command_that_makes_its_findings_again(tmp_path: Path) 
         f"--python={sys.executable}",
     ]
     assert load_check(f"python:{MODELS}:KeepsAll", *given, "--html", str(page)).returncode == 1
-    again = re.search("Check it again</dt><dd><code>vtool load-check (.*?)</code>", page.read_text())
+    again = re.search(
+        "Check it again</dt><dd><code>vtool load-check (.*?)</code>", page.read_text()
+    )
     assert again is not None
     words = shlex.split(html.unescape(again[1]))
     assert words[0] == f"python:{MODELS}:KeepsAll"
@@ -267,7 +338,10 @@ def test_a_page_gives_the_command_that_makes_its_findings_again(tmp_path: Path) 
 
 def test_findings_are_annotations_and_sarif() -> None:
     subject = f"python:{MODELS}:KeepsAll"
-    assert f"::error file={Path(MODELS).relative_to(ROOT)}," in load_check(subject, "--format", "github").stdout
+    assert (
+        f"::error file={Path(MODELS).relative_to(ROOT)},"
+        in load_check(subject, "--format", "github").stdout
+    )
     found = json.loads(load_check(subject, "--format", "sarif").stdout)["runs"][0]["results"]
     assert {result["ruleId"] for result in found} >= {"VT401"}
 
@@ -283,7 +357,9 @@ def test_findings_are_annotations_and_sarif() -> None:
         ("--html", "/"),
     ],
 )
-def test_an_output_that_cannot_be_is_told_before_the_work(arguments: tuple[str, str], tmp_path: Path) -> None:
+def test_an_output_that_cannot_be_is_told_before_the_work(
+    arguments: tuple[str, str], tmp_path: Path
+) -> None:
     (tmp_path / "f.py").write_text("open(__file__ + '.ran', 'w').close()\n")
     done = load_check(f"python:{tmp_path}/f.py:f", *arguments)
     assert done.returncode == 2
@@ -310,9 +386,22 @@ def test_an_output_that_turns_out_not_to_be_takes_no_results_away(tmp_path: Path
 def test_what_is_stopped_tells_what_it_has(tmp_path: Path) -> None:
     page, known = tmp_path / "page.html", tmp_path / "known.json"
     more = ["--python", sys.executable, "jobs=1", "--html", str(page), "--baseline", str(known)]
-    heard = ["env", "--default-signal=INT"]  # a shell that runs tests in the background has it ignored
-    command = [*heard, sys.executable, "-m", "vtool", "load-check", "--all", "transformers", "subjects.match=Qwen*", *more]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT) as running:
+    # a shell that runs tests in the background has it ignored
+    heard = ["env", "--default-signal=INT"]
+    command = [
+        *heard,
+        sys.executable,
+        "-m",
+        "vtool",
+        "load-check",
+        "--all",
+        "transformers",
+        "subjects.match=Qwen*",
+        *more,
+    ]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
+    ) as running:
         assert running.stderr is not None
         while not running.stderr.readline().startswith("1/"):
             assert running.poll() is None
@@ -326,7 +415,9 @@ def test_what_is_stopped_tells_what_it_has(tmp_path: Path) -> None:
 
 
 def test_a_pattern_that_fits_nothing_is_told() -> None:
-    done = load_check("--all", "transformers", "subjects.match=Nothing*", "--python", sys.executable)
+    done = load_check(
+        "--all", "transformers", "subjects.match=Nothing*", "--python", sys.executable
+    )
     assert done.returncode == 2
     assert "fits subjects.match `Nothing*`" in done.stdout
     assert done.stdout.splitlines()[-1].startswith("not run: ")
@@ -343,8 +434,11 @@ def test_an_interpreter_without_torch_is_told(tmp_path: Path) -> None:
 
 def test_a_recipe_that_trains_is_checked_by_what_will_serve_it(tmp_path: Path) -> None:
     subject = ["digits", f"run.dir={tmp_path}", "slots=2"]
-    found = json.loads(load_check(*subject, "--python", "/no/such/python", "--format", "json").stdout)["results"]
-    assert [result["subject"] for result in found] == ["digits"]  # there is no export yet, and no vLLM
+    found = json.loads(
+        load_check(*subject, "--python", "/no/such/python", "--format", "json").stdout
+    )["results"]
+    # there is no export yet, and no vLLM
+    assert [result["subject"] for result in found] == ["digits"]
     (tmp_path / "export").mkdir()
     (tmp_path / "export" / "config.json").write_text("{}")
     (there,) = json.loads(load_check(*subject, "--format", "json").stdout)["results"]
@@ -354,11 +448,22 @@ def test_a_recipe_that_trains_is_checked_by_what_will_serve_it(tmp_path: Path) -
 
 
 def test_all_of_a_framework_ends_with_a_table_and_what_was_not_run() -> None:
-    done = load_check("--all", "transformers", "subjects.match=LlamaFor*Classification", "--python", sys.executable)
+    done = load_check(
+        "--all",
+        "transformers",
+        "subjects.match=LlamaFor*Classification",
+        "--python",
+        sys.executable,
+    )
     assert done.returncode == 0
     assert done.stderr.count("clean") == 2
     table = done.stdout.splitlines()
-    assert next(line for line in table if line.startswith("unwritten-parameter")).split() == ["unwritten-parameter", "2", "0", "0"]
+    assert next(line for line in table if line.startswith("unwritten-parameter")).split() == [
+        "unwritten-parameter",
+        "2",
+        "0",
+        "0",
+    ]
     assert "not run" in table[-1]
 
 
@@ -368,9 +473,14 @@ def test_a_reason_is_told_once_and_of_several_subjects_with_its_own(tmp_path: Pa
     one = load_check(f"{tmp_path}/a", "--python", sys.executable, "limits.memory_mib=64")
     assert one.stdout.splitlines()[-1].startswith("not run: 12 checks: the weights take")
     assert one.stdout.splitlines()[-1].count("the weights take") == 1
-    both = load_check(f"{tmp_path}/a", f"{tmp_path}/b", "--python", sys.executable, "limits.memory_mib=64").stdout.splitlines()
+    both = load_check(
+        f"{tmp_path}/a", f"{tmp_path}/b", "--python", sys.executable, "limits.memory_mib=64"
+    ).stdout.splitlines()
     for name in ("a", "b"):
-        assert sum(line.startswith(f"{tmp_path}/{name}: not run: stale-reference, ") for line in both) == 1
+        assert (
+            sum(line.startswith(f"{tmp_path}/{name}: not run: stale-reference, ") for line in both)
+            == 1
+        )
 
 
 def test_on_a_terminal_the_progress_is_one_line() -> None:
@@ -384,7 +494,9 @@ def test_on_a_terminal_the_progress_is_one_line() -> None:
     terminal = os.fdopen(theirs, "w")
     live = Live(terminal, enabled=True)
     for number in (1, 2):
-        live.show(Progress(number, 2, Result(f"vllm:{'Long' * 40}{number}", "clean"), {"seconds": 0.5}))
+        live.show(
+            Progress(number, 2, Result(f"vllm:{'Long' * 40}{number}", "clean"), {"seconds": 0.5})
+        )
     live.end()
     print("that is all", file=terminal, flush=True)
     seen = b""

@@ -23,7 +23,9 @@ def run_folder(tmp_path: Path) -> Path:
     folder = tmp_path / "digits"
     folder.mkdir()
     (folder / "metrics.jsonl").write_text('{"step": 1, "loss": 2.5}\n', encoding="utf-8")
-    (folder / "result.json").write_text(json.dumps({"status": "finished", "steps": 1}), encoding="utf-8")
+    (folder / "result.json").write_text(
+        json.dumps({"status": "finished", "steps": 1}), encoding="utf-8"
+    )
     return folder
 
 
@@ -39,7 +41,10 @@ def test_the_page_of_several_runs_lies_here_or_where_it_is_wanted(
     monkeypatch.chdir(tmp_path)
     assert CliRunner().invoke(app, [str(run_folder), str(run_folder)]).stdout == "report.html\n"
     assert (tmp_path / "report.html").is_file()
-    assert CliRunner().invoke(app, [str(run_folder), "--output", "other.html"]).stdout == "other.html\n"
+    assert (
+        CliRunner().invoke(app, [str(run_folder), "--output", "other.html"]).stdout
+        == "other.html\n"
+    )
     assert (tmp_path / "other.html").is_file()
 
 
@@ -52,7 +57,9 @@ def test_what_is_no_run_exits_2(app: typer.Typer, tmp_path: Path, options: list[
 
 
 def test_a_page_that_cannot_be_written_exits_2(app: typer.Typer, run_folder: Path) -> None:
-    ran = CliRunner().invoke(app, [str(run_folder), "--output", str(run_folder / "nowhere" / "page.html")])
+    ran = CliRunner().invoke(
+        app, [str(run_folder), "--output", str(run_folder / "nowhere" / "page.html")]
+    )
     assert (ran.exit_code, ran.stdout) == (2, "")
     assert "run-folder-unwritable" in ran.stderr
 
@@ -68,7 +75,9 @@ def test_following_several_runs_is_refused(app: typer.Typer, run_folder: Path) -
     assert CliRunner().invoke(app, [str(run_folder), str(run_folder), "--follow"]).exit_code == 2
 
 
-def test_control_c_while_following_exits_130_quietly(app: typer.Typer, run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_control_c_while_following_exits_130_quietly(
+    app: typer.Typer, run_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
@@ -80,5 +89,9 @@ def test_control_c_while_following_exits_130_quietly(app: typer.Typer, run_folde
 def test_the_command_itself_imports_nothing_heavy() -> None:
     program = "import sys, vtool.cli.report; print(*sys.modules)"
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment)
-    assert not {"vtool.report", "vtool.diagnostics", "matplotlib", "jinja2", "PIL", "yaml"} & set(ran.stdout.split())
+    ran = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment
+    )
+    assert not {"vtool.report", "vtool.diagnostics", "matplotlib", "jinja2", "PIL", "yaml"} & set(
+        ran.stdout.split()
+    )

@@ -1,6 +1,7 @@
 """What every checking command says in SARIF, against the schema of SARIF 2.1.0.
 
-The schema is OASIS's, in the form of SchemaStore's `sarif-2.1.0-rtm.5.json`, as the npm package @microsoft/jest-sarif 1.0.0-beta.0 has it.
+The schema is OASIS's, in the form of SchemaStore's `sarif-2.1.0-rtm.5.json`, as the npm package
+@microsoft/jest-sarif 1.0.0-beta.0 has it.
 """
 
 import json
@@ -38,7 +39,11 @@ def validator() -> Draft4Validator:
     ids=lambda given: " ".join(given) if isinstance(given, list) else "",
 )
 def test_it_is_what_the_schema_says(
-    arguments: list[str], found: int | None, validator: Draft4Validator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    arguments: list[str],
+    found: int | None,
+    validator: Draft4Validator,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TASK_QUEUE_ENABLE", "9")
@@ -47,7 +52,9 @@ def test_it_is_what_the_schema_says(
     folder(Path("model"), model={"a": f32(2, 3)}, other={"a": f32(2, 3)})
     done = CliRunner().invoke(app, [*arguments, "--format", "sarif"])
     log = json.loads(done.stdout)
-    assert [f"{'/'.join(map(str, error.path))}: {error.message}" for error in validator.iter_errors(log)] == []
+    assert [
+        f"{'/'.join(map(str, error.path))}: {error.message}" for error in validator.iter_errors(log)
+    ] == []
     (run,) = log["runs"]
     assert found is None or len(run["results"]) == found
     assert run["tool"]["driver"]["rules"]

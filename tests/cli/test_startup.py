@@ -5,11 +5,19 @@ import sys
 
 import pytest
 
-PRINT_MODULES = "import sys, atexit; atexit.register(lambda: print(*sys.modules, file=sys.stderr)); from vtool.cli.app import main; main()"
+PRINT_MODULES = (
+    "import sys, atexit; atexit.register(lambda: print(*sys.modules, file=sys.stderr)); from"
+    " vtool.cli.app import main; main()"
+)
 
 
 def imported(*arguments: str) -> set[str]:
-    done = subprocess.run([sys.executable, "-c", PRINT_MODULES, *arguments], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", PRINT_MODULES, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     return {name.partition(".")[0] for name in done.stderr.splitlines()[-1].split()}
 
@@ -27,7 +35,9 @@ def imported(*arguments: str) -> set[str]:
     ],
 )
 def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
-    assert imported(*arguments).isdisjoint({"torch", "transformers", "numpy", "hydra", "omegaconf", "yaml", "rich"})
+    assert imported(*arguments).isdisjoint(
+        {"torch", "transformers", "numpy", "hydra", "omegaconf", "yaml", "rich"}
+    )
 
 
 def test_the_first_help_does_not_import_pydantic_either() -> None:
@@ -37,20 +47,39 @@ def test_the_first_help_does_not_import_pydantic_either() -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [["validate-config", "digits"], ["explain", "digits"], ["explain", "optim.lr"], ["validate-config", "digits", "-m", "run.seed=1,2"]],
+    [
+        ["validate-config", "digits"],
+        ["explain", "digits"],
+        ["explain", "optim.lr"],
+        ["validate-config", "digits", "-m", "run.seed=1,2"],
+    ],
 )
 def test_the_config_commands_import_neither_torch_nor_transformers(arguments: list[str]) -> None:
     assert imported(*arguments).isdisjoint({"torch", "transformers", "numpy", "PIL", "rich"})
 
 
 def test_help_lists_every_command() -> None:
-    done = subprocess.run([sys.executable, "-m", "vtool", "--help"], capture_output=True, text=True, check=True)
-    for command in ("train", "validate-config", "load-check", "verify", "export", "predict", "report", "explain", "doctor"):
+    done = subprocess.run(
+        [sys.executable, "-m", "vtool", "--help"], capture_output=True, text=True, check=True
+    )
+    for command in (
+        "train",
+        "validate-config",
+        "load-check",
+        "verify",
+        "export",
+        "predict",
+        "report",
+        "explain",
+        "doctor",
+    ):
         assert f"  {command} " in done.stdout
 
 
 def test_the_version_is_that_of_the_package() -> None:
     from vtool import __version__
 
-    done = subprocess.run([sys.executable, "-m", "vtool", "--version"], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "vtool", "--version"], capture_output=True, text=True, check=True
+    )
     assert done.stdout == f"vtool {__version__}\n"

@@ -17,10 +17,17 @@ from vtool.config.sweep import Job, expand
 from vtool.diagnostics import Findings
 
 SHORT = [
-    "train.steps=40", "optim.warmup_steps=0", "data.global_batch_size=8", "data.micro_batch_size=8", "checkpoint.every_steps=null",
-    "evaluation.every_steps=null", "data.train=[{format: digits, split: validation}]", "data.test=[]", "data.validation=[]",
+    "train.steps=40",
+    "optim.warmup_steps=0",
+    "data.global_batch_size=8",
+    "data.micro_batch_size=8",
+    "checkpoint.every_steps=null",
+    "evaluation.every_steps=null",
+    "data.train=[{format: digits, split: validation}]",
+    "data.test=[]",
+    "data.validation=[]",
     "device.threads=1",
-]  # fmt: skip
+]
 
 
 def folders(*overrides: str) -> list[str]:
@@ -42,9 +49,13 @@ def test_jobs_that_would_share_a_folder_are_refused() -> None:
         plan("digits", expand(["run.name=a,b", "run.dir=same"]))
 
 
-def test_the_findings_of_all_jobs_come_before_the_first_and_each_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_findings_of_all_jobs_come_before_the_first_and_each_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    done = CliRunner().invoke(app, ["train", "sft", "digits", "-m", "optim.lr=0.1,-1", "run.seed=1,2", "train.epochs=3"])
+    done = CliRunner().invoke(
+        app, ["train", "sft", "digits", "-m", "optim.lr=0.1,-1", "run.seed=1,2", "train.epochs=3"]
+    )
     assert done.exit_code == 1
     assert done.stderr.count("out-of-range") == 2  # the finding, and where it is explained
     assert done.stderr.count("steps-or-epochs VT201") == 1
@@ -52,7 +63,18 @@ def test_the_findings_of_all_jobs_come_before_the_first_and_each_once(tmp_path: 
 
 
 def test_validate_config_says_which_combination_it_is() -> None:
-    done = CliRunner().invoke(app, ["validate-config", "digits", "-m", "optim.lr=0.1,-1", "train.steps=60", "--format", "json"])
+    done = CliRunner().invoke(
+        app,
+        [
+            "validate-config",
+            "digits",
+            "-m",
+            "optim.lr=0.1,-1",
+            "train.steps=60",
+            "--format",
+            "json",
+        ],
+    )
     results = json.loads(done.stdout)["results"]
     assert done.exit_code == 1
     assert [(result["subject"], result["verdict"]) for result in results] == [
@@ -64,7 +86,13 @@ def test_validate_config_says_which_combination_it_is() -> None:
 def test_a_table_has_what_became_of_each(tmp_path: Path) -> None:
     (tmp_path / "result.json").write_text('{"test_exact_match": 0.9721, "test_nll": 0.1}')
     jobs = [Planned(Job((), (f"run.seed={seed}",)), (), tmp_path) for seed in range(3)]
-    _, head, *rows = table([Done(jobs[0], "finished", 0), Done(jobs[1], "failed with 1", 1), Done(jobs[2], "not started", None)])
+    _, head, *rows = table(
+        [
+            Done(jobs[0], "finished", 0),
+            Done(jobs[1], "failed with 1", 1),
+            Done(jobs[2], "not started", None),
+        ]
+    )
     assert head.split() == ["run", "settings", "status", "exact", "match", "NLL"]
     assert [row.split()[1:] for row in rows] == [
         ["run.seed=0", "finished", "97.21%", "0.1000"],
@@ -73,11 +101,30 @@ def test_a_table_has_what_became_of_each(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("again", [False, pytest.param(True, marks=pytest.mark.soak)], ids=["it is stopped", "it goes on"])
-def test_a_stop_ends_the_job_that_runs_and_the_same_command_goes_on(tmp_path: Path, again: bool) -> None:
-    command = [sys.executable, "-m", "vtool", "train", "sft", "digits", "-m", "run.seed=1,2", *SHORT, "--no-preflight"]
+@pytest.mark.parametrize(
+    "again",
+    [False, pytest.param(True, marks=pytest.mark.soak)],
+    ids=["it is stopped", "it goes on"],
+)
+def test_a_stop_ends_the_job_that_runs_and_the_same_command_goes_on(
+    tmp_path: Path, again: bool
+) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "vtool",
+        "train",
+        "sft",
+        "digits",
+        "-m",
+        "run.seed=1,2",
+        *SHORT,
+        "--no-preflight",
+    ]
     with (tmp_path / "log").open("w") as log:
-        process = subprocess.Popen(command, cwd=tmp_path, stdout=log, stderr=log, start_new_session=True)
+        process = subprocess.Popen(
+            command, cwd=tmp_path, stdout=log, stderr=log, start_new_session=True
+        )
         lines = tmp_path / "runs/digits-seed=1/metrics.jsonl"
         while not (lines.exists() and lines.read_text().count("\n") > 1):
             assert process.poll() is None, (tmp_path / "log").read_text()
@@ -89,7 +136,8 @@ def test_a_stop_ends_the_job_that_runs_and_the_same_command_goes_on(tmp_path: Pa
     assert not (tmp_path / "runs/digits-seed=2").exists()
     steps = [json.loads(line)["step"] for line in lines.read_text().splitlines()]
     saved = tmp_path / "runs/digits-seed=1/checkpoints"
-    assert [path.name for path in saved.iterdir()] == [f"step-{steps[-1]:06d}"]  # from which the same command goes on
+    # from which the same command goes on
+    assert [path.name for path in saved.iterdir()] == [f"step-{steps[-1]:06d}"]
     if not again:
         return
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)

@@ -1,4 +1,8 @@
-"""What a newcomer does: train on the digits, ask the model, export it, look at the page. One whole training, of about a minute."""
+"""What a newcomer does:
+
+train on the digits, ask the model, export it, look at the page. One whole training, of about a
+minute.
+"""
 
 import json
 import subprocess
@@ -12,7 +16,14 @@ from tests.rows import chat, mixed_rows, picture, write_rows
 
 
 def vtool(folder: Path, *arguments: str, status: int = 0) -> str:
-    done = subprocess.run([sys.executable, "-m", "vtool", *arguments], cwd=folder, capture_output=True, text=True, timeout=500, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", "vtool", *arguments],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
     assert done.returncode == status, done.stdout + done.stderr
     return done.stdout + done.stderr
 
@@ -26,7 +37,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 def test_the_digits_are_learnt(trained: tuple[Path, str]) -> None:
     folder, output = trained
     result = json.loads((folder / "runs/digits/result.json").read_text())
-    assert result["test_exact_match"] >= 0.95  # 0.97 and more, by `make soak`; another processor may round a scan or two away
+    # 0.97 and more, by `make soak`; another processor may round a scan or two away
+    assert result["test_exact_match"] >= 0.95
     assert result["ledger"]["distinct"] == result["ledger"]["rows"] == 1258
     assert result["steps"] <= 600
     assert f"test exact match: {result['test_exact_match']:.2%}" in output
@@ -42,15 +54,29 @@ def test_a_second_start_leaves_the_run_alone_and_ends_the_same(trained: tuple[Pa
 
 def test_the_model_can_be_asked(trained: tuple[Path, str]) -> None:
     folder, _ = trained
-    rows = [json.loads(line) for line in (folder / "runs/digits/predictions.jsonl").read_text().splitlines()]
+    rows = [
+        json.loads(line)
+        for line in (folder / "runs/digits/predictions.jsonl").read_text().splitlines()
+    ]
     shown = next(row for row in rows if row["correct"] and "image" in row)
-    assert vtool(folder, "predict", "runs/digits", "--image", f"runs/digits/{shown['image']}").strip() == shown["answer"]
+    assert (
+        vtool(folder, "predict", "runs/digits", "--image", f"runs/digits/{shown['image']}").strip()
+        == shown["answer"]
+    )
     assert vtool(
-        folder, "predict", "runs/digits/export", "--image", f"runs/digits/{shown['image']}", "--question", shown["question"]
+        folder,
+        "predict",
+        "runs/digits/export",
+        "--image",
+        f"runs/digits/{shown['image']}",
+        "--question",
+        shown["question"],
     ).strip()
 
 
-def test_the_export_is_opened_by_transformers_with_the_same_weights(trained: tuple[Path, str]) -> None:
+def test_the_export_is_opened_by_transformers_with_the_same_weights(
+    trained: tuple[Path, str],
+) -> None:
     from safetensors.torch import load_file
     from transformers import AutoModelForImageTextToText
 
@@ -62,7 +88,9 @@ def test_the_export_is_opened_by_transformers_with_the_same_weights(trained: tup
     assert all((loaded[name] == weights[name]).all() for name in weights)
 
 
-def test_exporting_again_from_the_checkpoint_gives_the_same_bytes(trained: tuple[Path, str]) -> None:
+def test_exporting_again_from_the_checkpoint_gives_the_same_bytes(
+    trained: tuple[Path, str],
+) -> None:
     folder, _ = trained
     assert "step 600 exported to" in vtool(folder, "export", "runs/digits", "--output", "again")
     for file in (folder / "runs/digits/export").iterdir():
@@ -71,19 +99,38 @@ def test_exporting_again_from_the_checkpoint_gives_the_same_bytes(trained: tuple
 
 def test_the_effective_config_is_a_recipe_of_the_same_run(trained: tuple[Path, str]) -> None:
     folder, _ = trained
-    assert "already" in vtool(folder, "train", "sft", "runs/digits/config.yaml", "run.dir=runs/digits")
+    assert "already" in vtool(
+        folder, "train", "sft", "runs/digits/config.yaml", "run.dir=runs/digits"
+    )
 
 
 def test_a_model_folder_is_fine_tuned(trained: tuple[Path, str]) -> None:
     folder, _ = trained
-    arguments = ["digits", "model.path=runs/digits/export", "model.size=null", "run.name=tuned", "train.steps=4", "optim.warmup_steps=0"]
-    output = vtool(folder, "train", "sft", *arguments, "optim.lr=1e-6", "evaluation.every_steps=null", "checkpoint.every_steps=null")
+    arguments = [
+        "digits",
+        "model.path=runs/digits/export",
+        "model.size=null",
+        "run.name=tuned",
+        "train.steps=4",
+        "optim.warmup_steps=0",
+    ]
+    output = vtool(
+        folder,
+        "train",
+        "sft",
+        *arguments,
+        "optim.lr=1e-6",
+        "evaluation.every_steps=null",
+        "checkpoint.every_steps=null",
+    )
     first = json.loads((folder / "runs/tuned/metrics.jsonl").read_text().splitlines()[0])
     assert first["loss"] < 0.1  # it begins where the other run ended
     assert "test exact match" in output
 
 
-def test_a_model_folder_with_a_weight_missing_is_refused(trained: tuple[Path, str], tmp_path: Path) -> None:
+def test_a_model_folder_with_a_weight_missing_is_refused(
+    trained: tuple[Path, str], tmp_path: Path
+) -> None:
     import shutil
 
     from safetensors.torch import load_file, save_file
@@ -91,15 +138,23 @@ def test_a_model_folder_with_a_weight_missing_is_refused(trained: tuple[Path, st
     broken = tmp_path / "broken"
     shutil.copytree(trained[0] / "runs/digits/export", broken)
     weights = load_file(broken / "model.safetensors")
-    weights = {name: tensor for name, tensor in weights.items() if not name.endswith("visual.patch_embed.proj.weight")}
+    weights = {
+        name: tensor
+        for name, tensor in weights.items()
+        if not name.endswith("visual.patch_embed.proj.weight")
+    }
     save_file(weights, broken / "model.safetensors", metadata={"format": "pt"})
-    output = vtool(tmp_path, "train", "sft", "digits", f"model.path={broken}", "model.size=null", status=1)
+    output = vtool(
+        tmp_path, "train", "sft", "digits", f"model.path={broken}", "model.size=null", status=1
+    )
     assert "model-does-not-load VT502" in output
     assert "visual.patch_embed.proj.weight" in output
 
 
 def test_an_image_that_is_not_there_is_told(trained: tuple[Path, str]) -> None:
-    assert "there is no image nothing.png" in vtool(trained[0], "predict", "runs/digits", "--image", "nothing.png", status=2)
+    assert "there is no image nothing.png" in vtool(
+        trained[0], "predict", "runs/digits", "--image", "nothing.png", status=2
+    )
 
 
 def test_a_folder_that_is_no_run_is_told(tmp_path: Path) -> None:
@@ -108,23 +163,43 @@ def test_a_folder_that_is_no_run_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "preflight", [("--no-preflight",), pytest.param((), marks=pytest.mark.soak)], ids=["straight away", "proved first"]
+    "preflight",
+    [("--no-preflight",), pytest.param((), marks=pytest.mark.soak)],
+    ids=["straight away", "proved first"],
 )
 def test_rows_of_ones_own_train_on_two_ranks(tmp_path: Path, preflight: tuple[str, ...]) -> None:
     write_rows(tmp_path / "my.jsonl", mixed_rows(tmp_path, 9, text_only=(0, 4, 7)))
     rows = "data.train=[{format: messages, path: my.jsonl}]"
     settings = (rows, "train.epochs=2", "optim.warmup_steps=0", "data.global_batch_size=4")
     output = vtool(tmp_path, "train", "sft", "rows", *settings, "--nproc", "2", *preflight)
-    assert "9 rows = 9 kept + 0 dropped; 9 distinct rows trained on, 18 samples (2.00 epochs)" in output
+    assert (
+        "9 rows = 9 kept + 0 dropped; 9 distinct rows trained on, 18 samples (2.00 epochs)"
+        in output
+    )
 
 
 def test_every_finding_of_the_rows_is_printed_and_nothing_starts(tmp_path: Path) -> None:
     picture(tmp_path / "a.png", 280, 280)
     (tmp_path / "a.png").write_bytes((tmp_path / "a.png").read_bytes()[:3000])
-    write_rows(tmp_path / "my.jsonl", [chat("a", "b"), '{"messages":', chat("<image>", "b") | {"images": ["a.png"]}, chat("a", " ")])
+    write_rows(
+        tmp_path / "my.jsonl",
+        [
+            chat("a", "b"),
+            '{"messages":',
+            chat("<image>", "b") | {"images": ["a.png"]},
+            chat("a", " "),
+        ],
+    )
     rows = "data.train=[{format: messages, path: my.jsonl}]"
     output = vtool(tmp_path, "train", "sft", "rows", rows, status=1)
-    for words in ("broken-row VT601", "my.jsonl:2", "broken-image VT604", "a.png", "no-assistant-turn VT607", "3 of 4 rows cannot be used"):
+    for words in (
+        "broken-row VT601",
+        "my.jsonl:2",
+        "broken-image VT604",
+        "a.png",
+        "no-assistant-turn VT607",
+        "3 of 4 rows cannot be used",
+    ):
         assert words in output, output
     assert not (tmp_path / "runs/rows/metrics.jsonl").exists()
 
@@ -135,16 +210,25 @@ def test_verify_shows_what_is_supervised_and_exits_clean(tmp_path: Path) -> None
     assert "5 rows = 5 usable + 0 not" in output
     assert "⟦yes<|im_end|>⟧" in output
     assert "no findings" in output
-    assert "2 not run" in vtool(tmp_path, "verify", "my.jsonl")  # without data.max_length, no length was looked at
+    # without data.max_length, no length was looked at
+    assert "2 not run" in vtool(tmp_path, "verify", "my.jsonl")
 
 
 def test_verify_finds_what_training_would(tmp_path: Path) -> None:
-    write_rows(tmp_path / "my.jsonl", [chat("a", "b"), chat("word " * 40, "b"), chat("<image>", "b")])
-    output = vtool(tmp_path, "verify", "my.jsonl", "data.max_length=30", "--format", "json", status=1)
+    write_rows(
+        tmp_path / "my.jsonl", [chat("a", "b"), chat("word " * 40, "b"), chat("<image>", "b")]
+    )
+    output = vtool(
+        tmp_path, "verify", "my.jsonl", "data.max_length=30", "--format", "json", status=1
+    )
     (result,) = json.loads(output)["results"]
     assert result["subject"] == "my.jsonl"
     assert result["verdict"] == "unsafe"
-    assert [finding["rule"] for finding in result["findings"]] == ["overlong-row", "placeholder-mismatch", "too-many-dropped-rows"]
+    assert [finding["rule"] for finding in result["findings"]] == [
+        "overlong-row",
+        "placeholder-mismatch",
+        "too-many-dropped-rows",
+    ]
     assert [finding["origin"]["line"] for finding in result["findings"][:2]] == [2, 3]
     assert result["checks"]["overlong-row"] == "failed"
     assert result["checks"]["broken-row"] == "passed"

@@ -1,4 +1,7 @@
-"""What was found beside the training: printed, and an error is the command's exit status, after all that the run made."""
+"""What was found beside the training:
+
+printed, and an error is the command's exit status, after all that the run made.
+"""
 
 import json
 from pathlib import Path
@@ -15,14 +18,26 @@ from vtool.training.sft import Outcome
 
 @pytest.mark.parametrize(
     ("rule", "signal", "code"),
-    [("profile-missing", None, 1), ("tracker-failed", None, 0), ("profile-cut-short", 2, 130), ("profile-missing", 2, 130)],
+    [
+        ("profile-missing", None, 1),
+        ("tracker-failed", None, 0),
+        ("profile-cut-short", 2, 130),
+        ("profile-missing", 2, 130),
+    ],
 )
 def test_an_error_is_the_exit_status_of_a_run_that_finished(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rule: str, signal: int | None, code: int
 ) -> None:
     ledger = {"rows": 1, "dropped": 0, "distinct": 1, "samples": 1, "epochs": 1.0}
     (tmp_path / "result.json").write_text(json.dumps({"ledger": ledger}))
-    outcome = Outcome(tmp_path, "stopped" if signal else "finished", 3, 6, signal, (Diagnostic(rule, "the disk was full"),))
+    outcome = Outcome(
+        tmp_path,
+        "stopped" if signal else "finished",
+        3,
+        6,
+        signal,
+        (Diagnostic(rule, "the disk was full"),),
+    )
 
     def launched(*_: Any) -> Outcome:
         return outcome

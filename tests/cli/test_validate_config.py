@@ -22,16 +22,23 @@ def test_a_recipe_without_a_finding_exits_0() -> None:
     assert run("digits") == (0, f"digits: no findings; checks: {len(ASKED)} passed\n", "")
 
 
-def test_a_finding_exits_1_and_is_shown_with_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_finding_exits_1_and_is_shown_with_its_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     Path("mine.yaml").write_text("defaults: [digits]\noptim:\n  lrr: 1\n")
     code, out, _ = run("mine.yaml")
     assert code == 1
-    assert "error[unknown-key VT101]: there is no setting `optim.lrr`\n  --> mine.yaml:3:3\n    3 |   lrr: 1\n          ^\n" in out
+    assert (
+        "error[unknown-key VT101]: there is no setting `optim.lrr`\n  --> mine.yaml:3:3\n    3 |  "
+        " lrr: 1\n          ^\n" in out
+    )
     assert "help: did you mean `optim.lr`?" in out
 
 
-def test_a_shipped_line_is_shown_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shipped_line_is_shown_from_any_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     code, out, _ = run("digits", "launch.nproc=2")
     assert code == 0
@@ -46,9 +53,12 @@ def test_what_cannot_be_read_exits_2_and_counts_what_was_not_run() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "verdict", "code"), [(["digits"], "clean", 0), (["digits", "lr=1"], "unsafe", 1), (["digts"], "not-run", 2)]
+    ("arguments", "verdict", "code"),
+    [(["digits"], "clean", 0), (["digits", "lr=1"], "unsafe", 1), (["digts"], "not-run", 2)],
 )
-def test_json_is_all_there_is_on_standard_output(arguments: list[str], verdict: str, code: int) -> None:
+def test_json_is_all_there_is_on_standard_output(
+    arguments: list[str], verdict: str, code: int
+) -> None:
     exit_code, out, _ = run(*arguments, "--format", "json")
     document = json.loads(out)
     assert exit_code == code
@@ -98,13 +108,20 @@ def test_github_has_a_command_for_each_finding() -> None:
 
 def test_a_terminal_that_lacks_a_letter_does_not_end_the_command() -> None:
     command = [sys.executable, "-m", "vtool", "validate-config", "digits", "run.name='é'", "é=1"]
-    done = subprocess.run(command, capture_output=True, env={"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}, check=False)
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        env={"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"},
+        check=False,
+    )
     assert done.returncode == 2
     assert b"\\xe9" in done.stdout
     assert b"Traceback" not in done.stderr
 
 
-def test_several_recipes_are_checked_at_once_as_a_hook_names_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_recipes_are_checked_at_once_as_a_hook_names_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     Path("one.yaml").write_text("defaults: [digits]\n")
     Path("two.yml").write_text("defaults: [digits]\nnothing: 1\n")

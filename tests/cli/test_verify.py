@@ -60,7 +60,10 @@ def test_bad_rows_are_not_called_dropped_and_fail_the_check_of_their_number() ->
     code, out, _ = run("rows.jsonl")
     assert code == 1
     assert "dropped rows" not in out
-    assert "error[too-many-dropped-rows VT613]: data.train: 21 of 22 rows cannot be used; data.max_dropped_rows is 0" in out
+    assert (
+        "error[too-many-dropped-rows VT613]: data.train: 21 of 22 rows cannot be used;"
+        " data.max_dropped_rows is 0" in out
+    )
     assert result_of([GOOD, *["{"] * 21])["checks"]["too-many-dropped-rows"] == "failed"
 
 
@@ -77,7 +80,10 @@ def test_rows_that_are_dropped_say_why_and_are_not_passed() -> None:
 
 def test_where_no_row_can_be_read_nothing_else_has_passed() -> None:
     checks = result_of(['{"messages"', "["])["checks"]
-    assert {rule for rule, state in checks.items() if state == "failed"} == {"broken-row", "too-many-dropped-rows"}
+    assert {rule for rule, state in checks.items() if state == "failed"} == {
+        "broken-row",
+        "too-many-dropped-rows",
+    }
     assert {rule for rule, state in checks.items() if state == "passed"} == {"no-rows"}
 
 
@@ -87,7 +93,10 @@ def test_json_has_the_ledger_the_lengths_and_the_spans() -> None:
     assert (ledger["rows"], ledger["kept"]) == (3, 2)
     assert [entry["rule"] for entry in ledger["dropped"]] == ["broken-row"]
     assert ledger["lengths"] == [rows["rows.jsonl:1"]["tokens"], rows["rows.jsonl:2"]["tokens"]]
-    assert [span["text"] for span in rows["rows.jsonl:2"]["spans"]] == ["Hello there<|im_end|>", "Bye<|im_end|>"]
+    assert [span["text"] for span in rows["rows.jsonl:2"]["spans"]] == [
+        "Hello there<|im_end|>",
+        "Bye<|im_end|>",
+    ]
     assert all(span["start"] < span["end"] for span in rows["rows.jsonl:2"]["spans"])
     assert "broken-row" in rows["rows.jsonl:3"]["problem"]
 
@@ -124,12 +133,18 @@ def test_a_long_answer_is_shortened_in_the_table_and_whole_in_json() -> None:
     assert len(line) < 110
     assert "'begin" in line
     assert "end<|im_end|>'" in line
-    assert result_of([chat("Hi", answer)])["details"]["rows"]["rows.jsonl:1"]["spans"][0]["text"] == f"{answer}<|im_end|>"
+    assert (
+        result_of([chat("Hi", answer)])["details"]["rows"]["rows.jsonl:1"]["spans"][0]["text"]
+        == f"{answer}<|im_end|>"
+    )
 
 
-def test_a_recipe_that_is_not_proved_is_not_trained_unless_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_recipe_that_is_not_proved_is_not_trained_unless_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    # Without these, Qwen2.5-VL counts an image's tokens as text, and says nothing. All else is what such a run computes.
+    # Without these, Qwen2.5-VL counts an image's tokens as text, and says nothing. All else is what
+    # such a run computes.
     wrong = [
         "train",
         "sft",
@@ -153,7 +168,19 @@ def test_a_recipe_that_is_not_proved_is_not_trained_unless_asked(tmp_path: Path,
 
 
 def test_proofs_are_told_by_name_or_code_in_every_format() -> None:
-    done = CliRunner().invoke(app, ["verify", "digits", "--only", "vt726", "--only", "label-masks-disagree", "--format", "json"])
+    done = CliRunner().invoke(
+        app,
+        [
+            "verify",
+            "digits",
+            "--only",
+            "vt726",
+            "--only",
+            "label-masks-disagree",
+            "--format",
+            "json",
+        ],
+    )
     assert done.exit_code == 0, done.output
     (result,) = json.loads(done.stdout)["results"]
     assert result["checks"] == {"label-masks-disagree": "passed", "rows-lost": "passed"}

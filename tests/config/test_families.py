@@ -22,11 +22,24 @@ def only(*overrides: str) -> Diagnostic:
     return finding
 
 
-def folder(path: Path, name: str, *, processor: dict[str, Any] | None = None, vision: dict[str, Any] | None = None) -> str:
+def folder(
+    path: Path,
+    name: str,
+    *,
+    processor: dict[str, Any] | None = None,
+    vision: dict[str, Any] | None = None,
+) -> str:
     """The small files of a model's folder."""
     tower = {"patch_size": PATCH.get(name, 14), "spatial_merge_size": 2, "temporal_patch_size": 2}
-    own = {"patch_size": tower["patch_size"], "merge_size": 2, "temporal_patch_size": 2, **(processor or {})}
-    (path / "config.json").write_text(json.dumps({"model_type": name, "vision_config": {**tower, **(vision or {})}}))
+    own = {
+        "patch_size": tower["patch_size"],
+        "merge_size": 2,
+        "temporal_patch_size": 2,
+        **(processor or {}),
+    }
+    (path / "config.json").write_text(
+        json.dumps({"model_type": name, "vision_config": {**tower, **(vision or {})}})
+    )
     (path / "preprocessor_config.json").write_text(json.dumps(own))
     return f"model.path={path}"
 
@@ -34,9 +47,9 @@ def folder(path: Path, name: str, *, processor: dict[str, Any] | None = None, vi
 def test_every_table_has_every_family() -> None:
     named = set(get_args(Model.model_fields["family"].annotation))
     assert named == FAMILIES.keys() == LINEAR.keys() == SIZES.keys() == CUTS.keys() == PATCH.keys()
-    assert {name: (family(name).model_type, family(name).images.patch_size) for name in FAMILIES} == {
-        name: (name, patch) for name, patch in PATCH.items()
-    }
+    assert {
+        name: (family(name).model_type, family(name).images.patch_size) for name in FAMILIES
+    } == {name: (name, patch) for name, patch in PATCH.items()}
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -58,7 +71,11 @@ def test_an_unknown_family_is_told_near_names_and_what_a_new_one_needs() -> None
 
 def test_a_folder_of_another_family_is_told_what_to_set(tmp_path: Path) -> None:
     finding = only("model.family=qwen3_vl", folder(tmp_path, "glm4v"))
-    assert (finding.rule, finding.expected, finding.seen) == ("not-a-model-folder", "qwen3_vl", "glm4v")
+    assert (finding.rule, finding.expected, finding.seen) == (
+        "not-a-model-folder",
+        "qwen3_vl",
+        "glm4v",
+    )
     assert finding.help == "set model.family=glm4v, or give another folder"
     finding = only(folder(tmp_path, "llava"))
     assert finding.rule == "not-a-model-folder"
@@ -80,14 +97,23 @@ def test_a_config_without_a_vision_part_is_no_model_to_train(name: str, tmp_path
     ("vision", "processor", "said"),
     [
         ({"patch_size": 8}, {}, "patch_size"),
-        ({}, {"merge_size": 1}, "merge_size 1, not 2"),  # four times as many image tokens as the tower has features
-        ({"spatial_merge_size": 4}, {"temporal_patch_size": 1}, "merge_size 2, not 4 and temporal_patch_size 1, not 2"),
+        # four times as many image tokens as the tower has features
+        ({}, {"merge_size": 1}, "merge_size 1, not 2"),
+        (
+            {"spatial_merge_size": 4},
+            {"temporal_patch_size": 1},
+            "merge_size 2, not 4 and temporal_patch_size 1, not 2",
+        ),
     ],
 )
 def test_images_that_are_cut_otherwise_than_the_tower_takes_them(
     name: str, vision: dict[str, Any], processor: dict[str, Any], said: str, tmp_path: Path
 ) -> None:
-    finding = only(f"model.family={name}", folder(tmp_path, name, vision=vision, processor=processor), "data.image.max_pixels=4096")
+    finding = only(
+        f"model.family={name}",
+        folder(tmp_path, name, vision=vision, processor=processor),
+        "data.image.max_pixels=4096",
+    )
     assert (finding.rule, finding.parameter) == ("patch-mismatch", "model.path")
     assert said in finding.message
 
@@ -105,9 +131,17 @@ def test_no_image_is_smaller_than_a_token(name: str, tmp_path: Path) -> None:
     few = f"data.image={{min_pixels:100,max_pixels:{smallest - 1}}}"
     for where in ((), (folder(tmp_path, name),)):
         finding = only(f"model.family={name}", few, *where)
-        assert (finding.rule, finding.parameter, finding.expected) == ("pixel-bounds", "data.image.max_pixels", f"at least {smallest}")
+        assert (finding.rule, finding.parameter, finding.expected) == (
+            "pixel-bounds",
+            "data.image.max_pixels",
+            f"at least {smallest}",
+        )
         enough = f"data.image={{min_pixels:100,max_pixels:{smallest}}}"
-        assert [one for one in examine("digits", [f"model.family={name}", enough, *where]).findings if one.severity == "error"] == []
+        assert [
+            one
+            for one in examine("digits", [f"model.family={name}", enough, *where]).findings
+            if one.severity == "error"
+        ] == []
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -121,5 +155,7 @@ def test_megatron_has_the_layers_of_two_families(name: str) -> None:
 def test_adapters_are_told_which_layers_the_family_has(name: str) -> None:
     finding = only(f"model.family={name}", "lora={targets: [nothing_like_it]}")
     assert finding.rule == "lora-target"
-    ends = {"glm4v": "gate_up_proj", "qwen3_5": "in_proj_qkv", "qwen3_vl": "linear_fc1"}.get(name, "merger.mlp.0")
+    ends = {"glm4v": "gate_up_proj", "qwen3_5": "in_proj_qkv", "qwen3_vl": "linear_fc1"}.get(
+        name, "merger.mlp.0"
+    )
     assert ends in str(finding.help)

@@ -1,4 +1,5 @@
-"""Every shipped recipe's settings in force, beside a copy that is kept: what changes in them shows in a diff.
+"""Every shipped recipe's settings in force, beside a copy that is kept: what changes in them shows
+in a diff.
 
 Renew the copies, and look at what has changed: python -m tests.config.test_golden
 """
@@ -17,17 +18,27 @@ GOLDEN = Path(__file__).parent / "golden"
 
 
 def effective(name: str) -> str:
-    """The settings, with stand-ins for what the recipe leaves open. Lines and columns, which say nothing of the settings, are left out."""
-    open_ones = {"data.train": "data.train=[{format: digits, split: train}]", "model.path": "model.path=model"}
+    """The settings, with stand-ins for what the recipe leaves open.
+
+    Lines and columns, which say nothing of the settings, are left out.
+    """
+    open_ones = {
+        "data.train": "data.train=[{format: digits, split: train}]",
+        "model.path": "model.path=model",
+    }
     before = Path.cwd()
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
         try:
             Path("model").mkdir()
-            Path("model/config.json").write_text('{"model_type": "qwen2_5_vl", "vision_config": {}}')
+            Path("model/config.json").write_text(
+                '{"model_type": "qwen2_5_vl", "vision_config": {}}'
+            )
             examined = examine(name)
             if examined.loaded is None:
-                examined = examine(name, [open_ones[str(finding.parameter)] for finding in examined.findings])
+                examined = examine(
+                    name, [open_ones[str(finding.parameter)] for finding in examined.findings]
+                )
         finally:
             os.chdir(before)
     assert examined.loaded is not None, examined.findings
@@ -38,7 +49,9 @@ def effective(name: str) -> str:
 def test_the_settings_of_a_shipped_recipe_have_not_changed_unseen(name: str) -> None:
     kept = GOLDEN / f"{name}.yaml"
     assert kept.exists(), f"renew the copies: {__doc__}"
-    assert effective(name) == kept.read_text(encoding="utf-8"), f"look at the difference, and renew the copy if it is meant: {__doc__}"
+    assert effective(name) == kept.read_text(encoding="utf-8"), (
+        f"look at the difference, and renew the copy if it is meant: {__doc__}"
+    )
 
 
 def test_no_copy_is_left_of_a_recipe_that_has_gone() -> None:

@@ -49,7 +49,8 @@ def test_the_settings_in_force_fit(name: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "defaults: [digits, {override /engine: fsdp2}, _self_]\nengine: {cpu_offload: true}",  # the tag stands in another file
+        # the tag stands in another file
+        "defaults: [digits, {override /engine: fsdp2}, _self_]\nengine: {cpu_offload: true}",
         "defaults: [digits]\nengine: {ddp_config: {bucket_size: 9}}",
         "defaults: [runai]\nslots: 2",  # of the kind of what it extends
         "optim:\n  lr: ???\n  warmup_steps: ${train.steps}\nmodel: ???",
@@ -91,7 +92,10 @@ def test_what_no_composition_can_put_right_is_flagged(text: str) -> None:
 
 def test_every_setting_says_what_it_is_for_where_the_mouse_rests() -> None:
     def described(schema: dict[str, Any], names: list[str]) -> str:
-        """The text of a setting, found as an editor finds it: by following references and options."""
+        """The text of a setting, found as an editor finds it:
+
+        by following references and options.
+        """
         if not names:
             return str(schema.get("description") or _follow(schema).get("description"))
         for option in _options(schema):

@@ -1,4 +1,7 @@
-"""From a recipe and KEY=VALUE to a run: what is accepted, what is refused, and what is left behind."""
+"""From a recipe and KEY=VALUE to a run:
+
+what is accepted, what is refused, and what is left behind.
+"""
 
 import json
 from pathlib import Path
@@ -31,14 +34,34 @@ def test_a_run_is_frozen_to_its_leaves() -> None:
 
 
 def test_any_setting_of_the_schema_can_be_set_without_a_plus() -> None:
-    run = load_run("digits", ["optim.eps=1e-6", "engine.bucket_cap_mb=5", "device.threads=2", "data.image.min_pixels=100"]).run
-    assert (run.optim.eps, run.engine.bucket_cap_mb, run.device.threads, run.data.image.min_pixels) == (1e-6, 5, 2, 100)
+    run = load_run(
+        "digits",
+        [
+            "optim.eps=1e-6",
+            "engine.bucket_cap_mb=5",
+            "device.threads=2",
+            "data.image.min_pixels=100",
+        ],
+    ).run
+    assert (
+        run.optim.eps,
+        run.engine.bucket_cap_mb,
+        run.device.threads,
+        run.data.image.min_pixels,
+    ) == (1e-6, 5, 2, 100)
     assert run.data.image.max_pixels == 1024
 
 
 def test_an_integer_is_a_number_but_nothing_else_is_converted() -> None:
     assert load_run("digits", ["optim.lr=1"]).run.optim.lr == 1.0
-    for override in ("optim.lr=true", "train.steps=5.0", "train.steps=true", "train.steps='5'", "run.name=7", "optim.lr='1e-3'"):
+    for override in (
+        "optim.lr=true",
+        "train.steps=5.0",
+        "train.steps=true",
+        "train.steps='5'",
+        "run.name=7",
+        "optim.lr='1e-3'",
+    ):
         assert rules(*refused("digits", override)) == ["wrong-type"], override
 
 
@@ -49,13 +72,33 @@ def test_a_learning_rate_is_a_finite_number_above_0(value: str) -> None:
 
 def test_all_errors_are_reported_at_once(tmp_path: Path) -> None:
     recipe = tmp_path / "mine.yaml"
-    recipe.write_text("defaults: [digits, _self_]\noptim: {lrate: 1}\ntrain: {steps: many}\ndata: {test: [{format: messages}]}\n")
-    found = refused(str(recipe), "model.attention=flash", "evaluation.batch_size=0", "model.init=pretrained", "nothing=1")
+    recipe.write_text(
+        "defaults: [digits, _self_]\noptim: {lrate: 1}\ntrain: {steps: many}\ndata: {test:"
+        " [{format: messages}]}\n"
+    )
+    found = refused(
+        str(recipe),
+        "model.attention=flash",
+        "evaluation.batch_size=0",
+        "model.init=pretrained",
+        "nothing=1",
+    )
     assert sorted(rules(*found)) == sorted(
-        ["unknown-key", "wrong-type", "missing-key", "unknown-choice", "out-of-range", "unknown-key"]
+        [
+            "unknown-key",
+            "wrong-type",
+            "missing-key",
+            "unknown-choice",
+            "out-of-range",
+            "unknown-key",
+        ]
         # model has a finding of its own, and its cross-field rules cannot be trusted to be right
     )
-    assert [finding.origin.line for finding in found if finding.origin and finding.origin.line] == [2, 3, 4]
+    assert [finding.origin.line for finding in found if finding.origin and finding.origin.line] == [
+        2,
+        3,
+        4,
+    ]
 
 
 def test_a_finding_in_one_group_does_not_hide_what_contradicts_in_another() -> None:
@@ -72,7 +115,15 @@ def test_what_was_not_looked_at_is_not_said_to_have_passed() -> None:
     assert (hidden["unknown-choice"], hidden["unknown-key"]) == ("failed", "not-run")
 
 
-@pytest.mark.parametrize("override", ["optim.nesterov=true", "+optim.nesterov=true", "++optim.nesterov=true", "'optim={nesterov: true}'"])
+@pytest.mark.parametrize(
+    "override",
+    [
+        "optim.nesterov=true",
+        "+optim.nesterov=true",
+        "++optim.nesterov=true",
+        "'optim={nesterov: true}'",
+    ],
+)
 def test_no_way_of_writing_it_smuggles_an_unknown_key_past_the_schema(override: str) -> None:
     (finding,) = refused("digits", override.strip("'"))
     assert (finding.rule, finding.parameter) == ("unknown-key", "optim.nesterov")
@@ -80,7 +131,9 @@ def test_no_way_of_writing_it_smuggles_an_unknown_key_past_the_schema(override: 
 
 def test_hydras_own_settings_are_unknown_keys(tmp_path: Path) -> None:
     assert rules(*refused("digits", "hydra.run.dir=x")) == ["unknown-key"]
-    (tmp_path / "r.yaml").write_text("defaults: [digits, _self_]\nhydra: {searchpath: ['file:///nowhere']}\n")
+    (tmp_path / "r.yaml").write_text(
+        "defaults: [digits, _self_]\nhydra: {searchpath: ['file:///nowhere']}\n"
+    )
     assert rules(*refused(str(tmp_path / "r.yaml"))) == ["unknown-key"]
 
 
@@ -99,7 +152,9 @@ def test_a_run_has_its_recipes_name_unless_it_says_otherwise(tmp_path: Path) -> 
 class TestOwnRecipes:
     """A YAML file anywhere, which may extend shipped recipes and the files beside it."""
 
-    def test_extends_a_shipped_recipe(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_extends_a_shipped_recipe(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         (tmp_path / "sub").mkdir()
         (tmp_path / "sub" / "mine.yaml").write_text("defaults: [digits]\noptim: {lr: 0.5}\n")
         monkeypatch.chdir(tmp_path)
@@ -107,7 +162,9 @@ class TestOwnRecipes:
         assert (run.optim.lr, run.data.global_batch_size, run.optim.name) == (0.5, 32, "adamw")
 
     def test_wins_over_what_it_extends_where_the_list_does_not_say(self, tmp_path: Path) -> None:
-        (tmp_path / "mine.yaml").write_text("defaults:\n  - digits\ntrain: {steps: 7}\noptim: {warmup_steps: 1}\n")
+        (tmp_path / "mine.yaml").write_text(
+            "defaults:\n  - digits\ntrain: {steps: 7}\noptim: {warmup_steps: 1}\n"
+        )
         assert load_run(str(tmp_path / "mine.yaml")).run.train.steps == 7
 
     def test_of_the_same_name_extends_the_shipped_one(self, tmp_path: Path) -> None:
@@ -118,7 +175,9 @@ class TestOwnRecipes:
         (tmp_path / "base.yaml").write_text("defaults: [digits, _self_]\nrun: {seed: 3}\n")
         (tmp_path / "optim").mkdir()
         (tmp_path / "optim" / "slow.yaml").write_text("schedule: constant\n")
-        (tmp_path / "mine.yaml").write_text("defaults:\n  - base\n  - override /optim: slow\n  - _self_\n")
+        (tmp_path / "mine.yaml").write_text(
+            "defaults:\n  - base\n  - override /optim: slow\n  - _self_\n"
+        )
         run = load_run(str(tmp_path / "mine.yaml")).run
         assert (run.run.seed, run.optim.schedule, run.optim.weight_decay) == (3, "constant", 0.0)
 
@@ -139,11 +198,19 @@ class TestOwnRecipes:
 
 
 class TestKinds:
-    def test_settings_of_no_known_kind_are_not_held_against_those_of_another(self, tmp_path: Path) -> None:
-        (tmp_path / "mine.yaml").write_text("kind: load_chek\nsubjects: {names: [vllm:BertModel]}\nslots: 2\n")
+    def test_settings_of_no_known_kind_are_not_held_against_those_of_another(
+        self, tmp_path: Path
+    ) -> None:
+        (tmp_path / "mine.yaml").write_text(
+            "kind: load_chek\nsubjects: {names: [vllm:BertModel]}\nslots: 2\n"
+        )
         examined = examine(str(tmp_path / "mine.yaml"))
         (finding,) = examined.findings
-        assert (finding.rule, finding.parameter, finding.help) == ("unknown-choice", "kind", "did you mean `load_check`?")
+        assert (finding.rule, finding.parameter, finding.help) == (
+            "unknown-choice",
+            "kind",
+            "did you mean `load_check`?",
+        )
         assert finding.origin is not None
         assert finding.origin.line == 1
         assert examined.checks["unknown-key"] == "not-run"
@@ -159,13 +226,18 @@ class TestGroups:
         (tmp_path / "optim").mkdir()
         (tmp_path / "optim" / "slow.yaml").write_text("schedule: constant\n")
         (tmp_path / "mine.yaml").write_text("defaults: [digits, _self_]\n")
-        assert load_run(str(tmp_path / "mine.yaml"), ["optim=slow"]).run.optim.schedule == "constant"
+        assert (
+            load_run(str(tmp_path / "mine.yaml"), ["optim=slow"]).run.optim.schedule == "constant"
+        )
 
     def test_a_choice_is_added_where_the_recipe_has_none(self, tmp_path: Path) -> None:
         (tmp_path / "mine.yaml").write_text(
-            "kind: sft\ndata: {train: [{format: digits, split: train}], global_batch_size: 4}\ntrain: {steps: 9}\n"
+            "kind: sft\ndata: {train: [{format: digits, split: train}], global_batch_size:"
+            " 4}\ntrain: {steps: 9}\n"
         )
-        run = load_run(str(tmp_path / "mine.yaml"), ["model=qwen2_5_vl_tiny", "optim=adamw", "optim.lr=1"]).run
+        run = load_run(
+            str(tmp_path / "mine.yaml"), ["model=qwen2_5_vl_tiny", "optim=adamw", "optim.lr=1"]
+        ).run
         assert (run.model.size, run.optim.schedule) == ("tiny", "cosine")
 
     def test_values_are_merged(self) -> None:
@@ -182,7 +254,9 @@ class TestLists:
     """Entries of lists, by their number."""
 
     def test_an_entry_is_set_by_its_number(self) -> None:
-        assert load_run("digits", ["data.train.0.split=test", "optim.betas.0=0.5"]).run.optim.betas == (0.5, 0.98)
+        assert load_run(
+            "digits", ["data.train.0.split=test", "optim.betas.0=0.5"]
+        ).run.optim.betas == (0.5, 0.98)
 
     @pytest.mark.parametrize("override", ["data.train.1.split=test", "data.train.split=test"])
     def test_an_entry_that_is_not_there_is_refused(self, override: str) -> None:
@@ -192,7 +266,9 @@ class TestLists:
 
     def test_a_list_replaces_the_whole_list(self, tmp_path: Path) -> None:
         (tmp_path / "r.jsonl").touch()
-        sources = load_run("digits", [f"data.train=[{{format: messages, path: '{tmp_path / 'r.jsonl'}'}}]"]).run.data.train
+        sources = load_run(
+            "digits", [f"data.train=[{{format: messages, path: '{tmp_path / 'r.jsonl'}'}}]"]
+        ).run.data.train
         assert [source.format for source in sources] == ["messages"]
 
 
@@ -212,7 +288,10 @@ class TestArguments:
         ]
         found = refused("digits", *bad)
         assert rules(*found) == ["bad-override"] * len(bad)
-        assert all(text in finding.message and finding.help for text, finding in zip(bad, found, strict=True))
+        assert all(
+            text in finding.message and finding.help
+            for text, finding in zip(bad, found, strict=True)
+        )
         assert "\"run.dir='a(b)'\"" in str(found[5].help)
         assert found[7].help == "write data.train.0.split=test"
 
@@ -222,7 +301,10 @@ class TestArguments:
     def test_bytes_that_are_no_text_are_refused(self) -> None:
         assert rules(*refused("digits", "run.name='\udcff'")) == ["bad-override"]
 
-    @pytest.mark.parametrize(("text", "value"), [("'7'", "7"), ("a b", "a b"), ("", ""), ("ab=c", None), ("'null'", "null")])
+    @pytest.mark.parametrize(
+        ("text", "value"),
+        [("'7'", "7"), ("a b", "a b"), ("", ""), ("ab=c", None), ("'null'", "null")],
+    )
     def test_texts(self, text: str, value: str | None) -> None:
         if value == "":
             assert rules(*refused("digits", f"run.name={text}")) == ["out-of-range"]
@@ -234,9 +316,15 @@ class TestArguments:
 
 def test_references_are_followed_and_all_broken_ones_reported(tmp_path: Path) -> None:
     assert load_run("digits", ["run.name=${optim.name}"]).run.run.name == "adamw"
-    (tmp_path / "r.yaml").write_text("defaults: [digits, _self_]\nrun: {name: '${optim.nmae}', dir: '${oc.env:NO_SUCH_VARIABLE}'}\n")
+    (tmp_path / "r.yaml").write_text(
+        "defaults: [digits, _self_]\nrun: {name: '${optim.nmae}', dir:"
+        " '${oc.env:NO_SUCH_VARIABLE}'}\n"
+    )
     found = refused(str(tmp_path / "r.yaml"))
-    assert [(finding.rule, finding.parameter, str(finding.origin).rpartition("/")[2]) for finding in found] == [
+    assert [
+        (finding.rule, finding.parameter, str(finding.origin).rpartition("/")[2])
+        for finding in found
+    ] == [
         ("broken-reference", "run.name", "r.yaml:2:13"),
         ("broken-reference", "run.dir", "r.yaml:2:35"),
     ]
@@ -271,7 +359,9 @@ def test_plain_settings_are_what_the_run_has() -> None:
         ("defaults: [digits]\ndata:\n  train: {a: b}\n", "data.train", "mine.yaml:3:10"),
     ],
 )
-def test_a_group_and_a_list_in_each_others_place_are_named(tmp_path: Path, text: str, name: str, place: str) -> None:
+def test_a_group_and_a_list_in_each_others_place_are_named(
+    tmp_path: Path, text: str, name: str, place: str
+) -> None:
     (tmp_path / "mine.yaml").write_text(text)
     found = refused(str(tmp_path / "mine.yaml"))
     assert rules(*found)[0] == "wrong-type"
@@ -297,4 +387,7 @@ def test_a_list_is_not_laid_over_by_a_group() -> None:
 
 
 def test_infinity_is_answered_with_finite() -> None:
-    assert refused("digits", "optim.lr=inf")[0].message == "`optim.lr` takes a finite number above 0, not Infinity"
+    assert (
+        refused("digits", "optim.lr=inf")[0].message
+        == "`optim.lr` takes a finite number above 0, not Infinity"
+    )

@@ -14,7 +14,9 @@ from vtool.models.tokens import TokenIds
 
 
 def found(*overrides: str) -> list[tuple[str, str, str | None]]:
-    return [(one.rule, one.severity, one.parameter) for one in examine("digits", overrides).findings]
+    return [
+        (one.rule, one.severity, one.parameter) for one in examine("digits", overrides).findings
+    ]
 
 
 def only(*overrides: str) -> Diagnostic:
@@ -33,7 +35,12 @@ def test_the_table_has_every_linear_layer_of_the_family_in_its_part(name: str) -
         for module_name, module in model.named_modules():
             if isinstance(module, nn.Linear) and module is not model.get_output_embeddings():
                 parts = (
-                    "N" if part.isdigit() and ".mlp." not in module_name.partition("merger")[2] else part for part in module_name.split(".")
+                    (
+                        "N"
+                        if part.isdigit() and ".mlp." not in module_name.partition("merger")[2]
+                        else part
+                    )
+                    for part in module_name.split(".")
                 )
                 yield family(name).part(module_name), ".".join(parts)
 
@@ -42,8 +49,13 @@ def test_the_table_has_every_linear_layer_of_the_family_in_its_part(name: str) -
 
 def test_a_name_is_told_by_its_end() -> None:
     name = "model.language_model.layers.12.self_attn.q_proj"
-    assert all(names_it(end, name) for end in ("q_proj", "self_attn.q_proj", "12.self_attn.q_proj", name))
-    assert not any(names_it(end, name) for end in ("proj", "_proj", "attn.q_proj", "2.self_attn.q_proj", f"x.{name}"))
+    assert all(
+        names_it(end, name) for end in ("q_proj", "self_attn.q_proj", "12.self_attn.q_proj", name)
+    )
+    assert not any(
+        names_it(end, name)
+        for end in ("proj", "_proj", "attn.q_proj", "2.self_attn.q_proj", f"x.{name}")
+    )
     assert names_it("12.self_attn.q_proj", name.replace("12", "N"))
 
 
@@ -59,46 +71,75 @@ def test_alpha_is_twice_the_rank_unless_it_is_given() -> None:
 
 
 def test_settings_arrive() -> None:
-    run = load_run("digits", ["lora={rank: 8, targets: [q_proj]}", "lora.dropout=0.1", "optim.groups.vision.lr=1e-4"]).run
+    run = load_run(
+        "digits",
+        ["lora={rank: 8, targets: [q_proj]}", "lora.dropout=0.1", "optim.groups.vision.lr=1e-4"],
+    ).run
     assert run.lora == Lora(rank=8, targets=("q_proj",), dropout=0.1)
     assert run.optim.groups.vision.lr == 1e-4
     assert load_run("digits", []).run.lora is None
     assert Model().freeze.model_dump() == {"vision": False, "projector": False, "language": False}
 
 
-@pytest.mark.parametrize("given", ["rank=0", "rank=-1", "alpha=0", "dropout=1.0", "dropout=-0.1", "targets=[]", "targets=['']"])
+@pytest.mark.parametrize(
+    "given",
+    ["rank=0", "rank=-1", "alpha=0", "dropout=1.0", "dropout=-0.1", "targets=[]", "targets=['']"],
+)
 def test_what_makes_no_sense_is_out_of_range(given: str) -> None:
-    assert [(rule, severity) for rule, severity, _ in found(f"lora.{given}")] == [("out-of-range", "error")]
+    assert [(rule, severity) for rule, severity, _ in found(f"lora.{given}")] == [
+        ("out-of-range", "error")
+    ]
 
 
 def test_a_name_that_is_nowhere_is_shown_with_what_was_meant() -> None:
     finding = only("lora.targets=[q_prj,v_proj]")
-    assert (finding.rule, finding.seen, finding.help) == ("lora-target", "q_prj", "did you mean `q_proj`?")
-    assert [name for _, _, name in found("lora.targets=[lm_head,embed_tokens]")] == ["lora.targets.0", "lora.targets.1"]
-    assert found("lora.targets=[q_proj]", "lora.exclude=[qproj]") == [("lora-target", "error", "lora.exclude.0")]
+    assert (finding.rule, finding.seen, finding.help) == (
+        "lora-target",
+        "q_prj",
+        "did you mean `q_proj`?",
+    )
+    assert [name for _, _, name in found("lora.targets=[lm_head,embed_tokens]")] == [
+        "lora.targets.0",
+        "lora.targets.1",
+    ]
+    assert found("lora.targets=[q_proj]", "lora.exclude=[qproj]") == [
+        ("lora-target", "error", "lora.exclude.0")
+    ]
 
 
 def test_a_name_in_a_frozen_part_alone_is_a_contradiction() -> None:
     finding = only("lora.targets=[attn.qkv,q_proj]", "model.freeze.vision=true")
-    assert (finding.rule, finding.help) == ("lora-target", "leave it out, or set model.freeze.vision=false")
-    assert found("lora.targets=[gate_proj]", "model.freeze.vision=true") == []  # the language model has one too
+    assert (finding.rule, finding.help) == (
+        "lora-target",
+        "leave it out, or set model.freeze.vision=false",
+    )
+    # the language model has one too
+    assert found("lora.targets=[gate_proj]", "model.freeze.vision=true") == []
 
 
 def test_exclude_may_not_take_everything() -> None:
-    assert found("lora={targets: [q_proj], exclude: [self_attn.q_proj]}") == [("lora-target", "error", "lora.exclude")]
+    assert found("lora={targets: [q_proj], exclude: [self_attn.q_proj]}") == [
+        ("lora-target", "error", "lora.exclude")
+    ]
 
 
 def test_something_is_left_to_train() -> None:
-    assert found("model.freeze={vision: true, projector: true, language: true}") == [("nothing-to-train", "error", "model.freeze")]
+    assert found("model.freeze={vision: true, projector: true, language: true}") == [
+        ("nothing-to-train", "error", "model.freeze")
+    ]
     assert found("model.freeze={vision: true, projector: true, language: true}", "lora={}") == [
         ("nothing-to-train", "error", "model.freeze")
     ]
 
 
 def test_what_is_said_of_a_frozen_part_has_no_effect() -> None:
-    assert found("model.freeze.vision=true", "optim.groups.vision.lr=1e-4") == [("ignored-setting", "note", "optim.groups.vision.lr")]
+    assert found("model.freeze.vision=true", "optim.groups.vision.lr=1e-4") == [
+        ("ignored-setting", "note", "optim.groups.vision.lr")
+    ]
 
 
 def test_dropout_is_not_built_on_megatron() -> None:
-    assert found("engine=megatron", "lora.dropout=0.1") == [("not-built-on-engine", "error", "lora.dropout")]
+    assert found("engine=megatron", "lora.dropout=0.1") == [
+        ("not-built-on-engine", "error", "lora.dropout")
+    ]
     assert found("engine=megatron", "lora={}") == []

@@ -19,18 +19,29 @@ def refused(folder: Path, text: str) -> list[Diagnostic]:
 
 
 def places(found: list[Diagnostic]) -> list[tuple[int | None, int | None]]:
-    return [(finding.origin.line, finding.origin.column) if finding.origin else (None, None) for finding in found]
+    return [
+        (finding.origin.line, finding.origin.column) if finding.origin else (None, None)
+        for finding in found
+    ]
 
 
-@pytest.mark.parametrize("tag", ["!!binary aGk=", "!!set {a, b}", "!!omap [a: b]", "!!python/object:os.system x", "!mine x"])
-def test_a_value_of_a_kind_that_no_setting_takes_is_named_at_its_place(tag: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "tag",
+    ["!!binary aGk=", "!!set {a, b}", "!!omap [a: b]", "!!python/object:os.system x", "!mine x"],
+)
+def test_a_value_of_a_kind_that_no_setting_takes_is_named_at_its_place(
+    tag: str, tmp_path: Path
+) -> None:
     (found,) = refused(tmp_path, f"run: {{name: {tag}}}\n")
     assert tag.partition(" ")[0] in found.message
     assert found.origin is not None
     assert found.origin.line == 1
 
 
-@pytest.mark.parametrize("value", ["2026-01-01", "null", "~", "true", "1e-3", "0x1f", "=", "!!str 7", "[1, a]", "{a: b}", "''"])
+@pytest.mark.parametrize(
+    "value",
+    ["2026-01-01", "null", "~", "true", "1e-3", "0x1f", "=", "!!str 7", "[1, a]", "{a: b}", "''"],
+)
 def test_what_settings_are_made_of_is_read(value: str, tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(f"run: {{name: {value}}}\n", encoding="utf-8")
     assert read_yaml(tmp_path / "mine.yaml").root.value[0][0].value == "run"
@@ -39,7 +50,9 @@ def test_what_settings_are_made_of_is_read(value: str, tmp_path: Path) -> None:
 def test_all_keys_that_are_there_twice_are_named_in_lists_and_groups_too(tmp_path: Path) -> None:
     found = refused(tmp_path, "a: 1\nb: {c: 1, c: 2}\na: 2\nd:\n  - e: 1\n    e: 2\n")
     assert sorted(places(found)) == [(2, 11), (3, 1), (6, 5)]
-    assert "the first is in line 1" in next(finding.message for finding in found if "`a`" in finding.message)
+    assert "the first is in line 1" in next(
+        finding.message for finding in found if "`a`" in finding.message
+    )
 
 
 def test_columns_count_letters_and_not_bytes(tmp_path: Path) -> None:

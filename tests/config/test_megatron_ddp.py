@@ -1,4 +1,7 @@
-"""What wrap_config and ddp_config come to, and everything that is refused. Without megatron-core."""
+"""What wrap_config and ddp_config come to, and everything that is refused.
+
+Without megatron-core.
+"""
 
 from typing import Any
 
@@ -8,8 +11,18 @@ from vtool.config.megatron_ddp import live_fields, problems
 from vtool.config.schema.megatron import DdpConfig, WrapConfig
 
 
-def found(wrap: dict[str, Any] | None = None, ddp: dict[str, Any] | None = None, dtype: str = "float32", cpu: bool = True) -> list[str]:
-    return [one.parameter for one in problems(WrapConfig(**(wrap or {})), DdpConfig(**(ddp or {})), dtype=dtype, cpu=cpu)]
+def found(
+    wrap: dict[str, Any] | None = None,
+    ddp: dict[str, Any] | None = None,
+    dtype: str = "float32",
+    cpu: bool = True,
+) -> list[str]:
+    return [
+        one.parameter
+        for one in problems(
+            WrapConfig(**(wrap or {})), DdpConfig(**(ddp or {})), dtype=dtype, cpu=cpu
+        )
+    ]
 
 
 DISTRIBUTED = {"use_distributed_optimizer": True}
@@ -26,14 +39,51 @@ def test_the_wrapper_says_which_optimiser_and_ddp_follows(wrap: dict[str, Any]) 
 @pytest.mark.parametrize(
     ("wrap", "ddp"),
     [
-        ({}, {"use_distributed_optimizer": False, "grad_reduce_in_fp32": True, "check_for_nan_in_grad": True}),
-        (DISTRIBUTED, {"use_distributed_optimizer": True, "overlap_grad_reduce": True, "overlap_param_gather": True, "bucket_size": 9}),
-        (DISTRIBUTED, {"pad_buckets_for_high_nccl_busbw": True, "reduce_scatter_with_fp32_accumulation": True}),
-        ({}, {"average_in_collective": True, "overlap_grad_reduce": True, "num_distributed_optimizer_instances": 1}),
-        ({}, {"data_parallel_sharding_strategy": "no_shard", "use_megatron_fsdp": False, "preserve_fp32_weights": True}),
+        (
+            {},
+            {
+                "use_distributed_optimizer": False,
+                "grad_reduce_in_fp32": True,
+                "check_for_nan_in_grad": True,
+            },
+        ),
+        (
+            DISTRIBUTED,
+            {
+                "use_distributed_optimizer": True,
+                "overlap_grad_reduce": True,
+                "overlap_param_gather": True,
+                "bucket_size": 9,
+            },
+        ),
+        (
+            DISTRIBUTED,
+            {
+                "pad_buckets_for_high_nccl_busbw": True,
+                "reduce_scatter_with_fp32_accumulation": True,
+            },
+        ),
+        (
+            {},
+            {
+                "average_in_collective": True,
+                "overlap_grad_reduce": True,
+                "num_distributed_optimizer_instances": 1,
+            },
+        ),
+        (
+            {},
+            {
+                "data_parallel_sharding_strategy": "no_shard",
+                "use_megatron_fsdp": False,
+                "preserve_fp32_weights": True,
+            },
+        ),
     ],
 )
-def test_what_goes_together_passes_as_it_was_written(wrap: dict[str, Any], ddp: dict[str, Any]) -> None:
+def test_what_goes_together_passes_as_it_was_written(
+    wrap: dict[str, Any], ddp: dict[str, Any]
+) -> None:
     assert found(wrap, ddp) == []
     assert live_fields(WrapConfig(**wrap), DdpConfig(**ddp)).items() >= ddp.items()
 
@@ -54,41 +104,79 @@ def test_what_goes_together_passes_as_it_was_written(wrap: dict[str, Any], ddp: 
         ({}, {"preserve_fp32_weights": False}, ["preserve_fp32_weights"]),
         (DISTRIBUTED, {"fp8_param_gather": True}, ["fp8_param_gather"]),
         ({}, {"pad_buckets_for_high_nccl_busbw": True}, ["pad_buckets_for_high_nccl_busbw"]),
-        ({}, {"reduce_scatter_with_fp32_accumulation": True}, ["reduce_scatter_with_fp32_accumulation"]),
-        (DISTRIBUTED, {"reduce_scatter_with_fp32_accumulation": True, "average_in_collective": True}, ["average_in_collective"]),
-        (DISTRIBUTED, {"num_distributed_optimizer_instances": 2}, ["num_distributed_optimizer_instances"]),
+        (
+            {},
+            {"reduce_scatter_with_fp32_accumulation": True},
+            ["reduce_scatter_with_fp32_accumulation"],
+        ),
+        (
+            DISTRIBUTED,
+            {"reduce_scatter_with_fp32_accumulation": True, "average_in_collective": True},
+            ["average_in_collective"],
+        ),
+        (
+            DISTRIBUTED,
+            {"num_distributed_optimizer_instances": 2},
+            ["num_distributed_optimizer_instances"],
+        ),
         ({}, {"delay_wgrad_compute": True}, ["delay_wgrad_compute"]),
         ({}, {"disable_symmetric_registration": True}, ["disable_symmetric_registration"]),
         ({}, {"nccl_ub": True}, ["nccl_ub"]),
     ],
 )
-def test_what_contradicts_or_would_be_ignored_is_refused(wrap: dict[str, Any], ddp: dict[str, Any], expected: list[str]) -> None:
+def test_what_contradicts_or_would_be_ignored_is_refused(
+    wrap: dict[str, Any], ddp: dict[str, Any], expected: list[str]
+) -> None:
     assert found(wrap, ddp) == [f"ddp_config.{name}" for name in expected]
 
 
 def test_the_device_and_the_dtype_matter_where_they_do() -> None:
     assert found({}, {"nccl_ub": True}, cpu=False) == []
     assert found({}, {"grad_reduce_in_fp32": False}) == []
-    assert found({}, {"grad_reduce_in_fp32": False}, dtype="bfloat16") == ["ddp_config.grad_reduce_in_fp32"]
+    assert found({}, {"grad_reduce_in_fp32": False}, dtype="bfloat16") == [
+        "ddp_config.grad_reduce_in_fp32"
+    ]
 
 
-@pytest.mark.parametrize("name", ["wrap_with_ddp", "is_value_model", "use_layer_wise_distributed_optimizer", "use_megatron_fsdp"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "wrap_with_ddp",
+        "is_value_model",
+        "use_layer_wise_distributed_optimizer",
+        "use_megatron_fsdp",
+    ],
+)
 def test_wrappers_that_are_not_built_are_refused(name: str) -> None:
     assert found({name: name != "wrap_with_ddp"}) == [f"wrap_config.{name}"]
 
 
 def test_without_the_wrapper_no_setting_of_it_is_taken() -> None:
-    (one,) = problems(WrapConfig(wrap_with_ddp=False), DdpConfig(overlap_grad_reduce=True), dtype="float32", cpu=True)
+    (one,) = problems(
+        WrapConfig(wrap_with_ddp=False),
+        DdpConfig(overlap_grad_reduce=True),
+        dtype="float32",
+        cpu=True,
+    )
     assert "ddp_config.overlap_grad_reduce would then have no effect" in one.message
 
 
 def test_everything_is_said_at_once() -> None:
-    wrap, ddp = {"is_value_model": True}, {"use_distributed_optimizer": True, "use_megatron_fsdp": True, "bucket_size": 1}
+    wrap, ddp = (
+        {"is_value_model": True},
+        {
+            "use_distributed_optimizer": True,
+            "use_megatron_fsdp": True,
+            "bucket_size": 1,
+        },
+    )
     assert len(found(wrap, ddp)) == 4
 
 
 def test_the_fields_are_those_of_megatron_core() -> None:
-    config = pytest.importorskip("megatron.core.distributed.distributed_data_parallel_config").DistributedDataParallelConfig
+    config = pytest.importorskip(
+        "megatron.core.distributed.distributed_data_parallel_config"
+    ).DistributedDataParallelConfig
     from dataclasses import fields
 
     assert set(DdpConfig.model_fields) == {field.name for field in fields(config)}

@@ -43,8 +43,14 @@ def test_a_default_has_no_origin() -> None:
 
 
 def test_the_command_line_is_the_last_word() -> None:
-    origins = load_run("digits", ["optim.lr=1", "data.image={min_pixels: 1}", "data.test=[{format: digits, split: test}]"]).origins
-    assert {origins.of(name) for name in ("optim.lr", "data.image.min_pixels", "data.test", "data.test.0.split")} == {COMMAND_LINE}
+    origins = load_run(
+        "digits",
+        ["optim.lr=1", "data.image={min_pixels: 1}", "data.test=[{format: digits, split: test}]"],
+    ).origins
+    assert {
+        origins.of(name)
+        for name in ("optim.lr", "data.image.min_pixels", "data.test", "data.test.0.split")
+    } == {COMMAND_LINE}
     assert at(origins.of("data.image.max_pixels")).startswith("1024}")
 
 
@@ -57,10 +63,15 @@ def test_a_file_is_named_as_it_was_given(tmp_path: Path, monkeypatch: pytest.Mon
     assert str(origins.of("optim.lr")) == "sub/mine.yaml:3:9"
     assert str(origins.of("run.seed")) == "sub/base.yaml:3:9"
     assert str(origins.of("optim.warmup_steps")).startswith("recipes/digits.yaml:")
-    assert str(load_run(str(tmp_path / "sub" / "mine.yaml")).origins.of("optim.lr")) == f"{tmp_path}/sub/mine.yaml:3:9"
+    assert (
+        str(load_run(str(tmp_path / "sub" / "mine.yaml")).origins.of("optim.lr"))
+        == f"{tmp_path}/sub/mine.yaml:3:9"
+    )
 
 
-def test_a_file_of_ones_own_is_not_taken_for_a_shipped_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_of_ones_own_is_not_taken_for_a_shipped_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     Path("recipes").mkdir()
     Path("recipes/digits.yaml").write_text("defaults: [digits, _self_]\nrun: {seed: 3}\n")
@@ -71,16 +82,22 @@ def test_a_file_of_ones_own_is_not_taken_for_a_shipped_one(tmp_path: Path, monke
 
 def test_a_list_that_is_replaced_leaves_no_origin_behind(tmp_path: Path) -> None:
     (tmp_path / "base.yaml").write_text(
-        "defaults: [digits]\ndata: {train: [{format: digits, split: train}, {format: digits, split: test}]}\n"
+        "defaults: [digits]\ndata: {train: [{format: digits, split: train}, {format: digits, split:"
+        " test}]}\n"
     )
-    (tmp_path / "mine.yaml").write_text("defaults: [base]\ndata: {train: [{format: digits, split: test}]}\n")
+    (tmp_path / "mine.yaml").write_text(
+        "defaults: [base]\ndata: {train: [{format: digits, split: test}]}\n"
+    )
     origins = load_run(str(tmp_path / "mine.yaml")).origins
     assert origins.of("data.train.0.split") is not None
     assert origins.of("data.train.1.split") is None
 
 
 def test_anchors_and_merge_keys_point_at_what_they_stand_for(tmp_path: Path) -> None:
-    text = "defaults: [digits]\ndata:\n  test: [&t {format: digits, split: test}]\n  validation:\n    - <<: *t\n      split: validation\n"
+    text = (
+        "defaults: [digits]\ndata:\n  test: [&t {format: digits, split: test}]\n  validation:\n   "
+        " - <<: *t\n      split: validation\n"
+    )
     (tmp_path / "mine.yaml").write_text(text)
     loaded = load_run(str(tmp_path / "mine.yaml"))
     assert loaded.run.data.validation[0].split == "validation"  # type: ignore[union-attr]
@@ -89,9 +106,18 @@ def test_anchors_and_merge_keys_point_at_what_they_stand_for(tmp_path: Path) -> 
 
 
 def test_a_finding_points_at_the_key_that_is_wrong_or_at_the_value(tmp_path: Path) -> None:
-    (tmp_path / "mine.yaml").write_text("defaults: [digits]\noptim:\n  lrr: 1\n  lr: x\ndata:\n  test:\n    - {format: messages}\n")
-    places = {finding.rule: str(finding.origin).rpartition("/")[2] for finding in examine(str(tmp_path / "mine.yaml")).findings}
-    assert places == {"unknown-key": "mine.yaml:3:3", "wrong-type": "mine.yaml:4:7", "missing-key": "mine.yaml:7:7"}
+    (tmp_path / "mine.yaml").write_text(
+        "defaults: [digits]\noptim:\n  lrr: 1\n  lr: x\ndata:\n  test:\n    - {format: messages}\n"
+    )
+    places = {
+        finding.rule: str(finding.origin).rpartition("/")[2]
+        for finding in examine(str(tmp_path / "mine.yaml")).findings
+    }
+    assert places == {
+        "unknown-key": "mine.yaml:3:3",
+        "wrong-type": "mine.yaml:4:7",
+        "missing-key": "mine.yaml:7:7",
+    }
 
 
 class TestEffectiveYaml:
@@ -110,11 +136,28 @@ class TestEffectiveYaml:
         assert load_run(str(tmp_path / "again.yaml")).run == first.run
 
     @pytest.mark.parametrize(
-        "name", ["1e-3", "yes", "null", "0x1F", "1_000", "a: b", "-", "~", "12:30:00", "2026-01-01", "é", "a\nb", ".inf"]
+        "name",
+        [
+            "1e-3",
+            "yes",
+            "null",
+            "0x1F",
+            "1_000",
+            "a: b",
+            "-",
+            "~",
+            "12:30:00",
+            "2026-01-01",
+            "é",
+            "a\nb",
+            ".inf",
+        ],
     )
     def test_texts_stay_texts(self, name: str, tmp_path: Path) -> None:
         loaded = load_run("digits", ["run.name=x"])
-        text = effective_yaml(loaded).replace("name: x", f"name: {yaml.safe_dump(name, default_style=chr(34)).strip()}")
+        text = effective_yaml(loaded).replace(
+            "name: x", f"name: {yaml.safe_dump(name, default_style=chr(34)).strip()}"
+        )
         (tmp_path / "one.yaml").write_text(text)
         one = load_run(str(tmp_path / "one.yaml"))
         (tmp_path / "two.yaml").write_text(effective_yaml(one))
@@ -124,7 +167,9 @@ class TestEffectiveYaml:
     def test_names_the_origin_of_every_line_that_sets_a_value(self) -> None:
         loaded = load_run("digits", ["optim.lr=1e-4", "optim.betas.0=0.5"])
         lines = effective_yaml(loaded).splitlines()
-        assert all("  # " in line for line in lines if not line.startswith("#") and not line.endswith(":"))
+        assert all(
+            "  # " in line for line in lines if not line.startswith("#") and not line.endswith(":")
+        )
         assert "  lr: 0.0001  # command line" in lines
         assert "  eps: 1.0e-08  # default" in lines
         (betas,) = (line for line in lines if "betas" in line)

@@ -48,12 +48,17 @@ def test_an_interval_that_it_can(given: str) -> None:
 def test_what_the_finding_says_to_write_is_right(given: str) -> None:
     (finding,) = findings(*TORCH, f"profiler.profile_interval={given}")
     assert finding.help is not None
-    assert findings(*TORCH, f"profiler.profile_interval={given}", finding.help.partition(", or")[0]) == ()
+    assert (
+        findings(*TORCH, f"profiler.profile_interval={given}", finding.help.partition(", or")[0])
+        == ()
+    )
 
 
 @pytest.mark.parametrize("given", ["1.5", "true", "-1"])
 def test_a_warm_up_that_is_no_number_of_steps(given: str) -> None:
-    assert rules(*TORCH, f"profiler.warmup={given}") == ["out-of-range" if given == "-1" else "wrong-type"]
+    assert rules(*TORCH, f"profiler.warmup={given}") == [
+        "out-of-range" if given == "-1" else "wrong-type"
+    ]
 
 
 def test_an_interval_without_a_tool_and_a_tool_without_an_interval() -> None:
@@ -74,10 +79,15 @@ def test_ranks_that_the_run_does_not_have(ranks: str) -> None:
     assert found == (["out-of-range"] if ranks == "[-1]" else ["profiler-ranks"])
 
 
-@pytest.mark.parametrize(("tool", "fits"), [("torch", ("cpu", "cuda")), ("npu", ("npu",)), ("nsys", ("cuda",)), ("memory", ("cuda",))])
+@pytest.mark.parametrize(
+    ("tool", "fits"),
+    [("torch", ("cpu", "cuda")), ("npu", ("npu",)), ("nsys", ("cuda",)), ("memory", ("cuda",))],
+)
 def test_a_tool_is_for_some_devices(tool: str, fits: tuple[str, ...]) -> None:
     for kind in ("cpu", "cuda", "npu"):
-        assert rules(f"profiler={tool}", f"device.kind={kind}") == ([] if kind in fits else ["profiler-device"])
+        assert rules(f"profiler={tool}", f"device.kind={kind}") == (
+            [] if kind in fits else ["profiler-device"]
+        )
     assert rules(f"profiler={tool}") == [], "auto is asked when the device has been chosen"
 
 
@@ -91,15 +101,24 @@ def test_npu_counters_take_a_level_that_collects_them() -> None:
     counters = "profiler.npu.aic_metrics=PipeUtilization"
     assert rules("profiler=npu", counters) == []
     for level in ("level_none", "level0"):
-        assert rules("profiler=npu", counters, f"profiler.npu.level={level}") == ["npu-profiler-level"]
+        assert rules("profiler=npu", counters, f"profiler.npu.level={level}") == [
+            "npu-profiler-level"
+        ]
     assert rules("profiler=npu", "profiler.npu.aic_metrics=PipeUtilisation") == ["unknown-choice"]
 
 
 def test_settings_of_another_tool_are_noted() -> None:
     found = findings(
-        "profiler=nsys", "profiler.warmup=2", "profiler.record.stacks=true", "profiler.npu.analysis=false", "profiler.max_trace_mb=5"
+        "profiler=nsys",
+        "profiler.warmup=2",
+        "profiler.record.stacks=true",
+        "profiler.npu.analysis=false",
+        "profiler.max_trace_mb=5",
     )
     assert [(one.rule, one.parameter) for one in found] == [
-        ("ignored-setting", f"profiler.{name}") for name in ("warmup", "max_trace_mb", "record.stacks", "npu.analysis")
+        ("ignored-setting", f"profiler.{name}")
+        for name in ("warmup", "max_trace_mb", "record.stacks", "npu.analysis")
     ]
-    assert findings("profiler=nsys", "profiler.profile_interval=[1,2]") == (), "nsys has no warm-up that would need room"
+    assert findings("profiler=nsys", "profiler.profile_interval=[1,2]") == (), (
+        "nsys has no warm-up that would need room"
+    )

@@ -27,18 +27,28 @@ from vtool.config.wanted import wanted
         (0.1, None, False),
     ],
 )
-def test_values_are_one_where_a_recipe_would_mean_the_same(asked: Any, there: Any, one: bool) -> None:
+def test_values_are_one_where_a_recipe_would_mean_the_same(
+    asked: Any, there: Any, one: bool
+) -> None:
     assert same(asked, there) is one
 
 
-def test_a_difference_is_one_finding_with_the_line_that_asked_however_many_objects_have_it() -> None:
+def test_a_difference_is_one_finding_with_the_line_that_asked_however_many_objects_have_it() -> (
+    None
+):
     loaded = load_run("digits")
     seen = [Seen("optim.betas", (0.9, 0.999), f"AdamW, group {number}") for number in range(3)]
     (finding,) = compare(wanted(loaded.run), seen, loaded.origins)
-    assert finding.message == "`optim.betas` asks for [0.9, 0.98], but AdamW, group 0 (and 2 more) has [0.9, 0.999]"
+    assert (
+        finding.message
+        == "`optim.betas` asks for [0.9, 0.98], but AdamW, group 0 (and 2 more) has [0.9, 0.999]"
+    )
     assert (finding.rule, finding.parameter, finding.expected, finding.seen) == (
-        "setting-not-arrived", "optim.betas", "[0.9, 0.98]", "[0.9, 0.999]",
-    )  # fmt: skip
+        "setting-not-arrived",
+        "optim.betas",
+        "[0.9, 0.98]",
+        "[0.9, 0.999]",
+    )
     assert str(finding.origin) == "recipes/digits.yaml:20:10"
 
 
@@ -56,11 +66,18 @@ def test_what_is_asked_of_a_part_names_the_setting_that_says_it() -> None:
         ("optim.lr", "0.002"),
         ("optim.weight_decay", "a decay of biases and norms of 0"),
     ]
-    assert settings_seen(wanted(run), seen) == {"optim.groups.vision.lr", "optim.lr", "optim.weight_decay"}
+    assert settings_seen(wanted(run), seen) == {
+        "optim.groups.vision.lr",
+        "optim.lr",
+        "optim.weight_decay",
+    }
 
 
 def test_what_nothing_is_asked_of_is_let_be_and_what_nothing_is_seen_of_is_named() -> None:
-    asked = {"optim.eps": Wanted("optim.eps", 1e-8), "optim.betas": Wanted("optim.betas", (0.9, 0.95))}
+    asked = {
+        "optim.eps": Wanted("optim.eps", 1e-8),
+        "optim.betas": Wanted("optim.betas", (0.9, 0.95)),
+    }
     seen = [Seen("optim.eps", 1e-8, "AdamW"), Seen("optim.name", "adamw", "AdamW")]
     assert compare(asked, seen) == []
     assert unseen(asked, seen) == ["optim.betas"]
@@ -68,10 +85,21 @@ def test_what_nothing_is_asked_of_is_let_be_and_what_nothing_is_seen_of_is_named
 
 def test_defaults_that_mean_something_elsewhere_are_not_asked() -> None:
     asked = wanted(load_run("digits", ["data.image={min_pixels: null, max_pixels: null}"]).run)
-    assert asked.keys().isdisjoint({"launch.nproc", "device.kind", "device.threads", "data.image.min_pixels", "train.epochs", "lora.rank"})
+    assert asked.keys().isdisjoint(
+        {
+            "launch.nproc",
+            "device.kind",
+            "device.threads",
+            "data.image.min_pixels",
+            "train.epochs",
+            "lora.rank",
+        }
+    )
 
 
 def test_of_another_device_the_finding_has_a_rule_of_its_own() -> None:
     run = load_run("digits", ["device.kind=cuda"]).run
-    assert [f.rule for f in compare(wanted(run), [Seen("device.kind", "cpu", "the model's weights")])] == ["device-not-used"]
+    assert [
+        f.rule for f in compare(wanted(run), [Seen("device.kind", "cpu", "the model's weights")])
+    ] == ["device-not-used"]
     assert compare(wanted(run), [Seen("device.kind", "cuda", "the model's weights")]) == []

@@ -1,4 +1,7 @@
-"""The shipped recipes: what they ask to be given, and that nothing stands against them once it is."""
+"""The shipped recipes:
+
+what they ask to be given, and that nothing stands against them once it is.
+"""
 
 import json
 from pathlib import Path
@@ -20,8 +23,15 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("rows.jsonl").touch()
     Path("model").mkdir()
-    text = {"num_attention_heads": 28, "num_key_value_heads": 4, "hidden_size": 3584, "num_hidden_layers": 28}
-    Path("model/config.json").write_text(json.dumps({"model_type": "qwen2_5_vl", "vision_config": {}, **text}))
+    text = {
+        "num_attention_heads": 28,
+        "num_key_value_heads": 4,
+        "hidden_size": 3584,
+        "num_hidden_layers": 28,
+    }
+    Path("model/config.json").write_text(
+        json.dumps({"model_type": "qwen2_5_vl", "vision_config": {}, **text})
+    )
 
 
 def test_there_are_some_for_a_small_model_for_a_large_one_and_for_loading() -> None:
@@ -43,9 +53,15 @@ def test_nothing_stands_against_it_once_what_it_leaves_open_is_given(name: str) 
     examined = examine(name, [*given, *(["launch.nproc=8"] if name in OF_A_MODEL_FOLDER else [])])
     assert examined.loaded is not None
     assert examined.findings == ()
-    assert {check for rule, check in examined.checks.items() if rule not in OF_PACKAGES} == {"passed"}  # these, where torch_npu is
+    # these, where torch_npu is
+    assert {check for rule, check in examined.checks.items() if rule not in OF_PACKAGES} == {
+        "passed"
+    }
 
 
 @pytest.mark.parametrize("name", OF_A_MODEL_FOLDER)
 def test_a_recipe_for_a_large_model_asks_for_the_model_and_the_rows(name: str) -> None:
-    assert {finding.parameter for finding in examine(name, []).findings} == {"model.path", "data.train"}
+    assert {finding.parameter for finding in examine(name, []).findings} == {
+        "model.path",
+        "data.train",
+    }

@@ -1,4 +1,7 @@
-"""Every rule VT0xx to VT2xx finds its own bad example, and lets its good one pass: the examples are those of `vtool explain`."""
+"""Every rule VT0xx to VT2xx finds its own bad example, and lets its good one pass:
+
+the examples are those of `vtool explain`.
+"""
 
 import json
 import shlex
@@ -13,26 +16,36 @@ from vtool.diagnostics.rules_config import RULES as CONFIG_RULES
 
 # Examples that are the text of a recipe; the others are what is typed, a command or its arguments.
 TEXTS = ("bad-yaml", "bad-defaults-list")
-# Found by what is installed, or started, beside it; or in another trainer's recipe (tests/config/foreign/test_verl.py).
+# Found by what is installed, or started, beside it; or in another trainer's recipe
+# (tests/config/foreign/test_verl.py).
 ELSEWHERE = ("launch-conflict", "not-in-megatron-core", *FOREIGN)
 TYPED = [rule for rule in CONFIG_RULES if rule.name not in (*TEXTS, *ELSEWHERE)]
 
 
 # Nine aliases of nine, nine deep, of which any reader that follows them makes 387 million values.
-BOMB = "a0: &a0 [1]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 10))
+BOMB = "a0: &a0 [1]\n" + "".join(
+    f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 10)
+)
 
 
 @pytest.fixture(autouse=True)
 def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the examples name: rows/train.jsonl, models/qwen, models/my_model.py and recipes/digits.yaml."""
+    """What the examples name:
+
+    rows/train.jsonl, models/qwen, models/my_model.py and recipes/digits.yaml.
+    """
     monkeypatch.chdir(tmp_path)
     for folder in ("rows", "recipes"):
         Path(folder).mkdir(parents=True)
     Path("rows/train.jsonl").touch()
     for name, patch in (("qwen", 14), ("mixed", 16)):
         Path(f"models/{name}").mkdir(parents=True)
-        Path(f"models/{name}/config.json").write_text(json.dumps({"model_type": "qwen2_5_vl", "vision_config": {"patch_size": patch}}))
-        Path(f"models/{name}/preprocessor_config.json").write_text(json.dumps({"patch_size": 14, "merge_size": 2}))
+        Path(f"models/{name}/config.json").write_text(
+            json.dumps({"model_type": "qwen2_5_vl", "vision_config": {"patch_size": patch}})
+        )
+        Path(f"models/{name}/preprocessor_config.json").write_text(
+            json.dumps({"patch_size": 14, "merge_size": 2})
+        )
     Path("models/my_model.py").write_text("class MyModel: ...\n")
     Path("recipes/digits.yaml").write_text("defaults: [digits]\n")
 
@@ -68,7 +81,10 @@ def test_the_bad_text_is_found_and_the_good_one_passes(name: str) -> None:
 
 
 def test_every_cross_field_rule_is_in_the_table_and_run() -> None:
-    crossing = {rule.name for rule in CONFIG_RULES if rule.code.startswith("VT2")} - {"launch-conflict", *FOREIGN}
+    crossing = {rule.name for rule in CONFIG_RULES if rule.code.startswith("VT2")} - {
+        "launch-conflict",
+        *FOREIGN,
+    }
     assert {rule.name for rule in CROSS_FIELD} == crossing
     assert set(ASKED) == {rule.name for rule in CONFIG_RULES} - {"launch-conflict", *FOREIGN}
 
@@ -110,7 +126,10 @@ class TestYaml:
 
     def test_every_key_that_is_there_twice_is_reported(self) -> None:
         Path("mine.yaml").write_text("a: 1\nb: {c: 1, c: 2}\na: 2\n")
-        assert [str(finding.origin) for finding in findings("mine.yaml")] == ["mine.yaml:2:11", "mine.yaml:3:1"]
+        assert [str(finding.origin) for finding in findings("mine.yaml")] == [
+            "mine.yaml:2:11",
+            "mine.yaml:3:1",
+        ]
 
     def test_of_a_file_that_is_extended_is_refused_there(self) -> None:
         Path("base.yaml").write_text("a: 1\na: 2\n")
@@ -130,13 +149,25 @@ class TestDefaultsList:
         ("text", "rule", "place", "help"),
         [
             ("defaults: [digts]\n", "unknown-recipe", "1:12", "did you mean `digits`?"),
-            ("defaults:\n  - digits\n  - override /optim: adam\n", "unknown-group-choice", "3:22", "did you mean `adamw`?"),
-            ("defaults:\n  - /optm: adamw\n", "unknown-group-choice", "2:12", "did you mean `/optim`?"),
+            (
+                "defaults:\n  - digits\n  - override /optim: adam\n",
+                "unknown-group-choice",
+                "3:22",
+                "did you mean `adamw`?",
+            ),
+            (
+                "defaults:\n  - /optm: adamw\n",
+                "unknown-group-choice",
+                "2:12",
+                "did you mean `/optim`?",
+            ),
             ("defaults:\n  - digits\n  - /optim: adamw\n", "bad-defaults-list", "1:1", None),
             ("defaults: [other]\n", "bad-defaults-list", None, None),
         ],
     )
-    def test_is_refused_at_its_place(self, text: str, rule: str, place: str | None, help: str | None) -> None:
+    def test_is_refused_at_its_place(
+        self, text: str, rule: str, place: str | None, help: str | None
+    ) -> None:
         Path("other.yaml").write_text("defaults: [mine]\n")
         Path("mine.yaml").write_text(text)
         (finding,) = findings("mine.yaml")
@@ -208,8 +239,15 @@ class TestDroppedInputs:
         raised = only("model.family=qwen2_vl", left_out)
         assert (raised.rule, raised.severity) == ("token-types-left-out", "error")
         assert "refuses a row" in raised.message
-        assert "data.drop_model_inputs=[mm_token_type_ids,pixel_values,image_grid_thw]" in (raised.help or "")
-        assert findings("digits", "data.drop_model_inputs=[mm_token_type_ids,pixel_values,image_grid_thw]") == ()
+        assert "data.drop_model_inputs=[mm_token_type_ids,pixel_values,image_grid_thw]" in (
+            raised.help or ""
+        )
+        assert (
+            findings(
+                "digits", "data.drop_model_inputs=[mm_token_type_ids,pixel_values,image_grid_thw]"
+            )
+            == ()
+        )
 
 
 class TestModel:
@@ -219,12 +257,18 @@ class TestModel:
         assert only("model.size=null").rule == "conflicting-model-source"
 
     def test_random_weights_and_a_folder_of_weights(self) -> None:
-        assert only("model.init=random", "model.path=models/qwen").rule == "conflicting-model-source"
+        assert (
+            only("model.init=random", "model.path=models/qwen").rule == "conflicting-model-source"
+        )
 
     def test_a_folder_of_another_family(self) -> None:
         Path("models/qwen/config.json").write_text(json.dumps({"model_type": "llava"}))
         finding = only("model.path=models/qwen", "model.size=null")
-        assert (finding.rule, finding.expected, finding.seen) == ("not-a-model-folder", "qwen2_5_vl", "llava")
+        assert (finding.rule, finding.expected, finding.seen) == (
+            "not-a-model-folder",
+            "qwen2_5_vl",
+            "llava",
+        )
 
     @pytest.mark.parametrize("text", ["{", "[]", "{}", "\xff"])
     def test_a_config_that_says_nothing(self, text: str) -> None:
@@ -234,15 +278,23 @@ class TestModel:
     def test_the_folder_of_a_run_has_the_model_inside(self) -> None:
         Path("runs/digits").mkdir(parents=True)
         Path("models/qwen").rename("runs/digits/export")
-        assert only("model.path=runs/digits", "model.size=null").help == "there is one in runs/digits/export"
+        assert (
+            only("model.path=runs/digits", "model.size=null").help
+            == "there is one in runs/digits/export"
+        )
 
 
 class TestPaths:
     """Files and folders."""
 
     def test_what_has_a_name_like_it_is_suggested(self) -> None:
-        assert only("data.test=[{format: messages, path: rows/trian.jsonl}]").help == "did you mean `rows/train.jsonl`?"
-        assert only("model.path=models/qwn", "model.size=null").help == "did you mean `models/qwen`?"
+        assert (
+            only("data.test=[{format: messages, path: rows/trian.jsonl}]").help
+            == "did you mean `rows/train.jsonl`?"
+        )
+        assert (
+            only("model.path=models/qwn", "model.size=null").help == "did you mean `models/qwen`?"
+        )
         assert only("checkpoint.resume=nevr").help == "did you mean `never`?"
 
     def test_a_folder_is_no_file_of_rows(self) -> None:
@@ -259,7 +311,9 @@ class TestReferences:
             ("optim:\n  lr: ${optim.lr}\n", ["3:7"]),
         ],
     )
-    def test_that_goes_in_a_circle_is_refused_at_its_place(self, text: str, places: list[str]) -> None:
+    def test_that_goes_in_a_circle_is_refused_at_its_place(
+        self, text: str, places: list[str]
+    ) -> None:
         Path("mine.yaml").write_text(f"defaults: [digits]\n{text}")
         found = findings("mine.yaml")
         assert {finding.rule for finding in found} == {"broken-reference"}
@@ -290,7 +344,13 @@ def test_what_cannot_be_read_ends_with_2_and_names_its_place() -> None:
 
 
 def test_settings_of_an_evaluation_that_is_not_there_are_noted() -> None:
-    found = findings("digits", "data.test=[]", "data.validation=[]", "evaluation.every_steps=null", "evaluation.batch_size=4")
+    found = findings(
+        "digits",
+        "data.test=[]",
+        "data.validation=[]",
+        "evaluation.every_steps=null",
+        "evaluation.batch_size=4",
+    )
     assert [(finding.rule, finding.severity, finding.parameter) for finding in found] == [
         ("ignored-setting", "note", "evaluation.batch_size"),
         ("ignored-setting", "note", "evaluation.generate.max_new_tokens"),
@@ -300,17 +360,32 @@ def test_settings_of_an_evaluation_that_is_not_there_are_noted() -> None:
 PACKED = ("data.packing=token_budget", "data.micro_batch_tokens=256")
 
 
-def test_packing_notes_a_number_of_rows_that_is_written_beside_it_and_not_one_of_the_recipe_below() -> None:
-    """The command of docs/packing.md: who gives it cannot leave out what stands in the shipped recipe."""
+def test_packing_notes_a_number_of_rows_that_is_written_beside_it_and_not_one_of_the_recipe_below() -> (
+    None
+):
+    """The command of docs/packing.md:
+
+    who gives it cannot leave out what stands in the shipped recipe.
+    """
     assert findings("digits", *PACKED) == ()
     (note,) = findings("digits", *PACKED, "data.micro_batch_size=4")
-    assert (note.rule, note.severity, str(note.origin), note.remedy) == ("ignored-setting", "note", "command line", "leave it out")
+    assert (note.rule, note.severity, str(note.origin), note.remedy) == (
+        "ignored-setting",
+        "note",
+        "command line",
+        "leave it out",
+    )
     rows = "global_batch_size: 32, micro_batch_size: 4"
-    Path("mine.yaml").write_text(f"kind: sft\ndefaults: [digits]\ndata: {{{rows}, packing: token_budget, micro_batch_tokens: 256}}\n")
+    Path("mine.yaml").write_text(
+        f"kind: sft\ndefaults: [digits]\ndata: {{{rows}, packing: token_budget, micro_batch_tokens:"
+        " 256}\n"
+    )
     (note,) = findings("mine.yaml")
     assert note.rule == "ignored-setting"
     assert str(note.origin).startswith("mine.yaml:3:")
-    Path("mine.yaml").write_text("kind: sft\ndefaults: [digits]\ndata: {packing: token_budget, micro_batch_tokens: 256}\n")
+    Path("mine.yaml").write_text(
+        "kind: sft\ndefaults: [digits]\ndata: {packing: token_budget, micro_batch_tokens: 256}\n"
+    )
     assert findings("mine.yaml") == ()
 
 
@@ -320,12 +395,24 @@ def test_of_packed_rows_nothing_is_said_of_how_many_a_forward_pass_has() -> None
 
 def test_packing_for_a_model_with_windows_is_refused_before_anything_is_built() -> None:
     config = json.loads(Path("models/qwen/config.json").read_text())
-    text = {"use_sliding_window": True, "sliding_window": 24, "max_window_layers": 1, "num_hidden_layers": 2}
+    text = {
+        "use_sliding_window": True,
+        "sliding_window": 24,
+        "max_window_layers": 1,
+        "num_hidden_layers": 2,
+    }
     Path("models/qwen/config.json").write_text(json.dumps(config | {"text_config": text}))
     of_a_folder = ("model.path=models/qwen", "model.size=null", *PACKED)
     for engine in ("ddp", "fsdp2", "megatron"):
         (finding,) = findings("digits", *of_a_folder, f"engine={engine}")
-        assert (finding.rule, finding.severity, finding.parameter) == ("not-built-on-engine", "error", "data.packing")
-        assert "1 of the model's 2 layers see the last 24 tokens only (sliding_window)" in finding.message
+        assert (finding.rule, finding.severity, finding.parameter) == (
+            "not-built-on-engine",
+            "error",
+            "data.packing",
+        )
+        assert (
+            "1 of the model's 2 layers see the last 24 tokens only (sliding_window)"
+            in finding.message
+        )
     assert findings("digits", *of_a_folder, "data.micro_batch_tokens=23") == ()
     assert findings("digits", *of_a_folder[:2]) == ()

@@ -27,20 +27,28 @@ def finding(override: str) -> Diagnostic:
         ("trian.steps=1", "`train`"),
         ("epochs=1", "`train.epochs`"),
         ("num_train_epochs=1", "`train.epochs`"),
-        ("batch_size=1", "`evaluation.batch_size`, `data.global_batch_size` or `data.micro_batch_size`"),
+        (
+            "batch_size=1",
+            "`evaluation.batch_size`, `data.global_batch_size` or `data.micro_batch_size`",
+        ),
         ("steps=4", "`train.steps`, `optim.warmup_steps` or `checkpoint.every_steps`"),
         ("data.max_len=1", "`data.max_length`"),
         ("model.rope_theta=1", None),
         ("seed=1", "`run.seed`"),
     ],
 )
-def test_an_unknown_key_is_answered_with_what_it_may_have_meant(override: str, meant: str | None) -> None:
+def test_an_unknown_key_is_answered_with_what_it_may_have_meant(
+    override: str, meant: str | None
+) -> None:
     found = finding(override)
     assert found.rule == "unknown-key"
     assert found.help == (
         f"did you mean {meant}?"
         if meant
-        else "`model` has the settings family, path, modeling, init, size, dtype, attention, gradient_checkpointing, dummy_visual, freeze"
+        else (
+            "`model` has the settings family, path, modeling, init, size, dtype, attention,"
+            " gradient_checkpointing, dummy_visual, freeze"
+        )
     )
 
 
@@ -50,9 +58,16 @@ def test_a_setting_of_another_kind_of_source_is_told_apart() -> None:
 
 def test_a_setting_of_another_engine_is_told_apart() -> None:
     assert finding("engine.cpu_offload=true").help == "`cpu_offload` is a setting of kind: fsdp2"
-    assert finding("engine.reshard_afer_forward=true").help == "did you mean `engine.reshard_after_forward`?"
+    assert (
+        finding("engine.reshard_afer_forward=true").help
+        == "did you mean `engine.reshard_after_forward`?"
+    )
     found = finding("engine.kind=fsdp")
-    assert (found.rule, found.help, found.expected) == ("unknown-choice", "did you mean `fsdp2`?", "ddp, fsdp2, megatron")
+    assert (found.rule, found.help, found.expected) == (
+        "unknown-choice",
+        "did you mean `fsdp2`?",
+        "ddp, fsdp2, megatron",
+    )
     with pytest.raises(Findings) as caught:
         examine("digits", ["engine=fsdp"])
     assert caught.value.diagnostics[0].help == "did you mean `engine=fsdp2`?"
@@ -62,12 +77,32 @@ def test_a_setting_of_another_engine_is_told_apart() -> None:
     ("override", "rule", "expected", "help"),
     [
         ("model.attention=sdp", "unknown-choice", "sdpa, eager", "did you mean `sdpa`?"),
-        ("model.dtype=Float32", "unknown-choice", "float32, bfloat16, float64", "did you mean `float32`?"),
-        ("data.train.0.format=message", "unknown-choice", "digits, messages", "did you mean `messages`?"),
-        ("run.name=7", "wrong-type", "text that is not empty", "quote it for vtool, and for the shell: \"run.name='7'\""),
+        (
+            "model.dtype=Float32",
+            "unknown-choice",
+            "float32, bfloat16, float64",
+            "did you mean `float32`?",
+        ),
+        (
+            "data.train.0.format=message",
+            "unknown-choice",
+            "digits, messages",
+            "did you mean `messages`?",
+        ),
+        (
+            "run.name=7",
+            "wrong-type",
+            "text that is not empty",
+            "quote it for vtool, and for the shell: \"run.name='7'\"",
+        ),
         ("train.steps=5.0", "wrong-type", "an integer of at least 1, or null", "write 5"),
         ("device=cpu", "wrong-type", "a group of settings", "did you mean `device.kind=cpu`?"),
-        ("engine.gradient_as_bucket_view=yes", "wrong-type", "true or false", "write true or false"),
+        (
+            "engine.gradient_as_bucket_view=yes",
+            "wrong-type",
+            "true or false",
+            "write true or false",
+        ),
         ("optim.clip_norm=none", "wrong-type", "a number above 0, or null", "write null"),
         ("optim.lr='1e-3'", "wrong-type", "a number above 0", "without quotes it is a number"),
         (
@@ -77,13 +112,25 @@ def test_a_setting_of_another_engine_is_told_apart() -> None:
             "write a list of groups: [{format: digits, …}]",
         ),
         ("data.drop_model_inputs=pixel_values", "wrong-type", None, "write a list: [pixel_values]"),
-        ("optim.betas=[0.9]", "out-of-range", "a list of 2, each a number of at least 0 and below 1", None),
-        ("optim.betas=[0.9,0.9,0.9]", "out-of-range", "a list of 2, each a number of at least 0 and below 1", None),
+        (
+            "optim.betas=[0.9]",
+            "out-of-range",
+            "a list of 2, each a number of at least 0 and below 1",
+            None,
+        ),
+        (
+            "optim.betas=[0.9,0.9,0.9]",
+            "out-of-range",
+            "a list of 2, each a number of at least 0 and below 1",
+            None,
+        ),
         ("optim.betas=[0.9,1]", "out-of-range", "a number of at least 0 and below 1", None),
         ("data.train=[]", "out-of-range", None, "write a list of groups: [{format: digits, …}]"),
     ],
 )
-def test_a_value_that_does_not_fit_is_answered_with_what_does(override: str, rule: str, expected: str | None, help: str | None) -> None:
+def test_a_value_that_does_not_fit_is_answered_with_what_does(
+    override: str, rule: str, expected: str | None, help: str | None
+) -> None:
     found = finding(override)
     assert found.rule == rule
     assert expected is None or found.expected == expected
@@ -94,7 +141,10 @@ def test_a_quoted_number_in_a_file_is_answered_for_a_file(tmp_path: Path) -> Non
     recipe = tmp_path / "mine.yaml"
     recipe.write_text("defaults: [digits]\nrun: {name: 7}\noptim.lr: 1\n")
     helps = {each.rule: each.help for each in examine(str(recipe)).findings}
-    assert helps == {"wrong-type": 'quote it: name: "7"', "unknown-key": "in a file, groups are nested: `optim: {lr: …}`"}
+    assert helps == {
+        "wrong-type": 'quote it: name: "7"',
+        "unknown-key": "in a file, groups are nested: `optim: {lr: …}`",
+    }
 
 
 def test_every_setting_says_what_it_takes_and_what_it_is_for() -> None:

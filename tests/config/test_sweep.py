@@ -9,9 +9,16 @@ from vtool.diagnostics import Findings
 def test_the_last_override_changes_fastest_and_one_value_is_in_every_job() -> None:
     jobs = expand(["optim.lr=0.1,0.2", "run.seed=range(1,3)", "train.steps=5"])
     assert [job.overrides for job in jobs] == [
-        (f"optim.lr={lr}", f"run.seed={seed}", "train.steps=5") for lr in ("0.1", "0.2") for seed in ("1", "2")
+        (f"optim.lr={lr}", f"run.seed={seed}", "train.steps=5")
+        for lr in ("0.1", "0.2")
+        for seed in ("1", "2")
     ]
-    assert [job.suffix for job in jobs] == ["lr=0.1,seed=1", "lr=0.1,seed=2", "lr=0.2,seed=1", "lr=0.2,seed=2"]
+    assert [job.suffix for job in jobs] == [
+        "lr=0.1,seed=1",
+        "lr=0.1,seed=2",
+        "lr=0.2,seed=1",
+        "lr=0.2,seed=2",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -20,7 +27,10 @@ def test_the_last_override_changes_fastest_and_one_value_is_in_every_job() -> No
         ("engine=ddp,fsdp2", ["engine=ddp", "engine=fsdp2"]),
         ("optim.lr=choice(0.1,0.2)", ["optim.lr=0.1", "optim.lr=0.2"]),
         ("++optim.lr=0.1,0.2", ["++optim.lr=0.1", "++optim.lr=0.2"]),
-        ("optim.betas=[0.9,0.98],[0.9,0.999]", ["optim.betas=[0.9,0.98]", "optim.betas=[0.9,0.999]"]),
+        (
+            "optim.betas=[0.9,0.98],[0.9,0.999]",
+            ["optim.betas=[0.9,0.98]", "optim.betas=[0.9,0.999]"],
+        ),
         ("optim.betas=[0.9,0.98]", ["optim.betas=[0.9,0.98]"]),
         ("run.name='a,b'", ["run.name='a,b'"]),
         ("run.seed=1,1,2", ["run.seed=1", "run.seed=2"]),
@@ -45,8 +55,12 @@ def test_names_tell_jobs_apart_and_are_names_of_files() -> None:
         assert all("/" not in each and len(each) <= 120 and each.isascii() for each in found)
         return found
 
-    assert suffixes("optim.lr=1,2", "optim.groups.vision.lr=3,4")[0] == "optim.lr=1,optim.groups.vision.lr=3"
-    assert all(each.startswith("path=a_b-") for each in suffixes("model.path=a/b,a:b"))  # written alike, and yet two
+    assert (
+        suffixes("optim.lr=1,2", "optim.groups.vision.lr=3,4")[0]
+        == "optim.lr=1,optim.groups.vision.lr=3"
+    )
+    # written alike, and yet two
+    assert all(each.startswith("path=a_b-") for each in suffixes("model.path=a/b,a:b"))
     assert suffixes("run.seed=1", "train.steps=2") == [""]
     long = "x" * 300
     suffixes(f"model.path={long}1,{long}2")

@@ -15,7 +15,9 @@ from vtool.diagnostics import Diagnostic
 
 
 def rows_of(folder: Path, rows: list[Any], *overrides: str) -> EncodedRows:
-    return encoded(request("rows", messages(write_rows(folder / "rows.jsonl", rows)), *overrides))[0]
+    return encoded(request("rows", messages(write_rows(folder / "rows.jsonl", rows)), *overrides))[
+        0
+    ]
 
 
 def audit_of(rows: EncodedRows, workers: int = 0) -> Any:
@@ -45,16 +47,27 @@ def test_bad_rows_are_dropped_up_to_the_number_allowed(tmp_path: Path) -> None:
     made = [chat("a", "b"), '{"messages"', chat("a", "")]
     ledger, findings = audit_of(rows_of(tmp_path, made, "data.max_dropped_rows=2"))
     assert findings == ()
-    assert [(entry.row, entry.rule) for entry in ledger.dropped] == [("rows.jsonl:2", "broken-row"), ("rows.jsonl:3", "no-assistant-turn")]
+    assert [(entry.row, entry.rule) for entry in ledger.dropped] == [
+        ("rows.jsonl:2", "broken-row"),
+        ("rows.jsonl:3", "no-assistant-turn"),
+    ]
     _, findings = audit_of(rows_of(tmp_path, made, "data.max_dropped_rows=1"))
-    assert [finding.rule for finding in findings] == ["broken-row", "no-assistant-turn", "too-many-dropped-rows"]
+    assert [finding.rule for finding in findings] == [
+        "broken-row",
+        "no-assistant-turn",
+        "too-many-dropped-rows",
+    ]
 
 
 def test_overlong_rows_are_dropped_only_where_the_recipe_says_so(tmp_path: Path) -> None:
     made = [chat("a", "b"), chat("word " * 50, "b")]
     _, findings = audit_of(rows_of(tmp_path, made, "data.max_length=30", "data.max_dropped_rows=1"))
     assert [finding.rule for finding in findings] == ["overlong-row"]
-    ledger, findings = audit_of(rows_of(tmp_path, made, "data.max_length=30", "data.on_overlong=drop", "data.max_dropped_rows=1"))
+    ledger, findings = audit_of(
+        rows_of(
+            tmp_path, made, "data.max_length=30", "data.on_overlong=drop", "data.max_dropped_rows=1"
+        )
+    )
     assert findings == ()
     assert [entry.rule for entry in ledger.dropped] == ["overlong-row"]
 
@@ -73,7 +86,11 @@ def test_a_thousand_bad_rows_are_counted_not_listed(tmp_path: Path) -> None:
 def test_what_every_row_has_is_told_of_one(tmp_path: Path) -> None:
     """As of a chat template that writes an image twice: it is not the rows'."""
     _, findings = audit_of(rows_of(tmp_path, [chat("a", "")] * 1000))
-    assert [finding.rule for finding in findings] == ["no-assistant-turn", "too-many-dropped-rows", "no-assistant-turn"]
+    assert [finding.rule for finding in findings] == [
+        "no-assistant-turn",
+        "too-many-dropped-rows",
+        "no-assistant-turn",
+    ]
     assert "1000 of 1000" in findings[1].message
     assert findings[-1].message == "… and 999 more rows"
 
@@ -93,14 +110,25 @@ def test_rows_that_would_end_in_a_traceback_are_findings(tmp_path: Path, workers
     ]
     ledger, findings = audit_of(rows_of(tmp_path, made), workers)
     malformed, broken = "malformed-messages", "broken-row"
-    wanted = [malformed, "missing-image", malformed, broken, malformed, broken, "broken-image", "too-many-dropped-rows"]
+    wanted = [
+        malformed,
+        "missing-image",
+        malformed,
+        broken,
+        malformed,
+        broken,
+        "broken-image",
+        "too-many-dropped-rows",
+    ]
     assert [finding.rule for finding in findings] == wanted
     assert ledger.kept == (0,)
     assert all(len(finding.message) < 400 for finding in findings)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_an_error_that_no_rule_is_for_is_its_rows_own_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int) -> None:
+def test_an_error_that_no_rule_is_for_is_its_rows_own_finding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int
+) -> None:
     """All is told that leads to it: it may be a defect of vtool."""
     from vtool.data import encode
 
@@ -114,7 +142,10 @@ def test_an_error_that_no_rule_is_for_is_its_rows_own_finding(tmp_path: Path, mo
     ledger, (finding, too_many) = audit_of(rows, workers)
     assert ledger.kept == (0, 2)
     assert (finding.rule, too_many.rule) == ("broken-row", "too-many-dropped-rows")
-    assert "rows.jsonl:2: looking at the row raised IndexError: pop from empty list (raised at " in finding.message
+    assert (
+        "rows.jsonl:2: looking at the row raised IndexError: pop from empty list (raised at "
+        in finding.message
+    )
     assert "tests/data/test_audit.py:" in finding.message
     assert ", called at vtool/data/encode.py:" in finding.message
     assert finding.origin is not None
@@ -122,7 +153,9 @@ def test_an_error_that_no_rule_is_for_is_its_rows_own_finding(tmp_path: Path, mo
 
 
 @pytest.mark.parametrize("kind", [MemoryError, KeyboardInterrupt])
-def test_an_error_that_is_not_of_the_row_goes_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[BaseException]) -> None:
+def test_an_error_that_is_not_of_the_row_goes_through(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[BaseException]
+) -> None:
     from vtool.data import encode
 
     def breaks(*_: Any) -> Any:
@@ -138,7 +171,9 @@ def test_a_ledger_says_how_many_rows_were_dropped_for_which_rule(tmp_path: Path)
     made = [chat("a", "b"), '{"messages"', chat("a", ""), chat("a", "")]
     ledger, _ = audit_of(rows_of(tmp_path, made, "data.max_dropped_rows=3"))
     assert ledger.dropped_by_rule == {"no-assistant-turn": 2, "broken-row": 1}
-    assert ledger.in_words().startswith("4 rows · 1 kept · 3 dropped (2 no-assistant-turn, 1 broken-row) · 0 images")
+    assert ledger.in_words().startswith(
+        "4 rows · 1 kept · 3 dropped (2 no-assistant-turn, 1 broken-row) · 0 images"
+    )
     ledger, _ = audit_of(rows_of(tmp_path, made[:2], "data.max_dropped_rows=1"))
     assert "1 dropped (broken-row)" in ledger.in_words()
     ledger, _ = audit_of(rows_of(tmp_path, made[:1]))
@@ -149,12 +184,18 @@ def test_a_ledger_says_how_many_rows_were_dropped_for_which_rule(tmp_path: Path)
 def test_answers_longer_than_the_model_may_write_are_counted(tmp_path: Path) -> None:
     rows = rows_of(tmp_path, [chat("a", "b"), chat("a", "12345"), chat("a", "123456")])
     ledger, _ = audit_of(rows)
-    assert ledger.answers == tuple(len(rows.processor.tokenizer(text).input_ids) for text in ("b", "12345", "123456"))
+    assert ledger.answers == tuple(
+        len(rows.processor.tokenizer(text).input_ids) for text in ("b", "12345", "123456")
+    )
     longest = 6
     ledger = replace(ledger, answers=(1, 5, longest))
 
     def warned(longest: int) -> list[Diagnostic]:
-        made = request("rows", messages(tmp_path / "rows.jsonl"), f"evaluation.generate.max_new_tokens={longest}")
+        made = request(
+            "rows",
+            messages(tmp_path / "rows.jsonl"),
+            f"evaluation.generate.max_new_tokens={longest}",
+        )
         return list(warnings(ledger, made.run, "test"))
 
     assert warned(longest) == []  # the end token need not be written
@@ -166,19 +207,28 @@ def test_answers_longer_than_the_model_may_write_are_counted(tmp_path: Path) -> 
 
 
 def test_answers_that_are_cut_are_told_and_not_those_whose_end_is_kept(tmp_path: Path) -> None:
-    path = write_rows(tmp_path / "rows.jsonl", [chat("a", "yes yes yes yes yes yes yes"), chat("a", "yes")])
+    path = write_rows(
+        tmp_path / "rows.jsonl", [chat("a", "yes yes yes yes yes yes yes"), chat("a", "yes")]
+    )
     whole = encoded(request("rows", messages(path)))[0]
     longest = len(whole.sample(0).input_ids)
-    for limit, cut in ((longest - 1, ()), (longest - 3, ("rows.jsonl:1",))):  # the last token is the line's end after the end token
-        made = request("rows", messages(path), f"data.max_length={limit}", "data.on_overlong=truncate")
+    # the last token is the line's end after the end token
+    for limit, cut in ((longest - 1, ()), (longest - 3, ("rows.jsonl:1",))):
+        made = request(
+            "rows", messages(path), f"data.max_length={limit}", "data.on_overlong=truncate"
+        )
         rows, _ = encoded(made)
         ledger, findings = settle(rows, look(rows, range(2), 0), "train")
         assert (ledger.truncated, ledger.cut, findings) == (1, cut, ())
-        assert [warning.rule for warning in warnings(ledger, made.run, "train")] == ["answer-cut-off"] * len(cut)
+        assert [warning.rule for warning in warnings(ledger, made.run, "train")] == [
+            "answer-cut-off"
+        ] * len(cut)
 
 
 def test_other_bytes_of_an_image_are_other_rows(tmp_path: Path) -> None:
-    rows, _ = encoded(request("rows", messages(write_rows(tmp_path / "rows.jsonl", mixed_rows(tmp_path, 2)))))
+    rows, _ = encoded(
+        request("rows", messages(write_rows(tmp_path / "rows.jsonl", mixed_rows(tmp_path, 2))))
+    )
     before = settle(rows, look(rows, range(2), 0), "train")[0]
     assert settle(rows, look(rows, range(2), 0), "train")[0].images_digest == before.images_digest
     picture(tmp_path / "1-0.png", 56, 28, seed=9)

@@ -13,11 +13,19 @@ SPLITS = {split: Digits(split) for split in ("train", "validation", "test")}
 def test_every_scan_is_in_one_split() -> None:
     members = [member for source in SPLITS.values() for member in source.members]
     assert sorted(members) == list(range(1797))
-    assert {split: len(source) for split, source in SPLITS.items()} == {"train": 1258, "validation": 180, "test": 359}
+    assert {split: len(source) for split, source in SPLITS.items()} == {
+        "train": 1258,
+        "validation": 180,
+        "test": 359,
+    }
 
 
 def test_each_digit_is_in_each_split_in_proportion() -> None:
-    whole = Counter(row.messages[1]["content"] for source in SPLITS.values() for row in map(source.row, range(len(source))))
+    whole = Counter(
+        row.messages[1]["content"]
+        for source in SPLITS.values()
+        for row in map(source.row, range(len(source)))
+    )
     for source in SPLITS.values():
         here = Counter(source.row(index).messages[1]["content"] for index in range(len(source)))
         for digit, count in whole.items():
@@ -26,8 +34,23 @@ def test_each_digit_is_in_each_split_in_proportion() -> None:
 
 def test_as_many_scans_of_each_digit_as_uci_says() -> None:
     """Of its documentation's table, the test part."""
-    shown = Counter(int(row.messages[1]["content"]) for source in SPLITS.values() for row in map(source.row, range(len(source))))
-    assert [shown[digit] for digit in range(10)] == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
+    shown = Counter(
+        int(row.messages[1]["content"])
+        for source in SPLITS.values()
+        for row in map(source.row, range(len(source)))
+    )
+    assert [shown[digit] for digit in range(10)] == [
+        178,
+        182,
+        177,
+        183,
+        181,
+        182,
+        181,
+        179,
+        174,
+        180,
+    ]
 
 
 def test_a_row_shows_the_scan_that_its_answer_names() -> None:

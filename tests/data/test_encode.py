@@ -18,7 +18,9 @@ from vtool.verify.rows import render_example
 
 
 def rows_of(folder: Path, rows: list[Any], *overrides: str) -> EncodedRows:
-    return encoded(request("rows", messages(write_rows(folder / "rows.jsonl", rows)), *overrides))[0]
+    return encoded(request("rows", messages(write_rows(folder / "rows.jsonl", rows)), *overrides))[
+        0
+    ]
 
 
 def rule_of(rows: EncodedRows, index: int = 0) -> str:
@@ -29,13 +31,18 @@ def rule_of(rows: EncodedRows, index: int = 0) -> str:
 
 def test_image_tokens_are_as_many_as_features(tmp_path: Path) -> None:
     picture(tmp_path / "wide.png", 112, 56)
-    rows = rows_of(tmp_path, [chat("<image>?", "b") | {"images": ["wide.png"]}], "data.image={min_pixels:784,max_pixels:100000}")
+    rows = rows_of(
+        tmp_path,
+        [chat("<image>?", "b") | {"images": ["wide.png"]}],
+        "data.image={min_pixels:784,max_pixels:100000}",
+    )
     sample = rows.sample(0)
     assert sample.visuals.image_grid_thw is not None
     assert sample.visuals.image_grid_thw.tolist() == [[1, 4, 8]]  # 56 × 112 pixels in patches of 14
     assert sample.visuals.pixel_values is not None
     assert sample.visuals.pixel_values.shape == (32, 3 * 2 * 14 * 14)
-    assert int((sample.input_ids == rows.processor.ids.image).sum()) == 32 // 4  # four patches are merged into one token
+    # four patches are merged into one token
+    assert int((sample.input_ids == rows.processor.ids.image).sum()) == 32 // 4
 
 
 def test_labels_never_cover_an_image_or_padding(tmp_path: Path) -> None:
@@ -55,9 +62,15 @@ def test_targets_are_the_labels_one_place_on(tmp_path: Path) -> None:
     assert batch.supervised == sum(sample.supervised for sample in samples)
     for place, sample in enumerate(samples):
         found = {
-            (int(column), int(target)) for column, target in zip(batch.columns, batch.targets[place], strict=True) if target != IGNORED
+            (int(column), int(target))
+            for column, target in zip(batch.columns, batch.targets[place], strict=True)
+            if target != IGNORED
         }
-        wanted = {(position - 1, int(label)) for position, label in enumerate(sample.labels) if label != IGNORED}
+        wanted = {
+            (position - 1, int(label))
+            for position, label in enumerate(sample.labels)
+            if label != IGNORED
+        }
         assert found == wanted
 
 
@@ -67,8 +80,13 @@ def test_padding_is_masked_and_belongs_to_no_image(tmp_path: Path) -> None:
     batch = collate(samples, rows.processor)
     for place, sample in enumerate(samples):
         length = len(sample.input_ids)
-        assert batch.inputs["attention_mask"][place].tolist() == [1] * length + [0] * (batch.inputs["input_ids"].shape[1] - length)
-        assert torch.equal(batch.inputs["mm_token_type_ids"][place, :length].bool(), sample.input_ids == rows.processor.ids.image)
+        assert batch.inputs["attention_mask"][place].tolist() == [1] * length + [0] * (
+            batch.inputs["input_ids"].shape[1] - length
+        )
+        assert torch.equal(
+            batch.inputs["mm_token_type_ids"][place, :length].bool(),
+            sample.input_ids == rows.processor.ids.image,
+        )
         assert not batch.inputs["mm_token_type_ids"][place, length:].any()
 
 
@@ -84,32 +102,55 @@ def test_prompts_end_together(tmp_path: Path) -> None:
 def test_a_prompt_has_the_images_before_its_answer_only(tmp_path: Path) -> None:
     for name in ("a.png", "b.png"):
         picture(tmp_path / name)
-    turns = [{"role": "user", "content": "<image>?"}, {"role": "assistant", "content": "x"}, {"role": "user", "content": "<image>?"}]
-    rows = rows_of(tmp_path, [{"messages": [*turns[:1], {"role": "assistant", "content": "y"}], "images": ["a.png"]}])
+    turns = [
+        {"role": "user", "content": "<image>?"},
+        {"role": "assistant", "content": "x"},
+        {"role": "user", "content": "<image>?"},
+    ]
+    rows = rows_of(
+        tmp_path,
+        [{"messages": [*turns[:1], {"role": "assistant", "content": "y"}], "images": ["a.png"]}],
+    )
     prompt = encode_prompt(rows.rows, 0, rows.processor)
     assert prompt.visuals.image_grid_thw is not None
     assert len(prompt.visuals.image_grid_thw) == 1
     assert prompt.reference == "y"
 
 
-@pytest.mark.parametrize("names", ["attention_mask", "mm_token_type_ids", "pixel_values,image_grid_thw"])
+@pytest.mark.parametrize(
+    "names", ["attention_mask", "mm_token_type_ids", "pixel_values,image_grid_thw"]
+)
 def test_an_input_is_left_out_only_where_the_recipe_names_it(tmp_path: Path, names: str) -> None:
     made = mixed_rows(tmp_path, 3)
     everything = rows_of(tmp_path, made)[MicroBatch((0, 1, 2))].inputs
-    assert set(everything) == {"input_ids", "attention_mask", "mm_token_type_ids", "pixel_values", "image_grid_thw"}
-    fewer = rows_of(tmp_path, made, f"data.drop_model_inputs=[{names}]")[MicroBatch((0, 1, 2))].inputs
+    assert set(everything) == {
+        "input_ids",
+        "attention_mask",
+        "mm_token_type_ids",
+        "pixel_values",
+        "image_grid_thw",
+    }
+    fewer = rows_of(tmp_path, made, f"data.drop_model_inputs=[{names}]")[
+        MicroBatch((0, 1, 2))
+    ].inputs
     assert set(fewer) == set(everything) - set(names.split(","))
 
 
 def test_a_truncated_image_is_refused(tmp_path: Path) -> None:
     path = picture(tmp_path / "a.png", 280, 280)
     path.write_bytes(path.read_bytes()[:5000])
-    assert rule_of(rows_of(tmp_path, [chat("<image>?", "b") | {"images": ["a.png"]}])) == "broken-image"
+    assert (
+        rule_of(rows_of(tmp_path, [chat("<image>?", "b") | {"images": ["a.png"]}]))
+        == "broken-image"
+    )
 
 
 def test_a_file_that_is_no_image_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_text("not an image")
-    assert rule_of(rows_of(tmp_path, [chat("<image>?", "b") | {"images": ["a.png"]}])) == "broken-image"
+    assert (
+        rule_of(rows_of(tmp_path, [chat("<image>?", "b") | {"images": ["a.png"]}]))
+        == "broken-image"
+    )
 
 
 def test_an_image_turned_by_its_camera_is_turned_back(tmp_path: Path) -> None:
@@ -119,7 +160,11 @@ def test_an_image_turned_by_its_camera_is_turned_back(tmp_path: Path) -> None:
     exif = Image.Exif()
     exif[0x0112] = 6  # the camera was held upright
     plain.save(tmp_path / "turned.png", exif=exif)
-    rows = rows_of(tmp_path, [chat("<image>?", "b") | {"images": ["turned.png"]}], "data.image={min_pixels:784,max_pixels:100000}")
+    rows = rows_of(
+        tmp_path,
+        [chat("<image>?", "b") | {"images": ["turned.png"]}],
+        "data.image={min_pixels:784,max_pixels:100000}",
+    )
     grid = rows.sample(0).visuals.image_grid_thw
     assert grid is not None
     assert grid.tolist() == [[1, 4, 2]]
@@ -135,7 +180,9 @@ def test_an_overlong_row_is_refused_by_default(tmp_path: Path) -> None:
 
 
 def test_truncation_keeps_a_part_of_the_answer_and_says_so(tmp_path: Path) -> None:
-    rows = rows_of(tmp_path, [chat("Hi", "word " * 60)], "data.max_length=30", "data.on_overlong=truncate")
+    rows = rows_of(
+        tmp_path, [chat("Hi", "word " * 60)], "data.max_length=30", "data.on_overlong=truncate"
+    )
     sample = rows.sample(0)
     assert len(sample.input_ids) == 30
     assert sample.truncated
@@ -143,26 +190,42 @@ def test_truncation_keeps_a_part_of_the_answer_and_says_so(tmp_path: Path) -> No
 
 
 def test_truncation_that_leaves_no_answer_is_refused(tmp_path: Path) -> None:
-    rows = rows_of(tmp_path, [chat("q " * 60, "b")], "data.max_length=30", "data.on_overlong=truncate")
+    rows = rows_of(
+        tmp_path, [chat("q " * 60, "b")], "data.max_length=30", "data.on_overlong=truncate"
+    )
     assert rule_of(rows) == "answer-cut-off"
 
 
 def test_truncation_that_cuts_an_image_is_refused(tmp_path: Path) -> None:
     picture(tmp_path / "a.png", 280, 280)
     turns = [("user", "Hi"), ("assistant", "b"), ("user", "<image>?"), ("assistant", "b")]
-    row = {"messages": [{"role": role, "content": content} for role, content in turns], "images": ["a.png"]}
-    overrides = ["data.image={min_pixels:784,max_pixels:100000}", "data.max_length=60", "data.on_overlong=truncate"]
+    row = {
+        "messages": [{"role": role, "content": content} for role, content in turns],
+        "images": ["a.png"],
+    }
+    overrides = [
+        "data.image={min_pixels:784,max_pixels:100000}",
+        "data.max_length=60",
+        "data.on_overlong=truncate",
+    ]
     assert rule_of(rows_of(tmp_path, [row], *overrides)) == "answer-cut-off"
 
 
 def test_an_image_too_large_to_be_meant_is_refused(tmp_path: Path) -> None:
     decompression_bomb(tmp_path / "a.png")
-    assert rule_of(rows_of(tmp_path, [chat("<image>?", "b") | {"images": ["a.png"]}])) == "broken-image"
+    assert (
+        rule_of(rows_of(tmp_path, [chat("<image>?", "b") | {"images": ["a.png"]}]))
+        == "broken-image"
+    )
 
 
 def test_an_example_shows_what_is_supervised(tmp_path: Path) -> None:
     picture(tmp_path / "a.png", 28, 56)
-    rows = rows_of(tmp_path, [chat("<image>Hi", "Hello") | {"images": ["a.png"]}], "data.image={min_pixels:784,max_pixels:100000}")
+    rows = rows_of(
+        tmp_path,
+        [chat("<image>Hi", "Hello") | {"images": ["a.png"]}],
+        "data.image={min_pixels:784,max_pixels:100000}",
+    )
     text = render_example(rows.sample(0), rows.processor)
     wanted = "<|im_start|>user\n<|vision_start|><|image_pad|>×2<|vision_end|>Hi<|im_end|>\n<|im_start|>assistant\n⟦Hello<|im_end|>⟧\n"
     assert text == wanted
@@ -173,14 +236,22 @@ def test_batches_come_in_the_order_of_the_plan(tmp_path: Path, workers: int) -> 
     rows = rows_of(tmp_path, mixed_rows(tmp_path, 11, text_only=(2, 3)))
     plan = Plan(11, 4, seed=1)
     kept = range(11)
-    got = list(load_steps(rows, range(2, 6), lambda step: micro_batches(plan, kept, step, 0, 1, 3), workers))
-    assert [[row for batch in step for row in batch.indices] for step in got] == [list(plan.step(step)) for step in range(2, 6)]
+    got = list(
+        load_steps(
+            rows, range(2, 6), lambda step: micro_batches(plan, kept, step, 0, 1, 3), workers
+        )
+    )
+    assert [[row for batch in step for row in batch.indices] for step in got] == [
+        list(plan.step(step)) for step in range(2, 6)
+    ]
 
 
 def test_a_rank_without_rows_gets_a_stand_in_that_counts_for_nothing(tmp_path: Path) -> None:
     rows = rows_of(tmp_path, mixed_rows(tmp_path, 5))
     plan = Plan(5, 4, seed=0)  # the second step has one row
-    ((batch,),) = load_steps(rows, range(2, 3), lambda step: micro_batches(plan, range(5), step, 1, 2, 4), 0)
+    ((batch,),) = load_steps(
+        rows, range(2, 3), lambda step: micro_batches(plan, range(5), step, 1, 2, 4), 0
+    )
     assert batch.indices == ()
     assert batch.supervised == batch.tokens == 0
     assert (batch.targets == IGNORED).all()

@@ -27,13 +27,20 @@ def turned(keys: dict[str, Any]) -> dict[str, Any]:
 
 def test_text_content_stays_as_it_is(tmp_path: Path) -> None:
     row = Messages(str(write_rows(tmp_path / "rows.jsonl", [chat("Hi", "Hello")]))).row(0)
-    assert row.messages == [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
+    assert row.messages == [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "Hello"},
+    ]
     assert row.images == []
 
 
 def test_image_tags_take_the_listed_images_in_order(tmp_path: Path) -> None:
     names = [picture(tmp_path / name).name for name in ("a.png", "b.png")]
-    row = Messages(str(write_rows(tmp_path / "rows.jsonl", [chat("x<image>y<image>", "z") | {"images": names}]))).row(0)
+    row = Messages(
+        str(
+            write_rows(tmp_path / "rows.jsonl", [chat("x<image>y<image>", "z") | {"images": names}])
+        )
+    ).row(0)
     assert row.messages[0]["content"] == [
         {"type": "text", "text": "x"},
         {"type": "image"},
@@ -55,7 +62,9 @@ def test_image_tags_take_the_listed_images_in_order(tmp_path: Path) -> None:
 )
 def test_every_layout_of_an_image_part_is_understood(tmp_path: Path, part: dict[str, Any]) -> None:
     picture(tmp_path / "a.png")
-    row = Messages(str(write_rows(tmp_path / "rows.jsonl", [chat([part, {"type": "text", "text": "?"}], "!")]))).row(0)
+    row = Messages(
+        str(write_rows(tmp_path / "rows.jsonl", [chat([part, {"type": "text", "text": "?"}], "!")]))
+    ).row(0)
     assert row.messages[0]["content"] == [{"type": "image"}, {"type": "text", "text": "?"}]
     assert row.images == [str(tmp_path / "a.png")]
 
@@ -63,7 +72,9 @@ def test_every_layout_of_an_image_part_is_understood(tmp_path: Path, part: dict[
 def test_parts_without_a_path_take_the_listed_images(tmp_path: Path) -> None:
     names = [picture(tmp_path / name).name for name in ("a.png", "b.png")]
     content = [{"type": "image"}, {"type": "image"}, {"type": "text", "text": "Same?"}]
-    row = Messages(str(write_rows(tmp_path / "rows.jsonl", [chat(content, "No") | {"images": names}]))).row(0)
+    row = Messages(
+        str(write_rows(tmp_path / "rows.jsonl", [chat(content, "No") | {"images": names}]))
+    ).row(0)
     assert [Path(image).name for image in row.images] == names
 
 
@@ -75,7 +86,11 @@ def test_a_data_address_carries_its_picture(tmp_path: Path) -> None:
 
 
 def test_keys_that_the_template_may_use_are_kept(tmp_path: Path) -> None:
-    call = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "look", "arguments": {}}}]}
+    call = {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"function": {"name": "look", "arguments": {}}}],
+    }
     record = {"messages": [{"role": "user", "content": "?"}, call], "tools": [{"name": "look"}]}
     row = Messages(str(write_rows(tmp_path / "rows.jsonl", [record]))).row(0)
     assert row.messages[1] == call
@@ -83,7 +98,9 @@ def test_keys_that_the_template_may_use_are_kept(tmp_path: Path) -> None:
 
 
 def test_blank_lines_are_no_rows_and_line_numbers_stay_true(tmp_path: Path) -> None:
-    source = Messages(str(write_rows(tmp_path / "rows.jsonl", ["", chat("a", "b"), "   ", chat("c", "d")])))
+    source = Messages(
+        str(write_rows(tmp_path / "rows.jsonl", ["", chat("a", "b"), "   ", chat("c", "d")]))
+    )
     assert len(source) == 2
     assert [source.name(index) for index in range(2)] == ["rows.jsonl:2", "rows.jsonl:4"]
     assert source.row(1).messages[0]["content"] == "c"
@@ -117,10 +134,18 @@ def test_a_line_cut_off_is_a_broken_row_with_its_column(tmp_path: Path) -> None:
         ({"messages": [{"role": "user", "content": 7}]}, "malformed-messages", "a number"),
         ({"messages": [{"role": "user", "content": None}]}, "malformed-messages", "null"),
         (chat([{"type": "audio", "audio": "a.wav"}], "b"), "malformed-messages", "audio"),
-        (chat("a", "b") | {"videos": ["a.mp4"]}, "placeholder-mismatch", '0 video placeholders, but 1 entries in "videos"'),
+        (
+            chat("a", "b") | {"videos": ["a.mp4"]},
+            "placeholder-mismatch",
+            '0 video placeholders, but 1 entries in "videos"',
+        ),
         (chat("<image>?", "b"), "placeholder-mismatch", "1 image placeholders, but 0"),
         (chat("<image>?", "b") | {"images": ["missing.png"]}, "missing-image", "missing.png"),
-        (chat([{"type": "image", "image": "https://example.org/a.png"}], "b"), "missing-image", "not fetched"),
+        (
+            chat([{"type": "image", "image": "https://example.org/a.png"}], "b"),
+            "missing-image",
+            "not fetched",
+        ),
         (chat([{"type": "image", "image": 7}], "b"), "malformed-messages", "7"),
         (turned({"weight": 2}), "malformed-messages", '"weight" is 0 or 1; here it is 2'),
         (turned({"weight": True}), "malformed-messages", "here it is True"),
@@ -128,24 +153,42 @@ def test_a_line_cut_off_is_a_broken_row_with_its_column(tmp_path: Path) -> None:
         (turned({"loss": False}), "malformed-messages", '"loss"'),
         (turned({"image": "a.png"}), "malformed-messages", '"image"'),
         (turned({"tool_calls": "look()"}), "malformed-messages", '"tool_calls"'),
-        ({"messages": [{"role": "user", "content": "a", "weight": 1}]}, "malformed-messages", "only turns of the assistant"),
+        (
+            {"messages": [{"role": "user", "content": "a", "weight": 1}]},
+            "malformed-messages",
+            "only turns of the assistant",
+        ),
         (chat("a", "b") | {"image": "a.png"}, "malformed-messages", 'has "image"'),
         (chat("a", "b") | {"video": "a.mp4"}, "malformed-messages", 'has "video"'),
         (chat("a", "b") | {"audio": "a.wav"}, "malformed-messages", 'has "audio"'),
         (chat("a", "b") | {"system": "Be brief."}, "malformed-messages", 'has "system"'),
-        ({"conversations": [{"from": "human", "value": "a"}]}, "malformed-messages", 'has "conversations"'),
+        (
+            {"conversations": [{"from": "human", "value": "a"}]},
+            "malformed-messages",
+            'has "conversations"',
+        ),
         (chat("a", "b") | {"tools": "xx"}, "malformed-messages", "'xx'"),
         (chat("a", "b") | {"tools": ["xx"]}, "malformed-messages", "['xx']"),
-        (chat("<video>?", "b"), "placeholder-mismatch", '1 video placeholders, but 0 entries in "videos"'),
+        (
+            chat("<video>?", "b"),
+            "placeholder-mismatch",
+            '1 video placeholders, but 0 entries in "videos"',
+        ),
         (chat([{"type": "text", "text": "?<audio>"}], "b"), "malformed-messages", "<audio>"),
         (chat("a", "Here: <image>"), "image-in-answer", "turn 2"),
         (chat("a", "half \ude00"), "malformed-messages", "turn 2 has a lone surrogate, \\ude00"),
-        (chat("a", "b") | {"tools": [{"name": "\ud800"}]}, "malformed-messages", '"tools" has a lone surrogate'),
+        (
+            chat("a", "b") | {"tools": [{"name": "\ud800"}]},
+            "malformed-messages",
+            '"tools" has a lone surrogate',
+        ),
         (chat("<image>", "b") | {"images": ["q" * 5000]}, "missing-image", "qqq"),
         ('{"messages": ' + "[" * 100_000, "broken-row", "nested too deeply"),
     ],
 )
-def test_what_cannot_be_understood_is_named(tmp_path: Path, row: Any, rule: str, words: str) -> None:
+def test_what_cannot_be_understood_is_named(
+    tmp_path: Path, row: Any, rule: str, words: str
+) -> None:
     found, message = rule_of(tmp_path, row)
     assert found == rule
     assert words in message
@@ -160,13 +203,22 @@ def test_more_images_than_placeholders_is_refused(tmp_path: Path) -> None:
 
 def test_an_image_part_in_an_answer_is_refused(tmp_path: Path) -> None:
     picture(tmp_path / "a.png")
-    assert rule_of(tmp_path, chat("a", [{"type": "image", "image": "a.png"}]))[0] == "image-in-answer"  # type: ignore[arg-type]
+    assert (
+        rule_of(tmp_path, chat("a", [{"type": "image", "image": "a.png"}]))[0] == "image-in-answer"
+    )  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
     "row",
     [
-        chat("a", "b") | {"id": 7, "source": "web", "metadata": {"image": "a.png"}, "prompt": "a", "note": "\ud800"},
+        chat("a", "b")
+        | {
+            "id": 7,
+            "source": "web",
+            "metadata": {"image": "a.png"},
+            "prompt": "a",
+            "note": "\ud800",
+        },
         chat("a", "b") | {"image": None, "videos": [], "audio": "", "tools": None, "images": None},
         chat("a", "Use the <video> element.") | {"language": "en"},
         turned({"weight": 1}),
@@ -179,7 +231,9 @@ def test_what_carries_nothing_is_let_be(tmp_path: Path, row: Any) -> None:
 
 
 def test_a_mark_at_the_beginning_of_a_file_is_no_part_of_a_row(tmp_path: Path) -> None:
-    (tmp_path / "rows.jsonl").write_text("\ufeff" + json.dumps(chat("a", "b")) + "\n", encoding="utf-8")
+    (tmp_path / "rows.jsonl").write_text(
+        "\ufeff" + json.dumps(chat("a", "b")) + "\n", encoding="utf-8"
+    )
     assert Messages(str(tmp_path / "rows.jsonl")).row(0).messages[0]["content"] == "a"
 
 
@@ -191,7 +245,9 @@ def test_a_mark_at_the_beginning_of_a_file_is_no_part_of_a_row(tmp_path: Path) -
         (json.dumps(chat("a", "b"), indent=1), "jq -c . rows.json > rows.jsonl"),
     ],
 )
-def test_a_file_that_is_one_piece_of_json_is_one_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, help: str) -> None:
+def test_a_file_that_is_one_piece_of_json_is_one_finding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, help: str
+) -> None:
     monkeypatch.chdir(tmp_path)
     Path("rows.json").write_text(text)
     with pytest.raises(Findings) as caught:
@@ -206,18 +262,31 @@ def test_a_file_that_is_one_piece_of_json_is_one_finding(tmp_path: Path, monkeyp
         ({**chat("a", "b"), "Images": ["a.png"]}, '"Images", which is not read'),
         ({**chat("a", "b"), "message": [1]}, '"message", which is not read'),
         (
-            {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", "Weight": 0}]},
+            {
+                "messages": [
+                    {"role": "user", "content": "a"},
+                    {"role": "assistant", "content": "b", "Weight": 0},
+                ]
+            },
             '"Weight", which is not read',
         ),
-        (chat([{"type": "image_url", "image_url": {"url": "a.png", "detail": "low"}}], "b"), '"detail", which is not read'),
-        (chat([{"type": "image", "image": "a.png", "min_pixels": 9}], "b"), '"min_pixels", which is not read'),
+        (
+            chat([{"type": "image_url", "image_url": {"url": "a.png", "detail": "low"}}], "b"),
+            '"detail", which is not read',
+        ),
+        (
+            chat([{"type": "image", "image": "a.png", "min_pixels": 9}], "b"),
+            '"min_pixels", which is not read',
+        ),
         (chat([{"type": "text", "text": "a", "weight": 0}], "b"), '"weight", which is not read'),
         (chat("<IMAGE>a", "b"), "<IMAGE>, which would be read as plain text"),
         (chat("<|image|>a", "b"), "<|image|>, which would be read as plain text"),
         (chat("<image_1>a", "b"), "<image_1>, which would be read as plain text"),
     ],
 )
-def test_what_is_nearly_read_is_refused_by_name(tmp_path: Path, record: dict[str, Any], words: str) -> None:
+def test_what_is_nearly_read_is_refused_by_name(
+    tmp_path: Path, record: dict[str, Any], words: str
+) -> None:
     picture(tmp_path / "a.png")
     with pytest.raises(Findings, match="malformed-messages") as caught:
         Messages(str(write_rows(tmp_path / "rows.jsonl", [record]))).row(0)
@@ -225,6 +294,11 @@ def test_what_is_nearly_read_is_refused_by_name(tmp_path: Path, record: dict[str
 
 
 def test_keys_that_carry_nothing_are_let_be(tmp_path: Path) -> None:
-    record = {**chat([{"type": "image_url", "image_url": {"url": "a.png", "detail": "auto"}}], "b"), "id": 1, "source": "x", "tool": None}
+    record = {
+        **chat([{"type": "image_url", "image_url": {"url": "a.png", "detail": "auto"}}], "b"),
+        "id": 1,
+        "source": "x",
+        "tool": None,
+    }
     picture(tmp_path / "a.png")
     assert len(Messages(str(write_rows(tmp_path / "rows.jsonl", [record]))).row(0).images) == 1

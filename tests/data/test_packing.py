@@ -1,4 +1,7 @@
-"""Rows are packed into forward passes by their tokens: each once, none over the budget, ranks alike."""
+"""Rows are packed into forward passes by their tokens:
+
+each once, none over the budget, ranks alike.
+"""
 
 import numpy as np
 import pytest
@@ -7,7 +10,9 @@ from vtool.data.packing import pack
 
 
 def lognormal(count: int, seed: int) -> list[int]:
-    return np.clip(np.random.RandomState(seed).lognormal(4.0, 0.9, count), 2, 500).astype(int).tolist()
+    return (
+        np.clip(np.random.RandomState(seed).lognormal(4.0, 0.9, count), 2, 500).astype(int).tolist()
+    )
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 8])

@@ -25,7 +25,12 @@ def test_epochs_and_seeds_have_orders_of_their_own() -> None:
 @pytest.mark.parametrize("world", [1, 2, 3])
 def test_the_rows_of_a_step_do_not_depend_on_the_rank_count(world: int) -> None:
     rows = Plan(rows=50, global_batch_size=16, seed=3).step(2)
-    shares = [row for rank in range(world) for micro_batch in share(rows, rank, world, 3) for row in micro_batch]
+    shares = [
+        row
+        for rank in range(world)
+        for micro_batch in share(rows, rank, world, 3)
+        for row in micro_batch
+    ]
     assert Counter(shares) == Counter(int(row) for row in rows)
 
 

@@ -1,4 +1,7 @@
-"""Videos in rows: how they are written, what is shown of a file, and one finding for each thing that can be wrong."""
+"""Videos in rows:
+
+how they are written, what is shown of a file, and one finding for each thing that can be wrong.
+"""
 
 import builtins
 import json
@@ -55,7 +58,9 @@ def greys(clip: Clip) -> list[int]:
         ([{"type": "video"}], {"videos": [{"path": "a.mp4", "fps": 4}]}),
     ],
 )
-def test_every_layout_of_a_video_is_understood(tmp_path: Path, content: Any, more: dict[str, Any]) -> None:
+def test_every_layout_of_a_video_is_understood(
+    tmp_path: Path, content: Any, more: dict[str, Any]
+) -> None:
     (tmp_path / "a.mp4").touch()
     row = read(tmp_path, chat(content, "b") | more)
     assert row.messages[0]["content"] == [{"type": "video"}]
@@ -65,13 +70,23 @@ def test_every_layout_of_a_video_is_understood(tmp_path: Path, content: Any, mor
 def test_frames_are_a_list_of_pictures(tmp_path: Path) -> None:
     names = frames(tmp_path, "f", 3)
     files = tuple(str(tmp_path / name) for name in names)
-    for record in (chat([{"type": "video", "video": names}], "b"), chat("<video>", "b") | {"videos": [names]}):
+    for record in (
+        chat([{"type": "video", "video": names}], "b"),
+        chat("<video>", "b") | {"videos": [names]},
+    ):
         assert list(read(tmp_path, record).videos) == [Video(files)]
 
 
 def test_images_and_videos_go_to_their_own_tags(tmp_path: Path) -> None:
     names = frames(tmp_path, "f", 2)
-    row = read(tmp_path, chat("<video>a<image>b<video>", "c") | {"images": [names[0]], "videos": [names, names[::-1]]})
+    row = read(
+        tmp_path,
+        chat("<video>a<image>b<video>", "c")
+        | {
+            "images": [names[0]],
+            "videos": [names, names[::-1]],
+        },
+    )
     assert list(row.visuals()) == ["video", "image", "video"]
     assert [Path(str(video.source[0])).name for video in row.videos] == [names[0], names[1]]
 
@@ -79,29 +94,75 @@ def test_images_and_videos_go_to_their_own_tags(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("record", "rule", "words"),
     [
-        (chat("<video>?", "b") | {"videos": ["missing.mp4"]}, "missing-video", "there is no video "),
-        (chat("<video>?", "b") | {"videos": [["f-0.png", "missing.png"]]}, "missing-video", "there is no frame "),
-        (chat("<video>?", "b") | {"videos": ["https://example.org/a.mp4"]}, "missing-video", "not fetched"),
+        (
+            chat("<video>?", "b") | {"videos": ["missing.mp4"]},
+            "missing-video",
+            "there is no video ",
+        ),
+        (
+            chat("<video>?", "b") | {"videos": [["f-0.png", "missing.png"]]},
+            "missing-video",
+            "there is no frame ",
+        ),
+        (
+            chat("<video>?", "b") | {"videos": ["https://example.org/a.mp4"]},
+            "missing-video",
+            "not fetched",
+        ),
         (chat("<video>?", "b") | {"videos": ["."]}, "missing-video", "is a folder"),
         (chat("<video>?", "b") | {"videos": [[]]}, "broken-video", "empty list of frames"),
-        (chat("<video>?", "b") | {"videos": [7]}, "malformed-messages", "a file's path or a list of frames' paths; here it is 7"),
-        (chat("<video>?", "b") | {"videos": [[7]]}, "malformed-messages", "a frame of a video must be a path"),
-        (chat("<video>?", "b") | {"videos": "a.mp4"}, "malformed-messages", '"videos" must be a list'),
-        (chat("<video>?", "b") | {"videos": ["data:video/mp4;base64,AA"]}, "malformed-messages", "data: address"),
-        (chat("<video>?", "b") | {"videos": [{"video": "f-0.png", "fps": 0}]}, "malformed-messages", "a number above 0; here it is 0"),
-        (chat("<video>?", "b") | {"videos": [{"video": "f-0.png", "nframes": 8}]}, "malformed-messages", '"nframes", which is not read'),
-        (chat([{"type": "video", "video": "f-0.png", "video_end": 3}], "b"), "malformed-messages", '"video_end", which is not read'),
+        (
+            chat("<video>?", "b") | {"videos": [7]},
+            "malformed-messages",
+            "a file's path or a list of frames' paths; here it is 7",
+        ),
+        (
+            chat("<video>?", "b") | {"videos": [[7]]},
+            "malformed-messages",
+            "a frame of a video must be a path",
+        ),
+        (
+            chat("<video>?", "b") | {"videos": "a.mp4"},
+            "malformed-messages",
+            '"videos" must be a list',
+        ),
+        (
+            chat("<video>?", "b") | {"videos": ["data:video/mp4;base64,AA"]},
+            "malformed-messages",
+            "data: address",
+        ),
+        (
+            chat("<video>?", "b") | {"videos": [{"video": "f-0.png", "fps": 0}]},
+            "malformed-messages",
+            "a number above 0; here it is 0",
+        ),
+        (
+            chat("<video>?", "b") | {"videos": [{"video": "f-0.png", "nframes": 8}]},
+            "malformed-messages",
+            '"nframes", which is not read',
+        ),
+        (
+            chat([{"type": "video", "video": "f-0.png", "video_end": 3}], "b"),
+            "malformed-messages",
+            '"video_end", which is not read',
+        ),
         (
             chat("<video>and<video>", "b") | {"videos": [["f-0.png"]]},
             "placeholder-mismatch",
             '2 video placeholders, but 1 entries in "videos"',
         ),
         (chat("<Video>?", "b"), "malformed-messages", "<Video>, which would be read as plain text"),
-        (chat("a", "b") | {"Videos": ["a.mp4"]}, "malformed-messages", '"Videos", which is not read'),
+        (
+            chat("a", "b") | {"Videos": ["a.mp4"]},
+            "malformed-messages",
+            '"Videos", which is not read',
+        ),
         (chat("a", [{"type": "video", "video": ["f-0.png"]}]), "image-in-answer", "has a video"),  # type: ignore[arg-type]
     ],
 )
-def test_what_cannot_be_understood_is_named(tmp_path: Path, record: Any, rule: str, words: str) -> None:
+def test_what_cannot_be_understood_is_named(
+    tmp_path: Path, record: Any, rule: str, words: str
+) -> None:
     frames(tmp_path, "f", 1)
     with pytest.raises(Findings) as caught:
         read(tmp_path, record)
@@ -119,12 +180,34 @@ def test_a_file_is_sampled_and_each_frame_is_the_one_that_is_meant(tmp_path: Pat
     assert (clip.total, clip.rate) == (30, 10.0)
     assert greys(clip) == list(clip.indices) == [0, 5, 10, 15, 20, 25]
     assert clip.seconds_per_grid(2) == pytest.approx(1.0)
-    assert greys(clip_of(tmp_path, Video(str(path), fps=4))) == [0, 2, 5, 7, 10, 12, 15, 17, 20, 22, 25, 27]
-    assert len(clip_of(tmp_path, Video(str(path)), "data.video.fps=10", "data.video.max_frames=6").frames) == 6
+    assert greys(clip_of(tmp_path, Video(str(path), fps=4))) == [
+        0,
+        2,
+        5,
+        7,
+        10,
+        12,
+        15,
+        17,
+        20,
+        22,
+        25,
+        27,
+    ]
+    assert (
+        len(
+            clip_of(
+                tmp_path, Video(str(path)), "data.video.fps=10", "data.video.max_frames=6"
+            ).frames
+        )
+        == 6
+    )
 
 
 @pytest.mark.parametrize("ending", ["mkv", "avi", "webm"])
-def test_a_file_that_does_not_say_how_many_frames_it_has_is_counted(tmp_path: Path, ending: str) -> None:
+def test_a_file_that_does_not_say_how_many_frames_it_has_is_counted(
+    tmp_path: Path, ending: str
+) -> None:
     path = film(tmp_path / f"a.{ending}", 30, codec="libvpx-vp9" if ending == "webm" else "mpeg4")
     clip = clip_of(tmp_path, Video(str(path)))
     assert clip.total == 30
@@ -147,9 +230,11 @@ def test_a_video_that_a_phone_has_turned_is_upright(tmp_path: Path) -> None:
         container.mux(stream.encode())
     content = bytearray(path.read_bytes())
     matrix = content.index(b"tkhd") + 4 + 40
-    content[matrix : matrix + 36] = struct.pack(">9i", 0, 1 << 16, 0, -(1 << 16), 0, 0, 48 << 16, 0, 1 << 30)
+    content[matrix : matrix + 36] = struct.pack(
+        ">9i", 0, 1 << 16, 0, -(1 << 16), 0, 0, 48 << 16, 0, 1 << 30
+    )
     path.write_bytes(content)
-    (first, *_) = clip_of(tmp_path, Video(str(path))).frames
+    first, *_ = clip_of(tmp_path, Video(str(path))).frames
     assert first.size == (48, 64)
     pixels = np.asarray(first).astype(float)
     assert pixels[:24].mean() > 150
@@ -175,7 +260,9 @@ def sound(path: Path) -> None:
 
     with av.open(str(path), "w") as container:
         stream = container.add_stream("aac", rate=16_000)
-        silence = av.AudioFrame.from_ndarray(np.zeros((1, 1024), dtype=np.float32), format="fltp", layout="mono")
+        silence = av.AudioFrame.from_ndarray(
+            np.zeros((1, 1024), dtype=np.float32), format="fltp", layout="mono"
+        )
         silence.sample_rate = 16_000
         container.mux(stream.encode(silence))
         container.mux(stream.encode())
@@ -186,7 +273,10 @@ def cut_off(path: Path) -> Path:
     import av
 
     whole = film(path.with_suffix(".whole.mp4"), 60, 320, 240)
-    with av.open(str(whole)) as source, av.open(str(path), "w", options={"movflags": "faststart"}) as target:
+    with (
+        av.open(str(whole)) as source,
+        av.open(str(path), "w", options={"movflags": "faststart"}) as target,
+    ):
         stream = target.add_stream_from_template(source.streams.video[0])
         for packet in source.demux(video=0):
             if packet.dts is not None:
@@ -201,20 +291,45 @@ def cut_off(path: Path) -> Path:
     ("made", "words"),
     [
         (cut_off, "it is cut off: "),
-        (lambda path: path.write_bytes(film(path.with_suffix(".whole.mp4"), 30).read_bytes()[:900]), "Invalid data"),
+        (
+            lambda path: path.write_bytes(
+                film(path.with_suffix(".whole.mp4"), 30).read_bytes()[:900]
+            ),
+            "Invalid data",
+        ),
         (lambda path: path.write_text("not a video"), "Invalid data"),
         (lambda path: path.write_bytes(b""), "cannot be decoded"),
         (unknown_codec, "codec"),
         (sound, "it has no video in it"),
         (lambda path: film(path, 2, 4000, 16), "aspect ratio"),
-        (lambda path: picture(path.with_suffix(".png")).rename(path), "is a picture, and not a video"),
-        (lambda path: Image.new("RGB", (56, 56)).save(path, "JPEG"), "is a picture, and not a video"),
+        (
+            lambda path: picture(path.with_suffix(".png")).rename(path),
+            "is a picture, and not a video",
+        ),
+        (
+            lambda path: Image.new("RGB", (56, 56)).save(path, "JPEG"),
+            "is a picture, and not a video",
+        ),
     ],
-    ids=["cut off", "without an index", "text", "empty", "unknown codec", "sound", "narrow", "PNG", "JPEG"],
+    ids=[
+        "cut off",
+        "without an index",
+        "text",
+        "empty",
+        "unknown codec",
+        "sound",
+        "narrow",
+        "PNG",
+        "JPEG",
+    ],
 )
-def test_a_file_that_is_no_whole_video_is_one_finding(tmp_path: Path, made: Any, words: str) -> None:
+def test_a_file_that_is_no_whole_video_is_one_finding(
+    tmp_path: Path, made: Any, words: str
+) -> None:
     made(tmp_path / "a.mp4")
-    ledger, findings = audited(tmp_path, [chat("<video>", "b") | {"videos": ["a.mp4"]}, chat("a", "b")])
+    ledger, findings = audited(
+        tmp_path, [chat("<video>", "b") | {"videos": ["a.mp4"]}, chat("a", "b")]
+    )
     assert len(ledger.kept) == 1
     broken, too_many = findings
     assert (broken.rule, too_many.rule) == ("broken-video", "too-many-dropped-rows")
@@ -226,18 +341,30 @@ def test_a_file_that_is_no_whole_video_is_one_finding(tmp_path: Path, made: Any,
 @pytest.mark.parametrize("ending", ["gif", "png"])
 def test_a_picture_that_moves_is_a_video(tmp_path: Path, ending: str) -> None:
     pictures = [Image.new("RGB", (56, 56), (40 * number, 0, 0)) for number in range(5)]
-    pictures[0].save(tmp_path / f"a.{ending}", save_all=True, append_images=pictures[1:], duration=100)
+    pictures[0].save(
+        tmp_path / f"a.{ending}", save_all=True, append_images=pictures[1:], duration=100
+    )
     clip = clip_of(tmp_path, Video(str(tmp_path / f"a.{ending}"), fps=10))
     assert clip.total == 5
-    assert [np.asarray(frame)[0, 0, 0] for frame in clip.frames[:4]] == pytest.approx([0, 40, 80, 120], abs=2)
+    assert [np.asarray(frame)[0, 0, 0] for frame in clip.frames[:4]] == pytest.approx(
+        [0, 40, 80, 120], abs=2
+    )
 
 
 def test_at_any_rate_a_row_is_used_or_told_why_not(tmp_path: Path) -> None:
-    """A rate that asks for less than one frame, or more than there are: of GLM-4V, which goes by time, nothing was shown, or it hung."""
+    """A rate that asks for less than one frame, or more than there are:
+
+    of GLM-4V, which goes by time, nothing was shown, or it hung.
+    """
     film(tmp_path / "a.mp4", 60)
-    rows = [chat("<video>", "b") | {"videos": [{"video": "a.mp4", "fps": fps}]} for fps in (0.001, 1e9, 1e308, 10**400)]
+    rows = [
+        chat("<video>", "b") | {"videos": [{"video": "a.mp4", "fps": fps}]}
+        for fps in (0.001, 1e9, 1e308, 10**400)
+    ]
     for more in ((), ("data.video.fps=0.003",)):
-        ledger, findings = audited(tmp_path, rows, "model.family=glm4v", "data.max_dropped_rows=1", *more)
+        ledger, findings = audited(
+            tmp_path, rows, "model.family=glm4v", "data.max_dropped_rows=1", *more
+        )
         assert (ledger.kept, findings) == ((0, 1, 2), [])
         (last,) = ledger.dropped
         assert last.rule == "malformed-messages"
@@ -246,11 +373,15 @@ def test_at_any_rate_a_row_is_used_or_told_why_not(tmp_path: Path) -> None:
 
 def test_a_list_with_more_frames_than_the_seconds_that_are_shown_says_so(tmp_path: Path) -> None:
     (file,) = frames(tmp_path, "f", 1)
-    rows = [chat("<video>", "b") | {"videos": [{"video": [file] * count, "fps": 0.003}]} for count in (3, 601)]
+    rows = [
+        chat("<video>", "b") | {"videos": [{"video": [file] * count, "fps": 0.003}]}
+        for count in (3, 601)
+    ]
     _, (finding, _) = audited(tmp_path, rows, "model.family=glm4v")
     assert finding.rule == "too-many-frames"
     assert finding.message.startswith(
-        "rows.jsonl:2: a video has 601 frames, and at most 600 are shown of one, as many as in 300 seconds at 2 a"
+        "rows.jsonl:2: a video has 601 frames, and at most 600 are shown of one, as many as in 300"
+        " seconds at 2 a"
     )
     assert finding.help is not None
     assert "data.video.max_frames=601" in finding.help
@@ -262,7 +393,10 @@ def test_frames_of_several_sizes_and_frames_cut_off_are_named(tmp_path: Path) ->
     names = frames(tmp_path, "f", 3)
     odd = frames(tmp_path, "odd", 1, 64, 28)
     (tmp_path / "half.png").write_bytes((tmp_path / names[0]).read_bytes()[:200])
-    rows = [chat("<video>", "b") | {"videos": [files]} for files in ([*names, *odd], [names[0], "half.png"], names)]
+    rows = [
+        chat("<video>", "b") | {"videos": [files]}
+        for files in ([*names, *odd], [names[0], "half.png"], names)
+    ]
     ledger, findings = audited(tmp_path, rows, "data.max_dropped_rows=2")
     assert not findings
     assert (len(ledger.kept), ledger.videos) == (1, 1)
@@ -272,7 +406,9 @@ def test_frames_of_several_sizes_and_frames_cut_off_are_named(tmp_path: Path) ->
     assert "1 videos" in ledger.in_words()
 
 
-def test_without_a_decoder_one_finding_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_decoder_one_finding_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     film(tmp_path / "a.mp4", 4)
     real = builtins.__import__
 
@@ -283,7 +419,8 @@ def test_without_a_decoder_one_finding_says_what_to_install(tmp_path: Path, monk
 
     monkeypatch.setattr(builtins, "__import__", without)
     rows = [chat("<video>", "b") | {"videos": ["a.mp4"]}] * 3
-    _, findings = audited(tmp_path, rows, "data.max_dropped_rows=9")  # it is of the machine, and drops no row
+    # it is of the machine, and drops no row
+    _, findings = audited(tmp_path, rows, "data.max_dropped_rows=9")
     (finding,) = findings
     assert finding.rule == "video-decoder-missing"
     assert finding.help is not None
@@ -311,7 +448,13 @@ def test_the_rows_are_shown_with_runs_of_video_tokens(tmp_path: Path) -> None:
     from vtool.verify.rows import audit_rows
 
     names = frames(tmp_path, "f", 4)
-    made = request("rows", messages(write_rows(tmp_path / "rows.jsonl", [chat("<video>What?", "b") | {"videos": [names]}])), SMALL)
+    made = request(
+        "rows",
+        messages(
+            write_rows(tmp_path / "rows.jsonl", [chat("<video>What?", "b") | {"videos": [names]}])
+        ),
+        SMALL,
+    )
     (audit,) = audit_rows(made.run)
     assert audit.example is not None
     assert "<|vision_start|><|video_pad|>×4<|vision_end|>What?" in audit.example

@@ -1,8 +1,9 @@
 """Where a rank computes.
 
-No NPU is here, nor CANN, without which torch_npu cannot be imported: nothing of this has run on hardware. What stands for it has the
-names and the arguments that the wheel of torch_npu declares (`torch_npu.json`, which `record_torch_npu.py` writes), and no others; it comes
-to torch the wheel's own way (`torch_npu/_init/registry/backend.py`).
+No NPU is here, nor CANN, without which torch_npu cannot be imported: nothing of this has run on
+hardware. What stands for it has the names and the arguments that the wheel of torch_npu declares
+(`torch_npu.json`, which `record_torch_npu.py` writes), and no others; it comes to torch the wheel's
+own way (`torch_npu/_init/registry/backend.py`).
 """
 
 import json
@@ -25,8 +26,12 @@ def {name}({arguments}):
 npu.{name} = {name}
 """
 RECORDED = (
-    "import torch, types\ntorch.utils.rename_privateuse1_backend('npu')\nnpu, said = types.ModuleType('torch.npu'), []\n"
-    + "".join(FUNCTION.format(name=name, arguments=about["arguments"], answer=ANSWERS.get(name)) for name, about in DECLARED.items())
+    "import torch, types\ntorch.utils.rename_privateuse1_backend('npu')\nnpu, said ="
+    " types.ModuleType('torch.npu'), []\n"
+    + "".join(
+        FUNCTION.format(name=name, arguments=about["arguments"], answer=ANSWERS.get(name))
+        for name, about in DECLARED.items()
+    )
     + "torch._register_device_module('npu', npu)\n"
 )
 ASKS = """
@@ -40,19 +45,30 @@ print(made.device, made.backend, [call for call in sys.modules["torch_npu"].said
 """
 
 
-def asked(folder: Path, kind: str, local_world: int, recorded: str = RECORDED) -> subprocess.CompletedProcess[str]:
+def asked(
+    folder: Path, kind: str, local_world: int, recorded: str = RECORDED
+) -> subprocess.CompletedProcess[str]:
     (folder / "torch_npu.py").write_text(recorded)
-    code = ("import torch_npu\n" if kind == "auto" else "") + ASKS  # torch imports an installed one by itself
+    # torch imports an installed one by itself
+    code = ("import torch_npu\n" if kind == "auto" else "") + ASKS
     command = [sys.executable, "-c", code, kind, str(local_world)]
     paths = f"{folder}:{Path(__file__).parents[2]}"
-    return subprocess.run(command, capture_output=True, text=True, env={"PYTHONPATH": paths, "PATH": "/usr/bin"}, check=False)
+    return subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        env={"PYTHONPATH": paths, "PATH": "/usr/bin"},
+        check=False,
+    )
 
 
 @pytest.mark.parametrize("kind", ["npu", "auto"])
 def test_a_rank_gets_the_npu_of_its_number_and_hccl(tmp_path: Path, kind: str) -> None:
     done = asked(tmp_path, kind, 2)
 
-    assert done.stdout == "npu:1 hccl [('set_device', 'npu:1'), ('manual_seed', '7')]\n", done.stderr
+    assert done.stdout == "npu:1 hccl [('set_device', 'npu:1'), ('manual_seed', '7')]\n", (
+        done.stderr
+    )
 
 
 def test_more_ranks_than_npus_are_refused(tmp_path: Path) -> None:
@@ -63,7 +79,9 @@ def test_more_ranks_than_npus_are_refused(tmp_path: Path) -> None:
 
 
 def test_what_the_import_of_torch_npu_says_is_said(tmp_path: Path) -> None:
-    done = asked(tmp_path, "npu", 1, "raise ImportError('libhccl.so: cannot open shared object file')")
+    done = asked(
+        tmp_path, "npu", 1, "raise ImportError('libhccl.so: cannot open shared object file')"
+    )
 
     assert "torch_npu cannot be imported beside torch" in done.stderr
     assert "libhccl.so: cannot open shared object file" in done.stderr
@@ -84,7 +102,9 @@ def test_auto_is_the_cpu_where_there_is_nothing_else() -> None:
     assert (str(made.device), made.backend) == ("cpu", "gloo")
 
 
-def test_torch_npu_is_told_by_the_environment_to_bind_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_npu_is_told_by_the_environment_to_bind_processes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     run = request("digits", "device.kind=npu", "device.numa=node", "launch.nproc=2").run
     monkeypatch.setattr("os.environ", environment := {})
     assert bind(run, "npu") is None

@@ -11,12 +11,20 @@ from vtool.diagnostics import Diagnostic, Findings, Origin
 from vtool.diagnostics.baseline import _entry, compare
 from vtool.diagnostics.result import Result, exit_code
 
-STALE = Diagnostic("nonfinite-value", "3 NaN at line 508", parameter="q", tensors=("q.weight",), origin=Origin("bert.py", 508))
+STALE = Diagnostic(
+    "nonfinite-value",
+    "3 NaN at line 508",
+    parameter="q",
+    tensors=("q.weight",),
+    origin=Origin("bert.py", 508),
+)
 WARNING = Diagnostic("no-config", "none")
 NOTE = Diagnostic("ignored-setting", "x")
 
 
-def result(*findings: Diagnostic, subject: str = "vllm:BertModel", verdict: str = "unsafe") -> Result:
+def result(
+    *findings: Diagnostic, subject: str = "vllm:BertModel", verdict: str = "unsafe"
+) -> Result:
     return Result(subject, verdict, {"nonfinite-value": "failed"}, findings)  # type: ignore[arg-type]
 
 
@@ -28,9 +36,14 @@ def file(tmp_path: Path) -> Path:
 def test_the_first_time_todays_findings_are_recorded(file: Path) -> None:
     compared = compare([result(STALE, WARNING, NOTE)], file)
     assert compared.recorded
-    assert [entry["rule"] for entry in json.loads(file.read_text())["findings"]] == ["no-config", "nonfinite-value"]
+    assert [entry["rule"] for entry in json.loads(file.read_text())["findings"]] == [
+        "no-config",
+        "nonfinite-value",
+    ]
     assert exit_code(compared.results) == 0
-    assert compared.lines(file) == [f"baseline: 2 findings recorded in {file}; from now on only others count"]
+    assert compared.lines(file) == [
+        f"baseline: 2 findings recorded in {file}; from now on only others count"
+    ]
 
 
 def test_known_findings_become_notes_and_stay_visible(file: Path) -> None:
@@ -60,13 +73,25 @@ def test_moved_lines_and_other_counts_are_the_same_finding(file: Path, moved: Di
 
 
 def test_another_environment_is_the_same_finding(file: Path) -> None:
-    compare([result(replace(STALE, origin=Origin("/a/lib/python3.11/site-packages/vllm/bert.py", 508)))], file)
-    compared = compare([result(replace(STALE, origin=Origin("/b/lib/python3.12/site-packages/vllm/bert.py", 9)))], file)
+    compare(
+        [
+            result(
+                replace(STALE, origin=Origin("/a/lib/python3.11/site-packages/vllm/bert.py", 508))
+            )
+        ],
+        file,
+    )
+    compared = compare(
+        [result(replace(STALE, origin=Origin("/b/lib/python3.12/site-packages/vllm/bert.py", 9)))],
+        file,
+    )
     assert exit_code(compared.results) == 0
 
 
 @pytest.mark.parametrize("place", ["src/x.py", "../src/x.py"])
-def test_another_checkout_is_the_same_finding(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+def test_another_checkout_is_the_same_finding(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
     for name in ("a", "b"):
         (tmp_path / name / "work").mkdir(parents=True)
         monkeypatch.chdir(tmp_path / name / "work")
@@ -92,7 +117,10 @@ def test_what_differs_is_new_and_what_it_replaced_is_gone(file: Path, new: Diagn
     compared = compare([result(new)], file)
     assert exit_code(compared.results) == 1
     assert compared.gone == ("vllm:BertModel: nonfinite-value: 3 NaN at line 508",)
-    assert compared.lines(file)[1] == "baseline: gone: vllm:BertModel: nonfinite-value: 3 NaN at line 508"
+    assert (
+        compared.lines(file)[1]
+        == "baseline: gone: vllm:BertModel: nonfinite-value: 3 NaN at line 508"
+    )
 
 
 def test_as_many_alike_are_known_as_were_recorded(file: Path) -> None:
@@ -111,7 +139,9 @@ def test_nothing_is_gone_of_what_was_not_judged(file: Path, verdict: str) -> Non
 def test_nothing_is_gone_that_was_not_looked_for(file: Path, checks: dict[str, str]) -> None:
     compare([result(STALE)], file)
     assert not compare([replace(result(verdict="clean"), checks=checks)], file).gone
-    assert compare([replace(result(verdict="clean"), checks={"nonfinite-value": "passed"})], file).gone
+    assert compare(
+        [replace(result(verdict="clean"), checks={"nonfinite-value": "passed"})], file
+    ).gone
 
 
 @pytest.mark.parametrize(
@@ -119,11 +149,14 @@ def test_nothing_is_gone_that_was_not_looked_for(file: Path, checks: dict[str, s
     [
         (Diagnostic("unknown-subject", "no class `BertModl`"), "not-run"),
         (Diagnostic("load-failed", "it was ended by SIGSEGV"), "failed"),
-        (Diagnostic("unusable-interpreter", "it cannot be started"), "clean"),  # of a folder, whose files are judged
+        # of a folder, whose files are judged
+        (Diagnostic("unusable-interpreter", "it cannot be started"), "clean"),
         (STALE, "failed"),
     ],
 )
-def test_what_could_not_be_checked_is_never_known(file: Path, finding: Diagnostic, verdict: str) -> None:
+def test_what_could_not_be_checked_is_never_known(
+    file: Path, finding: Diagnostic, verdict: str
+) -> None:
     compared = compare([result(finding, verdict=verdict)], file)
     assert json.loads(file.read_text())["findings"] == []
     assert compared.results[0].findings == (finding,)
@@ -131,7 +164,16 @@ def test_what_could_not_be_checked_is_never_known(file: Path, finding: Diagnosti
     assert compare([result(finding, verdict=verdict)], file).results[0].findings == (finding,)
 
 
-@pytest.mark.parametrize("content", ["", "[]", '{"version": 2, "findings": []}', '{"version": 1, "findings": [{"rule": 1}]}', "\xff\xfe"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "[]",
+        '{"version": 2, "findings": []}',
+        '{"version": 1, "findings": [{"rule": 1}]}',
+        "\xff\xfe",
+    ],
+)
 def test_what_is_no_baseline_is_refused(file: Path, content: str) -> None:
     file.write_text(content, encoding="latin-1")
     with pytest.raises(Findings, match="unusable-baseline"):

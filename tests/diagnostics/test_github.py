@@ -10,7 +10,10 @@ from vtool.diagnostics.github import annotation
 
 
 def parsed(line: str) -> tuple[str, dict[str, str], str]:
-    """As GitHub's runner reads a line (actions/runner, ActionCommand.TryParseV2): split first, unescape then."""
+    """As GitHub's runner reads a line (actions/runner, ActionCommand.TryParseV2):
+
+    split first, unescape then.
+    """
     assert "\n" not in line
     assert "\r" not in line
     match = re.fullmatch(r"::(\w+) (.*?)::(.*)", line)
@@ -23,9 +26,17 @@ def parsed(line: str) -> tuple[str, dict[str, str], str]:
 
 
 def test_an_error_has_its_place_and_title() -> None:
-    line = annotation(Diagnostic("unknown-key", "there is no `optim.lrr`", "did you mean `optim.lr`?", origin=Origin("mine.yaml", 2, 3)))
-    assert line == (
-        "::error file=mine.yaml,line=2,col=3,title=unknown-key (VT101)::there is no `optim.lrr`%0Ahelp: did you mean `optim.lr`?"
+    line = annotation(
+        Diagnostic(
+            "unknown-key",
+            "there is no `optim.lrr`",
+            "did you mean `optim.lr`?",
+            origin=Origin("mine.yaml", 2, 3),
+        )
+    )
+    assert (
+        line == "::error file=mine.yaml,line=2,col=3,title=unknown-key (VT101)::there is no"
+        " `optim.lrr`%0Ahelp: did you mean `optim.lr`?"
     )
 
 
@@ -38,11 +49,23 @@ def test_what_would_end_a_command_is_escaped() -> None:
 
 
 def test_what_is_not_in_a_file_has_no_place() -> None:
-    level, properties, _ = parsed(annotation(Diagnostic("ignored-setting", "x", origin=Origin("command line"))))
+    level, properties, _ = parsed(
+        annotation(Diagnostic("ignored-setting", "x", origin=Origin("command line")))
+    )
     assert (level, set(properties)) == ("notice", {"title"})
 
 
-def test_a_file_below_the_working_folder_is_named_from_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_below_the_working_folder_is_named_from_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    assert parsed(annotation(Diagnostic("bad-header", "x", origin=Origin(f"{tmp_path}/m/a.safetensors"))))[1]["file"] == "m/a.safetensors"
-    assert parsed(annotation(Diagnostic("bad-header", "x", origin=Origin("/elsewhere/a"))))[1]["file"] == "/elsewhere/a"
+    assert (
+        parsed(
+            annotation(Diagnostic("bad-header", "x", origin=Origin(f"{tmp_path}/m/a.safetensors")))
+        )[1]["file"]
+        == "m/a.safetensors"
+    )
+    assert (
+        parsed(annotation(Diagnostic("bad-header", "x", origin=Origin("/elsewhere/a"))))[1]["file"]
+        == "/elsewhere/a"
+    )

@@ -12,10 +12,20 @@ from vtool.diagnostics.render import render
 from vtool.diagnostics.result import Result, exit_code
 
 ERROR = Diagnostic(
-    "unknown-key", "there is no setting `optim.lrr`", "did you mean `optim.lr`?", "optim.lrr", Origin("mine.yaml", 2, 3), seen="1"
+    "unknown-key",
+    "there is no setting `optim.lrr`",
+    "did you mean `optim.lr`?",
+    "optim.lrr",
+    Origin("mine.yaml", 2, 3),
+    seen="1",
 )
 NOTE = Diagnostic("ignored-setting", "model.size has no effect", origin=Origin("command line"))
-UNSAFE = Result("mine", "unsafe", {"unknown-key": "failed", "ignored-setting": "passed", "warmup-too-long": "not-run"}, (ERROR, NOTE))
+UNSAFE = Result(
+    "mine",
+    "unsafe",
+    {"unknown-key": "failed", "ignored-setting": "passed", "warmup-too-long": "not-run"},
+    (ERROR, NOTE),
+)
 CLEAN = Result("digits", "clean", {"unknown-key": "passed"})
 
 
@@ -39,8 +49,8 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_full_shows_the_rule_the_place_the_line_and_what_to_do() -> None:
-    assert printed(UNSAFE) == (
-        "error[unknown-key VT101]: there is no setting `optim.lrr`\n"
+    assert (
+        printed(UNSAFE) == "error[unknown-key VT101]: there is no setting `optim.lrr`\n"
         "  --> mine.yaml:2:3\n"
         "    2 |   lrr: 1\n"
         "          ^\n"
@@ -57,9 +67,12 @@ def test_full_shows_the_rule_the_place_the_line_and_what_to_do() -> None:
 
 def test_what_was_not_run_has_its_reason_where_one_is_known() -> None:
     checks = {"bad-header": "not-run", "missing-shard": "not-run", "no-config": "passed"}
-    details = {rule: {"reason": "one file was asked for"} for rule in ("bad-header", "missing-shard")}
+    details = {
+        rule: {"reason": "one file was asked for"} for rule in ("bad-header", "missing-shard")
+    }
     assert (
-        printed(Result("a", "clean", checks, (), details)).splitlines()[0] == "not run: bad-header, missing-shard (one file was asked for)"
+        printed(Result("a", "clean", checks, (), details)).splitlines()[0]
+        == "not run: bad-header, missing-shard (one file was asked for)"
     )
 
 
@@ -77,8 +90,9 @@ def test_a_line_as_long_as_a_row_is_cut_around_the_place() -> None:
 
 
 def test_concise_is_a_line_for_each_finding() -> None:
-    assert printed(UNSAFE, format="concise") == (
-        "mine.yaml:2:3: error unknown-key (VT101): there is no setting `optim.lrr`\n"
+    assert (
+        printed(UNSAFE, format="concise")
+        == "mine.yaml:2:3: error unknown-key (VT101): there is no setting `optim.lrr`\n"
         "command line: note ignored-setting (VT211): model.size has no effect\n"
         "mine: 1 error, 1 note; checks: 1 passed, 1 failed, 1 not run\n"
     )
@@ -92,7 +106,11 @@ def test_json_is_what_the_design_says() -> None:
             {
                 "subject": "mine",
                 "verdict": "unsafe",
-                "checks": {"unknown-key": "failed", "ignored-setting": "passed", "warmup-too-long": "not-run"},
+                "checks": {
+                    "unknown-key": "failed",
+                    "ignored-setting": "passed",
+                    "warmup-too-long": "not-run",
+                },
                 "findings": [
                     {
                         "code": "VT101",
@@ -113,7 +131,12 @@ def test_json_is_what_the_design_says() -> None:
                     },
                 ],
             },
-            {"subject": "digits", "verdict": "clean", "checks": {"unknown-key": "passed"}, "findings": []},
+            {
+                "subject": "digits",
+                "verdict": "clean",
+                "checks": {"unknown-key": "passed"},
+                "findings": [],
+            },
         ],
         "summary": {"errors": 1, "warnings": 0, "notes": 1, "passed": 2, "failed": 1, "not_run": 1},
     }

@@ -13,13 +13,31 @@ from vtool.diagnostics.render import render
 from vtool.diagnostics.result import Result
 
 FINDINGS = (
-    Diagnostic("unknown-key", "there is no `lrr`", "did you mean `lr`?", "optim.lrr", Origin("my configs/mine#1.yaml", 2, 3)),
+    Diagnostic(
+        "unknown-key",
+        "there is no `lrr`",
+        "did you mean `lr`?",
+        "optim.lrr",
+        Origin("my configs/mine#1.yaml", 2, 3),
+    ),
     Diagnostic("ignored-setting", "no effect", origin=Origin("command line")),
-    Diagnostic("nonfinite-value", "NaN", origin=Origin("/models/a/model.safetensors"), tensors=("a", "b"), seen="1 NaN"),
+    Diagnostic(
+        "nonfinite-value",
+        "NaN",
+        origin=Origin("/models/a/model.safetensors"),
+        tensors=("a", "b"),
+        seen="1 NaN",
+    ),
     Diagnostic("no-config", "none"),
 )
 RESULTS = (
-    Result("vllm:BertModel", "unsafe", {"unknown-key": "failed", "bad-header": "not-run"}, FINDINGS, {"bad-header": {"reason": "no file"}}),
+    Result(
+        "vllm:BertModel",
+        "unsafe",
+        {"unknown-key": "failed", "bad-header": "not-run"},
+        FINDINGS,
+        {"bad-header": {"reason": "no file"}},
+    ),
     Result("digits", "clean", {"unknown-key": "passed"}),
 )
 
@@ -39,9 +57,22 @@ def test_a_rule_is_described_once_and_results_point_at_it(run: dict[str, Any]) -
     rules = run["tool"]["driver"]["rules"]
     ids = [rule["id"] for rule in rules]
     assert len(ids) == len(set(ids))
-    assert {rule["name"] for rule in rules} == {"unknown-key", "bad-header", "ignored-setting", "nonfinite-value", "no-config"}
-    assert all(rule["shortDescription"]["text"] and rule["fullDescription"]["text"] and rule["help"]["text"] for rule in rules)
-    assert all(rule["defaultConfiguration"]["level"] == RULES[rule["name"]].severity for rule in rules)
+    assert {rule["name"] for rule in rules} == {
+        "unknown-key",
+        "bad-header",
+        "ignored-setting",
+        "nonfinite-value",
+        "no-config",
+    }
+    assert all(
+        rule["shortDescription"]["text"]
+        and rule["fullDescription"]["text"]
+        and rule["help"]["text"]
+        for rule in rules
+    )
+    assert all(
+        rule["defaultConfiguration"]["level"] == RULES[rule["name"]].severity for rule in rules
+    )
     for result, finding in zip(run["results"], FINDINGS, strict=True):
         assert rules[result["ruleIndex"]]["id"] == result["ruleId"] == finding.code
         assert result["level"] == finding.severity
@@ -62,14 +93,20 @@ def test_every_result_has_a_place_that_is_a_uri(run: dict[str, Any]) -> None:
     first = run["results"][0]["locations"][0]
     assert first["physicalLocation"]["region"] == {"startLine": 2, "startColumn": 3}
     assert first["logicalLocations"] == [{"fullyQualifiedName": "optim.lrr"}]
-    assert all("region" not in result["locations"][0]["physicalLocation"] for result in run["results"][1:])
+    assert all(
+        "region" not in result["locations"][0]["physicalLocation"] for result in run["results"][1:]
+    )
 
 
 def test_what_was_not_run_is_said(run: dict[str, Any]) -> None:
     (invocation,) = run["invocations"]
     (notification,) = invocation["toolExecutionNotifications"]
     assert notification["message"]["text"] == "vllm:BertModel: bad-header was not run: no file"
-    assert run["tool"]["driver"]["rules"][notification["associatedRule"]["index"]]["id"] == notification["associatedRule"]["id"] == "VT414"
+    assert (
+        run["tool"]["driver"]["rules"][notification["associatedRule"]["index"]]["id"]
+        == notification["associatedRule"]["id"]
+        == "VT414"
+    )
     assert invocation["executionSuccessful"] is True
 
 
@@ -81,5 +118,12 @@ def test_fingerprints_tell_findings_apart(run: dict[str, Any]) -> None:
 
 def test_no_result_at_all_was_no_success() -> None:
     stream = io.StringIO()
-    render([Result("digts", "not-run", {}, (Diagnostic("unknown-recipe", "x"),))], "sarif", command="verify", stream=stream)
-    assert json.loads(stream.getvalue())["runs"][0]["invocations"][0]["executionSuccessful"] is False
+    render(
+        [Result("digts", "not-run", {}, (Diagnostic("unknown-recipe", "x"),))],
+        "sarif",
+        command="verify",
+        stream=stream,
+    )
+    assert (
+        json.loads(stream.getvalue())["runs"][0]["invocations"][0]["executionSuccessful"] is False
+    )

@@ -21,7 +21,17 @@ from vtool.diagnostics import (
 
 
 def test_names_and_codes_are_unique() -> None:
-    tables = (rules_config, rules_live, rules_baseline, rules_folder, rules_loading, rules_data, rules_environment, rules_proofs, rules_run)
+    tables = (
+        rules_config,
+        rules_live,
+        rules_baseline,
+        rules_folder,
+        rules_loading,
+        rules_data,
+        rules_environment,
+        rules_proofs,
+        rules_run,
+    )
     rules = [rule for table in tables for rule in table.RULES]
     assert len(rules) == len(RULES) == len({rule.code for rule in rules})
 

@@ -15,25 +15,40 @@ VTOOL = [sys.executable, "-m", "vtool", "doctor"]
 
 def doctor(*arguments: str, site: Path | None = None, **variables: str) -> tuple[int, str, str]:
     """Run it, with the packages of a folder before all others."""
-    path = os.pathsep.join([*([str(site)] if site else []), *(each for each in [os.environ.get("PYTHONPATH")] if each)])
+    path = os.pathsep.join(
+        [*([str(site)] if site else []), *(each for each in [os.environ.get("PYTHONPATH")] if each)]
+    )
     environment = {**os.environ, "PYTHONPATH": path, **variables}
-    done = subprocess.run([*VTOOL, *arguments], capture_output=True, text=True, env=environment, check=False)
+    done = subprocess.run(
+        [*VTOOL, *arguments], capture_output=True, text=True, env=environment, check=False
+    )
     return done.returncode, done.stdout, done.stderr
 
 
-def document(*arguments: str, site: Path | None = None, **variables: str) -> tuple[int, dict[str, Any]]:
+def document(
+    *arguments: str, site: Path | None = None, **variables: str
+) -> tuple[int, dict[str, Any]]:
     code, out, err = doctor(*arguments, "--format", "json", site=site, **variables)
     assert "Traceback" not in err
     (result,) = json.loads(out)["results"]
     return code, result
 
 
-def package(site: Path, name: str, version: str, body: str | None = None, requires: str = "", entry: str = "") -> None:
+def package(
+    site: Path,
+    name: str,
+    version: str,
+    body: str | None = None,
+    requires: str = "",
+    entry: str = "",
+) -> None:
     """What pip leaves of a package."""
     about = site / f"{name}-{version}.dist-info"
     about.mkdir(parents=True)
     needs = f"Requires-Dist: {requires}\n" if requires else ""
-    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{needs}")
+    (about / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{needs}"
+    )
     if entry:
         (about / "entry_points.txt").write_text(entry)
     if body is not None:
@@ -51,7 +66,8 @@ def test_this_machine_runs_what_the_tests_run(here: tuple[int, str, str]) -> Non
     code, out, _ = here
     assert code == 0
     lines = [line.split(maxsplit=2) for line in out.splitlines() if line.startswith("  ")]
-    states = {words[0]: words[1] for words in reversed(lines) if len(words) > 1}  # the first is this interpreter's own
+    # the first is this interpreter's own
+    states = {words[0]: words[1] for words in reversed(lines) if len(words) > 1}
     assert states["torch"] == metadata.version("torch")
     assert states["transformers"] == metadata.version("transformers")
     assert states["cpu"] == "usable"
@@ -61,7 +77,9 @@ def test_this_machine_runs_what_the_tests_run(here: tuple[int, str, str]) -> Non
 def test_no_line_of_the_table_is_wider_than_a_terminal(here: tuple[int, str, str]) -> None:
     table = here[1].partition("\n\n")[0]
     paths = (sys.executable, str(Path(sys.executable).resolve()))
-    assert all(len(line) <= 80 for line in table.splitlines() if not any(path in line for path in paths))
+    assert all(
+        len(line) <= 80 for line in table.splitlines() if not any(path in line for path in paths)
+    )
 
 
 def test_nothing_of_torch_is_imported_where_it_runs() -> None:
@@ -71,12 +89,19 @@ def test_nothing_of_torch_is_imported_where_it_runs() -> None:
         "except SystemExit: pass",
         "print('torch' in sys.modules)",
     ]
-    done = subprocess.run([sys.executable, "-c", "\n".join(command)], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", "\n".join(command)], capture_output=True, text=True, check=True
+    )
     assert done.stdout.splitlines()[-1] == "False"
 
 
 def test_a_torch_that_raises_is_told_with_what_it_said(tmp_path: Path) -> None:
-    package(tmp_path, "torch", "2.13.0", "raise ImportError('libcudnn.so.9: cannot open shared object file')")
+    package(
+        tmp_path,
+        "torch",
+        "2.13.0",
+        "raise ImportError('libcudnn.so.9: cannot open shared object file')",
+    )
     code, result = document(site=tmp_path)
     (finding,) = result["findings"]
     assert (code, finding["rule"]) == (1, "torch-does-not-import")
@@ -94,21 +119,38 @@ def test_a_torch_that_hangs_is_told_in_time(tmp_path: Path) -> None:
     from vtool.doctor.torch_answer import ask_torch
 
     package(tmp_path, "torch", "2.13.0", "import time; time.sleep(600)")
-    found = ask_torch({**os.environ, "PYTHONPATH": str(tmp_path), "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}, seconds=2)
+    found = ask_torch(
+        {**os.environ, "PYTHONPATH": str(tmp_path), "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}, seconds=2
+    )
     assert found.error == "it has not come back within 2 seconds"
 
 
 def test_torch_npu_without_cann_is_why_torch_does_not_import(tmp_path: Path) -> None:
-    """As torch and torch_npu 2.13.0 do it: torch loads its backends by their entry point, unless it is told not to."""
-    loading = "import os\nif os.environ.get('TORCH_DEVICE_BACKEND_AUTOLOAD') != '0': import torch_npu\n"
-    answers = "__version__ = '2.13.0'\nclass cuda:\n    is_available = staticmethod(lambda: False)\n"
+    """As torch and torch_npu 2.13.0 do it:
+
+    torch loads its backends by their entry point, unless it is told not to.
+    """
+    loading = (
+        "import os\nif os.environ.get('TORCH_DEVICE_BACKEND_AUTOLOAD') != '0': import torch_npu\n"
+    )
+    answers = (
+        "__version__ = '2.13.0'\nclass cuda:\n    is_available = staticmethod(lambda: False)\n"
+    )
     package(tmp_path, "torch", "2.13.0", loading + answers)
-    package(tmp_path, "torch_npu", "2.13.0", "raise ImportError('libhccl.so: cannot open')", requires="torch==2.13.0.*")
+    package(
+        tmp_path,
+        "torch_npu",
+        "2.13.0",
+        "raise ImportError('libhccl.so: cannot open')",
+        requires="torch==2.13.0.*",
+    )
     code, result = document(site=tmp_path, ASCEND_HOME_PATH="/nowhere")
     by_rule = {finding["rule"]: finding for finding in result["findings"]}
     assert (code, set(by_rule)) == (1, {"torch-does-not-import", "cann-not-found"})
     assert "TORCH_DEVICE_BACKEND_AUTOLOAD=0" in by_rule["torch-does-not-import"]["message"]
-    assert by_rule["torch-does-not-import"]["help"].startswith("torch loads torch_npu 2.13.0 by itself, which needs CANN")
+    assert by_rule["torch-does-not-import"]["help"].startswith(
+        "torch loads torch_npu 2.13.0 by itself, which needs CANN"
+    )
     assert "/nowhere, which is not there" in by_rule["cann-not-found"]["message"]
 
 
@@ -122,15 +164,26 @@ def test_a_version_outside_the_bounds_is_told_with_the_command(tmp_path: Path) -
 
 def test_variables_of_an_npu_are_looked_at_where_they_are_set() -> None:
     code, result = document("load_check", ASCEND_RT_VISIBLE_DEVICES="1, 2")
-    assert (code, [finding["rule"] for finding in result["findings"]]) == (1, ["device-list-cut-off"])
+    assert (code, [finding["rule"] for finding in result["findings"]]) == (
+        1,
+        ["device-list-cut-off"],
+    )
 
 
 @pytest.fixture
 def quick(tmp_path: Path) -> Path:
     """A torch that is imported at once, and sees two CUDA devices. The real one is asked above."""
-    devices = "    is_available = staticmethod(lambda: True)\n    device_count = staticmethod(lambda: 2)\n"
+    devices = (
+        "    is_available = staticmethod(lambda: True)\n    device_count = staticmethod(lambda:"
+        " 2)\n"
+    )
     names = "    get_device_name = staticmethod(lambda number: 'H100')\n"
-    package(tmp_path / "quick", "torch", "2.13.0", f"__version__ = '2.13.0'\nclass cuda:\n{devices}{names}")
+    package(
+        tmp_path / "quick",
+        "torch",
+        "2.13.0",
+        f"__version__ = '2.13.0'\nclass cuda:\n{devices}{names}",
+    )
     return tmp_path / "quick"
 
 
@@ -145,10 +198,18 @@ class TestOfARecipe:
 
     def test_for_more_devices_than_there_are(self, quick: Path) -> None:
         code, result = document("digits", "device.kind=cuda", "launch.nproc=2", site=quick)
-        assert (code, result["details"]["machine"]["torch"]["cuda"]) == (0, {"state": "2 devices", "note": "H100"})
+        assert (code, result["details"]["machine"]["torch"]["cuda"]) == (
+            0,
+            {"state": "2 devices", "note": "H100"},
+        )
         code, result = document("digits", "device.kind=cuda", "launch.nproc=4", site=quick)
         (finding,) = result["findings"]
-        assert (code, finding["rule"], finding["expected"], finding["seen"]) == (1, "device-missing", "4", "2")
+        assert (code, finding["rule"], finding["expected"], finding["seen"]) == (
+            1,
+            "device-missing",
+            "4",
+            "2",
+        )
 
     def test_for_an_npu_on_a_machine_without(self, quick: Path) -> None:
         code, result = document("qwen2_5_vl_7b_npu", site=quick)
@@ -169,7 +230,9 @@ class TestOfARecipe:
         fake.chmod(0o755)
         code, result = document("runai", f"python='{fake}'", "subjects.all=transformers")
         assert code == 0
-        assert [(finding["rule"], finding["severity"]) for finding in result["findings"]] == [("extra-not-installed", "warning")]
+        assert [(finding["rule"], finding["severity"]) for finding in result["findings"]] == [
+            ("extra-not-installed", "warning")
+        ]
         code, result = document("vllm_all", f"python='{tmp_path / 'nothing'}'")
         assert (code, result["findings"][0]["rule"]) == (1, "unusable-interpreter")
 

@@ -22,7 +22,12 @@ from vtool.training.stop import StopRequest
 
 ROWS, STEPS = 20, 5
 TEXT_ONLY = (1, 4, 5, 11, 12, 13, 14)
-WINDOWS = {"use_sliding_window": True, "sliding_window": 24, "max_window_layers": 1, "layer_types": None}
+WINDOWS = {
+    "use_sliding_window": True,
+    "sliding_window": 24,
+    "max_window_layers": 1,
+    "layer_types": None,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +47,20 @@ class Trace:
 
 
 def base_model(folder: Path) -> Path:
-    """A tiny model's folder, so that runs of every dtype begin with the same weights. Beside it, the rows of `made_run`."""
+    """A tiny model's folder, so that runs of every dtype begin with the same weights.
+
+    Beside it, the rows of `made_run`.
+    """
     write_rows(folder / "rows.jsonl", mixed_rows(folder, ROWS, TEXT_ONLY))
     torch.set_num_threads(1)
     opened, _ = session(made_run(folder, "ddp", "float32", None))
-    return export(opened.engine.module, opened.engine.model_state(), opened.processor, "qwen2_5_vl", folder / "model")
+    return export(
+        opened.engine.module,
+        opened.engine.model_state(),
+        opened.processor,
+        "qwen2_5_vl",
+        folder / "model",
+    )
 
 
 def windowed(model: Path, folder: Path, **more: int) -> Path:
@@ -59,19 +73,33 @@ def windowed(model: Path, folder: Path, **more: int) -> Path:
 
 
 def made_run(folder: Path, engine: str, dtype: str, model: Path | None, *more: str) -> Request:
-    """Steps of 8 rows in micro-batches of 3, an epoch of 20 rows: ranks and micro-batches differ in rows, tokens and images."""
+    """Steps of 8 rows in micro-batches of 3, an epoch of 20 rows:
+
+    ranks and micro-batches differ in rows, tokens and images.
+    """
     overrides = [
         messages(folder / "rows.jsonl"),
-        *("data.global_batch_size=8", "data.micro_batch_size=3", "data.image={min_pixels:784,max_pixels:3136}"),
-        *(f"train={{steps:{STEPS},epochs:null}}", "optim.warmup_steps=2", f"run.dir={folder / 'run'}"),
+        *(
+            "data.global_batch_size=8",
+            "data.micro_batch_size=3",
+            "data.image={min_pixels:784,max_pixels:3136}",
+        ),
+        *(
+            f"train={{steps:{STEPS},epochs:null}}",
+            "optim.warmup_steps=2",
+            f"run.dir={folder / 'run'}",
+        ),
         *(f"engine={engine}", f"model.dtype={dtype}"),
         *((f"model.path={model}", "model.size=null") if model else ()),
     ]
     return request("rows", *overrides, *more)
 
 
-def traced(world: int, made: Mapping[str, Request], *, digested: bool = True) -> dict[str, list[Trace]]:
-    """Each run's steps on so many ranks, as each rank has seen them. The same processes make one run after the other.
+def traced(
+    world: int, made: Mapping[str, Request], *, digested: bool = True
+) -> dict[str, list[Trace]]:
+    """Each run's steps on so many ranks, as each rank has seen them. The same processes make one
+    run after the other.
 
     Args:
         digested: digest all weights after each step, for which they are gathered.
@@ -99,7 +127,9 @@ def trace(ranks: Ranks, made: Request, *, digested: bool = True) -> Trace:
     engine.clip_gradient = look_and_clip  # type: ignore[method-assign]
     steps = range(1, opened.total_steps + 1)
     before, digests, metrics = weights(engine), [], []
-    for step, batches in zip(steps, load_steps(opened.rows["train"], steps, opened.micro_batches, 0), strict=True):
+    for step, batches in zip(
+        steps, load_steps(opened.rows["train"], steps, opened.micro_batches, 0), strict=True
+    ):
         metrics.append(train_step(opened, progress, step, batches, StopRequest())[0])
         progress.step = step
         digests += [digest(weights(engine))] if digested else []

@@ -13,7 +13,8 @@ from torch import multiprocessing
 
 from vtool.engines.ranks import Ranks
 
-# Imported once, by the server that ranks are forked from: each would take ten seconds for it. It computes nothing and has one thread.
+# Imported once, by the server that ranks are forked from: each would take ten seconds for it. It
+# computes nothing and has one thread.
 PRELOADED = [
     "megatron.core.distributed",
     "megatron.core.optimizer",
@@ -25,18 +26,27 @@ PRELOADED = [
 
 
 def run_ranks(work: Callable[..., Any], world: int, *arguments: Any) -> list[Any]:
-    """`work(ranks, *arguments)` on each rank; its results by rank. `work` must be a function of a module."""
+    """`work(ranks, *arguments)` on each rank;
+
+    its results by rank. `work` must be a function of a module.
+    """
     if world == 1:
         return [work(Ranks(), *arguments)]
     with tempfile.TemporaryDirectory() as folder:
         multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOADED)
-        multiprocessing.start_processes(_rank, (work, world, folder, arguments), nprocs=world, start_method="forkserver")
+        multiprocessing.start_processes(
+            _rank, (work, world, folder, arguments), nprocs=world, start_method="forkserver"
+        )
         return [pickle.loads((Path(folder) / f"{rank}.pkl").read_bytes()) for rank in range(world)]
 
 
-def _rank(rank: int, work: Callable[..., Any], world: int, folder: str, arguments: tuple[Any, ...]) -> None:
+def _rank(
+    rank: int, work: Callable[..., Any], world: int, folder: str, arguments: tuple[Any, ...]
+) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world
+    )
     result = work(Ranks(rank, world, rank, world), *arguments)
     (Path(folder) / f"{rank}.pkl").write_bytes(pickle.dumps(result))
     dist.destroy_process_group()

@@ -1,4 +1,7 @@
-"""Every family on every engine: two ranks, one of them without an image, leave the gradient of one process."""
+"""Every family on every engine:
+
+two ranks, one of them without an image, leave the gradient of one process.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -30,8 +33,17 @@ def made_run(folder: Path, family: str, engine: str, *more: str) -> Request:
     """One step of 6 rows, at most two a micro-batch, of which a single one has images: two."""
     overrides = [
         messages(folder / "rows.jsonl"),
-        *(f"data.global_batch_size={ROWS}", "data.micro_batch_size=2", "data.image={min_pixels:784,max_pixels:4096}"),
-        *(f"model.family={family}", "model.dtype=float64", f"engine={engine}", f"run.dir={folder / family / engine}"),
+        *(
+            f"data.global_batch_size={ROWS}",
+            "data.micro_batch_size=2",
+            "data.image={min_pixels:784,max_pixels:4096}",
+        ),
+        *(
+            f"model.family={family}",
+            "model.dtype=float64",
+            f"engine={engine}",
+            f"run.dir={folder / family / engine}",
+        ),
         "optim.warmup_steps=0",
     ]
     return request("rows", *overrides, *more)
@@ -44,13 +56,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def all_gradients(ranks: Ranks, made: Mapping[tuple[str, str], Request]) -> dict[tuple[str, str], Any]:
+def all_gradients(
+    ranks: Ranks, made: Mapping[tuple[str, str], Request]
+) -> dict[tuple[str, str], Any]:
     return {name: step_gradients(ranks, each) for name, each in made.items()}
 
 
 @pytest.fixture(scope="module")
 def two(folder: Path) -> list[Any]:
-    made = {(family, engine): made_run(folder, family, engine) for family in FAMILIES for engine in ENGINES}
+    made = {
+        (family, engine): made_run(folder, family, engine)
+        for family in FAMILIES
+        for engine in ENGINES
+    }
     return run_ranks(all_gradients, 2, made)
 
 
@@ -61,7 +79,9 @@ def wanted(folder: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_rank_without_images_gets_the_gradient_of_one_process(two: list[Any], wanted: Any, family: str, engine: str) -> None:
+def test_a_rank_without_images_gets_the_gradient_of_one_process(
+    two: list[Any], wanted: Any, family: str, engine: str
+) -> None:
     first, second = (rank[family, engine] for rank in two)
     assert [rank["sizes"] for rank in (first, second)] == [[2, 1], [2, 1]]
     assert any("visual" in name for name in wanted[family])
@@ -70,9 +90,17 @@ def test_a_rank_without_images_gets_the_gradient_of_one_process(two: list[Any], 
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("more", [(), ("model.gradient_checkpointing=true",), ("lora={rank: 2}",)], ids=["plain", "recomputed", "adapters"])
-def test_a_tower_that_computes_nan_leaves_zeros_on_an_engine_too(folder: Path, engine: str, more: tuple[str, ...]) -> None:
-    """Weights are shared out, gathered and freed around the views of them that the dummy computes with."""
+@pytest.mark.parametrize(
+    "more",
+    [(), ("model.gradient_checkpointing=true",), ("lora={rank: 2}",)],
+    ids=["plain", "recomputed", "adapters"],
+)
+def test_a_tower_that_computes_nan_leaves_zeros_on_an_engine_too(
+    folder: Path, engine: str, more: tuple[str, ...]
+) -> None:
+    """Weights are shared out, gathered and freed around the views of them that the dummy computes
+    with.
+    """
     made = made_run(folder, "qwen3_vl", engine, *more)
     opened, _ = session(made)
     visual = opened.engine.module.model.visual  # type: ignore[union-attr]
@@ -82,7 +110,9 @@ def test_a_tower_that_computes_nan_leaves_zeros_on_an_engine_too(folder: Path, e
 
     def taken(*, dummy: bool) -> tuple[list[float], dict[str, torch.Tensor]]:
         opened.engine.module.zero_grad(set_to_none=True)
-        sums = opened.engine.forward_backward([batch], _nll(opened, dummy=dummy), batch.supervised, every_parameter=dummy)
+        sums = opened.engine.forward_backward(
+            [batch], _nll(opened, dummy=dummy), batch.supervised, every_parameter=dummy
+        )
         return sums, gradients(opened.engine.module)
 
     with torch.no_grad():
@@ -91,10 +121,16 @@ def test_a_tower_that_computes_nan_leaves_zeros_on_an_engine_too(folder: Path, e
     sums, plain = taken(dummy=False)
     same, ours = taken(dummy=True)
     assert sums == same
-    tower = {name for name, parameter in opened.engine.module.named_parameters() if "visual" in name and parameter.requires_grad}
+    tower = {
+        name
+        for name, parameter in opened.engine.module.named_parameters()
+        if "visual" in name and parameter.requires_grad
+    }
     assert ours.keys() - plain.keys() == tower
     for name, gradient in ours.items():
-        assert torch.equal(gradient, torch.zeros_like(gradient) if name in tower else plain[name]), name
+        assert torch.equal(
+            gradient, torch.zeros_like(gradient) if name in tower else plain[name]
+        ), name
 
 
 @pytest.mark.parametrize("name", ["qwen3_vl", "qwen3_5", "glm4v"])
@@ -105,7 +141,9 @@ def test_megatron_refuses_a_family_whose_layers_it_does_not_have(name: str) -> N
 
     settings = schema.Megatron(kind="megatron")
     with pytest.raises(SharedFindings) as caught:
-        Megatron(tiny_model(name), settings, Optim(lr=1e-3), Ranks(), torch.float32, family(name).part)
+        Megatron(
+            tiny_model(name), settings, Optim(lr=1e-3), Ranks(), torch.float32, family(name).part
+        )
     (finding,) = caught.value.diagnostics
     assert (finding.rule, finding.parameter) == ("not-built-on-engine", "engine.kind")
     assert name in finding.message

@@ -4,7 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.engines.parity import Trace, base_model, changed, largest_difference, largest_relative, made_run, traced
+from tests.engines.parity import (
+    Trace,
+    base_model,
+    changed,
+    largest_difference,
+    largest_relative,
+    made_run,
+    traced,
+)
 from tests.runs import relative_difference
 
 ENGINES = ("ddp", "fsdp2")
@@ -15,7 +23,10 @@ RUNS = {
     "float64": ("float64",),
     "checkpointing": ("float32", "model.gradient_checkpointing=true"),
 }
-SMALL = {"small steps": ("float32", *SMALL_STEPS), "small steps in bfloat16": ("bfloat16", *SMALL_STEPS)}
+SMALL = {
+    "small steps": ("float32", *SMALL_STEPS),
+    "small steps in bfloat16": ("bfloat16", *SMALL_STEPS),
+}
 BOTH = pytest.mark.parametrize("engine", ENGINES)
 
 
@@ -29,7 +40,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def alone(folder: Path) -> dict[str, list[Trace]]:
     """One process."""
-    return traced(1, {engine: made_run(folder, engine, "float64", folder / "model") for engine in ENGINES})
+    return traced(
+        1, {engine: made_run(folder, engine, "float64", folder / "model") for engine in ENGINES}
+    )
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +79,9 @@ def test_five_steps_are_those_of_one_process_in_float64(
 
 
 @pytest.mark.parametrize("which", ["ddp, float64", "fsdp2, float64", "fsdp2 alone"])
-def test_in_float64_five_steps_are_the_same(alone: dict[str, list[Trace]], two: dict[str, list[Trace]], which: str) -> None:
+def test_in_float64_five_steps_are_the_same(
+    alone: dict[str, list[Trace]], two: dict[str, list[Trace]], which: str
+) -> None:
     (reference,) = alone["ddp"]
     ours = alone["fsdp2"][0] if which == "fsdp2 alone" else two[which][0]
     assert relative_difference(ours.gradients, reference.gradients) <= 1e-12
@@ -76,15 +91,22 @@ def test_in_float64_five_steps_are_the_same(alone: dict[str, list[Trace]], two: 
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_ranks_of_ddp_have_the_same_weights_after_each_step(two: dict[str, list[Trace]], name: str) -> None:
-    """Each has all of them. Of fsdp2 no weight is on two ranks: what they see is gathered from the same shares."""
+def test_ranks_of_ddp_have_the_same_weights_after_each_step(
+    two: dict[str, list[Trace]], name: str
+) -> None:
+    """Each has all of them.
+
+    Of fsdp2 no weight is on two ranks: what they see is gathered from the same shares.
+    """
     first, second = two[f"ddp, {name}"]
     assert first.digests == second.digests
 
 
 @BOTH
 @pytest.mark.parametrize("name", RUNS)
-def test_each_step_changes_weights_and_ranks_tell_the_same_of_it(two: dict[str, list[Trace]], engine: str, name: str) -> None:
+def test_each_step_changes_weights_and_ranks_tell_the_same_of_it(
+    two: dict[str, list[Trace]], engine: str, name: str
+) -> None:
     first, second = two[f"{engine}, {name}"]
     assert len(set(first.digests)) == len(first.digests)
     assert (first.losses, first.norms) == (second.losses, second.norms)
@@ -92,8 +114,13 @@ def test_each_step_changes_weights_and_ranks_tell_the_same_of_it(two: dict[str, 
 
 @pytest.mark.soak
 @BOTH
-def test_bfloat16_is_near_float32_and_loses_no_small_update(small: dict[str, list[Trace]], engine: str) -> None:
-    exact, rounded = small[f"{engine}, small steps"][0], small[f"{engine}, small steps in bfloat16"][0]
+def test_bfloat16_is_near_float32_and_loses_no_small_update(
+    small: dict[str, list[Trace]], engine: str
+) -> None:
+    exact, rounded = (
+        small[f"{engine}, small steps"][0],
+        small[f"{engine}, small steps in bfloat16"][0],
+    )
     assert largest_relative(rounded.losses[:1], exact.losses[:1]) <= 5e-3
     assert largest_relative(rounded.norms[:1], exact.norms[:1]) <= 2e-2
     assert rounded.losses != exact.losses  # it did compute in bfloat16

@@ -1,4 +1,7 @@
-"""Adapters, frozen parts and parts with rates of their own, on ddp and fsdp2 (on megatron: megatron/test_parts.py)."""
+"""Adapters, frozen parts and parts with rates of their own, on ddp and fsdp2 (on megatron:
+
+megatron/test_parts.py).
+"""
 
 from pathlib import Path
 from typing import Any
@@ -26,11 +29,17 @@ BOTH = pytest.mark.parametrize("engine", ENGINES)
 SCENARIOS: dict[str, tuple[str, ...]] = {
     "adapters": ("lora={rank: 3, alpha: 5}",),
     "recomputed adapters": ("lora={rank: 2}", "model.gradient_checkpointing=true"),
-    "adapters without the tower": ("lora={rank: 2, targets: [q_proj, mlp.2]}", "model.freeze.vision=true"),
+    "adapters without the tower": (
+        "lora={rank: 2, targets: [q_proj, mlp.2]}",
+        "model.freeze.vision=true",
+    ),
     "no tower": ("model.freeze.vision=true",),
     "the tower alone": ("model.freeze={projector: true, language: true}",),
     "three rates": (
-        "optim.groups={vision: {lr: 1e-4}, projector: {lr: 5e-3, weight_decay: 0.0}, language: {weight_decay: 0.5}}",
+        (
+            "optim.groups={vision: {lr: 1e-4}, projector: {lr: 5e-3, weight_decay: 0.0}, language:"
+            " {weight_decay: 0.5}}"
+        ),
         "optim.weight_decay=0.1",
     ),
 }
@@ -47,28 +56,49 @@ def _seen(ranks: Ranks, made: Request) -> dict[str, Any]:
     engine, run, kept = opened.engine, opened.run, opened.ledgers["train"].kept
     if run.lora is not None:
         generator = torch.Generator().manual_seed(1)
-        state = {name: (torch.randn(t.shape, generator=generator) * 0.1).to(t) for name, t in sorted(whole(engine, "only").items())}
+        state = {
+            name: (torch.randn(t.shape, generator=generator) * 0.1).to(t)
+            for name, t in sorted(whole(engine, "only").items())
+        }
         engine.load_state(state, {})
     wrapped = getattr(engine, "parallel", None)
     found: dict[str, Any] = {
         "before": whole(engine, "none") | whole(engine, "only"),
-        "reduced": wrapped._get_ddp_logging_data()["num_parameter_tensors"] if wrapped is not None else None,
-        "sharded": {saved_name(n) for n, p in engine.module.named_parameters() if isinstance(p, DTensor) and p.requires_grad},
+        "reduced": (
+            wrapped._get_ddp_logging_data()["num_parameter_tensors"]
+            if wrapped is not None
+            else None
+        ),
+        "sharded": {
+            saved_name(n)
+            for n, p in engine.module.named_parameters()
+            if isinstance(p, DTensor) and p.requires_grad
+        },
         "merged": whole(engine, "merged"),
     }
     clip = engine.clip_gradient
     firsts: list[dict[str, Tensor]] = []
 
     def look_and_clip(largest: float | None) -> float:
-        firsts.append({saved_name(name): gradient for name, gradient in gradients(engine.module).items()})
+        firsts.append(
+            {saved_name(name): gradient for name, gradient in gradients(engine.module).items()}
+        )
         return clip(largest)
 
     engine.clip_gradient = look_and_clip  # type: ignore[method-assign]
-    plan = lambda step: micro_batches(opened.plan, kept, step, ranks.rank, ranks.world, run.data.micro_batch_size)  # noqa: E731
+    plan = lambda step: micro_batches(
+        opened.plan, kept, step, ranks.rank, ranks.world, run.data.micro_batch_size
+    )
     losses = []
-    for step, batches in zip((1, 2), load_steps(opened.rows["train"], range(1, 3), plan, 0), strict=True):
+    for step, batches in zip(
+        (1, 2), load_steps(opened.rows["train"], range(1, 3), plan, 0), strict=True
+    ):
         losses.append(train_step(opened, progress, step, batches, StopRequest())[0]["loss"])
-    return found | {"losses": losses, "gradients": firsts[0], "after": whole(engine, "none") | whole(engine, "only")}
+    return found | {
+        "losses": losses,
+        "gradients": firsts[0],
+        "after": whole(engine, "none") | whole(engine, "only"),
+    }
 
 
 def whole(engine: Any, adapter: Any) -> dict[str, Tensor]:
@@ -99,20 +129,37 @@ def alone(folder: Path) -> dict[str, dict[str, Any]]:
 @pytest.fixture(scope="module")
 def two(folder: Path) -> dict[str, list[dict[str, dict[str, Any]]]]:
     """Two ranks of each engine, in float32."""
-    return {engine: run_ranks(seen_on, 2, requests(folder, engine, "float32")) for engine in ENGINES}
+    return {
+        engine: run_ranks(seen_on, 2, requests(folder, engine, "float32")) for engine in ENGINES
+    }
 
 
 @pytest.fixture(scope="module")
 def variants(folder: Path) -> dict[str, list[dict[str, dict[str, Any]]]]:
     """The scenario `adapters` on two ranks of each engine: in bfloat16, and twice with dropout."""
-    kinds = {"bfloat16": ("bfloat16", 0.0), "dropout": ("float32", 0.5), "dropout again": ("float32", 0.5)}
+    kinds = {
+        "bfloat16": ("bfloat16", 0.0),
+        "dropout": ("float32", 0.5),
+        "dropout again": ("float32", 0.5),
+    }
 
     def made(engine: str, name: str) -> Request:
         dtype, dropout = kinds[name]
         own = f"run.dir={folder / engine / 'variants' / name.replace(' ', '-')}"
-        return made_run(folder, engine, dtype, folder / "model", own, *SCENARIOS["adapters"], f"lora.dropout={dropout}")
+        return made_run(
+            folder,
+            engine,
+            dtype,
+            folder / "model",
+            own,
+            *SCENARIOS["adapters"],
+            f"lora.dropout={dropout}",
+        )
 
-    return {engine: run_ranks(seen_on, 2, {name: made(engine, name) for name in kinds}) for engine in ENGINES}
+    return {
+        engine: run_ranks(seen_on, 2, {name: made(engine, name) for name in kinds})
+        for engine in ENGINES
+    }
 
 
 def declared(folder: Path, name: str) -> set[str]:
@@ -120,44 +167,74 @@ def declared(folder: Path, name: str) -> set[str]:
     from safetensors import safe_open
     from transformers import Qwen2_5_VLForConditionalGeneration
 
-    model = Qwen2_5_VLForConditionalGeneration.from_pretrained(folder / "model", local_files_only=True)
+    model = Qwen2_5_VLForConditionalGeneration.from_pretrained(
+        folder / "model", local_files_only=True
+    )
     with safe_open(folder / "model/model.safetensors", "pt") as file:
         assert len(list(file.keys())) == len(list(model.parameters()))
     names = [parameter for parameter, _ in model.named_parameters()]
-    tower = [parameter for parameter in names if parameter.startswith("model.visual.") and ".merger." not in parameter]
-    linear = [n for n, m in model.named_modules() if isinstance(m, torch.nn.Linear) and n != "lm_head"]
+    tower = [
+        parameter
+        for parameter in names
+        if parameter.startswith("model.visual.") and ".merger." not in parameter
+    ]
+    linear = [
+        n for n, m in model.named_modules() if isinstance(m, torch.nn.Linear) and n != "lm_head"
+    ]
     adapters = {
         "adapters": linear,
         "recomputed adapters": linear,
-        "adapters without the tower": [n for n in linear if n.endswith(".q_proj") or n == "model.visual.merger.mlp.2"],
+        "adapters without the tower": [
+            n for n in linear if n.endswith(".q_proj") or n == "model.visual.merger.mlp.2"
+        ],
     }
     if name in adapters:
         return {one for stem in adapters[name] for one in pair_of(f"{stem}.weight")}
-    return {"no tower": set(names) - set(tower), "the tower alone": set(tower), "three rates": set(names)}[name]
+    return {
+        "no tower": set(names) - set(tower),
+        "the tower alone": set(tower),
+        "three rates": set(names),
+    }[name]
 
 
 @BOTH
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_what_has_changed_after_two_steps_is_what_was_to_be_trained(folder: Path, two: Any, engine: str, name: str) -> None:
+def test_what_has_changed_after_two_steps_is_what_was_to_be_trained(
+    folder: Path, two: Any, engine: str, name: str
+) -> None:
     for seen in (rank[name] for rank in two[engine]):
-        changed = {key for key, tensor in seen["before"].items() if not torch.equal(tensor, seen["after"][key])}
+        changed = {
+            key
+            for key, tensor in seen["before"].items()
+            if not torch.equal(tensor, seen["after"][key])
+        }
         assert changed == declared(folder, name)
 
 
 @BOTH
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_gradients_and_weights_are_those_of_one_process(alone: Any, two: Any, engine: str, name: str) -> None:
+def test_gradients_and_weights_are_those_of_one_process(
+    alone: Any, two: Any, engine: str, name: str
+) -> None:
     wanted, (ours, theirs) = alone[name], (rank[name] for rank in two[engine])
     assert relative_difference(ours["gradients"], wanted["gradients"]) <= 5e-6
     assert relative_difference(ours["gradients"], theirs["gradients"]) == 0
-    assert max(float((ours["after"][key] - wanted["after"][key]).abs().max()) for key in wanted["after"]) <= 1e-4
+    assert (
+        max(
+            float((ours["after"][key] - wanted["after"][key]).abs().max())
+            for key in wanted["after"]
+        )
+        <= 1e-4
+    )
     assert all(torch.equal(ours["after"][key], theirs["after"][key]) for key in ours["after"])
 
 
 @BOTH
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_the_engine_wraps_what_is_trained(folder: Path, two: Any, engine: str, name: str) -> None:
-    """Adapters that go in after it would be reduced by nobody, and a base that is frozen after it would be waited for."""
+    """Adapters that go in after it would be reduced by nobody, and a base that is frozen after it
+    would be waited for.
+    """
     seen = two[engine][0][name]
     if engine == "ddp":
         assert seen["reduced"] == len(declared(folder, name))
@@ -166,21 +243,31 @@ def test_the_engine_wraps_what_is_trained(folder: Path, two: Any, engine: str, n
 
 
 @BOTH
-def test_in_bfloat16_adapters_train_in_float32_and_the_base_stays_to_the_bit(folder: Path, two: Any, variants: Any, engine: str) -> None:
+def test_in_bfloat16_adapters_train_in_float32_and_the_base_stays_to_the_bit(
+    folder: Path, two: Any, variants: Any, engine: str
+) -> None:
     seen, exact = variants[engine][0]["bfloat16"], two[engine][0]["adapters"]
     assert {tensor.dtype for tensor in seen["after"].values()} == {torch.float32}
-    changed = {key for key, tensor in seen["before"].items() if not torch.equal(tensor, seen["after"][key])}
+    changed = {
+        key for key, tensor in seen["before"].items() if not torch.equal(tensor, seen["after"][key])
+    }
     assert changed == declared(folder, "adapters")
-    assert all(torch.equal(seen["before"][key], exact["before"][key]) for key in exact["before"])  # nothing is rounded on the way in
+    # nothing is rounded on the way in
+    assert all(torch.equal(seen["before"][key], exact["before"][key]) for key in exact["before"])
     assert 0 < relative_difference(seen["gradients"], exact["gradients"]) <= 5e-2
 
 
 @BOTH
-def test_dropout_of_adapters_changes_what_is_trained_and_is_the_same_again(two: Any, variants: Any, engine: str) -> None:
+def test_dropout_of_adapters_changes_what_is_trained_and_is_the_same_again(
+    two: Any, variants: Any, engine: str
+) -> None:
     without = two[engine][0]["adapters"]
     for rank in variants[engine]:
         once, again = rank["dropout"], rank["dropout again"]
-        assert all(abs(ours / theirs - 1) > 1e-4 for ours, theirs in zip(once["losses"], without["losses"], strict=True))
+        assert all(
+            abs(ours / theirs - 1) > 1e-4
+            for ours, theirs in zip(once["losses"], without["losses"], strict=True)
+        )
         assert relative_difference(once["gradients"], without["gradients"]) > 0.1
         assert once["losses"] == again["losses"]
         assert all(torch.equal(once["after"][key], again["after"][key]) for key in once["after"])
@@ -193,9 +280,13 @@ def test_merged_weights_are_base_and_scale_times_b_times_a(two: Any, engine: str
     for name, tensor in seen["merged"].items():
         a, b = pair_of(name)
         if a in seen["before"]:
-            wanted = seen["before"][name].double() + 5 / 3 * (seen["before"][b].double() @ seen["before"][a].double())
+            wanted = seen["before"][name].double() + 5 / 3 * (
+                seen["before"][b].double() @ seen["before"][a].double()
+            )
             assert float((tensor.double() - wanted).abs().max()) <= 1e-6
-            assert torch.equal(tensor, merged(seen["before"][name], seen["before"][a], seen["before"][b], 5 / 3))
+            assert torch.equal(
+                tensor, merged(seen["before"][name], seen["before"][a], seen["before"][b], 5 / 3)
+            )
             changed.add(name)
         else:
             assert torch.equal(tensor, seen["before"][name])
@@ -203,11 +294,17 @@ def test_merged_weights_are_base_and_scale_times_b_times_a(two: Any, engine: str
 
 
 def test_a_part_has_its_own_rate_and_decay(folder: Path) -> None:
-    """A step of AdamW by its formulas: the first moves each element by lr · g / (|g| + eps), and decays matrices by lr · decay."""
+    """A step of AdamW by its formulas:
+
+    the first moves each element by lr · g / (|g| + eps), and decays matrices by lr · decay.
+    """
     made = requests(folder, "ddp", "float64")["three rates"]
     opened, progress = session(made)
     run, kept = opened.run, opened.ledgers["train"].kept
-    before = {name: parameter.detach().clone() for name, parameter in opened.engine.module.named_parameters()}
+    before = {
+        name: parameter.detach().clone()
+        for name, parameter in opened.engine.module.named_parameters()
+    }
     plan = lambda step: micro_batches(opened.plan, kept, step, 0, 1, run.data.micro_batch_size)  # noqa: E731
     (batches,) = load_steps(opened.rows["train"], range(1, 2), plan, 0)
     clip, gradient = opened.engine.clip_gradient, {}
@@ -224,14 +321,21 @@ def test_a_part_has_its_own_rate_and_decay(folder: Path) -> None:
     for name, parameter in opened.engine.module.named_parameters():
         part = "projector" if ".merger." in name else "vision" if ".visual." in name else "language"
         lr = {"vision": 1e-4, "projector": 5e-3, "language": run.optim.lr}[part] * warm
-        decay = {"vision": 0.1, "projector": 0.0, "language": 0.5}[part] if parameter.dim() >= 2 else 0.0
+        decay = (
+            {"vision": 0.1, "projector": 0.0, "language": 0.5}[part]
+            if parameter.dim() >= 2
+            else 0.0
+        )
         g = gradient[name]
         wanted = before[name] * (1 - lr * decay) - lr * g / (g.abs() + run.optim.eps)
         assert torch.allclose(parameter, wanted, rtol=0, atol=1e-13), name
 
 
 def gathered_before_each(ranks: Ranks, made: Request) -> tuple[list[int], int]:
-    """How many collectives had been run when each tensor of the stream came; and how many tensors the state of the model has."""
+    """How many collectives had been run when each tensor of the stream came;
+
+    and how many tensors the state of the model has.
+    """
     torch.set_num_threads(1)
     engine = session(made, ranks)[0].engine
     count = [0]
@@ -254,25 +358,36 @@ def gathered_before_each(ranks: Ranks, made: Request) -> tuple[list[int], int]:
 
 @pytest.mark.parametrize("engine", ["fsdp2", "megatron"])
 def test_each_tensor_is_gathered_when_it_is_asked_for(folder: Path, engine: str) -> None:
-    """The weight and what is merged into it, and nothing ahead: the whole model is never in one place."""
+    """The weight and what is merged into it, and nothing ahead:
+
+    the whole model is never in one place.
+    """
     more = ["lora={rank: 2}", f"run.dir={folder / 'streamed' / engine}"]
     if engine == "megatron":
         pytest.importorskip("megatron.core", reason="megatron-core is not installed")
         more.append("engine.parallel.tensor=2")
-    seen, tensors = run_ranks(gathered_before_each, 2, made_run(folder, engine, "float32", folder / "model", *more))[0]
+    seen, tensors = run_ranks(
+        gathered_before_each, 2, made_run(folder, engine, "float32", folder / "model", *more)
+    )[0]
     assert len(seen) == tensors > 60
     assert max(after - before for before, after in zip([0, *seen], seen, strict=False)) <= 3
     assert seen[-1] > tensors / 2
 
 
 def state_around_a_step_without_images(ranks: Ranks, made: Request) -> list[dict[str, Tensor]]:
-    """What a checkpoint would hold before and after a step whose loss hangs on nothing that is trained."""
+    """What a checkpoint would hold before and after a step whose loss hangs on nothing that is
+    trained.
+    """
     torch.set_num_threads(1)
     opened, progress = session(made, ranks)
     engine, kept = opened.engine, opened.ledgers["train"].kept
     before = {name: tensor.clone() for name, tensor in engine.model_state().items()}
-    plan = lambda step: micro_batches(opened.plan, kept, step, ranks.rank, ranks.world, opened.run.data.micro_batch_size)  # noqa: E731
-    for step, batches in zip((1, 2), load_steps(opened.rows["train"], range(1, 3), plan, 0), strict=True):
+    plan = lambda step: micro_batches(
+        opened.plan, kept, step, ranks.rank, ranks.world, opened.run.data.micro_batch_size
+    )
+    for step, batches in zip(
+        (1, 2), load_steps(opened.rows["train"], range(1, 3), plan, 0), strict=True
+    ):
         assert not any(batch.images for batch in batches)
         train_step(opened, progress, step, batches, StopRequest())
     assert all(isinstance(parameter, DTensor) for parameter in engine.module.parameters())
@@ -280,11 +395,24 @@ def state_around_a_step_without_images(ranks: Ranks, made: Request) -> list[dict
 
 
 @pytest.mark.parametrize("freed", ["true", "false"])
-def test_a_step_that_trains_nothing_leaves_the_weights_in_shares_and_to_the_bit(folder: Path, freed: str) -> None:
+def test_a_step_that_trains_nothing_leaves_the_weights_in_shares_and_to_the_bit(
+    folder: Path, freed: str
+) -> None:
     """No backward pass comes to free what the forward pass has gathered, rounded to bfloat16."""
     rows = write_rows(folder / "text.jsonl", mixed_rows(folder, ROWS, tuple(range(ROWS))))
-    more = (messages(rows), "model.freeze={projector: true, language: true}", f"engine.reshard_after_forward={freed}")
-    made = made_run(folder, "fsdp2", "bfloat16", folder / "model", f"run.dir={folder / 'text-only' / freed}", *more)
+    more = (
+        messages(rows),
+        "model.freeze={projector: true, language: true}",
+        f"engine.reshard_after_forward={freed}",
+    )
+    made = made_run(
+        folder,
+        "fsdp2",
+        "bfloat16",
+        folder / "model",
+        f"run.dir={folder / 'text-only' / freed}",
+        *more,
+    )
     before, after = run_ranks(state_around_a_step_without_images, 2, made)[0]
     assert {tensor.dtype for tensor in after.values()} == {torch.float32}
     assert before.keys() == after.keys()

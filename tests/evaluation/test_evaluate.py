@@ -16,21 +16,36 @@ from vtool.training.setup import Request
 
 def made_run(folder: Path, text_only: tuple[int, ...], batch: int, *overrides: str) -> Request:
     rows = write_rows(folder / "rows.jsonl", mixed_rows(folder, 7, text_only))
-    batches = [f"evaluation={{batch_size:{batch},generate:{{max_new_tokens:6}}}}", "data.image={min_pixels:784,max_pixels:3136}"]
-    return request("rows", messages(rows), *batches, f"run.dir={folder / 'run'}", "model.dtype=float64", "optim.warmup_steps=0", *overrides)
+    batches = [
+        f"evaluation={{batch_size:{batch},generate:{{max_new_tokens:6}}}}",
+        "data.image={min_pixels:784,max_pixels:3136}",
+    ]
+    return request(
+        "rows",
+        messages(rows),
+        *batches,
+        f"run.dir={folder / 'run'}",
+        "model.dtype=float64",
+        "optim.warmup_steps=0",
+        *overrides,
+    )
 
 
 def scores(ranks: Ranks, made: Request) -> Scores:
     torch.set_num_threads(1)
     opened, _ = session(made, ranks)
-    return evaluate(opened.engine, opened.rows["train"], opened.ledgers["train"].kept, made.run.evaluation)
+    return evaluate(
+        opened.engine, opened.rows["train"], opened.ledgers["train"].kept, made.run.evaluation
+    )
 
 
 @pytest.mark.parametrize("text_only", [(), (1, 4), tuple(range(7))])
 def test_scores_do_not_depend_on_the_batch(tmp_path: Path, text_only: tuple[int, ...]) -> None:
     alone = scores(Ranks(), made_run(tmp_path, text_only, 1))
     together = scores(Ranks(), made_run(tmp_path, text_only, 7))
-    assert [answer.answer for answer in together.answers] == [answer.answer for answer in alone.answers]
+    assert [answer.answer for answer in together.answers] == [
+        answer.answer for answer in alone.answers
+    ]
     assert any(answer.answer for answer in alone.answers)
     assert abs(together.nll - alone.nll) < 1e-6  # transformers' norms are float32
     assert alone.samples == 7
@@ -59,7 +74,9 @@ def test_a_model_that_looks_at_no_mask_is_asked_one_question_at_a_time(
     found: list[int] = []
     answer = evaluation.answer_greedily
 
-    def watched(model: Any, processor: Any, inputs: dict[str, torch.Tensor], longest: int) -> list[str]:
+    def watched(
+        model: Any, processor: Any, inputs: dict[str, torch.Tensor], longest: int
+    ) -> list[str]:
         found.append(len(inputs["input_ids"]))
         return answer(model, processor, inputs, longest)
 
@@ -71,14 +88,20 @@ def test_a_model_that_looks_at_no_mask_is_asked_one_question_at_a_time(
     assert found == sizes
 
 
-@pytest.mark.parametrize("dropped", ["attention_mask", "mm_token_type_ids", "pixel_values,image_grid_thw"])
-def test_answers_are_given_from_the_inputs_that_are_trained_on(tmp_path: Path, dropped: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "dropped", ["attention_mask", "mm_token_type_ids", "pixel_values,image_grid_thw"]
+)
+def test_answers_are_given_from_the_inputs_that_are_trained_on(
+    tmp_path: Path, dropped: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import vtool.evaluation.evaluate as evaluation
 
     seen: list[set[str]] = []
     answer = evaluation.answer_greedily
 
-    def watched(model: Any, processor: Any, inputs: dict[str, torch.Tensor], longest: int) -> list[str]:
+    def watched(
+        model: Any, processor: Any, inputs: dict[str, torch.Tensor], longest: int
+    ) -> list[str]:
         seen.append(set(inputs))
         return answer(model, processor, inputs, longest)
 
@@ -93,16 +116,25 @@ def test_answers_are_given_from_the_inputs_that_are_trained_on(tmp_path: Path, d
 
 
 @pytest.mark.parametrize("split", ["validation", "test"])
-def test_a_run_whose_scores_are_no_numbers_says_so_when_it_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, split: str) -> None:
+def test_a_run_whose_scores_are_no_numbers_says_so_when_it_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, split: str
+) -> None:
     import json
 
     from vtool.evaluation import evaluate as module
     from vtool.training.sft import train
 
-    made = made_run(tmp_path, (1,), 2, "train={steps: 2, epochs: null}", f"data.{split}=${{data.train}}")
+    made = made_run(
+        tmp_path, (1,), 2, "train={steps: 2, epochs: null}", f"data.{split}=${{data.train}}"
+    )
     monkeypatch.setattr(module, "_nll", lambda *_given: (0.0, 0))
     outcome = train(made, Ranks())
-    assert [(finding.rule, finding.severity) for finding in outcome.findings] == [("nonfinite-loss", "error")]
+    assert [(finding.rule, finding.severity) for finding in outcome.findings] == [
+        ("nonfinite-loss", "error")
+    ]
     assert f"data.{split}, 7 rows" in outcome.findings[0].message
     assert (made.run.folder / "export/model.safetensors").exists()
-    assert json.loads((made.run.folder / "result.json").read_text())["checks"]["nonfinite-loss"] == "failed"
+    assert (
+        json.loads((made.run.folder / "result.json").read_text())["checks"]["nonfinite-loss"]
+        == "failed"
+    )

@@ -20,8 +20,18 @@ def made(folder: Path, *overrides: str) -> Path:
     """A run that has exported its random weights."""
     torch.manual_seed(0)
     rows = write_rows(folder / "rows.jsonl", mixed_rows(folder, 4))
-    opened, _ = session(request("rows", messages(rows), f"run.dir={folder / 'run'}", "optim.warmup_steps=0", *overrides))
-    export(opened.engine.module, opened.engine.model_state(), opened.processor, "qwen2_5_vl", opened.folder.export)
+    opened, _ = session(
+        request(
+            "rows", messages(rows), f"run.dir={folder / 'run'}", "optim.warmup_steps=0", *overrides
+        )
+    )
+    export(
+        opened.engine.module,
+        opened.engine.model_state(),
+        opened.processor,
+        "qwen2_5_vl",
+        opened.folder.export,
+    )
     return opened.folder.path
 
 
@@ -44,7 +54,9 @@ def asked(monkeypatch: pytest.MonkeyPatch, run: Path, *question: Any) -> tuple[R
         seen["row"] = row
         return encode(row, processor)
 
-    def watched_answer(model: Any, processor: Any, inputs: dict[str, torch.Tensor], longest: int) -> list[str]:
+    def watched_answer(
+        model: Any, processor: Any, inputs: dict[str, torch.Tensor], longest: int
+    ) -> list[str]:
         seen["inputs"] = set(inputs)
         return answer(model, processor, inputs, longest)
 
@@ -54,20 +66,36 @@ def asked(monkeypatch: pytest.MonkeyPatch, run: Path, *question: Any) -> tuple[R
     return seen["row"], seen["inputs"]
 
 
-def test_an_image_is_placed_at_its_tag(run: Path, images: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_image_is_placed_at_its_tag(
+    run: Path, images: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     row, _ = asked(monkeypatch, run, images, "Is <image> like <image>?", None)
     text, image = {"type": "text"}, {"type": "image"}
-    assert row.messages[0]["content"] == [text | {"text": "Is "}, image, text | {"text": " like "}, image, text | {"text": "?"}]
+    assert row.messages[0]["content"] == [
+        text | {"text": "Is "},
+        image,
+        text | {"text": " like "},
+        image,
+        text | {"text": "?"},
+    ]
     assert row.images == images
 
 
-def test_images_go_before_a_question_without_tags(run: Path, images: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_go_before_a_question_without_tags(
+    run: Path, images: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     row, _ = asked(monkeypatch, run, images, "Same?", "Be brief.")
     assert row.messages[0] == {"role": "system", "content": "Be brief."}
-    assert row.messages[1]["content"] == [{"type": "image"}, {"type": "image"}, {"type": "text", "text": "Same?"}]
+    assert row.messages[1]["content"] == [
+        {"type": "image"},
+        {"type": "image"},
+        {"type": "text", "text": "Same?"},
+    ]
 
 
-def test_inputs_that_the_run_has_dropped_are_dropped(tmp_path: Path, images: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inputs_that_the_run_has_dropped_are_dropped(
+    tmp_path: Path, images: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = made(tmp_path, "data.drop_model_inputs=[pixel_values,image_grid_thw]")
     for given in (folder, folder / "export"):
         _, inputs = asked(monkeypatch, given, images[:1], "What is it?", None)
@@ -86,7 +114,9 @@ def test_inputs_that_the_run_has_dropped_are_dropped(tmp_path: Path, images: lis
         ("half \ud800", None, "malformed-messages"),
     ],
 )
-def test_a_question_that_cannot_be_asked_is_refused(run: Path, images: list[str], question: str, system: str | None, rule: str) -> None:
+def test_a_question_that_cannot_be_asked_is_refused(
+    run: Path, images: list[str], question: str, system: str | None, rule: str
+) -> None:
     with pytest.raises(Findings) as caught:
         predicting.predict(run, images[:1], question, system, 2)
     assert [finding.rule for finding in caught.value.diagnostics] == [rule]
@@ -119,7 +149,9 @@ def test_an_image_that_cannot_be_shown_is_refused(run: Path, tmp_path: Path) -> 
         assert [finding.rule for finding in caught.value.diagnostics] == [rule]
 
 
-def test_without_a_question_that_of_the_first_test_row_is_asked_again(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_question_that_of_the_first_test_row_is_asked_again(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (run / "predictions.jsonl").write_text(json.dumps({"question": "And this?"}) + "\n")
     row, _ = asked(monkeypatch, run, [], None, None)
     assert row.messages == [{"role": "user", "content": "And this?"}]

@@ -1,4 +1,7 @@
-"""What is exported is what was trained, with all that its server needs; and nothing that is there is lost."""
+"""What is exported is what was trained, with all that its server needs;
+
+and nothing that is there is lost.
+"""
 
 import json
 import shutil
@@ -18,8 +21,17 @@ from vtool.training.sft import train
 
 
 def trained(rows: Path, name: str, *more: str) -> Path:
-    overrides = ["data.global_batch_size=4", "data.micro_batch_size=4", "train={steps:2,epochs:null}", "optim.warmup_steps=0"]
-    overrides += ["checkpoint.every_steps=1", "data.image={min_pixels:784,max_pixels:784}", f"run.dir={rows.parent / name}"]
+    overrides = [
+        "data.global_batch_size=4",
+        "data.micro_batch_size=4",
+        "train={steps:2,epochs:null}",
+        "optim.warmup_steps=0",
+    ]
+    overrides += [
+        "checkpoint.every_steps=1",
+        "data.image={min_pixels:784,max_pixels:784}",
+        f"run.dir={rows.parent / name}",
+    ]
     return train(request("rows", messages(rows), *overrides, *more), Ranks()).folder
 
 
@@ -35,7 +47,12 @@ def base(rows: Path) -> Path:
     folder = trained(rows, "base") / "export"
     settings = json.loads((folder / "generation_config.json").read_text())
     end = settings["eos_token_id"]
-    settings |= {"repetition_penalty": 1.05, "temperature": 1e-06, "do_sample": True, "eos_token_id": [end, settings["pad_token_id"]]}
+    settings |= {
+        "repetition_penalty": 1.05,
+        "temperature": 1e-06,
+        "do_sample": True,
+        "eos_token_id": [end, settings["pad_token_id"]],
+    }
     (folder / "generation_config.json").write_text(json.dumps(settings))
     return folder
 
@@ -48,7 +65,9 @@ def test_a_folders_settings_for_generating_are_carried_on(rows: Path, base: Path
     assert changed <= {"transformers_version", "_from_model_config"}
 
 
-def test_settings_for_generating_that_cannot_be_read_are_told_and_not_kept(rows: Path, base: Path) -> None:
+def test_settings_for_generating_that_cannot_be_read_are_told_and_not_kept(
+    rows: Path, base: Path
+) -> None:
     broken = rows.parent / "broken"
     shutil.copytree(base, broken)
     (broken / "generation_config.json").write_text("{")
@@ -59,8 +78,12 @@ def test_settings_for_generating_that_cannot_be_read_are_told_and_not_kept(rows:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_checkpoint_exported_later_gives_the_same_bytes(rows: Path, base: Path, dtype: str) -> None:
-    run = trained(rows, f"again-{dtype}", f"model.path={base}", "model.size=null", f"model.dtype={dtype}")
+def test_a_checkpoint_exported_later_gives_the_same_bytes(
+    rows: Path, base: Path, dtype: str
+) -> None:
+    run = trained(
+        rows, f"again-{dtype}", f"model.path={base}", "model.size=null", f"model.dtype={dtype}"
+    )
     folder, step = export_run(run, run / "again")
     assert step == 2
     names = sorted(path.name for path in (run / "export").iterdir())
@@ -78,7 +101,10 @@ def test_what_is_there_is_not_overwritten(rows: Path, base: Path) -> None:
 
 
 def test_an_export_that_cannot_be_written_leaves_the_one_before(base: Path) -> None:
-    """A limit on the size of a file stands in for a full disk: the same error comes out of the same write."""
+    """A limit on the size of a file stands in for a full disk:
+
+    the same error comes out of the same write.
+    """
     import resource
 
     before = {path.name: path.read_bytes() for path in base.iterdir()}
@@ -93,7 +119,9 @@ def test_an_export_that_cannot_be_written_leaves_the_one_before(base: Path) -> N
     assert not list(base.parent.glob(".writing*"))
 
 
-def test_weights_kept_in_float32_beside_a_model_in_bfloat16_are_opened_in_float32(rows: Path, base: Path) -> None:
+def test_weights_kept_in_float32_beside_a_model_in_bfloat16_are_opened_in_float32(
+    rows: Path, base: Path
+) -> None:
     """As Megatron-core has them: its tower computes in bfloat16, and is saved from float32."""
     from transformers import AutoModelForImageTextToText
 
@@ -102,7 +130,11 @@ def test_weights_kept_in_float32_beside_a_model_in_bfloat16_are_opened_in_float3
     opened = load_processor(base, "qwen2_5_vl")
     folder = export(model.to(torch.bfloat16), state, opened, "qwen2_5_vl", rows.parent / "kept")
     config = json.loads((folder / "config.json").read_text())
-    assert {part["dtype"] for part in (config, config["text_config"], config["vision_config"]) if "dtype" in part} == {"float32"}
+    assert {
+        part["dtype"]
+        for part in (config, config["text_config"], config["vision_config"])
+        if "dtype" in part
+    } == {"float32"}
     again = AutoModelForImageTextToText.from_pretrained(folder)
     assert again.dtype == torch.float32
     assert all(torch.equal(parameter, state[name]) for name, parameter in again.named_parameters())

@@ -1,4 +1,7 @@
-"""Small classes with `load_weights`, one right and one wrong for each rule. A file for `vtool load-check python:…` too."""
+"""Small classes with `load_weights`, one right and one wrong for each rule.
+
+A file for `vtool load-check python:…` too.
+"""
 
 import itertools
 import os
@@ -15,7 +18,14 @@ Weights = Iterable[tuple[str, Tensor]]
 def checkpoint() -> dict[str, Tensor]:
     """A fused qkv in three parts, a projection, a statistic in a buffer."""
     generator = torch.Generator().manual_seed(0)
-    shapes = {"q.weight": (8, 8), "k.weight": (8, 8), "v.weight": (8, 8), "o.weight": (8, 8), "o.bias": (8,), "mean": (4,)}
+    shapes = {
+        "q.weight": (8, 8),
+        "k.weight": (8, 8),
+        "v.weight": (8, 8),
+        "o.weight": (8, 8),
+        "o.bias": (8,),
+        "mean": (4,),
+    }
     return {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
 
 
@@ -176,7 +186,10 @@ class ChanceBuffer(Good):
 
     def __init__(self) -> None:
         super().__init__()
-        self.register_buffer("scratch", torch.randn(4, generator=torch.Generator().manual_seed(time.time_ns() % 2**31)))
+        self.register_buffer(
+            "scratch",
+            torch.randn(4, generator=torch.Generator().manual_seed(time.time_ns() % 2**31)),
+        )
 
 
 class MindsTheMark(Good):
@@ -184,7 +197,13 @@ class MindsTheMark(Good):
 
     def load_weights(self, weights: Weights) -> None:
         super().load_weights(
-            [(name, tensor.clone() if hasattr(tensor, "_sglang_runai_streamer_tensor") else tensor) for name, tensor in weights]
+            [
+                (
+                    name,
+                    tensor.clone() if hasattr(tensor, "_sglang_runai_streamer_tensor") else tensor,
+                )
+                for name, tensor in weights
+            ]
         )
 
 
@@ -200,7 +219,9 @@ class Random(Good):
     """Adds noise that no seed governs."""
 
     def put(self, name: str, tensor: Tensor) -> None:
-        noise = torch.randn(tensor.shape, generator=torch.Generator().manual_seed(time.time_ns() % 2**31))
+        noise = torch.randn(
+            tensor.shape, generator=torch.Generator().manual_seed(time.time_ns() % 2**31)
+        )
         super().put(name, tensor + noise)
 
 

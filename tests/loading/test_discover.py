@@ -51,18 +51,32 @@ def nothing(stage: str) -> None:
 def test_the_parts_of_a_fused_weight_are_found_with_their_shapes() -> None:
     found = discover(Fused(), nothing)
     shapes = {name: tuple(tensor.shape) for name, tensor in found.items()}
-    assert shapes == {"q_proj.weight": (4, 4), "k_proj.weight": (4, 4), "v_proj.weight": (4, 4), "norm.weight": (4,), "norm.bias": (4,)}
+    assert shapes == {
+        "q_proj.weight": (4, 4),
+        "k_proj.weight": (4, 4),
+        "v_proj.weight": (4, 4),
+        "norm.weight": (4,),
+        "norm.bias": (4,),
+    }
 
 
 def test_a_class_that_raises_where_not_all_have_come_is_found_out_too() -> None:
     found = discover(Counting(), nothing)
-    assert set(found) == {"q_proj.weight", "k_proj.weight", "v_proj.weight", "norm.weight", "norm.bias"}
+    assert set(found) == {
+        "q_proj.weight",
+        "k_proj.weight",
+        "v_proj.weight",
+        "norm.weight",
+        "norm.bias",
+    }
     Counting().load_weights(iter(found.items()))
 
 
 def test_every_element_is_written_by_one_name_only() -> None:
     found = discover(Fused(), nothing)
-    assert sum(tensor.numel() for tensor in found.values()) == sum(parameter.numel() for parameter in Fused().parameters())
+    assert sum(tensor.numel() for tensor in found.values()) == sum(
+        parameter.numel() for parameter in Fused().parameters()
+    )
 
 
 def test_a_class_that_takes_nothing_is_not_judged() -> None:

@@ -27,7 +27,10 @@ from vtool.verify.proofs.ground import lay
 
 Found = dict[str, object]
 FILES_ALONE = "limits.memory_mib=64"
-"""Keeps a class from being asked, whose framework takes more: where a test is about files, importing that would be most of its time."""
+"""Keeps a class from being asked, whose framework takes more:
+
+where a test is about files, importing that would be most of its time.
+"""
 
 
 def results(*arguments: str | Path, status: int, cwd: Path = ROOT) -> list[Found]:
@@ -38,7 +41,10 @@ def results(*arguments: str | Path, status: int, cwd: Path = ROOT) -> list[Found
 
 def state_of(path: Path) -> dict[str, tuple[int, bytes]]:
     """Everything that writing into a folder would change."""
-    return {str(one): (one.stat().st_mtime_ns, one.read_bytes() if one.is_file() else b"") for one in [path, *sorted(path.rglob("*"))]}
+    return {
+        str(one): (one.stat().st_mtime_ns, one.read_bytes() if one.is_file() else b"")
+        for one in [path, *sorted(path.rglob("*"))]
+    }
 
 
 def no_config(path: Path) -> None:
@@ -56,7 +62,10 @@ def huge_header(path: Path) -> None:
 
 
 def overlapping(path: Path) -> None:
-    entries = {name: {"dtype": "F32", "shape": [2], "data_offsets": [at, at + 8]} for name, at in (("a", 0), ("b", 4))}
+    entries = {
+        name: {"dtype": "F32", "shape": [2], "data_offsets": [at, at + 8]}
+        for name, at in (("a", 0), ("b", 4))
+    }
     (folder(path) / "model.safetensors").write_bytes(raw(json.dumps(entries), bytes(12)))
 
 
@@ -87,11 +96,15 @@ def pickled(path: Path) -> None:
         (lambda path: None, "no-weights", "error", 2),
     ],
 )
-def test_each_bad_folder_has_one_finding(make: Callable[[Path], None], rule: str, severity: str, status: int, tmp_path: Path) -> None:
+def test_each_bad_folder_has_one_finding(
+    make: Callable[[Path], None], rule: str, severity: str, status: int, tmp_path: Path
+) -> None:
     make(tmp_path / "model")
     before = state_of(tmp_path)
     (found,) = results(tmp_path / "model", FILES_ALONE, status=status)
-    assert [(finding["rule"], finding["severity"]) for finding in found["findings"]] == [(rule, severity)]
+    assert [(finding["rule"], finding["severity"]) for finding in found["findings"]] == [
+        (rule, severity)
+    ]
     assert set(found["checks"]) >= {*ASKED, *(one.name for one in rules_folder.RULES)}
     assert {found["checks"][name] for name in ASKED} == {"not-run"}
     assert state_of(tmp_path) == before
@@ -99,11 +112,20 @@ def test_each_bad_folder_has_one_finding(make: Callable[[Path], None], rule: str
 
 def test_files_and_classes_are_named_together_and_told_in_that_order(tmp_path: Path) -> None:
     model = folder(tmp_path / "a=b", model={"a": f32(2, 3)})
-    # Away from `make vllm-env`'s environment: which class loads the folder is not the question here.
-    found = results(f"python:{MODELS}:Good", model, model / "model.safetensors", status=0, cwd=tmp_path)
-    assert [result["subject"] for result in found] == [f"python:{MODELS}:Good", str(model), str(model / "model.safetensors")]
+    # Away from `make vllm-env`'s environment: which class loads the folder is not the question
+    # here.
+    found = results(
+        f"python:{MODELS}:Good", model, model / "model.safetensors", status=0, cwd=tmp_path
+    )
+    assert [result["subject"] for result in found] == [
+        f"python:{MODELS}:Good",
+        str(model),
+        str(model / "model.safetensors"),
+    ]
     assert [result["verdict"] for result in found] == ["clean"] * 3
-    assert found[2]["details"]["missing-shard"]["reason"] == "one file was asked for, not its folder"
+    assert (
+        found[2]["details"]["missing-shard"]["reason"] == "one file was asked for, not its folder"
+    )
 
 
 def test_a_folder_that_is_named_in_two_ways_is_one_subject(tmp_path: Path) -> None:
@@ -150,11 +172,17 @@ def changed(run: Path, to: Path, change: Callable[[dict[str, Tensor]], object]) 
     shutil.copytree(run / "export", to)
     tensors = load_file(to / "model.safetensors")
     change(tensors)
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, to / "model.safetensors")
+    save_file(
+        {name: tensor.contiguous() for name, tensor in tensors.items()}, to / "model.safetensors"
+    )
     return to
 
 
-NORM, DOWN, V = "model.norm.weight", "model.layers.0.mlp.down_proj.weight", "model.layers.1.self_attn.v_proj.weight"
+NORM, DOWN, V = (
+    "model.norm.weight",
+    "model.layers.0.mlp.down_proj.weight",
+    "model.layers.1.self_attn.v_proj.weight",
+)
 EMBEDDING = "model.embed_tokens.weight"
 CHANGES: dict[str, Callable[[dict[str, Tensor]], object]] = {
     "renamed": lambda tensors: tensors.update({f"{DOWN}s": tensors.pop(DOWN)}),
@@ -172,14 +200,21 @@ def with_a_pooler(path: Path) -> Path:
 
     torch.manual_seed(0)
     small = BertConfig(
-        hidden_size=64, num_attention_heads=2, num_hidden_layers=1, intermediate_size=64, vocab_size=96, max_position_embeddings=64
+        hidden_size=64,
+        num_attention_heads=2,
+        num_hidden_layers=1,
+        intermediate_size=64,
+        vocab_size=96,
+        max_position_embeddings=64,
     )
     BertModel(small).to(torch.bfloat16).save_pretrained(path)
     return path
 
 
 def of_no_such_class(path: Path) -> Path:
-    (folder(path, model={"a": f32(2)}) / "config.json").write_text('{"architectures": ["NoSuchForCausalLM"]}')
+    (folder(path, model={"a": f32(2)}) / "config.json").write_text(
+        '{"architectures": ["NoSuchForCausalLM"]}'
+    )
     return path
 
 
@@ -187,12 +222,20 @@ SCALE = "model.layers.0.mlp.down_proj.weight_scale"
 
 
 def quantised(whole: Path, without: Path) -> tuple[Path, Path]:
-    """fp8 with a scale for each row, as compressed-tensors writes it: all of it, and without one of the scales."""
+    """fp8 with a scale for each row, as compressed-tensors writes it:
+
+    all of it, and without one of the scales.
+    """
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
     small = LlamaConfig(
-        hidden_size=64, num_attention_heads=2, num_key_value_heads=1, num_hidden_layers=1, intermediate_size=64, vocab_size=96
+        hidden_size=64,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        num_hidden_layers=1,
+        intermediate_size=64,
+        vocab_size=96,
     )
     LlamaForCausalLM(small).to(torch.bfloat16).save_pretrained(whole)
     written = json.loads((whole / "config.json").read_text())
@@ -200,7 +243,10 @@ def quantised(whole: Path, without: Path) -> tuple[Path, Path]:
     tensors = load_file(whole / "model.safetensors")
     for name in [name for name in tensors if name.endswith("proj.weight")]:
         scale = tensors[name].float().abs().amax(1, keepdim=True) / 448
-        tensors |= {name: (tensors[name].float() / scale).to(torch.float8_e4m3fn), f"{name}_scale": scale}
+        tensors |= {
+            name: (tensors[name].float() / scale).to(torch.float8_e4m3fn),
+            f"{name}_scale": scale,
+        }
     save_file(tensors, whole / "model.safetensors")
     shutil.copytree(whole, without)
     tensors.pop(SCALE)
@@ -224,11 +270,18 @@ def before(run: Path) -> dict[str, tuple[int, bytes]]:
 
 @pytest.fixture(scope="module")
 def judged(run: Path, before: object, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Found]:
-    """A run by its recipe, and folders of every kind, by one command: importing vLLM takes longer than judging a folder."""
+    """A run by its recipe, and folders of every kind, by one command:
+
+    importing vLLM takes longer than judging a folder.
+    """
     at = tmp_path_factory.mktemp("folders")
     folders = [
         *(changed(run, at / name, change) for name, change in CHANGES.items()),
-        *(with_a_pooler(at / "pooler"), of_no_such_class(at / "unknown"), *quantised(at / "quantised", at / "without")),
+        *(
+            with_a_pooler(at / "pooler"),
+            of_no_such_class(at / "unknown"),
+            *quantised(at / "quantised", at / "without"),
+        ),
         Path(shutil.copytree(run / "export", at / "exported")),
         *(of_family(family, at) for family in OTHERS),
     ]
@@ -248,7 +301,9 @@ def test_a_real_export_lands_whole_and_is_left_alone(
 ) -> None:
     found = judged[name]
     assert found["verdict"] == "clean"
-    assert found["checks"] == dict.fromkeys({*ASKED, *OF_VLLM, *(one.name for one in rules_folder.RULES)}, "passed")
+    assert found["checks"] == dict.fromkeys(
+        {*ASKED, *OF_VLLM, *(one.name for one in rules_folder.RULES)}, "passed"
+    )
     assert {finding["severity"] for finding in found["findings"]} <= {"note"}
     assert found["details"]["subject"]["class"].endswith("Qwen2_5_VLForConditionalGeneration")
     assert state_of(run) == before
@@ -257,8 +312,9 @@ def test_a_real_export_lands_whole_and_is_left_alone(
 @needs_vllm
 @pytest.mark.parametrize("family", OTHERS)
 def test_the_exports_of_all_families_land_whole(judged: dict[str, Found], family: str) -> None:
-    """A field that transformers does not read, and vLLM does, may be all that is missing: without `attention_bias` it leaves out the
-    biases of GLM-4V, and answers all the same."""
+    """A field that transformers does not read, and vLLM does, may be all that is missing: without
+    `attention_bias` it leaves out the biases of GLM-4V, and answers all the same.
+    """
     assert errors(judged[family]) == []
     assert judged[family]["checks"]["unconsumed-tensor"] == "passed"
 
@@ -266,7 +322,10 @@ def test_the_exports_of_all_families_land_whole(judged: dict[str, Found], family
 @needs_vllm
 def test_what_does_not_land_is_found(run: Path, judged: dict[str, Found]) -> None:
     assert {NORM, DOWN, V, EMBEDDING} <= set(load_file(run / "export" / "model.safetensors"))
-    told = {name: [(finding["rule"], finding["message"]) for finding in errors(judged[name])] for name in CHANGES}
+    told = {
+        name: [(finding["rule"], finding["message"]) for finding in errors(judged[name])]
+        for name in CHANGES
+    }
     assert {name: [rule for rule, _ in findings] for name, findings in told.items()} == {
         "renamed": ["load-failed"],
         "transposed": ["load-failed"],
@@ -275,9 +334,19 @@ def test_what_does_not_land_is_found(run: Path, judged: dict[str, Found]) -> Non
         "tied": [],
         "untied": ["unconsumed-tensor"],
     }
-    for name, words in (("renamed", f"{DOWN}s"), ("transposed", DOWN), ("norm", "norm.weight"), ("part", "k_proj"), ("untied", "lm_head")):
+    for name, words in (
+        ("renamed", f"{DOWN}s"),
+        ("transposed", DOWN),
+        ("norm", "norm.weight"),
+        ("part", "k_proj"),
+        ("untied", "lm_head"),
+    ):
         assert words in told[name][0][1]
-    assert [judged[name]["verdict"] for name in ("renamed", "norm", "tied")] == ["failed", "unsafe", "clean"]
+    assert [judged[name]["verdict"] for name in ("renamed", "norm", "tied")] == [
+        "failed",
+        "unsafe",
+        "clean",
+    ]
 
 
 @needs_vllm
@@ -298,6 +367,10 @@ def test_an_architecture_that_vllm_does_not_have_is_not_run(judged: dict[str, Fo
 def test_a_folder_of_quantised_weights_is_judged_as_it_is(judged: dict[str, Found]) -> None:
     right, wrong = judged["quantised"], judged["without"]
     assert right["verdict"] == "clean"
-    assert {rule for rule, state in right["checks"].items() if state == "not-run"} == {"quantised-load"}
+    assert {rule for rule, state in right["checks"].items() if state == "not-run"} == {
+        "quantised-load"
+    }
     assert "quantised already" in right["details"]["quantised-load"]["reason"]
-    assert [(finding["rule"], finding["parameter"]) for finding in errors(wrong)] == [("unwritten-parameter", SCALE)]
+    assert [(finding["rule"], finding["parameter"]) for finding in errors(wrong)] == [
+        ("unwritten-parameter", SCALE)
+    ]

@@ -43,12 +43,19 @@ def test_it_imports_itself_the_standard_library_torch_and_frameworks_only(file: 
         else:
             continue
         for name in named:
-            assert name.partition(".")[0] in sys.stdlib_module_names | FRAMEWORKS, f"{file.name} imports {name}"
+            assert name.partition(".")[0] in sys.stdlib_module_names | FRAMEWORKS, (
+                f"{file.name} imports {name}"
+            )
 
 
 def test_none_of_its_files_hides_a_module_of_others() -> None:
-    """It is run by path, which would put the folder first among those that modules come from; it takes itself out."""
-    events = list(vtool.loading.worker.probe_events(sys.executable, request(["nothing.py:factory"])))
+    """It is run by path, which would put the folder first among those that modules come from;
+
+    it takes itself out.
+    """
+    events = list(
+        vtool.loading.worker.probe_events(sys.executable, request(["nothing.py:factory"]))
+    )
     assert [event["event"] for event in events] == ["ready", "subject", "done"]
     assert events[1]["status"] == "failed"
 
@@ -76,11 +83,18 @@ def test_an_interpreter_without_torch_is_told(tmp_path: Path) -> None:
     ],
     ids=["grows", "crashes", "leaves"],
 )
-def test_what_a_later_check_ends_keeps_what_was_found_before(end: Any, told: str, tmp_path: Path) -> None:
+def test_what_a_later_check_ends_keeps_what_was_found_before(
+    end: Any, told: str, tmp_path: Path
+) -> None:
     def subject(name: str, work: Path, progress: Any) -> Subject:
         paths = {"load_weights": "unprotected"}
         return Subject(
-            KeepsAll, checkpoint(), KeepsAll.load_weights, "twin", paths=lambda _: paths, shards=lambda _subject, _reference: end()
+            KeepsAll,
+            checkpoint(),
+            KeepsAll.load_weights,
+            "twin",
+            paths=lambda _: paths,
+            shards=lambda _subject, _reference: end(),
         )
 
     asked = ["stale-reference", "shard-mismatch", "quantised-load"]
@@ -91,7 +105,9 @@ def test_what_a_later_check_ends_keeps_what_was_found_before(end: Any, told: str
     assert facts["status"] == "judged"
     assert facts["checks"]["stale-reference"]["items"]
     assert facts["paths"] == {"load_weights": "unprotected"}
-    assert [facts["checks"][rule]["reason"] for rule in asked[1:]] == [f"{told} (at: shard-mismatch)"] * 2
+    assert [facts["checks"][rule]["reason"] for rule in asked[1:]] == [
+        f"{told} (at: shard-mismatch)"
+    ] * 2
 
 
 def _held(size: int) -> None:
@@ -99,9 +115,14 @@ def _held(size: int) -> None:
     time.sleep(60)
 
 
-def test_what_a_subject_leaves_in_temporary_folders_goes_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_subject_leaves_in_temporary_folders_goes_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "litters.py"
-    file.write_text(f"import tempfile\ndef f():\n    open({str(tmp_path / 'where')!r}, 'w').write(tempfile.mkdtemp())\n")
+    file.write_text(
+        f"import tempfile\ndef f():\n    open({str(tmp_path / 'where')!r},"
+        " 'w').write(tempfile.mkdtemp())\n"
+    )
     (tmp_path / "temporary").mkdir()
     monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
     monkeypatch.setattr("tempfile.tempdir", None)
@@ -112,6 +133,14 @@ def test_what_a_subject_leaves_in_temporary_folders_goes_away(tmp_path: Path, mo
 
 def request(subjects: list[str]) -> dict[str, object]:
     return {
-        "host": "python", "subjects": subjects, "match": "*", "checks": [], "sources": [], "slots": 1, "jobs": 1, "seconds": 60,
-        "memory": 2**31, "checkpoint": None,
-    }  # fmt: skip
+        "host": "python",
+        "subjects": subjects,
+        "match": "*",
+        "checks": [],
+        "sources": [],
+        "slots": 1,
+        "jobs": 1,
+        "seconds": 60,
+        "memory": 2**31,
+        "checkpoint": None,
+    }

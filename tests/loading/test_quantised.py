@@ -17,7 +17,10 @@ from vtool.loading.probe.state import named_parameters
 from vtool.loading.probe.subject import NotRun, Subject
 from vtool.loading.verdict import judge
 
-PLAIN = {f"{name}.weight": torch.randn(4, 8, generator=torch.Generator().manual_seed(7)).bfloat16() for name in ("a", "b", "norm")}
+PLAIN = {
+    f"{name}.weight": torch.randn(4, 8, generator=torch.Generator().manual_seed(7)).bfloat16()
+    for name in ("a", "b", "norm")
+}
 PLAIN["norm.weight"] = PLAIN["norm.weight"][0]
 
 
@@ -52,12 +55,16 @@ class Layer(nn.Module):
 
 class DropsScales(Layer):
     def load_weights(self, weights: models.Weights) -> None:
-        super().load_weights((name, tensor) for name, tensor in weights if not name.endswith("_scale"))
+        super().load_weights(
+            (name, tensor) for name, tensor in weights if not name.endswith("_scale")
+        )
 
 
 class DropsB(Layer):
     def load_weights(self, weights: models.Weights) -> None:
-        super().load_weights((name, tensor) for name, tensor in weights if not name.startswith("b."))
+        super().load_weights(
+            (name, tensor) for name, tensor in weights if not name.startswith("b.")
+        )
 
 
 class KeepsScales(Layer):
@@ -91,13 +98,20 @@ class KeepsAClone(KeepsForLater):
         super().load_weights((name, tensor.clone()) for name, tensor in weights)
 
 
-def subject(found: type[Layer], quantised: bool = False, checkpoint: Mapping[str, Tensor] = PLAIN) -> Subject:
+def subject(
+    found: type[Layer], quantised: bool = False, checkpoint: Mapping[str, Tensor] = PLAIN
+) -> Subject:
     def twin(into: Mapping[str, Sequence[str]]) -> Subject:
         return subject(found, True, quantised_tensors(PLAIN, into, named_parameters(found(True))))
 
     load: Callable[[Any, Any], object] = lambda model, weights: model.load_weights(weights)  # noqa: E731
     return Subject(
-        lambda: found(quantised), checkpoint, load, "given", process=lambda model: model.process(), quantised=None if quantised else twin
+        lambda: found(quantised),
+        checkpoint,
+        load,
+        "given",
+        process=lambda model: model.process(),
+        quantised=None if quantised else twin,
     )
 
 
@@ -111,18 +125,35 @@ def judged(found: type[Layer]) -> dict[str, tuple[str, list[str]]]:
         "quantised-load",
     )
     checks = audit(subject(found), rules, 1, ("owned", "reusable_buffer"))
-    facts = {"status": "judged", "checks": checks, "origin": "given", "streams": True, "about": {}, "paths": {}}
+    facts = {
+        "status": "judged",
+        "checks": checks,
+        "origin": "given",
+        "streams": True,
+        "about": {},
+        "paths": {},
+    }
     result = judge("it", facts, rules)
     return {
-        rule: (state, [f"{one.severity}: {one.message}" for one in result.findings if one.rule == rule])
+        rule: (
+            state,
+            [f"{one.severity}: {one.message}" for one in result.findings if one.rule == rule],
+        )
         for rule, state in result.checks.items()
     }
 
 
 @pytest.mark.parametrize(
-    ("given", "path"), [(subject(KeepsForLater), "unprotected"), (subject(KeepsAClone), "protected"), (subject(Layer), "protected")]
+    ("given", "path"),
+    [
+        (subject(KeepsForLater), "unprotected"),
+        (subject(KeepsAClone), "protected"),
+        (subject(Layer), "protected"),
+    ],
 )
-def test_a_path_that_hands_over_what_does_not_stay_is_known_by_what_is_made_of_it(given: Subject, path: str) -> None:
+def test_a_path_that_hands_over_what_does_not_stay_is_known_by_what_is_made_of_it(
+    given: Subject, path: str
+) -> None:
     assert vllm_paths._direct(given) == path
 
 
@@ -130,7 +161,9 @@ def test_a_path_is_known_where_nothing_can_be_made_of_the_weights_on_a_cpu() -> 
     def fails(model: Any) -> None:
         raise RuntimeError("no such kernel")
 
-    kept = replace(subject(KeepsForLater), make=models.KeepsAll, checkpoint=models.checkpoint(), process=fails)
+    kept = replace(
+        subject(KeepsForLater), make=models.KeepsAll, checkpoint=models.checkpoint(), process=fails
+    )
     assert vllm_paths._direct(kept) == "unprotected"
 
 
@@ -141,12 +174,20 @@ def test_a_class_that_copies_passes(found: type[Layer]) -> None:
 
 def test_scales_that_are_dropped_are_found_though_the_plain_weights_land() -> None:
     checks = judged(DropsScales)
-    assert checks["unwritten-parameter"][0] == checks["unconsumed-tensor"][0] == checks["stale-reference"][0] == "passed"
+    assert (
+        checks["unwritten-parameter"][0]
+        == checks["unconsumed-tensor"][0]
+        == checks["stale-reference"][0]
+        == "passed"
+    )
     state, messages = checks["quantised-load"]
     assert state == "failed"
     assert {message.partition(":")[0] for message in messages} == {"error"}
     assert any("ab.weight_scale" in message and "never written" in message for message in messages)
-    assert any("a.weight_scale" in message and "b.weight_scale" in message and "never read" in message for message in messages)
+    assert any(
+        "a.weight_scale" in message and "b.weight_scale" in message and "never read" in message
+        for message in messages
+    )
 
 
 def test_the_scale_of_a_part_that_is_dropped_in_any_case_is_not_told_again() -> None:
@@ -185,4 +226,6 @@ def test_tensors_of_more_dimensions_have_no_form() -> None:
 def test_attributes_lists_and_dicts_of_modules_are_looked_through() -> None:
     model = Layer(False)
     model.norm.kept = {"x": [torch.ones(2)], "y": (torch.zeros(1), 3)}
-    assert {"norm.kept['x'][0]", "norm.kept['y'][0]", "ab.weight", "norm.weight"} == set(everything(model))
+    assert {"norm.kept['x'][0]", "norm.kept['y'][0]", "ab.weight", "norm.weight"} == set(
+        everything(model)
+    )

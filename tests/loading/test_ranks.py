@@ -24,7 +24,8 @@ WHOLE = torch.arange(1.0, 33.0).view(8, 4)
         (WHOLE, WHOLE),  # replicated
         (WHOLE, torch.zeros(8, 4)),  # a bias of which the ranks take the sum
         (WHOLE[::2], WHOLE[1::2]),  # parts of a fused weight
-        (torch.cat([WHOLE[:4], WHOLE[6:]]), torch.cat([WHOLE[4:6], WHOLE[6:]])),  # a key head that both ranks need
+        # a key head that both ranks need
+        (torch.cat([WHOLE[:4], WHOLE[6:]]), torch.cat([WHOLE[4:6], WHOLE[6:]])),
     ],
 )
 def test_shards_that_are_the_whole_together_are_right(shards: tuple[torch.Tensor, ...]) -> None:
@@ -37,10 +38,20 @@ def test_shards_that_are_the_whole_together_are_right(shards: tuple[torch.Tensor
         ((WHOLE[:4], WHOLE[:4]), "16 on none"),
         ((WHOLE[:4], WHOLE[5:]), "4 on none"),
         ((WHOLE[:4], WHOLE[4:] * 1.5 + 0.1), "16 on none; 16 values are strange"),
-        ((WHOLE[:4], torch.full((4, 4), MARKS[0], dtype=torch.uint8).repeat_interleave(4, 1).view(torch.float32)), "16 on none; 0"),
+        (
+            (
+                WHOLE[:4],
+                torch.full((4, 4), MARKS[0], dtype=torch.uint8)
+                .repeat_interleave(4, 1)
+                .view(torch.float32),
+            ),
+            "16 on none; 0",
+        ),
     ],
 )
-def test_what_no_rank_has_is_counted_by_element(shards: tuple[torch.Tensor, ...], words: str) -> None:
+def test_what_no_rank_has_is_counted_by_element(
+    shards: tuple[torch.Tensor, ...], words: str
+) -> None:
     found = unlike("w", {"w": WHOLE}, [{"w": shard} for shard in shards])
     assert found is not None
     assert words in found["seen"]
@@ -70,12 +81,23 @@ def subject_of(kind: type[Parted]) -> tuple[Subject, Callable[[int, Path], None]
     def start(rank: int, meeting: Path) -> None:
         kind.rank, kind.ranks = rank, RANKS
 
-    return Subject(make=kind, checkpoint={"weight": WHOLE}, load=lambda model, weights: model.load_weights(weights), origin="given"), start
+    return (
+        Subject(
+            make=kind,
+            checkpoint={"weight": WHOLE},
+            load=lambda model, weights: model.load_weights(weights),
+            origin="given",
+        ),
+        start,
+    )
 
 
 def test_two_processes_load_their_own_parts(tmp_path: Path) -> None:
     subject, start = subject_of(Parted)
-    assert sharded(subject, start, {"weight": WHOLE}, tmp_path) == {"items": [], "measured": {"ranks": 2, "parted": 1}}
+    assert sharded(subject, start, {"weight": WHOLE}, tmp_path) == {
+        "items": [],
+        "measured": {"ranks": 2, "parted": 1},
+    }
 
 
 def test_the_first_part_on_every_rank_is_found(tmp_path: Path) -> None:
@@ -96,4 +118,6 @@ def test_a_rank_that_fails_or_dies_is_the_reason_why_there_is_no_verdict(tmp_pat
 
     (tmp_path / "dies").mkdir()
     assert "no ranks here" in sharded(subject, fail, {"weight": WHOLE}, tmp_path)["reason"]
-    assert "did not load it" in sharded(subject, die, {"weight": WHOLE}, tmp_path / "dies")["reason"]
+    assert (
+        "did not load it" in sharded(subject, die, {"weight": WHOLE}, tmp_path / "dies")["reason"]
+    )

@@ -32,7 +32,9 @@ def errors(factory: type, **more: object) -> list[Diagnostic]:
     return errors_of(factory, models.checkpoint(), **more)
 
 
-def errors_of(factory: type, checkpoint: dict[str, torch.Tensor], **more: object) -> list[Diagnostic]:
+def errors_of(
+    factory: type, checkpoint: dict[str, torch.Tensor], **more: object
+) -> list[Diagnostic]:
     with pytest.raises(Findings) as raised:
         check_load_weights(factory, checkpoint, **more)
     return list(raised.value.diagnostics)
@@ -62,8 +64,8 @@ def test_a_function_that_is_called_does_not_take_the_blame_of_the_line_that_call
     class Renames(models.Good):
         def load_weights(self, weights: models.Weights) -> None:
             kept = [
-                self.renamed(name, tensor)  # the line that keeps them
-                for name, tensor in weights
+                self.renamed(name, tensor)
+                for name, tensor in weights  # the line that keeps them
             ]
             super().load_weights(kept)
 
@@ -74,7 +76,11 @@ def test_a_function_that_is_called_does_not_take_the_blame_of_the_line_that_call
     for finding in errors(Renames, checks=["stale-reference"]):
         assert finding.origin is not None
         text = lines[(finding.origin.line or 0) - 1]
-        assert text.endswith("# the line that keeps them") or "for name, tensor in weights" in text or "kept = [" in text
+        assert (
+            text.endswith("# the line that keeps them")
+            or "for name, tensor in weights" in text
+            or "kept = [" in text
+        )
 
 
 def test_views_of_the_memory_are_found_as_the_tensors_are() -> None:
@@ -83,13 +89,23 @@ def test_views_of_the_memory_are_found_as_the_tensors_are() -> None:
 
 
 def test_the_smallest_ring_that_is_safe_is_told() -> None:
-    result = check_load_weights(models.LooksOneAhead, models.checkpoint(), slots=2, checks=["stale-reference"])
+    result = check_load_weights(
+        models.LooksOneAhead, models.checkpoint(), slots=2, checks=["stale-reference"]
+    )
     assert result.checks == {"stale-reference": "passed"}
-    assert "needs 2 of 6 tensors" in errors(models.LooksOneAhead, checks=["stale-reference"])[0].message
+    assert (
+        "needs 2 of 6 tensors"
+        in errors(models.LooksOneAhead, checks=["stale-reference"])[0].message
+    )
 
 
 def test_a_class_that_is_right_however_long_tensors_stay_is_asked_with_one_slot() -> None:
-    assert check_load_weights(models.Good, models.checkpoint(), slots=1, checks=["stale-reference"]).verdict == "clean"
+    assert (
+        check_load_weights(
+            models.Good, models.checkpoint(), slots=1, checks=["stale-reference"]
+        ).verdict
+        == "clean"
+    )
 
 
 def test_the_missing_part_of_a_fused_weight_is_counted_by_element() -> None:
@@ -117,7 +133,9 @@ def test_holding_the_whole_checkpoint_is_a_warning() -> None:
                 self.get_parameter(name).data.copy_(tensor)
 
     hoarded = check_load_weights(Hoards, many, checks=["retained-memory"])
-    assert [(finding.rule, finding.severity) for finding in hoarded.findings] == [("retained-memory", "warning")]
+    assert [(finding.rule, finding.severity) for finding in hoarded.findings] == [
+        ("retained-memory", "warning")
+    ]
     assert hoarded.details["retained-memory"]["measured"]["most_tensors"] == 20
     assert check_load_weights(Streams, many, checks=["retained-memory"]).findings == ()
 
@@ -132,7 +150,11 @@ def test_a_narrower_parameter_is_a_warning_and_an_equal_one_is_not() -> None:
 
 def test_a_copy_that_is_narrowed_and_numbers_that_end_too_early_are_found() -> None:
     (found,) = check_load_weights(models.NarrowClone, models.checkpoint()).findings
-    assert (found.rule, found.severity, set(found.tensors or ())) == ("lossy-cast", "warning", {"o.weight", "o.bias"})
+    assert (found.rule, found.severity, set(found.tensors or ())) == (
+        "lossy-cast",
+        "warning",
+        {"o.weight", "o.bias"},
+    )
     large = {name: (tensor * 1e6).bfloat16() for name, tensor in models.checkpoint().items()}
     findings = check_load_weights(models.HalfRange, large, checks=["lossy-cast"]).findings
     assert [finding.rule for finding in findings] == ["lossy-cast"]
@@ -147,7 +169,9 @@ def test_a_buffer_that_is_loaded_is_looked_at_as_parameters_are() -> None:
 
 def test_a_buffer_of_chance_is_a_note_and_is_not_compared() -> None:
     result = check_load_weights(models.ChanceBuffer, models.checkpoint())
-    assert [(finding.rule, finding.severity, finding.parameter) for finding in result.findings] == [("nondeterministic", "note", "scratch")]
+    assert [(finding.rule, finding.severity, finding.parameter) for finding in result.findings] == [
+        ("nondeterministic", "note", "scratch")
+    ]
     assert result.verdict == "clean"
 
 
@@ -157,18 +181,26 @@ def test_an_inner_loader_that_stops_early_is_found() -> None:
     assert found["unconsumed-tensor"].tensors == ("o.bias",)
 
 
-@pytest.mark.parametrize(("factory", "state"), [(models.MindsTheMark, "passed"), (models.KeepsAll, "failed")])
-def test_a_class_that_minds_sglangs_mark_is_right_with_it_and_only_with_it(factory: type, state: str) -> None:
+@pytest.mark.parametrize(
+    ("factory", "state"), [(models.MindsTheMark, "passed"), (models.KeepsAll, "failed")]
+)
+def test_a_class_that_minds_sglangs_mark_is_right_with_it_and_only_with_it(
+    factory: type, state: str
+) -> None:
     assert judged(factory, ["owned", "sglang_marked"]).checks == {"stale-reference": state}
     assert judged(factory, ["owned", "reusable_buffer"]).checks == {"stale-reference": "failed"}
 
 
-def test_a_loader_that_is_asked_for_and_is_not_there_is_not_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loader_that_is_asked_for_and_is_not_there_is_not_passed_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(sys.modules, "runai_model_streamer", None)
     result = judged(models.Good, ["owned", "runai"])
     assert (result.verdict, result.checks) == ("not-run", {"stale-reference": "not-run"})
     assert "runai" in result.details["stale-reference"]["reason"]
-    assert judged(models.Good, ["owned", "reusable_buffer", "safetensors"]).checks == {"stale-reference": "passed"}
+    assert judged(models.Good, ["owned", "reusable_buffer", "safetensors"]).checks == {
+        "stale-reference": "passed"
+    }
 
 
 def judged(factory: type, sources: list[str]) -> Result:
@@ -177,7 +209,10 @@ def judged(factory: type, sources: list[str]) -> Result:
 
 
 def test_what_is_allowed_is_not_told() -> None:
-    assert check_load_weights(models.SkipsBias, models.checkpoint(), allow=["o.bias"]).verdict == "clean"
+    assert (
+        check_load_weights(models.SkipsBias, models.checkpoint(), allow=["o.bias"]).verdict
+        == "clean"
+    )
     with pytest.raises(Findings):  # of what is left out, and of nothing else
         check_load_weights(models.KeepsAll, models.checkpoint(), allow=["*"])
 
@@ -188,7 +223,9 @@ def test_a_copy_of_a_tensor_that_is_read_may_be_left_out() -> None:
 
     class Tied(models.Good):
         def load_weights(self, weights: models.Weights) -> None:
-            super().load_weights((name, tensor) for name, tensor in weights if name != "spare.weight")
+            super().load_weights(
+                (name, tensor) for name, tensor in weights if name != "spare.weight"
+            )
 
     assert [finding.severity for finding in check_load_weights(Tied, tied).findings] == ["note"]
 
@@ -240,7 +277,9 @@ def test_whole_numbers_of_the_load_before_are_found() -> None:
             if not self.get_buffer(name).any():
                 super().put(name, tensor)
 
-    assert "reload-dependent" in {finding.rule for finding in errors_of(KeepsTheFirst, WHOLE_NUMBERS)}
+    assert "reload-dependent" in {
+        finding.rule for finding in errors_of(KeepsTheFirst, WHOLE_NUMBERS)
+    }
 
 
 def test_an_exception_on_the_way_is_loud_and_so_a_warning() -> None:
@@ -270,7 +309,10 @@ def test_arguments_that_check_nothing_are_refused() -> None:
         check_load_weights(models.Good, {})
 
 
-@pytest.mark.parametrize(("factory", "words"), [(models.raises, "no such luck"), (models.not_a_model, "no load_weights()")])
+@pytest.mark.parametrize(
+    ("factory", "words"),
+    [(models.raises, "no such luck"), (models.not_a_model, "no load_weights()")],
+)
 def test_what_is_no_model_is_a_finding(factory: type, words: str) -> None:
     (finding,) = errors(factory)
     assert finding.rule == "load-failed"
@@ -290,8 +332,7 @@ def test_a_class_that_cannot_be_made_again_has_not_passed() -> None:
 
 
 def test_a_fixture_is_there_for_model_authors(pytester: pytest.Pytester) -> None:
-    pytester.makepyfile(
-        """
+    pytester.makepyfile("""
         import torch
         class Model(torch.nn.Linear):
             def load_weights(self, weights):
@@ -299,8 +340,7 @@ def test_a_fixture_is_there_for_model_authors(pytester: pytest.Pytester) -> None
                     self.get_parameter(name).data.copy_(tensor)
         def test_it(check_load_weights):
             check_load_weights(lambda: Model(2, 2), {"weight": torch.randn(2, 2), "bias": torch.randn(2)})
-        """
-    )
+        """)
     result = pytester.runpytest_subprocess()  # pytest finds the plugin by its entry point
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(["*stale-reference*"])

@@ -14,7 +14,12 @@ SGLANG = os.environ.get("VTOOL_SGLANG_PYTHON") or BUILT
 
 pytestmark = pytest.mark.skipif(SGLANG is None, reason="`make sglang-env` builds what it needs")
 COPIES, KEEP = "LlamaForCausalLM", ("Qwen2ForRewardModel", "WhisperForConditionalGeneration")
-MISSPELT, MARKED, WITHOUT_A_TWIN, WITHOUT_NAMES = "LlamaForCausalML", "DeepseekV3ForCausalLM", "DotsOCRForCausalLM", "LlavaLlamaForCausalLM"
+MISSPELT, MARKED, WITHOUT_A_TWIN, WITHOUT_NAMES = (
+    "LlamaForCausalML",
+    "DeepseekV3ForCausalLM",
+    "DotsOCRForCausalLM",
+    "LlavaLlamaForCausalLM",
+)
 
 
 @pytest.fixture(scope="module")
@@ -24,11 +29,15 @@ def found() -> dict[str, Any]:
     return results(*(f"sglang:{name}" for name in names), "--python", str(SGLANG), status=1)
 
 
-def test_a_class_that_copies_is_clean_and_those_that_keep_are_named_with_their_line(found: dict[str, Any]) -> None:
+def test_a_class_that_copies_is_clean_and_those_that_keep_are_named_with_their_line(
+    found: dict[str, Any],
+) -> None:
     llama, reward, whisper = (found[name] for name in (COPIES, *KEEP))
     assert llama["verdict"] == "clean"
     for judged, text in ((reward, "(name, w) for name, w in weights"), (whisper, "dict(weights)")):
-        (stale,) = (finding for finding in judged["findings"] if finding["rule"] == "stale-reference")
+        (stale,) = (
+            finding for finding in judged["findings"] if finding["rule"] == "stale-reference"
+        )
         line = Path(stale["origin"]["file"]).read_text().splitlines()[stale["origin"]["line"] - 1]
         assert text in line
         # The mark of SGLang's own Run:ai loader does not help a class that does not look at it.
@@ -41,7 +50,9 @@ def test_no_such_class_is_told_with_near_names(found: dict[str, Any]) -> None:
     assert "`sglang:LlamaForCausalLM`" in judged["findings"][0]["help"]
 
 
-def test_a_class_that_looks_at_the_mark_is_protected_where_the_loader_sets_it_and_not_elsewhere(found: dict[str, Any]) -> None:
+def test_a_class_that_looks_at_the_mark_is_protected_where_the_loader_sets_it_and_not_elsewhere(
+    found: dict[str, Any],
+) -> None:
     judged = found[MARKED]
     assert judged["verdict"] == "unsafe"
     stale = judged["details"]["stale-reference"]
@@ -56,11 +67,16 @@ def test_a_class_without_a_twin_is_given_names_that_it_takes(found: dict[str, An
     (stale,) = (finding for finding in judged["findings"] if finding["rule"] == "stale-reference")
     line = Path(stale["origin"]["file"]).read_text().splitlines()[stale["origin"]["line"] - 1]
     assert "list(weights)" in line
-    # A list of all weights, as weight updates hand over, stays until the call is over; so do the tensors of safetensors' loader.
-    assert {"load_format=safetensors", "update_weights_from_distributed"} <= set(judged["details"]["stale-reference"]["protected_by"])
+    # A list of all weights, as weight updates hand over, stays until the call is over; so do the
+    # tensors of safetensors' loader.
+    assert {"load_format=safetensors", "update_weights_from_distributed"} <= set(
+        judged["details"]["stale-reference"]["protected_by"]
+    )
 
 
-def test_without_a_verdict_the_class_says_itself_why_no_names_are_found(found: dict[str, Any]) -> None:
+def test_without_a_verdict_the_class_says_itself_why_no_names_are_found(
+    found: dict[str, Any],
+) -> None:
     judged = found[WITHOUT_NAMES]
     assert judged["verdict"] == "not-run"
     (reason,) = {detail["reason"] for detail in judged["details"].values()}

@@ -39,8 +39,16 @@ def test_a_field_that_a_config_lacks_is_given_and_told() -> None:
 
     config = Lacking()
     mender = Mender({"patch_size": 14}, ())
-    assert mender.run(lambda: (config.patch_size, config.rms_norm_eps, config.use_qk_norm)) == (14, 1e-6, False)
-    assert set(mender.added) == {"Lacking.patch_size", "Lacking.rms_norm_eps", "Lacking.use_qk_norm"}
+    assert mender.run(lambda: (config.patch_size, config.rms_norm_eps, config.use_qk_norm)) == (
+        14,
+        1e-6,
+        False,
+    )
+    assert set(mender.added) == {
+        "Lacking.patch_size",
+        "Lacking.rms_norm_eps",
+        "Lacking.use_qk_norm",
+    }
 
 
 def test_other_errors_are_not_hidden() -> None:
@@ -56,7 +64,9 @@ def test_a_part_that_cannot_be_made_is_replaced_and_told() -> None:
             raise NotImplementedError("Sparse Attention is not supported")
         return "made"
 
-    mender = Mender({}, (("sparse attention", "Sparse Attention", lambda: state.update(works=True)),))
+    mender = Mender(
+        {}, (("sparse attention", "Sparse Attention", lambda: state.update(works=True)),)
+    )
     assert mender.run(step) == "made"
     assert mender.replaced == ["sparse attention"]
 
@@ -90,12 +100,18 @@ def test_a_table_whose_numbers_are_not_layers_stays() -> None:
 def test_the_table_takes_fields_out_of_what_is_written(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"text_config": {}, "hidden_size": 128}))
     write_config(tmp_path, {"without": ["text_config"], "json": {"merge_size": 2}}, "Named")
-    assert json.loads((tmp_path / "config.json").read_text()) == {"hidden_size": 128, "merge_size": 2, "architectures": ["Named"]}
+    assert json.loads((tmp_path / "config.json").read_text()) == {
+        "hidden_size": 128,
+        "merge_size": 2,
+        "architectures": ["Named"],
+    }
 
 
 def test_configs_that_a_module_writes_down_are_shrunk() -> None:
     module = ModuleType("models")
-    module.LARGE = transformers.CLIPVisionConfig(hidden_size=1024, num_attention_heads=16, num_hidden_layers=24)  # type: ignore[attr-defined]
+    module.LARGE = transformers.CLIPVisionConfig(
+        hidden_size=1024, num_attention_heads=16, num_hidden_layers=24
+    )  # type: ignore[attr-defined]
     shrink_constants(module)
     assert (module.LARGE.hidden_size, module.LARGE.num_hidden_layers) == (128, 2)
 
@@ -121,5 +137,7 @@ try:
 except ModuleNotFoundError:
     print("others are not")
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
     assert done.stdout == "others are not\n", done.stderr

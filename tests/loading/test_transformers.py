@@ -10,14 +10,22 @@ from vtool.loading.probe.audit import audit
 
 
 @pytest.mark.parametrize(
-    ("name", "missing"), [("LlamaForCausalLM", "input_layernorm"), ("LlavaForConditionalGeneration", "vision_tower.pre_layrnorm")]
+    ("name", "missing"),
+    [
+        ("LlamaForCausalLM", "input_layernorm"),
+        ("LlavaForConditionalGeneration", "vision_tower.pre_layrnorm"),
+    ],
 )
-def test_what_no_tensor_was_loaded_into_is_found_in_the_models_inside_a_model_too(name: str, missing: str, tmp_path: Path) -> None:
+def test_what_no_tensor_was_loaded_into_is_found_in_the_models_inside_a_model_too(
+    name: str, missing: str, tmp_path: Path
+) -> None:
     on_transformers.prepare(several=False)
     subject = on_transformers.subject(name, tmp_path, lambda stage: None)
     whole = audit(subject, ["unwritten-parameter", "partly-written-parameter"], 1, [])
     assert [check["items"] for check in whole.values()] == [[], []]
     less = {key: tensor for key, tensor in subject.checkpoint.items() if missing not in key}
-    found = audit(replace(subject, checkpoint=less), ["unwritten-parameter"], 1, [])["unwritten-parameter"]["items"]
+    found = audit(replace(subject, checkpoint=less), ["unwritten-parameter"], 1, [])[
+        "unwritten-parameter"
+    ]["items"]
     assert len(found) == len(subject.checkpoint) - len(less) == 2
     assert all(missing in item["parameter"] for item in found)

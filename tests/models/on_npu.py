@@ -1,8 +1,10 @@
-"""A process in which tensors say that they are on an NPU, so that what looks at their device takes its way there; they are on the CPU.
+"""A process in which tensors say that they are on an NPU, so that what looks at their device takes
+its way there; they are on the CPU.
 
-What stands for torch_npu is `npu_emulator`, and nothing has run on hardware. `python -m tests.models.on_npu` computes each case as on an
-NPU, and prints the largest difference from transformers' own attention on the CPU, and how the operator was called. It is a process of
-its own because a name that torch was once given for its private device stays.
+What stands for torch_npu is `npu_emulator`, and nothing has run on hardware. `python -m
+tests.models.on_npu` computes each case as on an NPU, and prints the largest difference from
+transformers' own attention on the CPU, and how the operator was called. It is a process of its own
+because a name that torch was once given for its private device stays.
 """
 
 import json
@@ -40,10 +42,18 @@ class OnNpu(TorchFunctionMode):
         super().__init__()
         self.npu = torch.device("npu", 0)
 
-    def __torch_function__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Any,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
         if func == torch.Tensor.device.__get__:  # type: ignore[attr-defined]
             return self.npu
-        given = {name: CPU if value == self.npu else value for name, value in (kwargs or {}).items()}
+        given = {
+            name: CPU if value == self.npu else value for name, value in (kwargs or {}).items()
+        }
         return func(*(CPU if isinstance(one, torch.device) else one for one in args), **given)
 
 
@@ -52,9 +62,18 @@ def main() -> None:
     torch._register_device_module("npu", _module())
     calls: list[list[Any]] = []
 
-    def operator(query: Tensor, key: Tensor, value: Tensor, head_num: int, input_layout: str, **given: Any) -> tuple[Tensor, ...]:
+    def operator(
+        query: Tensor, key: Tensor, value: Tensor, head_num: int, input_layout: str, **given: Any
+    ) -> tuple[Tensor, ...]:
         assert query.device.type == "npu"
-        calls.append([input_layout, given["sparse_mode"], list(given["atten_mask"].shape), given["keep_prob"]])
+        calls.append(
+            [
+                input_layout,
+                given["sparse_mode"],
+                list(given["atten_mask"].shape),
+                given["keep_prob"],
+            ]
+        )
         return npu_fusion_attention(query, key, value, head_num, input_layout, **given)
 
     cases = [*functions(), *models()]
@@ -75,25 +94,46 @@ def main() -> None:
     ours.to_npu_dense = to_sdpa  # the other polarity
     turned = {case[0]: difference(case) for case in cases if "padding on" in case[0]}
     print(
-        json.dumps({"cases": found, "turned": turned, "read back": [[one.name, one.value] for one in read_back(_prepared("qwen2_5_vl"))]})
+        json.dumps(
+            {
+                "cases": found,
+                "turned": turned,
+                "read back": [[one.name, one.value] for one in read_back(_prepared("qwen2_5_vl"))],
+            }
+        )
     )
 
 
 def functions() -> Iterator[Case]:
     """The function that layers call, itself."""
     generator = torch.Generator().manual_seed(0)
-    q, k, v = (torch.randn(1, heads, 12, 16, dtype=torch.float64, generator=generator) for heads in (4, 2, 2))
+    q, k, v = (
+        torch.randn(1, heads, 12, 16, dtype=torch.float64, generator=generator)
+        for heads in (4, 2, 2)
+    )
     module: Any = nn.Module()
     module.num_key_value_groups, module.is_causal = 2, True
     keep = torch.arange(12)[None] >= 3  # padding on the left
 
     def attended(keep: Tensor | None, more: dict[str, Any]) -> Tensor:
-        mask = None if keep is None else ours.mask_of_rows(batch_size=1, q_length=12, kv_length=12, attention_mask=keep)
+        mask = (
+            None
+            if keep is None
+            else ours.mask_of_rows(batch_size=1, q_length=12, kv_length=12, attention_mask=keep)
+        )
         torch.manual_seed(7)  # what is drawn for dropout is the same
         return ours.attention(module, q, k, v, mask, **more)[0]
 
-    for name, kept, more in (("documents", None, {"documents": LENGTHS}), ("causal", None, {}), ("padding on the left", keep, {})):
-        for kind, other in (("", {}), (", scaled", {"scaling": 0.5}), (", dropout", {"dropout": 0.25})):
+    for name, kept, more in (
+        ("documents", None, {"documents": LENGTHS}),
+        ("causal", None, {}),
+        ("padding on the left", keep, {}),
+    ):
+        for kind, other in (
+            ("", {}),
+            (", scaled", {"scaling": 0.5}),
+            (", dropout", {"dropout": 0.25}),
+        ):
             compute = partial(attended, kept, more | other)
             yield f"function: {name}{kind}", compute, compute(), torch.ones(1, 12, dtype=torch.bool)
 
@@ -105,11 +145,24 @@ def models() -> Iterator[Case]:
             tiny_model(family, torch.float64).eval(),
             torch.randint(7, VOCABULARY, (2, 12), generator=torch.Generator().manual_seed(0)),
         )
-        for name, hole in (("no padding", slice(0, 0)), ("padding on the left", slice(0, 3)), ("padding on the right", slice(9, None))):
+        for name, hole in (
+            ("no padding", slice(0, 0)),
+            ("padding on the left", slice(0, 3)),
+            ("padding on the right", slice(9, None)),
+        ):
             mask = torch.ones_like(text)
             mask[1, hole] = 0
-            given = {"input_ids": text, "attention_mask": mask, "mm_token_type_ids": torch.zeros_like(text)}
-            yield f"{family}: {name}", partial(_logits, _prepared(family), given), _logits(plain, given), mask.bool()
+            given = {
+                "input_ids": text,
+                "attention_mask": mask,
+                "mm_token_type_ids": torch.zeros_like(text),
+            }
+            yield (
+                f"{family}: {name}",
+                partial(_logits, _prepared(family), given),
+                _logits(plain, given),
+                mask.bool(),
+            )
     plain = large_weights(tied=True, dtype=torch.float64)
     for name, left in (("left", True), ("right", False)):
         given = tiny_batch(left=left)
@@ -119,7 +172,9 @@ def models() -> Iterator[Case]:
             _logits(plain, given),
             given["attention_mask"].bool(),
         )
-    rows = torch.randint(2, 150, (1, sum(LENGTHS)), generator=torch.Generator().manual_seed(0)).split(LENGTHS, 1)
+    rows = torch.randint(
+        2, 150, (1, sum(LENGTHS)), generator=torch.Generator().manual_seed(0)
+    ).split(LENGTHS, 1)
     packed = {
         "input_ids": torch.cat(rows, 1),
         "position_ids": torch.cat([torch.arange(length) for length in LENGTHS]).expand(3, 1, -1),
@@ -127,12 +182,21 @@ def models() -> Iterator[Case]:
     }
     alone = torch.cat([_logits(plain, {"input_ids": row}) for row in rows], 1)
     model = _prepared(None, "data.packing=token_budget", "data.micro_batch_tokens=64")
-    yield "packed", partial(_logits, model, packed), alone, torch.ones(1, sum(LENGTHS), dtype=torch.bool)
+    yield (
+        "packed",
+        partial(_logits, model, packed),
+        alone,
+        torch.ones(1, sum(LENGTHS), dtype=torch.bool),
+    )
 
 
 def _prepared(family: str | None, *more: str) -> Any:
     given = ["device.kind=npu", *([f"model.family={family}"] if family else []), *more]
-    model = tiny_model(family, torch.float64) if family else large_weights(tied=True, dtype=torch.float64)
+    model = (
+        tiny_model(family, torch.float64)
+        if family
+        else large_weights(tied=True, dtype=torch.float64)
+    )
     return prepare_model(request("digits", *given).run, model).eval()
 
 

@@ -1,4 +1,7 @@
-"""The dummy visual forward: gradients of exactly 0 for the tower, and nothing else that differs, in every family."""
+"""The dummy visual forward:
+
+gradients of exactly 0 for the tower, and nothing else that differs, in every family.
+"""
 
 import math
 from collections.abc import Iterator
@@ -49,7 +52,9 @@ def check_zero_in_the_tower_and_the_same_elsewhere(name: str, model: Any) -> Non
     assert ours.keys() - plain.keys() == tower
     assert not tower & plain.keys()
     for key, gradient in ours.items():
-        assert torch.equal(gradient, torch.zeros_like(gradient) if key in tower else plain[key]), key
+        assert torch.equal(gradient, torch.zeros_like(gradient) if key in tower else plain[key]), (
+            key
+        )
 
 
 @EACH
@@ -72,7 +77,9 @@ def test_a_tower_that_computes_nan_reaches_nothing(name: str, recomputed: bool) 
         visual.patch_embed.proj.weight.flatten()[0] = math.inf  # inf · 0, and all behind it is NaN
         visual.blocks[1].norm1.weight[0] = math.nan
     pixels, grid = family(name).smallest_image(model, CPU)
-    assert not all(term.isfinite().all() for term in family(name).features(visual_output(model, pixels, grid)))
+    assert not all(
+        term.isfinite().all() for term in family(name).features(visual_output(model, pixels, grid))
+    )
     check_zero_in_the_tower_and_the_same_elsewhere(name, model)
 
 
@@ -89,14 +96,18 @@ def test_a_sum_times_zero_would_not_do() -> None:
         return embedded + 0.0 * visual_output(model, pixels, grid).pooler_output[0].sum()
 
     with hooked(model, times_zero):
-        assert not any(key.startswith("model.visual.deepstack") for key in taken(model)[1])  # one term of several
+        # one term of several
+        assert not any(key.startswith("model.visual.deepstack") for key in taken(model)[1])
         with torch.no_grad():
             model.model.visual.merger.norm.bias[0] = math.nan
         assert taken(model)[0].isnan()
 
 
 def test_the_weights_of_a_sum_that_is_cut_off_alone_would_still_get_nan() -> None:
-    """A constant in the place of the sum keeps the loss clean; zeros times what is not finite, inside the tower, are NaN again."""
+    """A constant in the place of the sum keeps the loss clean;
+
+    zeros times what is not finite, inside the tower, are NaN again.
+    """
     model = tiny_model("qwen2_5_vl")
     visual = model.model.visual
     with torch.no_grad():
@@ -126,7 +137,9 @@ def test_a_pass_that_fails_leaves_the_weights_where_they_were(name: str) -> None
 
 @EACH
 def test_an_addition_in_place_would_raise_or_write_into_what_others_hold(name: str) -> None:
-    """Where the embedding is frozen and the model made to give gradients to its inputs, as for adapters, its output is a leaf."""
+    """Where the embedding is frozen and the model made to give gradients to its inputs, as for
+    adapters, its output is a leaf.
+    """
     model = tiny_model(name)
     model.get_input_embeddings().weight.requires_grad_(False)
 
@@ -135,7 +148,9 @@ def test_an_addition_in_place_would_raise_or_write_into_what_others_hold(name: s
         return embedded
 
     held: list[Tensor] = []
-    model.get_input_embeddings().register_forward_hook(lambda _m, _i, embedded: held.append(embedded))
+    model.get_input_embeddings().register_forward_hook(
+        lambda _m, _i, embedded: held.append(embedded)
+    )
     text_loss(model)
     with hooked(model, in_place):
         text_loss(model)

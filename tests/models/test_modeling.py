@@ -1,4 +1,7 @@
-"""A modelling file of the user's own: copies of every family's are taken; what does not fit is one finding, with the file's own line."""
+"""A modelling file of the user's own:
+
+copies of every family's are taken; what does not fit is one finding, with the file's own line.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -15,15 +18,31 @@ HEAD = """
 import torch
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLForConditionalGeneration as Own, Qwen2_5_VLModel
 """
-# By what is wrong: the rest of the file, and words of the finding. Where a line is the user's, it is marked.
+# By what is wrong: the rest of the file, and words of the finding. Where a line is the user's, it
+# is marked.
 WRONG = {
-    "raises": ("raise KeyError('no such thing')  # here", "importing it raises KeyError: 'no such thing'"),
+    "raises": (
+        "raise KeyError('no such thing')  # here",
+        "importing it raises KeyError: 'no such thing'",
+    ),
     "exits": ("import sys; sys.exit(3)  # here", "importing it raises SystemExit: 3"),
-    "imports nothing": ("import no_such_package  # here", "importing it raises ModuleNotFoundError: No module named 'no_such_package'"),
-    "another's line": ("import torch; torch.ones(2).reshape(3)  # here", "importing it raises RuntimeError: shape"),
+    "imports nothing": (
+        "import no_such_package  # here",
+        "importing it raises ModuleNotFoundError: No module named 'no_such_package'",
+    ),
+    "another's line": (
+        "import torch; torch.ones(2).reshape(3)  # here",
+        "importing it raises RuntimeError: shape",
+    ),
     "no module": ("class Mine: ...", "Mine does not derive from transformers' PreTrainedModel"),
-    "a bare module": ("class Mine(torch.nn.Module): ...", "Mine does not derive from transformers' PreTrainedModel"),
-    "another module": ("class Mine(Qwen2_5_VLModel): ...", "its weights are not those of Qwen2_5_VLForConditionalGeneration"),
+    "a bare module": (
+        "class Mine(torch.nn.Module): ...",
+        "Mine does not derive from transformers' PreTrainedModel",
+    ),
+    "another module": (
+        "class Mine(Qwen2_5_VLModel): ...",
+        "its weights are not those of Qwen2_5_VLForConditionalGeneration",
+    ),
     "no constructor": (
         "class Mine(Own):\n    def __init__(self, config):\n        super().__init__(config.nothing)  # here",
         "building it at tiny size raises AttributeError",
@@ -68,7 +87,7 @@ WRONG = {
         "                               mm_token_type_ids=mm_token_type_ids, **{**more, 'logits_to_keep': 1})",
         "its forward pass gives logits of (1, 1, 16), in the place of (1, 4, 16)",
     ),
-}  # fmt: skip
+}
 
 
 def finding(name: str, modeling: str) -> Diagnostic:
@@ -79,7 +98,9 @@ def finding(name: str, modeling: str) -> Diagnostic:
 
 
 @pytest.mark.parametrize("what", WRONG)
-def test_a_class_that_does_not_fit_is_one_finding_with_the_files_own_line(what: str, tmp_path: Path) -> None:
+def test_a_class_that_does_not_fit_is_one_finding_with_the_files_own_line(
+    what: str, tmp_path: Path
+) -> None:
     text, words = WRONG[what]
     file = tmp_path / "mine.py"
     file.write_text(HEAD + text + "\n" + ("" if "class Mine" in text else "class Mine: ...\n"))
@@ -107,14 +128,21 @@ def test_a_file_is_looked_at_again_where_its_text_is_another(tmp_path: Path) -> 
 
 def test_a_file_imports_what_lies_beside_it(tmp_path: Path) -> None:
     (tmp_path / "beside_mine.py").write_text("NUMBER = 7\n")
-    (tmp_path / "mine.py").write_text(HEAD + "import beside_mine\nclass Mine(Own):\n    number = beside_mine.NUMBER\n")
+    (tmp_path / "mine.py").write_text(
+        HEAD + "import beside_mine\nclass Mine(Own):\n    number = beside_mine.NUMBER\n"
+    )
     assert model_class("qwen2_5_vl", f"{tmp_path / 'mine.py'}:Mine").number == 7
     assert not list(tmp_path.glob("__pycache__/mine*"))
 
 
 @pytest.mark.parametrize("name", sorted(FAMILIES))
-def test_a_copy_of_transformers_own_file_computes_what_that_does_to_the_bit(name: str, tmp_path: Path) -> None:
-    """As it is, with its relative imports. Its class is another, and not derived from transformers'."""
+def test_a_copy_of_transformers_own_file_computes_what_that_does_to_the_bit(
+    name: str, tmp_path: Path
+) -> None:
+    """As it is, with its relative imports.
+
+    Its class is another, and not derived from transformers'.
+    """
     own = family(name).model_class()
     source = Path(__import__("sys").modules[own.__module__].__file__ or "")
     copy = tmp_path / source.name
@@ -125,8 +153,12 @@ def test_a_copy_of_transformers_own_file_computes_what_that_does_to_the_bit(name
     logits: list[Any] = []
     for kind in (own, made):
         torch.manual_seed(0)
-        model = kind._from_config(family(name).random_config("tiny", VOCABULARY, IDS), attn_implementation="sdpa")
-        logits.append(model(input_ids=ids, mm_token_type_ids=torch.zeros_like(ids), use_cache=False).logits)
+        model = kind._from_config(
+            family(name).random_config("tiny", VOCABULARY, IDS), attn_implementation="sdpa"
+        )
+        logits.append(
+            model(input_ids=ids, mm_token_type_ids=torch.zeros_like(ids), use_cache=False).logits
+        )
     assert torch.equal(*logits)
 
 
@@ -138,7 +170,9 @@ def test_trying_a_class_draws_nothing_of_the_runs_random_numbers(tmp_path: Path)
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_the_file_that_a_run_names_must_be_the_same_and_not_come_with_the_folder(tmp_path: Path) -> None:
+def test_the_file_that_a_run_names_must_be_the_same_and_not_come_with_the_folder(
+    tmp_path: Path,
+) -> None:
     import json
 
     run, file = tmp_path / "run", tmp_path / "mine.py"
@@ -160,7 +194,9 @@ def test_the_file_that_a_run_names_must_be_the_same_and_not_come_with_the_folder
     (run / "mine.py").write_text("raise SystemExit\n")
     (run / "modeling.json").write_text(json.dumps(described(f"{run / 'mine.py'}:Mine")))
     assert rule() == "not-a-run"
-    (run / "modeling.json").write_text(json.dumps(described(f"{run / 'mine.py'}:Mine") | {"file": "mine.py"}))
+    (run / "modeling.json").write_text(
+        json.dumps(described(f"{run / 'mine.py'}:Mine") | {"file": "mine.py"})
+    )
     assert rule() == "not-a-run"
     (run / "modeling.json").write_text("{}")
     assert rule() == "not-a-run"

@@ -15,5 +15,8 @@ def test_what_a_models_folder_lacks_is_named_all_at_once(tmp_path: Path) -> None
         load_processor(tmp_path, "qwen2_5_vl")
     (found,) = caught.value.diagnostics
     assert found.rule == "model-does-not-load"
-    absent = "there is no tokenizer.json or vocab.json or tokenizer.model, and no preprocessor_config.json or processor_config.json"
+    absent = (
+        "there is no tokenizer.json or vocab.json or tokenizer.model, and no"
+        " preprocessor_config.json or processor_config.json"
+    )
     assert absent in found.message

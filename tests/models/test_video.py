@@ -1,4 +1,6 @@
-"""Videos are sampled, sized and cut as transformers' video processors do it, and stand in the text as its processors write them."""
+"""Videos are sampled, sized and cut as transformers' video processors do it, and stand in the text
+as its processors write them.
+"""
 
 import json
 import math
@@ -28,14 +30,24 @@ from vtool.models.processor import Processor, load_processor
 from vtool.models.video import FILE
 
 EACH = pytest.mark.parametrize("name", FAMILIES)
-# Grey levels, over the least of the deviations that colours are divided by: torchvision's resizing rounds in other places than PIL's.
+# Grey levels, over the least of the deviations that colours are divided by: torchvision's resizing
+# rounds in other places than PIL's.
 LEVELS = 2.5 / 255 / 0.2613
 
 
 def rows_of(folder: Path, name: str, *more: str) -> Any:
     write_rows(folder / "rows.jsonl", visual_rows(folder))
     small = "data.video={min_pixels:1568,max_pixels:50176}"
-    return encoded(request("rows", messages(folder / "rows.jsonl"), f"model.family={name}", "data.image.min_pixels=784", small, *more))
+    return encoded(
+        request(
+            "rows",
+            messages(folder / "rows.jsonl"),
+            f"model.family={name}",
+            "data.image.min_pixels=784",
+            small,
+            *more,
+        )
+    )
 
 
 @EACH
@@ -52,7 +64,10 @@ def test_a_video_of_one_picture_is_that_picture(tmp_path: Path, name: str) -> No
 
 @EACH
 def test_patches_are_where_their_pixels_were(tmp_path: Path, name: str) -> None:
-    """Pixel by pixel, with Python's own arithmetic: block by block of merged patches, each patch colour by colour, frame by frame."""
+    """Pixel by pixel, with Python's own arithmetic:
+
+    block by block of merged patches, each patch colour by colour, frame by frame.
+    """
     _, processor = rows_of(tmp_path, name)
     own = processor.video.frames
     patch, merge = own.patch_size, own.merge_size
@@ -60,20 +75,32 @@ def test_patches_are_where_their_pixels_were(tmp_path: Path, name: str) -> None:
     pictures = [Image.open(tmp_path / file) for file in files]
     cut, grid = processor.video.cut(pictures)
     assert grid == (2, 2, 4)
-    levels = [np.asarray(frame, dtype=np.float64) / 255 for frame in (*pictures, pictures[-1])]  # the third is repeated
+    # the third is repeated
+    levels = [np.asarray(frame, dtype=np.float64) / 255 for frame in (*pictures, pictures[-1])]
     expected = np.empty((2 * 2 * 4, 3, 2, patch, patch))
-    places = [(t, 0, block, row, column) for t in range(2) for block in range(2) for row in range(merge) for column in range(merge)]
+    places = [
+        (t, 0, block, row, column)
+        for t in range(2)
+        for block in range(2)
+        for row in range(merge)
+        for column in range(merge)
+    ]
     for number, (t, down, across, row, column) in enumerate(places):
         y, x = (down * merge + row) * patch, (across * merge + column) * patch
         for colour in range(3):
             for frame in range(2):
                 square = levels[2 * t + frame][y : y + patch, x : x + patch, colour]
-                expected[number, colour, frame] = (square - own.image_mean[colour]) / own.image_std[colour]
+                expected[number, colour, frame] = (square - own.image_mean[colour]) / own.image_std[
+                    colour
+                ]
     assert np.abs(cut.numpy() - expected.reshape(len(places), -1)).max() < 1e-5
 
 
 def test_frames_are_counted_by_the_familys_own_rule(tmp_path: Path) -> None:
-    """A clip of 3 seconds, 10 frames each, of which 2 a second are shown: computed by hand from the three processors' code."""
+    """A clip of 3 seconds, 10 frames each, of which 2 a second are shown:
+
+    computed by hand from the three processors' code.
+    """
     shown = {name: rows_of(tmp_path, name)[1].video.sample(30, 10.0) for name in FAMILIES}
     assert shown["qwen2_vl"] == shown["qwen2_5_vl"] == [0, 5, 10, 15, 20, 25]
     assert shown["qwen3_vl"] == shown["qwen3_5"] == [0, 6, 12, 17, 23, 29]
@@ -81,7 +108,9 @@ def test_frames_are_counted_by_the_familys_own_rule(tmp_path: Path) -> None:
 
 
 @EACH
-def test_a_rate_that_no_file_has_shows_a_frame_at_least_and_all_at_most(tmp_path: Path, name: str) -> None:
+def test_a_rate_that_no_file_has_shows_a_frame_at_least_and_all_at_most(
+    tmp_path: Path, name: str
+) -> None:
     _, processor = rows_of(tmp_path, name)
     for fps in (5e-324, 1e-9, 0.001, 0.003, 0.01):
         picked = processor.video.sample(600, 1.0, fps)
@@ -97,12 +126,17 @@ def test_ticks_beyond_two_to_a_frame_change_nothing() -> None:
         for rate in (0.1, 10.0, 23.976, 29.97):
             for fps in (rate / 3, rate, 1.7 * rate, 2 * rate, 2.1 * rate, 3.7 * rate, 100 * rate):
                 ticks = range(max(math.floor(total / rate * fps), 1))
-                theirs = list(dict.fromkeys(min(total - 1, math.ceil(tick * rate / fps)) for tick in ticks))
+                theirs = list(
+                    dict.fromkeys(min(total - 1, math.ceil(tick * rate / fps)) for tick in ticks)
+                )
                 assert by_seconds(total, rate, fps, 10**6, 10**6, 1) == theirs
 
 
 def test_a_list_is_not_refused_for_its_time_but_for_its_frames(tmp_path: Path) -> None:
-    """Three frames of a time-lapse may take an hour. 300 seconds at GLM-4V's own 2 a second are 600."""
+    """Three frames of a time-lapse may take an hour.
+
+    300 seconds at GLM-4V's own 2 a second are 600.
+    """
     _, plain = rows_of(tmp_path, "glm4v")
     _, slow = rows_of(tmp_path, "glm4v", "data.video.fps=0.003")
     assert plain.video.most_listed(0.003) == slow.video.most_listed(0.003) == 600
@@ -122,7 +156,10 @@ def test_what_a_recipe_says_of_videos_is_kept_in_the_folder(tmp_path: Path, name
     assert len(processor.video.sample(300, 10.0)) == 6
     processor.save(tmp_path / "saved")
     settings = json.loads((tmp_path / "saved" / FILE).read_text())
-    assert (settings["fps"], settings["size"]) == (3.0, {"shortest_edge": 1568, "longest_edge": 50176})
+    assert (settings["fps"], settings["size"]) == (
+        3.0,
+        {"shortest_edge": 1568, "longest_edge": 50176},
+    )
     again = reloaded(tmp_path / "saved", name)
     assert again.video.sample(300, 10.0) == processor.video.sample(300, 10.0)
     assert again.video.size(6, 500, 300) == processor.video.size(6, 500, 300)
@@ -133,7 +170,8 @@ def reloaded(folder: Path, name: str) -> Processor:
 
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     ids = {
-        field: tokenizer.convert_tokens_to_ids(getattr(family(name).token_names, part)) for part, field in family(name).token_fields.items()
+        field: tokenizer.convert_tokens_to_ids(getattr(family(name).token_names, part))
+        for part, field in family(name).token_fields.items()
     }
     (folder / "config.json").write_text(json.dumps({"model_type": name, **ids}))
     return load_processor(folder, name, ImageSettings(), VideoSettings())
@@ -154,19 +192,34 @@ def test_a_folder_without_a_word_of_videos_has_those_of_its_images(tmp_path: Pat
         reloaded(tmp_path / "saved", "qwen2_5_vl")
 
 
-def reference(folder: Path, asked: list[dict[str, Any]], sampled: list[dict[str, Any]]) -> list[list[int]]:
+def reference(
+    folder: Path, asked: list[dict[str, Any]], sampled: list[dict[str, Any]]
+) -> list[list[int]]:
     """Ask this vtool's own transformers, in an interpreter that has torchvision beside it."""
     interpreter = os.environ.get("VTOOL_VLLM_PYTHON")
     if not interpreter:
-        pytest.skip("not run: VTOOL_VLLM_PYTHON is not set to an interpreter that has torchvision (`make vllm-env` makes one)")
+        pytest.skip(
+            "not run: VTOOL_VLLM_PYTHON is not set to an interpreter that has torchvision (`make"
+            " vllm-env` makes one)"
+        )
     (folder / "asked.json").write_text(json.dumps(asked))
     (folder / "sampled.json").write_text(json.dumps(sampled))
     (folder / "ours").mkdir()
     (folder / "ours/transformers").symlink_to(Path(transformers.__file__).parent)
     script = Path(__file__).with_name("video_reference.py")
-    environment = {**os.environ, "PYTHONPATH": str(folder / "ours"), "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(folder / "ours"),
+        "HF_HUB_OFFLINE": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+    }
     done = subprocess.run(
-        [interpreter, str(script), str(folder)], env=environment, capture_output=True, text=True, timeout=600, check=False
+        [interpreter, str(script), str(folder)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     answer = json.loads((folder / "indices.json").read_text())
@@ -181,7 +234,9 @@ def test_transformers_own_processors_give_the_same(tmp_path: Path) -> None:
         for capped in (False, True) if name != "glm4v" else (False,):
             rows, processor = rows_of(tmp_path, name)
             if capped:  # only a folder can ask for it
-                processor = replace(processor, video=replace(processor.video, capped_tokens=3, largest=8192))
+                processor = replace(
+                    processor, video=replace(processor.video, capped_tokens=3, largest=8192)
+                )
                 rows = replace(rows, processor=processor)
             folder = tmp_path / f"{name}-{capped}"
             processor.save(folder)
@@ -189,15 +244,37 @@ def test_transformers_own_processors_give_the_same(tmp_path: Path) -> None:
                 row = rows.rows.row(index)
                 clips = [open_clip(row, video, processor.video) for video in row.videos]
                 described = [
-                    {"frames": list(video.source), "total": clip.total, "rate": clip.rate, "indices": list(clip.indices)}
+                    {
+                        "frames": list(video.source),
+                        "total": clip.total,
+                        "rate": clip.rate,
+                        "indices": list(clip.indices),
+                    }
                     for video, clip in zip(row.videos, clips, strict=True)
                 ]
                 text = processor.tokenizer.apply_chat_template(row.messages, tokenize=False)
-                asked.append({"folder": str(folder), "text": text, "clips": described, "images": list(row.images)})
+                asked.append(
+                    {
+                        "folder": str(folder),
+                        "text": text,
+                        "clips": described,
+                        "images": list(row.images),
+                    }
+                )
                 ours.append((name, collate([rows.sample(index)], processor).inputs))
-            for total, rate in ((1, 5.0), (2, 30.0), (7, 2.0), (30, 10.0), (90, 29.97), (301, 25.0), (7193, 23.976), (20_000, 24.0)):
+            for total, rate in (
+                (1, 5.0),
+                (2, 30.0),
+                (7, 2.0),
+                (30, 10.0),
+                (90, 29.97),
+                (301, 25.0),
+                (7193, 23.976),
+                (20_000, 24.0),
+            ):
                 for fps in (None, 0.05, 1.0, 3.7, 23.976, 70.0, 1000.0):
-                    if total >= 2 or name == "glm4v":  # of a single frame Qwen2-VL's divides by zero, and Qwen3-VL's finds no size
+                    # of a single frame Qwen2-VL's divides by zero, and Qwen3-VL's finds no size
+                    if total >= 2 or name == "glm4v":
                         sampled.append(
                             {
                                 "folder": str(folder),
@@ -231,7 +308,10 @@ def compare(name: str, ours: dict[str, torch.Tensor], theirs: dict[str, torch.Te
         1: rows_in(theirs.get("image_grid_thw")),
         2: [[1, h, w] for t, h, w in rows_in(theirs.get("video_grid_thw")) for _ in range(t)],
     }
-    parts = {1: split(theirs.get("pixel_values"), grids[1]), 2: split(theirs.get("pixel_values_videos"), grids[2])}
+    parts = {
+        1: split(theirs.get("pixel_values"), grids[1]),
+        2: split(theirs.get("pixel_values_videos"), grids[2]),
+    }
     ordered = [parts[kind].pop(0) for kind in kinds]
     assert rows_in(ours.get("image_grid_thw")) == [grids[kind].pop(0) for kind in kinds]
     assert not [part for rest in (*parts.values(), *grids.values()) for part in rest]
@@ -245,4 +325,6 @@ def rows_in(grids: torch.Tensor | None) -> list[list[int]]:
 
 
 def split(pixels: torch.Tensor | None, grids: list[list[int]]) -> list[torch.Tensor]:
-    return [] if pixels is None else list(torch.split(pixels, [int(np.prod(grid)) for grid in grids]))
+    return (
+        [] if pixels is None else list(torch.split(pixels, [int(np.prod(grid)) for grid in grids]))
+    )

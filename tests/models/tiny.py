@@ -18,11 +18,18 @@ def tiny_model(name: str, dtype: torch.dtype = torch.float32) -> Any:
 
     torch.manual_seed(0)
     config = family(name).random_config("tiny", VOCABULARY, IDS)
-    return AutoModelForImageTextToText.from_config(config, dtype=dtype, attn_implementation="sdpa").train()
+    return AutoModelForImageTextToText.from_config(
+        config, dtype=dtype, attn_implementation="sdpa"
+    ).train()
 
 
 def text_loss(model: Any) -> Tensor:
     """Of two rows without an image: a scalar."""
     ids = torch.randint(7, VOCABULARY, (2, 9), generator=torch.Generator().manual_seed(1))
-    logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), mm_token_type_ids=torch.zeros_like(ids), use_cache=False).logits
+    logits = model(
+        input_ids=ids,
+        attention_mask=torch.ones_like(ids),
+        mm_token_type_ids=torch.zeros_like(ids),
+        use_cache=False,
+    ).logits
     return torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())

@@ -20,8 +20,18 @@ def made_run(folder: Path, name: str, *more: str, engine: str = "ddp") -> Reques
     """6 steps of 2 rows, a micro-batch each."""
     overrides = [
         messages(folder / "rows.jsonl"),
-        *("data.global_batch_size=2", "data.micro_batch_size=1", "data.image={min_pixels:784,max_pixels:784}", "device.threads=1"),
-        *("train={steps:6,epochs:null}", "optim.warmup_steps=2", f"run.dir={folder / name}", f"engine={engine}"),
+        *(
+            "data.global_batch_size=2",
+            "data.micro_batch_size=1",
+            "data.image={min_pixels:784,max_pixels:784}",
+            "device.threads=1",
+        ),
+        *(
+            "train={steps:6,epochs:null}",
+            "optim.warmup_steps=2",
+            f"run.dir={folder / name}",
+            f"engine={engine}",
+        ),
     ]
     return request("rows", *overrides, *more)
 
@@ -40,8 +50,15 @@ def opened(path: Path) -> dict[str, Any]:
 
 
 def break_rules(trace: dict[str, Any]) -> list[str]:
-    """Where a trace breaks the rules of the Trace Event Format: each event's kind, and what that kind must have."""
-    needed = {"X": ("name", "pid", "tid", "ts", "dur"), "i": ("name", "pid", "tid", "ts"), "M": ("name", "pid", "args")}
+    """Where a trace breaks the rules of the Trace Event Format:
+
+    each event's kind, and what that kind must have.
+    """
+    needed = {
+        "X": ("name", "pid", "tid", "ts", "dur"),
+        "i": ("name", "pid", "tid", "ts"),
+        "M": ("name", "pid", "args"),
+    }
     needed |= dict.fromkeys("stf", ("id", "pid", "tid", "ts"))
     broken = []
     for event in trace["traceEvents"]:
@@ -55,9 +72,16 @@ def break_rules(trace: dict[str, Any]) -> list[str]:
 
 
 def annotations(trace: dict[str, Any], *names: str) -> list[dict[str, Any]]:
-    found = [one for one in trace["traceEvents"] if one.get("cat") == "user_annotation" and one["name"].startswith(names)]
+    found = [
+        one
+        for one in trace["traceEvents"]
+        if one.get("cat") == "user_annotation" and one["name"].startswith(names)
+    ]
     return sorted(found, key=lambda one: one["ts"])
 
 
 def inside(inner: dict[str, Any], outer: dict[str, Any]) -> bool:
-    return bool(outer["ts"] <= inner["ts"] and inner["ts"] + inner["dur"] <= outer["ts"] + outer["dur"] + 1e-3)
+    return bool(
+        outer["ts"] <= inner["ts"]
+        and inner["ts"] + inner["dur"] <= outer["ts"] + outer["dur"] + 1e-3
+    )

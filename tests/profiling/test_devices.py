@@ -1,4 +1,7 @@
-"""The tools of devices that are not here. What stands for them has the names and arguments that torch and torch_npu declare, no others."""
+"""The tools of devices that are not here.
+
+What stands for them has the names and arguments that torch and torch_npu declare, no others.
+"""
 
 import inspect
 import json
@@ -24,7 +27,10 @@ STEPS = range(2, 6)
 
 
 def given(name: str, *arguments: Any, **named: Any) -> dict[str, Any]:
-    """The arguments of a call by name, defaults included; a call that the wheel would refuse raises TypeError."""
+    """The arguments of a call by name, defaults included;
+
+    a call that the wheel would refuse raises TypeError.
+    """
     text = DECLARED[name]["arguments"]
     scope: dict[str, Any] = {}
     exec(f"def {name}({text}): return dict(locals())", scope)
@@ -32,7 +38,10 @@ def given(name: str, *arguments: Any, **named: Any) -> dict[str, Any]:
 
 
 class Profile:
-    """torch_npu's `profile` as its source does it: actions follow the schedule, the handler is called when RECORD_AND_SAVE ends."""
+    """torch_npu's `profile` as its source does it:
+
+    actions follow the schedule, the handler is called when RECORD_AND_SAVE ends.
+    """
 
     made: list["Profile"]
 
@@ -78,12 +87,21 @@ def handler(*arguments: Any, **named: Any) -> Any:
 
 @pytest.fixture
 def torch_npu(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
-    parts: dict[str, Any] = {name: types.SimpleNamespace(**{word: word for word in words}) for name, words in NAMES.items()}
+    parts: dict[str, Any] = {
+        name: types.SimpleNamespace(**{word: word for word in words})
+        for name, words in NAMES.items()
+    }
     activities = types.SimpleNamespace(CPU="CPU", NPU="NPU")
-    parts |= {"profile": Profile, "tensorboard_trace_handler": handler, "ProfilerActivity": activities}
+    parts |= {
+        "profile": Profile,
+        "tensorboard_trace_handler": handler,
+        "ProfilerActivity": activities,
+    }
     parts["_ExperimentalConfig"] = lambda **named: given("_ExperimentalConfig", **named)
     assert parts.keys() <= set(RECORD["torch_npu.profiler, offered"])
-    assert {"step_num", "current_action", "schedule"} <= set(RECORD["torch_npu.profiler.profile, set"]), "what begin_at sets"
+    assert {"step_num", "current_action", "schedule"} <= set(
+        RECORD["torch_npu.profiler.profile, set"]
+    ), "what begin_at sets"
     Profile.made = []
     made = types.SimpleNamespace(**parts)
     monkeypatch.setitem(sys.modules, "torch_npu", types.ModuleType("torch_npu"))
@@ -102,23 +120,44 @@ def recorded(folder: Path, *overrides: str) -> tuple[NpuTool, Path]:
     return tool, made
 
 
-def test_torch_npu_is_asked_for_what_the_settings_say_in_its_own_words(torch_npu: object, tmp_path: Path) -> None:
-    tool, made = recorded(tmp_path, "profiler.npu={level:level2,aic_metrics:Memory,export_type:text}", "profiler.record.stacks=true")
+def test_torch_npu_is_asked_for_what_the_settings_say_in_its_own_words(
+    torch_npu: object, tmp_path: Path
+) -> None:
+    tool, made = recorded(
+        tmp_path,
+        "profiler.npu={level:level2,aic_metrics:Memory,export_type:text}",
+        "profiler.record.stacks=true",
+    )
     (live,) = Profile.made
     config = live.given["experimental_config"]
     assert live.given["activities"] == ["CPU", "NPU"], "never the CPU alone"
-    assert (live.given["with_stack"], live.given["record_shapes"], live.given["with_flops"]) == (True, False, True)
-    assert (config["profiler_level"], config["aic_metrics"], config["export_type"], config["mstx"]) == ("Level2", "Memory", "Text", True)
+    assert (live.given["with_stack"], live.given["record_shapes"], live.given["with_flops"]) == (
+        True,
+        False,
+        True,
+    )
+    assert (
+        config["profiler_level"],
+        config["aic_metrics"],
+        config["export_type"],
+        config["mstx"],
+    ) == ("Level2", "Memory", "Text", True)
     assert live.actions == ["WARMUP", "RECORD", "RECORD", "RECORD_AND_SAVE", "NONE"]
     assert made.name == "rank-0-steps-3-5.ascend_pt"
     assert tool.problem(made, []) is None
 
 
 @pytest.mark.parametrize("level", ["level_none", "level0", "level1"])
-def test_counters_are_none_unless_they_are_named(torch_npu: object, tmp_path: Path, level: str) -> None:
+def test_counters_are_none_unless_they_are_named(
+    torch_npu: object, tmp_path: Path, level: str
+) -> None:
     recorded(tmp_path, f"profiler.npu.level={level}", "profiler.npu.export_type=db")
     config = Profile.made[0].given["experimental_config"]
-    assert (config["profiler_level"], config["aic_metrics"], config["export_type"]) == (level.replace("l", "L", 1), "AiCoreNone", "Db")
+    assert (config["profiler_level"], config["aic_metrics"], config["export_type"]) == (
+        level.replace("l", "L", 1),
+        "AiCoreNone",
+        "Db",
+    )
 
 
 def test_what_torch_npu_has_not_written_is_missed(torch_npu: object, tmp_path: Path) -> None:
@@ -137,7 +176,11 @@ def test_roles_are_mstx_ranges_on_an_npu(monkeypatch: pytest.MonkeyPatch) -> Non
     declared = RECORD["torch.npu.mstx"]
     scope: dict[str, Any] = {"said": said}
     for name in declared:
-        exec(f"def {name}({declared[name]['arguments']}):\n said.append(({name!r}, *locals().values()))\n return 7", scope)
+        exec(
+            f"def {name}({declared[name]['arguments']}):\n said.append(({name!r},"
+            " *locals().values()))\n return 7",
+            scope,
+        )
     mstx = types.SimpleNamespace(range_start=scope["range_start"], range_end=scope["range_end"])
     module = types.SimpleNamespace(mstx=mstx, current_stream=lambda device=None: "stream")
     monkeypatch.setattr(device_profiling.torch, "get_device_module", lambda _: module)
@@ -157,17 +200,38 @@ class Memory:
 
     def _record_memory_history(self, *arguments: Any, **named: Any) -> None:
         # Takes anything itself; the implementation that it calls names them.
-        self.said.append(dict(inspect.signature(torch.cuda.memory._record_memory_history_impl).bind(*arguments, **named).arguments))
+        self.said.append(
+            dict(
+                inspect.signature(torch.cuda.memory._record_memory_history_impl)
+                .bind(*arguments, **named)
+                .arguments
+            )
+        )
 
     def _snapshot(self) -> dict[str, Any]:
-        changes: Sequence[tuple[str, int]] = (("alloc", 300), ("alloc", 500), ("free_requested", 300), ("free_completed", 300))
-        trace = [{"action": action, "size": size, "time_us": 1_000_000 * place} for place, (action, size) in enumerate(changes)]
+        changes: Sequence[tuple[str, int]] = (
+            ("alloc", 300),
+            ("alloc", 500),
+            ("free_requested", 300),
+            ("free_completed", 300),
+        )
+        trace = [
+            {"action": action, "size": size, "time_us": 1_000_000 * place}
+            for place, (action, size) in enumerate(changes)
+        ]
         return {"segments": [{"allocated_size": 600}], "device_traces": [trace]}
 
 
-def test_the_allocators_history_is_kept_and_its_curve_ends_at_what_is_allocated(tmp_path: Path) -> None:
+def test_the_allocators_history_is_kept_and_its_curve_ends_at_what_is_allocated(
+    tmp_path: Path,
+) -> None:
     memory = Memory()
-    tool = MemoryTool(request("digits", "profiler=memory", "profiler.memory.max_entries=5", "device.kind=cuda").run.profiler, memory)
+    tool = MemoryTool(
+        request(
+            "digits", "profiler=memory", "profiler.memory.max_entries=5", "device.kind=cuda"
+        ).run.profiler,
+        memory,
+    )
     tool.start(5)
     tool.step(5)
     tool.stop()
@@ -180,9 +244,15 @@ def test_the_allocators_history_is_kept_and_its_curve_ends_at_what_is_allocated(
     assert "does not parse" in str(tool.problem(made.files[0], [5]))
 
 
-def test_an_end_for_lack_of_memory_writes_a_snapshot_also_outside_of_the_interval(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_end_for_lack_of_memory_writes_a_snapshot_also_outside_of_the_interval(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = request("digits", "profiler=memory").run
-    module = types.SimpleNamespace(memory=Memory(), max_memory_allocated=lambda device: 1, reset_peak_memory_stats=lambda device: None)
+    module = types.SimpleNamespace(
+        memory=Memory(),
+        max_memory_allocated=lambda device: 1,
+        reset_peak_memory_stats=lambda device: None,
+    )
     monkeypatch.setattr(torch, "get_device_module", lambda _: module)
     profiler = open_profiler(run, Ranks(device=torch.device("cuda")), tmp_path, 0, 600, print)
 
@@ -193,10 +263,14 @@ def test_an_end_for_lack_of_memory_writes_a_snapshot_also_outside_of_the_interva
 
     with pytest.raises(torch.OutOfMemoryError):
         step()
-    assert [path.name for path in (tmp_path / "profile").iterdir()] == ["rank-0-steps-1-1.memory.pickle"]
+    assert [path.name for path in (tmp_path / "profile").iterdir()] == [
+        "rank-0-steps-1-1.memory.pickle"
+    ]
 
 
-def test_nsys_range_is_opened_at_the_first_step_and_closed_after_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nsys_range_is_opened_at_the_first_step_and_closed_after_the_last(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     said: list[str] = []
     for name in ("start", "stop"):
         monkeypatch.setattr(torch.cuda.profiler, name, lambda name=name: said.append(name))

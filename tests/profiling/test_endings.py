@@ -1,4 +1,7 @@
-"""Whole runs, through the command, that end badly for their profile: a full disk, a dead rank, a Ctrl-C."""
+"""Whole runs, through the command, that end badly for their profile:
+
+a full disk, a dead rank, a Ctrl-C.
+"""
 
 import json
 import os
@@ -36,7 +39,10 @@ def files(run_folder: Path) -> list[str]:
 
 
 def test_a_disk_without_room_for_the_trace_costs_the_trace_alone(folder: Path) -> None:
-    """No file may be larger than 14 MB: a checkpoint's are smaller, and what torch writes before it is compressed is larger."""
+    """No file may be larger than 14 MB:
+
+    a checkpoint's are smaller, and what torch writes before it is compressed is larger.
+    """
     plain = run(*command(folder, "plain", 1))
     assert plain.returncode == 0, plain.stderr
     limit = 14 * 10**6
@@ -51,7 +57,11 @@ def test_a_disk_without_room_for_the_trace_costs_the_trace_alone(folder: Path) -
     assert profiled.returncode == 1, profiled.stderr
     assert profiled.stderr.count("error[profile-missing VT820]") == 1, profiled.stderr
     assert "rank-0-steps-3-6.trace.json.gz: torch could not write it" in profiled.stderr
-    assert files(folder / "profiled") == ["rank-0-steps-3-6.kernels.csv", "rank-0-steps-3-6.kernels.txt", "summary.json"]
+    assert files(folder / "profiled") == [
+        "rank-0-steps-3-6.kernels.csv",
+        "rank-0-steps-3-6.kernels.txt",
+        "summary.json",
+    ]
     (interval,) = json.loads((folder / "profiled/profile/summary.json").read_text())["intervals"]
     assert sum(interval["ranks"]["0"]["split"].values()) > 0
     assert interval["ranks"]["0"]["mfu"] is None, "of attention it is the trace that has the FLOPs"
@@ -59,21 +69,31 @@ def test_a_disk_without_room_for_the_trace_costs_the_trace_alone(folder: Path) -
     assert (checks["profile-missing"], checks["profiler-failed"]) == ("failed", "passed")
     assert (folder / "profiled/report.html").exists()
     for name in ("model", "optimizer", "progress"):
-        one, other = (load_file(folder / made / f"checkpoints/step-000008/{name}.safetensors") for made in ("profiled", "plain"))
+        one, other = (
+            load_file(folder / made / f"checkpoints/step-000008/{name}.safetensors")
+            for made in ("profiled", "plain")
+        )
         assert all(bool((one[key] == other[key]).all()) for key in other)
-    lines = [[{**line, "seconds": 0} for line in read_lines(folder / made / "metrics.jsonl")] for made in ("profiled", "plain")]
+    lines = [
+        [{**line, "seconds": 0} for line in read_lines(folder / made / "metrics.jsonl")]
+        for made in ("profiled", "plain")
+    ]
     assert lines[0] == lines[1]
 
 
 @pytest.mark.parametrize("victim", [pytest.param(0, marks=pytest.mark.soak), 1])
-def test_a_rank_that_is_killed_inside_the_interval_is_named_with_its_files_and_the_others_are_kept(folder: Path, victim: int) -> None:
+def test_a_rank_that_is_killed_inside_the_interval_is_named_with_its_files_and_the_others_are_kept(
+    folder: Path, victim: int
+) -> None:
     process = start_and_wait_for(4, folder / "run", *command(folder, "run", 2, *LONG))
     os.kill(ranks_of(process)[victim], signal.SIGKILL)
     output, _ = process.communicate(timeout=120)
     assert process.returncode == 1, output
     assert output.count(f"error[rank-failed VT809]: rank {victim} ended with SIGKILL") == 1
     assert output.count("error[") == 2, output
-    (missing,) = [line for line in output.splitlines() if line.startswith("error[profile-missing VT820]")]
+    (missing,) = [
+        line for line in output.splitlines() if line.startswith("error[profile-missing VT820]")
+    ]
     for ending in ("trace.json.gz", "kernels.txt", "kernels.csv"):
         assert f"rank-{victim}-steps-3-40.{ending}" in missing
     assert f"rank-{1 - victim}" not in missing
@@ -87,8 +107,13 @@ def test_a_rank_that_is_killed_inside_the_interval_is_named_with_its_files_and_t
 
 def ranks_of(process: "subprocess.Popen[Any]") -> list[int]:
     """The processes of the ranks, by rank: torchrun's agent starts them in this order."""
-    children = [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
-    return sorted(pid for pid in children if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes())
+    children = [
+        int(pid)
+        for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    ]
+    return sorted(
+        pid for pid in children if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    )
 
 
 @pytest.mark.soak
@@ -103,16 +128,23 @@ def test_a_rank_that_is_killed_before_the_interval_had_promised_nothing_yet(fold
 
 @pytest.mark.soak  # without the command: tests/profiling/test_profiler.py
 @pytest.mark.parametrize("nproc", [1, 2])
-def test_ctrl_c_inside_the_interval_writes_what_was_recorded_and_the_command_goes_on(folder: Path, nproc: int) -> None:
+def test_ctrl_c_inside_the_interval_writes_what_was_recorded_and_the_command_goes_on(
+    folder: Path, nproc: int
+) -> None:
     process = start_and_wait_for(4, folder / "run", *command(folder, "run", nproc, *LONG))
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=120)
     last = read_lines(folder / "run/metrics.jsonl")[-1]["step"]
     assert process.returncode == 130, output
-    assert f"warning[profile-cut-short VT822]: the run ended before profiler.profile_interval [3, 40] had: steps 3 to {last} are" in output
+    assert (
+        "warning[profile-cut-short VT822]: the run ended before profiler.profile_interval [3, 40]"
+        f" had: steps 3 to {last} are" in output
+    )
     for rank in range(nproc):
         trace = opened(folder / f"run/profile/rank-{rank}-steps-3-{last}.trace.json.gz")
-        assert [one["name"] for one in annotations(trace, "ProfilerStep#")] == [f"ProfilerStep#{step}" for step in range(3, last + 1)]
+        assert [one["name"] for one in annotations(trace, "ProfilerStep#")] == [
+            f"ProfilerStep#{step}" for step in range(3, last + 1)
+        ]
 
 
 def test_a_folder_that_cannot_be_written_to_is_refused_before_the_first_step(folder: Path) -> None:

@@ -1,4 +1,7 @@
-"""One traced step on each engine, on two ranks: every part of it is in the trace, with what the ranks say to each other."""
+"""One traced step on each engine, on two ranks:
+
+every part of it is in the trace, with what the ranks say to each other.
+"""
 
 import json
 from collections.abc import Mapping
@@ -23,15 +26,25 @@ ENGINES = {
 
 def train_all(ranks: Ranks, runs: Mapping[str, Request]) -> list[str]:
     torch.set_num_threads(1)
-    return [f"{name}: {one.rule}" for name, made in runs.items() for one in train(made, ranks).findings]
+    return [
+        f"{name}: {one.rule}" for name, made in runs.items() for one in train(made, ranks).findings
+    ]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("engines")
     write(made)
-    one_step = ("train.steps=2", "optim.warmup_steps=1", "profiler=torch", "profiler.profile_interval=[2,2]")
-    runs = {name: made_run(made, name, *one_step, *more, engine=engine) for name, (engine, *more) in ENGINES.items()}
+    one_step = (
+        "train.steps=2",
+        "optim.warmup_steps=1",
+        "profiler=torch",
+        "profiler.profile_interval=[2,2]",
+    )
+    runs = {
+        name: made_run(made, name, *one_step, *more, engine=engine)
+        for name, (engine, *more) in ENGINES.items()
+    }
     assert run_ranks(train_all, 2, runs) == [[], []]
     return made
 
@@ -45,13 +58,21 @@ def test_each_rank_has_its_trace_with_roles_and_collectives(folder: Path, name: 
         (whole,) = annotations(trace, "train_batch")
         assert step["name"] == "ProfilerStep#2"
         parts = annotations(trace, "data", "forward", "backward", "optimizer", "checkpoint")
-        assert {part["name"] for part in parts} == {"data", "forward", "backward", "optimizer", "checkpoint"}
+        assert {part["name"] for part in parts} == {
+            "data",
+            "forward",
+            "backward",
+            "optimizer",
+            "checkpoint",
+        }
         assert all(inside(part, whole) and "cname" in part for part in parts)
         passes = [part["name"] for part in parts if part["name"] in ("forward", "backward")]
         micro_batches = 1 if name in ("ddp", "fsdp2") else 2
         assert passes.count("forward") == micro_batches
         assert passes.count("backward") >= micro_batches
-        assert [event for event in trace["traceEvents"] if event["name"].startswith(("gloo:", "c10d::"))], "collectives"
+        assert [
+            event for event in trace["traceEvents"] if event["name"].startswith(("gloo:", "c10d::"))
+        ], "collectives"
 
 
 @pytest.mark.parametrize("name", ENGINES)
@@ -67,7 +88,9 @@ def test_the_summary_has_both_ranks_and_the_same_speed_of_all_rows(folder: Path,
 def test_the_split_adds_up_to_the_step_that_the_trace_has_measured(folder: Path, name: str) -> None:
     (interval,) = json.loads((folder / name / "profile/summary.json").read_text())["intervals"]
     for rank in range(2):
-        (whole,) = annotations(opened(folder / name / f"profile/rank-{rank}-steps-2-2.trace.json.gz"), "train_batch")
+        (whole,) = annotations(
+            opened(folder / name / f"profile/rank-{rank}-steps-2-2.trace.json.gz"), "train_batch"
+        )
         (step,) = interval["ranks"][str(rank)]["steps"]
         assert sum(step["split"].values()) == pytest.approx(whole["dur"] / 1e6, rel=0.03)
         assert min(step["split"].values()) >= 0

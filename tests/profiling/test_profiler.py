@@ -1,4 +1,7 @@
-"""A run with a profiler on one rank: what it writes, that it changes nothing, and that it never writes nothing."""
+"""A run with a profiler on one rank:
+
+what it writes, that it changes nothing, and that it never writes nothing.
+"""
 
 import csv
 import json
@@ -35,7 +38,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("profiler")
     write(made)
     assert train(made_run(made, "plain"), Ranks()).findings == ()
-    assert train(made_run(made, "profiled", *TORCH, "profiler.record.shapes=true"), Ranks()).findings == ()
+    assert (
+        train(made_run(made, "profiled", *TORCH, "profiler.record.shapes=true"), Ranks()).findings
+        == ()
+    )
     return made
 
 
@@ -52,43 +58,65 @@ def summary(folder: Path) -> dict[str, Any]:
 
 def test_its_weights_and_numbers_are_those_of_a_run_without_one(folder: Path) -> None:
     for name in ("model", "optimizer", "progress"):
-        one, other = (load_file(folder / run / f"checkpoints/step-000006/{name}.safetensors") for run in ("profiled", "plain"))
+        one, other = (
+            load_file(folder / run / f"checkpoints/step-000006/{name}.safetensors")
+            for run in ("profiled", "plain")
+        )
         assert one.keys() == other.keys()
         assert all(torch.equal(one[key], other[key]) for key in one)
-    lines = [[{**line, "seconds": 0} for line in read_lines(folder / run / "metrics.jsonl")] for run in ("profiled", "plain")]
+    lines = [
+        [{**line, "seconds": 0} for line in read_lines(folder / run / "metrics.jsonl")]
+        for run in ("profiled", "plain")
+    ]
     assert lines[0] == lines[1]
     assert not (folder / "plain/profile").exists()
 
 
 def test_the_trace_keeps_the_formats_rules_and_names_the_runs_steps(trace: dict[str, Any]) -> None:
     assert break_rules(trace) == []
-    assert [one["name"] for one in annotations(trace, "ProfilerStep#")] == ["ProfilerStep#3", "ProfilerStep#4"]
+    assert [one["name"] for one in annotations(trace, "ProfilerStep#")] == [
+        "ProfilerStep#3",
+        "ProfilerStep#4",
+    ]
     for whole in annotations(trace, "train_batch"):
-        parts = [one for one in annotations(trace, "data", "forward", "backward", "optimizer") if inside(one, whole)]
+        parts = [
+            one
+            for one in annotations(trace, "data", "forward", "backward", "optimizer")
+            if inside(one, whole)
+        ]
         order = [one["name"] for one in parts]
         assert order == ["data", *["forward", "backward"] * 2, "optimizer", "optimizer"]
-    assert {one["cname"] for one in annotations(trace, "forward")} != {one["cname"] for one in annotations(trace, "backward")}
+    assert {one["cname"] for one in annotations(trace, "forward")} != {
+        one["cname"] for one in annotations(trace, "backward")
+    }
     operations = {one["name"] for one in trace["traceEvents"] if one.get("cat") == "cpu_op"}
     assert {"aten::mm", "aten::addmm"} & operations
 
 
-def test_the_split_is_what_the_trace_says_and_adds_up_to_the_step(trace: dict[str, Any], summary: dict[str, Any]) -> None:
+def test_the_split_is_what_the_trace_says_and_adds_up_to_the_step(
+    trace: dict[str, Any], summary: dict[str, Any]
+) -> None:
     wholes = annotations(trace, "train_batch")
     for step, whole in zip(summary["steps"], wholes, strict=True):
         seconds = whole["dur"] / 1e6
         assert sum(step["split"].values()) == pytest.approx(seconds, rel=0.03)
         assert step["seconds"] == pytest.approx(seconds, rel=0.03)
         for part in ("data", "forward", "backward", "optimizer"):
-            measured = sum(one["dur"] for one in annotations(trace, part) if inside(one, whole)) / 1e6
+            measured = (
+                sum(one["dur"] for one in annotations(trace, part) if inside(one, whole)) / 1e6
+            )
             assert step["split"][part] == pytest.approx(measured, abs=0.03 * seconds)
 
 
-def test_the_tables_have_the_operations_that_took_longest(folder: Path, trace: dict[str, Any]) -> None:
+def test_the_tables_have_the_operations_that_took_longest(
+    folder: Path, trace: dict[str, Any]
+) -> None:
     with (folder / f"profiled/{STEM}.kernels.csv").open() as file:
         rows = list(csv.DictReader(file))
     times = [float(row["self_us"]) for row in rows]
     assert times == sorted(times, reverse=True)
-    top = next(row for row in rows if row["shapes"] and row["name"] == "aten::mm")  # of a list of tensors torch notes no shapes to group by
+    # of a list of tensors torch notes no shapes to group by
+    top = next(row for row in rows if row["shapes"] and row["name"] == "aten::mm")
     of_its_name = [one for one in trace["traceEvents"] if one["name"] == top["name"]]
     shaped = [one for one in of_its_name if str(one["args"].get("Input Dims")) == top["shapes"]]
     assert len(shaped) == int(top["calls"])
@@ -97,15 +125,25 @@ def test_the_tables_have_the_operations_that_took_longest(folder: Path, trace: d
 
 
 def test_speeds_are_of_steps_that_nothing_slows_down(folder: Path, summary: dict[str, Any]) -> None:
-    assert summary["speeds_are_of"].startswith("the recorded steps"), "step 1 is a process's first, and step 2 is the warm-up"
-    tokens = {line["step"]: line["tokens"] for line in read_lines(folder / "profiled/metrics.jsonl") if "loss" in line}
+    assert summary["speeds_are_of"].startswith("the recorded steps"), (
+        "step 1 is a process's first, and step 2 is the warm-up"
+    )
+    tokens = {
+        line["step"]: line["tokens"]
+        for line in read_lines(folder / "profiled/metrics.jsonl")
+        if "loss" in line
+    }
     speeds = sorted(tokens[one["step"]] / one["seconds"] for one in summary["steps"])
     assert summary["tokens_per_second"] == pytest.approx(sum(speeds) / 2)
     assert 0 < summary["mfu"] < 1.5, "against a peak that other processes may have slowed down"
-    assert summary["mfu"] == pytest.approx(summary["flops_per_second"] / summary["peak_flops_per_second"])
+    assert summary["mfu"] == pytest.approx(
+        summary["flops_per_second"] / summary["peak_flops_per_second"]
+    )
 
 
-def test_flops_are_those_that_torch_counts_at_another_place(folder: Path, summary: dict[str, Any]) -> None:
+def test_flops_are_those_that_torch_counts_at_another_place(
+    folder: Path, summary: dict[str, Any]
+) -> None:
     """`FlopCounterMode` counts what is dispatched; the profiler, what is recorded."""
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -119,7 +157,9 @@ def test_flops_are_those_that_torch_counts_at_another_place(folder: Path, summar
     kept = opened_session.ledgers["train"].kept
     plan = lambda step: micro_batches(opened_session.plan, kept, step, 0, 1, 1)  # noqa: E731
     counts = []
-    for step, batches in zip((3, 4), load_steps(opened_session.rows["train"], range(3, 5), plan, 0), strict=True):
+    for step, batches in zip(
+        (3, 4), load_steps(opened_session.rows["train"], range(3, 5), plan, 0), strict=True
+    ):
         with FlopCounterMode(display=False) as counter:
             train_step(opened_session, progress, step, batches, StopRequest())
         counts.append(counter.get_total_flops())
@@ -141,7 +181,9 @@ def test_on_resume_steps_go_on_and_an_interval_that_is_over_is_refused(folder: P
     assert "profile_interval=[8,9]" in str(raised.value.diagnostics[0].help)
 
 
-def test_a_profile_that_is_there_already_stands_in_no_restarts_way(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_profile_that_is_there_already_stands_in_no_restarts_way(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     made = made_run(folder, "profiled", *TORCH)
     lines: list[str] = []
     profiler = open_profiler(made.run, Ranks(), folder / "profiled", 5, 6, lines.append)
@@ -167,17 +209,23 @@ class Stops(sft.StopRequest):
         pass
 
 
-def test_ctrl_c_inside_the_interval_writes_what_was_recorded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_inside_the_interval_writes_what_was_recorded(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sft, "StopRequest", Stops)
     outcome = train(made_run(folder, "stopped", *TORCH), Ranks())
     assert (outcome.status, outcome.step, rules(outcome)) == ("stopped", 3, ["profile-cut-short"])
     trace = opened(folder / "stopped/profile/rank-0-steps-3-3.trace.json.gz")
     assert [one["name"] for one in annotations(trace, "ProfilerStep#")] == ["ProfilerStep#3"]
     monkeypatch.undo()
-    assert train(made_run(folder, "stopped", *TORCH), Ranks()).findings == (), "the same command goes on"
+    assert train(made_run(folder, "stopped", *TORCH), Ranks()).findings == (), (
+        "the same command goes on"
+    )
 
 
-def test_an_error_of_the_profiler_is_a_finding_and_the_training_goes_on(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_the_profiler_is_a_finding_and_the_training_goes_on(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(*_: object) -> None:
         raise RuntimeError("no counters left")
 
@@ -185,12 +233,20 @@ def test_an_error_of_the_profiler_is_a_finding_and_the_training_goes_on(folder: 
     outcome = train(made_run(folder, "failed", *TORCH), Ranks())
     assert (outcome.status, rules(outcome)) == ("finished", ["profiler-failed"])
     assert "no counters left" in outcome.findings[0].message
-    assert json.loads((folder / "failed/result.json").read_text())["checks"]["profiler-failed"] == "failed"
-    same = [load_file(folder / run / "checkpoints/step-000006/model.safetensors") for run in ("failed", "plain")]
+    assert (
+        json.loads((folder / "failed/result.json").read_text())["checks"]["profiler-failed"]
+        == "failed"
+    )
+    same = [
+        load_file(folder / run / "checkpoints/step-000006/model.safetensors")
+        for run in ("failed", "plain")
+    ]
     assert all(torch.equal(same[0][key], same[1][key]) for key in same[0])
 
 
-def test_a_training_that_ends_inside_the_interval_leaves_its_trace(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_training_that_ends_inside_the_interval_leaves_its_trace(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real, steps = sft.train_step, []
 
     def diverge(*arguments: Any) -> Any:
@@ -206,7 +262,9 @@ def test_a_training_that_ends_inside_the_interval_leaves_its_trace(folder: Path,
     assert annotations(trace, "ProfilerStep#3")
 
 
-def loop(folder: Path, made: Request, work: Callable[[Profiler, int], None] | None = None) -> list[str]:
+def loop(
+    folder: Path, made: Request, work: Callable[[Profiler, int], None] | None = None
+) -> list[str]:
     """The loop's calls around a product of matrices: the rules that were found."""
     with open_profiler(made.run, Ranks(), folder, 0, 6, print) as profiler:
         for step in range(1, 7):
@@ -233,7 +291,9 @@ class TestPromises:
         assert not list(tmp_path.glob("profile/.writing-*")), "nothing half written stays"
         assert not list(tmp_path.glob("profile/*.trace.json.gz"))
 
-    def test_a_file_that_goes_before_the_run_ends_is_missed(self, folder: Path, tmp_path: Path) -> None:
+    def test_a_file_that_goes_before_the_run_ends_is_missed(
+        self, folder: Path, tmp_path: Path
+    ) -> None:
         def remove(_: Profiler, step: int) -> None:
             if step == 5:
                 (tmp_path / f"{STEM}.kernels.csv").unlink()
@@ -241,7 +301,9 @@ class TestPromises:
 
         assert loop(tmp_path, made_run(folder, "any", *TORCH), remove) == ["profile-missing"] * 2
 
-    def test_a_folder_that_goes_inside_the_interval_is_missed(self, folder: Path, tmp_path: Path) -> None:
+    def test_a_folder_that_goes_inside_the_interval_is_missed(
+        self, folder: Path, tmp_path: Path
+    ) -> None:
         """torch's `export_chrome_trace` says nothing where the folder is not there."""
 
         def remove(_: Profiler, step: int) -> None:
@@ -264,15 +326,21 @@ class TestPromises:
         assert found["mfu_why"] == "the device's peak could not be measured: out of memory"
         assert found["flops_per_second"] > 0
 
-    def test_what_a_killed_process_has_left_half_written_is_removed_at_the_next_start(self, folder: Path, tmp_path: Path) -> None:
+    def test_what_a_killed_process_has_left_half_written_is_removed_at_the_next_start(
+        self, folder: Path, tmp_path: Path
+    ) -> None:
         (tmp_path / "profile").mkdir()
-        mine, others = (tmp_path / f"profile/.writing-rank-{rank}-steps-3-4.trace.json" for rank in (0, 1))
+        mine, others = (
+            tmp_path / f"profile/.writing-rank-{rank}-steps-3-4.trace.json" for rank in (0, 1)
+        )
         mine.write_text("half")
         others.write_text("being written")
         assert loop(tmp_path, made_run(folder, "any", *TORCH)) == []
         assert (mine.exists(), others.exists()) == (False, True)
 
-    def test_a_folder_that_cannot_be_written_is_refused_before_the_start(self, folder: Path, tmp_path: Path) -> None:
+    def test_a_folder_that_cannot_be_written_is_refused_before_the_start(
+        self, folder: Path, tmp_path: Path
+    ) -> None:
         (tmp_path / "profile").write_text("a file")
         with pytest.raises(Findings, match="run-folder-unwritable"):
             loop(tmp_path, made_run(folder, "any", *TORCH))
@@ -289,13 +357,23 @@ class TestPromises:
         assert (tmp_path / "capped.json.gz").stat().st_size <= 0.2 * 10**6
         assert break_rules(capped) == []
         assert packed.left_out == len(many) - len(capped["traceEvents"]) > 0
-        assert len(annotations(capped, "")) == len([one for one in many if one.get("cat") == "user_annotation"])
+        assert len(annotations(capped, "")) == len(
+            [one for one in many if one.get("cat") == "user_annotation"]
+        )
         kept = [one["dur"] for one in capped["traceEvents"] if one.get("cat") == "cpu_op"]
         left = sorted((one["dur"] for one in many if one.get("cat") == "cpu_op"), reverse=True)
         assert sorted(kept, reverse=True) == left[: len(kept)]
 
     @pytest.mark.parametrize(
-        "text", ["", "{}", '{"traceEvents": [', '{"traceEvents": [{"ph": "X"}', '{"traceEvents": [1]}', '{"traceEvents": [{}]}']
+        "text",
+        [
+            "",
+            "{}",
+            '{"traceEvents": [',
+            '{"traceEvents": [{"ph": "X"}',
+            '{"traceEvents": [1]}',
+            '{"traceEvents": [{}]}',
+        ],
     )
     def test_what_is_no_trace_is_seen(self, tmp_path: Path, text: str) -> None:
         import gzip
@@ -317,20 +395,40 @@ class TestPromises:
 class TestBeforeTheStart:
     """What only the run knows."""
 
-    def opened(self, folder: Path, *overrides: str, step: int = 0, total: int = 6, ranks: Ranks | None = None) -> list[str]:
+    def opened(
+        self,
+        folder: Path,
+        *overrides: str,
+        step: int = 0,
+        total: int = 6,
+        ranks: Ranks | None = None,
+    ) -> list[str]:
         with pytest.raises(Findings) as raised:
-            open_profiler(made_run(folder, "any", *overrides).run, ranks or Ranks(), folder / "any", step, total, print)
+            open_profiler(
+                made_run(folder, "any", *overrides).run,
+                ranks or Ranks(),
+                folder / "any",
+                step,
+                total,
+                print,
+            )
         return [finding.rule for finding in raised.value.diagnostics]
 
     def test_an_interval_past_the_end_of_the_epochs(self, folder: Path) -> None:
-        assert self.opened(folder, "train={steps:null,epochs:1}", *TORCH, total=2) == ["profile-interval"]
+        assert self.opened(folder, "train={steps:null,epochs:1}", *TORCH, total=2) == [
+            "profile-interval"
+        ]
 
     def test_ranks_that_the_run_does_not_have(self, folder: Path) -> None:
         assert self.opened(folder, *TORCH, "profiler.ranks=[1]") == ["profiler-ranks"]
 
     @pytest.mark.parametrize("tool", ["npu", "nsys", "memory"])
-    def test_a_tool_for_another_device_than_the_one_that_was_found(self, folder: Path, tool: str) -> None:
-        assert "profiler-device" in self.opened(folder, f"profiler={tool}", "profiler.profile_interval=[3,4]")
+    def test_a_tool_for_another_device_than_the_one_that_was_found(
+        self, folder: Path, tool: str
+    ) -> None:
+        assert "profiler-device" in self.opened(
+            folder, f"profiler={tool}", "profiler.profile_interval=[3,4]"
+        )
 
     def test_nsys_that_does_not_run(self, folder: Path) -> None:
         from vtool.profiling.start import problems
@@ -341,7 +439,9 @@ class TestBeforeTheStart:
         assert "nsys profile" in str(found.help)
         assert list(problems(run.profiler, ranks, 6, {"NSYS_PROFILING_SESSION_ID": "1"})) == []
 
-    def test_a_warm_up_that_a_resume_has_passed_is_shortened(self, folder: Path, tmp_path: Path) -> None:
+    def test_a_warm_up_that_a_resume_has_passed_is_shortened(
+        self, folder: Path, tmp_path: Path
+    ) -> None:
         shutil.rmtree(tmp_path, ignore_errors=True)
         run = made_run(folder, "any", *TORCH).run
         with open_profiler(run, Ranks(), tmp_path, 2, 6, print) as profiler:

@@ -1,4 +1,7 @@
-"""What is asked of the profiler is what its live objects do: the settings that act once the loop has begun."""
+"""What is asked of the profiler is what its live objects do:
+
+the settings that act once the loop has begun.
+"""
 
 from pathlib import Path
 
@@ -36,7 +39,9 @@ def steps_of(run: Run, folder: Path, rank: int = 0) -> dict[str, list[int]]:
 
 
 @pytest.mark.parametrize(("warmup", "running"), [(0, [3, 4]), (1, [2, 3, 4]), (2, [1, 2, 3, 4])])
-def test_the_tool_runs_in_its_warm_up_and_keeps_the_interval(tmp_path: Path, warmup: int, running: list[int]) -> None:
+def test_the_tool_runs_in_its_warm_up_and_keeps_the_interval(
+    tmp_path: Path, warmup: int, running: list[int]
+) -> None:
     run = made_run(tmp_path, "any", *TORCH, f"profiler.warmup={warmup}").run
     assert steps_of(run, tmp_path) == {"running": running, "kept": [3, 4]}
 
@@ -50,9 +55,16 @@ def test_only_the_ranks_that_are_asked_for_record(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["shapes", "stacks", "flops", "memory"])
 @pytest.mark.parametrize("value", [True, False])
 def test_torchs_profiler_has_what_is_asked(tmp_path: Path, name: str, value: bool) -> None:
-    settings = made_run(tmp_path, "any", *TORCH, f"profiler.record.{name}={str(value).lower()}").run.profiler
+    settings = made_run(
+        tmp_path, "any", *TORCH, f"profiler.record.{name}={str(value).lower()}"
+    ).run.profiler
     tool = TorchTool(settings, torch.device("cpu"))
     tool.start(2)
     live = tool.profile
-    assert {"shapes": live.record_shapes, "stacks": live.with_stack, "flops": live.with_flops, "memory": live.profile_memory}[name] is value
+    assert {
+        "shapes": live.record_shapes,
+        "stacks": live.with_stack,
+        "flops": live.with_flops,
+        "memory": live.profile_memory,
+    }[name] is value
     tool.stop()

@@ -14,8 +14,16 @@ from vtool.report import write_report
 
 pytestmark = pytest.mark.browser
 
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
-OFFLINE = ("--disable-quic", "--disable-background-networking", "--disable-component-update", "--disable-sync")
+BROWSER = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))),
+    None,
+)
+OFFLINE = (
+    "--disable-quic",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
 MEASURE = """<script>addEventListener("load", () => {
   const seen = (list) => [...document.querySelectorAll(list)];
   for (const details of seen("details")) details.open = OPEN;
@@ -39,9 +47,13 @@ def measure(page: Path, profile: Path, width: int, is_open: bool) -> dict[str, A
     """What the browser makes of the page, asked by a script that its policy lets run for this once."""
     if BROWSER is None:
         pytest.skip("not run: there is no Chromium here, so nobody looked at the page in a browser")
-    text = page.read_text(encoding="utf-8").replace("default-src 'none'", "default-src 'none'; script-src 'unsafe-inline'", 1)
+    text = page.read_text(encoding="utf-8").replace(
+        "default-src 'none'", "default-src 'none'; script-src 'unsafe-inline'", 1
+    )
     asking = page.with_name("asking.html")
-    asking.write_text(text.replace("</body>", MEASURE.replace("OPEN", str(is_open).lower())), encoding="utf-8")
+    asking.write_text(
+        text.replace("</body>", MEASURE.replace("OPEN", str(is_open).lower())), encoding="utf-8"
+    )
     frame = page.with_name("frame.html")
     frame.write_text(FRAME.replace("WIDTH", str(width)), encoding="utf-8")
     command = [
@@ -56,14 +68,18 @@ def measure(page: Path, profile: Path, width: int, is_open: bool) -> dict[str, A
     ]
     command += ["--virtual-time-budget=5000", "--dump-dom", frame.as_uri()]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    found: dict[str, Any] = json.loads(html.unescape(ran.stdout.partition("<body>")[2].partition("</body>")[0]))
+    found: dict[str, Any] = json.loads(
+        html.unescape(ran.stdout.partition("<body>")[2].partition("</body>")[0])
+    )
     return found
 
 
 @pytest.mark.parametrize("is_open", [False, True], ids=["closed", "open"])
 @pytest.mark.parametrize("width", [390, 1400])
 @pytest.mark.parametrize("count", [1, 3])
-def test_the_page_fits_its_window(make_run: Callable[..., Path], tmp_path: Path, count: int, width: int, is_open: bool) -> None:
+def test_the_page_fits_its_window(
+    make_run: Callable[..., Path], tmp_path: Path, count: int, width: int, is_open: bool
+) -> None:
     runs = [make_run(f"a-rather-long-name-of-a-run-{index}") for index in range(count)]
     seen = measure(write_report(runs, tmp_path / "page.html"), tmp_path / "profile", width, is_open)
     assert seen["window"] == width

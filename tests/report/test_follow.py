@@ -39,7 +39,10 @@ def test_without_a_terminal_each_line_of_the_metrics_is_a_line(run_folder: Path)
     steps = [line for line in lines if line.startswith("step")]
     assert len(steps) == 44, "the line that was half written at first is there once, and whole"
     assert steps[0] == "step 1  loss 3  grad_norm 4  lr 0.00195  seconds 0.1"
-    assert steps[-1] == "step 40  validation_nll 0.1  validation_exact_match 0.8  validation_samples 50"
+    assert (
+        steps[-1]
+        == "step 40  validation_nll 0.1  validation_exact_match 0.8  validation_samples 50"
+    )
     assert "digits: finished" in lines
     assert "Test exact match: 83.3 % (10 of 12 rows; 95 % interval 55.2 to 95.3 %)" in lines
     assert "\x1b" not in output.getvalue()
@@ -50,10 +53,14 @@ def test_in_a_terminal_there_is_a_panel(run_folder: Path) -> None:
     follow(run_folder, Console(file=output, width=100, force_terminal=True), run.pause)
     assert "40 of 40" in output.getvalue()
     assert "loss, log scale" in output.getvalue()
-    assert output.getvalue().count("\x1b[?25l") == output.getvalue().count("\x1b[?25h"), "the cursor is shown again"
+    assert output.getvalue().count("\x1b[?25l") == output.getvalue().count("\x1b[?25h"), (
+        "the cursor is shown again"
+    )
 
 
-def test_the_panel_says_when_nothing_happens_and_knows_runs_without_a_step(run_folder: Path) -> None:
+def test_the_panel_says_when_nothing_happens_and_knows_runs_without_a_step(
+    run_folder: Path,
+) -> None:
     for name in ("metrics.jsonl", "result.json"):
         (run_folder / name).unlink()
     console = Console(width=100, record=True, file=io.StringIO())
@@ -94,15 +101,24 @@ def test_text_in_a_run_is_not_markup(run_folder: Path) -> None:
     (run_folder / "config.yaml").write_text("run: {name: '[red]x[/nope]'}\n", encoding="utf-8")
     output = io.StringIO()
     follow(run_folder, Console(file=output, width=100, force_terminal=True))
-    assert json.loads((run_folder / "result.json").read_text(encoding="utf-8"))["status"] in output.getvalue()
+    assert (
+        json.loads((run_folder / "result.json").read_text(encoding="utf-8"))["status"]
+        in output.getvalue()
+    )
 
 
 def test_a_run_that_nobody_trains_any_more_is_not_waited_for(run_folder: Path) -> None:
     (run_folder / "result.json").unlink()
-    hold = "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.lockf(f, fcntl.LOCK_EX); print('held', flush=True); sys.stdin.read()"
+    hold = (
+        "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.lockf(f, fcntl.LOCK_EX);"
+        " print('held', flush=True); sys.stdin.read()"
+    )
     pauses = 0
     with subprocess.Popen(
-        [sys.executable, "-c", hold, run_folder / ".lock"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", hold, run_folder / ".lock"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     ) as training:
         assert training.stdout is not None
         assert training.stdout.readline() == "held\n"

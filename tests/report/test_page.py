@@ -17,7 +17,9 @@ ATTACK = '<script>alert(1)</script><img src=x onerror="alert(2)">'
 
 
 class Elements(HTMLParser):
-    """The tags of a page with their attributes, and its text, with one space where tags or white space are."""
+    """The tags of a page with their attributes, and its text, with one space where tags or white
+    space are.
+    """
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -51,7 +53,10 @@ def write_lines(path: Path, rows: list[dict[str, Any]]) -> None:
 def change(path: Path, **changes: object) -> None:
     """Change keys of a JSON file; None removes one."""
     content = json.loads(path.read_text(encoding="utf-8")) | changes
-    path.write_text(json.dumps({key: value for key, value in content.items() if value is not None}), encoding="utf-8")
+    path.write_text(
+        json.dumps({key: value for key, value in content.items() if value is not None}),
+        encoding="utf-8",
+    )
 
 
 def page_of(*runs: Path) -> str:
@@ -86,9 +91,16 @@ def test_what_a_finished_run_says_of_itself(run_folder: Path) -> None:
 
 def test_test_images_are_inside_wrong_ones_first(run_folder: Path) -> None:
     pictures = [image for image in Elements(page_of(run_folder)).having("img") if image["alt"]]
-    assert [image["alt"] for image in pictures][:3] == ["Test image digits:test:5", "Test image digits:test:11", "Test image digits:test:0"]
+    assert [image["alt"] for image in pictures][:3] == [
+        "Test image digits:test:5",
+        "Test image digits:test:11",
+        "Test image digits:test:0",
+    ]
     assert len(pictures) == 12
-    assert all((image["src"] or "").startswith("data:image/png;base64,") and image["class"] == "pixelated" for image in pictures)
+    assert all(
+        (image["src"] or "").startswith("data:image/png;base64,") and image["class"] == "pixelated"
+        for image in pictures
+    )
 
 
 def test_rows_whose_image_was_not_kept_make_room_for_the_others(run_folder: Path) -> None:
@@ -103,7 +115,9 @@ def test_rows_whose_image_was_not_kept_make_room_for_the_others(run_folder: Path
 
 def test_every_chart_has_a_name_and_ids_are_unique(run_folder: Path) -> None:
     elements = Elements(page_of(run_folder))
-    drawings = [attributes for attributes in elements.having("svg") if attributes.get("role") == "img"]
+    drawings = [
+        attributes for attributes in elements.having("svg") if attributes.get("role") == "img"
+    ]
     assert [(attributes["aria-label"] or "").split(" by step:")[0] for attributes in drawings] == [
         "Training loss",
         "Validation NLL",
@@ -121,7 +135,9 @@ def test_answers_questions_and_names_are_escaped(run_folder: Path) -> None:
     rows[5] |= {"answer": ATTACK, "question": ATTACK, "row": ATTACK, "image": f"{ATTACK}.png"}
     rows[4]["reference"] = rows[4]["answer"] = ATTACK
     write_lines(run_folder / "predictions.jsonl", rows)
-    (run_folder / "config.yaml").write_text(f"run:\n  name: {json.dumps(ATTACK)}  # {ATTACK}\n", encoding="utf-8")
+    (run_folder / "config.yaml").write_text(
+        f"run:\n  name: {json.dumps(ATTACK)}  # {ATTACK}\n", encoding="utf-8"
+    )
     change(run_folder / "result.json", status=ATTACK, versions={ATTACK: ATTACK})
     page = page_of(run_folder)
     assert ATTACK not in page
@@ -132,7 +148,8 @@ def test_answers_questions_and_names_are_escaped(run_folder: Path) -> None:
 
 def test_an_answer_that_utf8_cannot_hold_does_not_stop_the_page(run_folder: Path) -> None:
     (run_folder / "predictions.jsonl").write_text(
-        '{"row": "r", "question": "?", "reference": "a", "answer": "\\ud83d", "correct": false}\n', encoding="utf-8"
+        '{"row": "r", "question": "?", "reference": "a", "answer": "\\ud83d", "correct": false}\n',
+        encoding="utf-8",
     )
     assert "1 wrong" in Elements(page_of(run_folder)).text
 
@@ -155,7 +172,13 @@ def test_an_unfinished_run_counts_as_nothing_passed(run_folder: Path) -> None:
 
 @pytest.mark.parametrize("kept", ["config.yaml", "metrics.jsonl", "result.json"])
 def test_any_other_file_may_be_missing(run_folder: Path, kept: str) -> None:
-    for name in {"config.yaml", "metrics.jsonl", "result.json", "data.json", "predictions.jsonl"} - {kept}:
+    for name in {
+        "config.yaml",
+        "metrics.jsonl",
+        "result.json",
+        "data.json",
+        "predictions.jsonl",
+    } - {kept}:
         (run_folder / name).unlink()
     text = Elements(page_of(run_folder)).text
     assert "is not there" in text
@@ -176,7 +199,11 @@ def test_what_does_not_fit_together_is_said(run_folder: Path) -> None:
     rows[7]["loss"] = float("nan")
     write_lines(run_folder / "metrics.jsonl", [*rows[:20], *rows[15:30], *rows[33:]])
     write_lines(run_folder / "predictions.jsonl", lines_of(run_folder / "predictions.jsonl")[:11])
-    change(run_folder / "result.json", checks={"ledger-mismatch": "failed"}, ledger={"seen": 101, "trained": 99, "dropped": 1})
+    change(
+        run_folder / "result.json",
+        checks={"ledger-mismatch": "failed"},
+        ledger={"seen": 101, "trained": 99, "dropped": 1},
+    )
     text = Elements(page_of(run_folder)).text
     assert "the step number does not rise in 1 place" in text
     assert "steps are missing in 1 place" in text
@@ -200,10 +227,15 @@ def test_an_image_elsewhere_or_damaged_is_not_shown(run_folder: Path) -> None:
 
 def test_photos_and_long_runs_keep_the_page_small(run_folder: Path) -> None:
     for index in range(12):
-        Image.effect_noise((900, 700), 90).convert("RGB").save(run_folder / "samples" / f"{index:05d}.png")
+        Image.effect_noise((900, 700), 90).convert("RGB").save(
+            run_folder / "samples" / f"{index:05d}.png"
+        )
     write_lines(run_folder / "predictions.jsonl", lines_of(run_folder / "predictions.jsonl") * 20)
     step = lines_of(run_folder / "metrics.jsonl")[0]
-    steps = [step | {"step": index, "loss": 2 + index % 7, "seconds": index * 0.1} for index in range(20_000)]
+    steps = [
+        step | {"step": index, "loss": 2 + index % 7, "seconds": index * 0.1}
+        for index in range(20_000)
+    ]
     write_lines(run_folder / "metrics.jsonl", steps)
     assert len(page_of(run_folder).encode()) < 1_500_000
 
@@ -211,7 +243,9 @@ def test_photos_and_long_runs_keep_the_page_small(run_folder: Path) -> None:
 def test_several_runs_stand_side_by_side(make_run: Callable[..., Path]) -> None:
     first, second = make_run("first"), make_run("second")
     config = second / "config.yaml"
-    config.write_text(config.read_text(encoding="utf-8").replace("2.0e-3", "5.0e-4"), encoding="utf-8")
+    config.write_text(
+        config.read_text(encoding="utf-8").replace("2.0e-3", "5.0e-4"), encoding="utf-8"
+    )
     rows = lines_of(second / "predictions.jsonl")
     rows[5] |= {"answer": "2", "correct": True}
     write_lines(second / "predictions.jsonl", rows)
@@ -221,12 +255,19 @@ def test_several_runs_stand_side_by_side(make_run: Callable[..., Path]) -> None:
     assert "optim.clip_norm 1.0 1.0" not in text, "what is the same is not listed"
     assert "10 of 12 rows" in text
     assert "11 of 12 rows" in text
-    assert "Of 12 shared test rows, 1 is right in one run and wrong in another. first alone is right on 0." in text
+    assert (
+        "Of 12 shared test rows, 1 is right in one run and wrong in another. first alone is right"
+        " on 0." in text
+    )
 
 
-def test_runs_of_one_name_are_told_apart_and_one_may_be_unfinished(make_run: Callable[..., Path]) -> None:
+def test_runs_of_one_name_are_told_apart_and_one_may_be_unfinished(
+    make_run: Callable[..., Path],
+) -> None:
     first, second = make_run("first"), make_run("second")
-    (second / "config.yaml").write_text((first / "config.yaml").read_text(encoding="utf-8"), encoding="utf-8")
+    (second / "config.yaml").write_text(
+        (first / "config.yaml").read_text(encoding="utf-8"), encoding="utf-8"
+    )
     (second / "result.json").unlink()
     text = Elements(page_of(first, second)).text
     assert str(first) in text
@@ -235,20 +276,31 @@ def test_runs_of_one_name_are_told_apart_and_one_may_be_unfinished(make_run: Cal
     assert "Nothing: the same settings, data and versions" in text
 
 
-def test_the_same_files_give_the_same_bytes_and_no_heavy_module_is_imported(run_folder: Path) -> None:
+def test_the_same_files_give_the_same_bytes_and_no_heavy_module_is_imported(
+    run_folder: Path,
+) -> None:
     page = page_of(run_folder)
     program = (
-        "import sys, json; from pathlib import Path; from vtool.report import write_report;"
-        "folder = Path(sys.argv[1]); write_report([folder], folder / 'again.html'); print(json.dumps(list(sys.modules)))"
+        "import sys, json; from pathlib import Path; from vtool.report import write_report;folder ="
+        " Path(sys.argv[1]); write_report([folder], folder / 'again.html');"
+        " print(json.dumps(list(sys.modules)))"
     )
     environment = os.environ | {"PYTHONHASHSEED": "7", "PYTHONPATH": os.pathsep.join(sys.path)}
-    ran = subprocess.run([sys.executable, "-c", program, str(run_folder)], env=environment, capture_output=True, text=True, check=True)
+    ran = subprocess.run(
+        [sys.executable, "-c", program, str(run_folder)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert (run_folder / "again.html").read_text(encoding="utf-8") == page
     loaded = {name.split(".")[0] for name in json.loads(ran.stdout)}
     assert not loaded & {"torch", "transformers", "hydra", "omegaconf", "pydantic", "sklearn"}
 
 
-def test_a_page_that_cannot_be_written_leaves_the_old_one(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_that_cannot_be_written_leaves_the_old_one(
+    run_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     target = run_folder / "report.html"
     target.write_text("old", encoding="utf-8")
 

@@ -34,11 +34,20 @@ def test_it_shows_each_proof_the_failed_ones_first_and_what_it_stands_on(run_fol
     assert ATTACK not in page
 
 
-def test_a_run_without_proofs_says_so_and_what_cannot_be_read_is_not_shown(run_folder: Path) -> None:
+def test_a_run_without_proofs_says_so_and_what_cannot_be_read_is_not_shown(
+    run_folder: Path,
+) -> None:
     assert 'id="proofs"' not in page_of(run_folder)
-    for damaged in ("{", "[]", '{"checks": 5}', '{"checks": {"a": {}}, "details": {}, "preflight": true}'):
+    for damaged in (
+        "{",
+        "[]",
+        '{"checks": 5}',
+        '{"checks": {"a": {}}, "details": {}, "preflight": true}',
+    ):
         (run_folder / "proofs.json").write_text(damaged)
         assert 'id="proofs"' not in page_of(run_folder)
-    (run_folder / "proofs.json").write_text(json.dumps({"preflight": False, "checks": {"rows-lost": "not-run"}, "details": {}}))
+    (run_folder / "proofs.json").write_text(
+        json.dumps({"preflight": False, "checks": {"rows-lost": "not-run"}, "details": {}})
+    )
     text = Elements(page_of(run_folder)).text
     assert "nothing was proved before its first step" in text

@@ -11,7 +11,12 @@ def test_a_finished_run_is_read_without_a_notice(run_folder: Path) -> None:
     run = read_run(run_folder)
     assert run.notices == ()
     assert (len(run.steps), len(run.evaluations), len(run.predictions)) == (40, 4, 12)
-    assert (run.name, run.setting("optim.lr"), run.checkpoints, run.exported) == ("digits", "2.0e-3", ("step-000040",), False)
+    assert (run.name, run.setting("optim.lr"), run.checkpoints, run.exported) == (
+        "digits",
+        "2.0e-3",
+        ("step-000040",),
+        False,
+    )
 
 
 def test_a_half_written_last_line_is_left_out_and_said(run_folder: Path) -> None:
@@ -39,8 +44,16 @@ def test_damaged_lines_do_not_hide_the_others(run_folder: Path) -> None:
 
 
 def test_a_line_separator_inside_an_answer_ends_no_line(run_folder: Path) -> None:
-    row = {"row": "r", "question": "?", "reference": "a", "answer": "a\u2028b\x85", "correct": False}
-    (run_folder / "predictions.jsonl").write_text(json.dumps(row, ensure_ascii=False) + "\n", encoding="utf-8")
+    row = {
+        "row": "r",
+        "question": "?",
+        "reference": "a",
+        "answer": "a\u2028b\x85",
+        "correct": False,
+    }
+    (run_folder / "predictions.jsonl").write_text(
+        json.dumps(row, ensure_ascii=False) + "\n", encoding="utf-8"
+    )
     run = read_run(run_folder)
     assert [prediction.answer for prediction in run.predictions] == ["a\u2028b\x85"]
 
@@ -57,10 +70,16 @@ def test_one_file_is_enough_to_be_a_run(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": NaN}\n', encoding="utf-8")
     run = read_run(tmp_path)
     assert run.name == tmp_path.name
-    assert [notice.split()[0] for notice in run.notices] == ["config.yaml", "data.json", "result.json"]
+    assert [notice.split()[0] for notice in run.notices] == [
+        "config.yaml",
+        "data.json",
+        "result.json",
+    ]
 
 
-@pytest.mark.parametrize(("name", "why"), [("empty", "no config.yaml"), ("nowhere", "no such folder")])
+@pytest.mark.parametrize(
+    ("name", "why"), [("empty", "no config.yaml"), ("nowhere", "no such folder")]
+)
 def test_a_folder_without_a_run_is_an_error(tmp_path: Path, name: str, why: str) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(Findings, match=why) as raised:

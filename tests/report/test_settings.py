@@ -14,19 +14,33 @@ from vtool.report.settings import Setting, read_settings
         ("dir:  # default\nname: x\n", [Setting("dir", "", "default"), Setting("name", "x", "")]),
         ("empty: ''  # default\n", [Setting("empty", '""', "default")]),
         ("betas: [0.9, 0.98]  # a.yaml:3:1\n", [Setting("betas", "[0.9, 0.98]", "a.yaml:3:1")]),
-        ("betas:\n- 0.9  # a.yaml:3:1\n- 0.98  # a.yaml:3:1\n", [Setting("betas", "[0.9, 0.98]", "a.yaml:3:1")]),
-        ("image: {min: 1, max: 2}  # a.yaml:4:1\n", [Setting("image", "{min: 1, max: 2}", "a.yaml:4:1")]),
+        (
+            "betas:\n- 0.9  # a.yaml:3:1\n- 0.98  # a.yaml:3:1\n",
+            [Setting("betas", "[0.9, 0.98]", "a.yaml:3:1")],
+        ),
+        (
+            "image: {min: 1, max: 2}  # a.yaml:4:1\n",
+            [Setting("image", "{min: 1, max: 2}", "a.yaml:4:1")],
+        ),
         ("test: []  # default\n", [Setting("test", "[]", "default")]),
         (
             "train:\n- format: digits  # a.yaml:5:1\n  split: train  # b.yaml:6:1\n",
-            [Setting("train.0.format", "digits", "a.yaml:5:1"), Setting("train.0.split", "train", "b.yaml:6:1")],
+            [
+                Setting("train.0.format", "digits", "a.yaml:5:1"),
+                Setting("train.0.split", "train", "b.yaml:6:1"),
+            ],
         ),
-        ("note: |  # a.yaml:7:1\n  one\n  two # no comment\n", [Setting("note", "one\ntwo # no comment\n", "a.yaml:7:1")]),
+        (
+            "note: |  # a.yaml:7:1\n  one\n  two # no comment\n",
+            [Setting("note", "one\ntwo # no comment\n", "a.yaml:7:1")],
+        ),
         ("", []),
         ("- a\n", []),
     ],
 )
-def test_leaves_carry_their_value_as_written_and_their_origin(text: str, expected: list[Setting]) -> None:
+def test_leaves_carry_their_value_as_written_and_their_origin(
+    text: str, expected: list[Setting]
+) -> None:
     assert list(read_settings(text)) == expected
 
 

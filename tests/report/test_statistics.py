@@ -9,7 +9,9 @@ Z = 1.959963984540054
 
 
 def answered(reference: str, answer: str, correct: bool | None = None) -> Prediction:
-    return Prediction("row", "?", reference, answer, answer == reference if correct is None else correct, None)
+    return Prediction(
+        "row", "?", reference, answer, answer == reference if correct is None else correct, None
+    )
 
 
 def at(step: int, seconds: float, tokens: float = 100) -> Step:
@@ -27,13 +29,17 @@ def test_wilson_interval_at_the_ends_is_the_closed_form(trials: int) -> None:
 @pytest.mark.parametrize("trials", [2, 50, 1000])
 def test_wilson_interval_of_one_half_is_the_closed_form(trials: int) -> None:
     reach = Z / (2 * math.sqrt(trials + Z * Z))
-    assert wilson_interval(trials // 2, trials) == pytest.approx((0.5 - reach, 0.5 + reach), rel=1e-12)
+    assert wilson_interval(trials // 2, trials) == pytest.approx(
+        (0.5 - reach, 0.5 + reach), rel=1e-12
+    )
 
 
 def test_wilson_bounds_solve_the_score_equation() -> None:
     share = 349 / 360
     for bound in wilson_interval(349, 360):
-        assert abs(share - bound) == pytest.approx(Z * math.sqrt(bound * (1 - bound) / 360), rel=1e-9)
+        assert abs(share - bound) == pytest.approx(
+            Z * math.sqrt(bound * (1 - bound) / 360), rel=1e-9
+        )
 
 
 def test_wilson_interval_needs_a_trial() -> None:
@@ -47,7 +53,9 @@ def test_smoothing_leaves_a_constant_as_it_is() -> None:
 
 def test_smoothing_is_the_weighted_mean_of_what_came_before() -> None:
     # span 3: weights 1/2, 1/4, 1/8 … of the last, the one before, …
-    assert smooth([1.0, 2.0, 4.0], span=3) == pytest.approx([1, (2 * 2 + 1) / 3, (4 * 4 + 2 * 2 + 1) / 7])
+    assert smooth([1.0, 2.0, 4.0], span=3) == pytest.approx(
+        [1, (2 * 2 + 1) / 3, (4 * 4 + 2 * 2 + 1) / 7]
+    )
 
 
 def test_what_is_not_finite_does_not_spread() -> None:
@@ -68,24 +76,40 @@ def test_thinning_keeps_every_spike() -> None:
 
 
 def test_throughput_is_of_a_step_and_skips_clocks_that_stand_still() -> None:
-    assert tokens_per_second([at(1, 1.0), at(2, 3.0), at(3, 3.0), at(4, 3.5)]) == ([2, 4], [50.0, 200.0])
+    assert tokens_per_second([at(1, 1.0), at(2, 3.0), at(3, 3.0), at(4, 3.5)]) == (
+        [2, 4],
+        [50.0, 200.0],
+    )
 
 
 def test_confusion_counts() -> None:
-    rows = [answered("10", "10"), answered("2", "10"), answered("2", "2"), answered("2", "none"), answered("10", "10")]
+    rows = [
+        answered("10", "10"),
+        answered("2", "10"),
+        answered("2", "2"),
+        answered("2", "none"),
+        answered("10", "10"),
+    ]
     matrix = confusion(rows)
     assert matrix is not None
     assert matrix.labels == ("2", "10"), "by value, not by letter"
-    assert [(row.reference, row.counts, row.other) for row in matrix.rows] == [("2", (1, 1), 1), ("10", (0, 2), 0)]
+    assert [(row.reference, row.counts, row.other) for row in matrix.rows] == [
+        ("2", (1, 1), 1),
+        ("10", (0, 2), 0),
+    ]
     assert sum(row.total for row in matrix.rows) == len(rows)
 
 
 def test_confusion_agrees_with_the_run_on_what_is_right() -> None:
-    matrix = confusion([answered("yes", "Yes.", correct=True), answered("no", "no"), answered("no", "no")])
+    matrix = confusion(
+        [answered("yes", "Yes.", correct=True), answered("no", "no"), answered("no", "no")]
+    )
     assert matrix is not None
     assert [row.counts for row in matrix.rows] == [(2, 0), (0, 1)]
 
 
-@pytest.mark.parametrize("references", [[], ["a", "a"], ["a", "b"], [str(index % 21) for index in range(50)]])
+@pytest.mark.parametrize(
+    "references", [[], ["a", "a"], ["a", "b"], [str(index % 21) for index in range(50)]]
+)
 def test_no_confusion_matrix_without_classes(references: list[str]) -> None:
     assert confusion([answered(reference, "a") for reference in references]) is None

@@ -1,4 +1,7 @@
-"""An adapter that was not merged: transformers and peft, and vLLM's own LoRA, give the answers and the probabilities of the run."""
+"""An adapter that was not merged:
+
+transformers and peft, and vLLM's own LoRA, give the answers and the probabilities of the run.
+"""
 
 import json
 import os
@@ -27,7 +30,11 @@ SCANS = 50
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("adapter") / "run"
     settings = [f"run.dir={folder}", "train.steps=300", "optim.warmup_steps=20"]
-    subprocess.run([sys.executable, "-m", "vtool", "train", "sft", "digits_lora", *settings], check=True, cwd=folder.parent)
+    subprocess.run(
+        [sys.executable, "-m", "vtool", "train", "sft", "digits_lora", *settings],
+        check=True,
+        cwd=folder.parent,
+    )
     return folder
 
 
@@ -41,34 +48,65 @@ def asked(run: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Asked]:
     rows = [Rows(settings.data.test).row(index) for index in range(SCANS)]
     folder = tmp_path_factory.mktemp("images")
     torch.set_num_threads(2)
-    return [ask(Row(row.id, row.messages[:-1], row.images), processor, model, folder / str(number)) for number, row in enumerate(rows)]
+    return [
+        ask(Row(row.id, row.messages[:-1], row.images), processor, model, folder / str(number))
+        for number, row in enumerate(rows)
+    ]
 
 
 def served(run: Path, asked: list[Asked], *more: str, rotated: int = 0) -> Any:
     """vLLM's answers to each question, about its own image or about that of a later one."""
     interpreter = os.environ.get("VTOOL_VLLM_PYTHON")
     if not interpreter:
-        pytest.skip("not run: VTOOL_VLLM_PYTHON is not set to the interpreter of an environment with vLLM (`make vllm-env` makes one)")
+        pytest.skip(
+            "not run: VTOOL_VLLM_PYTHON is not set to the interpreter of an environment with vLLM"
+            " (`make vllm-env` makes one)"
+        )
     images = [asked[(number + rotated) % len(asked)].files for number in range(len(asked))]
-    requests = [{"messages": one.row.messages, "images": files} for one, files in zip(asked, images, strict=True)]
+    requests = [
+        {"messages": one.row.messages, "images": files}
+        for one, files in zip(asked, images, strict=True)
+    ]
     (run / "requests.json").write_text(json.dumps({"max_tokens": MAX_TOKENS, "requests": requests}))
     script = Path(__file__).with_name("serve_with_vllm.py")
-    command = [interpreter, str(script), str(run / "base"), str(run / "requests.json"), str(run / "answers.json"), "--pil", *more]
+    command = [
+        interpreter,
+        str(script),
+        str(run / "base"),
+        str(run / "requests.json"),
+        str(run / "answers.json"),
+        "--pil",
+        *more,
+    ]
     ran = subprocess.run(command, check=False, text=True, capture_output=True, timeout=900)
     assert ran.returncode == 0, ran.stdout[-2000:] + ran.stderr[-6000:]
     return json.loads((run / "answers.json").read_text())
 
 
-def test_vllm_answers_with_the_adapter_as_transformers_with_peft_does(run: Path, asked: list[Asked]) -> None:
+def test_vllm_answers_with_the_adapter_as_transformers_with_peft_does(
+    run: Path, asked: list[Asked]
+) -> None:
     answers = served(run, asked, "--adapter", str(run / "export"))
-    apart = max(float(np.abs(np.array(answer["logprobs"][0]) - one.logprobs[0]).max()) for one, answer in zip(asked, answers, strict=True))
-    print(f"log-probabilities of the first token, over the whole vocabulary: at most {apart:.1e} apart")
+    apart = max(
+        float(np.abs(np.array(answer["logprobs"][0]) - one.logprobs[0]).max())
+        for one, answer in zip(asked, answers, strict=True)
+    )
+    print(
+        f"log-probabilities of the first token, over the whole vocabulary: at most {apart:.1e}"
+        " apart"
+    )
     assert [answer["ids"] for answer in answers] == [one.ids for one in asked]
     assert apart <= 1e-4
     control = served(run, asked, "--adapter", str(run / "export"), rotated=1)
-    assert sum(answer["ids"] == one.ids for answer, one in zip(control, asked, strict=True)) < SCANS / 4
+    assert (
+        sum(answer["ids"] == one.ids for answer, one in zip(control, asked, strict=True))
+        < SCANS / 4
+    )
 
 
 def test_without_the_adapter_it_answers_otherwise(run: Path, asked: list[Asked]) -> None:
     answers = served(run, asked)
-    assert sum(answer["ids"] == one.ids for one, answer in zip(asked, answers, strict=True)) <= SCANS // 2
+    assert (
+        sum(answer["ids"] == one.ids for one, answer in zip(asked, answers, strict=True))
+        <= SCANS // 2
+    )

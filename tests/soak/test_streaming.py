@@ -38,7 +38,12 @@ def made_run(folder: Path, name: str) -> Request:
     return request(
         "rows",
         messages(folder / "rows.jsonl"),
-        *("data.global_batch_size=6", "data.image={min_pixels:784,max_pixels:3136}", "device.threads=1", "optim.lr=1e-2"),
+        *(
+            "data.global_batch_size=6",
+            "data.image={min_pixels:784,max_pixels:3136}",
+            "device.threads=1",
+            "optim.lr=1e-2",
+        ),
         *("train={steps:3,epochs:null}", "optim.warmup_steps=1", f"run.dir={folder / name}"),
         *RUNS[name],
     )
@@ -58,7 +63,12 @@ def stream(ranks: Ranks, folder: Path, python: str) -> list[dict[str, Any]]:
     if ranks.rank == 0:
         script = Path(__file__).with_name("load_into_vllm.py")
         command = [python, str(script), *map(str, exports.values())]
-        server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=(folder / "vllm.log").open("w"))
+        server = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=(folder / "vllm.log").open("w"),
+        )
     for name, adapter in exports:
         start = Start(folder / name / "checkpoints/step-000003")
         session, _ = open_session(made_run(folder, name), RunFolder(folder / name), start, ranks)
@@ -74,19 +84,24 @@ def stream(ranks: Ranks, folder: Path, python: str) -> list[dict[str, Any]]:
     printed, _ = server.communicate(timeout=900)
     assert server.returncode == 0, (folder / "vllm.log").read_text()[-4000:]
     return [
-        {"run": name, "adapter": adapter} | json.loads(line) for (name, adapter), line in zip(exports, printed.splitlines(), strict=True)
+        {"run": name, "adapter": adapter} | json.loads(line)
+        for (name, adapter), line in zip(exports, printed.splitlines(), strict=True)
     ]
 
 
 def test_vllm_gets_the_exported_model_from_every_engine(tmp_path: Path) -> None:
     interpreter = os.environ.get("VTOOL_VLLM_PYTHON")
     if not interpreter:
-        pytest.skip("not run: VTOOL_VLLM_PYTHON is not set to the interpreter of an environment with vLLM (`make vllm-env` makes one)")
+        pytest.skip(
+            "not run: VTOOL_VLLM_PYTHON is not set to the interpreter of an environment with vLLM"
+            " (`make vllm-env` makes one)"
+        )
     pytest.importorskip("megatron.core", reason="megatron-core is not installed")
     write_rows(tmp_path / "rows.jsonl", mixed_rows(tmp_path, 12))
     answers = run_ranks(stream, 2, tmp_path, interpreter)[0]
     assert len(answers) == 9
     for answer in answers:
         print(answer)
-        assert answer["tensors"] >= answer["parameters"] > 50  # vLLM joins q, k and v, and gate and up
+        # vLLM joins q, k and v, and gate and up
+        assert answer["tensors"] >= answer["parameters"] > 50
         assert answer["differ"] == [], answer

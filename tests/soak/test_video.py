@@ -1,4 +1,7 @@
-"""Videos are learnt from, and the order of their frames: of two digits, the one that is shown last."""
+"""Videos are learnt from, and the order of their frames:
+
+of two digits, the one that is shown last.
+"""
 
 import json
 import subprocess
@@ -16,7 +19,11 @@ from vtool.models.families import FAMILIES
 
 
 def clips(folder: Path, split: str, seed: int) -> Path:
-    """Four frames a row: two of some digit, and two of the one that is asked for. Guessing among the two is right in half of the rows."""
+    """Four frames a row:
+
+    two of some digit, and two of the one that is asked for. Guessing among the two is right in half
+    of the rows.
+    """
     source = Digits(split)
     names, answers = [], []
     for index in range(len(source)):
@@ -37,8 +44,16 @@ def clips(folder: Path, split: str, seed: int) -> Path:
 def test_the_digit_that_is_shown_last_is_read(tmp_path: Path, name: str) -> None:
     # The smallest frames: a token for each two of them, and what the processor counts them as.
     pixels = CUTS[name].smallest * (4 if CLIPS[name].whole else 1)
-    rows = {split: f"data.{split}=[{{format: messages, path: '{clips(tmp_path, split, 0)}'}}]" for split in ("train", "test")}
-    settings = [f"model.family={name}", *rows.values(), "data.validation=[]", "evaluation.every_steps=null"]
+    rows = {
+        split: f"data.{split}=[{{format: messages, path: '{clips(tmp_path, split, 0)}'}}]"
+        for split in ("train", "test")
+    }
+    settings = [
+        f"model.family={name}",
+        *rows.values(),
+        "data.validation=[]",
+        "evaluation.every_steps=null",
+    ]
     settings += [
         f"data.video={{min_pixels: {pixels}, max_pixels: {pixels}}}",
         "train={steps: 900, epochs: null}",
@@ -49,6 +64,9 @@ def test_the_digit_that_is_shown_last_is_read(tmp_path: Path, name: str) -> None
     assert done.returncode == 0, done.stdout + done.stderr
     result = json.loads((tmp_path / "run/result.json").read_text())
     ledger = json.loads((tmp_path / "run/data.json").read_text())["train"]
-    print(f"{name}: test exact match {result['test_exact_match']:.4f}, {result['steps']} steps, {result['train_seconds']:.0f} s")
+    print(
+        f"{name}: test exact match {result['test_exact_match']:.4f}, {result['steps']} steps,"
+        f" {result['train_seconds']:.0f} s"
+    )
     assert (ledger["videos"], ledger["images"]) == (1258, 0)
     assert result["test_exact_match"] >= 0.95

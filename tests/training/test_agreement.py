@@ -18,7 +18,9 @@ Told = list[tuple[str, str]]
 
 
 def told(ranks: Ranks, made: list[tuple[Request, Request]]) -> list[Told]:
-    """What each run is refused for, of which rank 0 is given the first request, and the other rank the second."""
+    """What each run is refused for, of which rank 0 is given the first request, and the other rank
+    the second.
+    """
     return [_told(ranks, both[ranks.rank]) for both in made]
 
 
@@ -33,7 +35,11 @@ def _told(ranks: Ranks, made: Request) -> Told:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`model`; a `copy`; `other-weights`, of which two elements of one tensor have changed places; `other-config`."""
+    """`model`;
+
+    a `copy`; `other-weights`, of which two elements of one tensor have changed places;
+    `other-config`.
+    """
     made = tmp_path_factory.mktemp("agreement")
     base_model(made)
     for name in ("copy", "other-weights", "other-config"):
@@ -50,7 +56,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def requests(folder: Path, engine: str, other: str, *more: str) -> tuple[Request, Request]:
     own = f"run.dir={folder / 'runs' / '-'.join((engine, other, *map(str, map(len, more))))}"
-    first, second = (made_run(folder, engine, "float32", folder / model, own, *more) for model in ("model", other))
+    first, second = (
+        made_run(folder, engine, "float32", folder / model, own, *more)
+        for model in ("model", other)
+    )
     return first, second
 
 

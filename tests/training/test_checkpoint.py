@@ -15,7 +15,13 @@ from vtool.training.checkpoint import Snapshot, Writer, checkpoints, damage, loa
 
 def snapshot(step: int, size: int = 64) -> Snapshot:
     torch.manual_seed(step)
-    return Snapshot(step, {"w": torch.randn(size)}, {"w.exp_avg": torch.randn(size)}, {"visits": torch.arange(9)}, {"seconds": 1.25})
+    return Snapshot(
+        step,
+        {"w": torch.randn(size)},
+        {"w.exp_avg": torch.randn(size)},
+        {"visits": torch.arange(9)},
+        {"seconds": 1.25},
+    )
 
 
 def test_what_is_saved_is_loaded_to_the_bit(tmp_path: Path) -> None:
@@ -26,7 +32,9 @@ def test_what_is_saved_is_loaded_to_the_bit(tmp_path: Path) -> None:
     for name in ("model", "optimizer", "progress"):
         one, other = getattr(saved, name), getattr(loaded, name)
         assert one.keys() == other.keys()
-        assert all(torch.equal(one[key], other[key]) and one[key].dtype == other[key].dtype for key in one)
+        assert all(
+            torch.equal(one[key], other[key]) and one[key].dtype == other[key].dtype for key in one
+        )
 
 
 def test_only_the_newest_are_kept(tmp_path: Path) -> None:
@@ -35,9 +43,13 @@ def test_only_the_newest_are_kept(tmp_path: Path) -> None:
     assert [path.name for path in checkpoints(tmp_path)] == ["step-999999", "step-1000000"]
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "progress.safetensors", "state.json"])
+@pytest.mark.parametrize(
+    "name", ["model.safetensors", "optimizer.safetensors", "progress.safetensors", "state.json"]
+)
 @pytest.mark.parametrize("how", ["truncated", "flipped", "missing"])
-def test_any_damage_is_seen_and_the_one_before_is_taken(tmp_path: Path, name: str, how: str) -> None:
+def test_any_damage_is_seen_and_the_one_before_is_taken(
+    tmp_path: Path, name: str, how: str
+) -> None:
     older, newer = (save(tmp_path, snapshot(step), keep_last=2) for step in (1, 2))
     file = newer / name
     content = file.read_bytes()
@@ -62,7 +74,10 @@ def test_a_broken_manifest_is_damage(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_that_cannot_be_written_leaves_what_was_there(tmp_path: Path) -> None:
-    """A limit on the size of a file stands in for a full disk: the same error comes out of the same write."""
+    """A limit on the size of a file stands in for a full disk:
+
+    the same error comes out of the same write.
+    """
     older = save(tmp_path, snapshot(1), keep_last=1)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
@@ -88,7 +103,9 @@ def test_the_manifest_names_every_file(tmp_path: Path) -> None:
     assert set(manifest) == {file.name for file in path.iterdir()} - {"manifest.json"}
 
 
-def test_what_is_written_while_the_loop_goes_on_is_what_was_there_at_its_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_written_while_the_loop_goes_on_is_what_was_there_at_its_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     go_on, real = threading.Event(), checkpoint.save
 
     def slow(*arguments: Any) -> Path:
@@ -111,7 +128,9 @@ def test_what_is_written_while_the_loop_goes_on_is_what_was_there_at_its_step(tm
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_checkpoints_are_written_in_turn_and_the_newest_are_kept(tmp_path: Path, asynchronous: bool) -> None:
+def test_checkpoints_are_written_in_turn_and_the_newest_are_kept(
+    tmp_path: Path, asynchronous: bool
+) -> None:
     with Writer(tmp_path, 2, asynchronous=asynchronous) as writer:
         for step in range(1, 5):
             writer.save(snapshot(step, 1 << 16))

@@ -1,4 +1,7 @@
-"""model.dummy_visual: what auto, always and never do in steps with and without images, on one process and on two."""
+"""model.dummy_visual:
+
+what auto, always and never do in steps with and without images, on one process and on two.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -25,8 +28,16 @@ ENGINES = ("ddp", "fsdp2")
 def made_run(folder: Path, rows: str, engine: str, dummy: str) -> Request:
     overrides = [
         messages(folder / f"{rows}.jsonl"),
-        *(f"data.global_batch_size={ROWS}", "data.micro_batch_size=2", "data.image={min_pixels:784,max_pixels:784}"),
-        *(f"train={{steps:{STEPS},epochs:null}}", "optim.warmup_steps=0", f"run.dir={folder / rows / engine / dummy}"),
+        *(
+            f"data.global_batch_size={ROWS}",
+            "data.micro_batch_size=2",
+            "data.image={min_pixels:784,max_pixels:784}",
+        ),
+        *(
+            f"train={{steps:{STEPS},epochs:null}}",
+            "optim.warmup_steps=0",
+            f"run.dir={folder / rows / engine / dummy}",
+        ),
         *(f"engine={engine}", f"model.dummy_visual={dummy}"),
     ]
     return request("rows", *overrides)
@@ -41,7 +52,9 @@ def _steps(ranks: Ranks, made: Request) -> dict[str, Any]:
     torch.set_num_threads(1)
     opened, progress = session(made, ranks)
     engine, kept = opened.engine, opened.ledgers["train"].kept
-    plan = lambda step: micro_batches(opened.plan, kept, step, ranks.rank, ranks.world, made.run.data.micro_batch_size)  # noqa: E731
+    plan = lambda step: micro_batches(
+        opened.plan, kept, step, ranks.rank, ranks.world, made.run.data.micro_batch_size
+    )
     seen: dict[str, Any] = {"before": tower(engine), "losses": [], "finding": None}
     steps = range(1, STEPS + 1)
     for step, batches in zip(steps, load_steps(opened.rows["train"], steps, plan, 0), strict=True):
@@ -69,8 +82,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def two(folder: Path) -> list[dict[Any, dict[str, Any]]]:
-    cases = [("images", "auto"), ("images", "never"), ("mixed", "never"), ("text", "never"), ("text", "always")]
-    made = {(rows, engine, dummy): made_run(folder, rows, engine, dummy) for rows, dummy in cases for engine in ENGINES}
+    cases = [
+        ("images", "auto"),
+        ("images", "never"),
+        ("mixed", "never"),
+        ("text", "never"),
+        ("text", "always"),
+    ]
+    made = {
+        (rows, engine, dummy): made_run(folder, rows, engine, dummy)
+        for rows, dummy in cases
+        for engine in ENGINES
+    }
     return run_ranks(taken, 2, made)
 
 
@@ -91,12 +114,16 @@ def test_never_trains_rows_that_are_alike_as_auto_does(two: Any, engine: str) ->
         assert rank["images", engine, "never"]["losses"] == rank["images", engine, "auto"]["losses"]
         text = rank["text", engine, "never"]
         assert len(text["losses"]) == STEPS
-        assert all(torch.equal(text["before"][name], text["after"][name]) for name in text["before"])
+        assert all(
+            torch.equal(text["before"][name], text["after"][name]) for name in text["before"]
+        )
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_in_one_process_nobody_waits(folder: Path, engine: str) -> None:
-    auto, never = (_steps(Ranks(), made_run(folder, "mixed", engine, dummy)) for dummy in ("auto", "never"))
+    auto, never = (
+        _steps(Ranks(), made_run(folder, "mixed", engine, dummy)) for dummy in ("auto", "never")
+    )
     assert len(never["losses"]) == STEPS
     assert never["losses"] == auto["losses"]
     assert all(torch.equal(never["after"][name], auto["after"][name]) for name in auto["after"])
@@ -107,5 +134,10 @@ def test_always_decays_the_tower_in_a_step_of_text_alone(two: Any, engine: str) 
     for rank in two:
         text = rank["text", engine, "always"]
         assert text["losses"] == rank["text", engine, "never"]["losses"]
-        changed = {name for name in text["before"] if not torch.equal(text["before"][name], text["after"][name])}
-        assert changed == {name for name, tensor in text["before"].items() if tensor.dim() >= 2}  # what the optimiser decays
+        changed = {
+            name
+            for name in text["before"]
+            if not torch.equal(text["before"][name], text["after"][name])
+        }
+        # what the optimizer decays
+        assert changed == {name for name, tensor in text["before"].items() if tensor.dim() >= 2}

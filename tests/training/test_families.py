@@ -24,7 +24,12 @@ def made_run(folder: Path, name: str, run: str, *more: str) -> Request:
         write_rows(folder / "rows.jsonl", mixed_rows(folder, ROWS, text_only=(1, 5)))
     overrides = [
         messages(folder / "rows.jsonl"),
-        *(f"model.family={name}", "data.global_batch_size=4", "data.micro_batch_size=4", "data.image={min_pixels:784,max_pixels:4096}"),
+        *(
+            f"model.family={name}",
+            "data.global_batch_size=4",
+            "data.micro_batch_size=4",
+            "data.image={min_pixels:784,max_pixels:4096}",
+        ),
         *("optim.warmup_steps=0", "optim.lr=2e-3", f"run.dir={folder / run}", "device.threads=1"),
     ]
     return request("rows", *overrides, *more)
@@ -44,12 +49,23 @@ def test_it_trains_and_what_it_has_learnt_is_in_its_folder(tmp_path: Path, name:
 
     # What anybody would save, without a run: the model, its tokenizer, its image processor.
     folder = tmp_path / "folder"
-    rows, processor = encoded(made_run(tmp_path, name, "again", f"model.path={exported}", "model.size=null"))
+    rows, processor = encoded(
+        made_run(tmp_path, name, "again", f"model.path={exported}", "model.size=null")
+    )
     model.save_pretrained(folder)
     processor.save(folder)
-    ordinary = made_run(tmp_path, name, "from-folder", f"model.path={folder}", "model.size=null", "train={steps:1,epochs:null}")
+    ordinary = made_run(
+        tmp_path,
+        name,
+        "from-folder",
+        f"model.path={folder}",
+        "model.size=null",
+        "train={steps:1,epochs:null}",
+    )
     assert train(ordinary, Ranks()).status == "finished"
-    (first,) = [line for line in read_lines(tmp_path / "from-folder/metrics.jsonl") if "loss" in line]
+    (first,) = [
+        line for line in read_lines(tmp_path / "from-folder/metrics.jsonl") if "loss" in line
+    ]
 
     # Its first loss is that of the trained model, row by row.
     total = tokens = 0.0
@@ -68,11 +84,17 @@ def test_the_files_for_a_server_name_the_familys_own_classes(tmp_path: Path, nam
     from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
 
     _, processor = encoded(made_run(tmp_path, name, "run"))
-    files = family(name).serving_files(processor.image_processor.to_dict(), processor.video.as_json())
+    files = family(name).serving_files(
+        processor.image_processor.to_dict(), processor.video.as_json()
+    )
     image, video = files["preprocessor_config.json"], files["video_preprocessor_config.json"]
     assert image["processor_class"] == video["processor_class"] == PROCESSOR_MAPPING_NAMES[name]
     assert image["image_processor_type"] == IMAGE_PROCESSOR_MAPPING_NAMES[name]["torchvision"]
-    there = Path(transformers.__file__).parent.glob("models/*/video_processing_*.py")  # it cannot be imported without torchvision
+    # it cannot be imported without torchvision
+    there = Path(transformers.__file__).parent.glob("models/*/video_processing_*.py")
     assert any(f"class {video['video_processor_type']}(" in file.read_text() for file in there)
     config = family(name).random_config("tiny", 64, processor.ids).vision_config
-    assert (image["patch_size"], image["merge_size"]) == (config.patch_size, config.spatial_merge_size)
+    assert (image["patch_size"], image["merge_size"]) == (
+        config.patch_size,
+        config.spatial_merge_size,
+    )

@@ -36,11 +36,18 @@ def test_processes_that_another_launcher_started_do_not_train_each_a_run(
 
 
 def _ask_for_patience(rank: int, made: Request, folder: Path) -> None:
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": (folder / "port").read_text()}
+    os.environ |= {
+        "RANK": str(rank),
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": (folder / "port").read_text(),
+    }
 
     def tell(_request: Request, ranks: Ranks) -> None:
         group = dist.distributed_c10d._get_default_group()
-        (folder / f"{ranks.rank}.pkl").write_bytes(pickle.dumps(group._get_backend(torch.device("cpu")).options._timeout))
+        (folder / f"{ranks.rank}.pkl").write_bytes(
+            pickle.dumps(group._get_backend(torch.device("cpu")).options._timeout)
+        )
 
     launch.train = tell  # type: ignore[assignment]
     launch.run_rank(made, Ranks(rank, 2, rank, 2))
@@ -52,8 +59,12 @@ def test_ranks_wait_while_rank_0_writes_a_large_checkpoint(tmp_path: Path) -> No
     port = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
     (tmp_path / "port").write_text(str(port.port))
     del port
-    multiprocessing.spawn(_ask_for_patience, (request("digits", "device.kind=cpu"), tmp_path), nprocs=2)
-    assert [pickle.loads((tmp_path / f"{rank}.pkl").read_bytes()) for rank in (0, 1)] == [timedelta(hours=2)] * 2
+    multiprocessing.spawn(
+        _ask_for_patience, (request("digits", "device.kind=cpu"), tmp_path), nprocs=2
+    )
+    assert [pickle.loads((tmp_path / f"{rank}.pkl").read_bytes()) for rank in (0, 1)] == [
+        timedelta(hours=2)
+    ] * 2
 
 
 @pytest.mark.parametrize(
@@ -65,19 +76,35 @@ def test_ranks_wait_while_rank_0_writes_a_large_checkpoint(tmp_path: Path) -> No
     ],
 )
 def test_cores_that_nobody_would_bind_are_refused_before_a_rank_starts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str, nproc: int, outer: bool, because: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    device: str,
+    nproc: int,
+    outer: bool,
+    because: str,
 ) -> None:
     if outer:
         monkeypatch.setenv("TORCHELASTIC_RUN_ID", "theirs")
     # As in a recipe that leaves the number of processes to whoever starts it: --nproc, or torchrun.
-    made = request("digits", f"device.kind={device}", "device.numa=node", f"run.dir={tmp_path / 'run'}")
-    made = replace(made, run=made.run.model_copy(update={"launch": made.run.launch.model_copy(update={"nproc": None if outer else nproc})}))
+    made = request(
+        "digits", f"device.kind={device}", "device.numa=node", f"run.dir={tmp_path / 'run'}"
+    )
+    made = replace(
+        made,
+        run=made.run.model_copy(
+            update={
+                "launch": made.run.launch.model_copy(update={"nproc": None if outer else nproc})
+            }
+        ),
+    )
     with pytest.raises(Findings, match=f"numa-unbound.*device.numa is node, but {because}"):
         launch.launch(made, lambda findings: None)
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(("numa", "mode"), [(None, None), *((mode.value, mode) for mode in AffinityMode)])
+@pytest.mark.parametrize(
+    ("numa", "mode"), [(None, None), *((mode.value, mode) for mode in AffinityMode)]
+)
 def test_torchrun_is_told_what_to_bind_processes_by(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, numa: str | None, mode: AffinityMode | None
 ) -> None:
@@ -89,12 +116,20 @@ def test_torchrun_is_told_what_to_bind_processes_by(
 
     monkeypatch.setattr("torch.distributed.launcher.api.elastic_launch", instead)
     monkeypatch.setattr("vtool.devices._count", lambda _kind: 2)
-    made = request("digits", "device.kind=cuda", "launch.nproc=2", f"device.numa={numa or 'null'}", f"run.dir={tmp_path / 'run'}")
+    made = request(
+        "digits",
+        "device.kind=cuda",
+        "launch.nproc=2",
+        f"device.numa={numa or 'null'}",
+        f"run.dir={tmp_path / 'run'}",
+    )
     launch.launch(made, lambda findings: None)
     assert [config.numa_options for config in told] == [mode and NumaOptions(mode)]
 
 
-def test_a_device_that_is_not_there_is_said_once_before_a_rank_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_that_is_not_there_is_said_once_before_a_rank_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("torch.distributed.launcher.api.elastic_launch", None)
     monkeypatch.setattr("vtool.devices._count", lambda _kind: 1)
     made = request("digits", "device.kind=cuda", "launch.nproc=2", f"run.dir={tmp_path / 'run'}")
@@ -103,7 +138,9 @@ def test_a_device_that_is_not_there_is_said_once_before_a_rank_starts(tmp_path: 
 
 
 def _left_alone(rank: int, folder: Path) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2
+    )
     dist.barrier()
     if rank == 1:
         os._exit(0)

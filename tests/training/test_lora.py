@@ -1,4 +1,7 @@
-"""Runs with adapters: what is trained, what is saved and exported, that they go on, and what is said when they cannot."""
+"""Runs with adapters:
+
+what is trained, what is saved and exported, that they go on, and what is said when they cannot.
+"""
 
 import json
 import shutil
@@ -36,9 +39,23 @@ def made_run(folder: Path, name: str, engine: str, *more: str) -> Request:
     overrides = [
         messages(folder / "rows.jsonl"),
         f"data.test=[{{format:messages,path:'{folder / 'one.jsonl'}'}}]",
-        *("data.global_batch_size=6", "data.micro_batch_size=2", "data.image={min_pixels:784,max_pixels:3136}"),
-        *("train={steps:6,epochs:null}", "optim.warmup_steps=2", "optim.lr=1e-2", "checkpoint={every_steps:2,keep_last:9}"),
-        *("device.threads=1", "evaluation={batch_size:1,generate:{max_new_tokens:3}}", f"run.dir={folder / name}", f"engine={engine}"),
+        *(
+            "data.global_batch_size=6",
+            "data.micro_batch_size=2",
+            "data.image={min_pixels:784,max_pixels:3136}",
+        ),
+        *(
+            "train={steps:6,epochs:null}",
+            "optim.warmup_steps=2",
+            "optim.lr=1e-2",
+            "checkpoint={every_steps:2,keep_last:9}",
+        ),
+        *(
+            "device.threads=1",
+            "evaluation={batch_size:1,generate:{max_new_tokens:3}}",
+            f"run.dir={folder / name}",
+            f"engine={engine}",
+        ),
         f"lora={{rank:{RANK},alpha:{ALPHA}}}",
     ]
     return request("rows", *overrides, *more)
@@ -56,7 +73,11 @@ def after(folder: Path, step: int) -> str:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`straight`: random weights on one process. The others take its base for a model's folder. `A-B` goes on with B after A's step 2."""
+    """`straight`:
+
+    random weights on one process. The others take its base for a model's folder. `A-B` goes on with
+    B after A's step 2.
+    """
     made = tmp_path_factory.mktemp("lora")
     write_rows(made / "rows.jsonl", mixed_rows(made, 16, text_only=(1, 2, 9)))
     write_rows(made / "one.jsonl", mixed_rows(made, 1))
@@ -64,12 +85,25 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(made / "straight/base", made / "model")
     pretrained = (f"model.path={made / 'model'}", "model.size=null")
     train_all(Ranks(), made_run(made, "pretrained", "ddp", *pretrained))
-    run_ranks(train_all, 2, made_run(made, "ddp", "ddp", *pretrained), made_run(made, "fsdp2", "fsdp2", *pretrained))
+    run_ranks(
+        train_all,
+        2,
+        made_run(made, "ddp", "ddp", *pretrained),
+        made_run(made, "fsdp2", "fsdp2", *pretrained),
+    )
     if MEGATRON:
         run_ranks(train_all, 2, made_run(made, "tp2", "megatron", *pretrained, *SPREAD))
-        run_ranks(train_all, 2, made_run(made, "ddp-tp2", "megatron", *pretrained, *SPREAD, after(made / "ddp", 2)))
-        run_ranks(train_all, 1, made_run(made, "tp2-ddp", "ddp", *pretrained, after(made / "tp2", 2)))
-    run_ranks(train_all, 2, made_run(made, "ddp-fsdp2", "fsdp2", *pretrained, after(made / "ddp", 2)))
+        run_ranks(
+            train_all,
+            2,
+            made_run(made, "ddp-tp2", "megatron", *pretrained, *SPREAD, after(made / "ddp", 2)),
+        )
+        run_ranks(
+            train_all, 1, made_run(made, "tp2-ddp", "ddp", *pretrained, after(made / "tp2", 2))
+        )
+    run_ranks(
+        train_all, 2, made_run(made, "ddp-fsdp2", "fsdp2", *pretrained, after(made / "ddp", 2))
+    )
     train_all(
         Ranks(),
         made_run(made, "fsdp2-ddp", "ddp", *pretrained, after(made / "fsdp2", 2)),
@@ -78,7 +112,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-NAMES = ["pretrained", "ddp", "fsdp2", "ddp-fsdp2", "fsdp2-ddp", "straight-ddp", *(("tp2", "ddp-tp2", "tp2-ddp") if MEGATRON else ())]
+NAMES = [
+    "pretrained",
+    "ddp",
+    "fsdp2",
+    "ddp-fsdp2",
+    "fsdp2-ddp",
+    "straight-ddp",
+    *(("tp2", "ddp-tp2", "tp2-ddp") if MEGATRON else ()),
+]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -90,14 +132,23 @@ def test_it_trains_scores_and_goes_on_as_one_process_does(folder: Path, name: st
         assert line["loss"] == pytest.approx(straight[line["step"]]["loss"], rel=1e-5)
         assert line["grad_norm"] == pytest.approx(straight[line["step"]]["grad_norm"], rel=1e-4)
     assert ours[-1]["loss"] < straight[1]["loss"] - 0.1
-    results = [json.loads((folder / each / "result.json").read_text()) for each in ("straight", name)]
+    results = [
+        json.loads((folder / each / "result.json").read_text()) for each in ("straight", name)
+    ]
     assert results[1]["test_nll"] == pytest.approx(results[0]["test_nll"], abs=1e-5)
-    assert results[1]["trained_parameters"] == results[0]["trained_parameters"] < results[0]["parameters"] / 5
+    assert (
+        results[1]["trained_parameters"]
+        == results[0]["trained_parameters"]
+        < results[0]["parameters"] / 5
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_adapter_is_one_folder_whichever_engine_trained_it(folder: Path, name: str) -> None:
-    ours, theirs = ({path.name: path for path in (folder / each / "export").iterdir()} for each in (name, "straight"))
+    ours, theirs = (
+        {path.name: path for path in (folder / each / "export").iterdir()}
+        for each in (name, "straight")
+    )
     assert ours.keys() == theirs.keys()
     assert "config.json" not in ours
     configs = [json.loads(files["adapter_config.json"].read_text()) for files in (ours, theirs)]
@@ -117,11 +168,16 @@ def test_a_checkpoint_holds_the_adapter_alone(folder: Path) -> None:
     adapter = load_file(folder / "fsdp2/export/adapter_model.safetensors")
     assert kept.keys() == adapter.keys()
     assert all(torch.equal(kept[key], adapter[key]) for key in kept)
-    assert {key.rpartition(".")[0] for key in load_file(folder / "fsdp2/checkpoints/step-000006/optimizer.safetensors")} == kept.keys()
+    assert {
+        key.rpartition(".")[0]
+        for key in load_file(folder / "fsdp2/checkpoints/step-000006/optimizer.safetensors")
+    } == kept.keys()
 
 
 def test_the_base_is_never_changed(folder: Path) -> None:
-    one, other = (load_file(folder / each / "model.safetensors") for each in ("straight/base", "model"))
+    one, other = (
+        load_file(folder / each / "model.safetensors") for each in ("straight/base", "model")
+    )
     assert all(torch.equal(one[key], other[key]) for key in one)
     written = json.loads((folder / "straight/base.json").read_text())
     assert written == json.loads((folder / "fsdp2/base.json").read_text())
@@ -130,7 +186,9 @@ def test_the_base_is_never_changed(folder: Path) -> None:
 def batch_of(folder: Path, name: str) -> dict[str, Any]:
     run_folder = RunFolder(folder / "again" / name)
     run_folder.path.mkdir(parents=True, exist_ok=True)
-    opened, _ = open_session(made_run(folder, f"again/{name}", "ddp"), run_folder, Start(None), Ranks())
+    opened, _ = open_session(
+        made_run(folder, f"again/{name}", "ddp"), run_folder, Start(None), Ranks()
+    )
     rows = opened.rows["train"]
     return collate([rows.sample(index) for index in range(4)], rows.processor).inputs
 
@@ -142,8 +200,12 @@ def test_peft_opens_the_adapter_and_merged_it_gives_the_same_logits(folder: Path
     base = load_model(folder / "model", "qwen2_5_vl", torch.float32, "sdpa").eval()
     with torch.no_grad():
         plain = base(**inputs).logits
-        adapted = PeftModel.from_pretrained(base, str(folder / "ddp/export")).eval()(**inputs).logits
-        merged = load_model(merged_folder, "qwen2_5_vl", torch.float32, "sdpa").eval()(**inputs).logits
+        adapted = (
+            PeftModel.from_pretrained(base, str(folder / "ddp/export")).eval()(**inputs).logits
+        )
+        merged = (
+            load_model(merged_folder, "qwen2_5_vl", torch.float32, "sdpa").eval()(**inputs).logits
+        )
     assert float((adapted - merged).abs().max()) <= 1e-5
     assert float((adapted - plain).abs().max()) > 1e-2
 
@@ -151,7 +213,10 @@ def test_peft_opens_the_adapter_and_merged_it_gives_the_same_logits(folder: Path
 def test_merged_is_base_and_scale_times_b_times_a_for_each_tensor(folder: Path) -> None:
     """verl#7285: a "merged" model that is the base, byte for byte."""
     merged, _ = export_run(folder / "fsdp2", folder / "merged-elsewhere", merge=True)
-    base, ours = load_file(folder / "model/model.safetensors"), load_file(merged / "model.safetensors")
+    base, ours = (
+        load_file(folder / "model/model.safetensors"),
+        load_file(merged / "model.safetensors"),
+    )
     adapter = load_file(folder / "fsdp2/export/adapter_model.safetensors")
     assert base.keys() == ours.keys()
     # A file has the names of transformers 4, an adapter those of 5.
@@ -205,7 +270,9 @@ def test_a_base_that_has_changed_is_refused(folder: Path) -> None:
     (model / "model.safetensors").write_bytes(weights)
     for attempt in (
         lambda: train(made_run(folder, "of-fickle", "ddp", *asked), Ranks()),
-        lambda: train(made_run(folder, "another", "ddp", *asked, after(folder / "of-fickle", 2)), Ranks()),
+        lambda: train(
+            made_run(folder, "another", "ddp", *asked, after(folder / "of-fickle", 2)), Ranks()
+        ),
         lambda: export_run(folder / "of-fickle", folder / "no-1", merge=True),
         lambda: export_run(folder / "of-fickle", folder / "no-2"),
     ):
@@ -214,7 +281,9 @@ def test_a_base_that_has_changed_is_refused(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("weights", ["model.safetensors", "pytorch_model.bin"])
-def test_a_base_is_held_to_its_weights_of_either_kind_and_to_its_config(tmp_path: Path, weights: str) -> None:
+def test_a_base_is_held_to_its_weights_of_either_kind_and_to_its_config(
+    tmp_path: Path, weights: str
+) -> None:
     model, run_folder = tmp_path / "model", RunFolder(tmp_path / "run")
     for path in (model, run_folder.path):
         path.mkdir()
@@ -246,5 +315,7 @@ def test_a_run_that_was_moved_answers_still(folder: Path, name: str) -> None:
     shutil.copytree(folder / name, moved)
     if name == "straight":
         config = moved / "export/adapter_config.json"
-        config.write_text(config.read_text().replace(str(folder / "straight/base"), str(folder / "gone")))
+        config.write_text(
+            config.read_text().replace(str(folder / "straight/base"), str(folder / "gone"))
+        )
     assert predict(moved, [str(folder / "0-0.png")], "Is this number 0?", None, 3) is not None

@@ -1,4 +1,7 @@
-"""Runs with a modelling file of the user's own: from the command line to a folder that anybody opens."""
+"""Runs with a modelling file of the user's own:
+
+from the command line to a folder that anybody opens.
+"""
 
 import json
 import shutil
@@ -52,8 +55,18 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def overrides(name: str, *more: str) -> list[str]:
-    steps = ("train={steps: 2, epochs: null}", "optim.warmup_steps=0", "checkpoint.every_steps=1", "device={kind: cpu, threads: 1}")
-    rows = (messages(Path("rows.jsonl")), "data.global_batch_size=4", "data.micro_batch_size=2", "data.image={max_pixels: 4096}")
+    steps = (
+        "train={steps: 2, epochs: null}",
+        "optim.warmup_steps=0",
+        "checkpoint.every_steps=1",
+        "device={kind: cpu, threads: 1}",
+    )
+    rows = (
+        messages(Path("rows.jsonl")),
+        "data.global_batch_size=4",
+        "data.micro_batch_size=2",
+        "data.image={max_pixels: 4096}",
+    )
     return [*rows, *steps, f"run.name={name}", *more]
 
 
@@ -84,7 +97,9 @@ def test_an_in_place_write_is_named_with_its_line_and_nothing_is_trained() -> No
     asked = CliRunner().invoke(app, ["verify", "rows", *given, "--fast", "--format", "json"])
     (result,) = json.loads(asked.stdout)["results"]
     assert asked.exit_code == 1
-    assert [check for check, state in result["checks"].items() if state == "failed"] == ["embeddings-written-in-place"]
+    assert [check for check, state in result["checks"].items() if state == "failed"] == [
+        "embeddings-written-in-place"
+    ]
     (found,) = result["findings"]
     assert (Path(found["origin"]["file"]).name, found["origin"]["line"]) == ("my_qwen.py", line)
     trained = CliRunner().invoke(app, ["train", "sft", "rows", *given])
@@ -98,24 +113,38 @@ def test_a_class_that_computes_the_same_trains_the_same_and_exports_the_same_byt
     for name, more in (("plain", ()), ("mine", ("model.modeling=my_qwen.py:MyQwen",))):
         assert train(made(name, *more), Ranks()).status == "finished"
     plain, mine = (
-        [{key: line[key] for key in ("loss", "grad_norm")} for line in read_lines(Path(f"runs/{name}/metrics.jsonl")) if "loss" in line]
+        [
+            {key: line[key] for key in ("loss", "grad_norm")}
+            for line in read_lines(Path(f"runs/{name}/metrics.jsonl"))
+            if "loss" in line
+        ]
         for name in ("plain", "mine")
     )
     assert len(plain) == 2
     assert plain == mine
     for file in sorted(Path("runs/plain/export").iterdir()):
         assert (Path("runs/mine/export") / file.name).read_bytes() == file.read_bytes(), file.name
-    assert json.loads(Path("runs/mine/export/config.json").read_text())["architectures"] == ["Qwen2_5_VLForConditionalGeneration"]
+    assert json.loads(Path("runs/mine/export/config.json").read_text())["architectures"] == [
+        "Qwen2_5_VLForConditionalGeneration"
+    ]
 
 
 def test_a_folder_of_weights_gets_into_the_class_whole() -> None:
-    """Files have other names for the weights than models do, which transformers knows of its own classes alone."""
+    """Files have other names for the weights than models do, which transformers knows of its own
+    classes alone.
+    """
     train(made("plain"), Ranks())
     more = ("model.path=runs/plain/export", "model.size=null")
     losses = []
     for name, own in (("again", ()), ("mine", ("model.modeling=my_qwen.py:MyQwen",))):
         train(made(name, *more, *own), Ranks())
-        losses.append([line["loss"] for line in read_lines(Path(f"runs/{name}/metrics.jsonl")) if "loss" in line])
+        losses.append(
+            [
+                line["loss"]
+                for line in read_lines(Path(f"runs/{name}/metrics.jsonl"))
+                if "loss" in line
+            ]
+        )
     assert losses[0] == losses[1]
 
 
@@ -171,7 +200,13 @@ def test_two_ranks_of_fsdp_and_ddp_compute_the_gradient_of_transformers_class() 
     own = f"model.modeling='{Path('my_qwen.py').resolve()}:MyQwen'"
     rows = messages(Path("rows.jsonl").resolve())
     requests = {
-        f"{engine} {kind}": made(f"{engine}-{kind}", rows, f"engine={engine}", f"run.dir={Path(engine, kind).resolve()}", *more)
+        f"{engine} {kind}": made(
+            f"{engine}-{kind}",
+            rows,
+            f"engine={engine}",
+            f"run.dir={Path(engine, kind).resolve()}",
+            *more,
+        )
         for engine in ("fsdp2", "ddp")
         for kind, more in (("own", (own,)), ("plain", ()))
     }
@@ -185,9 +220,13 @@ def files(ranks: Ranks, made: Request, folder: str) -> str:
     from vtool.training.run_folder import RunFolder
     from vtool.training.start import Start
 
-    mine = made.run.model.model_copy(update={"modeling": f"{folder}/{ranks.rank}/my_qwen.py:MyQwen"})
+    mine = made.run.model.model_copy(
+        update={"modeling": f"{folder}/{ranks.rank}/my_qwen.py:MyQwen"}
+    )
     try:
-        keep_class(made.run.model_copy(update={"model": mine}), RunFolder(Path(folder)), Start(None), ranks)
+        keep_class(
+            made.run.model_copy(update={"model": mine}), RunFolder(Path(folder)), Start(None), ranks
+        )
     except Findings as findings:
         return findings.diagnostics[0].rule
     return "kept"
@@ -217,7 +256,9 @@ def test_ranks_with_other_files_are_named_by_every_rank(tmp_path: Path) -> None:
         ("binary.py:Mine", "not-a-model-class", "is not Python"),
     ],
 )
-def test_what_names_no_class_is_told_without_running_the_file(given: str, rule: str, words: str) -> None:
+def test_what_names_no_class_is_told_without_running_the_file(
+    given: str, rule: str, words: str
+) -> None:
     Path("broken.py").write_text("\nclass Mine(:\n")
     Path("nothing.py").write_text("raise SystemExit\n")
     Path("binary.py").write_bytes(b"\xff\xfe\n")

@@ -1,4 +1,7 @@
-"""A run that is killed and started again ends as one that was not: samples, losses and weights, bit for bit."""
+"""A run that is killed and started again ends as one that was not:
+
+samples, losses and weights, bit for bit.
+"""
 
 import json
 import os
@@ -24,24 +27,62 @@ def command(folder: Path, name: str, nproc: int, *more: str) -> list[str]:
     overrides = [
         messages(folder / "rows.jsonl"),
         f"data.validation=[{{format:messages,path:'{folder / 'validation.jsonl'}'}}]",
-        *("data.global_batch_size=6", "data.micro_batch_size=2", "data.image={min_pixels:784,max_pixels:3136}"),
-        *("train={steps:8,epochs:null}", "optim.warmup_steps=2", "checkpoint.every_steps=2", "checkpoint.keep_last=9"),
-        *(f"run.dir={folder / name}", "evaluation.every_steps=4", "evaluation.generate.max_new_tokens=2", "device.threads=1"),
+        *(
+            "data.global_batch_size=6",
+            "data.micro_batch_size=2",
+            "data.image={min_pixels:784,max_pixels:3136}",
+        ),
+        *(
+            "train={steps:8,epochs:null}",
+            "optim.warmup_steps=2",
+            "checkpoint.every_steps=2",
+            "checkpoint.keep_last=9",
+        ),
+        *(
+            f"run.dir={folder / name}",
+            "evaluation.every_steps=4",
+            "evaluation.generate.max_new_tokens=2",
+            "device.threads=1",
+        ),
         *more,
     ]
-    return [sys.executable, "-m", "vtool", "train", "sft", "--no-preflight", "rows", *overrides, "--nproc", str(nproc)]
+    return [
+        sys.executable,
+        "-m",
+        "vtool",
+        "train",
+        "sft",
+        "--no-preflight",
+        "rows",
+        *overrides,
+        "--nproc",
+        str(nproc),
+    ]
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(arguments, capture_output=True, text=True, timeout=PATIENCE, check=False)
 
 
-def start_and_wait_for(step: int, folder: Path, *arguments: str, start_new_session: bool = False) -> subprocess.Popen[str]:
+def start_and_wait_for(
+    step: int, folder: Path, *arguments: str, start_new_session: bool = False
+) -> subprocess.Popen[str]:
     """Start a run, and return once it has written a step."""
-    process = subprocess.Popen(arguments, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=start_new_session)
+    process = subprocess.Popen(
+        arguments,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=start_new_session,
+    )
     metrics = folder / "metrics.jsonl"
     while not (
-        metrics.exists() and any(json.loads(line)["step"] >= step for line in metrics.read_text().splitlines(True) if line.endswith("\n"))
+        metrics.exists()
+        and any(
+            json.loads(line)["step"] >= step
+            for line in metrics.read_text().splitlines(True)
+            if line.endswith("\n")
+        )
     ):
         assert process.poll() is None, process.communicate()[0]
         time.sleep(0.01)
@@ -57,10 +98,19 @@ def kill(process: subprocess.Popen[str]) -> None:
 
 
 def written(folder: Path) -> dict[str, Any]:
-    """What two runs must share: every metric but the seconds, and the bytes of the last weights and counts."""
+    """What two runs must share:
+
+    every metric but the seconds, and the bytes of the last weights and counts.
+    """
     last = folder / "checkpoints" / f"step-{STEPS:06d}"
-    metrics = [{key: value for key, value in line.items() if key != "seconds"} for line in read_lines(folder / "metrics.jsonl")]
-    return {"metrics": metrics, **{file.name: file.read_bytes() for file in last.glob("*.safetensors")}}
+    metrics = [
+        {key: value for key, value in line.items() if key != "seconds"}
+        for line in read_lines(folder / "metrics.jsonl")
+    ]
+    return {
+        "metrics": metrics,
+        **{file.name: file.read_bytes() for file in last.glob("*.safetensors")},
+    }
 
 
 @pytest.fixture
@@ -74,14 +124,25 @@ DISTRIBUTED = "engine.wrap_config.use_distributed_optimizer=true"
 SHARED_OUT = [
     pytest.param(2, ("engine=fsdp2",), id="2-fsdp2", marks=pytest.mark.soak),
     pytest.param(2, ("engine=megatron", DISTRIBUTED), id="2-megatron", marks=pytest.mark.soak),
-    pytest.param(2, ("engine=megatron", "engine.parallel.pipeline=2"), id="2-megatron-pipeline", marks=pytest.mark.soak),
+    pytest.param(
+        2,
+        ("engine=megatron", "engine.parallel.pipeline=2"),
+        id="2-megatron-pipeline",
+        marks=pytest.mark.soak,
+    ),
 ]
 # One process is killed in `make test` too, where it goes on with two.
-KILLED = [pytest.param(1, (), marks=pytest.mark.soak), (2, ("checkpoint.asynchronous=true",)), *SHARED_OUT]
+KILLED = [
+    pytest.param(1, (), marks=pytest.mark.soak),
+    (2, ("checkpoint.asynchronous=true",)),
+    *SHARED_OUT,
+]
 
 
 @pytest.mark.parametrize(("nproc", "engine"), KILLED)
-def test_a_killed_run_ends_as_a_straight_one(folder: Path, nproc: int, engine: tuple[str, ...]) -> None:
+def test_a_killed_run_ends_as_a_straight_one(
+    folder: Path, nproc: int, engine: tuple[str, ...]
+) -> None:
     straight = run(*command(folder, "straight", nproc, *engine))
     assert straight.returncode == 0, straight.stderr + straight.stdout
     kill(start_and_wait_for(5, folder / "killed", *command(folder, "killed", nproc, *engine)))
@@ -99,7 +160,10 @@ def test_another_rank_count_goes_on_within_a_rounding_error(folder: Path) -> Non
     assert run(*command(folder, "straight", 1)).returncode == 0
     kill(start_and_wait_for(5, folder / "killed", *command(folder, "killed", 1)))
     assert run(*command(folder, "killed", 2)).returncode == 0
-    losses = [[line["loss"] for line in read_lines(folder / name / "metrics.jsonl") if "loss" in line] for name in ("straight", "killed")]
+    losses = [
+        [line["loss"] for line in read_lines(folder / name / "metrics.jsonl") if "loss" in line]
+        for name in ("straight", "killed")
+    ]
     assert max(abs(one - other) for one, other in zip(*losses, strict=True)) <= 1e-5
 
 
@@ -124,9 +188,13 @@ def test_data_workers_do_not_hold_the_folder_of_a_killed_run(folder: Path) -> No
         pytest.param(3, signal.SIGTERM, 143, marks=pytest.mark.soak),
     ],
 )
-def test_a_signal_before_the_first_step_ends_the_run_as_one_does(folder: Path, seconds: float, number: signal.Signals, status: int) -> None:
+def test_a_signal_before_the_first_step_ends_the_run_as_one_does(
+    folder: Path, seconds: float, number: signal.Signals, status: int
+) -> None:
     arguments = command(folder, "run", 2, "train.steps=2000")
-    process = subprocess.Popen(arguments, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    process = subprocess.Popen(
+        arguments, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
     if seconds > 1:  # when its ranks are there, and importing torch
         while b"spawn_main" not in _children(process.pid):
             time.sleep(0.05)
@@ -136,7 +204,8 @@ def test_a_signal_before_the_first_step_ends_the_run_as_one_does(folder: Path, s
     output, _ = process.communicate(timeout=PATIENCE)
     assert process.returncode in (status, -number), output
     assert "rank-failed" not in output
-    assert "Traceback" not in output or seconds < 1, output  # before vtool itself has been imported, it is Python's
+    # before vtool itself has been imported, it is Python's
+    assert "Traceback" not in output or seconds < 1, output
 
 
 @pytest.mark.parametrize(
@@ -150,25 +219,43 @@ def test_a_signal_before_the_first_step_ends_the_run_as_one_does(folder: Path, s
         pytest.param(1, signal.SIGHUP, 129, marks=pytest.mark.soak),
     ],
 )
-def test_a_signal_lets_the_step_finish_and_says_how_to_go_on(folder: Path, nproc: int, number: signal.Signals, status: int) -> None:
-    process = start_and_wait_for(1, folder / "run", *command(folder, "run", nproc, "train.steps=2000", "checkpoint.every_steps=null"))
+def test_a_signal_lets_the_step_finish_and_says_how_to_go_on(
+    folder: Path, nproc: int, number: signal.Signals, status: int
+) -> None:
+    process = start_and_wait_for(
+        1,
+        folder / "run",
+        *command(folder, "run", nproc, "train.steps=2000", "checkpoint.every_steps=null"),
+    )
     process.send_signal(number)
     output, _ = process.communicate(timeout=PATIENCE)
     assert process.returncode == status, output
     steps = [line["step"] for line in read_lines(folder / "run" / "metrics.jsonl")]
     assert f"stopped by {number.name} after step {steps[-1]} of 2000; checkpoint saved" in output
     assert "go on with: vtool train sft rows" in output
-    assert [path.name for path in (folder / "run" / "checkpoints").iterdir()] == [f"step-{steps[-1]:06d}"]
+    assert [path.name for path in (folder / "run" / "checkpoints").iterdir()] == [
+        f"step-{steps[-1]:06d}"
+    ]
     assert (folder / "run" / "report.html").exists()
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_under_an_outer_torchrun_saves_a_checkpoint(folder: Path, number: signal.Signals) -> None:
-    """The terminal sends a Ctrl-C to every process, and torchrun then passes it on to its ranks: that is one request, not two. A scheduler
-    asks torchrun alone, or every process too."""
+def test_a_signal_under_an_outer_torchrun_saves_a_checkpoint(
+    folder: Path, number: signal.Signals
+) -> None:
+    """The terminal sends a Ctrl-C to every process, and torchrun then passes it on to its ranks:
+    that is one request, not two. A scheduler asks torchrun alone, or every process too.
+    """
     arguments = command(folder, "run", 2, "train.steps=2000", "checkpoint.every_steps=null")[3:-2]
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    torchrun = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc_per_node",
+        "2",
+    ]
     torchrun += ["--shutdown-timeout", "110", "-m", "vtool", *arguments]
     process = start_and_wait_for(1, folder / "run", *torchrun, start_new_session=True)
     if number == signal.SIGTERM:
@@ -178,15 +265,23 @@ def test_a_signal_under_an_outer_torchrun_saves_a_checkpoint(folder: Path, numbe
     output, _ = process.communicate(timeout=PATIENCE)
     steps = [line["step"] for line in read_lines(folder / "run" / "metrics.jsonl")]
     assert f"stopped by {number.name} after step {steps[-1]} of 2000; checkpoint saved" in output
-    assert [path.name for path in (folder / "run" / "checkpoints").iterdir()] == [f"step-{steps[-1]:06d}"]
+    assert [path.name for path in (folder / "run" / "checkpoints").iterdir()] == [
+        f"step-{steps[-1]:06d}"
+    ]
 
 
 @pytest.mark.parametrize(("nproc", "engine"), [(2, ()), *SHARED_OUT])
-def test_a_rank_that_is_killed_ends_the_run_with_a_finding(folder: Path, nproc: int, engine: tuple[str, ...]) -> None:
-    process = start_and_wait_for(3, folder / "run", *command(folder, "run", nproc, "train.steps=2000", *engine))
+def test_a_rank_that_is_killed_ends_the_run_with_a_finding(
+    folder: Path, nproc: int, engine: tuple[str, ...]
+) -> None:
+    process = start_and_wait_for(
+        3, folder / "run", *command(folder, "run", nproc, "train.steps=2000", *engine)
+    )
     rank = next(
         pid
-        for pid in map(int, Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split())
+        for pid in map(
+            int, Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        )
         if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()
     )
     os.kill(rank, signal.SIGKILL)
@@ -195,19 +290,30 @@ def test_a_rank_that_is_killed_ends_the_run_with_a_finding(folder: Path, nproc: 
     assert output.count("error[rank-failed") == 1
     assert "SIGKILL" in output
     last = max((folder / "run/checkpoints").glob("step-*"))
-    assert all(bool(tensor.isfinite().all()) for tensor in load_file(last / "model.safetensors").values())
+    assert all(
+        bool(tensor.isfinite().all()) for tensor in load_file(last / "model.safetensors").values()
+    )
 
 
 def test_ranks_that_are_still_importing_do_not_outlive_their_killed_parent(folder: Path) -> None:
-    process = subprocess.Popen(command(folder, "run", 2, "train.steps=20000"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        command(folder, "run", 2, "train.steps=20000"),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
     while _children(process.pid).count(b"spawn_main") < 2:
         time.sleep(0.01)
-    children = [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
+    children = [
+        int(pid)
+        for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    ]
     _kill_and_wait_until_gone(process, children)
 
 
 @pytest.mark.parametrize("nproc", [1, pytest.param(2, marks=pytest.mark.soak)])
-def test_a_terminal_that_is_closed_ends_the_run_with_its_checkpoint_and_its_report(folder: Path, nproc: int) -> None:
+def test_a_terminal_that_is_closed_ends_the_run_with_its_checkpoint_and_its_report(
+    folder: Path, nproc: int
+) -> None:
     ours, theirs = os.openpty()
     arguments = command(folder, "run", nproc, "train.steps=2000", "checkpoint.every_steps=null")
     process = subprocess.Popen(arguments, stdin=theirs, stdout=theirs, stderr=theirs)
@@ -220,13 +326,18 @@ def test_a_terminal_that_is_closed_ends_the_run_with_its_checkpoint_and_its_repo
     process.send_signal(signal.SIGHUP)
     assert process.wait(PATIENCE) == 129
     steps = [line["step"] for line in read_lines(metrics)]
-    assert [path.name for path in (folder / "run" / "checkpoints").iterdir()] == [f"step-{steps[-1]:06d}"]
+    assert [path.name for path in (folder / "run" / "checkpoints").iterdir()] == [
+        f"step-{steps[-1]:06d}"
+    ]
     assert (folder / "run" / "report.html").exists()
 
 
 def test_ranks_do_not_outlive_their_killed_parent(folder: Path) -> None:
     process = start_and_wait_for(1, folder / "run", *command(folder, "run", 2, "train.steps=20000"))
-    children = [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
+    children = [
+        int(pid)
+        for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    ]
     _kill_and_wait_until_gone(process, children)
 
 

@@ -23,8 +23,17 @@ def rows(tmp_path: Path) -> Path:
 
 
 def start(rows: Path, *more: str) -> Outcome:
-    overrides = ["data.global_batch_size=4", "data.micro_batch_size=4", "train={steps:4,epochs:null}", "optim.warmup_steps=0"]
-    overrides += ["checkpoint={every_steps:1,keep_last:3}", "data.image={min_pixels:784,max_pixels:784}", f"run.dir={rows.parent / 'run'}"]
+    overrides = [
+        "data.global_batch_size=4",
+        "data.micro_batch_size=4",
+        "train={steps:4,epochs:null}",
+        "optim.warmup_steps=0",
+    ]
+    overrides += [
+        "checkpoint={every_steps:1,keep_last:3}",
+        "data.image={min_pixels:784,max_pixels:784}",
+        f"run.dir={rows.parent / 'run'}",
+    ]
     return train(request("rows", messages(rows), *overrides, *more), Ranks())
 
 
@@ -36,7 +45,11 @@ def rule_of(rows: Path, *more: str) -> tuple[str, str]:
 
 def test_a_finished_run_is_left_alone(rows: Path) -> None:
     assert start(rows).status == "finished"
-    before = {path: path.stat().st_mtime_ns for path in (rows.parent / "run").rglob("*") if path.is_file() and path.name != ".lock"}
+    before = {
+        path: path.stat().st_mtime_ns
+        for path in (rows.parent / "run").rglob("*")
+        if path.is_file() and path.name != ".lock"
+    }
     assert start(rows).status == "already finished"
     assert before == {path: path.stat().st_mtime_ns for path in before}
 
@@ -57,14 +70,20 @@ def test_settings_that_change_no_number_may_differ(rows: Path) -> None:
 
 
 def test_a_step_may_be_cut_into_other_micro_batches_when_a_run_goes_on(rows: Path) -> None:
-    """As it must be when it goes on with another engine, on other devices: the same losses, but for rounding."""
+    """As it must be when it goes on with another engine, on other devices:
+
+    the same losses, but for rounding.
+    """
     start(rows)
     folder = rows.parent / "run"
     losses = [line["loss"] for line in read_lines(folder / "metrics.jsonl") if "loss" in line]
     (folder / "result.json").unlink()
     shutil.rmtree(folder / "checkpoints/step-000004")
     shutil.rmtree(folder / "checkpoints/step-000003")
-    assert start(rows, "data.micro_batch_size=1", "device.kind=cpu", "engine=fsdp2").status == "finished"
+    assert (
+        start(rows, "data.micro_batch_size=1", "device.kind=cpu", "engine=fsdp2").status
+        == "finished"
+    )
     again = [line["loss"] for line in read_lines(folder / "metrics.jsonl") if "loss" in line]
     assert again == pytest.approx(losses, rel=1e-5)
 
@@ -87,9 +106,15 @@ def test_other_rows_are_refused_with_their_file(rows: Path) -> None:
 
 def test_two_processes_cannot_train_in_one_folder(rows: Path) -> None:
     hold = "import sys; from pathlib import Path; from vtool.training.run_folder import RunFolder; "
-    hold += "folder = RunFolder(Path(sys.argv[1])); folder.lock(); print('held', flush=True); sys.stdin.read()"
+    hold += (
+        "folder = RunFolder(Path(sys.argv[1])); folder.lock(); print('held', flush=True);"
+        " sys.stdin.read()"
+    )
     with subprocess.Popen(
-        [sys.executable, "-c", hold, rows.parent / "run"], text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        [sys.executable, "-c", hold, rows.parent / "run"],
+        text=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
     ) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == "held\n"
@@ -105,7 +130,9 @@ def test_a_folder_that_cannot_be_made_is_told(rows: Path) -> None:
     assert "Not a directory" in message
 
 
-def test_a_damaged_checkpoint_is_told_passed_over_and_set_aside(rows: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_checkpoint_is_told_passed_over_and_set_aside(
+    rows: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     start(rows)
     folder = rows.parent / "run"
     straight = (folder / "checkpoints/step-000004/model.safetensors").read_bytes()
@@ -148,14 +175,22 @@ def test_a_run_can_begin_from_another_runs_checkpoint(rows: Path) -> None:
     other = f"run.dir={rows.parent / 'other'}"
     assert start(rows, other, f"checkpoint.resume={checkpoint}").status == "finished"
     names = ("run", "other")
-    weights = [(rows.parent / name / "checkpoints/step-000004/model.safetensors").read_bytes() for name in names]
+    weights = [
+        (rows.parent / name / "checkpoints/step-000004/model.safetensors").read_bytes()
+        for name in names
+    ]
     assert weights[0] == weights[1]
     assert [line["step"] for line in read_lines(rows.parent / "other/metrics.jsonl")] == [3, 4]
 
 
-def test_a_run_that_began_elsewhere_and_has_no_checkpoint_yet_begins_there_again(rows: Path) -> None:
+def test_a_run_that_began_elsewhere_and_has_no_checkpoint_yet_begins_there_again(
+    rows: Path,
+) -> None:
     start(rows)
-    overrides = [f"run.dir={rows.parent / 'other'}", f"checkpoint.resume={rows.parent / 'run/checkpoints/step-000002'}"]
+    overrides = [
+        f"run.dir={rows.parent / 'other'}",
+        f"checkpoint.resume={rows.parent / 'run/checkpoints/step-000002'}",
+    ]
     start(rows, *overrides)
     (rows.parent / "other/result.json").unlink()
     for path in (rows.parent / "other/checkpoints").iterdir():
@@ -170,7 +205,9 @@ def test_a_run_with_checkpoints_does_not_pass_over_them_for_anothers(rows: Path)
     start(rows, elsewhere)
     (rows.parent / "other/result.json").unlink()
     before = (rows.parent / "other/metrics.jsonl").read_bytes()
-    rule, message = rule_of(rows, elsewhere, f"checkpoint.resume={rows.parent / 'run/checkpoints/step-000002'}")
+    rule, message = rule_of(
+        rows, elsewhere, f"checkpoint.resume={rows.parent / 'run/checkpoints/step-000002'}"
+    )
     assert rule == "run-folder-taken"
     assert "has checkpoints of its own, the newest step-000004" in message
     assert (rows.parent / "other/metrics.jsonl").read_bytes() == before
@@ -191,14 +228,21 @@ def test_another_runs_checkpoint_with_other_rows_is_refused(rows: Path) -> None:
     start(rows)
     with rows.open("a") as file:
         file.write(json.dumps(chat("one more", "row")) + "\n")
-    rule, message = rule_of(rows, f"run.dir={rows.parent / 'other'}", f"checkpoint.resume={rows.parent / 'run'}")
+    rule, message = rule_of(
+        rows, f"run.dir={rows.parent / 'other'}", f"checkpoint.resume={rows.parent / 'run'}"
+    )
     assert rule == "data-changed"
     assert "8 rows" in message
     assert "9 rows" in message
 
 
 def test_the_same_rows_in_another_folder_are_the_same_rows(rows: Path) -> None:
-    ledger = {"files": [{"format": "messages", "path": "a.jsonl", "sha256": "1", "rows": 2}], "rows": 2, "kept": 2, "tokens": 9}
+    ledger = {
+        "files": [{"format": "messages", "path": "a.jsonl", "sha256": "1", "rows": 2}],
+        "rows": 2,
+        "kept": 2,
+        "tokens": 9,
+    }
     moved = {**ledger, "files": [{**ledger["files"][0], "path": "b.jsonl"}]}
     folder = RunFolder(rows.parent)
     folder.data.write_text(json.dumps({"train": ledger}))
@@ -209,8 +253,12 @@ def test_the_same_rows_in_another_folder_are_the_same_rows(rows: Path) -> None:
 
 def test_a_checkpoint_outside_a_run_is_refused_with_what_is_missing(rows: Path) -> None:
     start(rows)
-    shutil.copytree(rows.parent / "run/checkpoints/step-000002", rows.parent / "kept/checkpoints/step-000002")
-    rule, message = rule_of(rows, f"run.dir={rows.parent / 'other'}", f"checkpoint.resume={rows.parent / 'kept'}")
+    shutil.copytree(
+        rows.parent / "run/checkpoints/step-000002", rows.parent / "kept/checkpoints/step-000002"
+    )
+    rule, message = rule_of(
+        rows, f"run.dir={rows.parent / 'other'}", f"checkpoint.resume={rows.parent / 'kept'}"
+    )
     assert rule == "not-a-run"
     assert "config.yaml, data.json, processor" in message
 

@@ -10,7 +10,9 @@ from vtool.training.schedule import learning_rate, read_back
 
 def test_the_warm_up_is_a_line_to_the_highest_rate() -> None:
     settings = Optim(lr=1e-3, warmup_steps=4)
-    assert [learning_rate(settings, step, 100) for step in (1, 2, 3, 4, 5)] == pytest.approx([2.5e-4, 5e-4, 7.5e-4, 1e-3, 1e-3])
+    assert [learning_rate(settings, step, 100) for step in (1, 2, 3, 4, 5)] == pytest.approx(
+        [2.5e-4, 5e-4, 7.5e-4, 1e-3, 1e-3]
+    )
 
 
 @pytest.mark.parametrize("schedule", ["cosine", "linear"])
@@ -28,21 +30,32 @@ def test_the_rates_are_those_of_transformers() -> None:
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=2e-3)
     theirs = get_cosine_schedule_with_warmup(optimizer, 7, 60)
     for step in range(8, 61):
-        while theirs.last_epoch < step - 1:  # transformers counts from 0, and so begins a warm-up at a rate of 0
+        # transformers counts from 0, and so begins a warm-up at a rate of 0
+        while theirs.last_epoch < step - 1:
             optimizer.step()
             theirs.step()
-        assert math.isclose(learning_rate(settings, step, 60), theirs.get_last_lr()[0], rel_tol=1e-12)
+        assert math.isclose(
+            learning_rate(settings, step, 60), theirs.get_last_lr()[0], rel_tol=1e-12
+        )
 
 
 def test_constant_stays() -> None:
-    assert {learning_rate(Optim(lr=1e-3, schedule="constant"), step, 9) for step in range(1, 10)} == {1e-3}
+    assert {
+        learning_rate(Optim(lr=1e-3, schedule="constant"), step, 9) for step in range(1, 10)
+    } == {1e-3}
 
 
 def test_only_tensors_of_two_or_more_dimensions_decay() -> None:
-    module = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.LayerNorm(3), torch.nn.Linear(3, 1))
+    module = torch.nn.Sequential(
+        torch.nn.Linear(3, 3), torch.nn.LayerNorm(3), torch.nn.Linear(3, 1)
+    )
     module[2].weight.requires_grad_(False)
-    groups = parameter_groups(module.named_parameters(), Optim(lr=1.0, weight_decay=0.1), lambda _name: "language")
-    assert [(group["weight_decay"], [tuple(p.shape) for p in group["params"]]) for group in groups] == [
+    groups = parameter_groups(
+        module.named_parameters(), Optim(lr=1.0, weight_decay=0.1), lambda _name: "language"
+    )
+    assert [
+        (group["weight_decay"], [tuple(p.shape) for p in group["params"]]) for group in groups
+    ] == [
         (0.1, [(3, 3)]),
         (0.0, [(3,), (3,), (3,), (1,)]),
     ]
@@ -69,15 +82,27 @@ def test_a_step_is_adamw_by_the_book() -> None:
 def test_what_a_schedule_was_made_with_is_read_off_its_rates(schedule: str) -> None:
     for total in range(1, 30):
         for warmup in range(total):
-            settings = Optim.model_validate({"lr": 3e-4, "warmup_steps": warmup, "schedule": schedule})
-            seen = list(read_back(lambda step, settings=settings, total=total: learning_rate(settings, step, total), total))  # type: ignore[misc]
+            settings = Optim.model_validate(
+                {"lr": 3e-4, "warmup_steps": warmup, "schedule": schedule}
+            )
+            seen = list(
+                read_back(
+                    lambda step, settings=settings, total=total: learning_rate(
+                        settings, step, total
+                    ),
+                    total,
+                )
+            )  # type: ignore[misc]
             told = {one.name: one.value for one in seen}
             assert told["optim.lr"] == 3e-4
-            # One step of warm-up changes nothing of a constant rate; over a step or two, shapes are one.
+            # One step of warm-up changes nothing of a constant rate; over a step or two, shapes are
+            # one.
             if "optim.warmup_steps" in told and not (schedule == "constant" and warmup == 1):
                 assert told["optim.warmup_steps"] == warmup, total
             assert told.get("optim.schedule", schedule) == schedule, (total, warmup)
-            assert ("optim.schedule" in told) is (total - told.get("optim.warmup_steps", total) >= 3)
+            assert ("optim.schedule" in told) is (
+                total - told.get("optim.warmup_steps", total) >= 3
+            )
 
 
 def test_a_schedule_of_no_known_shape_is_none() -> None:

@@ -24,10 +24,21 @@ from vtool.training.sft import train, train_step
 from vtool.training.stop import StopRequest
 
 
-def made_run(folder: Path, count: int = 10, text_only: tuple[int, ...] = (1,), *more: str) -> Request:
+def made_run(
+    folder: Path, count: int = 10, text_only: tuple[int, ...] = (1,), *more: str
+) -> Request:
     rows = write_rows(folder / "rows.jsonl", mixed_rows(folder, count, text_only))
-    overrides = ["data.global_batch_size=4", "data.micro_batch_size=2", "train={steps:5,epochs:null}", "optim.warmup_steps=0"]
-    overrides += ["data.image={min_pixels:784,max_pixels:784}", f"run.dir={folder / 'run'}", "evaluation.generate.max_new_tokens=3"]
+    overrides = [
+        "data.global_batch_size=4",
+        "data.micro_batch_size=2",
+        "train={steps:5,epochs:null}",
+        "optim.warmup_steps=0",
+    ]
+    overrides += [
+        "data.image={min_pixels:784,max_pixels:784}",
+        f"run.dir={folder / 'run'}",
+        "evaluation.generate.max_new_tokens=3",
+    ]
     return request("rows", messages(rows), *overrides, *more)
 
 
@@ -36,7 +47,9 @@ def take_step(opened: Session, progress: Progress, step: int) -> dict[str, Any]:
     (batches,) = load_steps(
         opened.rows["train"],
         range(step, step + 1),
-        lambda number: micro_batches(opened.plan, kept, number, ranks.rank, ranks.world, opened.run.data.micro_batch_size),
+        lambda number: micro_batches(
+            opened.plan, kept, number, ranks.rank, ranks.world, opened.run.data.micro_batch_size
+        ),
         0,
     )
     metrics, signal = train_step(opened, progress, step, batches, StopRequest())
@@ -67,21 +80,31 @@ def test_the_loss_is_the_mean_over_the_tokens_of_the_global_step(tmp_path: Path)
         sample = rows.sample(int(index))
         with torch.no_grad():
             total += (
-                float(opened.engine.module(**collate([sample], rows.processor).inputs, labels=sample.labels[None]).loss) * sample.supervised
+                float(
+                    opened.engine.module(
+                        **collate([sample], rows.processor).inputs, labels=sample.labels[None]
+                    ).loss
+                )
+                * sample.supervised
             )
         tokens += sample.supervised
     assert math.isclose(take_step(opened, progress, 1)["loss"], total / tokens, rel_tol=1e-5)
 
 
 def state(opened: Session, part: str) -> dict[str, torch.Tensor]:
-    """Weights and optimiser state as this rank has them: its share, where they are shared out."""
-    both = model_tensors(opened.engine.module) | optimizer_tensors(opened.engine.module, opened.engine.optimizer)  # type: ignore[attr-defined]
-    shares = {name: tensor.to_local() if isinstance(tensor, DTensor) else tensor for name, tensor in both.items()}
+    """Weights and optimizer state as this rank has them: its share, where they are shared out."""
+    both = model_tensors(opened.engine.module) | optimizer_tensors(
+        opened.engine.module, opened.engine.optimizer
+    )  # type: ignore[attr-defined]
+    shares = {
+        name: tensor.to_local() if isinstance(tensor, DTensor) else tensor
+        for name, tensor in both.items()
+    }
     return {name: tensor.clone() for name, tensor in shares.items() if part in name}
 
 
 def tower_over_steps(ranks: Ranks, made: Request) -> list[bool]:
-    """Whether the tower's weights and optimiser state changed, step by step."""
+    """Whether the tower's weights and optimizer state changed, step by step."""
     torch.set_num_threads(1)
     opened, progress = session(made, ranks)
     changed = []
@@ -89,14 +112,20 @@ def tower_over_steps(ranks: Ranks, made: Request) -> list[bool]:
         before = state(opened, "visual")
         take_step(opened, progress, step)
         after = state(opened, "visual")
-        changed.append(before.keys() != after.keys() or any(not torch.equal(before[name], after[name]) for name in before))
+        changed.append(
+            before.keys() != after.keys()
+            or any(not torch.equal(before[name], after[name]) for name in before)
+        )
         progress.step = step
     return changed
 
 
 @pytest.mark.parametrize(("engine", "world"), [("ddp", 1), ("ddp", 2), ("fsdp2", 2)])
-def test_a_step_without_images_leaves_the_tower_and_its_optimiser_state_to_the_byte(tmp_path: Path, engine: str, world: int) -> None:
-    made = made_run(tmp_path, 10, (0, 1, 2, 3, 4, 5, 6, 7, 8), f"engine={engine}")  # one row of ten has an image
+def test_a_step_without_images_leaves_the_tower_and_its_optimiser_state_to_the_byte(
+    tmp_path: Path, engine: str, world: int
+) -> None:
+    # one row of ten has an image
+    made = made_run(tmp_path, 10, (0, 1, 2, 3, 4, 5, 6, 7, 8), f"engine={engine}")
     opened, _ = session(made)
     with_image = [bool(9 in opened.plan.step(step)) for step in range(1, 6)]
     assert True in with_image
@@ -108,7 +137,17 @@ def test_a_step_without_images_leaves_the_tower_and_its_optimiser_state_to_the_b
 def test_views_of_the_buckets_train_the_same_with_and_without_images(tmp_path: Path) -> None:
     mixed = (0, 1, 2, 3, 4, 5, 6, 7, 8)  # steps with an image and steps without
     plain = run_ranks(losses_of, 2, made_run(tmp_path, 10, mixed))
-    viewed = run_ranks(losses_of, 2, made_run(tmp_path, 10, mixed, "engine.gradient_as_bucket_view=true", f"run.dir={tmp_path / 'viewed'}"))
+    viewed = run_ranks(
+        losses_of,
+        2,
+        made_run(
+            tmp_path,
+            10,
+            mixed,
+            "engine.gradient_as_bucket_view=true",
+            f"run.dir={tmp_path / 'viewed'}",
+        ),
+    )
     assert plain == viewed
 
 
@@ -130,7 +169,9 @@ def losses_of(ranks: Ranks, made: Request) -> list[float]:
     return losses
 
 
-def test_a_loss_that_is_not_finite_stops_before_the_weights_change_and_names_its_rows(tmp_path: Path) -> None:
+def test_a_loss_that_is_not_finite_stops_before_the_weights_change_and_names_its_rows(
+    tmp_path: Path,
+) -> None:
     opened, progress = session(made_run(tmp_path))
     embedding = opened.engine.module.get_input_embeddings().weight
     with torch.no_grad():
@@ -145,7 +186,8 @@ def test_a_loss_that_is_not_finite_stops_before_the_weights_change_and_names_its
     after = state(opened, "")
     assert before.keys() == after.keys()
     assert all(
-        torch.equal(before[name].view(torch.int32), after[name].view(torch.int32)) for name in before
+        torch.equal(before[name].view(torch.int32), after[name].view(torch.int32))
+        for name in before
     )  # NaN equals itself in its bits
 
 
@@ -193,7 +235,10 @@ def test_a_row_seen_twice_and_another_skipped_is_a_mismatch(tmp_path: Path) -> N
 
 def test_a_warm_up_longer_than_the_epochs_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Findings) as caught:
-        train(made_run(tmp_path, 10, (1,), "train={steps:null,epochs:2}", "optim.warmup_steps=6"), Ranks())
+        train(
+            made_run(tmp_path, 10, (1,), "train={steps:null,epochs:2}", "optim.warmup_steps=6"),
+            Ranks(),
+        )
     assert caught.value.diagnostics[0].rule == "warmup-too-long"
 
 
@@ -210,5 +255,8 @@ def test_rows_that_cannot_be_used_stop_the_run_before_it_writes_a_config(tmp_pat
 def test_workers_change_nothing(tmp_path: Path) -> None:
     train(made_run(tmp_path, 10, (1,), "data.workers=0"), Ranks())
     train(made_run(tmp_path, 10, (1,), "data.workers=2", f"run.dir={tmp_path / 'other'}"), Ranks())
-    one, other = ((tmp_path / name / "checkpoints/step-000005/model.safetensors").read_bytes() for name in ("run", "other"))
+    one, other = (
+        (tmp_path / name / "checkpoints/step-000005/model.safetensors").read_bytes()
+        for name in ("run", "other")
+    )
     assert one == other

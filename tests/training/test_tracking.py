@@ -52,7 +52,12 @@ def test_what_an_earlier_start_has_written_past_the_checkpoint_is_not_shown(tmp_
                 trackers.log({"step": step, "loss": loss})
     found = EventAccumulator(str(tmp_path / "tensorboard"))
     found.Reload()
-    assert [(event.step, event.value) for event in found.Scalars("loss")] == [(1, 1.0), (2, 1.0), (3, 2.0), (4, 2.0)]
+    assert [(event.step, event.value) for event in found.Scalars("loss")] == [
+        (1, 1.0),
+        (2, 1.0),
+        (3, 2.0),
+        (4, 2.0),
+    ]
 
 
 @pytest.mark.skipif(not has("wandb"), reason="not run: wandb is not installed")
@@ -65,19 +70,28 @@ def test_wandb_keeps_the_run_in_its_folder_without_a_network(tmp_path: Path) -> 
         trackers.log({"step": 1, "loss": 0.5})
     assert trackers.findings == []
     (file,) = (tmp_path / "wandb").glob("offline-run-*/*.wandb")
-    end = time.monotonic() + 30  # it is wandb's own process that writes, and on a busy machine it is not done when the run is
+    # it is wandb's own process that writes, and on a busy machine it is not done when the run is
+    end = time.monotonic() + 30
     records: list[Any] = []
     while not any(one.HasField("exit") for one in records):
-        assert time.monotonic() < end, f"of {file.stat().st_size} bytes: {[one.WhichOneof('record_type') for one in records]}"
+        assert time.monotonic() < end, (
+            f"of {file.stat().st_size} bytes: {[one.WhichOneof('record_type') for one in records]}"
+        )
         records = [Record.FromString(data) for data in entries(file.read_bytes())]
     (run,) = [one.run for one in records if one.HasField("run")]
     assert (run.project, run.display_name) == ("mine", "rows")
     items = [item for one in records if one.HasField("history") for item in one.history.item]
-    assert ("loss", "0.5") in [(item.key or ".".join(item.nested_key), item.value_json) for item in items]
+    assert ("loss", "0.5") in [
+        (item.key or ".".join(item.nested_key), item.value_json) for item in items
+    ]
 
 
 def entries(data: bytes) -> Iterator[bytes]:
-    """The records of a wandb file: LevelDB's log format, behind a header of 7 bytes. A record's parts are of type 1 whole, or 2, 3…, 4."""
+    """The records of a wandb file:
+
+    LevelDB's log format, behind a header of 7 bytes. A record's parts are of type 1 whole, or 2,
+    3…, 4.
+    """
     place, parts = 7, b""
     while place + 7 <= len(data):
         if 32768 - place % 32768 < 7:
@@ -139,11 +153,17 @@ def test_one_that_cannot_even_begin_is_said() -> None:
     assert [one.rule for one in trackers.findings] == ["tracker-failed"]
 
 
-def test_a_package_that_is_not_there_is_refused_before_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_that_is_not_there_is_refused_before_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write(tmp_path)
     (tmp_path / "wandb").mkdir()
     monkeypatch.chdir(tmp_path)  # a folder of wandb's own name is no package
-    monkeypatch.setattr(tracking.metadata, "version", lambda name: (_ for _ in ()).throw(metadata.PackageNotFoundError(name)))
+    monkeypatch.setattr(
+        tracking.metadata,
+        "version",
+        lambda name: (_ for _ in ()).throw(metadata.PackageNotFoundError(name)),
+    )
     with (
         pytest.raises(Findings, match=r"extra-not-installed.*wandb is not installed"),
         open_trackers(made_run(tmp_path, "run", "tracking=[{kind:wandb}]"), tmp_path, 0, Ranks()),

@@ -1,4 +1,6 @@
-"""Rows with an image, with several, with a video, with both, and of text alone train together, in every family."""
+"""Rows with an image, with several, with a video, with both, and of text alone train together, in
+every family.
+"""
 
 import json
 import re
@@ -37,9 +39,20 @@ def made_run(folder: Path, *more: str) -> Request:
         write_rows(folder / "rows.jsonl", visual_rows(folder))
     overrides = [
         messages(folder / "rows.jsonl"),
-        *("data.global_batch_size=6", "data.micro_batch_size=2", "data.image={min_pixels:784,max_pixels:4096}"),
-        *("data.video={min_pixels:784,max_pixels:8192}", "train={steps:2,epochs:null}", "optim.warmup_steps=0"),
-        *(f"run.dir={folder / re.sub('[^a-z0-9]+', '-', '-'.join(more))[-100:]}", "device.threads=1"),
+        *(
+            "data.global_batch_size=6",
+            "data.micro_batch_size=2",
+            "data.image={min_pixels:784,max_pixels:4096}",
+        ),
+        *(
+            "data.video={min_pixels:784,max_pixels:8192}",
+            "train={steps:2,epochs:null}",
+            "optim.warmup_steps=0",
+        ),
+        *(
+            f"run.dir={folder / re.sub('[^a-z0-9]+', '-', '-'.join(more))[-100:]}",
+            "device.threads=1",
+        ),
     ]
     return request("rows", *overrides, *more)
 
@@ -52,9 +65,13 @@ def model_of(made: Request, rows: EncodedRows, processor: Processor, folder: Pat
     return build_model(made.run.model, processor, folder, 0)
 
 
-# By hand: what each family's processor writes for a video of frames, so many a second, and what is given to the tower of it.
+# By hand: what each family's processor writes for a video of frames, so many a second, and what is
+# given to the tower of it.
 def written(name: str, count: int, fps: float) -> list[str]:
-    """What stands before each run of video tokens, and behind it; the runs of the patches along time stand between these."""
+    """What stands before each run of video tokens, and behind it;
+
+    the runs of the patches along time stand between these.
+    """
     pairs = range(0, count, 2)
     if name in ("qwen2_vl", "qwen2_5_vl"):
         return [""] * len(pairs)
@@ -67,15 +84,27 @@ def patched(pictures: list[Image.Image], processor: Processor, sides: tuple[int,
     """Patches of pairs of frames, in numpy, with an index for each axis."""
     own = processor.image_processor
     patch, merge = own.patch_size, own.merge_size
-    resized = [np.asarray(one.convert("RGB").resize(sides[::-1], Image.Resampling.BICUBIC), dtype=np.float64) / 255 for one in pictures]
+    resized = [
+        np.asarray(
+            one.convert("RGB").resize(sides[::-1], Image.Resampling.BICUBIC), dtype=np.float64
+        )
+        / 255
+        for one in pictures
+    ]
     resized += resized[-1:] * (len(resized) % 2)
     video = (np.stack(resized) - own.image_mean) / own.image_std  # T, H, W, C
     t, h, w, c = video.shape
-    cut = video.reshape(t // 2, 2, h // patch // merge, merge, patch, w // patch // merge, merge, patch, c)
-    return torch.from_numpy(np.einsum("tfhapwbqc->thwabcfpq", cut).reshape(-1, c * 2 * patch * patch)).float()
+    cut = video.reshape(
+        t // 2, 2, h // patch // merge, merge, patch, w // patch // merge, merge, patch, c
+    )
+    return torch.from_numpy(
+        np.einsum("tfhapwbqc->thwabcfpq", cut).reshape(-1, c * 2 * patch * patch)
+    ).float()
 
 
-def by_hand(name: str, row: Row, processor: Processor, images: list[Any], sides: dict[str, tuple[int, int]]) -> dict[str, Tensor]:
+def by_hand(
+    name: str, row: Row, processor: Processor, images: list[Any], sides: dict[str, tuple[int, int]]
+) -> dict[str, Tensor]:
     """The model's inputs of one row, as transformers' processors make them."""
     names, tokenizer = processor.names, processor.tokenizer
     own = processor.image_processor
@@ -86,7 +115,9 @@ def by_hand(name: str, row: Row, processor: Processor, images: list[Any], sides:
     seconds = []
     rendered = tokenizer.apply_chat_template(row.messages, tokenize=False)
     stills, clips = iter(row.images), iter(row.videos)
-    for number, piece in enumerate(rendered.replace(names.video, f"\0{names.image}").split(names.image)):
+    for number, piece in enumerate(
+        rendered.replace(names.video, f"\0{names.image}").split(names.image)
+    ):
         if number:
             if text.endswith("\0"):
                 clip = next(clips)
@@ -97,12 +128,19 @@ def by_hand(name: str, row: Row, processor: Processor, images: list[Any], sides:
                 token = names.image if name == "glm4v" else names.video
                 run = token * count
                 if name == "glm4v":
-                    text += "".join(f"{names.vision_start}{run}{names.vision_end}{mark}" for mark in marks)
+                    text += "".join(
+                        f"{names.vision_start}{run}{names.vision_end}{mark}" for mark in marks
+                    )
                 else:
-                    text += "".join(f"{mark}{names.vision_start}{run}{names.vision_end}" if mark else run for mark in marks)
+                    text += "".join(
+                        f"{mark}{names.vision_start}{run}{names.vision_end}" if mark else run
+                        for mark in marks
+                    )
                 types += [2] * (count * len(marks))
                 pixels["video"].append(patched(files, processor, (height, width)))
-                grids["video"].append([len(marks), height // own.patch_size, width // own.patch_size])
+                grids["video"].append(
+                    [len(marks), height // own.patch_size, width // own.patch_size]
+                )
                 seconds.append(2 / fps)
             else:
                 still = Image.open(next(stills))
@@ -119,16 +157,24 @@ def by_hand(name: str, row: Row, processor: Processor, images: list[Any], sides:
     inputs = {"input_ids": ids, "mm_token_type_ids": kinds}
     for kind, suffix in (("image", ""), ("video", "_videos")):
         if pixels[kind]:
-            inputs |= {f"pixel_values{suffix}": torch.cat(pixels[kind]), f"{kind}_grid_thw": torch.tensor(grids[kind])}
+            inputs |= {
+                f"pixel_values{suffix}": torch.cat(pixels[kind]),
+                f"{kind}_grid_thw": torch.tensor(grids[kind]),
+            }
     if seconds and name == "qwen2_5_vl":
         inputs["second_per_grid_ts"] = torch.tensor(seconds)
     return inputs
 
 
 @EACH
-def test_a_mixed_batch_is_what_transformers_makes_of_each_row_alone(tmp_path: Path, name: str) -> None:
+def test_a_mixed_batch_is_what_transformers_makes_of_each_row_alone(
+    tmp_path: Path, name: str
+) -> None:
     made = made_run(
-        tmp_path, f"model.family={name}", "data.image={min_pixels:784,max_pixels:200000}", "data.video={min_pixels:784,max_pixels:200000}"
+        tmp_path,
+        f"model.family={name}",
+        "data.image={min_pixels:784,max_pixels:200000}",
+        "data.video={min_pixels:784,max_pixels:200000}",
     )
     rows, processor = encoded(made)
     model = model_of(made, rows, processor, tmp_path / "model").eval()
@@ -142,13 +188,19 @@ def test_a_mixed_batch_is_what_transformers_makes_of_each_row_alone(tmp_path: Pa
             row = rows.rows.row(place)
             # No bound is met here: both sides go to the nearest whole number of tokens.
             sizes = [("image", 1, *Image.open(file).size) for file in row.images]
-            sizes += [("video", len(clip.source), *Image.open(clip.source[0]).size) for clip in row.videos]
-            sides = {size: tuple(max(1, round(edge / side)) * side for edge in (size[3], size[2])) for size in sizes}
+            sizes += [
+                ("video", len(clip.source), *Image.open(clip.source[0]).size) for clip in row.videos
+            ]
+            sides = {
+                size: tuple(max(1, round(edge / side)) * side for edge in (size[3], size[2]))
+                for size in sizes
+            }
             inputs = by_hand(name, row, processor, list(row.images), sides)
             length = len(sample.input_ids)
             assert inputs["input_ids"][0].tolist() == sample.input_ids.tolist()
             if name == "glm4v" and row.images and row.videos:
-                with pytest.raises(Exception, match="do not match"):  # transformers itself cannot take both
+                # transformers itself cannot take both
+                with pytest.raises(Exception, match="do not match"):
                     model(**inputs, use_cache=False)
                 continue
             alone = model(**inputs, use_cache=False).logits[0]
@@ -160,20 +212,36 @@ def test_a_mixed_batch_is_what_transformers_makes_of_each_row_alone(tmp_path: Pa
 
 
 @EACH
-def test_every_family_trains_on_them_and_all_its_gradients_are_finite(tmp_path: Path, name: str) -> None:
+def test_every_family_trains_on_them_and_all_its_gradients_are_finite(
+    tmp_path: Path, name: str
+) -> None:
     (run,) = traced(1, {name: made_run(tmp_path, f"model.family={name}")})[name]
     assert all(torch.isfinite(gradient).all() for gradient in run.gradients.values())
-    assert run.gradients.keys() >= {key for key in run.before if "visual" in key and "pos_embed" not in key}
-    assert all(float(run.gradients[key].abs().max()) > 0 for key in run.gradients if "visual.patch_embed" in key)
+    assert run.gradients.keys() >= {
+        key for key in run.before if "visual" in key and "pos_embed" not in key
+    }
+    assert all(
+        float(run.gradients[key].abs().max()) > 0
+        for key in run.gradients
+        if "visual.patch_embed" in key
+    )
 
 
 @EACH
 def test_packed_they_are_rows_of_their_own(tmp_path: Path, name: str) -> None:
     if name == "qwen3_5":
-        pytest.skip("not run: its states go on from one document into the next, which a rule refuses")
+        pytest.skip(
+            "not run: its states go on from one document into the next, which a rule refuses"
+        )
     given = (f"model.family={name}", "model.dtype=float64", "train={steps:1,epochs:null}")
     packing = ("data.packing=token_budget", "data.micro_batch_tokens=400")
-    (rows,), (packed,) = traced(1, {kind: made_run(tmp_path, *given, *more) for kind, more in (("rows", ()), ("packed", packing))}).values()
+    (rows,), (packed,) = traced(
+        1,
+        {
+            kind: made_run(tmp_path, *given, *more)
+            for kind, more in (("rows", ()), ("packed", packing))
+        },
+    ).values()
     assert largest_relative(packed.losses, rows.losses) <= 1e-9
     assert relative_difference(packed.gradients, rows.gradients) <= 1e-7
 
@@ -184,18 +252,36 @@ ENGINES = {
     "megatron": ("engine=megatron",),
     "megatron, stages": ("engine=megatron", "engine.parallel={pipeline: 2}"),
 }
-SPREAD = {"qwen2_5_vl": tuple(ENGINES), "qwen2_vl": ("megatron, stages",), "qwen3_vl": ("ddp", "fsdp2"), "glm4v": ("fsdp2",)}
+SPREAD = {
+    "qwen2_5_vl": tuple(ENGINES),
+    "qwen2_vl": ("megatron, stages",),
+    "qwen3_vl": ("ddp", "fsdp2"),
+    "glm4v": ("fsdp2",),
+}
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[] if name == "qwen2_5_vl" else pytest.mark.soak) for name in SPREAD])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[] if name == "qwen2_5_vl" else pytest.mark.soak) for name in SPREAD],
+)
 def test_two_ranks_are_as_one_also_where_one_has_text_alone(tmp_path: Path, name: str) -> None:
-    """A row with an image and a video, for which the tower runs once, beside three of text: one rank has the dummy."""
+    """A row with an image and a video, for which the tower runs once, beside three of text:
+
+    one rank has the dummy.
+    """
     rows = visual_rows(tmp_path)
     write_rows(tmp_path / "one.jsonl", [rows[3], *[rows[5]] * 3])
     of = f"model.family={name}"
-    given = {"all": (of,), "one": (of, messages(tmp_path / "one.jsonl"), "data.global_batch_size=4")}
+    given = {
+        "all": (of,),
+        "one": (of, messages(tmp_path / "one.jsonl"), "data.global_batch_size=4"),
+    }
     alone = traced(1, {kind: made_run(tmp_path, *more) for kind, more in given.items()})
-    spread = {(engine, kind): made_run(tmp_path, *more, *ENGINES[engine]) for engine in SPREAD[name] for kind, more in given.items()}
+    spread = {
+        (engine, kind): made_run(tmp_path, *more, *ENGINES[engine])
+        for engine in SPREAD[name]
+        for kind, more in given.items()
+    }
     for (engine, kind), (first, _) in traced(2, spread).items():
         (one,) = alone[kind]
         assert largest_relative(first.losses, one.losses) <= 1e-5, (engine, kind)
@@ -205,8 +291,14 @@ def test_two_ranks_are_as_one_also_where_one_has_text_alone(tmp_path: Path, name
 def test_stages_answer_questions_about_videos(tmp_path: Path) -> None:
     """`generate` asks each stage for features, of which the first alone has a tower."""
     rows = f"data.validation=[{{format:messages,path:'{tmp_path / 'rows.jsonl'}'}}]"
-    made = {kind: made_run(tmp_path, "model.family=qwen2_5_vl", rows, *ENGINES[kind]) for kind in ("ddp", "megatron, stages")}
-    (one,), (two, _) = run_ranks(answers, 1, made["ddp"]), run_ranks(answers, 2, made["megatron, stages"])
+    made = {
+        kind: made_run(tmp_path, "model.family=qwen2_5_vl", rows, *ENGINES[kind])
+        for kind in ("ddp", "megatron, stages")
+    }
+    (one,), (two, _) = (
+        run_ranks(answers, 1, made["ddp"]),
+        run_ranks(answers, 2, made["megatron, stages"]),
+    )
     assert two[0] == pytest.approx(one[0], rel=1e-5)
     assert two[1] == one[1]
 
@@ -214,7 +306,12 @@ def test_stages_answer_questions_about_videos(tmp_path: Path) -> None:
 def answers(ranks: Ranks, made: Request) -> tuple[float, list[str]]:
     torch.set_num_threads(1)
     opened, _ = session(made, ranks)
-    scores = evaluate(opened.engine, opened.rows["validation"], opened.ledgers["validation"].kept, made.run.evaluation)
+    scores = evaluate(
+        opened.engine,
+        opened.rows["validation"],
+        opened.ledgers["validation"].kept,
+        made.run.evaluation,
+    )
     return scores.nll, [answer.answer for answer in scores.answers]
 
 
@@ -237,9 +334,20 @@ def test_a_run_counts_them_and_evaluates_on_them(tmp_path: Path) -> None:
 
 def test_a_video_file_is_trained_on_and_asked_about(tmp_path: Path) -> None:
     film(tmp_path / "a.mp4", 30)
-    rows = write_rows(tmp_path / "films.jsonl", [chat("<video>What?", answer) | {"videos": ["a.mp4"]} for answer in ("grey", "white")])
-    made = made_run(tmp_path, messages(rows), "model.family=qwen3_vl", f"run.dir={tmp_path / 'films'}", "data.global_batch_size=2")
+    rows = write_rows(
+        tmp_path / "films.jsonl",
+        [chat("<video>What?", answer) | {"videos": ["a.mp4"]} for answer in ("grey", "white")],
+    )
+    made = made_run(
+        tmp_path,
+        messages(rows),
+        "model.family=qwen3_vl",
+        f"run.dir={tmp_path / 'films'}",
+        "data.global_batch_size=2",
+    )
     assert train(made, Ranks()).status == "finished"
     told = json.loads((tmp_path / "films/export/video_preprocessor_config.json").read_text())
     assert told["size"] == {"shortest_edge": 784, "longest_edge": 8192}
-    assert isinstance(predict(tmp_path / "films", [], "<video>What?", None, 2, [str(tmp_path / "a.mp4")]), str)
+    assert isinstance(
+        predict(tmp_path / "films", [], "<video>What?", None, 2, [str(tmp_path / "a.mp4")]), str
+    )

@@ -1,4 +1,7 @@
-"""Runs that have, between them, every live object that a setting can arrive in; and what two ranks of each see."""
+"""Runs that have, between them, every live object that a setting can arrive in;
+
+and what two ranks of each see.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,25 +19,61 @@ OWN = Path(__file__).parent / "my_qwen.py"
 _PACKED = ("data.packing=token_budget", "data.micro_batch_tokens=160")
 VARIANTS: dict[str, tuple[str, ...]] = {
     "ddp": (
-        *("engine=ddp", "model.dtype=bfloat16", "engine.bucket_cap_mb=7", "engine.gradient_as_bucket_view=true", "launch.nproc=2"),
+        *(
+            "engine=ddp",
+            "model.dtype=bfloat16",
+            "engine.bucket_cap_mb=7",
+            "engine.gradient_as_bucket_view=true",
+            "launch.nproc=2",
+        ),
         *("device={kind: cpu, threads: 1}", "model.attention=eager"),
     ),
-    "adapters": ("engine=ddp", "lora={rank: 3, alpha: 5, dropout: 0.1, targets: [q_proj, mlp.2], exclude: [layers.1.self_attn.q_proj]}",
-                 "model.freeze.vision=true"),
-    "own class": ("engine=fsdp2", f"model.modeling='{OWN}:MyQwen'"),
-    "fsdp2": ("engine=fsdp2", "model.dtype=bfloat16", "engine.reshard_after_forward=false", "model.gradient_checkpointing=true"),
-    "sharded adapters": ("engine=fsdp2", "lora={rank: 2, exclude: [q_proj]}", "optim.schedule=linear", *_PACKED),
-    "megatron": (
-        *("engine=megatron", "model.dtype=bfloat16", "engine.wrap_config.use_distributed_optimizer=true"),
-        *("engine.ddp_config={overlap_grad_reduce: true, bucket_size: 1000}", "model.gradient_checkpointing=true"),
+    "adapters": (
+        "engine=ddp",
+        "lora={rank: 3, alpha: 5, dropout: 0.1, targets: [q_proj, mlp.2], exclude: [layers.1.self_attn.q_proj]}",
+        "model.freeze.vision=true",
     ),
-    "tensor": ("engine=megatron", "engine.parallel={tensor: 2, sequence: true}", "lora={rank: 2, targets: [q_proj, proj]}", *_PACKED),
+    "own class": ("engine=fsdp2", f"model.modeling='{OWN}:MyQwen'"),
+    "fsdp2": (
+        "engine=fsdp2",
+        "model.dtype=bfloat16",
+        "engine.reshard_after_forward=false",
+        "model.gradient_checkpointing=true",
+    ),
+    "sharded adapters": (
+        "engine=fsdp2",
+        "lora={rank: 2, exclude: [q_proj]}",
+        "optim.schedule=linear",
+        *_PACKED,
+    ),
+    "megatron": (
+        *(
+            "engine=megatron",
+            "model.dtype=bfloat16",
+            "engine.wrap_config.use_distributed_optimizer=true",
+        ),
+        *(
+            "engine.ddp_config={overlap_grad_reduce: true, bucket_size: 1000}",
+            "model.gradient_checkpointing=true",
+        ),
+    ),
+    "tensor": (
+        "engine=megatron",
+        "engine.parallel={tensor: 2, sequence: true}",
+        "lora={rank: 2, targets: [q_proj, proj]}",
+        *_PACKED,
+    ),
     "pipeline": (
-        *("engine=megatron", "engine.parallel={pipeline: 2}", "optim.weight_decay=0.1", "optim.schedule=constant"),
+        *(
+            "engine=megatron",
+            "engine.parallel={pipeline: 2}",
+            "optim.weight_decay=0.1",
+            "optim.schedule=constant",
+        ),
         "optim.groups={vision: {lr: 1e-4, weight_decay: 0.3}, projector: {lr: 5e-3, weight_decay: 0.0}, "
         "language: {lr: 3e-3, weight_decay: 0.2}}",
     ),
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +91,16 @@ def requests(folder: Path) -> dict[str, Request]:
     write_rows(folder / "rows.jsonl", mixed_rows(folder, 8))
     common = (
         *(messages(folder / "rows.jsonl"), "data.global_batch_size=8", "data.micro_batch_size=3"),
-        *("data.image={min_pixels: 784, max_pixels: 3136}", "train={steps: 12, epochs: null}", "optim.warmup_steps=2"),
+        *(
+            "data.image={min_pixels: 784, max_pixels: 3136}",
+            "train={steps: 12, epochs: null}",
+            "optim.warmup_steps=2",
+        ),
     )
-    return {name: request("rows", *common, f"run.dir={folder / name.replace(' ', '-')}", *more) for name, more in VARIANTS.items()}
+    return {
+        name: request("rows", *common, f"run.dir={folder / name.replace(' ', '-')}", *more)
+        for name, more in VARIANTS.items()
+    }
 
 
 def look(ranks: Ranks, made: dict[str, Request]) -> dict[str, Look]:
@@ -67,7 +113,10 @@ def _look(ranks: Ranks, made: Request) -> Look:
     right = read_back.read_back
 
     def wrong(opened: Any) -> list[Seen]:
-        return [*right(opened), *([Seen("optim.eps", 1.0, "an AdamW of its own")] if ranks.rank == 1 else [])]
+        return [
+            *right(opened),
+            *([Seen("optim.eps", 1.0, "an AdamW of its own")] if ranks.rank == 1 else []),
+        ]
 
     findings = _messages(opened, made)
     read_back.read_back = wrong

@@ -1,4 +1,7 @@
-"""Rows that proofs compute with: whatever rows a recipe has, healthy ones pass, and few tokens are computed with."""
+"""Rows that proofs compute with:
+
+whatever rows a recipe has, healthy ones pass, and few tokens are computed with.
+"""
 
 import unicodedata
 from pathlib import Path
@@ -19,7 +22,11 @@ from vtool.verify.prove import prove
 from vtool.verify.proved import NotProvable
 
 DECOMPOSED = unicodedata.normalize("NFD", "Crème brûlée")
-EMOJI = [chat("q", "abc 🙂🙂🙂🙂"), chat("Say", "\n漢字かな交じり文"), chat("r", "漢字かな交じり文")]
+EMOJI = [
+    chat("q", "abc 🙂🙂🙂🙂"),
+    chat("Say", "\n漢字かな交じり文"),
+    chat("r", "漢字かな交じり文"),
+]
 TRUNCATED = ("data.on_overlong=truncate",)
 
 
@@ -34,7 +41,10 @@ def qwens(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 def laid(folder: Path, rows: list[Any], *overrides: str) -> Ground:
-    return lay(load_run("rows", [messages(write_rows(folder / "rows.jsonl", rows)), *overrides]).run, folder / "ground")
+    return lay(
+        load_run("rows", [messages(write_rows(folder / "rows.jsonl", rows)), *overrides]).run,
+        folder / "ground",
+    )
 
 
 def said(ground: Ground, name: str) -> list[str]:
@@ -45,15 +55,23 @@ class TestLabels:
     """What a tokenizer does to a text is no difference in what is said."""
 
     @pytest.mark.parametrize("longest", range(18, 26))
-    def test_a_row_that_is_cut_inside_a_character_is_healthy(self, tmp_path: Path, qwens: list[str], longest: int) -> None:
+    def test_a_row_that_is_cut_inside_a_character_is_healthy(
+        self, tmp_path: Path, qwens: list[str], longest: int
+    ) -> None:
         ground = laid(tmp_path, EMOJI, *qwens, f"data.max_length={longest}", *TRUNCATED)
         assert any(sample.truncated for sample in ground.samples)
         assert label_masks(ground.as_encoded()).finding is None
 
     @pytest.mark.parametrize("longest", [None, 18, 19, 20, 21, 22])
     @pytest.mark.parametrize("own", [False, True])
-    def test_so_is_one_of_decomposed_letters(self, tmp_path: Path, qwens: list[str], longest: int | None, own: bool) -> None:
-        rows = [chat("Say", f"\n{DECOMPOSED}"), chat("Say", DECOMPOSED), chat("Say", f"\n\n{DECOMPOSED}s")]
+    def test_so_is_one_of_decomposed_letters(
+        self, tmp_path: Path, qwens: list[str], longest: int | None, own: bool
+    ) -> None:
+        rows = [
+            chat("Say", f"\n{DECOMPOSED}"),
+            chat("Say", DECOMPOSED),
+            chat("Say", f"\n\n{DECOMPOSED}s"),
+        ]
         limit = (f"data.max_length={longest}", *TRUNCATED) if longest else ()
         ground = laid(tmp_path, rows, *([] if own else qwens), *limit)
         assert label_masks(ground.as_encoded()).finding is None
@@ -65,13 +83,16 @@ class TestLengths:
     @pytest.mark.parametrize("todo", ["error", "drop", "truncate"])
     def test_images_that_are_larger_here_have_room(self, todo: str) -> None:
         proved = prove(
-            load_run("digits", ["data.max_length=21", f"data.on_overlong={todo}"]).run, only=["label-masks-disagree", "rows-lost"]
+            load_run("digits", ["data.max_length=21", f"data.on_overlong={todo}"]).run,
+            only=["label-masks-disagree", "rows-lost"],
         )
         assert set(proved.checks().values()) == {"passed"}
         assert any(change.startswith("data.max_length 21 → ") for change in proved.changes)
 
     def test_a_row_is_cut_where_the_recipe_cuts_it(self, tmp_path: Path) -> None:
-        small = chat("<image>Which?", "one two three four five six") | {"images": [picture(tmp_path / "a.png", 28, 28).name]}
+        small = chat("<image>Which?", "one two three four five six") | {
+            "images": [picture(tmp_path / "a.png", 28, 28).name]
+        }
         bounds = "data.image={min_pixels: 784, max_pixels: 784}"
         whole = laid(tmp_path, [small], bounds).samples[0]
         # In the recipe the image is one token, and here it is four; five more are cut off.
@@ -82,7 +103,10 @@ class TestLengths:
         assert whole.supervised > cut.supervised > 0
 
     def test_a_row_that_is_too_long_is_so_still(self, tmp_path: Path) -> None:
-        rows = [chat("word " * 40, "yes"), chat("<image>" + "word " * 40, "no") | {"images": [picture(tmp_path / "a.png").name]}]
+        rows = [
+            chat("word " * 40, "yes"),
+            chat("<image>" + "word " * 40, "no") | {"images": [picture(tmp_path / "a.png").name]},
+        ]
         with pytest.raises(Findings) as raised:
             laid(tmp_path, rows, "data.max_length=20")
         assert "data.max_length is 20" in raised.value.diagnostics[0].message
@@ -99,30 +123,45 @@ class TestLongRows:
                 {"role": "assistant", "content": f"It is {number}."},
             ]
         names = [picture(tmp_path / f"{number}.png", seed=number).name for number in range(40)]
-        rows = [{"messages": turns, "images": names}, chat("word " * 3000, "漢字かな" * 1500), chat("short", "row")]
+        rows = [
+            {"messages": turns, "images": names},
+            chat("word " * 3000, "漢字かな" * 1500),
+            chat("short", "row"),
+        ]
         ground = laid(tmp_path, rows)
         assert ground.lengths[0] <= TOKENS
         assert sum(ground.lengths) <= 5 * TOKENS
-        assert [change for change in ground.changes if "rows.jsonl:1, rows.jsonl:2" in change and f"longer than {TOKENS} tokens" in change]
+        assert [
+            change
+            for change in ground.changes
+            if "rows.jsonl:1, rows.jsonl:2" in change and f"longer than {TOKENS} tokens" in change
+        ]
         first = ground.rows[0]
         assert [message["role"] for message in first.messages] == ["system", "user", "assistant"]
         assert [str(image).rpartition("/")[2] for image in first.images] == ["39.png"]
         assert label_masks(ground.as_encoded()).state == "passed"
 
     def test_so_are_many_images_in_one_turn_and_many_frames(self, tmp_path: Path) -> None:
-        names = [picture(tmp_path / f"{number}.png", 280, 280, seed=number).name for number in range(12)]
+        names = [
+            picture(tmp_path / f"{number}.png", 280, 280, seed=number).name for number in range(12)
+        ]
         rows = [
             chat("<image>" * 12 + "Which?", "the last") | {"images": names},
             chat("<video>What?", "it moves") | {"videos": [frames(tmp_path, "long", 60, 280, 280)]},
-            chat("<video>What?", "it moves on") | {"videos": [str(film(tmp_path / "film.mp4", 90, 280, 280))]},
+            chat("<video>What?", "it moves on")
+            | {"videos": [str(film(tmp_path / "film.mp4", 90, 280, 280))]},
         ]
         ground = laid(tmp_path, rows, "data.image.min_pixels=50176", "data.video.min_pixels=50176")
         assert max(ground.lengths) <= 2 * TOKENS
         assert any(row.videos for row in ground.rows)
         assert any(0 < len(row.images) < 12 for row in ground.rows)
 
-    def test_a_row_that_cannot_be_shortened_is_no_reason_to_refuse_the_recipe(self, tmp_path: Path) -> None:
-        turns = [{"role": "user", "content": "?"}] + [{"role": "tool", "content": "word " * 40} for _ in range(60)]
+    def test_a_row_that_cannot_be_shortened_is_no_reason_to_refuse_the_recipe(
+        self, tmp_path: Path
+    ) -> None:
+        turns = [{"role": "user", "content": "?"}] + [
+            {"role": "tool", "content": "word " * 40} for _ in range(60)
+        ]
         with pytest.raises(NotProvable, match="however it is shortened"):
             laid(tmp_path, [{"messages": [*turns, {"role": "assistant", "content": "yes"}]}])
 
@@ -133,13 +172,23 @@ class TestUnusableRows:
     BROKEN = '{"messages": []}'
 
     def test_the_rows_behind_them_are_taken(self, tmp_path: Path) -> None:
-        ground = laid(tmp_path, [self.BROKEN] * 70 + mixed_rows(tmp_path, 8, text_only=(2,)), "data.max_dropped_rows=70")
+        ground = laid(
+            tmp_path,
+            [self.BROKEN] * 70 + mixed_rows(tmp_path, 8, text_only=(2,)),
+            "data.max_dropped_rows=70",
+        )
         assert ground.rows[0].id == "rows.jsonl:71"
         assert len(ground.rows) > 2
 
-    def test_where_none_is_found_in_time_nothing_is_said_against_the_recipe(self, tmp_path: Path) -> None:
+    def test_where_none_is_found_in_time_nothing_is_said_against_the_recipe(
+        self, tmp_path: Path
+    ) -> None:
         with pytest.raises(NotProvable, match=r"data\.max_dropped_rows=800 lets them go"):
-            laid(tmp_path, [self.BROKEN] * (FURTHEST + 1) + [chat("2 + 2?", "4")], "data.max_dropped_rows=800")
+            laid(
+                tmp_path,
+                [self.BROKEN] * (FURTHEST + 1) + [chat("2 + 2?", "4")],
+                "data.max_dropped_rows=800",
+            )
 
     def test_more_than_may_be_dropped_are_a_finding(self, tmp_path: Path) -> None:
         for rows, allowed in ((100, 10), (5, 10)):
@@ -148,17 +197,27 @@ class TestUnusableRows:
             assert [finding.rule for finding in raised.value.diagnostics] == ["no-rows"]
 
 
-@pytest.mark.parametrize("way", ["optim.groups.vision={lr: 1e-9}", "optim.eps=1.0", "optim.clip_norm=1e-9"])
+@pytest.mark.parametrize(
+    "way", ["optim.groups.vision={lr: 1e-9}", "optim.eps=1.0", "optim.clip_norm=1e-9"]
+)
 def test_however_small_a_step_is_what_is_trained_is_seen(way: str) -> None:
     proved = prove(load_run("digits", [way]).run, fast=True, only=["trained-set-differs"])
     assert proved.checks() == {"trained-set-differs": "passed"}
     assert any(change.startswith(way.partition("=")[0]) for change in proved.changes)
 
 
-def test_healthy_rows_of_many_scripts_pass_whatever_a_recipe_does(tmp_path: Path, qwens: list[str]) -> None:
+def test_healthy_rows_of_many_scripts_pass_whatever_a_recipe_does(
+    tmp_path: Path, qwens: list[str]
+) -> None:
     rows = [*mixed_rows(tmp_path, 3, text_only=(1,)), *EMOJI, chat("Say", f"\n{DECOMPOSED}")]
     rows[0]["messages"][1]["content"] = "漢字 🙂🙂 かな交じり文 " * 3
-    given = [messages(write_rows(tmp_path / "rows.jsonl", rows)), *qwens, "data.max_length=40", *TRUNCATED, "optim.groups.vision.lr=1e-9"]
+    given = [
+        messages(write_rows(tmp_path / "rows.jsonl", rows)),
+        *qwens,
+        "data.max_length=40",
+        *TRUNCATED,
+        "optim.groups.vision.lr=1e-9",
+    ]
     proved = prove(load_run("rows", given).run, fast=True)
     assert [proof.finding for proof in proved.proofs if proof.finding] == []
     assert [proof.rule for proof in proved.proofs if proof.state == "not-run"] == [

@@ -1,4 +1,8 @@
-"""Proofs of a recipe: healthy ones pass, on every family and engine, and what is allowed is derived. `tests/zoo` breaks them."""
+"""Proofs of a recipe:
+
+healthy ones pass, on every family and engine, and what is allowed is derived. `tests/zoo` breaks
+them.
+"""
 
 import copy
 import json
@@ -42,7 +46,11 @@ def ground(folder: Path, *overrides: str) -> Ground:
 def test_the_fast_proofs_of_a_healthy_recipe_pass(family: str) -> None:
     proved = prove(load_run("digits", [f"model.family={family}"]).run, fast=True)
     states = proved.checks()
-    assert {rule: proof.finding for rule, proof in zip(states, proved.proofs, strict=True) if proof.state == "failed"} == {}
+    assert {
+        rule: proof.finding
+        for rule, proof in zip(states, proved.proofs, strict=True)
+        if proof.state == "failed"
+    } == {}
     missed = {rule for rule, state in states.items() if state == "not-run"}
     refused = {"gradient-depends-on-packing"} if family == "qwen3_5" else set()
     assert missed == set(RANKED) - set(ALONE) | refused
@@ -61,26 +69,51 @@ def test_rows_of_every_kind_pass_with_adapters_and_frozen_parts(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(("budget", "window"), [(None, 24), (40, 41), (60, 400)])
-def test_a_model_with_windows_is_proved_without_packing_where_the_rows_reach_them(tmp_path: Path, budget: int | None, window: int) -> None:
-    """At full size: the tiny model has none. The rows of a recipe that packs may be shorter than the window, and those of proofs longer."""
+def test_a_model_with_windows_is_proved_without_packing_where_the_rows_reach_them(
+    tmp_path: Path, budget: int | None, window: int
+) -> None:
+    """At full size:
+
+    the tiny model has none. The rows of a recipe that packs may be shorter than the window, and
+    those of proofs longer.
+    """
     model = windowed(base_model(tmp_path), tmp_path / "windowed", sliding_window=window)
     packed = ["data.packing=token_budget", f"data.micro_batch_tokens={budget}"] if budget else []
-    given = [messages(tmp_path / "rows.jsonl"), f"model.path={model}", "model.size=null", f"run.dir={tmp_path / 'proved'}", *packed]
+    given = [
+        messages(tmp_path / "rows.jsonl"),
+        f"model.path={model}",
+        "model.size=null",
+        f"run.dir={tmp_path / 'proved'}",
+        *packed,
+    ]
     proved = prove(load_run("rows", given).run, fast=True, full_size=True)
     assert [proof.finding for proof in proved.proofs if proof.finding] == []
     (proof,) = (proof for proof in proved.proofs if proof.rule == "gradient-depends-on-packing")
     reached = window < 400
     assert ("sliding_window" in proof.reason) is reached
     assert (proof.state == "passed") is not reached
-    assert any("data.packing token_budget → none" in change for change in proved.changes) is (reached and budget is not None)
+    assert any("data.packing token_budget → none" in change for change in proved.changes) is (
+        reached and budget is not None
+    )
 
 
 def test_what_needs_images_is_not_run_where_no_row_has_one(tmp_path: Path) -> None:
-    rows = messages(write_rows(tmp_path / "rows.jsonl", [chat(f"What is {number}?", f"It is {number}.") for number in range(6)]))
+    rows = messages(
+        write_rows(
+            tmp_path / "rows.jsonl",
+            [chat(f"What is {number}?", f"It is {number}.") for number in range(6)],
+        )
+    )
     proved = prove(load_run("rows", [rows]).run, fast=True)
-    assert {proof.rule: proof.reason for proof in proved.proofs if proof.state == "not-run" and proof.rule in ALONE} == {
+    assert {
+        proof.rule: proof.reason
+        for proof in proved.proofs
+        if proof.state == "not-run" and proof.rule in ALONE
+    } == {
         "text-only-differs": "no row has an image",
-        "trained-set-differs": "the tower is trained, and of the rows looked at no row has an image",
+        "trained-set-differs": (
+            "the tower is trained, and of the rows looked at no row has an image"
+        ),
     }
 
 
@@ -97,12 +130,20 @@ def test_what_needs_two_rows_is_not_run_on_one(tmp_path: Path) -> None:
     stand = ground(tmp_path)
     alone = replace(stand, rows=stand.rows[:1], samples=stand.samples[:1])
     asked = ["gradient-depends-on-packing", "padding-changes-row", "documents-see-each-other"]
-    assert [(proof.state, proof.reason) for proof in prove_on(alone, Ranks(), asked)] == [("not-run", ONE_ROW)] * 3
+    assert [(proof.state, proof.reason) for proof in prove_on(alone, Ranks(), asked)] == [
+        ("not-run", ONE_ROW)
+    ] * 3
 
 
-@pytest.mark.parametrize(("dummy", "state"), [("auto", "passed"), ("never", "passed"), ("always", "not-run")])
+@pytest.mark.parametrize(
+    ("dummy", "state"), [("auto", "passed"), ("never", "passed"), ("always", "not-run")]
+)
 def test_a_step_of_text_alone_is_proved_as_the_recipe_takes_it(dummy: str, state: str) -> None:
-    proved = prove(load_run("digits", [f"model.dummy_visual={dummy}"]).run, only=["text-only-differs"], fast=True)
+    proved = prove(
+        load_run("digits", [f"model.dummy_visual={dummy}"]).run,
+        only=["text-only-differs"],
+        fast=True,
+    )
     assert proved.checks() == {"text-only-differs": state}
 
 
@@ -119,41 +160,59 @@ def with_dropout(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize("full_size", [False, True])
-def test_dropout_of_the_model_is_off_and_that_is_said(with_dropout: tuple[str, ...], full_size: bool) -> None:
+def test_dropout_of_the_model_is_off_and_that_is_said(
+    with_dropout: tuple[str, ...], full_size: bool
+) -> None:
     proved = prove(load_run("digits", with_dropout).run, fast=True, full_size=full_size)
     assert {rule for rule, state in proved.checks().items() if state != "passed"} <= {*RANKED}
-    assert "attention_dropout 0.1 of the model → 0, as lora.dropout is: each draw is another number" in proved.changes
+    assert (
+        "attention_dropout 0.1 of the model → 0, as lora.dropout is: each draw is another number"
+        in proved.changes
+    )
     assert all((proof.tolerance or 0) < 1e-3 for proof in proved.proofs)
 
 
-def test_a_model_that_draws_at_random_all_the_same_is_not_proved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_draws_at_random_all_the_same_is_not_proved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     language = type(ground(tmp_path).bare.model.language_model)  # type: ignore[union-attr]
     forward = language.forward
 
     def draws(self: Any, *args: Any, inputs_embeds: torch.Tensor, **more: Any) -> Any:
-        return forward(self, *args, inputs_embeds=inputs_embeds * (1 + 0.01 * torch.randn(())), **more)
+        return forward(
+            self, *args, inputs_embeds=inputs_embeds * (1 + 0.01 * torch.randn(())), **more
+        )
 
     monkeypatch.setattr(language, "forward", draws)
-    with pytest.raises(NotProvable, match=r"draws at random: the logits of row 1, asked for twice, are \S+ of their norm apart"):
+    with pytest.raises(
+        NotProvable,
+        match=r"draws at random: the logits of row 1, asked for twice, are \S+ of their norm apart",
+    ):
         prove(load_run("digits").run, fast=True)
 
 
-def test_nothing_passes_where_rounding_is_all_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_passes_where_rounding_is_all_there_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("vtool.verify.prove.HOLLOW", 1e-12)
-    (one, other) = prove_on(ground(tmp_path), Ranks(), ["padding-changes-row", "rows-lost"])
+    one, other = prove_on(ground(tmp_path), Ranks(), ["padding-changes-row", "rows-lost"])
     assert one.state == "not-run"
     assert "rounding alone" in one.reason
     assert other.state == "passed"
 
 
 def test_rows_that_cannot_be_used_are_a_finding(tmp_path: Path) -> None:
-    rows = messages(write_rows(tmp_path / "rows.jsonl", [{"messages": [{"role": "user", "content": "?"}]}]))
+    rows = messages(
+        write_rows(tmp_path / "rows.jsonl", [{"messages": [{"role": "user", "content": "?"}]}])
+    )
     with pytest.raises(Findings) as raised:
         prove(load_run("rows", [rows]).run, fast=True)
     assert [finding.rule for finding in raised.value.diagnostics] == ["no-rows"]
 
 
-def test_a_run_that_goes_on_from_another_step_takes_other_rows_and_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_goes_on_from_another_step_takes_other_rows_and_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def forgetful(engine: Any, checkpoint: Path) -> Progress:
         return replace(take_up(engine, checkpoint), step=0)
 
@@ -165,25 +224,38 @@ def test_a_run_that_goes_on_from_another_step_takes_other_rows_and_is_told(tmp_p
 
 
 class TestTolerance:
-    """What is allowed must be above what rounding does, measured against float64, and far below what a wrong number does."""
+    """What is allowed must be above what rounding does, measured against float64, and far below
+    what a wrong number does.
+    """
 
-    def test_the_gradient_of_float64_is_within_it_and_a_wrong_one_is_not(self, tmp_path: Path) -> None:
+    def test_the_gradient_of_float64_is_within_it_and_a_wrong_one_is_not(
+        self, tmp_path: Path
+    ) -> None:
         stand = ground(tmp_path)
         model = stand.model()
         single, _ = reference.gradient_and_logits(stand, model)
-        allowed = tolerances(model, sum(stand.lengths), lambda one: reference.gradient_and_logits(stand, one)[0], single)
+        allowed = tolerances(
+            model,
+            sum(stand.lengths),
+            lambda one: reference.gradient_and_logits(stand, one)[0],
+            single,
+        )
         double, _ = reference.gradient_and_logits(stand, copy.deepcopy(model).double())
         for name, gradient in double.items():
             assert float((gradient - single[name].double()).norm()) <= allowed[name], name
         large = [name for name, gradient in double.items() if float(gradient.norm()) > 1e-3]
         assert len(large) > len(double) / 2
-        assert all(allowed[name] < 1e-3 * float(double[name].norm()) for name in large), "a wrong factor of 1.001 is seen"
+        assert all(allowed[name] < 1e-3 * float(double[name].norm()) for name in large), (
+            "a wrong factor of 1.001 is seen"
+        )
 
     def test_a_loss_of_other_tokens_is_far_above_it(self, tmp_path: Path) -> None:
         stand = ground(tmp_path)
         model = stand.model()
         logits = reference.all_logits(stand, model)
-        allowed = tolerances(model, sum(stand.lengths), lambda one: reference.all_logits(stand, one), logits)
+        allowed = tolerances(
+            model, sum(stand.lengths), lambda one: reference.all_logits(stand, one), logits
+        )
         assert max(allowed.values()) / stand.supervised < 1e-3 * reference.loss(stand, logits)
 
 
@@ -192,7 +264,9 @@ class TestReference:
 
     @pytest.mark.parametrize("family", sorted(FAMILIES))
     def test_positions_are_those_of_transformers(self, tmp_path: Path, family: str) -> None:
-        rows = messages(write_rows(tmp_path / "rows.jsonl", mixed_rows(tmp_path, 6, text_only=(1,))))
+        rows = messages(
+            write_rows(tmp_path / "rows.jsonl", mixed_rows(tmp_path, 6, text_only=(1,)))
+        )
         stand = lay(load_run("rows", [rows, f"model.family={family}"]).run, tmp_path)
         model: Any = stand.model()
         assert any(sample.images > 1 for sample in stand.samples)
@@ -200,12 +274,16 @@ class TestReference:
             if sample.images:
                 given = reference.inputs(stand, sample)
                 found, _ = model.model.get_rope_index(
-                    given["input_ids"], mm_token_type_ids=given["mm_token_type_ids"], image_grid_thw=given["image_grid_thw"]
+                    given["input_ids"],
+                    mm_token_type_ids=given["mm_token_type_ids"],
+                    image_grid_thw=given["image_grid_thw"],
                 )
                 assert torch.equal(found[-3:, 0], reference.positions(stand, sample))
 
     @pytest.mark.parametrize("family", sorted(FAMILIES))
-    def test_without_token_types_transformers_does_what_the_rule_says(self, tmp_path: Path, family: str) -> None:
+    def test_without_token_types_transformers_does_what_the_rule_says(
+        self, tmp_path: Path, family: str
+    ) -> None:
         stand = ground(tmp_path, f"model.family={family}")
         model: Any = stand.model()
         sample = stand.samples[stand.with_images()[0]]
@@ -214,7 +292,10 @@ class TestReference:
         assert not torch.equal(given.pop("position_ids"), wanted)
         del given["mm_token_type_ids"]
         if family in POSITIONS_OF_TEXT:
-            assert torch.equal(model(**given, use_cache=False).logits, model(**given, position_ids=wanted, use_cache=False).logits)
+            assert torch.equal(
+                model(**given, use_cache=False).logits,
+                model(**given, position_ids=wanted, use_cache=False).logits,
+            )
         else:
             with pytest.raises(ValueError, match="mm_token_type_ids"):
                 model(**given, use_cache=False)
@@ -226,11 +307,18 @@ class TestReference:
         for sample in stand.samples:
             given = dict(reference.inputs(stand, sample).items())
             with torch.no_grad():
-                total += float(model(**given, labels=sample.labels[None], use_cache=False).loss) * sample.supervised
-        assert reference.loss(stand, reference.all_logits(stand, model)) == pytest.approx(total / stand.supervised, rel=1e-5)
+                total += (
+                    float(model(**given, labels=sample.labels[None], use_cache=False).loss)
+                    * sample.supervised
+                )
+        assert reference.loss(stand, reference.all_logits(stand, model)) == pytest.approx(
+            total / stand.supervised, rel=1e-5
+        )
 
 
-def test_a_proof_that_cannot_be_computed_has_failed_and_says_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_proof_that_cannot_be_computed_has_failed_and_says_where(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stand = ground(tmp_path)
 
     def broken(*_: Any) -> Any:
@@ -246,7 +334,9 @@ def test_a_proof_that_cannot_be_computed_has_failed_and_says_where(tmp_path: Pat
     assert finding.origin.file == __file__
 
 
-def test_an_in_place_write_is_named_with_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_in_place_write_is_named_with_its_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stand = ground(tmp_path)
     model: Any = stand.bare
     language = type(model.model.language_model)
@@ -265,13 +355,17 @@ def test_an_in_place_write_is_named_with_its_line(tmp_path: Path, monkeypatch: p
     assert "as verl's dummy did" in line
 
 
-def test_a_process_that_ends_without_a_word_is_told_with_its_last_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_ends_without_a_word_is_told_with_its_last_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     here_alone = types.ModuleType("here_alone")
     task = type("Task", (), {"__module__": "here_alone"})
     here_alone.Task = task  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "here_alone", here_alone)
     (ended,) = run_processes("vtool.verify.prove_rank", task(), 1, bool)
-    assert ended == Ended("ended with exit status 1: ModuleNotFoundError: No module named 'here_alone'")
+    assert ended == Ended(
+        "ended with exit status 1: ModuleNotFoundError: No module named 'here_alone'"
+    )
 
 
 def test_proofs_on_two_processes_pass_on_the_recipes_engine() -> None:
@@ -299,7 +393,12 @@ def test_all_proofs_of_a_healthy_recipe_pass(family: str, engine: str) -> None:
 @pytest.mark.parametrize("lora", [False, True])
 def test_all_proofs_pass_on_megatron(family: str, parallel: str, lora: bool) -> None:
     recipe = "digits_lora" if lora else "digits"
-    proved = prove(load_run(recipe, [f"model.family={family}", "engine=megatron", f"engine.parallel={parallel}"]).run, only=RANKED)
+    proved = prove(
+        load_run(
+            recipe, [f"model.family={family}", "engine=megatron", f"engine.parallel={parallel}"]
+        ).run,
+        only=RANKED,
+    )
     assert [proof.finding for proof in proved.proofs if proof.finding] == []
     assert set(proved.checks().values()) == {"passed"}
 

@@ -11,11 +11,15 @@ from vtool.data.chat import IGNORED
 from vtool.diagnostics import Findings
 from vtool.verify.rows import FIRST, Span, audit_rows
 
-TWO_TURNS = {"messages": [*chat("Hi", "Hello")["messages"], *chat("And now?", "Bye now")["messages"]]}
+TWO_TURNS = {
+    "messages": [*chat("Hi", "Hello")["messages"], *chat("And now?", "Bye now")["messages"]]
+}
 
 
 def audited(folder: Path, rows: list[Any], *overrides: str, asked: tuple[str, ...] = ()) -> Any:
-    (audit,) = audit_rows(request("rows", messages(write_rows(folder / "rows.jsonl", rows)), *overrides).run, asked)
+    (audit,) = audit_rows(
+        request("rows", messages(write_rows(folder / "rows.jsonl", rows)), *overrides).run, asked
+    )
     return audit
 
 
@@ -27,13 +31,17 @@ def test_each_supervised_turn_is_a_span_of_the_rows_own_tokens(tmp_path: Path) -
     sample = rows.sample(0)
     assert shown.tokens == len(sample.input_ids)
     covered = {place for span in shown.spans for place in range(span.start, span.end)}
-    assert covered == {place for place, label in enumerate(sample.labels.tolist()) if label != IGNORED}
+    assert covered == {
+        place for place, label in enumerate(sample.labels.tolist()) if label != IGNORED
+    }
     for span in shown.spans:
         assert processor.tokenizer.decode(sample.input_ids[span.start : span.end]) == span.text
 
 
 def test_a_span_may_end_with_the_row(tmp_path: Path) -> None:
-    audit = audited(tmp_path, [chat("Hi", "word " * 60)], "data.max_length=30", "data.on_overlong=truncate")
+    audit = audited(
+        tmp_path, [chat("Hi", "word " * 60)], "data.max_length=30", "data.on_overlong=truncate"
+    )
     (span,) = audit.shown[0].spans
     assert isinstance(span, Span)
     assert span.end == audit.shown[0].tokens == 30
@@ -52,12 +60,19 @@ def test_the_first_rows_are_shown_and_those_asked_for(tmp_path: Path) -> None:
 def test_a_row_that_is_not_there_cannot_be_shown(tmp_path: Path) -> None:
     with pytest.raises(Findings) as caught:
         audited(tmp_path, [TWO_TURNS], asked=("1", "2", "x"))
-    assert [finding.message for finding in caught.value.diagnostics] == ["there is no row 2", "there is no row x"]
+    assert [finding.message for finding in caught.value.diagnostics] == [
+        "there is no row 2",
+        "there is no row x",
+    ]
 
 
 def test_answers_that_evaluation_would_cut_off_are_a_warning(tmp_path: Path) -> None:
     rows = write_rows(tmp_path / "rows.jsonl", [chat("Hi", "a b c d e f g h"), chat("Hi", "a")])
-    overrides = [messages(rows), messages(rows).replace("data.train", "data.test"), "evaluation.generate.max_new_tokens=2"]
+    overrides = [
+        messages(rows),
+        messages(rows).replace("data.train", "data.test"),
+        "evaluation.generate.max_new_tokens=2",
+    ]
     train, test = audit_rows(request("rows", *overrides).run)
     assert train.findings == ()
     (warning,) = test.findings

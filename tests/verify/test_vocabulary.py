@@ -1,4 +1,7 @@
-"""Proofs of a recipe whose vocabulary is large: the tiny model has the tokens of the rows, and nothing else of it."""
+"""Proofs of a recipe whose vocabulary is large:
+
+the tiny model has the tokens of the rows, and nothing else of it.
+"""
 
 from pathlib import Path
 
@@ -20,7 +23,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model's folder, without weights."""
     made = tmp_path_factory.mktemp("model")
     run = load_run("digits", []).run
-    processor = new_processor(run.model, run.data.image, ["Which digit is shown? 0123456789"], run.data.video)
+    processor = new_processor(
+        run.model, run.data.image, ["Which digit is shown? 0123456789"], run.data.video
+    )
     processor.tokenizer.add_tokens([f"word{number}" for number in range(WORDS)])
     processor.save(made)
     model_config(run.model, processor).save_pretrained(made)
@@ -29,14 +34,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def ground(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Ground:
-    return lay(load_run("digits", [f"model.path={folder}", "model.size=null"]).run, tmp_path_factory.mktemp("ground"))
+    return lay(
+        load_run("digits", [f"model.path={folder}", "model.size=null"]).run,
+        tmp_path_factory.mktemp("ground"),
+    )
 
 
 def test_the_model_has_the_tokens_of_the_rows_and_they_are_told_apart(ground: Ground) -> None:
     processor, samples = ground.encoded
     assert len(processor.tokenizer) > WORDS
     assert ground.bare.config.get_text_config().vocab_size == len(ground.vocabulary) < 100  # type: ignore[union-attr, operator]
-    assert any(f"a vocabulary of {len(processor.tokenizer)} tokens" in change for change in ground.changes)
+    assert any(
+        f"a vocabulary of {len(processor.tokenizer)} tokens" in change for change in ground.changes
+    )
     for here, there in zip(ground.samples, samples, strict=True):
         assert torch.equal(ground.vocabulary.kept[here.input_ids], there.input_ids)
         supervised = there.labels != IGNORED
@@ -50,6 +60,14 @@ def test_the_model_has_the_tokens_of_the_rows_and_they_are_told_apart(ground: Gr
 
 
 def test_its_proofs_pass(folder: Path) -> None:
-    rules = ("label-masks-disagree", "loss-differs", "gradient-depends-on-split", "documents-see-each-other", "export-differs")
+    rules = (
+        "label-masks-disagree",
+        "loss-differs",
+        "gradient-depends-on-split",
+        "documents-see-each-other",
+        "export-differs",
+    )
     proved = prove(load_run("digits", [f"model.path={folder}", "model.size=null"]).run, only=rules)
-    assert [(proof.rule, proof.state, proof.reason) for proof in proved.proofs] == [(rule, "passed", "") for rule in rules]
+    assert [(proof.rule, proof.state, proof.reason) for proof in proved.proofs] == [
+        (rule, "passed", "") for rule in rules
+    ]

@@ -1,4 +1,7 @@
-"""`make zoo`: every defect, and whether the check that is to catch it does. With `--page`, docs/zoo.md."""
+"""`make zoo`:
+
+every defect, and whether the check that is to catch it does. With `--page`, docs/zoo.md.
+"""
 
 import os
 import sys
@@ -8,7 +11,9 @@ def main() -> int:
     from tests.zoo.zoo import AREAS, LOOKS, ask, ask_with, code, figures, is_caught, said
 
     print(f"of healthy code: {len(LOOKS)} checks", flush=True)
-    alarms = [f"FALSE ALARM of {look}: {said(findings)}" for look in LOOKS if (findings := ask(look))]
+    alarms = [
+        f"FALSE ALARM of {look}: {said(findings)}" for look in LOOKS if (findings := ask(look))
+    ]
     caught = missed = 0
     for area, defects in AREAS.items():
         print(f"\n{area}")

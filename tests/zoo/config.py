@@ -11,7 +11,15 @@ RULE = "setting-not-arrived"
 FSDP2 = Arrival(("engine=fsdp2", "model.dtype=bfloat16", "engine.reshard_after_forward=false"))
 RESHARDS = Arrival(("engine=fsdp2",))
 MEGATRON = Arrival(("engine=megatron",))
-OPTIM = Arrival(("optim.betas=[0.9, 0.95]", "optim.eps=1e-6", "optim.weight_decay=0.1", "train={steps: 12, epochs: null}", "run.seed=7"))
+OPTIM = Arrival(
+    (
+        "optim.betas=[0.9, 0.95]",
+        "optim.eps=1e-6",
+        "optim.weight_decay=0.1",
+        "train={steps: 12, epochs: null}",
+        "run.seed=7",
+    )
+)
 SHARD = "vtool.engines.fsdp2:fully_shard"
 
 
@@ -24,7 +32,9 @@ def without_betas(real: Any) -> Any:
 
 
 def distributed_by_default(real: Any) -> Any:
-    """The bridge's own default is true, and what it is handed to update it with lacks the one field."""
+    """The bridge's own default is true, and what it is handed to update it with lacks the one
+    field.
+    """
     return lambda wrap, ddp: {**real(wrap, ddp), "use_distributed_optimizer": True}
 
 
@@ -33,19 +43,27 @@ def distributed(real: Any) -> Any:
 
 
 def plain_engine(real: Any) -> Any:
-    return lambda run, model, ranks: real(run.model_copy(update={"engine": schema.Ddp(kind="ddp")}), model, ranks)
+    return lambda run, model, ranks: real(
+        run.model_copy(update={"engine": schema.Ddp(kind="ddp")}), model, ranks
+    )
 
 
 def default_engine(real: Any) -> Any:
-    return lambda run, model, ranks: real(run.model_copy(update={"engine": schema.Fsdp2(kind="fsdp2")}), model, ranks)
+    return lambda run, model, ranks: real(
+        run.model_copy(update={"engine": schema.Fsdp2(kind="fsdp2")}), model, ranks
+    )
 
 
 def only_the_mesh(real: Any) -> Any:
-    return lambda part, **given: real(part, **{name: given[name] for name in ("mesh", "reshard_after_forward")})
+    return lambda part, **given: real(
+        part, **{name: given[name] for name in ("mesh", "reshard_after_forward")}
+    )
 
 
 def one_for_true(real: Any) -> Any:
-    return lambda part, **given: real(part, **{**given, "reshard_after_forward": given["reshard_after_forward"] and 1})
+    return lambda part, **given: real(
+        part, **{**given, "reshard_after_forward": given["reshard_after_forward"] and 1}
+    )
 
 
 def nothing(_: Any) -> Any:
@@ -66,89 +84,191 @@ def twice_as_fast(real: Any) -> Any:
 
 def tower_means_all_of_it(real: Any) -> Any:
     """The projector is a child of the tower, and is frozen with it."""
-    return lambda freeze: [part for part in real(freeze) if part != "projector" or not freeze.vision]
+    return lambda freeze: [
+        part for part in real(freeze) if part != "projector" or not freeze.vision
+    ]
 
 
 DEFECTS = (
     Defect(
-        "betas-dropped", "verl#4214", "The optimiser is built without the betas that are asked for.",
-        RULE, OPTIM, "torch.optim:AdamW", without_betas, told="optim.betas",
+        "betas-dropped",
+        "verl#4214",
+        "The optimizer is built without the betas that are asked for.",
+        RULE,
+        OPTIM,
+        "torch.optim:AdamW",
+        without_betas,
+        told="optim.betas",
     ),
     Defect(
-        "seed-unread", "transformers#31255", "A seed is in the recipe, and the order of the rows comes from another one.",
-        RULE, OPTIM, "vtool.training.setup:Plan", lambda real: lambda rows, size, _seed: real(rows, size, 0), told="run.seed",
+        "seed-unread",
+        "transformers#31255",
+        "A seed is in the recipe, and the order of the rows comes from another one.",
+        RULE,
+        OPTIM,
+        "vtool.training.setup:Plan",
+        lambda real: lambda rows, size, _seed: real(rows, size, 0),
+        told="run.seed",
     ),
     Defect(
-        "everything-decays", "Fast-LLM#545", "Weight decay is applied to biases and norms too.",
-        RULE, OPTIM, "vtool.config.schema.training:Optim.treatment", everything_decays, told="optim.weight_decay",
+        "everything-decays",
+        "Fast-LLM#545",
+        "Weight decay is applied to biases and norms too.",
+        RULE,
+        OPTIM,
+        "vtool.config.schema.training:Optim.treatment",
+        everything_decays,
+        told="optim.weight_decay",
     ),
     Defect(
-        "schedule-per-process", "transformers#24088", "The schedule is stepped once for each process: warm-up and decay are too fast.",
-        RULE, Arrival(("optim.warmup_steps=4", "train={steps: 12, epochs: null}")), "vtool.training.setup:Session.rate", twice_as_fast,
+        "schedule-per-process",
+        "transformers#24088",
+        "The schedule is stepped once for each process: warm-up and decay are too fast.",
+        RULE,
+        Arrival(("optim.warmup_steps=4", "train={steps: 12, epochs: null}")),
+        "vtool.training.setup:Session.rate",
+        twice_as_fast,
         told="optim.warmup_steps",
     ),
     Defect(
-        "one-rate-for-all", "LLaVA-NeXT#492", "The parts of the model were to learn at rates of their own, and learn at one.",
-        RULE, Arrival(("optim.groups={vision: {lr: 1e-5}}",)), "vtool.config.schema.training:Optim.treatment", one_rate,
+        "one-rate-for-all",
+        "LLaVA-NeXT#492",
+        "The parts of the model were to learn at rates of their own, and learn at one.",
+        RULE,
+        Arrival(("optim.groups={vision: {lr: 1e-5}}",)),
+        "vtool.config.schema.training:Optim.treatment",
+        one_rate,
         told="optim.groups.vision.lr",
     ),
     Defect(
-        "freeze-without-consumer", "LLaMA-Factory#10139", "model.freeze is in the recipe, and no line reads it.",
-        RULE, Arrival(("model.freeze.vision=true",)), "vtool.training.setup:freeze_parts", nothing, told="model.freeze.vision",
+        "freeze-without-consumer",
+        "LLaMA-Factory#10139",
+        "model.freeze is in the recipe, and no line reads it.",
+        RULE,
+        Arrival(("model.freeze.vision=true",)),
+        "vtool.training.setup:freeze_parts",
+        nothing,
+        told="model.freeze.vision",
     ),
     Defect(
-        "projector-frozen-too", "LLaMA-Factory#6754", "The tower is frozen with all that is inside it, and the projector is.",
-        RULE, Arrival(("model.freeze.vision=true",)), "vtool.models.adapters:trained_parts", tower_means_all_of_it,
+        "projector-frozen-too",
+        "LLaMA-Factory#6754",
+        "The tower is frozen with all that is inside it, and the projector is.",
+        RULE,
+        Arrival(("model.freeze.vision=true",)),
+        "vtool.models.adapters:trained_parts",
+        tower_means_all_of_it,
         told="model.freeze.projector",
     ),
     Defect(
-        "pixels-ignored", "transformers#41955", "max_pixels is taken and not heeded: images have their own size, and far more tokens.",
-        RULE, Arrival(), "vtool.models.processor:with_sizes", lambda _: lambda processor, image, known: processor,
+        "pixels-ignored",
+        "transformers#41955",
+        "max_pixels is taken and not heeded: images have their own size, and far more tokens.",
+        RULE,
+        Arrival(),
+        "vtool.models.processor:with_sizes",
+        lambda _: lambda processor, image, known: processor,
         told="data.image.max_pixels",
     ),
     Defect(
-        "distributed-by-default", "verl#5775", "The bridge's default for the DDP wins over the setting; the optimiser follows the setting.",
-        RULE, MEGATRON, "vtool.engines.megatron.ddp_config:live_fields", distributed_by_default,
+        "distributed-by-default",
+        "verl#5775",
+        "The bridge's default for the DDP wins over the setting; the optimizer follows the"
+        " setting.",
+        RULE,
+        MEGATRON,
+        "vtool.engines.megatron.ddp_config:live_fields",
+        distributed_by_default,
         told="engine.wrap_config.use_distributed_optimizer",
     ),
     Defect(
-        "distributed-in-the-code", "verl#4392", "The distributed optimiser is written into the code.",
-        RULE, MEGATRON, "vtool.engines.megatron.engine:live_ddp_config", distributed,
+        "distributed-in-the-code",
+        "verl#4392",
+        "The distributed optimizer is written into the code.",
+        RULE,
+        MEGATRON,
+        "vtool.engines.megatron.engine:live_ddp_config",
+        distributed,
         told="engine.wrap_config.use_distributed_optimizer",
     ),
     Defect(
-        "fsdp-not-applied", "verl#5854", "The model is not sharded at all: another engine trains it.",
-        RULE, RESHARDS, "vtool.training.setup:build_engine", plain_engine, told="engine.kind",
+        "fsdp-not-applied",
+        "verl#5854",
+        "The model is not sharded at all: another engine trains it.",
+        RULE,
+        RESHARDS,
+        "vtool.training.setup:build_engine",
+        plain_engine,
+        told="engine.kind",
     ),
     Defect(
-        "sharding-in-the-code", "dinov3#323", "Whether weights are freed after the forward pass is written into the code.",
-        RULE, FSDP2, SHARD, instead_of(reshard_after_forward=True), told="engine.reshard_after_forward",
+        "sharding-in-the-code",
+        "dinov3#323",
+        "Whether weights are freed after the forward pass is written into the code.",
+        RULE,
+        FSDP2,
+        SHARD,
+        instead_of(reshard_after_forward=True),
+        told="engine.reshard_after_forward",
     ),
     Defect(
-        "one-for-true", "pytorch#149750", "reshard_after_forward=1 is a world of one rank, and not true.",
-        RULE, RESHARDS, SHARD, one_for_true, told="engine.reshard_after_forward",
+        "one-for-true",
+        "pytorch#149750",
+        "reshard_after_forward=1 is a world of one rank, and not true.",
+        RULE,
+        RESHARDS,
+        SHARD,
+        one_for_true,
+        told="engine.reshard_after_forward",
     ),
     Defect(
-        "one-setting-forwarded", "ms-swift#7962", "Of FSDP's settings one is handed on: the compute dtype is not.",
-        RULE, FSDP2, SHARD, only_the_mesh, told="model.dtype",
+        "one-setting-forwarded",
+        "ms-swift#7962",
+        "Of FSDP's settings one is handed on: the compute dtype is not.",
+        RULE,
+        FSDP2,
+        SHARD,
+        only_the_mesh,
+        told="model.dtype",
     ),
     Defect(
-        "guard-that-skips", "NeMo-RL#3494", "A hasattr guard looks for a method by another name, and does nothing.",
-        RULE, Arrival(("model.gradient_checkpointing=true",)), "transformers:PreTrainedModel.activation_checkpointing_enable", nothing,
+        "guard-that-skips",
+        "NeMo-RL#3494",
+        "A hasattr guard looks for a method by another name, and does nothing.",
+        RULE,
+        Arrival(("model.gradient_checkpointing=true",)),
+        "transformers:PreTrainedModel.activation_checkpointing_enable",
+        nothing,
         told="model.gradient_checkpointing",
     ),
     Defect(
-        "defaults-for-a-lost-file", "accelerate#1115", "The engine's settings are in a file that is not found: it gets its defaults.",
-        RULE, FSDP2, "vtool.training.setup:build_engine", default_engine, told="engine.reshard_after_forward",
+        "defaults-for-a-lost-file",
+        "accelerate#1115",
+        "The engine's settings are in a file that is not found: it gets its defaults.",
+        RULE,
+        FSDP2,
+        "vtool.training.setup:build_engine",
+        default_engine,
+        told="engine.reshard_after_forward",
     ),
     Defect(
-        "exclude-unread", "accelerate#3698", "What is to be left out is read, and never handed on.",
-        RULE, Arrival(("lora={rank: 2, exclude: [q_proj]}",)), "vtool.models.adapters:chosen", lambda _: lambda names, _lora: list(names),
+        "exclude-unread",
+        "accelerate#3698",
+        "What is to be left out is read, and never handed on.",
+        RULE,
+        Arrival(("lora={rank: 2, exclude: [q_proj]}",)),
+        "vtool.models.adapters:chosen",
+        lambda _: lambda names, _lora: list(names),
         told="lora.exclude",
     ),
     Defect(
-        "attention-of-its-own", "xtuner#654", "The builder chooses the attention by itself.",
-        RULE, Arrival(("model.attention=eager",)), "transformers:AutoModelForImageTextToText.from_config",
-        instead_of(attn_implementation="sdpa"), told="model.attention",
+        "attention-of-its-own",
+        "xtuner#654",
+        "The builder chooses the attention by itself.",
+        RULE,
+        Arrival(("model.attention=eager",)),
+        "transformers:AutoModelForImageTextToText.from_config",
+        instead_of(attn_implementation="sdpa"),
+        told="model.attention",
     ),
-)  # fmt: skip
+)

@@ -12,7 +12,8 @@ RENDER = "vtool.data.encode:render_chat"
 ROWS = Audit()
 # The right code refuses such rows before the first step.
 CUT = Train(
-    ("data.max_length=15", "data.on_overlong=truncate", "data.max_dropped_rows=1"), beside=("answer-cut-off", "too-many-dropped-rows")
+    ("data.max_length=15", "data.on_overlong=truncate", "data.max_dropped_rows=1"),
+    beside=("answer-cut-off", "too-many-dropped-rows"),
 )
 
 
@@ -74,7 +75,9 @@ def cut_without_looking(_: Any) -> Any:
 
 
 def placeholder_left(real: Any) -> Any:
-    def expand(ids: Any, labels: Any, row: Any, visuals: Any, processor: Any, *, whole: bool = True) -> Any:
+    def expand(
+        ids: Any, labels: Any, row: Any, visuals: Any, processor: Any, *, whole: bool = True
+    ) -> Any:
         return list(ids), list(labels), real(ids, labels, row, visuals, processor, whole=whole)[2]
 
     return expand
@@ -100,57 +103,124 @@ def answers_alone(real: Any) -> Any:
 
 DEFECTS = (
     Defect(
-        "end-token-masked", "Megatron-Bridge#4265", "The token that ends a turn is left out of the labels: the model never learns to stop.",
-        "labels-differ-from-answers", ROWS, RENDER, relabelled(without_end),
+        "end-token-masked",
+        "Megatron-Bridge#4265",
+        "The token that ends a turn is left out of the labels: the model never learns to stop.",
+        "labels-differ-from-answers",
+        ROWS,
+        RENDER,
+        relabelled(without_end),
     ),
     Defect(
-        "mask-shifted", "verl#3287", "The loss mask is one token late: the first token of each answer is not learnt.",
-        "labels-differ-from-answers", ROWS, RENDER, relabelled(later),
+        "mask-shifted",
+        "verl#3287",
+        "The loss mask is one token late: the first token of each answer is not learnt.",
+        "labels-differ-from-answers",
+        ROWS,
+        RENDER,
+        relabelled(later),
     ),
     Defect(
-        "mask-to-the-end", "transformers#47325", "An answer's end is not found: all that follows, the user's turns too, is learnt.",
-        "labels-differ-from-answers", ROWS, RENDER, relabelled(to_the_end),
+        "mask-to-the-end",
+        "transformers#47325",
+        "An answer's end is not found: all that follows, the user's turns too, is learnt.",
+        "labels-differ-from-answers",
+        ROWS,
+        RENDER,
+        relabelled(to_the_end),
     ),
     Defect(
-        "prompt-supervised", "Megatron-Bridge#3927", "Without marks in the template the mask is all ones: the model learns the questions.",
-        "labels-differ-from-answers", ROWS, RENDER, relabelled(all_of_it),
+        "prompt-supervised",
+        "Megatron-Bridge#3927",
+        "Without marks in the template the mask is all ones: the model learns the questions.",
+        "labels-differ-from-answers",
+        ROWS,
+        RENDER,
+        relabelled(all_of_it),
     ),
     Defect(
-        "mask-all-zero", "transformers#44543", "With an image in the row nothing is found to supervise, and the mask is all zeros.",
-        "labels-differ-from-answers", ROWS, RENDER, relabelled(none_of_it),
+        "mask-all-zero",
+        "transformers#44543",
+        "With an image in the row nothing is found to supervise, and the mask is all zeros.",
+        "labels-differ-from-answers",
+        ROWS,
+        RENDER,
+        relabelled(none_of_it),
     ),
     Defect(
-        "turns-masked", "axolotl#3098", "All before the last answer is taken for the prompt: of several answers one is learnt.",
-        "labels-differ-from-answers", ROWS, RENDER, relabelled(last_turn),
+        "turns-masked",
+        "axolotl#3098",
+        "All before the last answer is taken for the prompt: of several answers one is learnt.",
+        "labels-differ-from-answers",
+        ROWS,
+        RENDER,
+        relabelled(last_turn),
     ),
     Defect(
-        "thoughts-forgotten", "ms-swift#4939", "The template takes the thoughts out of all but the last turn: they are not learnt.",
-        "unstable-template", ROWS, "vtool.models.tokens:chat_template", forgets_thoughts,
+        "thoughts-forgotten",
+        "ms-swift#4939",
+        "The template takes the thoughts out of all but the last turn: they are not learnt.",
+        "unstable-template",
+        ROWS,
+        "vtool.models.tokens:chat_template",
+        forgets_thoughts,
     ),
     Defect(
-        "reasoning-left-out", "slime#330", "The reasoning is in the row, and the template writes the answer behind it alone.",
-        "labels-differ-from-answers", ROWS, "vtool.models.tokens:chat_template", answers_alone, told="turn 2 says",
+        "reasoning-left-out",
+        "slime#330",
+        "The reasoning is in the row, and the template writes the answer behind it alone.",
+        "labels-differ-from-answers",
+        ROWS,
+        "vtool.models.tokens:chat_template",
+        answers_alone,
+        told="turn 2 says",
     ),
     Defect(
-        "first-image-only", "axolotl#2435", "Of several images in a row the first one is read, the others are dropped.",
-        "image-token-mismatch", ROWS, "vtool.data.encode:_visuals", first_image,
+        "first-image-only",
+        "axolotl#2435",
+        "Of several images in a row the first one is read, the others are dropped.",
+        "image-token-mismatch",
+        ROWS,
+        "vtool.data.encode:_visuals",
+        first_image,
     ),
     Defect(
-        "placeholder-not-expanded", "LLaMA-Factory#8226", "An image has one placeholder token, whatever it has of features.",
-        "image-token-mismatch", ROWS, "vtool.data.encode:_expand", placeholder_left,
+        "placeholder-not-expanded",
+        "LLaMA-Factory#8226",
+        "An image has one placeholder token, whatever it has of features.",
+        "image-token-mismatch",
+        ROWS,
+        "vtool.data.encode:_expand",
+        placeholder_left,
     ),
     Defect(
-        "patches-for-tokens", "LLaMA-Factory#9166", "Patches are counted for image tokens, as if the tower did not merge them.",
-        "image-token-mismatch", ROWS, "vtool.data.encode:_image", not_merged,
+        "patches-for-tokens",
+        "LLaMA-Factory#9166",
+        "Patches are counted for image tokens, as if the tower did not merge them.",
+        "image-token-mismatch",
+        ROWS,
+        "vtool.data.encode:_image",
+        not_merged,
     ),
     Defect(
-        "image-cut-in-two", "LLaMA-Factory#5968", "A row is truncated in the middle of an image: it has fewer tokens than features.",
-        "image-token-mismatch", Audit(("data.max_length=10", "data.on_overlong=truncate"), ("answer-cut-off", "too-many-dropped-rows")),
-        "vtool.data.encode:_truncate", cut_without_looking,
+        "image-cut-in-two",
+        "LLaMA-Factory#5968",
+        "A row is truncated in the middle of an image: it has fewer tokens than features.",
+        "image-token-mismatch",
+        Audit(
+            ("data.max_length=10", "data.on_overlong=truncate"),
+            ("answer-cut-off", "too-many-dropped-rows"),
+        ),
+        "vtool.data.encode:_truncate",
+        cut_without_looking,
     ),
     Defect(
-        "answer-cut-off", "trl#6668", "max_length takes all answers away: loss 0, gradient 0, and the run goes on.",
-        "no-supervised-tokens", CUT,
-        "vtool.data.encode:_truncate", cut_without_looking,
+        "answer-cut-off",
+        "trl#6668",
+        "max_length takes all answers away: loss 0, gradient 0, and the run goes on.",
+        "no-supervised-tokens",
+        CUT,
+        "vtool.data.encode:_truncate",
+        cut_without_looking,
     ),
-)  # fmt: skip
+)

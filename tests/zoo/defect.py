@@ -1,4 +1,7 @@
-"""A defect: one real function replaced by one that makes upstream's mistake, and the check that must say so."""
+"""A defect:
+
+one real function replaced by one that makes upstream's mistake, and the check that must say so.
+"""
 
 import inspect
 from collections.abc import Callable, Iterator
@@ -12,10 +15,16 @@ from vtool.diagnostics import Diagnostic
 
 
 class Look(Protocol):
-    """A real check on a small run, with no knowledge of any defect. Equal looks are one: what they find of healthy code is asked once."""
+    """A real check on a small run, with no knowledge of any defect.
+
+    Equal looks are one: what they find of healthy code is asked once.
+    """
 
     def __call__(self, folder: Path) -> tuple[Diagnostic, ...]:
-        """All that it has to say, in an empty folder. Raises `AssertionError` where a check that is asked could not be made."""
+        """All that it has to say, in an empty folder.
+
+        Raises `AssertionError` where a check that is asked could not be made.
+        """
 
 
 @dataclass(frozen=True, slots=True)

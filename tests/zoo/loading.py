@@ -1,4 +1,7 @@
-"""Classes that are given weights and keep, skip or mix them up. What is replaced is how `tests.loading.models:Good` loads."""
+"""Classes that are given weights and keep, skip or mix them up.
+
+What is replaced is how `tests.loading.models:Good` loads.
+"""
 
 import itertools
 from typing import Any
@@ -20,7 +23,9 @@ def stops_early(real: Any) -> Any:
 
 
 def skips(name: str) -> Any:
-    return lambda real: lambda self, weights: real(self, ((one, tensor) for one, tensor in weights if one != name))
+    return lambda real: (
+        lambda self, weights: real(self, ((one, tensor) for one, tensor in weights if one != name))
+    )
 
 
 def joins_in_a_call(real: Any) -> Any:
@@ -64,35 +69,68 @@ def _weights(name: str, upstream: str, summary: str, rule: str, at: str, wrong: 
 
 DEFECTS = (
     _weights(
-        "tensors-kept", "vllm#42244", "All tensors are listed first: a loader that uses its buffer again has put other bytes there.",
-        "stale-reference", LOAD, keeps_all,
+        "tensors-kept",
+        "vllm#42244",
+        "All tensors are listed first: a loader that uses its buffer again has put other bytes"
+        " there.",
+        "stale-reference",
+        LOAD,
+        keeps_all,
     ),
     _weights(
-        "tensors-aliased", "verl#5599", "What is kept is the receiver's own buffer, and the next bucket is written into it.",
-        "aliased-parameter", PUT, is_the_tensor,
+        "tensors-aliased",
+        "verl#5599",
+        "What is kept is the receiver's own buffer, and the next bucket is written into it.",
+        "aliased-parameter",
+        PUT,
+        is_the_tensor,
     ),
     _weights(
-        "iterator-left", "sglang#25748", "Loading stops before the loader has given everything.",
-        "iterator-not-exhausted", LOAD, stops_early,
+        "iterator-left",
+        "sglang#25748",
+        "Loading stops before the loader has given everything.",
+        "iterator-not-exhausted",
+        LOAD,
+        stops_early,
     ),
     _weights(
-        "skipped-by-name", "sglang#38616", "A renaming does not match, and most of a checkpoint is skipped without a word.",
-        "unconsumed-tensor", LOAD, skips("o.weight"),
+        "skipped-by-name",
+        "sglang#38616",
+        "A renaming does not match, and most of a checkpoint is skipped without a word.",
+        "unconsumed-tensor",
+        LOAD,
+        skips("o.weight"),
     ),
     _weights(
-        "never-written", "vllm#41086", "A parameter is never written, and computes with what was in the memory.",
-        "unwritten-parameter", LOAD, skips("o.bias"),
+        "never-written",
+        "vllm#41086",
+        "A parameter is never written, and computes with what was in the memory.",
+        "unwritten-parameter",
+        LOAD,
+        skips("o.bias"),
     ),
     _weights(
-        "half-written", "vllm#37322", "Of a fused weight one part never comes.",
-        "partly-written-parameter", LOAD, skips("v.weight"),
+        "half-written",
+        "vllm#37322",
+        "Of a fused weight one part never comes.",
+        "partly-written-parameter",
+        LOAD,
+        skips("v.weight"),
     ),
     _weights(
-        "joined-in-a-call", "SkyRL#1680", "The parts of a fused weight are joined if they come in one call of load_weights.",
-        "chunk-dependent", LOAD, joins_in_a_call,
+        "joined-in-a-call",
+        "SkyRL#1680",
+        "The parts of a fused weight are joined if they come in one call of load_weights.",
+        "chunk-dependent",
+        LOAD,
+        joins_in_a_call,
     ),
     _weights(
-        "added-on-reload", "vllm#44814", "A statistic is added to on every load.",
-        "reload-dependent", PUT, adds,
+        "added-on-reload",
+        "vllm#44814",
+        "A statistic is added to on every load.",
+        "reload-dependent",
+        PUT,
+        adds,
     ),
-)  # fmt: skip
+)

@@ -19,7 +19,12 @@ from vtool.diagnostics import Diagnostic, Findings
 from vtool.engines.ranks import Ranks
 from vtool.training.setup import Request
 
-SMALL = ("data.global_batch_size=4", "data.micro_batch_size=2", "optim.warmup_steps=1", "device={kind: cpu, threads: 1}")
+SMALL = (
+    "data.global_batch_size=4",
+    "data.micro_batch_size=2",
+    "optim.warmup_steps=1",
+    "device={kind: cpu, threads: 1}",
+)
 TURNS = [
     {"role": "user", "content": "What is in <image> and <image>?"},
     {"role": "assistant", "content": "<think>two pictures</think>a cat"},
@@ -32,13 +37,23 @@ def rows(folder: Path) -> Path:
     """Ten chats with one image, two and none, of one turn and two."""
     names = [picture(folder / f"two-{number}.png", 56, 56, number).name for number in range(2)]
     more = [{"messages": TURNS, "images": names}, chat("2 + 2?", "four")]
-    return write_rows(folder / "rows.jsonl", [chat("yes", "yes"), *mixed_rows(folder, 7, text_only=(1, 3)), *more])
+    return write_rows(
+        folder / "rows.jsonl", [chat("yes", "yes"), *mixed_rows(folder, 7, text_only=(1, 3)), *more]
+    )
 
 
 def made(folder: Path, *more: str) -> Request:
     """A run on these rows, of three steps."""
     image = "data.image={min_pixels: 784, max_pixels: 3136}"
-    return request("rows", messages(rows(folder)), *SMALL, image, "train={steps: 3, epochs: null}", f"run.dir={folder / 'run'}", *more)
+    return request(
+        "rows",
+        messages(rows(folder)),
+        *SMALL,
+        image,
+        "train={steps: 3, epochs: null}",
+        f"run.dir={folder / 'run'}",
+        *more,
+    )
 
 
 def findings_of(work: Callable[[], Sequence[Diagnostic]]) -> tuple[Diagnostic, ...]:
@@ -52,7 +67,9 @@ def findings_of(work: Callable[[], Sequence[Diagnostic]]) -> tuple[Diagnostic, .
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """The settings of a run, held against its live objects, as before every first step (`vtool.training.read_back`)."""
+    """The settings of a run, held against its live objects, as before every first step
+    (`vtool.training.read_back`).
+    """
 
     overrides: tuple[str, ...] = ()
 
@@ -72,7 +89,8 @@ class Arrival:
 class Audit:
     """The rows of a run, as `vtool verify` audits them (`vtool.verify.rows`).
 
-    `beside`: rules that speak of these rows whatever the code does, or that only count what others have found.
+    `beside`: rules that speak of these rows whatever the code does, or that only count what others
+        have found.
     """
 
     overrides: tuple[str, ...] = ()
@@ -82,7 +100,9 @@ class Audit:
         from vtool.verify.rows import audit_rows
 
         asked = made(folder, *self.overrides)
-        found = findings_of(lambda: [finding for audit in audit_rows(asked.run) for finding in audit.findings])
+        found = findings_of(
+            lambda: [finding for audit in audit_rows(asked.run) for finding in audit.findings]
+        )
         return tuple(finding for finding in found if finding.rule not in self.beside)
 
 
@@ -90,7 +110,8 @@ class Audit:
 class Train:
     """A whole run, from its start to its result (`vtool.training.sft.train`).
 
-    `again`: it is started once more, as after a stop behind its first checkpoint. `beside`: as of an audit.
+    `again`: it is started once more, as after a stop behind its first checkpoint. `beside`: as of
+        an audit.
     """
 
     overrides: tuple[str, ...] = ()
@@ -113,7 +134,10 @@ class Train:
 
 @dataclass(frozen=True, slots=True)
 class Ranked:
-    """The same on two ranks: forked, so that they run the code that is here. Of what both say, what rank 0 does."""
+    """The same on two ranks:
+
+    forked, so that they run the code that is here. Of what both say, what rank 0 does.
+    """
 
     overrides: tuple[str, ...] = ()
 
@@ -126,7 +150,9 @@ class Ranked:
 
 @dataclass(frozen=True, slots=True)
 class Proved:
-    """One proof of `vtool verify RECIPE`, on one process, or on forked ranks (`vtool.verify.prove`)."""
+    """One proof of `vtool verify RECIPE`, on one process, or on forked ranks
+    (`vtool.verify.prove`).
+    """
 
     rule: str
     overrides: tuple[str, ...] = ()
@@ -161,7 +187,11 @@ class EveryProof:
         from vtool.verify.proved import ALONE
 
         (folder / "proofs").mkdir()
-        proofs = prove_on(lay(made(folder, *self.overrides).run, folder / "proofs"), Ranks(), list(dict.fromkeys((*ALONE, self.rule))))
+        proofs = prove_on(
+            lay(made(folder, *self.overrides).run, folder / "proofs"),
+            Ranks(),
+            list(dict.fromkeys((*ALONE, self.rule))),
+        )
         return tuple(proof.finding for proof in proofs if proof.finding)
 
 
@@ -184,19 +214,29 @@ class Family:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """A class that is given weights (`vtool.loading.check_load_weights`): one that copies each tensor into its place."""
+    """A class that is given weights (`vtool.loading.check_load_weights`):
+
+    one that copies each tensor into its place.
+    """
 
     check: str
 
     def __call__(self, folder: Path) -> tuple[Diagnostic, ...]:
         from vtool.loading import check_load_weights
 
-        return findings_of(lambda: check_load_weights(models.Good, models.checkpoint(), checks=[self.check]).findings)
+        return findings_of(
+            lambda: (
+                check_load_weights(models.Good, models.checkpoint(), checks=[self.check]).findings
+            )
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """The folder that a run has exported: its files (`vtool.loading.checkpoint`), and then what `predict` loads of it."""
+    """The folder that a run has exported:
+
+    its files (`vtool.loading.checkpoint`), and then what `predict` loads of it.
+    """
 
     overrides: tuple[str, ...] = ()
 
@@ -219,8 +259,13 @@ class Exported:
         return findings_of(work)
 
 
-def forked(folder: Path, world: int, work: Callable[[Ranks], tuple[Diagnostic, ...]]) -> tuple[Diagnostic, ...]:
-    """`work` on each of several gloo ranks; what rank 0 gives. torch's own end, which aborts now and then after DDP, is left out."""
+def forked(
+    folder: Path, world: int, work: Callable[[Ranks], tuple[Diagnostic, ...]]
+) -> tuple[Diagnostic, ...]:
+    """`work` on each of several gloo ranks;
+
+    what rank 0 gives. torch's own end, which aborts now and then after DDP, is left out.
+    """
     import torch.distributed as dist
 
     children = []
@@ -231,8 +276,16 @@ def forked(folder: Path, world: int, work: Callable[[Ranks], tuple[Diagnostic, .
                 if dist.is_initialized():  # of the process that this one was forked from
                     dist.destroy_process_group()
                 where = f"file://{folder}/rendezvous"
-                dist.init_process_group("gloo", init_method=where, rank=rank, world_size=world, timeout=timedelta(seconds=60))
-                (folder / f"{rank}.pkl").write_bytes(pickle.dumps(work(Ranks(rank, world, rank, world))))
+                dist.init_process_group(
+                    "gloo",
+                    init_method=where,
+                    rank=rank,
+                    world_size=world,
+                    timeout=timedelta(seconds=60),
+                )
+                (folder / f"{rank}.pkl").write_bytes(
+                    pickle.dumps(work(Ranks(rank, world, rank, world)))
+                )
                 status = 0
             except BaseException:
                 traceback.print_exc()

@@ -14,14 +14,20 @@ PACKED = ("data.packing=token_budget", "data.micro_batch_tokens=256")
 MODEL = "transformers.models.qwen2_5_vl.modeling_qwen2_5_vl:Qwen2_5_VLModel"
 SDPA = "torch.nn.functional:scaled_dot_product_attention"
 DUMMY, IN_PLACE = Proved("dummy-not-neutral"), Proved("embeddings-written-in-place")
-LEAK, PADDING, POSITIONS = Proved("documents-see-each-other", PACKED), Proved("padding-changes-row"), Proved("positions-differ")
+LEAK, PADDING, POSITIONS = (
+    Proved("documents-see-each-other", PACKED),
+    Proved("padding-changes-row"),
+    Proved("positions-differ"),
+)
 PACKING, EAGER = Proved("gradient-depends-on-packing", PACKED), Proved("attention-differs")
 
 
 def adds_in_place(real: Any) -> Any:
     """In the model's own file: what is added to the embeddings is written into them."""
 
-    def get_placeholder_mask(self: nn.Module, input_ids: Any, inputs_embeds: Tensor, *given: Any, **more: Any) -> Any:
+    def get_placeholder_mask(
+        self: nn.Module, input_ids: Any, inputs_embeds: Tensor, *given: Any, **more: Any
+    ) -> Any:
         inputs_embeds += 0.0 * inputs_embeds.mean()
         return real(self, input_ids, inputs_embeds, *given, **more)
 
@@ -52,7 +58,10 @@ def times_zero(_: Any) -> Any:
 
 def width_of_another(_: Any) -> Any:
     """3 channels × 2 frames × 14 × 14 pixels, whatever the tower's own patches are."""
-    return lambda self, model, device: (torch.zeros(4, 1176, device=device), torch.tensor([[1, 2, 2]], device=device))
+    return lambda self, model, device: (
+        torch.zeros(4, 1176, device=device),
+        torch.tensor([[1, 2, 2]], device=device),
+    )
 
 
 def ones(_: Any) -> Any:
@@ -76,7 +85,13 @@ def without_types(real: Any) -> Any:
 def first_image_alone(real: Any) -> Any:
     """Of a row's images the first one has its own positions, and the others those of text."""
 
-    def get_rope_index(self: Any, input_ids: Tensor, mm_token_type_ids: Tensor, image_grid_thw: Any = None, **more: Any) -> Any:
+    def get_rope_index(
+        self: Any,
+        input_ids: Tensor,
+        mm_token_type_ids: Tensor,
+        image_grid_thw: Any = None,
+        **more: Any,
+    ) -> Any:
         types, grids, image = mm_token_type_ids.clone(), [], 0
         for row in types:
             starts = ((row == 1) & (row.roll(1) != 1)).nonzero().flatten().tolist()
@@ -117,8 +132,25 @@ def one_dimension(_: Any) -> Any:
 def whole_row(real: Any) -> Any:
     """A mask comes along, and the documents are not looked at."""
 
-    def attention(module: Any, query: Any, key: Any, value: Any, mask: Any, *, documents: Any = None, **more: Any) -> Any:
-        return real(module, query, key, value, mask, documents=None if documents is None else (sum(documents),), **more)
+    def attention(
+        module: Any,
+        query: Any,
+        key: Any,
+        value: Any,
+        mask: Any,
+        *,
+        documents: Any = None,
+        **more: Any,
+    ) -> Any:
+        return real(
+            module,
+            query,
+            key,
+            value,
+            mask,
+            documents=None if documents is None else (sum(documents),),
+            **more,
+        )
 
     return attention
 
@@ -126,7 +158,16 @@ def whole_row(real: Any) -> Any:
 def one_too_far(real: Any) -> Any:
     """The ends of documents are one token late."""
 
-    def attention(module: Any, query: Any, key: Any, value: Any, mask: Any, *, documents: Any = None, **more: Any) -> Any:
+    def attention(
+        module: Any,
+        query: Any,
+        key: Any,
+        value: Any,
+        mask: Any,
+        *,
+        documents: Any = None,
+        **more: Any,
+    ) -> Any:
         if documents is not None and len(documents) > 1:
             documents = (documents[0] + 1, *documents[1:-1], documents[-1] - 1)
         return real(module, query, key, value, mask, documents=documents, **more)
@@ -140,68 +181,155 @@ def sees_the_future(real: Any) -> Any:
 
 DEFECTS = (
     Defect(
-        "embeddings-added-in-place", "verl#5881", "The dummy's term is added in place: autograd may need what was there.",
-        "embeddings-written-in-place", IN_PLACE, f"{MODEL}.get_placeholder_mask", adds_in_place, told="add_",
+        "embeddings-added-in-place",
+        "verl#5881",
+        "The dummy's term is added in place: autograd may need what was there.",
+        "embeddings-written-in-place",
+        IN_PLACE,
+        f"{MODEL}.get_placeholder_mask",
+        adds_in_place,
+        told="add_",
     ),
     Defect(
-        "tower-left-out", "trl#6617", "On text alone the tower takes no part: other ranks wait for its gradients.",
-        "dummy-not-neutral", DUMMY, "vtool.models.dummy:dummy_visual", no_tower, told="gets no gradient",
+        "tower-left-out",
+        "trl#6617",
+        "On text alone the tower takes no part: other ranks wait for its gradients.",
+        "dummy-not-neutral",
+        DUMMY,
+        "vtool.models.dummy:dummy_visual",
+        no_tower,
+        told="gets no gradient",
     ),
     Defect(
-        "output-not-unpacked", "verl#5881", "The dummy sums what the tower has before its projector, which is left without a gradient.",
-        "dummy-not-neutral", DUMMY, "vtool.models.families:Family.features", before_the_projector, told="merger",
+        "output-not-unpacked",
+        "verl#5881",
+        "The dummy sums what the tower has before its projector, which is left without a gradient.",
+        "dummy-not-neutral",
+        DUMMY,
+        "vtool.models.families:Family.features",
+        before_the_projector,
+        told="merger",
     ),
     Defect(
-        "deepstack-left-out", "EasyR1#530", "The dummy leaves the features of deepstack out: their projectors have no gradient.",
-        "dummy-not-neutral", Proved("dummy-not-neutral", QWEN3), "vtool.models.qwen3_vl:Qwen3VL.features", first_level,
+        "deepstack-left-out",
+        "EasyR1#530",
+        "The dummy leaves the features of deepstack out: their projectors have no gradient.",
+        "dummy-not-neutral",
+        Proved("dummy-not-neutral", QWEN3),
+        "vtool.models.qwen3_vl:Qwen3VL.features",
+        first_level,
         told="deepstack",
     ),
     Defect(
-        "nan-times-zero", "verl#5881", "0 · NaN is NaN: where the tower overflows on zeros, the loss of text alone is lost.",
-        "dummy-not-neutral", DUMMY, "vtool.models.dummy:dummy_visual", times_zero, told="gives NaN",
+        "nan-times-zero",
+        "verl#5881",
+        "0 · NaN is NaN: where the tower overflows on zeros, the loss of text alone is lost.",
+        "dummy-not-neutral",
+        DUMMY,
+        "vtool.models.dummy:dummy_visual",
+        times_zero,
+        told="gives NaN",
     ),
     Defect(
-        "patch-width-in-the-code", "verl#5881", "The dummy's patches are as wide as those of another family's tower.",
-        "dummy-not-neutral", Proved("dummy-not-neutral", QWEN3), "vtool.models.families:Family.smallest_image", width_of_another,
+        "patch-width-in-the-code",
+        "verl#5881",
+        "The dummy's patches are as wide as those of another family's tower.",
+        "dummy-not-neutral",
+        Proved("dummy-not-neutral", QWEN3),
+        "vtool.models.families:Family.smallest_image",
+        width_of_another,
     ),
     Defect(
-        "mask-of-ones", "Automodel#3704", "Padding on the left is not found, and the mask is all ones: tokens look at padding.",
-        "padding-changes-row", PADDING, "vtool.data.collate:to_hf_2d", ones,
+        "mask-of-ones",
+        "Automodel#3704",
+        "Padding on the left is not found, and the mask is all ones: tokens look at padding.",
+        "padding-changes-row",
+        PADDING,
+        "vtool.data.collate:to_hf_2d",
+        ones,
     ),
     Defect(
-        "mask-inverted", "transformers#38094", "A mask in which True is masked meets one who takes True for kept.",
-        "padding-changes-row", PADDING, SDPA, inverted,
+        "mask-inverted",
+        "transformers#38094",
+        "A mask in which True is masked meets one who takes True for kept.",
+        "padding-changes-row",
+        PADDING,
+        SDPA,
+        inverted,
     ),
     Defect(
-        "future-seen", "transformers#48769", "With sdpa nothing says that attention is causal: tokens see what they are to predict.",
-        "attention-differs", EAGER, SDPA, sees_the_future,
+        "future-seen",
+        "transformers#48769",
+        "With sdpa nothing says that attention is causal: tokens see what they are to predict.",
+        "attention-differs",
+        EAGER,
+        SDPA,
+        sees_the_future,
     ),
     Defect(
-        "token-types-dropped", "LightX2V#1416", "mm_token_type_ids is dropped: images get the positions of text, without a word.",
-        "positions-differ", POSITIONS, "vtool.data.collate:_without", without_types,
+        "token-types-dropped",
+        "LightX2V#1416",
+        "mm_token_type_ids is dropped: images get the positions of text, without a word.",
+        "positions-differ",
+        POSITIONS,
+        "vtool.data.collate:_without",
+        without_types,
     ),
     Defect(
-        "later-images-flat", "mlx-vlm#1282", "Every image of a row but the first gets the positions of text.",
-        "positions-differ", POSITIONS, f"{MODEL}.get_rope_index", first_image_alone,
+        "later-images-flat",
+        "mlx-vlm#1282",
+        "Every image of a row but the first gets the positions of text.",
+        "positions-differ",
+        POSITIONS,
+        f"{MODEL}.get_rope_index",
+        first_image_alone,
     ),
     Defect(
-        "positions-carried-on", "nanoVLM#201", "Positions run on from one sample into the next.",
-        "positions-differ", POSITIONS, f"{MODEL}.get_rope_index", carried_on, told="padded",
+        "positions-carried-on",
+        "nanoVLM#201",
+        "Positions run on from one sample into the next.",
+        "positions-differ",
+        POSITIONS,
+        f"{MODEL}.get_rope_index",
+        carried_on,
+        told="padded",
     ),
     Defect(
-        "positions-of-one-dimension", "Automodel#2172", "Packed rows get a range for each document, instead of M-RoPE's positions.",
-        "gradient-depends-on-packing", PACKING, "vtool.training.sft:with_positions", one_dimension,
+        "positions-of-one-dimension",
+        "Automodel#2172",
+        "Packed rows get a range for each document, instead of M-RoPE's positions.",
+        "gradient-depends-on-packing",
+        PACKING,
+        "vtool.training.sft:with_positions",
+        one_dimension,
     ),
     Defect(
-        "documents-not-told-apart", "axolotl#3796", "Packed documents attend to those before them in the row.",
-        "documents-see-each-other", LEAK, "vtool.models.attention:attention", whole_row, told="packed",
+        "documents-not-told-apart",
+        "axolotl#3796",
+        "Packed documents attend to those before them in the row.",
+        "documents-see-each-other",
+        LEAK,
+        "vtool.models.attention:attention",
+        whole_row,
+        told="packed",
     ),
     Defect(
-        "document-ends-shifted", "axolotl#1375", "The lengths of packed documents are wrong by one.",
-        "documents-see-each-other", LEAK, "vtool.models.attention:attention", one_too_far, told="packed",
+        "document-ends-shifted",
+        "axolotl#1375",
+        "The lengths of packed documents are wrong by one.",
+        "documents-see-each-other",
+        LEAK,
+        "vtool.models.attention:attention",
+        one_too_far,
+        told="packed",
     ),
     Defect(
-        "documents-in-the-gradient", "transformers#46634", "A mask of ones turns the detection of packing off; the loss still falls.",
-        "gradient-depends-on-packing", PACKING, "vtool.models.attention:attention", whole_row,
+        "documents-in-the-gradient",
+        "transformers#46634",
+        "A mask of ones turns the detection of packing off; the loss still falls.",
+        "gradient-depends-on-packing",
+        PACKING,
+        "vtool.models.attention:attention",
+        whole_row,
     ),
-)  # fmt: skip
+)

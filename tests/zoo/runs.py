@@ -1,4 +1,8 @@
-"""Runs: rows that are not trained on, ranks that do not agree, checkpoints and profiles that are not what they seem."""
+"""Runs:
+
+rows that are not trained on, ranks that do not agree, checkpoints and profiles that are not what
+they seem.
+"""
 
 import shutil
 from dataclasses import replace
@@ -13,7 +17,9 @@ from tests.zoo.looks import Exported, Ranked, Train
 from vtool.engines.ranks import Ranks
 
 RUN = Train(("train={steps: 5, epochs: null}",))
-RESUMED = Train(("train={steps: 5, epochs: null}", "checkpoint={every_steps: 1, keep_last: 9}"), again=True)
+RESUMED = Train(
+    ("train={steps: 5, epochs: null}", "checkpoint={every_steps: 1, keep_last: 9}"), again=True
+)
 STOPPED = Train(again=True)
 PROFILED = Train(("profiler=torch", "profiler.profile_interval=[2, 2]", "profiler.warmup=1"))
 VALIDATED = Train(("data.validation=${data.train}", "evaluation.generate.max_new_tokens=1"))
@@ -36,7 +42,9 @@ def first_batch_again(_: Any) -> Any:
 
 
 def at_the_epochs_end(real: Any) -> Any:
-    """The restored position of the data is the end of an epoch, and what is left of it is not trained on."""
+    """The restored position of the data is the end of an epoch, and what is left of it is not
+    trained on.
+    """
     return lambda checkpoint: replace(snapshot := real(checkpoint), step=-(-snapshot.step // 3) * 3)
 
 
@@ -57,7 +65,9 @@ def of_its_own(real: Any) -> Any:
 
     def build(*given: Any, **more: Any) -> Any:
         *others, seed = given
-        return real(*others, seed + Ranks.from_environment().rank + torch.distributed.get_rank(), **more)
+        return real(
+            *others, seed + Ranks.from_environment().rank + torch.distributed.get_rank(), **more
+        )
 
     return build
 
@@ -98,7 +108,9 @@ def beside_the_old(real: Any) -> Any:
 
 
 def without_the_tower(real: Any) -> Any:
-    return lambda model, state, *more: real(model, {name: tensor for name, tensor in state.items() if ".visual." not in name}, *more)
+    return lambda model, state, *more: real(
+        model, {name: tensor for name, tensor in state.items() if ".visual." not in name}, *more
+    )
 
 
 def one_is_lost(real: Any) -> Any:
@@ -113,55 +125,121 @@ def one_is_lost(real: Any) -> Any:
 
 DEFECTS = (
     Defect(
-        "row-replaced", "ms-swift#10162", "A row that cannot be used is replaced by another one, and nobody is told.",
-        "ledger-mismatch", RUN, "vtool.data.loader:EncodedRows.sample", another_row,
+        "row-replaced",
+        "ms-swift#10162",
+        "A row that cannot be used is replaced by another one, and nobody is told.",
+        "ledger-mismatch",
+        RUN,
+        "vtool.data.loader:EncodedRows.sample",
+        another_row,
     ),
     Defect(
-        "last-batch-dropped", "PromptSRC#22", "The rows that do not fill a batch are never trained on.",
-        "ledger-mismatch", RUN, "vtool.data.plan:Plan.steps_per_epoch", whole_batches,
+        "last-batch-dropped",
+        "PromptSRC#22",
+        "The rows that do not fill a batch are never trained on.",
+        "ledger-mismatch",
+        RUN,
+        "vtool.data.plan:Plan.steps_per_epoch",
+        whole_batches,
     ),
     Defect(
-        "first-batch-again", "face.evoLVe#39", "Each step has the same rows: the loss goes to 0, and the rest of the data is never seen.",
-        "ledger-mismatch", RUN, "vtool.data.plan:Plan.step", first_batch_again,
+        "first-batch-again",
+        "face.evoLVe#39",
+        "Each step has the same rows: the loss goes to 0, and the rest of the data is never seen.",
+        "ledger-mismatch",
+        RUN,
+        "vtool.data.plan:Plan.step",
+        first_batch_again,
     ),
     Defect(
-        "epoch-skipped", "verl#7401", "A run that goes on begins behind the end of the epoch that it was in.",
-        "ledger-mismatch", RESUMED, "vtool.training.setup:load", at_the_epochs_end,
+        "epoch-skipped",
+        "verl#7401",
+        "A run that goes on begins behind the end of the epoch that it was in.",
+        "ledger-mismatch",
+        RESUMED,
+        "vtool.training.setup:load",
+        at_the_epochs_end,
     ),
     Defect(
-        "checkpoint-torn", "pytorch-lightning#688", "A checkpoint has lost its end, has the name of a whole one, and is loaded.",
-        "corrupt-checkpoint", STOPPED, "vtool.training.checkpoint:_flush", loses_bytes,
+        "checkpoint-torn",
+        "pytorch-lightning#688",
+        "A checkpoint has lost its end, has the name of a whole one, and is loaded.",
+        "corrupt-checkpoint",
+        STOPPED,
+        "vtool.training.checkpoint:_flush",
+        loses_bytes,
     ),
     Defect(
-        "validation-of-nothing", "verl#7464", "Validation drops the batch that is not full, which is all of it: its loss is NaN.",
-        "nonfinite-loss", VALIDATED, "vtool.evaluation.evaluate:_nll", nothing_left,
+        "validation-of-nothing",
+        "verl#7464",
+        "Validation drops the batch that is not full, which is all of it: its loss is NaN.",
+        "nonfinite-loss",
+        VALIDATED,
+        "vtool.evaluation.evaluate:_nll",
+        nothing_left,
     ),
     Defect(
-        "trace-empty", "pytorch#167601", "The profiler's trace is an empty file, and nothing says so.",
-        "profile-missing", PROFILED, "vtool.profiling.tools:pack", empty_file,
+        "trace-empty",
+        "pytorch#167601",
+        "The profiler's trace is an empty file, and nothing says so.",
+        "profile-missing",
+        PROFILED,
+        "vtool.profiling.tools:pack",
+        empty_file,
     ),
     Defect(
-        "models-differ", "torchtitan#166", "Each rank draws weights of its own, and nothing brings them together.",
-        "ranks-differ", TWO, "vtool.training.setup:build_model", of_its_own,
+        "models-differ",
+        "torchtitan#166",
+        "Each rank draws weights of its own, and nothing brings them together.",
+        "ranks-differ",
+        TWO,
+        "vtool.training.setup:build_model",
+        of_its_own,
     ),
     Defect(
-        "orders-differ", "LongLive#71", "Each rank shuffles with a seed of its own: some rows come twice, others never.",
-        "setting-not-arrived", TWO, "vtool.training.setup:Plan", own_order, told="run.seed",
+        "orders-differ",
+        "LongLive#71",
+        "Each rank shuffles with a seed of its own: some rows come twice, others never.",
+        "setting-not-arrived",
+        TWO,
+        "vtool.training.setup:Plan",
+        own_order,
+        told="run.seed",
     ),
     Defect(
-        "ranks-alike", "icefall#1616", "All ranks are given the same rows: more ranks train on no more data.",
-        "ledger-mismatch", TWO, "vtool.data.loader:share", everybodys_rows,
+        "ranks-alike",
+        "icefall#1616",
+        "All ranks are given the same rows: more ranks train on no more data.",
+        "ledger-mismatch",
+        TWO,
+        "vtool.data.loader:share",
+        everybodys_rows,
     ),
     Defect(
-        "old-weights-left", "vllm#54230", "A file of an earlier export lies beside the new weights, and is loaded over them.",
-        "duplicate-tensor", EXPORTED, "vtool.export.huggingface:_put", beside_the_old,
+        "old-weights-left",
+        "vllm#54230",
+        "A file of an earlier export lies beside the new weights, and is loaded over them.",
+        "duplicate-tensor",
+        EXPORTED,
+        "vtool.export.huggingface:_put",
+        beside_the_old,
     ),
     Defect(
-        "weight-not-a-number", "vmlx-swift#217", "A weight is NaN in the file that is served.",
-        "nonfinite-value", EXPORTED, "vtool.training.finish:export", one_is_lost,
+        "weight-not-a-number",
+        "vmlx-swift#217",
+        "A weight is NaN in the file that is served.",
+        "nonfinite-value",
+        EXPORTED,
+        "vtool.training.finish:export",
+        one_is_lost,
     ),
     Defect(
-        "tower-not-exported", "ms-swift#9187", "The trained tower is left out of what is exported.",
-        "model-does-not-load", EXPORTED, "vtool.training.finish:export", without_the_tower,
+        "tower-not-exported",
+        "ms-swift#9187",
+        "The trained tower is left out of what is exported.",
+        "model-does-not-load",
+        EXPORTED,
+        "vtool.training.finish:export",
+        without_the_tower,
     ),
-)  # fmt: skip
+)

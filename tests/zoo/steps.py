@@ -1,4 +1,7 @@
-"""A training step and what comes of it: loss, gradients, what is trained, what is resumed, what is exported."""
+"""A training step and what comes of it:
+
+loss, gradients, what is trained, what is resumed, what is exported.
+"""
 
 import json
 from dataclasses import replace
@@ -21,14 +24,26 @@ STEP = "vtool.engines.ddp:Ddp.forward_backward"
 
 def mean_of_means(real: Any) -> Any:
     def forward_backward(self: Any, batches: Any, nll: Any, supervised: int, **more: Any) -> Any:
-        return real(self, batches, lambda model, batch: nll(model, batch) / max(1, batch.supervised), len(batches), **more)
+        return real(
+            self,
+            batches,
+            lambda model, batch: nll(model, batch) / max(1, batch.supervised),
+            len(batches),
+            **more,
+        )
 
     return forward_backward
 
 
 def not_divided(real: Any) -> Any:
     def forward_backward(self: Any, batches: Any, nll: Any, supervised: int, **more: Any) -> Any:
-        return real(self, batches, lambda model, batch: nll(model, batch) / max(1, batch.supervised), 1, **more)
+        return real(
+            self,
+            batches,
+            lambda model, batch: nll(model, batch) / max(1, batch.supervised),
+            1,
+            **more,
+        )
 
     return forward_backward
 
@@ -48,7 +63,9 @@ def one_late(real: Any) -> Any:
 
     def collate(samples: Any, *more: Any) -> Any:
         batch = real(samples, *more)
-        return replace(batch, columns=(batch.columns + 1).clamp(max=batch.inputs["input_ids"].shape[1] - 1))
+        return replace(
+            batch, columns=(batch.columns + 1).clamp(max=batch.inputs["input_ids"].shape[1] - 1)
+        )
 
     return collate
 
@@ -64,12 +81,14 @@ def counts_rows(real: Any) -> Any:
 
 
 def everything_learns(real: Any) -> Any:
-    """What prepares a model for its optimiser switches every gradient on."""
+    """What prepares a model for its optimizer switches every gradient on."""
     return lambda module, *more: real(module.requires_grad_(True), *more)
 
 
 def without_the_projector(real: Any) -> Any:
-    return lambda named, *more: real([(name, one) for name, one in named if ".merger." not in name], *more)
+    return lambda named, *more: real(
+        [(name, one) for name, one in named if ".merger." not in name], *more
+    )
 
 
 def untied(real: Any) -> Any:
@@ -128,7 +147,11 @@ def where_it_is_first(chat: Chat, _: Any) -> list[int]:
     """An answer is looked for in the whole chat, and found in the question."""
     labels = list(chat.labels)
     answer = list(chat.ids[chat.prompt : chat.prompt + chat.answer + 1])
-    first = next(place for place in range(len(chat.ids)) if list(chat.ids[place : place + len(answer)]) == answer)
+    first = next(
+        place
+        for place in range(len(chat.ids))
+        if list(chat.ids[place : place + len(answer)]) == answer
+    )
     if first < chat.prompt:
         labels[chat.prompt : chat.prompt + len(answer)] = [IGNORED] * len(answer)
         labels[first : first + len(answer)] = answer
@@ -138,83 +161,178 @@ def where_it_is_first(chat: Chat, _: Any) -> list[int]:
 def rounded(real: Any) -> Any:
     """The weights go through bfloat16 on their way into the file."""
     return lambda module, adapter, whole: (
-        (name, tensor.to(torch.bfloat16).to(tensor.dtype)) for name, tensor in real(module, adapter, whole)
+        (name, tensor.to(torch.bfloat16).to(tensor.dtype))
+        for name, tensor in real(module, adapter, whole)
     )
 
 
 DEFECTS = (
     Defect(
-        "answer-found-in-question", "ArcticTraining#339", "An answer's place is found by its text, which is in the question too.",
-        "label-masks-disagree", Proved("label-masks-disagree"), RENDER, relabelled(where_it_is_first),
+        "answer-found-in-question",
+        "ArcticTraining#339",
+        "An answer's place is found by its text, which is in the question too.",
+        "label-masks-disagree",
+        Proved("label-masks-disagree"),
+        RENDER,
+        relabelled(where_it_is_first),
     ),
     Defect(
-        "mean-of-means", "transformers#37766", "Each micro-batch's mean counts as much as any other, however many tokens it has.",
-        "gradient-depends-on-split", SPLIT, STEP, mean_of_means,
+        "mean-of-means",
+        "transformers#37766",
+        "Each micro-batch's mean counts as much as any other, however many tokens it has.",
+        "gradient-depends-on-split",
+        SPLIT,
+        STEP,
+        mean_of_means,
     ),
     Defect(
-        "accumulation-not-divided", "LLaMA-Factory#7443", "The losses of micro-batches are added up and not divided by their number.",
-        "gradient-depends-on-split", SPLIT, STEP, not_divided,
+        "accumulation-not-divided",
+        "LLaMA-Factory#7443",
+        "The losses of micro-batches are added up and not divided by their number.",
+        "gradient-depends-on-split",
+        SPLIT,
+        STEP,
+        not_divided,
     ),
     Defect(
-        "head-untied", "verl#7834", "The head is no longer the embedding, which gets one half of its gradient.",
-        "gradient-depends-on-split", SPLIT, "vtool.engines.ddp:Ddp.__init__", untied, told="lm_head",
+        "head-untied",
+        "verl#7834",
+        "The head is no longer the embedding, which gets one half of its gradient.",
+        "gradient-depends-on-split",
+        SPLIT,
+        "vtool.engines.ddp:Ddp.__init__",
+        untied,
+        told="lm_head",
     ),
     Defect(
-        "validation-mean-of-means", "torchtitan#4167", "The validation loss is the mean of its batches' means.",
-        "loss-differs", LOSS, "vtool.evaluation.evaluate:_nll", mean_of_each, told="evaluation",
+        "validation-mean-of-means",
+        "torchtitan#4167",
+        "The validation loss is the mean of its batches' means.",
+        "loss-differs",
+        LOSS,
+        "vtool.evaluation.evaluate:_nll",
+        mean_of_each,
+        told="evaluation",
     ),
     Defect(
-        "tokens-of-one-rank", "transformers#34242", "Each rank divides by its own tokens: a token counts more on a rank with fewer.",
-        "gradient-depends-on-ranks", TWO, STEP, own_tokens,
+        "tokens-of-one-rank",
+        "transformers#34242",
+        "Each rank divides by its own tokens: a token counts more on a rank with fewer.",
+        "gradient-depends-on-ranks",
+        TWO,
+        STEP,
+        own_tokens,
     ),
     Defect(
-        "loss-one-late", "verl#5362", "The loss is one token off what it is the loss of.",
-        "loss-differs", LOSS, "vtool.data.loader:collate", one_late, told="the loss",
+        "loss-one-late",
+        "verl#5362",
+        "The loss is one token off what it is the loss of.",
+        "loss-differs",
+        LOSS,
+        "vtool.data.loader:collate",
+        one_late,
+        told="the loss",
     ),
     Defect(
-        "rows-counted", "prime-rl#102", "The loss is divided by the number of rows, and not by that of their supervised tokens.",
-        "loss-differs", LOSS, "vtool.data.loader:collate", counts_rows,
+        "rows-counted",
+        "prime-rl#102",
+        "The loss is divided by the number of rows, and not by that of their supervised tokens.",
+        "loss-differs",
+        LOSS,
+        "vtool.data.loader:collate",
+        counts_rows,
     ),
     Defect(
-        "frozen-part-trained", "sparseml#966", "A frozen part has gradients after all, and the optimiser looks at these.",
-        "trained-set-differs", Proved("trained-set-differs", ("model.freeze.vision=true",)), "vtool.training.setup:build_optimizer",
-        everything_learns, told="does not train",
+        "frozen-part-trained",
+        "sparseml#966",
+        "A frozen part has gradients after all, and the optimizer looks at these.",
+        "trained-set-differs",
+        Proved("trained-set-differs", ("model.freeze.vision=true",)),
+        "vtool.training.setup:build_optimizer",
+        everything_learns,
+        told="does not train",
     ),
     Defect(
-        "part-not-in-the-optimiser", "mmf#104", "A trainable part is in no group of the optimiser.",
-        "trained-set-differs", TRAINED, "vtool.training.parameter_groups:parameter_groups", without_the_projector, told="merger",
+        "part-not-in-the-optimizer",
+        "mmf#104",
+        "A trainable part is in no group of the optimizer.",
+        "trained-set-differs",
+        TRAINED,
+        "vtool.training.parameter_groups:parameter_groups",
+        without_the_projector,
+        told="merger",
     ),
     Defect(
-        "tower-decays-on-text", "verl#7833", "The dummy's gradients of 0 let AdamW move a tower that no image has come to.",
-        "text-only-differs", Proved("text-only-differs"), "vtool.training.sft:_nll", always,
+        "tower-decays-on-text",
+        "verl#7833",
+        "The dummy's gradients of 0 let AdamW move a tower that no image has come to.",
+        "text-only-differs",
+        Proved("text-only-differs"),
+        "vtool.training.sft:_nll",
+        always,
     ),
     Defect(
-        "optimiser-not-restored", "OpenNMT-py#617", "A run that goes on begins with an empty optimiser state.",
-        "resume-differs", RESUMED, "vtool.engines.common:load_tensors", no_moments,
+        "optimizer-not-restored",
+        "OpenNMT-py#617",
+        "A run that goes on begins with an empty optimizer state.",
+        "resume-differs",
+        RESUMED,
+        "vtool.engines.common:load_tensors",
+        no_moments,
     ),
     Defect(
-        "epochs-alike", "DALLE-pytorch#230", "The epoch never reaches the sampler: each has the order of the first.",
-        "rows-lost", LOST, "vtool.data.plan:Plan.epoch", same_order,
+        "epochs-alike",
+        "DALLE-pytorch#230",
+        "The epoch never reaches the sampler: each has the order of the first.",
+        "rows-lost",
+        LOST,
+        "vtool.data.plan:Plan.epoch",
+        same_order,
     ),
     Defect(
-        "packing-drops", "trl#4554", "What does not fit into a packed row is dropped.",
-        "rows-lost", Proved("rows-lost", ("data.packing=token_budget", "data.micro_batch_tokens=64")), "vtool.data.loader:pack",
+        "packing-drops",
+        "trl#4554",
+        "What does not fit into a packed row is dropped.",
+        "rows-lost",
+        Proved("rows-lost", ("data.packing=token_budget", "data.micro_batch_tokens=64")),
+        "vtool.data.loader:pack",
         drops_what_does_not_fit,
     ),
     Defect(
-        "merged-is-the-base", "verl#7285", "What is called merged is the base, to the byte.",
-        "export-differs", MERGED, "vtool.engines.common:merged", is_the_base, told="what it was before",
+        "merged-is-the-base",
+        "verl#7285",
+        "What is called merged is the base, to the byte.",
+        "export-differs",
+        MERGED,
+        "vtool.engines.common:merged",
+        is_the_base,
+        told="what it was before",
     ),
     Defect(
-        "merged-without-scale", "FastVideo#870", "Adapters are merged without alpha / rank.",
-        "export-differs", MERGED, "vtool.engines.common:merged", without_scale,
+        "merged-without-scale",
+        "FastVideo#870",
+        "Adapters are merged without alpha / rank.",
+        "export-differs",
+        MERGED,
+        "vtool.engines.common:merged",
+        without_scale,
     ),
     Defect(
-        "alpha-of-zero", "verl#5325", "The adapter's config says lora_alpha 0: whoever opens it has the base.",
-        "export-differs", MERGED, "vtool.export.huggingface:write_adapter", alpha_of_zero,
+        "alpha-of-zero",
+        "verl#5325",
+        "The adapter's config says lora_alpha 0: whoever opens it has the base.",
+        "export-differs",
+        MERGED,
+        "vtool.export.huggingface:write_adapter",
+        alpha_of_zero,
     ),
     Defect(
-        "rounded-on-export", "vllm#50761", "The weights are rounded to bfloat16 on their way out.",
-        "export-differs", EXPORTED, "vtool.engines.common:iter_hf_weights", rounded,
+        "rounded-on-export",
+        "vllm#50761",
+        "The weights are rounded to bfloat16 on their way out.",
+        "export-differs",
+        EXPORTED,
+        "vtool.engines.common:iter_hf_weights",
+        rounded,
     ),
-)  # fmt: skip
+)

@@ -1,4 +1,7 @@
-"""Each defect is caught by the check that is for it, and by that alone; of healthy code the same checks say nothing."""
+"""Each defect is caught by the check that is for it, and by that alone;
+
+of healthy code the same checks say nothing.
+"""
 
 from dataclasses import replace
 from pathlib import Path
@@ -35,13 +38,22 @@ def test_a_defect_is_caught_by_the_check_that_names_it(defect: Defect) -> None:
     assert is_caught(defect, found), f"{defect.summary} Said: {said(found)}"
 
 
-PROVED = [(defect, defect.look) for defect in DEFECTS if isinstance(defect.look, Proved) and defect.look.world == 1]
+PROVED = [
+    (defect, defect.look)
+    for defect in DEFECTS
+    if isinstance(defect.look, Proved) and defect.look.world == 1
+]
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize(("defect", "look"), PROVED, ids=[defect.name for defect, _ in PROVED])
-def test_among_all_proofs_the_one_that_is_for_a_defect_names_it(defect: Defect, look: Proved) -> None:
-    """Others may speak as well: a mask that lets the future be seen changes the loss and the gradient too."""
+def test_among_all_proofs_the_one_that_is_for_a_defect_names_it(
+    defect: Defect, look: Proved
+) -> None:
+    """Others may speak as well:
+
+    a mask that lets the future be seen changes the loss and the gradient too.
+    """
     found = ask_with(replace(defect, look=EveryProof(look.rule, look.overrides)))
     assert any(is_caught(defect, [finding]) for finding in found), said(found)
 
@@ -65,13 +77,18 @@ def test_a_defect_is_gone_when_it_has_been_looked_at() -> None:
 
 
 def test_a_check_that_says_something_else_has_not_caught_it() -> None:
-    first, other = DEFECTS[0], next(defect for defect in DEFECTS if defect.caught_by != DEFECTS[0].caught_by)
+    first, other = (
+        DEFECTS[0],
+        next(defect for defect in DEFECTS if defect.caught_by != DEFECTS[0].caught_by),
+    )
     assert not is_caught(first, ())
     assert not is_caught(first, ask_with(other))
 
 
 def test_the_page_is_that_of_these_defects() -> None:
-    assert (ROOT / "docs/zoo.md").read_text() == page(), "make docs/zoo.md anew: python -m tests.zoo --page > docs/zoo.md"
+    assert (ROOT / "docs/zoo.md").read_text() == page(), (
+        "make docs/zoo.md anew: python -m tests.zoo --page > docs/zoo.md"
+    )
 
 
 def test_the_readme_has_the_figures() -> None:

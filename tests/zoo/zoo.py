@@ -19,8 +19,12 @@ AREAS: dict[str, tuple[Defect, ...]] = {
     "Loading": loading.DEFECTS,
 }
 DEFECTS = tuple(defect for area in AREAS.values() for defect in area)
-# Defects of one kind are looked for in the same way: what healthy code answers is asked once. And all families are healthy.
-LOOKS: tuple[Look, ...] = (*dict.fromkeys(defect.look for defect in DEFECTS), *map(Family, FAMILIES))
+# Defects of one kind are looked for in the same way: what healthy code answers is asked once. And
+# all families are healthy.
+LOOKS: tuple[Look, ...] = (
+    *dict.fromkeys(defect.look for defect in DEFECTS),
+    *map(Family, FAMILIES),
+)
 
 
 def ask(look: Look) -> tuple[Diagnostic, ...]:
@@ -54,15 +58,25 @@ def said(findings: Sequence[Diagnostic]) -> str:
 
 def figures(caught: int, alarms: int) -> tuple[str, str]:
     """The last two lines of `make zoo`."""
-    return f"defects caught: {caught} of {len(DEFECTS)}", f"false alarms: {alarms} in {len(LOOKS)} checks of healthy code"
+    return (
+        f"defects caught: {caught} of {len(DEFECTS)}",
+        f"false alarms: {alarms} in {len(LOOKS)} checks of healthy code",
+    )
 
 
 def page() -> str:
     """docs/zoo.md."""
     parts = [_HEAD.format(count=len(DEFECTS), looks=len(LOOKS))]
     for area, defects in AREAS.items():
-        parts.append(f"## {area}\n\n| defect | upstream | what is wrong | caught by | injected into |\n|---|---|---|---|---|")
-        parts += [f"| {one.name} | {one.upstream} | {one.summary} | `{one.caught_by}` {code(one)} | `{one.at}` |" for one in defects]
+        parts.append(
+            f"## {area}\n\n| defect | upstream | what is wrong | caught by | injected into"
+            " |\n|---|---|---|---|---|"
+        )
+        parts += [
+            f"| {one.name} | {one.upstream} | {one.summary} | `{one.caught_by}` {code(one)} |"
+            f" `{one.at}` |"
+            for one in defects
+        ]
         parts[-1] += "\n"
     return "\n".join(parts)
 

@@ -15,13 +15,19 @@ WIDTH = 80
 
 
 def doctor(
-    recipe: Annotated[str | None, typer.Argument(metavar="RECIPE", help="Look only at what this recipe needs.")] = None,
+    recipe: Annotated[
+        str | None, typer.Argument(metavar="RECIPE", help="Look only at what this recipe needs.")
+    ] = None,
     overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings that take the place of the recipe's.")
+        list[str] | None,
+        typer.Argument(metavar="KEY=VALUE", help="Settings that take the place of the recipe's."),
     ] = None,
     format: Annotated[Format, typer.Option(help="How findings are printed.")] = Format.full,
 ) -> None:
-    """Say what this machine can run, what is missing, and how to install it. Works where torch does not import."""
+    """Say what this machine can run, what is missing, and how to install it.
+
+    Works where torch does not import.
+    """
     import sys
 
     from vtool.cli.common import reported
@@ -59,6 +65,10 @@ def _table(diagnosis: "Diagnosis") -> "Iterator[str]":
             yield head.rstrip()
             head = " " * (wide + states + 4)
         yield from textwrap.wrap(
-            row.note, WIDTH, initial_indent=f"{head}  ", subsequent_indent=" " * (wide + states + 6), break_on_hyphens=False
+            row.note,
+            WIDTH,
+            initial_indent=f"{head}  ",
+            subsequent_indent=" " * (wide + states + 6),
+            break_on_hyphens=False,
         ) or [head.rstrip()]
     yield ""

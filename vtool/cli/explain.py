@@ -14,7 +14,11 @@ if TYPE_CHECKING:
 
 def explain(
     topic: Annotated[
-        str | None, typer.Argument(metavar="RULE|CODE|SETTING|RECIPE", help="What to explain. Default: list rules and recipes.")
+        str | None,
+        typer.Argument(
+            metavar="RULE|CODE|SETTING|RECIPE",
+            help="What to explain. Default: list rules and recipes.",
+        ),
     ] = None,
     all: Annotated[bool, typer.Option("--all", help="Every rule, as a page in Markdown.")] = False,
 ) -> None:
@@ -52,7 +56,10 @@ def _list() -> None:
     typer.echo("\nRecipes:")
     for name in recipe_names():
         typer.echo(f"  {name:<30} {_head(share('recipes') / f'{name}.yaml')[0]}")
-    typer.echo("\nMore: vtool explain NAME, with a rule, a recipe, a setting such as optim.lr, or a group of settings such as data.")
+    typer.echo(
+        "\nMore: vtool explain NAME, with a rule, a recipe, a setting such as optim.lr, or a group"
+        " of settings such as data."
+    )
 
 
 def _rule(rule: "Rule") -> None:
@@ -90,20 +97,37 @@ def _settings(topic: str) -> None:
         for group in dict.fromkeys(group for setting in found for group in setting.groups):
             several = len(found[0].groups) > 1
             typer.echo(f"\n{group.__name__}: {(group.__doc__ or '').strip()}\n" if several else "")
-            for setting in (setting for setting in settings if setting.owner is group and setting.name.rpartition(".")[0] == name):
+            for setting in (
+                setting
+                for setting in settings
+                if setting.owner is group and setting.name.rpartition(".")[0] == name
+            ):
                 _setting([setting], "  ")
         return
     names = [setting.name for setting in settings]
-    likely = ending(topic, names) or near(topic, [*RULES, *recipe_names(), *names]) or same_words(topic, names) or overlapping(topic, names)
-    help = did_you_mean(list(dict.fromkeys(likely))[:3]) or "`vtool explain` lists rules and recipes"
+    likely = (
+        ending(topic, names)
+        or near(topic, [*RULES, *recipe_names(), *names])
+        or same_words(topic, names)
+        or overlapping(topic, names)
+    )
+    help = (
+        did_you_mean(list(dict.fromkeys(likely))[:3]) or "`vtool explain` lists rules and recipes"
+    )
     typer.echo(f"there is no rule, setting or recipe `{topic}`\nhelp: {help}", err=True)
     raise typer.Exit(2)
 
 
 def _setting(found: "Sequence[Setting]", indent: str = "") -> None:
-    """What a setting takes, and what it is for. Found more than once, it belongs to several kinds of one group."""
+    """What a setting takes, and what it is for.
+
+    Found more than once, it belongs to several kinds of one group.
+    """
     takes = " or ".join(dict.fromkeys(setting.takes for setting in found))
-    typer.echo(f"{indent}{found[0].name}: {'; '.join(part for part in (takes, _default(found[0])) if part)}")
+    typer.echo(
+        f"{indent}{found[0].name}:"
+        f" {'; '.join(part for part in (takes, _default(found[0])) if part)}"
+    )
     for text in dict.fromkeys(setting.doc for setting in found if setting.doc):
         typer.echo(f"{indent}  {' '.join(text.split())}")
 
@@ -117,7 +141,11 @@ def _default(setting: "Setting") -> str:
         return "it must be given"
     if setting.field.is_required() or isinstance(setting.field.default, Settings):
         return ""
-    text = setting.field.default if isinstance(setting.field.default, str) else json.dumps(setting.field.default)
+    text = (
+        setting.field.default
+        if isinstance(setting.field.default, str)
+        else json.dumps(setting.field.default)
+    )
     return f"default: {text}"
 
 

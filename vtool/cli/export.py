@@ -8,10 +8,20 @@ import typer
 
 def export(
     run: Annotated[Path, typer.Argument(help="A run's folder.")],
-    output: Annotated[Path | None, typer.Option(help="Where to write. Default: RUN/export, or RUN/merged.")] = None,
-    merge: Annotated[bool, typer.Option("--merge", help="Of a run with lora, write the whole model with its adapter merged in.")] = False,
+    output: Annotated[
+        Path | None, typer.Option(help="Where to write. Default: RUN/export, or RUN/merged.")
+    ] = None,
+    merge: Annotated[
+        bool,
+        typer.Option(
+            "--merge", help="Of a run with lora, write the whole model with its adapter merged in."
+        ),
+    ] = False,
 ) -> None:
-    """Write a run's newest checkpoint as a Hugging Face folder (of a run with lora: its adapter), also before the run has finished."""
+    """Write a run's newest checkpoint as a Hugging Face folder (of a run with lora:
+
+    its adapter), also before the run has finished.
+    """
     from vtool.cli.common import reported
 
     with reported("export", str(run)):

@@ -32,24 +32,51 @@ def load_check(
         list[str] | None,
         typer.Argument(
             metavar="SUBJECT… [KEY=VALUE]…",
-            help="A folder, a .safetensors file, vllm:NAME, transformers:NAME, sglang:NAME, python:FILE.py:factory, a recipe; settings.",
+            help=(
+                "A folder, a .safetensors file, vllm:NAME, transformers:NAME, sglang:NAME,"
+                " python:FILE.py:factory, a recipe; settings."
+            ),
         ),
     ] = None,
-    all: Annotated[FrameworkName | None, typer.Option("--all", help="Every class of this framework.")] = None,
-    python: Annotated[str | None, typer.Option(metavar="EXE", help="The interpreter that has the framework.")] = None,
-    checkpoint: Annotated[Path | None, typer.Option(metavar="DIR", help="What python: subjects are loaded from.", file_okay=False)] = None,
-    digest: Annotated[bool, typer.Option("--digest", help="Digest every weight file of a folder (xxh3-128).")] = False,
+    all: Annotated[
+        FrameworkName | None, typer.Option("--all", help="Every class of this framework.")
+    ] = None,
+    python: Annotated[
+        str | None, typer.Option(metavar="EXE", help="The interpreter that has the framework.")
+    ] = None,
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="What python: subjects are loaded from.", file_okay=False),
+    ] = None,
+    digest: Annotated[
+        bool, typer.Option("--digest", help="Digest every weight file of a folder (xxh3-128).")
+    ] = False,
     baseline: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Findings that FILE knows do not count; where it is not there, it is written.")
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Findings that FILE knows do not count; where it is not there, it is written.",
+        ),
     ] = None,
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write a page.")] = None,
     format: Annotated[Format, typer.Option(help="How findings are printed.")] = Format.full,
 ) -> None:
-    """Check that every weight lands, whatever loads it: files are audited, classes are loaded by loaders that take back what they gave."""
+    """Check that every weight lands, whatever loads it:
+
+    files are audited, classes are loaded by loaders that take back what they gave.
+    """
     import sys
 
     from vtool.cli.common import reported
-    from vtool.cli.load_check_text import Live, digests, last_line, made_of, options, table, without_notes
+    from vtool.cli.load_check_text import (
+        Live,
+        digests,
+        last_line,
+        made_of,
+        options,
+        table,
+        without_notes,
+    )
     from vtool.diagnostics.render import MACHINE, render
     from vtool.diagnostics.result import exit_code
     from vtool.loading.check import Progress, check_subjects
@@ -65,7 +92,9 @@ def load_check(
         found: list[Progress] = []
         stopped = None
         try:
-            for progress in check_subjects(settings, checkpoint, live.ready, digest=digest, typed=typed):
+            for progress in check_subjects(
+                settings, checkpoint, live.ready, digest=digest, typed=typed
+            ):
                 found.append(progress)
                 live.show(progress)
         except KeyboardInterrupt:
@@ -73,7 +102,10 @@ def load_check(
                 raise
             stopped = f"stopped after {len(found)} of {found[-1].of}"
         live.end()
-    results = _in_order((progress.result for progress in found), [typed.get(name, name) for name in settings.subjects.names])
+    results = _in_order(
+        (progress.result for progress in found),
+        [typed.get(name, name) for name in settings.subjects.names],
+    )
     asked = options(settings, checkpoint)
     kept = _kept(results, asked, baseline, html, stopped)
     results = list(kept.results)
@@ -100,15 +132,26 @@ class _Kept:
     lines: "Sequence[str]"
     """What there is to say of them."""
     failed: "Sequence[str]"
-    """What could not be written: told when the results have been printed, that they are not lost."""
+    """What could not be written:
+
+    told when the results have been printed, that they are not lost.
+    """
 
 
-def _kept(results: "Sequence[Result]", asked: "Sequence[str]", baseline: Path | None, html: Path | None, stopped: str | None) -> _Kept:
+def _kept(
+    results: "Sequence[Result]",
+    asked: "Sequence[str]",
+    baseline: Path | None,
+    html: Path | None,
+    stopped: str | None,
+) -> _Kept:
     from vtool.diagnostics import Findings
 
     lines, failed = [], []
     if baseline is not None and stopped and not baseline.exists():
-        lines.append(f"baseline: nothing is recorded in {baseline}, because not everything was checked")
+        lines.append(
+            f"baseline: nothing is recorded in {baseline}, because not everything was checked"
+        )
     elif baseline is not None:
         from vtool.diagnostics.baseline import compare
 
@@ -130,12 +173,19 @@ def _told_apart(arguments: "Sequence[str]") -> tuple[list[str], list[str]]:
     """Subjects, and settings; a subject may have an = in its path."""
     import os
 
-    subjects = [text for text in arguments if "=" not in text or text.startswith("python:") or os.path.lexists(text)]
+    subjects = [
+        text
+        for text in arguments
+        if "=" not in text or text.startswith("python:") or os.path.lexists(text)
+    ]
     return subjects, [text for text in arguments if text not in subjects]
 
 
 def _settings(
-    subjects: "Sequence[str]", overrides: "Sequence[str]", all: FrameworkName | None, python: str | None
+    subjects: "Sequence[str]",
+    overrides: "Sequence[str]",
+    all: FrameworkName | None,
+    python: str | None,
 ) -> "tuple[LoadCheck, dict[str, str]]":
     """The settings, and for each subject that was made of another word, the word."""
     from vtool.config.compose import compose_recipe
@@ -148,7 +198,11 @@ def _settings(
     if subjects and (subjects[0] in recipe_names() or subjects[0].endswith((".yaml", ".yml"))):
         word, *subjects = subjects
         if compose_recipe(word, ()).values.get("kind") == "sft":
-            of_run = [text for text in overrides if text.lstrip("+~").partition("=")[0].partition(".")[0] in Run.model_fields]
+            of_run = [
+                text
+                for text in overrides
+                if text.lstrip("+~").partition("=")[0].partition(".")[0] in Run.model_fields
+            ]
             of_check = [text for text in overrides if text not in of_run]
             served = _served(load_run(word, of_run).run)
             subjects, overrides, typed = [served, *subjects], of_check, {served: word}
@@ -160,12 +214,21 @@ def _settings(
         named = named.model_copy(update={"names": tuple(subjects), "all": None})
     if all:
         if subjects:
-            raise typer.BadParameter("either subjects are named, or --all of a framework is asked for", param_hint="--all")
+            raise typer.BadParameter(
+                "either subjects are named, or --all of a framework is asked for",
+                param_hint="--all",
+            )
         named = named.model_copy(update={"names": (), "all": str(all)})
     if not named.names and not named.all:
         help = "name a folder, vllm:NAME, python:FILE.py:factory, or say --all vllm"
-        raise Findings(Diagnostic("unknown-subject", "nothing is named that could be checked", help), fatal=True)
-    return settings.model_copy(update={"subjects": named, "python": python or settings.python}), typed
+        raise Findings(
+            Diagnostic("unknown-subject", "nothing is named that could be checked", help),
+            fatal=True,
+        )
+    return (
+        settings.model_copy(update={"subjects": named, "python": python or settings.python}),
+        typed,
+    )
 
 
 def _served(run: "Run") -> str:
@@ -204,7 +267,9 @@ def _can_write(baseline: Path | None, html: Path | None) -> None:
         try:
             TemporaryFile(dir=file.parent).close()
         except OSError as error:
-            raise typer.BadParameter(f"{file.parent} cannot be written into: {error.strerror}", param_hint=option) from error
+            raise typer.BadParameter(
+                f"{file.parent} cannot be written into: {error.strerror}", param_hint=option
+            ) from error
 
 
 def _page(results: "Sequence[Result]", asked: "Sequence[str]", file: Path) -> Path:

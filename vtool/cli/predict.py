@@ -7,16 +7,29 @@ import typer
 
 
 def predict(
-    run: Annotated[Path, typer.Argument(help="A run's folder, or a Hugging Face folder that vtool exported.")],
-    image: Annotated[list[Path] | None, typer.Option(help="An image file; several in the order in which they are shown.")] = None,
-    video: Annotated[list[Path] | None, typer.Option(help="A video file; several in the order in which they are shown.")] = None,
+    run: Annotated[
+        Path, typer.Argument(help="A run's folder, or a Hugging Face folder that vtool exported.")
+    ],
+    image: Annotated[
+        list[Path] | None,
+        typer.Option(help="An image file; several in the order in which they are shown."),
+    ] = None,
+    video: Annotated[
+        list[Path] | None,
+        typer.Option(help="A video file; several in the order in which they are shown."),
+    ] = None,
     question: Annotated[
         str | None,
         typer.Option(
-            help="What to ask; <image> and <video> in it are where these are shown. Default: the question of the run's first test row."
+            help=(
+                "What to ask; <image> and <video> in it are where these are shown. Default: the"
+                " question of the run's first test row."
+            )
         ),
     ] = None,
-    system: Annotated[str | None, typer.Option(help="A system message that goes before the question.")] = None,
+    system: Annotated[
+        str | None, typer.Option(help="A system message that goes before the question.")
+    ] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="The longest answer, in tokens.")] = 64,
 ) -> None:
     """Ask the trained model about an image or a video."""

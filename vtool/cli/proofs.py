@@ -26,7 +26,9 @@ def named(only: Sequence[str]) -> tuple[str, ...]:
     found = [codes.get(name.lower(), name) for name in only]
     unknown = [
         Diagnostic(
-            "unknown-choice", f"--only {name}: there is no such proof", did_you_mean(near(name, known)) or f"one of {', '.join(known)}"
+            "unknown-choice",
+            f"--only {name}: there is no such proof",
+            did_you_mean(near(name, known)) or f"one of {', '.join(known)}",
         )
         for name in found
         if name not in known
@@ -41,7 +43,9 @@ def result_of(subject: str, proved: "Proved") -> "Result":
     from vtool.diagnostics.result import Result
 
     findings = tuple(proof.finding for proof in proved.proofs if proof.finding)
-    verdict = "unsafe" if findings else "clean" if "passed" in proved.checks().values() else "not-run"
+    verdict = (
+        "unsafe" if findings else "clean" if "passed" in proved.checks().values() else "not-run"
+    )
     return Result(subject, verdict, proved.checks(), findings, proved.details())  # type: ignore[arg-type]
 
 
@@ -51,24 +55,46 @@ def not_run(subject: str, only: Sequence[str], why: str) -> "Result":
     from vtool.verify.proved import ALONE, RANKED
 
     asked = only or dict.fromkeys((*ALONE, *RANKED))
-    return Result(subject, "not-run", dict.fromkeys(asked, "not-run"), details={rule: {"reason": why} for rule in asked})
+    return Result(
+        subject,
+        "not-run",
+        dict.fromkeys(asked, "not-run"),
+        details={rule: {"reason": why} for rule in asked},
+    )
 
 
 def print_proofs(proved: "Proved") -> None:
     """A table: what was measured, and what is allowed."""
-    typer.echo(f"proofs: {proved.model}, on {len(proved.rows)} rows of data.train: {', '.join(proved.rows)}")
+    typer.echo(
+        f"proofs: {proved.model}, on {len(proved.rows)} rows of data.train:"
+        f" {', '.join(proved.rows)}"
+    )
     for change in proved.changes:
         typer.echo(f"  here: {change}")
     wide = max(len(proof.rule) for proof in proved.proofs)
     typer.echo(f"  {'':8}  {'':{wide}}  measured  rounding  compared")
     for proof in proved.proofs:
-        measured = "" if proof.measured is None else f"{proof.measured:.1e}" if proof.measured else "0"
-        allowed = "" if proof.tolerance is None else f"{proof.tolerance:.1e}" if proof.tolerance else "none"
-        typer.echo(f"  {proof.state.replace('-', ' '):8}  {proof.rule:{wide}}  {measured:>8}  {allowed:>8}  {proof.reason or proof.what}")
+        measured = (
+            "" if proof.measured is None else f"{proof.measured:.1e}" if proof.measured else "0"
+        )
+        allowed = (
+            ""
+            if proof.tolerance is None
+            else f"{proof.tolerance:.1e}"
+            if proof.tolerance
+            else "none"
+        )
+        typer.echo(
+            f"  {proof.state.replace('-', ' '):8}  {proof.rule:{wide}}  {measured:>8}  {allowed:>8}"
+            f"  {proof.reason or proof.what}"
+        )
 
 
 def preflight(run: "Run") -> "Proved | str":
-    """The fast proofs of a run that is about to start; or why they cannot be made, which ends no run: it says itself what stops it."""
+    """The fast proofs of a run that is about to start;
+
+    or why they cannot be made, which ends no run: it says itself what stops it.
+    """
     from vtool.diagnostics import Findings
     from vtool.verify.prove import prove
     from vtool.verify.proved import NotProvable
@@ -79,7 +105,9 @@ def preflight(run: "Run") -> "Proved | str":
         return str(error)
     except Findings as findings:
         return findings.diagnostics[0].message
-    except Exception as error:  # no room for a temporary folder, no memory, what a library raises of a folder: the run's start tells better
+    # no room for a temporary folder, no memory, what a library raises of a folder: the run's start
+    # tells better
+    except Exception as error:
         return f"{type(error).__name__}: {error}"
 
 
@@ -88,4 +116,7 @@ def summary(proved: "Proved") -> str:
     states = [proof.state for proof in proved.proofs]
     missed = [proof.rule for proof in proved.proofs if proof.state == "not-run"]
     more = f", {len(missed)} not run ({', '.join(missed)})" if missed else ""
-    return f"preflight: {states.count('passed')} proofs passed{more}, in {proved.seconds:.1f} s; `vtool verify` makes all of them"
+    return (
+        f"preflight: {states.count('passed')} proofs passed{more}, in {proved.seconds:.1f} s;"
+        " `vtool verify` makes all of them"
+    )

@@ -7,11 +7,26 @@ import typer
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs.", show_default=False)],
-    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Default: report.html in RUN, or here.")] = None,
-    follow: Annotated[bool, typer.Option("--follow", help="Watch a run in the terminal until it ends, instead of writing a page.")] = False,
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN...", help="Folders of runs.", show_default=False)
+    ],
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", metavar="FILE", help="Default: report.html in RUN, or here."
+        ),
+    ] = None,
+    follow: Annotated[
+        bool,
+        typer.Option(
+            "--follow", help="Watch a run in the terminal until it ends, instead of writing a page."
+        ),
+    ] = False,
 ) -> None:
-    """Write one self-contained page: curves, answers, data ledger, settings, checks. Several runs stand side by side."""
+    """Write one self-contained page:
+
+    curves, answers, data ledger, settings, checks. Several runs stand side by side.
+    """
     from vtool.cli.common import reported
 
     if follow and (len(runs) > 1 or output):
@@ -20,7 +35,9 @@ def report(
         if follow:
             _follow(runs[0])
         else:
-            _write(runs, output or (runs[0] / "report.html" if len(runs) == 1 else Path("report.html")))
+            _write(
+                runs, output or (runs[0] / "report.html" if len(runs) == 1 else Path("report.html"))
+            )
 
 
 def _write(runs: list[Path], page: Path) -> None:
@@ -31,7 +48,12 @@ def _write(runs: list[Path], page: Path) -> None:
         typer.echo(write_report(runs, page))
     except OSError as error:
         message = f"{page} cannot be made: {error.strerror} ({error.filename})"
-        raise Findings(Diagnostic("run-folder-unwritable", message, help="name a file elsewhere: --output FILE"), fatal=True) from error
+        raise Findings(
+            Diagnostic(
+                "run-folder-unwritable", message, help="name a file elsewhere: --output FILE"
+            ),
+            fatal=True,
+        ) from error
 
 
 def _follow(run: Path) -> None:
@@ -42,5 +64,6 @@ def _follow(run: Path) -> None:
     try:
         follow(run, Console())
     except KeyboardInterrupt:
-        # The run goes on; only the watching ends. 130 is what a shell expects of a command that Ctrl-C ended.
+        # The run goes on; only the watching ends. 130 is what a shell expects of a command that
+        # Ctrl-C ended.
         raise typer.Exit(130) from None

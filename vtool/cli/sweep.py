@@ -1,4 +1,7 @@
-"""`vtool train sft -m RECIPE KEY=A,B…`: every combination as a run of its own, one after the other."""
+"""`vtool train sft -m RECIPE KEY=A,B…`:
+
+every combination as a run of its own, one after the other.
+"""
 
 import json
 import os
@@ -30,7 +33,10 @@ class Planned:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """How a job ended: its status in words, and the exit status of its process; None where it was not started."""
+    """How a job ended:
+
+    its status in words, and the exit status of its process; None where it was not started.
+    """
 
     planned: Planned
     status: str
@@ -47,8 +53,17 @@ def run_sweep(recipe: str, overrides: Sequence[str], options: Sequence[str] = ()
         Findings: all that stands against any of the jobs, before the first one starts.
     """
     if "TORCHELASTIC_RUN_ID" in os.environ:
-        message = "-m starts a run after the other by itself, and each rank of the outer torchrun would do so"
-        raise Findings(Diagnostic("launch-conflict", message, "leave torchrun out: launch.nproc says how many processes each run has"))
+        message = (
+            "-m starts a run after the other by itself, and each rank of the outer torchrun would"
+            " do so"
+        )
+        raise Findings(
+            Diagnostic(
+                "launch-conflict",
+                message,
+                "leave torchrun out: launch.nproc says how many processes each run has",
+            )
+        )
     planned = plan(recipe, expand(overrides))
     done: list[Done] = []
     with _Passing() as passing:
@@ -56,7 +71,9 @@ def run_sweep(recipe: str, overrides: Sequence[str], options: Sequence[str] = ()
             if passing.asked:
                 done.append(Done(each, "not started", None))
                 continue
-            print(f"job {number} of {len(planned)}: {' '.join(each.job.swept) or recipe}", flush=True)
+            print(
+                f"job {number} of {len(planned)}: {' '.join(each.job.swept) or recipe}", flush=True
+            )
             done.append(_train(recipe, each, passing, options))
     for line in table(done):
         print(line)
@@ -85,9 +102,17 @@ def plan(recipe: str, jobs: Sequence[Job]) -> list[Planned]:
     taken: dict[Path, Planned] = {}
     for each in planned:
         if (other := taken.setdefault(each.folder, each)) is not each:
-            message = f"two jobs would train in {each.folder}: {' '.join(other.job.swept)}, and {' '.join(each.job.swept)}"
+            message = (
+                f"two jobs would train in {each.folder}: {' '.join(other.job.swept)}, and"
+                f" {' '.join(each.job.swept)}"
+            )
             raise Findings(
-                Diagnostic("run-folder-taken", message, "sweep run.name or run.dir with distinct values, or not at all", "run.name")
+                Diagnostic(
+                    "run-folder-taken",
+                    message,
+                    "sweep run.name or run.dir with distinct values, or not at all",
+                    "run.name",
+                )
             )
     return planned
 
@@ -114,7 +139,9 @@ def _override(key: str, text: str) -> str:
 def _train(recipe: str, planned: Planned, passing: "_Passing", options: Sequence[str]) -> Done:
     finished = (planned.folder / "result.json").exists()
     # A process of its own: nothing of one run is left for the next, and a crash ends one alone.
-    process = subprocess.Popen([sys.executable, "-m", "vtool", "train", "sft", recipe, *planned.overrides, *options])
+    process = subprocess.Popen(
+        [sys.executable, "-m", "vtool", "train", "sft", recipe, *planned.overrides, *options]
+    )
     with passing.to(process):
         code = process.wait()
     if code == 0:
@@ -127,7 +154,8 @@ def _train(recipe: str, planned: Planned, passing: "_Passing", options: Sequence
 class _Passing:
     """Takes the signals that ask to stop, and passes them to the job that runs.
 
-    A terminal's Ctrl-C reaches the job by itself too; two signals within a second are one request (`training/stop.py`).
+    A terminal's Ctrl-C reaches the job by itself too; two signals within a second are one request
+    (`training/stop.py`).
     """
 
     def __init__(self) -> None:
@@ -160,20 +188,30 @@ def table(done: Sequence[Done]) -> Iterator[str]:
     """A line for each job: its run, what is its own, how it ended, and how good it is."""
     heads = ("run", "settings", "status", "exact match", "NLL")
     rows = [
-        (str(each.planned.folder), " ".join(each.planned.job.swept), each.status, *_figures(each.planned.folder, each.code))
+        (
+            str(each.planned.folder),
+            " ".join(each.planned.job.swept),
+            each.status,
+            *_figures(each.planned.folder, each.code),
+        )
         for each in done
     ]
     widths = [max(len(row[column]) for row in (heads, *rows)) for column in range(len(heads))]
     yield ""
     for row in (heads, *rows):
-        words = [text.rjust(wide) if column > 2 else text.ljust(wide) for column, (text, wide) in enumerate(zip(row, widths, strict=True))]
+        words = [
+            text.rjust(wide) if column > 2 else text.ljust(wide)
+            for column, (text, wide) in enumerate(zip(row, widths, strict=True))
+        ]
         yield "  ".join(words).rstrip()
 
 
 def _figures(folder: Path, code: int | None) -> tuple[str, str]:
     """`test_exact_match` and `test_nll` of a run that has finished."""
     try:
-        result = json.loads((folder / "result.json").read_text(encoding="utf-8")) if code == 0 else {}
+        result = (
+            json.loads((folder / "result.json").read_text(encoding="utf-8")) if code == 0 else {}
+        )
     except (OSError, ValueError):
         result = {}
     match, nll = result.get("test_exact_match"), result.get("test_nll")

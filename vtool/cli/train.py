@@ -21,11 +21,24 @@ def train() -> None:
 def sft(
     recipe: Annotated[str, typer.Argument(help="A recipe's name, or a YAML file.")],
     overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings that take the place of the recipe's.")
+        list[str] | None,
+        typer.Argument(metavar="KEY=VALUE", help="Settings that take the place of the recipe's."),
     ] = None,
-    nproc: Annotated[int | None, typer.Option("--nproc", min=1, help="Processes on this machine: launch.nproc.")] = None,
-    no_preflight: Annotated[bool, typer.Option("--no-preflight", help="Do not prove the recipe first; the run's folder says so.")] = False,
-    multirun: Annotated[bool, typer.Option("--multirun", "-m", help="A run for each combination of KEY=A,B, one after the other.")] = False,
+    nproc: Annotated[
+        int | None, typer.Option("--nproc", min=1, help="Processes on this machine: launch.nproc.")
+    ] = None,
+    no_preflight: Annotated[
+        bool,
+        typer.Option(
+            "--no-preflight", help="Do not prove the recipe first; the run's folder says so."
+        ),
+    ] = False,
+    multirun: Annotated[
+        bool,
+        typer.Option(
+            "--multirun", "-m", help="A run for each combination of KEY=A,B, one after the other."
+        ),
+    ] = False,
 ) -> None:
     """Fine-tune a vision-language model on rows of messages, or go on with a run that was stopped."""
     import shlex
@@ -39,12 +52,20 @@ def sft(
 
         with reported("train sft", recipe):
             raise typer.Exit(run_sweep(recipe, given, ["--no-preflight"] * no_preflight))
-    with reported("train sft", recipe, stopped="stopped; the same command goes on, from the last checkpoint where there is one"):
+    with reported(
+        "train sft",
+        recipe,
+        stopped="stopped; the same command goes on, from the last checkpoint where there is one",
+    ):
         loaded = load_run(recipe, given)
         for note in loaded.notes:
             typer.echo(f"{note.severity}[{note.rule} {note.code}]: {note.message}", err=True)
         # What was begun from is not begun from again.
-        again = [override for override in given if override.lstrip("+").partition("=")[0] != "checkpoint.resume"]
+        again = [
+            override
+            for override in given
+            if override.lstrip("+").partition("=")[0] != "checkpoint.resume"
+        ]
         again += [] if loaded.run.checkpoint.resume == "auto" else ["checkpoint.resume=auto"]
         again += ["--no-preflight"] * no_preflight
         command = shlex.join(["vtool", "train", "sft", recipe, *again])
@@ -52,7 +73,10 @@ def sft(
 
 
 def _proofs(loaded: "Loaded", *, asked: bool) -> "Mapping[str, Any] | None":
-    """What the run keeps of the proofs that it begins with. The first rank alone makes them, and where they fail, nothing is begun."""
+    """What the run keeps of the proofs that it begins with.
+
+    The first rank alone makes them, and where they fail, nothing is begun.
+    """
     import os
 
     from vtool.cli.common import print_findings
@@ -69,13 +93,17 @@ def _proofs(loaded: "Loaded", *, asked: bool) -> "Mapping[str, Any] | None":
     if proved is not None:
         if findings := result_of("", proved).findings:
             print_findings(Findings(findings))
-            typer.echo("nothing has been trained; with --no-preflight it would be all the same", err=True)
+            typer.echo(
+                "nothing has been trained; with --no-preflight it would be all the same", err=True
+            )
             raise typer.Exit(1)
         typer.echo(summary(proved))
     return as_record(proved)
 
 
-def _train(loaded: "Loaded", config_yaml: str, command: str, proofs: "Mapping[str, Any] | None") -> None:
+def _train(
+    loaded: "Loaded", config_yaml: str, command: str, proofs: "Mapping[str, Any] | None"
+) -> None:
     import shlex
     import signal
 
@@ -85,22 +113,32 @@ def _train(loaded: "Loaded", config_yaml: str, command: str, proofs: "Mapping[st
     from vtool.training.launch import launch
     from vtool.training.setup import Request
 
-    outcome = launch(Request(loaded.run, loaded.plain, config_yaml, loaded.origins, proofs), print_findings)
+    outcome = launch(
+        Request(loaded.run, loaded.plain, config_yaml, loaded.origins, proofs), print_findings
+    )
     if outcome is None:  # a rank that is not the first, under an outer torchrun
         return
     try:
         report = shlex.quote(str(write_report([outcome.folder], outcome.folder / "report.html")))
     except OSError as error:  # everything that took time to make is saved by now
-        report = f"not written: {error}; free some space, then: vtool report {shlex.quote(str(outcome.folder))}"
+        report = (
+            f"not written: {error}; free some space, then: vtool report"
+            f" {shlex.quote(str(outcome.folder))}"
+        )
     if outcome.findings:
         print_findings(Findings(outcome.findings))
     if outcome.signal is not None:
         name = signal.Signals(outcome.signal).name
-        typer.echo(f"stopped by {name} after step {outcome.step} of {outcome.total_steps}; checkpoint saved")
+        typer.echo(
+            f"stopped by {name} after step {outcome.step} of {outcome.total_steps}; checkpoint"
+            " saved"
+        )
         typer.echo(f"go on with: {command}")
         raise typer.Exit(128 + outcome.signal)
     if outcome.status == "already finished":
-        typer.echo(f"{outcome.folder} has finished its {outcome.step} steps already; nothing is left to do")
+        typer.echo(
+            f"{outcome.folder} has finished its {outcome.step} steps already; nothing is left to do"
+        )
     for line in _result_lines(outcome.folder):
         typer.echo(line)
     typer.echo(f"report: {report}")
@@ -116,13 +154,15 @@ def _result_lines(folder: object) -> list[str]:
     result = json.loads((folder / "result.json").read_text())
     ledger = result["ledger"]
     lines = [
-        f"ledger: {ledger['rows']} rows = {ledger['rows'] - ledger['dropped']} kept + {ledger['dropped']} dropped; "
-        f"{ledger['distinct']} distinct rows trained on, {ledger['samples']} samples ({ledger['epochs']:.2f} epochs)"
+        f"ledger: {ledger['rows']} rows = {ledger['rows'] - ledger['dropped']} kept +"
+        f" {ledger['dropped']} dropped; {ledger['distinct']} distinct rows trained on,"
+        f" {ledger['samples']} samples ({ledger['epochs']:.2f} epochs)"
     ]
     if "test_exact_match" in result:
         right = round(result["test_exact_match"] * result["test_samples"])
         lines.append(
-            f"test exact match: {result['test_exact_match']:.2%} ({right} of {result['test_samples']}), NLL {result['test_nll']:.4f}"
+            f"test exact match: {result['test_exact_match']:.2%} ({right} of"
+            f" {result['test_samples']}), NLL {result['test_nll']:.4f}"
         )
     lines.append(f"export: {folder / 'export'}")
     return lines

@@ -22,17 +22,39 @@ class Trainer(StrEnum):
 def validate_config(
     arguments: Annotated[
         list[str] | None,
-        typer.Argument(metavar="RECIPE… [KEY=VALUE]…", help="Names of recipes, or YAML files; settings that take the place of theirs."),
+        typer.Argument(
+            metavar="RECIPE… [KEY=VALUE]…",
+            help="Names of recipes, or YAML files; settings that take the place of theirs.",
+        ),
     ] = None,
-    multirun: Annotated[bool, typer.Option("--multirun", "-m", help="Check each combination of KEY=A,B.")] = False,
-    show: Annotated[bool, typer.Option("--show", help="Print every setting in force, and where it comes from, as YAML.")] = False,
+    multirun: Annotated[
+        bool, typer.Option("--multirun", "-m", help="Check each combination of KEY=A,B.")
+    ] = False,
+    show: Annotated[
+        bool,
+        typer.Option(
+            "--show", help="Print every setting in force, and where it comes from, as YAML."
+        ),
+    ] = False,
     live: Annotated[
-        bool, typer.Option("--live", help="Build the real objects, at tiny size on the CPU, and read the settings back from them.")
+        bool,
+        typer.Option(
+            "--live",
+            help=(
+                "Build the real objects, at tiny size on the CPU, and read the settings back from"
+                " them."
+            ),
+        ),
     ] = False,
     trainer: Annotated[
-        Trainer | None, typer.Option("--from", help="RECIPE is a file of this trainer: what means the same here is checked.")
+        Trainer | None,
+        typer.Option(
+            "--from", help="RECIPE is a file of this trainer: what means the same here is checked."
+        ),
     ] = None,
-    json_schema: Annotated[bool, typer.Option("--json-schema", help="Print a JSON schema of recipes, for editors.")] = False,
+    json_schema: Annotated[
+        bool, typer.Option("--json-schema", help="Print a JSON schema of recipes, for editors.")
+    ] = False,
     format: Annotated[Format, typer.Option(help="How findings are printed.")] = Format.full,
 ) -> None:
     """Check a recipe: every setting is known, fits, and does not contradict another."""
@@ -57,9 +79,14 @@ def validate_config(
     if show and format in MACHINE:
         raise typer.BadParameter(f"--show prints YAML, and leaves no room for --format {format}")
     if trainer and (overrides or multirun):
-        raise typer.BadParameter(f"a recipe of {trainer.value} is read as it is: KEY=VALUE goes with recipes of vtool")
+        raise typer.BadParameter(
+            f"a recipe of {trainer.value} is read as it is: KEY=VALUE goes with recipes of vtool"
+        )
     if trainer and live:
-        raise typer.BadParameter(f"--live builds what vtool trains; of {trainer.value}'s own objects, ask vtool.verify.live.compare there")
+        raise typer.BadParameter(
+            f"--live builds what vtool trains; of {trainer.value}'s own objects, ask"
+            " vtool.verify.live.compare there"
+        )
     if show and (multirun or len(recipes) > 1):
         raise typer.BadParameter("--show prints the settings of one recipe")
     loaded, results, said = None, [], list[str]()
@@ -76,12 +103,21 @@ def validate_config(
             typer.echo(line, err=show)
     if show and loaded:
         typer.echo(effective_yaml(loaded), nl=False)
-    # With --show, standard output is a recipe that can be kept: vtool validate-config digits --show > mine.yaml
-    render(results, format, command="validate-config", stream=sys.stderr if show else sys.stdout, locate=opened)
+    # With --show, standard output is a recipe that can be kept: vtool validate-config digits --show
+    # > mine.yaml
+    render(
+        results,
+        format,
+        command="validate-config",
+        stream=sys.stderr if show else sys.stdout,
+        locate=opened,
+    )
     raise typer.Exit(exit_code(results))
 
 
-def _check(subject: str, recipe: str, overrides: Sequence[str], *, foreign: bool) -> "tuple[Result, Loaded | None]":
+def _check(
+    subject: str, recipe: str, overrides: Sequence[str], *, foreign: bool
+) -> "tuple[Result, Loaded | None]":
     from pathlib import Path
 
     from vtool.config.load import ASKED, examine, examine_foreign
@@ -95,7 +131,10 @@ def _check(subject: str, recipe: str, overrides: Sequence[str], *, foreign: bool
         checks = {rule: "failed" if rule in found else "not-run" for rule in ASKED}
         return Result(subject, "not-run", checks, findings.diagnostics), None
     verdict = "clean" if examined.loaded else "unsafe"
-    return Result(subject, verdict, examined.checks, examined.findings, examined.details), examined.loaded  # type: ignore[arg-type]
+    return (
+        Result(subject, verdict, examined.checks, examined.findings, examined.details),
+        examined.loaded,
+    )  # type: ignore[arg-type]
 
 
 def _built(result: "Result", loaded: "Loaded | None") -> "tuple[Result, tuple[str, ...]]":
@@ -105,9 +144,22 @@ def _built(result: "Result", loaded: "Loaded | None") -> "tuple[Result, tuple[st
     from vtool.verify.live_check import check_live, not_run
 
     built = check_live(loaded) if loaded else not_run()
-    verdict = "unsafe" if any(finding.severity == "error" for finding in built.findings) else result.verdict
+    verdict = (
+        "unsafe"
+        if any(finding.severity == "error" for finding in built.findings)
+        else result.verdict
+    )
     findings, details = (*result.findings, *built.findings), {**result.details, **built.details}
-    return replace(result, verdict=verdict, checks={**result.checks, **built.checks}, findings=findings, details=details), built.lines
+    return (
+        replace(
+            result,
+            verdict=verdict,
+            checks={**result.checks, **built.checks},
+            findings=findings,
+            details=details,
+        ),
+        built.lines,
+    )
 
 
 def _jobs(recipe: str, overrides: Sequence[str]) -> list[tuple[str, tuple[str, ...]]]:
@@ -117,10 +169,17 @@ def _jobs(recipe: str, overrides: Sequence[str]) -> list[tuple[str, tuple[str, .
 
 
 def _told_apart(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Recipes and overrides. The first is a recipe, whatever it is; a hook of pre-commit names several files."""
+    """Recipes and overrides.
+
+    The first is a recipe, whatever it is; a hook of pre-commit names several files.
+    """
     from vtool.config.resources import recipe_names
 
     first, *others = arguments
     names = recipe_names()
-    recipes = [each for each in others if each in names or ("=" not in each and each.endswith((".yaml", ".yml")))]
+    recipes = [
+        each
+        for each in others
+        if each in names or ("=" not in each and each.endswith((".yaml", ".yml")))
+    ]
     return [first, *recipes], [each for each in others if each not in recipes]

@@ -1,1 +1,4 @@
-"""From a recipe and `KEY=VALUE` to one frozen, validated `Run`. Never imports torch, transformers or an engine."""
+"""From a recipe and `KEY=VALUE` to one frozen, validated `Run`.
+
+Never imports torch, transformers or an engine.
+"""

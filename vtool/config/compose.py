@@ -1,7 +1,8 @@
 """Compose a recipe with Hydra: its defaults list, the groups of configs/, and `KEY=VALUE` on top.
 
-Uses the parts that Hydra's `compose()` is made of, rather than `compose()`: they tell which file each value comes from, leave no
-global state behind, load no plug-ins, and take a quarter of the time, because Hydra's own settings are not composed along. They are
+Uses the parts that Hydra's `compose()` is made of, rather than `compose()`: they tell which file
+each value comes from, leave no global state behind, load no plug-ins, and take a quarter of the
+time, because Hydra's own settings are not composed along. They are
 only half public: nothing leans on them but this module, overrides.py and recipe_source.py.
 """
 
@@ -55,33 +56,54 @@ def compose_recipe(recipe: str, overrides: Sequence[str]) -> Composed:
     with _hydra_as_of("1.3"):
         loader = ConfigLoaderImpl(search_path(file.path))
         repository = CachingConfigRepository(loader.repository)
-        sources = [source for source in repository.get_sources() if isinstance(source, RecipeSource)]
+        sources = [
+            source for source in repository.get_sources() if isinstance(source, RecipeSource)
+        ]
         try:
             choose_groups(given, repository, file.path.name)
-            listed = create_defaults_list(repository, file.path.name, given, prepend_hydra=False, skip_missing=False)
+            listed = create_defaults_list(
+                repository, file.path.name, given, prepend_hydra=False, skip_missing=False
+            )
             files = {path: file for source in sources for path, file in source.files.items()}
-            layers = [Layer(_keys(default.package or ""), files[default.config_path]) for default in listed.defaults]
+            layers = [
+                Layer(_keys(default.package or ""), files[default.config_path])
+                for default in listed.defaults
+            ]
             if clashes := list(_clashes(layers)):
                 raise Findings(clashes, fatal=True)
             config = loader._compose_config_from_defaults_list(listed.defaults, repository)
         except MissingConfigException as error:
             raise _no_such_file(error, sources) from error
         except RecursionError as error:
-            raise _refused("bad-defaults-list", "the defaults list leads back to itself", sources=sources) from error
+            raise _refused(
+                "bad-defaults-list", "the defaults list leads back to itself", sources=sources
+            ) from error
         except AssertionError as error:
             message = "an entry of the defaults list is neither a name nor `/GROUP: FILE`"
             raise _refused("bad-defaults-list", message, sources=sources) from error
         except (HydraException, OmegaConfBaseException, ValueError) as error:
-            raise error if isinstance(error, Findings) else _refused("bad-defaults-list", first_line(error), sources=sources) from error
+            raise (
+                error
+                if isinstance(error, Findings)
+                else _refused("bad-defaults-list", first_line(error), sources=sources)
+            ) from error
     applied, findings = _apply(listed.config_overrides, config)
-    origins = layered(layers, [(_keys(override.key_or_group), override.value()) for override in applied])
+    origins = layered(
+        layers, [(_keys(override.key_or_group), override.value()) for override in applied]
+    )
     return Composed(file, _resolved(config, origins), origins, tuple(findings))
 
 
 def _clashes(layers: Sequence[Layer]) -> Iterator[Diagnostic]:
-    """Settings that one file writes as a group and a later one as a list: they cannot be laid over each other."""
+    """Settings that one file writes as a group and a later one as a list:
+
+    they cannot be laid over each other.
+    """
     kinds: dict[Key, tuple[str, str]] = {}
-    words: dict[type[yaml.Node], str] = {yaml.MappingNode: "a group of settings", yaml.SequenceNode: "a list"}
+    words: dict[type[yaml.Node], str] = {
+        yaml.MappingNode: "a group of settings",
+        yaml.SequenceNode: "a list",
+    }
 
     def look(node: yaml.Node, keys: Key, file: YamlFile) -> Iterator[Diagnostic]:
         kind = words.get(type(node))
@@ -91,7 +113,15 @@ def _clashes(layers: Sequence[Layer]) -> Iterator[Diagnostic]:
         if before != kind:
             name = ".".join(keys)
             message = f"`{name}` is {before} in {where}, and {kind} here"
-            yield Diagnostic("wrong-type", message, f"write {before}, as {where} does", name, file.place(node), before, kind)
+            yield Diagnostic(
+                "wrong-type",
+                message,
+                f"write {before}, as {where} does",
+                name,
+                file.place(node),
+                before,
+                kind,
+            )
         elif isinstance(node, yaml.MappingNode):
             for key, value in node.value:
                 if keys or key.value != "defaults":
@@ -115,14 +145,22 @@ def _hydra_as_of(release: str) -> Iterator[None]:
         state.version_base = before
 
 
-def _apply(overrides: Sequence[Override], config: DictConfig) -> tuple[list[Override], list[Diagnostic]]:
+def _apply(
+    overrides: Sequence[Override], config: DictConfig
+) -> tuple[list[Override], list[Diagnostic]]:
     """Set what the overrides say; the ones that were applied, and findings for the others."""
     applied, findings = [], []
     for override in overrides:
         try:
             ConfigLoaderImpl._apply_overrides_to_config([override], config)
             applied.append(override)
-        except (HydraException, OmegaConfBaseException, AssertionError, ValueError, IndexError) as error:
+        except (
+            HydraException,
+            OmegaConfBaseException,
+            AssertionError,
+            ValueError,
+            IndexError,
+        ) as error:
             name, message, help = (
                 override.key_or_group,
                 f"`{override.input_line}` cannot be set: {first_line(error.__cause__ or error)}",
@@ -130,13 +168,19 @@ def _apply(overrides: Sequence[Override], config: DictConfig) -> tuple[list[Over
             )
             for end in range(1, len(_keys(name)) + 1):
                 outer = ".".join(_keys(name)[:end])
-                if not isinstance(entries := OmegaConf.select(config, outer, throw_on_missing=False), ListConfig):
+                if not isinstance(
+                    entries := OmegaConf.select(config, outer, throw_on_missing=False), ListConfig
+                ):
                     continue
                 if outer == name:
-                    message, help = f"`{override.input_line}` cannot be set: `{name}` is a list", f"give the whole list: {name}=[…]"
+                    message, help = (
+                        f"`{override.input_line}` cannot be set: `{name}` is a list",
+                        f"give the whole list: {name}=[…]",
+                    )
                 else:
                     message = (
-                        f"`{override.input_line}` cannot be set: `{outer}` is a list of {len(entries)}, whose first entry is `{outer}.0`"
+                        f"`{override.input_line}` cannot be set: `{outer}` is a list of"
+                        f" {len(entries)}, whose first entry is `{outer}.0`"
                     )
                     help = f"to add an entry, give the whole list: {outer}=[…]"
                 break
@@ -154,15 +198,22 @@ def _resolved(config: DictConfig, origins: Origins) -> dict[str, Any]:
             name = (error.full_key or "").replace("[", ".").replace("]", "")
             if name in findings:
                 raise Findings(findings.values(), fatal=True) from error
-            reason = first_line(error).partition("raised while resolving interpolation: ")[2].strip('"') or first_line(error)
+            reason = first_line(error).partition("raised while resolving interpolation: ")[2].strip(
+                '"'
+            ) or first_line(error)
             message = f"`{name}` refers to something that is not there: {reason}"
             if reason.startswith("Recursive interpolation"):
                 message = f"`{name}` refers to itself, at once or by way of others"
             wanted = re.match(r"Interpolation key '(.+)' not found", reason)
-            help = did_you_mean(near(wanted[1], [".".join(keys) for keys in origins.places])) if wanted else None
+            help = (
+                did_you_mean(near(wanted[1], [".".join(keys) for keys in origins.places]))
+                if wanted
+                else None
+            )
             if wanted and (default := _default_of(wanted[1])) is not None:
                 help = (
-                    f"the recipe does not set `{wanted[1]}`, and only what it sets can be referred to; the default is {default}: write it"
+                    f"the recipe does not set `{wanted[1]}`, and only what it sets can be referred"
+                    f" to; the default is {default}: write it"
                 )
             findings[name] = Diagnostic("broken-reference", message, help, name, origins.near(name))
             OmegaConf.update(config, name, None)
@@ -177,8 +228,19 @@ def _default_of(name: str) -> str | None:
     """The default of a setting that has a plain one, as JSON."""
     from vtool.config.settings import all_settings
 
-    found = next((setting for setting in all_settings() if setting.name == name and not setting.required and not setting.groups), None)
-    return json.dumps(found.field.get_default(call_default_factory=True), default=str) if found else None
+    found = next(
+        (
+            setting
+            for setting in all_settings()
+            if setting.name == name and not setting.required and not setting.groups
+        ),
+        None,
+    )
+    return (
+        json.dumps(found.field.get_default(call_default_factory=True), default=str)
+        if found
+        else None
+    )
 
 
 def _no_such_file(error: MissingConfigException, sources: Sequence[RecipeSource]) -> Findings:
@@ -187,7 +249,13 @@ def _no_such_file(error: MissingConfigException, sources: Sequence[RecipeSource]
     group, _, choice = path.rpartition("/")
     origin = _in_defaults(choice, sources)
     if not group and any(source.recipe and source.recipe.stem == choice for source in sources):
-        return _refused("bad-defaults-list", f"the defaults list leads back to `{choice}`, where it began", None, origin, sources)
+        return _refused(
+            "bad-defaults-list",
+            f"the defaults list leads back to `{choice}`, where it began",
+            None,
+            origin,
+            sources,
+        )
     if not group:
         message = f"the defaults list names `{choice}`, and there is no such recipe"
         help = (
@@ -196,20 +264,32 @@ def _no_such_file(error: MissingConfigException, sources: Sequence[RecipeSource]
         )
         return _refused("unknown-recipe", message, help, origin, sources)
     groups = sorted(folder.name for folder in share("configs").iterdir() if folder.is_dir())
-    options = [str(option) for option in error.options or ()] or sorted(file.stem for file in (share("configs") / group).glob("*.yaml"))
+    options = [str(option) for option in error.options or ()] or sorted(
+        file.stem for file in (share("configs") / group).glob("*.yaml")
+    )
     if options:
         message = f"the defaults list names `{choice}`, and configs/{group} has no such file"
         help = did_you_mean(near(choice, options)) or f"there are: {', '.join(options)}"
     else:
-        message = f"the defaults list names the group `{group}`, and there is no folder configs/{group}"
-        help = did_you_mean([f"/{near_by}" for near_by in near(group, groups)]) or f"there are: {', '.join(groups)}"
+        message = (
+            f"the defaults list names the group `{group}`, and there is no folder configs/{group}"
+        )
+        help = (
+            did_you_mean([f"/{near_by}" for near_by in near(group, groups)])
+            or f"there are: {', '.join(groups)}"
+        )
     return _refused("unknown-group-choice", message, help, origin, sources)
 
 
 def _in_defaults(choice: str, sources: Sequence[RecipeSource]) -> Origin | None:
     """Where a defaults list names a file."""
     for file in (file for source in sources for file in source.files.values()):
-        for entry in (entry for key, value in file.root.value if key.value == "defaults" for entry in value.value):
+        for entry in (
+            entry
+            for key, value in file.root.value
+            if key.value == "defaults"
+            for entry in value.value
+        ):
             named = entry.value[0][1] if isinstance(entry, yaml.MappingNode) else entry
             if str(named.value).rpartition("/")[2] == choice:
                 return file.place(named)
@@ -221,12 +301,25 @@ def _keys(name: str) -> Key:
 
 
 def _refused(
-    rule: str, message: str, help: str | None = None, origin: Origin | None = None, sources: Sequence[RecipeSource] = ()
+    rule: str,
+    message: str,
+    help: str | None = None,
+    origin: Origin | None = None,
+    sources: Sequence[RecipeSource] = (),
 ) -> Findings:
-    return Findings(Diagnostic(rule, message, help, origin=origin or _defaults_of_recipe(sources)), fatal=True)
+    return Findings(
+        Diagnostic(rule, message, help, origin=origin or _defaults_of_recipe(sources)), fatal=True
+    )
 
 
 def _defaults_of_recipe(sources: Sequence[RecipeSource]) -> Origin | None:
-    for file in (source.files[source.recipe.name] for source in sources if source.recipe and source.recipe.name in source.files):
-        return next((file.place(key) for key, _ in file.root.value if key.value == "defaults"), Origin(file.name))
+    for file in (
+        source.files[source.recipe.name]
+        for source in sources
+        if source.recipe and source.recipe.name in source.files
+    ):
+        return next(
+            (file.place(key) for key, _ in file.root.value if key.value == "defaults"),
+            Origin(file.name),
+        )
     return None

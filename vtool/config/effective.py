@@ -9,14 +9,19 @@ import yaml
 from vtool.config.origins import Key, Origins
 
 _HEAD = "# The settings in force, each with where it comes from. This file is itself a recipe.\n"
-# What no YAML reader takes for anything but text; checked against YAML's own words (yes, null, …) besides.
+# What no YAML reader takes for anything but text; checked against YAML's own words (yes, null, …)
+# besides.
 _PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9_./-]*")
-# References have been followed; what still looks like one is text, and stays text when the file is read again.
+# References have been followed; what still looks like one is text, and stays text when the file is
+# read again.
 _REFERENCE = re.compile(r"(\\*)\$\{")
 
 
 def as_yaml(values: Mapping[str, Any], origins: Origins) -> str:
-    """Settings as a recipe, with a comment on every line that sets one: `recipes/digits.yaml:17:7`, `command line` or `default`."""
+    """Settings as a recipe, with a comment on every line that sets one:
+
+    `recipes/digits.yaml:17:7`, `command line` or `default`.
+    """
     return _HEAD + "".join(f"{line}\n" for line in _mapping(values, (), "", origins))
 
 
@@ -54,7 +59,19 @@ def _scalar(value: Any) -> str:
 
 def _comment(value: Any, keys: Key, origins: Origins) -> str:
     """Where a value comes from; of a list whose entries were set apart, all places."""
-    names = [keys, *((*keys, str(number)) for number in range(len(value)))] if isinstance(value, list) else [keys]
+    names = (
+        [keys, *((*keys, str(number)) for number in range(len(value)))]
+        if isinstance(value, list)
+        else [keys]
+    )
     found = [place.value for name in names if (place := origins.places.get(name))]
     files = {place.file for place in found}
-    return "default" if not found else str(found[0]) if len(files) == 1 else ", ".join(dict.fromkeys(str(place) for place in found))
+    return (
+        "default"
+        if not found
+        else (
+            str(found[0])
+            if len(files) == 1
+            else ", ".join(dict.fromkeys(str(place) for place in found))
+        )
+    )

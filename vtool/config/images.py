@@ -1,4 +1,7 @@
-"""How images and videos are cut, by family and in a model's folder. Torch-free, for the rules and for the families themselves."""
+"""How images and videos are cut, by family and in a model's folder.
+
+Torch-free, for the rules and for the families themselves.
+"""
 
 import json
 from collections.abc import Mapping
@@ -9,7 +12,10 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """An image is cut into patches of `patch_size` × `patch_size` pixels; `merge_size` × `merge_size` of these become an image token."""
+    """An image is cut into patches of `patch_size` × `patch_size` pixels;
+
+    `merge_size` × `merge_size` of these become an image token.
+    """
 
     patch_size: int
     merge_size: int
@@ -22,14 +28,26 @@ class Cut:
         return (self.patch_size * self.merge_size) ** 2
 
 
-_OLD, _NEW = Cut(patch_size=14, merge_size=2, temporal_patch_size=2), Cut(patch_size=16, merge_size=2, temporal_patch_size=2)
-CUTS: Mapping[str, Cut] = {"qwen2_vl": _OLD, "qwen2_5_vl": _OLD, "qwen3_vl": _NEW, "qwen3_5": _NEW, "glm4v": _OLD}
+_OLD, _NEW = (
+    Cut(patch_size=14, merge_size=2, temporal_patch_size=2),
+    Cut(patch_size=16, merge_size=2, temporal_patch_size=2),
+)
+CUTS: Mapping[str, Cut] = {
+    "qwen2_vl": _OLD,
+    "qwen2_5_vl": _OLD,
+    "qwen3_vl": _NEW,
+    "qwen3_5": _NEW,
+    "glm4v": _OLD,
+}
 """By family, where no folder says so."""
 
 
 @dataclass(frozen=True, slots=True)
 class Clip:
-    """How a family's video processor samples and sizes a video, where no folder says so: the defaults of transformers' class."""
+    """How a family's video processor samples and sizes a video, where no folder says so:
+
+    the defaults of transformers' class.
+    """
 
     smallest: int
     """Pixels."""
@@ -40,18 +58,34 @@ class Clip:
     colours: float | None
     """Their mean, and their deviation, on each channel; None for those of CLIP."""
     capped_tokens: int | None
-    """What `cap_pixels_per_frame` divides among the frames, or lets each have; None where there is no such thing."""
+    """What `cap_pixels_per_frame` divides among the frames, or lets each have;
+
+    None where there is no such thing.
+    """
     max_frames: int | None = 768
     max_seconds: float | None = None
     """A longer video is thinned out to the frames of so many seconds."""
     min_frames: int = 4
     fps: float = 2.0
-    """Frames a second. Qwen2-VL's and Qwen2.5-VL's class has none: there it is that of qwen-vl-utils, with which they were trained."""
+    """Frames a second.
+
+    Qwen2-VL's and Qwen2.5-VL's class has none: there it is that of qwen-vl-utils, with which they
+    were trained.
+    """
 
 
 _FRAMES = Clip(128 * 28 * 28, 768 * 28 * 28, whole=False, colours=None, capped_tokens=128_000)
 _WHOLE = Clip(128 * 32 * 32, 768 * 32 * 32, whole=True, colours=0.5, capped_tokens=768)
-_SECONDS = Clip(112 * 112, 30_000 * 2 * 28 * 28, True, None, None, max_frames=None, max_seconds=300.0, min_frames=1)
+_SECONDS = Clip(
+    112 * 112,
+    30_000 * 2 * 28 * 28,
+    True,
+    None,
+    None,
+    max_frames=None,
+    max_seconds=300.0,
+    min_frames=1,
+)
 CLIPS: Mapping[str, Clip] = {
     "qwen2_vl": _FRAMES,
     "qwen2_5_vl": _FRAMES,
@@ -78,7 +112,10 @@ def cut_of_tower(folder: Path, family: str) -> Cut | None:
 
 
 def cut_of_processor(folder: Path) -> Cut | None:
-    """How the image processor of a model's folder cuts; None where there is none that can be read."""
+    """How the image processor of a model's folder cuts;
+
+    None where there is none that can be read.
+    """
     own = read_json(folder / "preprocessor_config.json")
     if own is None and isinstance(both := read_json(folder / "processor_config.json"), dict):
         own = both.get("image_processor")

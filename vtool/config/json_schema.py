@@ -1,8 +1,10 @@
-"""A JSON schema of recipes, for editors: unknown keys are flagged, and each setting says what it is for.
+"""A JSON schema of recipes, for editors: unknown keys are flagged, and each setting says what it is
+for.
 
-A recipe is a part of the settings: the rest comes from its defaults list. So nothing is required here, a union's settings are all allowed
-where its tag may stand in another file, and `???` and `${…}` stand in for any value. What is left is what no composition could put right.
-Draft 07, which is what the YAML language server reads.
+A recipe is a part of the settings: the rest comes from its defaults list. So nothing is required
+here, a union's settings are all allowed where its tag may stand in another file, and `???` and
+`${…}` stand in for any value. What is left is what no composition could put right. Draft 07, which
+is what the YAML language server reads.
 """
 
 import inspect
@@ -14,8 +16,11 @@ from vtool.config.settings import Setting, docstrings
 Schema = dict[str, Any]
 
 _DEFAULTS: Schema = {
-    "description": "What the recipe is composed of, in order: a recipe to extend, `/GROUP: FILE` for a file of configs/, "
-    "`override /GROUP: FILE` in the place of another, `_self_` for the recipe's own settings.",
+    "description": (
+        "What the recipe is composed of, in order: a recipe to extend, `/GROUP: FILE` for a file of"
+        " configs/, `override /GROUP: FILE` in the place of another, `_self_` for the recipe's own"
+        " settings."
+    ),
     "type": "array",
     "items": {
         "anyOf": [
@@ -24,12 +29,22 @@ _DEFAULTS: Schema = {
                 "type": "object",
                 "minProperties": 1,
                 "maxProperties": 1,
-                "additionalProperties": {"anyOf": [{"type": "string"}, {"type": "null"}, {"type": "array", "items": {"type": "string"}}]},
+                "additionalProperties": {
+                    "anyOf": [
+                        {"type": "string"},
+                        {"type": "null"},
+                        {"type": "array", "items": {"type": "string"}},
+                    ]
+                },
             },
         ]
     },
 }
-_OPEN: Schema = {"type": "string", "pattern": r"\$\{|^\?\?\?$", "description": "Left open, or a reference to another setting."}
+_OPEN: Schema = {
+    "type": "string",
+    "pattern": r"\$\{|^\?\?\?$",
+    "description": "Left open, or a reference to another setting.",
+}
 _LATER: Schema = {"$ref": "#/definitions/open"}
 
 
@@ -43,7 +58,11 @@ def recipe_schema() -> Schema:
     refs = {kind: {"$ref": f"#/definitions/kind_{kind}"} for kind in kinds}
     branch: Schema = {"anyOf": list(refs.values())}  # one that extends another has that one's kind
     for kind, ref in refs.items():
-        branch = {"if": {"required": ["kind"], "properties": {"kind": {"const": kind}}}, "then": ref, "else": branch}
+        branch = {
+            "if": {"required": ["kind"], "properties": {"kind": {"const": kind}}},
+            "then": ref,
+            "else": branch,
+        }
     return {
         "$schema": "http://json-schema.org/draft-07/schema#",
         "title": "A recipe of vtool",
@@ -53,11 +72,14 @@ def recipe_schema() -> Schema:
     }
 
 
-def _object(owners: tuple[type[Settings], ...], definitions: dict[str, Schema], whole: bool) -> Schema:
+def _object(
+    owners: tuple[type[Settings], ...], definitions: dict[str, Schema], whole: bool
+) -> Schema:
     """A group of settings; of several classes told apart by a tag, the settings of all.
 
     Args:
-        whole: whether it stands in one place, as an entry of a list does, so that what must be given must be given here.
+        whole: whether it stands in one place, as an entry of a list does, so that what must be
+            given must be given here.
     """
     properties: dict[str, list[Schema]] = {}
     for owner in owners:
@@ -68,18 +90,33 @@ def _object(owners: tuple[type[Settings], ...], definitions: dict[str, Schema], 
             description = docs.get(name)
             if description:
                 schema = _described(schema, " ".join(description.split()))
-            if not field.is_required() and "default" in plain["properties"][name] and not isinstance(field.default, Settings):
+            if (
+                not field.is_required()
+                and "default" in plain["properties"][name]
+                and not isinstance(field.default, Settings)
+            ):
                 schema["default"] = plain["properties"][name]["default"]
             found = properties.setdefault(name, [])
             if schema not in found:
                 found.append(schema)
-    made: Schema = {"type": "object", "description": " ".join(inspect.cleandoc(owners[0].__doc__ or "").split())}
+    made: Schema = {
+        "type": "object",
+        "description": " ".join(inspect.cleandoc(owners[0].__doc__ or "").split()),
+    }
     if len(owners) > 1:
-        made["description"] = "; or ".join(inspect.cleandoc(owner.__doc__ or "").splitlines()[0].rstrip(".") for owner in owners) + "."
+        made["description"] = (
+            "; or ".join(
+                inspect.cleandoc(owner.__doc__ or "").splitlines()[0].rstrip(".")
+                for owner in owners
+            )
+            + "."
+        )
     made["properties"] = {name: _merged(found) for name, found in properties.items()}
     made["additionalProperties"] = False
     if whole:
-        made["required"] = [name for name, field in owners[0].model_fields.items() if field.is_required()]
+        made["required"] = [
+            name for name, field in owners[0].model_fields.items() if field.is_required()
+        ]
     return made
 
 
@@ -89,19 +126,33 @@ def _merged(found: list[Schema]) -> Schema:
         return found[0]
     options = [option for schema in found for option in schema["anyOf"]]
     words = [word for option in options for word in option.get("enum", ())]
-    rest = [option for number, option in enumerate(options) if "enum" not in option and option not in options[:number]]
-    return {"description": found[0].get("description", ""), "anyOf": [*([{"enum": words}] if words else []), *rest]}
+    rest = [
+        option
+        for number, option in enumerate(options)
+        if "enum" not in option and option not in options[:number]
+    ]
+    return {
+        "description": found[0].get("description", ""),
+        "anyOf": [*([{"enum": words}] if words else []), *rest],
+    }
 
 
 def _field(setting: Setting, plain: Schema, definitions: dict[str, Schema]) -> Schema:
-    """A setting: pydantic's own schema of it, with groups by reference, and what may stand in for any value."""
+    """A setting:
+
+    pydantic's own schema of it, with groups by reference, and what may stand in for any value.
+    """
     groups = setting.groups
     if groups and plain.get("type") != "array":
         key = "_or_".join(group.__name__ for group in groups)
         definitions.setdefault(key, {})
         definitions[key] = _object(groups, definitions, whole=False)
         options: list[Schema] = [{"$ref": f"#/definitions/{key}"}]
-        options += [{"type": "null"}] if any(each.get("type") == "null" for each in plain.get("anyOf", ())) else []
+        options += (
+            [{"type": "null"}]
+            if any(each.get("type") == "null" for each in plain.get("anyOf", ()))
+            else []
+        )
         return {"anyOf": [*options, _LATER]}
     if groups:
         entries = []
@@ -109,7 +160,9 @@ def _field(setting: Setting, plain: Schema, definitions: dict[str, Schema]) -> S
             definitions[group.__name__] = _object((group,), definitions, whole=True)
             entries.append({"$ref": f"#/definitions/{group.__name__}"})
         bounds = {key: plain[key] for key in ("minItems", "maxItems") if key in plain}
-        return {"anyOf": [{"type": "array", "items": {"anyOf": [*entries, _LATER]}, **bounds}, _LATER]}
+        return {
+            "anyOf": [{"type": "array", "items": {"anyOf": [*entries, _LATER]}, **bounds}, _LATER]
+        }
     cleaned = _clean(plain)
     cleaned.pop("default", None)
     options = cleaned.pop("anyOf", None) or [cleaned]

@@ -18,7 +18,11 @@ from vtool.diagnostics import Diagnostic, Findings
 # launch-conflict is about the processes that torchrun has started, and is asked where they are.
 FOREIGN = ("setting-without-reader", "setting-dropped", "no-counterpart")
 """The rules about recipes of other trainers."""
-ASKED = tuple(name for name, rule in TABLE.items() if rule.code < "VT3" and name not in ("launch-conflict", *FOREIGN))
+ASKED = tuple(
+    name
+    for name, rule in TABLE.items()
+    if rule.code < "VT3" and name not in ("launch-conflict", *FOREIGN)
+)
 """The rules that a recipe is checked against."""
 
 
@@ -64,7 +68,8 @@ class Examined:
 
 
 def load_run(recipe: str, overrides: Sequence[str] = ()) -> Loaded:
-    """Compose, validate and cross-check a recipe: a shipped one by its name, or any YAML file by its path.
+    """Compose, validate and cross-check a recipe: a shipped one by its name, or any YAML file by
+    its path.
 
     Raises:
         Findings: all that stands against it, at once; `fatal` where it could not be read.
@@ -83,9 +88,24 @@ def _of_kind(kind: str, recipe: str, overrides: Sequence[str]) -> Loaded:
         raise Findings(examined.findings)
     found = examined.loaded.plain["kind"]
     if found != kind:
-        message = f"`{recipe}` is a recipe of kind {found}, and this command takes those of kind {kind}"
-        help = f"vtool load-check {recipe}" if found == "load_check" else f"vtool train sft {recipe}"
-        raise Findings(Diagnostic("unknown-choice", message, help, "kind", examined.loaded.origins.near("kind"), kind, found), fatal=True)
+        message = (
+            f"`{recipe}` is a recipe of kind {found}, and this command takes those of kind {kind}"
+        )
+        help = (
+            f"vtool load-check {recipe}" if found == "load_check" else f"vtool train sft {recipe}"
+        )
+        raise Findings(
+            Diagnostic(
+                "unknown-choice",
+                message,
+                help,
+                "kind",
+                examined.loaded.origins.near("kind"),
+                kind,
+                found,
+            ),
+            fatal=True,
+        )
     return examined.loaded
 
 
@@ -100,7 +120,8 @@ def examine(recipe: str, overrides: Sequence[str] = ()) -> Examined:
 
 
 def examine_foreign(path: Path) -> Examined:
-    """The same of a recipe of verl's SFT trainer: what means the same is checked by our rules, in the words of that file.
+    """The same of a recipe of verl's SFT trainer: what means the same is checked by our rules, in
+    the words of that file.
 
     Raises:
         Findings: `fatal`, where it could not be read.
@@ -109,11 +130,17 @@ def examine_foreign(path: Path) -> Examined:
 
     composed, findings, names = read_verl(path)
     loaded, examined = _checked(composed)
-    unknown = {"model.path", "data.train"} - names.keys()  # what nothing is known of is none of our rules' business
-    findings = (*(in_their_words(one, names) for one in examined.findings if one.parameter not in unknown), *findings)
+    # what nothing is known of is none of our rules' business
+    unknown = {"model.path", "data.train"} - names.keys()
+    findings = (
+        *(in_their_words(one, names) for one in examined.findings if one.parameter not in unknown),
+        *findings,
+    )
     failed = {one.rule for one in findings if one.severity == "error"}
     unjudged = {one.rule for one in findings if one.rule == "no-counterpart"}
-    checks = {name: "passed" if state == "failed" else state for name, state in examined.checks.items()} | dict.fromkeys(FOREIGN, "passed")
+    checks = {
+        name: "passed" if state == "failed" else state for name, state in examined.checks.items()
+    } | dict.fromkeys(FOREIGN, "passed")
     checks |= dict.fromkeys(unjudged, "not-run") | dict.fromkeys(sorted(failed), "failed")
     return Examined(None if failed else loaded, findings, checks, examined.reasons)
 
@@ -121,20 +148,43 @@ def examine_foreign(path: Path) -> Examined:
 def _checked(composed: Composed) -> tuple[Loaded | None, Examined]:
     """What the schema makes of it, if it is sound; and what the checks say."""
     checked = validate(composed)
-    crossed = check(checked.run, composed.origins, checked.sound) if isinstance(checked.run, Run) else ()
+    crossed = (
+        check(checked.run, composed.origins, checked.sound) if isinstance(checked.run, Run) else ()
+    )
     around = _of_npu(checked, composed.origins)
     findings = (*composed.findings, *checked.findings, *crossed, *around.findings)
     # What was not looked at, behind another finding, has not passed.
     crossing = {rule.name for rule in RULES}
-    asked = ASKED if isinstance(checked.run, Run) else tuple(name for name in ASKED if name not in crossing)
+    asked = (
+        ASKED
+        if isinstance(checked.run, Run)
+        else tuple(name for name in ASKED if name not in crossing)
+    )
     asked += around.asked
     missed = {rule.name for rule in RULES if not rule.can_run(checked.sound)} | set(around.missed)
-    reasons = (unasked(checked.run, checked.sound) if isinstance(checked.run, Run) else {}) | around.reasons
-    missed |= set() if checked.whole else {name for name in ASKED if TABLE[name].code.startswith("VT1")}
+    reasons = (
+        unasked(checked.run, checked.sound) if isinstance(checked.run, Run) else {}
+    ) | around.reasons
+    missed |= (
+        set() if checked.whole else {name for name in ASKED if TABLE[name].code.startswith("VT1")}
+    )
     failed = {finding.rule for finding in findings if finding.severity == "error"}
-    checks = {name: "failed" if name in failed else "not-run" if name in missed | reasons.keys() else "passed" for name in asked}
+    checks = {
+        name: (
+            "failed"
+            if name in failed
+            else "not-run"
+            if name in missed | reasons.keys()
+            else "passed"
+        )
+        for name in asked
+    }
     sound = not any(finding.severity == "error" for finding in checked.findings)
-    loaded = Loaded(checked.run, checked.run.model_dump(mode="json"), composed.origins, findings) if sound else None
+    loaded = (
+        Loaded(checked.run, checked.run.model_dump(mode="json"), composed.origins, findings)
+        if sound
+        else None
+    )
     return loaded, Examined(None if failed else loaded, findings, checks, reasons)
 
 
@@ -149,7 +199,10 @@ class _Around:
 
 
 def _of_npu(checked: Checked, origins: Origins) -> _Around:
-    """Of a recipe for an NPU: variables, packages, and settings that an NPU cannot obey. Nothing of another recipe."""
+    """Of a recipe for an NPU:
+
+    variables, packages, and settings that an NPU cannot obey. Nothing of another recipe.
+    """
     run = checked.run
     if not isinstance(run, Run) or "device" not in checked.sound or run.device.kind != "npu":
         return _Around()
@@ -158,8 +211,12 @@ def _of_npu(checked: Checked, origins: Origins) -> _Around:
 
     machine = read_machine(os.environ)
     if not {"model", "data", "launch", "engine"} <= checked.sound:
-        return _Around(npu.ASKED, tuple(npu.check_machine(machine)), npu.OF_SETTINGS, npu.unasked(machine))
-    return _Around(npu.ASKED, tuple(npu.check_recipe(run, origins, machine)), (), npu.unasked(machine))
+        return _Around(
+            npu.ASKED, tuple(npu.check_machine(machine)), npu.OF_SETTINGS, npu.unasked(machine)
+        )
+    return _Around(
+        npu.ASKED, tuple(npu.check_recipe(run, origins, machine)), (), npu.unasked(machine)
+    )
 
 
 def effective_yaml(loaded: Loaded) -> str:
@@ -172,4 +229,9 @@ def _named(composed: Composed) -> Composed:
     run = composed.values.get("run", {})
     if schema_of(composed.values) is not Run or not isinstance(run, dict) or "name" in run:
         return composed
-    return Composed(composed.file, {**composed.values, "run": {"name": composed.file.name, **run}}, composed.origins, composed.findings)
+    return Composed(
+        composed.file,
+        {**composed.values, "run": {"name": composed.file.name, **run}},
+        composed.origins,
+        composed.findings,
+    )

@@ -1,4 +1,7 @@
-"""Which linear layers get an adapter: by their names alone, for the rules and for the model itself. Torch-free."""
+"""Which linear layers get an adapter:
+
+by their names alone, for the rules and for the model itself. Torch-free.
+"""
 
 from collections.abc import Iterable, Mapping
 
@@ -10,24 +13,43 @@ _QWEN3_TOWER = ("mlp.linear_fc1", "mlp.linear_fc2")
 _QWEN3_MERGER = ("merger.linear_fc1", "merger.linear_fc2")
 
 
-def _linear(tower: tuple[str, ...], projector: tuple[str, ...], language: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
+def _linear(
+    tower: tuple[str, ...], projector: tuple[str, ...], language: tuple[str, ...]
+) -> dict[str, tuple[str, ...]]:
     return {
-        "vision": tuple(f"model.visual.blocks.N.{name}" for name in ("attn.qkv", "attn.proj", *tower)),
+        "vision": tuple(
+            f"model.visual.blocks.N.{name}" for name in ("attn.qkv", "attn.proj", *tower)
+        ),
         "projector": tuple(f"model.visual.{name}" for name in projector),
         "language": tuple(f"model.language_model.layers.N.{name}" for name in language),
     }
 
 
 LINEAR: Mapping[str, Mapping[str, tuple[str, ...]]] = {
-    "qwen2_vl": _linear(("mlp.fc1", "mlp.fc2"), ("merger.mlp.0", "merger.mlp.2"), (*_ATTENTION, *_GATED)),
+    "qwen2_vl": _linear(
+        ("mlp.fc1", "mlp.fc2"), ("merger.mlp.0", "merger.mlp.2"), (*_ATTENTION, *_GATED)
+    ),
     "qwen2_5_vl": _linear(_GATED, ("merger.mlp.0", "merger.mlp.2"), (*_ATTENTION, *_GATED)),
     "qwen3_vl": _linear(
-        _QWEN3_TOWER, (*_QWEN3_MERGER, "deepstack_merger_list.N.linear_fc1", "deepstack_merger_list.N.linear_fc2"), (*_ATTENTION, *_GATED)
+        _QWEN3_TOWER,
+        (
+            *_QWEN3_MERGER,
+            "deepstack_merger_list.N.linear_fc1",
+            "deepstack_merger_list.N.linear_fc2",
+        ),
+        (*_ATTENTION, *_GATED),
     ),
     "qwen3_5": _linear(
         _QWEN3_TOWER,
         _QWEN3_MERGER,
-        (*(f"linear_attn.{name}" for name in ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj")), *_ATTENTION, *_GATED),
+        (
+            *(
+                f"linear_attn.{name}"
+                for name in ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj")
+            ),
+            *_ATTENTION,
+            *_GATED,
+        ),
     ),
     "glm4v": _linear(
         _GATED,
@@ -35,7 +57,10 @@ LINEAR: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         (*_ATTENTION, "mlp.gate_up_proj", "mlp.down_proj"),
     ),
 }
-"""The linear layers of each family by part, as transformers names them, without the head; N is the number of a layer."""
+"""The linear layers of each family by part, as transformers names them, without the head;
+
+N is the number of a layer.
+"""
 
 
 def chosen(names: Iterable[str], lora: Lora) -> list[str]:
@@ -49,10 +74,15 @@ def chosen(names: Iterable[str], lora: Lora) -> list[str]:
 
 
 def names_it(end: str, name: str) -> bool:
-    """Whether a name of `LINEAR`, or of a model, ends in what was written. Where it has N, any number will do."""
+    """Whether a name of `LINEAR`, or of a model, ends in what was written.
+
+    Where it has N, any number will do.
+    """
     asked, parts = end.split("."), name.split(".")
     pairs = zip(reversed(asked), reversed(parts), strict=False)
-    return len(asked) <= len(parts) and all(ask == part or (part == "N" and ask.isdigit()) for ask, part in pairs)
+    return len(asked) <= len(parts) and all(
+        ask == part or (part == "N" and ask.isdigit()) for ask, part in pairs
+    )
 
 
 def trained_parts(freeze: Freeze) -> list[str]:

@@ -1,4 +1,7 @@
-"""YAML with places: read a file, and refuse what other readers let pass, such as a key that is there twice."""
+"""YAML with places:
+
+read a file, and refuse what other readers let pass, such as a key that is there twice.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,8 +13,12 @@ from vtool.config.resources import shown
 from vtool.diagnostics import Diagnostic, Findings, Origin
 
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-# What settings are made of; a date without a tag is read as text. A tag can ask for more: bytes, sets, Python objects.
-_KINDS = {f"tag:yaml.org,2002:{kind}" for kind in ("null", "bool", "int", "float", "str", "timestamp", "value", "seq", "map")}
+# What settings are made of; a date without a tag is read as text. A tag can ask for more: bytes,
+# sets, Python objects.
+_KINDS = {
+    f"tag:yaml.org,2002:{kind}"
+    for kind in ("null", "bool", "int", "float", "str", "timestamp", "value", "seq", "map")
+}
 
 MOST_VALUES = 100_000
 """Of one file. No recipe has a hundredth of it."""
@@ -35,18 +42,23 @@ def read_yaml(path: Path) -> YamlFile:
     """Read a file of settings.
 
     Raises:
-        Findings: `unreadable-file`, `bad-yaml`; of keys that are there twice, and of values that no setting takes, all.
+        Findings: `unreadable-file`, `bad-yaml`; of keys that are there twice, and of values that no
+            setting takes, all.
     """
     name = shown(path)
     try:
         text = path.read_text(encoding="utf-8-sig")
         root = yaml.compose(text, _LOADER)
     except OSError as error:
-        raise _refused("unreadable-file", f"{name} cannot be read: {error.strerror}", Origin(name)) from error
+        raise _refused(
+            "unreadable-file", f"{name} cannot be read: {error.strerror}", Origin(name)
+        ) from error
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
         raise _refused(
-            "unreadable-file", f"{name} is not text in UTF-8: byte {error.start} is {error.object[error.start]:#04x}", Origin(name, line)
+            "unreadable-file",
+            f"{name} is not text in UTF-8: byte {error.start} is {error.object[error.start]:#04x}",
+            Origin(name, line),
         ) from error
     except yaml.YAMLError as error:
         raise not_yaml(name, error) from error
@@ -55,7 +67,11 @@ def read_yaml(path: Path) -> YamlFile:
     if root is None:
         raise _refused("bad-yaml", f"{name} has no settings", Origin(name))
     if not isinstance(root, yaml.MappingNode):
-        raise _refused("bad-yaml", f"{name} is not a mapping of settings: lines of `key: value`", _place(name, root.start_mark))
+        raise _refused(
+            "bad-yaml",
+            f"{name} is not a mapping of settings: lines of `key: value`",
+            _place(name, root.start_mark),
+        )
     try:
         _unfolded(root, {}, name)
         if refusals := tuple(_refusals(root, name)):
@@ -67,7 +83,9 @@ def read_yaml(path: Path) -> YamlFile:
 
 def not_yaml(name: str, error: yaml.YAMLError) -> Findings:
     """What the parser says, at the place that it says it of."""
-    if isinstance(error, yaml.MarkedYAMLError) and (mark := error.problem_mark or error.context_mark):
+    if isinstance(error, yaml.MarkedYAMLError) and (
+        mark := error.problem_mark or error.context_mark
+    ):
         reason = ", ".join(part for part in (error.context, error.problem) if part)
         return _refused("bad-yaml", f"{name} is not YAML: {reason}", _place(name, mark))
     reason = str(getattr(error, "reason", None) or error).splitlines()[0]
@@ -78,7 +96,9 @@ def _refusals(node: yaml.Node, name: str) -> Iterator[Diagnostic]:
     if node.tag not in _KINDS:
         tag = node.tag.replace("tag:yaml.org,2002:", "!!")
         yield Diagnostic(
-            "bad-yaml", f"{name} has a value of the kind `{tag}`, which no setting takes", origin=_place(name, node.start_mark)
+            "bad-yaml",
+            f"{name} has a value of the kind `{tag}`, which no setting takes",
+            origin=_place(name, node.start_mark),
         )
     if isinstance(node, yaml.SequenceNode):
         for child in node.value:
@@ -88,21 +108,35 @@ def _refusals(node: yaml.Node, name: str) -> Iterator[Diagnostic]:
     first: dict[str, yaml.Node] = {}
     for key, value in node.value:
         if not isinstance(key, yaml.ScalarNode):
-            yield Diagnostic("bad-yaml", f"{name} has a key that is not a word", origin=_place(name, key.start_mark))
+            yield Diagnostic(
+                "bad-yaml",
+                f"{name} has a key that is not a word",
+                origin=_place(name, key.start_mark),
+            )
         elif key.value in first:
-            message = f"{name} has the key `{key.value}` twice; the first is in line {first[key.value].start_mark.line + 1}"
-            yield Diagnostic("bad-yaml", message, "keep one of them", origin=_place(name, key.start_mark))
+            message = (
+                f"{name} has the key `{key.value}` twice; the first is in line"
+                f" {first[key.value].start_mark.line + 1}"
+            )
+            yield Diagnostic(
+                "bad-yaml", message, "keep one of them", origin=_place(name, key.start_mark)
+            )
         else:
             first[key.value] = key
         yield from _refusals(value, name)
 
 
 def _unfolded(node: yaml.Node, seen: dict[int, int], name: str) -> int:
-    """The values in a node, those that an alias repeats counted each time: nine aliases of nine, nine deep, are 400 million."""
+    """The values in a node, those that an alias repeats counted each time:
+
+    nine aliases of nine, nine deep, are 400 million.
+    """
     if id(node) not in seen:
         seen[id(node)] = 0  # an alias that contains itself is found by walking it
         inside = node.value if isinstance(node, yaml.CollectionNode) else ()
-        children = [each for entry in inside for each in (entry if isinstance(entry, tuple) else (entry,))]
+        children = [
+            each for entry in inside for each in (entry if isinstance(entry, tuple) else (entry,))
+        ]
         seen[id(node)] = 1 + sum(_unfolded(child, seen, name) for child in children)
         if seen[id(node)] > MOST_VALUES:
             message = f"{name} has aliases that unfold to more than {MOST_VALUES} values"
@@ -111,7 +145,9 @@ def _unfolded(node: yaml.Node, seen: dict[int, int], name: str) -> int:
 
 
 def _too_deep(name: str) -> Findings:
-    return _refused("bad-yaml", f"{name} is nested too deep, or has an alias that contains itself", Origin(name))
+    return _refused(
+        "bad-yaml", f"{name} is nested too deep, or has an alias that contains itself", Origin(name)
+    )
 
 
 def _refused(rule: str, message: str, origin: Origin) -> Findings:

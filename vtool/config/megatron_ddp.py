@@ -1,8 +1,11 @@
-"""What `wrap_config` and `ddp_config` of the engine `megatron` come to: the fields of megatron-core's DDP, or what contradicts what.
+"""What `wrap_config` and `ddp_config` of the engine `megatron` come to: the fields of
+megatron-core's DDP, or what contradicts what.
 
-verl passed `ddp_config` to its bridge and left `wrap_config` out; the bridge's own default, a distributed optimiser, then met a plain one,
-and the weights of the ranks drifted apart without an error (verl#5775). So one place makes the fields, for every bridge, and a value
-overrides nothing silently. Measured with megatron-core 0.16.1; paths in comments are in `megatron/core`. Needs neither it nor torch.
+verl passed `ddp_config` to its bridge and left `wrap_config` out; the bridge's own default, a
+distributed optimizer, then met a plain one, and the weights of the ranks drifted apart without an
+error (verl#5775). So one place makes the fields, for every bridge, and a value overrides nothing
+silently. Measured with megatron-core 0.16.1; paths in comments are in `megatron/core`. Needs
+neither it nor torch.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,7 +16,8 @@ from vtool.config.schema.megatron import DdpConfig, WrapConfig
 
 _FSDP = "only Megatron FSDP reads it, and the DDP of this engine is megatron-core's plain one"
 _EIGHT_BITS = "weights are gathered in the dtype of model.dtype"
-# What the plain DDP never reads (distributed/distributed_data_parallel.py, param_and_grad_buffer.py), or what is not built here.
+# What the plain DDP never reads (distributed/distributed_data_parallel.py,
+# param_and_grad_buffer.py), or what is not built here.
 _NEVER: dict[str, str] = {
     **dict.fromkeys(
         (
@@ -32,7 +36,9 @@ _NEVER: dict[str, str] = {
     ),
     "fp8_param_gather": _EIGHT_BITS,
     "reuse_grad_buf_for_mxfp8_param_ag": _EIGHT_BITS,
-    "delay_wgrad_compute": "the layers of this engine do not put it off, and their DDP would ignore it",
+    "delay_wgrad_compute": (
+        "the layers of this engine do not put it off, and their DDP would ignore it"
+    ),
 }
 # Megatron-core's own defaults of what is never read: to write them changes nothing, and is let be.
 _DEFAULTS: dict[str, Any] = {
@@ -74,13 +80,48 @@ def _on(*names: str) -> Callable[[Mapping[str, Any]], bool]:
 
 _DISTRIBUTED = "wrap_config.use_distributed_optimizer=true"
 _NEEDS = (
-    _Needs("overlap_param_gather", _DISTRIBUTED, _on("use_distributed_optimizer"), "it is silently ignored"),
-    _Needs("overlap_param_gather", "ddp_config.overlap_grad_reduce=true", _on("overlap_grad_reduce"), "weights are gathered too late"),
-    _Needs("align_param_gather", "ddp_config.overlap_param_gather=true", _on("overlap_param_gather"), "it is silently ignored"),
-    _Needs("bucket_size", "ddp_config.overlap_grad_reduce=true", _on("overlap_grad_reduce"), "it is silently set to no limit"),
-    _Needs("pad_buckets_for_high_nccl_busbw", _DISTRIBUTED, _on("use_distributed_optimizer"), "it is silently ignored"),
-    _Needs("reduce_scatter_with_fp32_accumulation", _DISTRIBUTED, _on("use_distributed_optimizer"), "it is silently ignored"),
-    _Needs("disable_symmetric_registration", "ddp_config.nccl_ub=true", _on("nccl_ub"), "it is silently ignored"),
+    _Needs(
+        "overlap_param_gather",
+        _DISTRIBUTED,
+        _on("use_distributed_optimizer"),
+        "it is silently ignored",
+    ),
+    _Needs(
+        "overlap_param_gather",
+        "ddp_config.overlap_grad_reduce=true",
+        _on("overlap_grad_reduce"),
+        "weights are gathered too late",
+    ),
+    _Needs(
+        "align_param_gather",
+        "ddp_config.overlap_param_gather=true",
+        _on("overlap_param_gather"),
+        "it is silently ignored",
+    ),
+    _Needs(
+        "bucket_size",
+        "ddp_config.overlap_grad_reduce=true",
+        _on("overlap_grad_reduce"),
+        "it is silently set to no limit",
+    ),
+    _Needs(
+        "pad_buckets_for_high_nccl_busbw",
+        _DISTRIBUTED,
+        _on("use_distributed_optimizer"),
+        "it is silently ignored",
+    ),
+    _Needs(
+        "reduce_scatter_with_fp32_accumulation",
+        _DISTRIBUTED,
+        _on("use_distributed_optimizer"),
+        "it is silently ignored",
+    ),
+    _Needs(
+        "disable_symmetric_registration",
+        "ddp_config.nccl_ub=true",
+        _on("nccl_ub"),
+        "it is silently ignored",
+    ),
 )
 
 
@@ -93,18 +134,28 @@ def problems(wrap: WrapConfig, ddp: DdpConfig, *, dtype: str, cpu: bool) -> list
     """
     given = _given(ddp)
     found = list(_of_the_wrapper(wrap, given))
-    if given.get("use_distributed_optimizer", wrap.use_distributed_optimizer) is not wrap.use_distributed_optimizer:
-        written, wanted = _yes(given["use_distributed_optimizer"]), _yes(wrap.use_distributed_optimizer)
+    if (
+        given.get("use_distributed_optimizer", wrap.use_distributed_optimizer)
+        is not wrap.use_distributed_optimizer
+    ):
+        written, wanted = (
+            _yes(given["use_distributed_optimizer"]),
+            _yes(wrap.use_distributed_optimizer),
+        )
         found.append(
             Problem(
                 "ddp_config.use_distributed_optimizer",
-                f"ddp_config.use_distributed_optimizer is {written}, but wrap_config.use_distributed_optimizer, and with it the optimiser, "
-                f"is {wanted}: the weights of the ranks would drift apart",
+                f"ddp_config.use_distributed_optimizer is {written}, but"
+                f" wrap_config.use_distributed_optimizer, and with it the optimizer, is {wanted}:"
+                " the weights of the ranks would drift apart",
                 "set it in wrap_config alone",
             )
         )
     if given.get("grad_reduce_in_fp32") is False and dtype == "bfloat16":
-        message = "ddp_config.grad_reduce_in_fp32 is false, but gradients are reduced in float32 on every engine"
+        message = (
+            "ddp_config.grad_reduce_in_fp32 is false, but gradients are reduced in float32 on every"
+            " engine"
+        )
         found.append(Problem("ddp_config.grad_reduce_in_fp32", message, "leave it out"))
     for name, why in _NEVER.items():
         if name in given and given[name] != _DEFAULTS.get(name, False):
@@ -113,25 +164,49 @@ def problems(wrap: WrapConfig, ddp: DdpConfig, *, dtype: str, cpu: bool) -> list
     fields = live_fields(wrap, ddp)
     for rule in _NEEDS:
         if given.get(rule.setting) and not rule.met(fields):
-            message = f"ddp_config.{rule.setting} is {_yes(given[rule.setting])} without {rule.other}: {rule.otherwise}"
-            found.append(Problem(f"ddp_config.{rule.setting}", message, f"set {rule.other}, or leave it out"))
+            message = (
+                f"ddp_config.{rule.setting} is {_yes(given[rule.setting])} without {rule.other}:"
+                f" {rule.otherwise}"
+            )
+            found.append(
+                Problem(f"ddp_config.{rule.setting}", message, f"set {rule.other}, or leave it out")
+            )
     if fields.get("reduce_scatter_with_fp32_accumulation") and fields.get("average_in_collective"):
-        message = "ddp_config.average_in_collective is true with reduce_scatter_with_fp32_accumulation, which only adds up"
+        message = (
+            "ddp_config.average_in_collective is true with reduce_scatter_with_fp32_accumulation,"
+            " which only adds up"
+        )
         found.append(Problem("ddp_config.average_in_collective", message, "leave one of them out"))
     if given.get("num_distributed_optimizer_instances", 1) > 1:
-        message = "ddp_config.num_distributed_optimizer_instances is more than 1, and one group of all data parallel processes is built"
-        found.append(Problem("ddp_config.num_distributed_optimizer_instances", message, "leave it out"))
+        message = (
+            "ddp_config.num_distributed_optimizer_instances is more than 1, and one group of all"
+            " data parallel processes is built"
+        )
+        found.append(
+            Problem("ddp_config.num_distributed_optimizer_instances", message, "leave it out")
+        )
     if given.get("nccl_ub") and cpu:
-        found.append(Problem("ddp_config.nccl_ub", "ddp_config.nccl_ub is true, but there is no NCCL on a CPU", "leave it out"))
+        found.append(
+            Problem(
+                "ddp_config.nccl_ub",
+                "ddp_config.nccl_ub is true, but there is no NCCL on a CPU",
+                "leave it out",
+            )
+        )
     return found
 
 
 def live_fields(wrap: WrapConfig, ddp: DdpConfig) -> dict[str, Any]:
-    """The fields of `DistributedDataParallelConfig` that differ from megatron-core's defaults, or that a bridge has other defaults of.
+    """The fields of `DistributedDataParallelConfig` that differ from megatron-core's defaults, or
+    that a bridge has other defaults of.
 
-    mbridge 0.15.1 begins with `use_distributed_optimizer` and `grad_reduce_in_fp32`, both true, megatron-core with both false.
+    mbridge 0.15.1 begins with `use_distributed_optimizer` and `grad_reduce_in_fp32`, both true,
+    megatron-core with both false.
     """
-    return {"use_distributed_optimizer": wrap.use_distributed_optimizer, "grad_reduce_in_fp32": True} | _given(ddp)
+    return {
+        "use_distributed_optimizer": wrap.use_distributed_optimizer,
+        "grad_reduce_in_fp32": True,
+    } | _given(ddp)
 
 
 def _of_the_wrapper(wrap: WrapConfig, given: Mapping[str, Any]) -> list[Problem]:
@@ -140,19 +215,35 @@ def _of_the_wrapper(wrap: WrapConfig, given: Mapping[str, Any]) -> list[Problem]
         if given:
             listed = ", ".join(f"ddp_config.{name}" for name in given)
             message = f"wrap_config.wrap_with_ddp is false, but {listed} would then have no effect"
-            found.append(Problem("wrap_config.wrap_with_ddp", message, "leave ddp_config empty, or wrap_with_ddp out"))
+            found.append(
+                Problem(
+                    "wrap_config.wrap_with_ddp",
+                    message,
+                    "leave ddp_config empty, or wrap_with_ddp out",
+                )
+            )
         else:
             message = (
-                "wrap_config.wrap_with_ddp is false: megatron-core's optimisers take the gradients from its DDP, and none would be there"
+                "wrap_config.wrap_with_ddp is false: megatron-core's optimizers take the gradients"
+                " from its DDP, and none would be there"
             )
             found.append(Problem("wrap_config.wrap_with_ddp", message, "leave it out"))
     for name, why in (
         ("is_value_model", "a model is trained with its language head"),
-        ("use_layer_wise_distributed_optimizer", "it goes with the optimiser Muon, and optim.name is adamw"),
+        (
+            "use_layer_wise_distributed_optimizer",
+            "it goes with the optimizer Muon, and optim.name is adamw",
+        ),
         ("use_megatron_fsdp", "the engine fsdp2 shards weights: engine=fsdp2"),
     ):
         if getattr(wrap, name):
-            found.append(Problem(f"wrap_config.{name}", f"wrap_config.{name} is true, which is not built: {why}", "leave it out"))
+            found.append(
+                Problem(
+                    f"wrap_config.{name}",
+                    f"wrap_config.{name} is true, which is not built: {why}",
+                    "leave it out",
+                )
+            )
     return found
 
 

@@ -1,6 +1,8 @@
-"""Which release of megatron-core has which field of `DistributedDataParallelConfig`: the installed one, and all that have been.
+"""Which release of megatron-core has which field of `DistributedDataParallelConfig`: the installed
+one, and all that have been.
 
-Nothing of megatron-core is imported, not even its package, which would import torch: its one file is read as text.
+Nothing of megatron-core is imported, not even its package, which would import torch: its one file
+is read as text.
 """
 
 import ast
@@ -45,7 +47,10 @@ class Releases:
 
 
 def of_another_release(field: str) -> str | None:
-    """What to say of a field that is not known: that other releases have it; None where none does."""
+    """What to say of a field that is not known:
+
+    that other releases have it; None where none does.
+    """
     if (history := releases().history(field)) is None:
         return None
     there = installed()
@@ -56,18 +61,24 @@ def of_another_release(field: str) -> str | None:
 def releases() -> Releases:
     """The table of all releases."""
     table = json.loads(_TABLE.read_text(encoding="utf-8"))
-    return Releases(tuple(table["releases"]), {name: (first, last) for name, (first, last) in table["fields"].items()})
+    return Releases(
+        tuple(table["releases"]),
+        {name: (first, last) for name, (first, last) in table["fields"].items()},
+    )
 
 
 def installed(path: Sequence[str] | None = None) -> Installed | None:
-    """The installed megatron-core; None where there is none, or none whose file can be found and read.
+    """The installed megatron-core; None where there is none, or none whose file can be found and
+    read.
 
     Args:
         path: the folders to look in, as `sys.path` has them.
     """
     from importlib import metadata  # 10 ms, which recipes of other engines need not wait for
 
-    found = metadata.distributions(name="megatron-core", path=list(sys.path if path is None else path))
+    found = metadata.distributions(
+        name="megatron-core", path=list(sys.path if path is None else path)
+    )
     distribution = next(iter(found), None)
     if distribution is None:
         return None
@@ -82,4 +93,8 @@ def fields_in(source: bytes) -> Iterator[str]:
     """The fields of the class, in their order."""
     for node in ast.parse(source).body:
         if isinstance(node, ast.ClassDef) and node.name == _CLASS:
-            yield from (entry.target.id for entry in node.body if isinstance(entry, ast.AnnAssign) and isinstance(entry.target, ast.Name))
+            yield from (
+                entry.target.id
+                for entry in node.body
+                if isinstance(entry, ast.AnnAssign) and isinstance(entry.target, ast.Name)
+            )

@@ -1,4 +1,7 @@
-"""`model.modeling`, FILE.py:CLASS: what can be told of the file without importing it. Torch-free."""
+"""`model.modeling`, FILE.py:CLASS:
+
+what can be told of the file without importing it. Torch-free.
+"""
 
 import ast
 from collections.abc import Iterable, Iterator
@@ -36,14 +39,19 @@ def problem(modeling: str) -> Diagnostic | None:
         tree = ast.parse(file.read_bytes(), str(file))
     except SyntaxError as error:
         message = f"{file} is not Python: {error.msg}"
-        return Diagnostic(RULE, message, parameter=SETTING, origin=Origin(str(file), error.lineno, error.offset))
-    except (OSError, ValueError, RecursionError, MemoryError) as error:  # the last two of text that is nested too deeply
+        return Diagnostic(
+            RULE, message, parameter=SETTING, origin=Origin(str(file), error.lineno, error.offset)
+        )
+    # the last two of text that is nested too deeply
+    except (OSError, ValueError, RecursionError, MemoryError) as error:
         return Diagnostic(RULE, f"{file} cannot be read: {error}", parameter=SETTING)
     classes = list(dict.fromkeys(_classes(tree.body)))
     if name in classes:
         return None
     there = f"it has {', '.join(classes)}" if classes else "it has no class at all"
-    help = did_you_mean(near(name, classes)) or f"name a class that is written in this file; {there}"
+    help = (
+        did_you_mean(near(name, classes)) or f"name a class that is written in this file; {there}"
+    )
     return Diagnostic(RULE, f"{file} has no class `{name}`", help, SETTING, seen=name)
 
 

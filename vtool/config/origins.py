@@ -1,4 +1,7 @@
-"""Where every value comes from: the places of composed files, later ones over earlier ones, and the command line over all."""
+"""Where every value comes from:
+
+the places of composed files, later ones over earlier ones, and the command line over all.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -47,11 +50,20 @@ class Origins:
         keys = tuple(name.split("."))
         if place := self.places.get(keys):
             return place.value
-        return next((place.key for end in range(len(keys) - 1, 0, -1) if (place := self.places.get(keys[:end]))), None)
+        return next(
+            (
+                place.key
+                for end in range(len(keys) - 1, 0, -1)
+                if (place := self.places.get(keys[:end]))
+            ),
+            None,
+        )
 
 
 def layered(layers: Sequence[Layer], overrides: Sequence[tuple[Key, object]]) -> Origins:
-    """The origins that are left when every layer, and then every override, is merged over those before, as OmegaConf merges values."""
+    """The origins that are left when every layer, and then every override, is merged over those
+    before, as OmegaConf merges values.
+    """
     places: dict[Key, Place] = {}
     for layer in layers:
         if layer.package:
@@ -89,12 +101,20 @@ def _in_file(file: YamlFile, node: yaml.Node, keys: Key) -> Iterator[tuple[Key, 
             for mapping in value.value if isinstance(value, yaml.SequenceNode) else [value]:
                 yield from _in_file(file, mapping, keys)
         for key, value in node.value:
-            if key.tag != "tag:yaml.org,2002:merge" and not (node is file.root and key.value == "defaults"):
+            if key.tag != "tag:yaml.org,2002:merge" and not (
+                node is file.root and key.value == "defaults"
+            ):
                 yield from _at(file, key, value, (*keys, str(key.value)))
 
 
 def _at(file: YamlFile, key: yaml.Node, value: yaml.Node, keys: Key) -> Iterator[tuple[Key, Place]]:
-    holds = "mapping" if isinstance(value, yaml.MappingNode) else "list" if isinstance(value, yaml.SequenceNode) else "value"
+    holds = (
+        "mapping"
+        if isinstance(value, yaml.MappingNode)
+        else "list"
+        if isinstance(value, yaml.SequenceNode)
+        else "value"
+    )
     yield keys, Place(file.place(value), file.place(key), holds)
     yield from _in_file(file, value, keys)
 

@@ -1,4 +1,8 @@
-"""`KEY=VALUE`: read with Hydra's grammar, and told apart: `optim=adamw` picks a file of a group, the others set values."""
+"""`KEY=VALUE`:
+
+read with Hydra's grammar, and told apart: `optim=adamw` picks a file of a group, the others set
+values.
+"""
 
 import re
 from collections.abc import Sequence
@@ -15,7 +19,8 @@ from vtool.diagnostics.near_miss import did_you_mean, near
 
 
 def parse_overrides(texts: Sequence[str]) -> list[Override]:
-    """Every argument as an override that may set any key: whether there is one is for the schema to say, which knows what was meant.
+    """Every argument as an override that may set any key: whether there is one is for the schema to
+    say, which knows what was meant.
 
     Raises:
         Findings: `bad-override`, for all of those that are none.
@@ -43,8 +48,14 @@ def _unparsable(text: str, error: HydraException) -> Diagnostic:
     if not equals:
         return _bad(f"`{text}` is not KEY=VALUE", "write KEY=VALUE")
     if (dotted := re.sub(r"\[(\d+)\]", r".\1", key)) != key:
-        return _bad(f"`{text}` cannot be read: an entry of a list is numbered after a dot", f"write {dotted}={value}")
-    return _bad(f"`{text}` cannot be read: {first_line(error)}", f"quote the value, for vtool and for the shell: {_quoted(key, value)}")
+        return _bad(
+            f"`{text}` cannot be read: an entry of a list is numbered after a dot",
+            f"write {dotted}={value}",
+        )
+    return _bad(
+        f"`{text}` cannot be read: {first_line(error)}",
+        f"quote the value, for vtool and for the shell: {_quoted(key, value)}",
+    )
 
 
 def _unusable(text: str, override: Override) -> Diagnostic | None:
@@ -53,9 +64,16 @@ def _unusable(text: str, override: Override) -> Diagnostic | None:
         return _bad(f"{text!r} is not text in UTF-8", None)
     if override.is_sweep_override():
         message, value = f"`{text}` gives several values, and a run has one", text.partition("=")[2]
-        return _bad(message, f"a list is {key}=[{value}]; a text with a comma or brackets needs quotes: {_quoted(key, value)}")
+        return _bad(
+            message,
+            f"a list is {key}=[{value}]; a text with a comma or brackets needs quotes:"
+            f" {_quoted(key, value)}",
+        )
     if override.is_delete():
-        return _bad(f"`{text}` removes a setting, which cannot be done here", f"set it to null, or a list to []: {key}=null")
+        return _bad(
+            f"`{text}` removes a setting, which cannot be done here",
+            f"set it to null, or a list to []: {key}=null",
+        )
     if override.package is not None or not key:
         return _bad(f"`{text}` does not name a setting", "write KEY=VALUE")
     return None
@@ -68,7 +86,10 @@ def _quoted(key: str, value: str) -> str:
 
 
 def _is_text(text: str) -> bool:
-    """Whether an argument was text: the bytes of one that was not are kept by Python as lone surrogates."""
+    """Whether an argument was text:
+
+    the bytes of one that was not are kept by Python as lone surrogates.
+    """
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -76,9 +97,18 @@ def _is_text(text: str) -> bool:
     return True
 
 
-def choose_groups(overrides: Sequence[Override], repository: IConfigRepository, recipe: str) -> None:
-    """Tell `optim=adamw`, which picks a file of a group, from `optim={lr: 1}`, which sets values, and see that the files are there."""
-    choices = [each for each in overrides if repository.group_exists(each.key_or_group) and not isinstance(each.value(), dict)]
+def choose_groups(
+    overrides: Sequence[Override], repository: IConfigRepository, recipe: str
+) -> None:
+    """Tell `optim=adamw`, which picks a file of a group, from `optim={lr:
+
+    1}`, which sets values, and see that the files are there.
+    """
+    choices = [
+        each
+        for each in overrides
+        if repository.group_exists(each.key_or_group) and not isinstance(each.value(), dict)
+    ]
     if not choices:
         return
     findings = []
@@ -86,14 +116,24 @@ def choose_groups(overrides: Sequence[Override], repository: IConfigRepository, 
         group, choice = override.key_or_group, override.value()
         if not isinstance(choice, str) or not repository.config_exists(f"{group}/{choice}"):
             options = repository.get_group_options(group)
-            help = did_you_mean([f"{group}={option}" for option in near(str(choice), options)]) or f"there are: {', '.join(options)}"
-            message = f"`{group}` picks a file of configs/{group}, and there is none for `{override.input_line}`"
+            help = (
+                did_you_mean([f"{group}={option}" for option in near(str(choice), options)])
+                or f"there are: {', '.join(options)}"
+            )
+            message = (
+                f"`{group}` picks a file of configs/{group}, and there is none for"
+                f" `{override.input_line}`"
+            )
             findings.append(Diagnostic("unknown-group-choice", message, help, group, COMMAND_LINE))
     if findings:
         raise Findings(findings, fatal=True)
     listed = create_defaults_list(repository, recipe, [], prepend_hydra=False, skip_missing=True)
     for override in choices:
-        override.type = OverrideType.CHANGE if override.key_or_group in listed.overrides.known_choices else OverrideType.ADD
+        override.type = (
+            OverrideType.CHANGE
+            if override.key_or_group in listed.overrides.known_choices
+            else OverrideType.ADD
+        )
 
 
 def _bad(message: str, help: str | None) -> Diagnostic:
@@ -101,6 +141,9 @@ def _bad(message: str, help: str | None) -> Diagnostic:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an exception's text: Hydra's and OmegaConf's go on with its search path, or with what was around."""
+    """The first line of an exception's text:
+
+    Hydra's and OmegaConf's go on with its search path, or with what was around.
+    """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0] if lines else type(error).__name__

@@ -1,7 +1,9 @@
-"""Asked against read back: what a live object has of a setting, what the recipe asks of it, and the comparison of both.
+"""Asked against read back: what a live object has of a setting, what the recipe asks of it, and the
+comparison of both.
 
-Whoever owns an object says what it sees in it (`Seen`), without being told what was asked; `vtool.config.wanted` says what is asked of
-which object, without looking at one. Torch-free: here both are plain values.
+Whoever owns an object says what it sees in it (`Seen`), without being told what was asked;
+`vtool.config.wanted` says what is asked of which object, without looking at one. Torch-free: here
+both are plain values.
 """
 
 import math
@@ -12,7 +14,8 @@ from typing import Any
 from vtool.config.origins import Origins
 from vtool.diagnostics import Diagnostic
 
-# Settings whose difference has a rule of its own: on another machine, or with --live, they cannot be told.
+# Settings whose difference has a rule of its own: on another machine, or with --live, they cannot
+# be told.
 DEVICE = ("device.kind", "engine.cpu_offload")
 
 
@@ -21,13 +24,19 @@ class Seen:
     """What a live object has of a setting."""
 
     name: str
-    """The setting, dotted; or what of it is to be seen in this object, as `Wanted` is filed under."""
+    """The setting, dotted;
+
+    or what of it is to be seen in this object, as `Wanted` is filed under.
+    """
     value: Any
     """As a recipe writes it."""
     where: str
     """The object, for people: `AdamW, group 1`."""
     of: tuple[Any, ...] = ()
-    """What in the model it is about, where more than one thing is asked under this name: given to a `Wanted` that is a function."""
+    """What in the model it is about, where more than one thing is asked under this name:
+
+    given to a `Wanted` that is a function.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +51,17 @@ class Wanted:
 
 
 Asked = Wanted | Callable[..., Wanted | None]
-"""What is asked under a name; of a name of which there are several, a function of `Seen.of` (None: nothing)."""
+"""What is asked under a name;
+
+of a name of which there are several, a function of `Seen.of` (None: nothing).
+"""
 
 
-def compare(wanted: Mapping[str, Asked], seen: Iterable[Seen], origins: Origins | None = None) -> list[Diagnostic]:
-    """Findings `setting-not-arrived` and `device-not-used`: one for each setting and each value that is there instead.
+def compare(
+    wanted: Mapping[str, Asked], seen: Iterable[Seen], origins: Origins | None = None
+) -> list[Diagnostic]:
+    """Findings `setting-not-arrived` and `device-not-used`: one for each setting and each value
+    that is there instead.
 
     What nothing is asked of is let be; what nothing is seen of, `unseen` tells.
     """
@@ -54,30 +69,47 @@ def compare(wanted: Mapping[str, Asked], seen: Iterable[Seen], origins: Origins 
     for one in seen:
         asked = _asked(wanted, one)
         if asked is not None and not same(asked.value, one.value):
-            found.setdefault((asked.setting, asked.what + shown(asked.value), shown(one.value)), []).append(one)
+            found.setdefault(
+                (asked.setting, asked.what + shown(asked.value), shown(one.value)), []
+            ).append(one)
     return [_finding(*key, places, origins) for key, places in found.items()]
 
 
 def unseen(wanted: Mapping[str, Asked], seen: Iterable[Seen]) -> list[str]:
-    """The names that something is asked of, and nothing was seen of: those of settings that speak for themselves alone."""
+    """The names that something is asked of, and nothing was seen of:
+
+    those of settings that speak for themselves alone.
+    """
     names = {one.name for one in seen}
-    return [name for name, asked in wanted.items() if name not in names and (callable(asked) or asked.setting == name)]
+    return [
+        name
+        for name, asked in wanted.items()
+        if name not in names and (callable(asked) or asked.setting == name)
+    ]
 
 
 def settings_seen(wanted: Mapping[str, Asked], seen: Iterable[Seen]) -> set[str]:
-    """The settings, dotted, of which something is asked that was seen; of entries of a list, the list's name."""
+    """The settings, dotted, of which something is asked that was seen;
+
+    of entries of a list, the list's name.
+    """
     found = {asked.setting for one in seen if (asked := _asked(wanted, one)) is not None}
     return {".".join(part for part in name.split(".") if not part.isdigit()) for name in found}
 
 
 def same(asked: Any, value: Any) -> bool:
-    """Whether two values are one: true is not 1 (pytorch#149750), a list may be a tuple, and a product of numbers may be rounded."""
+    """Whether two values are one:
+
+    true is not 1 (pytorch#149750), a list may be a tuple, and a product of numbers may be rounded.
+    """
     if isinstance(asked, bool) or isinstance(value, bool):
         return asked is value
     if isinstance(asked, int | float) and isinstance(value, int | float):
         return math.isclose(asked, value, rel_tol=1e-9)
     if isinstance(asked, Sequence) and isinstance(value, Sequence) and not isinstance(asked, str):
-        return len(asked) == len(value) and all(same(one, other) for one, other in zip(asked, value, strict=True))
+        return len(asked) == len(value) and all(
+            same(one, other) for one, other in zip(asked, value, strict=True)
+        )
     return bool(asked == value)
 
 
@@ -103,7 +135,9 @@ def _asked(wanted: Mapping[str, Asked], seen: Seen) -> Wanted | None:
     return asked(*seen.of) if callable(asked) else asked
 
 
-def _finding(setting: str, asked: str, there: str, places: Sequence[Seen], origins: Origins | None) -> Diagnostic:
+def _finding(
+    setting: str, asked: str, there: str, places: Sequence[Seen], origins: Origins | None
+) -> Diagnostic:
     names = list(dict.fromkeys(place.where for place in places))
     more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
     rule = "device-not-used" if setting in DEVICE else "setting-not-arrived"

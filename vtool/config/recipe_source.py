@@ -20,9 +20,11 @@ from vtool.diagnostics import Diagnostic, Findings, Origin
 
 
 class RecipeSource(FileConfigSource):  # type: ignore[misc]  # Hydra's classes are not followed
-    """The files of one folder, as Hydra asks for them; keeps each one's marks, and names what is wrong with it.
+    """The files of one folder, as Hydra asks for them; keeps each one's marks, and names what is
+    wrong with it.
 
-    The provider `main` has the recipe itself, whatever its file is called, and the files beside it. It does not give the recipe
+    The provider `main` has the recipe itself, whatever its file is called, and the files beside it.
+    It does not give the recipe
     a second time: where `digits.yaml` of one's own extends `digits`, the shipped one is meant.
     """
 
@@ -48,14 +50,19 @@ class RecipeSource(FileConfigSource):  # type: ignore[misc]  # Hydra's classes a
             raise not_yaml(file.name, error) from error
         except OmegaConfBaseException as error:
             raise Findings(_bad_reference(file), fatal=True) from error
-        return ConfigResult(self.provider, self.full_path(), config, ConfigSource._get_header_dict(file.text[:512]))
+        return ConfigResult(
+            self.provider, self.full_path(), config, ConfigSource._get_header_dict(file.text[:512])
+        )
 
     def is_config(self, config_path: str) -> bool:
         """Whether there is such a file."""
         return self._file(config_path) is not None
 
     def is_group(self, config_path: str) -> bool:
-        """Whether there is a folder with files. One of images beside the recipe is no group of settings, whatever its name."""
+        """Whether there is a folder with files.
+
+        One of images beside the recipe is no group of settings, whatever its name.
+        """
         return not config_path or next((self.folder / config_path).glob("*.yaml"), None) is not None
 
     def available(self) -> bool:
@@ -70,7 +77,9 @@ class RecipeSource(FileConfigSource):  # type: ignore[misc]  # Hydra's classes a
     def _file(self, config_path: str) -> Path | None:
         if self.recipe and config_path == self.recipe.name:
             return self.recipe
-        path = self.folder / (config_path if config_path.endswith(".yaml") else f"{config_path}.yaml")
+        path = self.folder / (
+            config_path if config_path.endswith(".yaml") else f"{config_path}.yaml"
+        )
         return path if path.is_file() and path != self.recipe else None
 
 
@@ -79,7 +88,11 @@ def search_path(recipe: Path) -> ConfigSearchPathImpl:
     for source in (RecipeSource, StructuredConfigSource):
         SourcesRegistry.instance().register(source)
     path = ConfigSearchPathImpl()
-    for provider, folder in (("main", recipe), ("configs", share("configs")), ("recipes", share("recipes"))):
+    for provider, folder in (
+        ("main", recipe),
+        ("configs", share("configs")),
+        ("recipes", share("recipes")),
+    ):
         path.append(provider, f"{RecipeSource.scheme()}://{folder}")
     path.append("schema", "structured://")  # Hydra wants it last
     return path
@@ -93,9 +106,19 @@ def _bad_reference(file: YamlFile) -> list[Diagnostic]:
             OmegaConf.create({"value": node.value})
         except OmegaConfBaseException:
             findings.append(
-                Diagnostic("broken-reference", f"`{node.value}` is not a reference: they are ${{group.key}}", origin=file.place(node))
+                Diagnostic(
+                    "broken-reference",
+                    f"`{node.value}` is not a reference: they are ${{group.key}}",
+                    origin=file.place(node),
+                )
             )
-    return findings or [Diagnostic("broken-reference", f"{file.name} has a value that is no reference", origin=Origin(file.name))]
+    return findings or [
+        Diagnostic(
+            "broken-reference",
+            f"{file.name} has a value that is no reference",
+            origin=Origin(file.name),
+        )
+    ]
 
 
 def _scalars(node: yaml.Node) -> Iterator[yaml.ScalarNode]:

@@ -1,4 +1,7 @@
-"""Where recipes are: the shipped ones, inside an installed package or beside it in a checkout, and the user's own."""
+"""Where recipes are:
+
+the shipped ones, inside an installed package or beside it in a checkout, and the user's own.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +25,9 @@ class RecipeFile:
 
 
 def share(kind: str) -> Path:
-    """The folder `recipes`, of the shipped ones, or `configs`, of the groups that they are composed of."""
+    """The folder `recipes`, of the shipped ones, or `configs`, of the groups that they are composed
+    of.
+    """
     shipped = _PACKAGE / "_share" / kind
     return shipped if shipped.is_dir() else _PACKAGE.parent / kind
 
@@ -30,7 +35,11 @@ def share(kind: str) -> Path:
 def recipe_names() -> tuple[str, ...]:
     """The shipped recipes."""
     folder = share("recipes")
-    return tuple(sorted(path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.yaml")))
+    return tuple(
+        sorted(
+            path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.yaml")
+        )
+    )
 
 
 def find_recipe(recipe: str) -> RecipeFile:
@@ -48,13 +57,23 @@ def find_recipe(recipe: str) -> RecipeFile:
             return RecipeFile(path)
         there = path.exists()
     except OSError as error:
-        raise Findings(Diagnostic("unreadable-file", f"`{recipe}` cannot be read: {error.strerror}"), fatal=True) from error
+        raise Findings(
+            Diagnostic("unreadable-file", f"`{recipe}` cannot be read: {error.strerror}"),
+            fatal=True,
+        ) from error
     if there and recipe:
         raise Findings(
-            Diagnostic("unreadable-file", f"`{recipe}` is not a file", help="give a YAML file, or the name of a recipe"), fatal=True
+            Diagnostic(
+                "unreadable-file",
+                f"`{recipe}` is not a file",
+                help="give a YAML file, or the name of a recipe",
+            ),
+            fatal=True,
         )
     message = f"there is no recipe named `{recipe}`, and no such file"
-    raise Findings(Diagnostic("unknown-recipe", message, help=_other_recipes(recipe, names)), fatal=True)
+    raise Findings(
+        Diagnostic("unknown-recipe", message, help=_other_recipes(recipe, names)), fatal=True
+    )
 
 
 def _other_recipes(recipe: str, names: tuple[str, ...]) -> str:
@@ -65,7 +84,10 @@ def _other_recipes(recipe: str, names: tuple[str, ...]) -> str:
 
 
 def shown(path: Path) -> str:
-    """A path as a message names it: a shipped file from `recipes/` or `configs/` on, any other one as it was given."""
+    """A path as a message names it:
+
+    a shipped file from `recipes/` or `configs/` on, any other one as it was given.
+    """
     resolved = path.resolve()
     for kind, folder in (("recipes", share("recipes")), ("configs", share("configs"))):
         if resolved.is_relative_to(folder):

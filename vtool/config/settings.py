@@ -1,4 +1,7 @@
-"""What settings there are, read off the schema: for messages, for suggestions, and for `vtool explain`."""
+"""What settings there are, read off the schema:
+
+for messages, for suggestions, and for `vtool explain`.
+"""
 
 import ast
 import inspect
@@ -22,7 +25,11 @@ class Setting:
     """One setting, or a group of them."""
 
     name: str
-    """Dotted; what is in the entries of a list has the list's name, and none for the entry: `data.train.format`."""
+    """Dotted;
+
+    what is in the entries of a list has the list's name, and none for the entry:
+    `data.train.format`.
+    """
     owner: type[Settings]
     field: FieldInfo
 
@@ -38,7 +45,10 @@ class Setting:
 
     @property
     def groups(self) -> tuple[type[Settings], ...]:
-        """The classes of the settings in it: one for a group, several where one setting tells them apart, none for a plain value."""
+        """The classes of the settings in it:
+
+        one for a group, several where one setting tells them apart, none for a plain value.
+        """
         return tuple(_classes(self.field.annotation))
 
     @property
@@ -69,7 +79,10 @@ class Spot:
     keys: tuple[str, ...]
     """As the user writes it. pydantic's own has, besides, the tag of each union on the way."""
     owners: tuple[type[Settings], ...]
-    """The class that the last key is, or is not, a setting of; several where a union's tag does not say which."""
+    """The class that the last key is, or is not, a setting of;
+
+    several where a union's tag does not say which.
+    """
     annotation: Any
     """The type that is wanted there; `None` for an unknown key."""
     metadata: Sequence[Any]
@@ -102,10 +115,22 @@ def _step(spot: Spot, part: str | int) -> Spot:
     keys = (*spot.keys, str(part))
     if isinstance(annotation, type) and issubclass(annotation, Settings):
         field = annotation.model_fields.get(str(part))
-        return Spot(keys, (annotation,), field and field.annotation, field.metadata if field else (), spot.members)
+        return Spot(
+            keys,
+            (annotation,),
+            field and field.annotation,
+            field.metadata if field else (),
+            spot.members,
+        )
     arguments = typing.get_args(annotation)
     if isinstance(part, int) and arguments:
-        entry = arguments[0] if arguments[-1] is Ellipsis else arguments[part] if part < len(arguments) else None
+        entry = (
+            arguments[0]
+            if arguments[-1] is Ellipsis
+            else arguments[part]
+            if part < len(arguments)
+            else None
+        )
         return Spot(keys, spot.owners, entry, ())
     return Spot(keys, spot.owners, None, ())
 
@@ -118,8 +143,13 @@ def choices(annotation: Any) -> tuple[str, ...]:
 def takes(annotation: Any, metadata: Sequence[Any] = ()) -> str:
     """What a type takes, in words."""
     if typing.get_origin(annotation) is typing.Annotated:
-        field = next((each for each in annotation.__metadata__ if isinstance(each, FieldInfo)), None)
-        return takes(typing.get_args(annotation)[0], [*metadata, *(field.metadata if field else annotation.__metadata__)])
+        field = next(
+            (each for each in annotation.__metadata__ if isinstance(each, FieldInfo)), None
+        )
+        return takes(
+            typing.get_args(annotation)[0],
+            [*metadata, *(field.metadata if field else annotation.__metadata__)],
+        )
     return _takes(_bare(annotation), metadata) + (", or null" if nullable(annotation) else "")
 
 
@@ -188,19 +218,30 @@ def _choices(annotation: Any) -> Iterator[str]:
 
 
 def _tags(member: type[Settings]) -> Iterator[str]:
-    """The words that pick this member of a union: of its one setting that has a single choice and that the others have too."""
+    """The words that pick this member of a union:
+
+    of its one setting that has a single choice and that the others have too.
+    """
     for field in member.model_fields.values():
-        if typing.get_origin(field.annotation) is typing.Literal and len(typing.get_args(field.annotation)) == 1:
+        if (
+            typing.get_origin(field.annotation) is typing.Literal
+            and len(typing.get_args(field.annotation)) == 1
+        ):
             yield from map(str, typing.get_args(field.annotation))
 
 
 def docstrings(owner: type[Settings]) -> dict[str, str]:
-    """The strings below the fields. Read from the source, and only when asked for: pydantic would do it at every start."""
+    """The strings below the fields.
+
+    Read from the source, and only when asked for: pydantic would do it at every start.
+    """
     body = ast.parse(textwrap.dedent(inspect.getsource(owner))).body[0]
     assert isinstance(body, ast.ClassDef)
     found = {}
     for before, after in zip(body.body, body.body[1:], strict=False):
         match before, after:
-            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(
+                value=ast.Constant(value=str(text))
+            ):
                 found[name] = inspect.cleandoc(text)
     return found

@@ -10,8 +10,8 @@ from vtool.diagnostics import Origin
 from vtool.diagnostics.near_miss import did_you_mean, ending, near, overlapping, same_words
 
 ANOTHER_FAMILY = (
-    "another family needs a file in vtool/models: its classes of transformers, the parts of its tower, its patch sizes, its token ids and "
-    'a tiny size (CONTRIBUTING.md, "A model family")'
+    "another family needs a file in vtool/models: its classes of transformers, the parts of its"
+    ' tower, its patch sizes, its token ids and a tiny size (CONTRIBUTING.md, "A model family")'
 )
 """What to say to whoever asks for a family that is not there."""
 
@@ -26,11 +26,25 @@ def better_value(spot: Spot, given: object, origin: Origin | None) -> str | None
     help: str | None = None
     match given:
         case bool() | int() | float() if wanted.startswith("text"):
-            shell, file = f"{spot.name}='{json.dumps(given)}'", f'{spot.keys[-1]}: "{json.dumps(given)}"'
-            help = f'quote it for vtool, and for the shell: "{shell}"' if origin is COMMAND_LINE else f"quote it: {file}"
+            shell, file = (
+                f"{spot.name}='{json.dumps(given)}'",
+                f'{spot.keys[-1]}: "{json.dumps(given)}"',
+            )
+            help = (
+                f'quote it for vtool, and for the shell: "{shell}"'
+                if origin is COMMAND_LINE
+                else f"quote it: {file}"
+            )
         case float() if wanted.startswith("an integer") and given.is_integer():
             help = f"write {int(given)}"
-        case str() if wanted.startswith("true") and given.casefold() in ("yes", "no", "on", "off", "y", "n"):
+        case str() if wanted.startswith("true") and given.casefold() in (
+            "yes",
+            "no",
+            "on",
+            "off",
+            "y",
+            "n",
+        ):
             help = "write true or false"
         case str() if nullable(spot.annotation) and given.casefold() in ("none", "nil", "~"):
             help = "write null"
@@ -43,15 +57,28 @@ def better_value(spot: Spot, given: object, origin: Origin | None) -> str | None
 
 def _inside_of_group(name: str, given: object) -> str:
     inside = _inside(name)
-    exact = [f"{setting.name}={given}" for setting in inside if given in choices(setting.field.annotation)]
-    return did_you_mean(exact) or f"set what is in it: {', '.join(setting.name for setting in inside)}"
+    exact = [
+        f"{setting.name}={given}"
+        for setting in inside
+        if given in choices(setting.field.annotation)
+    ]
+    return (
+        did_you_mean(exact) or f"set what is in it: {', '.join(setting.name for setting in inside)}"
+    )
 
 
 def _as_list(name: str, given: object) -> str | None:
     entries = [setting for setting in _inside(name) if choices(setting.field.annotation)]
     if entries and not isinstance(given, dict):
-        return f"write a list of groups: [{{{entries[0].leaf}: {choices(entries[0].field.annotation)[0]}, …}}]"
-    return None if given is None or isinstance(given, list) else f"write a list: [{given if isinstance(given, str) else json.dumps(given)}]"
+        return (
+            f"write a list of groups: [{{{entries[0].leaf}:"
+            f" {choices(entries[0].field.annotation)[0]}, …}}]"
+        )
+    return (
+        None
+        if given is None or isinstance(given, list)
+        else f"write a list: [{given if isinstance(given, str) else json.dumps(given)}]"
+    )
 
 
 def meant_key(spot: Spot) -> str:
@@ -64,7 +91,11 @@ def meant_key(spot: Spot) -> str:
         return f"in a file, groups are nested: `{outer}: {{{inner}: …}}`"
     for member in spot.members:
         if key in member.model_fields and member not in spot.owners:
-            tag, words = next((name, choices(field.annotation)) for name, field in member.model_fields.items() if choices(field.annotation))
+            tag, words = next(
+                (name, choices(field.annotation))
+                for name, field in member.model_fields.items()
+                if choices(field.annotation)
+            )
             return f"`{key}` is a setting of {tag}: {', '.join(words)}"
     prefix = f"{group}." if group else ""
     leaves = [name for owner in spot.owners for name in owner.model_fields]
@@ -81,7 +112,11 @@ def meant_key(spot: Spot) -> str:
         or overlapping(key, [name for name in here if name in values])
         or overlapping(key, values)
     )
-    listed = f"`{group}` has the settings {', '.join(leaves)}" if group else f"a recipe has the groups {', '.join(leaves)}"
+    listed = (
+        f"`{group}` has the settings {', '.join(leaves)}"
+        if group
+        else f"a recipe has the groups {', '.join(leaves)}"
+    )
     return did_you_mean(list(dict.fromkeys(likely))[:3]) or listed
 
 
@@ -90,7 +125,11 @@ def what_it_needs(name: str, wanted: str) -> str:
     inside = _inside(name) if wanted == "a group of settings" else []
     required = [setting.name for setting in inside if setting.required]
     if inside:
-        return f"it needs {', '.join(required)}" if required else f"it takes {', '.join(setting.name for setting in inside)}"
+        return (
+            f"it needs {', '.join(required)}"
+            if required
+            else f"it takes {', '.join(setting.name for setting in inside)}"
+        )
     return f"{name} takes {wanted}"
 
 

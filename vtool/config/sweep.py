@@ -28,16 +28,26 @@ class Job:
 
     @property
     def suffix(self) -> str:
-        """What tells its run from the others': `lr=1e-3,seed=2`. What no file name should have is replaced."""
+        """What tells its run from the others':
+
+        `lr=1e-3,seed=2`. What no file name should have is replaced.
+        """
         keys = [override.partition("=")[0].lstrip("+") for override in self.swept]
         leaves = [key.rpartition(".")[2] for key in keys]
-        named = [leaf if leaves.count(leaf) == 1 else key for key, leaf in zip(keys, leaves, strict=True)]
+        named = [
+            leaf if leaves.count(leaf) == 1 else key for key, leaf in zip(keys, leaves, strict=True)
+        ]
         values = [override.partition("=")[2] for override in self.swept]
-        plain = ",".join(f"{name}={value.strip(chr(34) + chr(39))}" for name, value in zip(named, values, strict=True))
+        plain = ",".join(
+            f"{name}={value.strip(chr(34) + chr(39))}"
+            for name, value in zip(named, values, strict=True)
+        )
         made = re.sub(r"[^A-Za-z0-9.,=+_-]+", "_", plain)
         # Two values that are written alike, or cut off, stay two names.
         lossy = made != plain or len(made) > _LONGEST
-        return made[:_LONGEST] + (f"-{hashlib.sha256(plain.encode()).hexdigest()[:6]}" if lossy else "")
+        return made[:_LONGEST] + (
+            f"-{hashlib.sha256(plain.encode()).hexdigest()[:6]}" if lossy else ""
+        )
 
 
 def expand(overrides: Sequence[str]) -> tuple[Job, ...]:
@@ -59,13 +69,24 @@ def expand(overrides: Sequence[str]) -> tuple[Job, ...]:
             choices.append([text])
         elif not override.is_discrete_sweep() or isinstance(override.value(), Glob):
             message = f"`{text}` is a sweep without a list of values"
-            findings.append(Diagnostic("bad-override", message, "write KEY=A,B,C, or KEY=range(1,4)", origin=COMMAND_LINE))
+            findings.append(
+                Diagnostic(
+                    "bad-override",
+                    message,
+                    "write KEY=A,B,C, or KEY=range(1,4)",
+                    origin=COMMAND_LINE,
+                )
+            )
         else:
-            choices.append([f"{override.input_line.partition('=')[0]}={value}" for value in _values(override)])
+            choices.append(
+                [f"{override.input_line.partition('=')[0]}={value}" for value in _values(override)]
+            )
     if findings:
         raise Findings(findings, fatal=True)
     several = [number for number, values in enumerate(choices) if len(values) > 1]
-    return tuple(Job(each, tuple(each[number] for number in several)) for each in itertools.product(*choices))
+    return tuple(
+        Job(each, tuple(each[number] for number in several)) for each in itertools.product(*choices)
+    )
 
 
 def _values(override: Override) -> Iterable[str]:

@@ -1,4 +1,7 @@
-"""From plain values to a frozen `Run`: pydantic's errors become findings, each with its place and with what was meant."""
+"""From plain values to a frozen `Run`:
+
+pydantic's errors become findings, each with its place and with what was meant.
+"""
 
 import json
 from collections.abc import Iterator
@@ -20,11 +23,25 @@ from vtool.diagnostics.near_miss import did_you_mean, near
 _CHOICE = {"literal_error", "union_tag_invalid"}
 _MISSING = {"missing", "union_tag_not_found"}
 _RANGE = {
-    "greater_than", "greater_than_equal", "less_than", "less_than_equal", "finite_number",
-    "too_short", "too_long", "string_too_short", "string_too_long", "value_error",
-}  # fmt: skip
+    "greater_than",
+    "greater_than_equal",
+    "less_than",
+    "less_than_equal",
+    "finite_number",
+    "too_short",
+    "too_long",
+    "string_too_short",
+    "string_too_long",
+    "value_error",
+}
 # After these, what is inside of a group has not been looked at.
-_HIDES = {"union_tag_not_found", "union_tag_invalid", "model_type", "model_attributes_type", "tuple_type"}
+_HIDES = {
+    "union_tag_not_found",
+    "union_tag_invalid",
+    "model_type",
+    "model_attributes_type",
+    "tuple_type",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +61,14 @@ def validate(composed: Composed) -> Checked:
     """Check the values against the schema: findings VT101 to VT105, all of them at once."""
     values, unset = _without_open(composed.values)
     schema = schema_of(values)
-    if "kind" in values and values["kind"] not in list(KINDS):  # nothing else can be said of settings of no known kind
-        return Checked(_partial(schema, values, set()), frozenset(), (_unknown_kind(values["kind"], composed.origins),), whole=False)
+    # nothing else can be said of settings of no known kind
+    if "kind" in values and values["kind"] not in list(KINDS):
+        return Checked(
+            _partial(schema, values, set()),
+            frozenset(),
+            (_unknown_kind(values["kind"], composed.origins),),
+            whole=False,
+        )
     try:
         run = schema.model_validate_json(json.dumps(values, default=repr))
     except ValidationError as error:
@@ -54,7 +77,10 @@ def validate(composed: Composed) -> Checked:
         if not unset:
             return Checked(run, frozenset(schema.model_fields))
         errors = []
-    findings = {(finding.rule, finding.parameter): finding for finding in (_left_open(name, composed.origins) for name in unset)}
+    findings = {
+        (finding.rule, finding.parameter): finding
+        for finding in (_left_open(name, composed.origins) for name in unset)
+    }
     for each in errors:
         if not _echoes(each):
             finding = _finding(each, composed)
@@ -62,7 +88,12 @@ def validate(composed: Composed) -> Checked:
     unsound = {str(finding.parameter).partition(".")[0] for finding in findings.values()}
     partial = _partial(schema, values, set(schema.model_fields) - unsound)
     ordered = tuple(sorted(findings.values(), key=_order))
-    return Checked(partial, frozenset(schema.model_fields) - unsound, ordered, not any(each["type"] in _HIDES for each in errors))
+    return Checked(
+        partial,
+        frozenset(schema.model_fields) - unsound,
+        ordered,
+        not any(each["type"] in _HIDES for each in errors),
+    )
 
 
 def _order(finding: Diagnostic) -> tuple[bool, str, int, int]:
@@ -78,12 +109,18 @@ def schema_of(values: dict[str, Any]) -> type[Settings]:
 
 
 def _partial(schema: type[Settings], values: dict[str, Any], groups: set[str]) -> Settings:
-    """The groups that are sound, so that a finding in one does not hide what rules say of the others."""
+    """The groups that are sound, so that a finding in one does not hide what rules say of the
+    others.
+    """
     found = {}
     for name, field in schema.model_fields.items():
         if name in groups:
             adapter: TypeAdapter[Any] = TypeAdapter(cast(Any, field.annotation))
-            found[name] = adapter.validate_json(json.dumps(values[name], default=repr)) if name in values else field.default
+            found[name] = (
+                adapter.validate_json(json.dumps(values[name], default=repr))
+                if name in values
+                else field.default
+            )
     return schema.model_construct(**found)
 
 
@@ -93,52 +130,107 @@ def _finding(error: ErrorDetails, composed: Composed) -> Diagnostic:
     place = origins.places.get(spot.keys)
     if kind == "extra_forbidden":
         message = f"there is no setting `{name}`"
-        return Diagnostic("unknown-key", message, meant_key(spot), name, place.key if place else None, seen=_seen(error["input"]))
+        return Diagnostic(
+            "unknown-key",
+            message,
+            meant_key(spot),
+            name,
+            place.key if place else None,
+            seen=_seen(error["input"]),
+        )
     if kind in _MISSING:
         tag = f"{name}.{_tag(error)}" if kind == "union_tag_not_found" else name
-        wanted = takes(spot.annotation, spot.metadata) if kind == "missing" else _listed(choices(spot.annotation))
+        wanted = (
+            takes(spot.annotation, spot.metadata)
+            if kind == "missing"
+            else _listed(choices(spot.annotation))
+        )
         if spot.keys[-1].isdigit() and kind == "missing":
-            return _unfit("out-of-range", find_spot(error["loc"][:-1], root), error["input"], origins)
-        origin = (place.value if place else None) or origins.near(name) or Origin(shown(composed.file.path))
-        return Diagnostic("missing-key", f"`{tag}` is not given, and has no default", what_it_needs(tag, wanted), tag, origin, wanted)
+            return _unfit(
+                "out-of-range", find_spot(error["loc"][:-1], root), error["input"], origins
+            )
+        origin = (
+            (place.value if place else None)
+            or origins.near(name)
+            or Origin(shown(composed.file.path))
+        )
+        return Diagnostic(
+            "missing-key",
+            f"`{tag}` is not given, and has no default",
+            what_it_needs(tag, wanted),
+            tag,
+            origin,
+            wanted,
+        )
     if kind in _CHOICE:
         return _unknown_choice(error, spot, origins)
-    return _unfit("out-of-range" if kind in _RANGE else "wrong-type", spot, error["input"], origins, finite=kind == "finite_number")
+    return _unfit(
+        "out-of-range" if kind in _RANGE else "wrong-type",
+        spot,
+        error["input"],
+        origins,
+        finite=kind == "finite_number",
+    )
 
 
 def _unknown_choice(error: ErrorDetails, spot: Spot, origins: Origins) -> Diagnostic:
     words = choices(spot.annotation)
     name, given = (
-        (f"{spot.name}.{_tag(error)}", error["ctx"]["tag"]) if error["type"] == "union_tag_invalid" else (spot.name, error["input"])
+        (f"{spot.name}.{_tag(error)}", error["ctx"]["tag"])
+        if error["type"] == "union_tag_invalid"
+        else (spot.name, error["input"])
     )
     help = did_you_mean(near(given, words)) if isinstance(given, str) else None
     if name == "model.family":
         help = f"{help}; {ANOTHER_FAMILY}" if help else ANOTHER_FAMILY
     null = ", or null" if nullable(spot.annotation) else ""
     message = f"`{name}` takes {_listed(words)}{null}, not {_seen(given)}"
-    return Diagnostic("unknown-choice", message, help, name, origins.near(name), ", ".join(words), _seen(given))
+    return Diagnostic(
+        "unknown-choice", message, help, name, origins.near(name), ", ".join(words), _seen(given)
+    )
 
 
 def _unknown_kind(given: object, origins: Origins) -> Diagnostic:
     help = did_you_mean(near(given, KINDS)) if isinstance(given, str) else None
     message = f"`kind` takes {_listed(tuple(KINDS))}, not {_seen(given)}"
-    return Diagnostic("unknown-choice", message, help, "kind", origins.near("kind"), ", ".join(KINDS), _seen(given))
+    return Diagnostic(
+        "unknown-choice",
+        message,
+        help,
+        "kind",
+        origins.near("kind"),
+        ", ".join(KINDS),
+        _seen(given),
+    )
 
 
-def _unfit(rule: str, spot: Spot, given: object, origins: Origins, finite: bool = False) -> Diagnostic:
+def _unfit(
+    rule: str, spot: Spot, given: object, origins: Origins, finite: bool = False
+) -> Diagnostic:
     wanted, origin = takes(spot.annotation, spot.metadata), origins.near(spot.name)
     wanted = wanted.replace("a number", "a finite number", 1) if finite else wanted
     message = f"`{spot.name}` takes {wanted}, not {_seen(given)}"
-    return Diagnostic(rule, message, better_value(spot, given, origin), spot.name, origin, wanted, _seen(given))
+    return Diagnostic(
+        rule, message, better_value(spot, given, origin), spot.name, origin, wanted, _seen(given)
+    )
 
 
 def _left_open(name: str, origins: Origins) -> Diagnostic:
     """`???` in a recipe: whoever uses it must say."""
     keys = name.split(".")
-    setting = next((setting for setting in all_settings() if setting.name == ".".join(key for key in keys if not key.isdigit())), None)
+    setting = next(
+        (
+            setting
+            for setting in all_settings()
+            if setting.name == ".".join(key for key in keys if not key.isdigit())
+        ),
+        None,
+    )
     wanted = setting.takes if setting else "VALUE"
     message = f"`{name}` is left open by the recipe, and must be given"
-    return Diagnostic("missing-key", message, what_it_needs(name, wanted), name, origins.near(name), wanted)
+    return Diagnostic(
+        "missing-key", message, what_it_needs(name, wanted), name, origins.near(name), wanted
+    )
 
 
 def _without_open(values: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
@@ -147,8 +239,14 @@ def _without_open(values: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
 
     def strip(value: Any, keys: tuple[str, ...]) -> Any:
         if isinstance(value, dict):
-            names.extend(".".join((*keys, str(key))) for key, entry in value.items() if entry == "???")
-            return {key: strip(entry, (*keys, str(key))) for key, entry in value.items() if entry != "???"}
+            names.extend(
+                ".".join((*keys, str(key))) for key, entry in value.items() if entry == "???"
+            )
+            return {
+                key: strip(entry, (*keys, str(key)))
+                for key, entry in value.items()
+                if entry != "???"
+            }
         if isinstance(value, list):
             return [strip(entry, (*keys, str(number))) for number, entry in enumerate(value)]
         return value
@@ -157,7 +255,10 @@ def _without_open(values: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
 
 
 def _echoes(error: ErrorDetails) -> bool:
-    """Whether an error only repeats others: a list that is too short because its entries have errors of their own."""
+    """Whether an error only repeats others:
+
+    a list that is too short because its entries have errors of their own.
+    """
     return error["type"] == "too_short" and len(error["input"]) >= error["ctx"]["min_length"]
 
 

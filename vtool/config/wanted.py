@@ -1,7 +1,9 @@
-"""What a run's settings ask of its live objects, by the names under which `read_back` functions see it. Pure, and torch-free.
+"""What a run's settings ask of its live objects, by the names under which `read_back` functions see
+it. Pure, and torch-free.
 
-Most names are those of settings. Where several settings speak of one thing (a part's learning rate, a layer's adapter), or one setting of
-several (a compute dtype, and the dtype of the weights behind it), the name says what is seen, and the `Wanted` which setting is meant.
+Most names are those of settings. Where several settings speak of one thing (a part's learning rate,
+a layer's adapter), or one setting of several (a compute dtype, and the dtype of the weights behind
+it), the name says what is seen, and the `Wanted` which setting is meant.
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -18,7 +20,10 @@ PARTS = ("vision", "projector", "language")
 
 
 def wanted(run: Run) -> dict[str, Asked]:
-    """All that is asked of the objects of a run. What a setting leaves to its default elsewhere (null, `auto`) is not asked."""
+    """All that is asked of the objects of a run.
+
+    What a setting leaves to its default elsewhere (null, `auto`) is not asked.
+    """
     found: dict[str, Asked] = {}
     for name, value in _plain(run):
         if value is not None:
@@ -31,7 +36,9 @@ def wanted(run: Run) -> dict[str, Asked]:
 
 def weight_decay(setting: str, value: float) -> Callable[..., Wanted | None]:
     """The decay of a group: of matrices, what is asked, and of biases and norms nothing."""
-    return lambda decays: Wanted(setting, value if decays else 0.0, "" if decays else "a decay of biases and norms of ")
+    return lambda decays: Wanted(
+        setting, value if decays else 0.0, "" if decays else "a decay of biases and norms of "
+    )
 
 
 def adapted(lora: Lora, parts: Collection[str | None] | None = None) -> Callable[..., Wanted]:
@@ -39,9 +46,17 @@ def adapted(lora: Lora, parts: Collection[str | None] | None = None) -> Callable
 
     def asked(layer: str, part: str | None = None) -> Wanted:
         frozen = parts is not None and part not in parts
-        excluded = not frozen and bool(chosen([layer], lora.model_copy(update={"exclude": ()}))) and not chosen([layer], lora)
-        setting = f"model.freeze.{part}" if frozen else "lora.exclude" if excluded else "lora.targets"
-        return Wanted(setting, "an adapter" if chosen([layer], lora) and not frozen else "no adapter")
+        excluded = (
+            not frozen
+            and bool(chosen([layer], lora.model_copy(update={"exclude": ()})))
+            and not chosen([layer], lora)
+        )
+        setting = (
+            f"model.freeze.{part}" if frozen else "lora.exclude" if excluded else "lora.targets"
+        )
+        return Wanted(
+            setting, "an adapter" if chosen([layer], lora) and not frozen else "no adapter"
+        )
 
     return asked
 
@@ -73,7 +88,9 @@ def _plain(run: Run) -> Iterable[tuple[str, Any]]:
 
 def _data(run: Run) -> dict[str, Asked]:
     def micro_batch(rows: int) -> Wanted:
-        return Wanted("data.micro_batch_size", min(run.data.micro_batch_size, rows), "a first micro-batch of ")
+        return Wanted(
+            "data.micro_batch_size", min(run.data.micro_batch_size, rows), "a first micro-batch of "
+        )
 
     found: dict[str, Asked] = {"data.micro_batch_size": micro_batch}
     for split in ("train", "validation", "test"):
@@ -87,7 +104,9 @@ def _data(run: Run) -> dict[str, Asked]:
 def _entry(entries: Sequence[Source], where: str, name: str, number: int) -> Wanted:
     """A setting of one entry of a list of rows, by its number."""
     value = getattr(entries[number], name, None) if number < len(entries) else None
-    return Wanted(f"{where}.{number}.{name}", str(Path(value)) if name == "path" and value else value)
+    return Wanted(
+        f"{where}.{number}.{name}", str(Path(value)) if name == "path" and value else value
+    )
 
 
 def _model(run: Run) -> dict[str, Asked]:
@@ -95,12 +114,17 @@ def _model(run: Run) -> dict[str, Asked]:
     found: dict[str, Asked] = {
         "model.dtype": Wanted("model.dtype", dtype),
         # A pure bfloat16 AdamW loses updates of 1e-5 without a word.
-        "model.dtype.weights": Wanted("model.dtype", "float64" if dtype == "float64" else "float32", "trained weights in "),
-        "model.dtype.reduction": Wanted("model.dtype", "float64" if dtype == "float64" else "float32", "sums of gradients in "),
+        "model.dtype.weights": Wanted(
+            "model.dtype", "float64" if dtype == "float64" else "float32", "trained weights in "
+        ),
+        "model.dtype.reduction": Wanted(
+            "model.dtype", "float64" if dtype == "float64" else "float32", "sums of gradients in "
+        ),
     }
     for part in PARTS:
         frozen = getattr(run.model.freeze, part)
-        if frozen or run.lora is None:  # adapters freeze what they are beside; which layers have one is seen by itself
+        # adapters freeze what they are beside; which layers have one is seen by itself
+        if frozen or run.lora is None:
             found[f"model.freeze.{part}"] = Wanted(f"model.freeze.{part}", frozen)
     return found
 
@@ -118,8 +142,14 @@ def _optim(optim: Optim) -> dict[str, Asked]:
     }
     for part in PARTS:
         own, name = getattr(optim.groups, part), f"optim.groups.{part}"
-        found[f"{name}.lr"] = Wanted("optim.lr", optim.lr) if own.lr is None else Wanted(f"{name}.lr", own.lr)
-        decay = ("optim.weight_decay", optim.weight_decay) if own.weight_decay is None else (f"{name}.weight_decay", own.weight_decay)
+        found[f"{name}.lr"] = (
+            Wanted("optim.lr", optim.lr) if own.lr is None else Wanted(f"{name}.lr", own.lr)
+        )
+        decay = (
+            ("optim.weight_decay", optim.weight_decay)
+            if own.weight_decay is None
+            else (f"{name}.weight_decay", own.weight_decay)
+        )
         found[f"{name}.weight_decay"] = weight_decay(*decay)
     return found
 
@@ -127,9 +157,15 @@ def _optim(optim: Optim) -> dict[str, Asked]:
 def _engine(run: Run) -> dict[str, Asked]:
     match run.engine:
         case Ddp() | Fsdp2():
-            found = {f"engine.{name}": Wanted(f"engine.{name}", value) for name, value in run.engine.model_dump().items()}
+            found = {
+                f"engine.{name}": Wanted(f"engine.{name}", value)
+                for name, value in run.engine.model_dump().items()
+            }
         case Megatron():
-            plain = {f"engine.{name}": Wanted(f"engine.{name}", getattr(run.engine, name)) for name in ("kind", "bridge")}
+            plain = {
+                f"engine.{name}": Wanted(f"engine.{name}", getattr(run.engine, name))
+                for name in ("kind", "bridge")
+            }
             found = {**plain, **_megatron(run.engine)}
     return {**found}
 
@@ -140,9 +176,14 @@ def _megatron(engine: Megatron) -> dict[str, Wanted]:
         for name, value in getattr(engine, group).model_dump().items():
             if value is not None:
                 found[f"engine.{group}.{name}"] = Wanted(f"engine.{group}.{name}", value)
-    shares = Wanted("engine.wrap_config.use_distributed_optimizer", engine.wrap_config.use_distributed_optimizer)
+    shares = Wanted(
+        "engine.wrap_config.use_distributed_optimizer", engine.wrap_config.use_distributed_optimizer
+    )
     found.setdefault("engine.ddp_config.use_distributed_optimizer", shares)
-    found.setdefault("engine.ddp_config.grad_reduce_in_fp32", Wanted("engine.ddp_config.grad_reduce_in_fp32", True))
+    found.setdefault(
+        "engine.ddp_config.grad_reduce_in_fp32",
+        Wanted("engine.ddp_config.grad_reduce_in_fp32", True),
+    )
     return found
 
 

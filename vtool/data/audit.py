@@ -1,4 +1,8 @@
-"""The audit of a split: every row is encoded and looked at before it can cost anything, and each one is kept or dropped for a reason."""
+"""The audit of a split:
+
+every row is encoded and looked at before it can cost anything, and each one is kept or dropped for
+a reason.
+"""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -60,7 +64,10 @@ class Ledger:
     lengths: tuple[int, ...]
     """Tokens of each kept row."""
     answers: tuple[int, ...]
-    """Tokens of each kept row's last answer, without the token that ends it: what the model must write to be right."""
+    """Tokens of each kept row's last answer, without the token that ends it:
+
+    what the model must write to be right.
+    """
     supervised_tokens: int
     images: int
     turns: int
@@ -68,7 +75,10 @@ class Ledger:
     cut: tuple[str, ...]
     """The rows that have lost a part of an answer by it."""
     images_digest: str
-    """Of the bytes of the kept rows' image and video files: a resumed run must see the same pictures."""
+    """Of the bytes of the kept rows' image and video files:
+
+    a resumed run must see the same pictures.
+    """
     videos: int = 0
 
     @property
@@ -79,8 +89,14 @@ class Ledger:
     def in_words(self) -> str:
         """The ledger in a line."""
         rules = self.dropped_by_rule
-        why = ", ".join(rule if len(rules) == 1 else f"{count} {rule}" for rule, count in rules.items())
-        parts = [f"{self.rows} rows", f"{len(self.kept)} kept", f"{len(self.dropped)} dropped" + (f" ({why})" if why else "")]
+        why = ", ".join(
+            rule if len(rules) == 1 else f"{count} {rule}" for rule, count in rules.items()
+        )
+        parts = [
+            f"{self.rows} rows",
+            f"{len(self.kept)} kept",
+            f"{len(self.dropped)} dropped" + (f" ({why})" if why else ""),
+        ]
         parts += [f"{self.truncated} truncated"] if self.truncated else []
         parts += [f"{self.images} images"] + ([f"{self.videos} videos"] if self.videos else [])
         parts += [f"{sum(self.lengths)} tokens, of which {self.supervised_tokens} supervised"]
@@ -101,7 +117,10 @@ class Ledger:
             "truncated": self.truncated,
             "cut_answers": len(self.cut),
             "images_xxh3": self.images_digest,
-            "dropped": [{"row": entry.row, "rule": entry.rule, "message": entry.message} for entry in self.dropped],
+            "dropped": [
+                {"row": entry.row, "rule": entry.rule, "message": entry.message}
+                for entry in self.dropped
+            ],
         }
 
 
@@ -122,7 +141,9 @@ class _Look(Dataset[Audited]):
     def _look(self, index: int) -> Audited:
         sample = self.rows.sample(index)
         row = self.rows.rows.row(index)
-        finding = check_features(sample, self.rows.processor, row) or check_labels(sample, self.rows.processor, row)
+        finding = check_features(sample, self.rows.processor, row) or check_labels(
+            sample, self.rows.processor, row
+        )
         return Audited(
             index=index,
             tokens=len(sample.input_ids),
@@ -139,7 +160,10 @@ class _Look(Dataset[Audited]):
 
 
 def _unforeseen(rows: Rows, index: int, error: Exception) -> Diagnostic:
-    """What nobody has thought of. It may well be a defect of vtool, and so all is told that leads there."""
+    """What nobody has thought of.
+
+    It may well be a defect of vtool, and so all is told that leads there.
+    """
     own = Path(__file__).parents[1]
     calls = extract_tb(error.__traceback__)
     ours = [call for call in calls if Path(call.filename).is_relative_to(own)]
@@ -147,18 +171,29 @@ def _unforeseen(rows: Rows, index: int, error: Exception) -> Diagnostic:
     where = f"raised at {raised}:{calls[-1].lineno}"
     if ours and ours[-1] is not calls[-1]:
         where += f", called at {Path(ours[-1].filename).relative_to(own.parent)}:{ours[-1].lineno}"
-    message = f"{rows.name(index)}: looking at the row raised {type(error).__name__}: {shown(error)} ({where})"
+    message = (
+        f"{rows.name(index)}: looking at the row raised {type(error).__name__}: {shown(error)}"
+        f" ({where})"
+    )
     origin = None
     with suppress(Exception):  # it may be what raised
         origin = rows.row(index).origin
-    help = "see what this row has that others have not; where it is in order, this is a defect of vtool: report it with these words"
+    help = (
+        "see what this row has that others have not; where it is in order, this is a defect of"
+        " vtool: report it with these words"
+    )
     return Diagnostic("broken-row", message, origin=origin, help=help)
 
 
 def _digest(row: Row) -> int:
-    """Of the bytes of a row's image and video files. What a rows file holds itself is in that file's digest."""
+    """Of the bytes of a row's image and video files.
+
+    What a rows file holds itself is in that file's digest.
+    """
     digest = xxhash.xxh3_64()
-    frames = ([video.source] if isinstance(video.source, str) else video.source for video in row.videos)
+    frames = (
+        [video.source] if isinstance(video.source, str) else video.source for video in row.videos
+    )
     for file in chain(row.images, *frames):
         if isinstance(file, str) and not file.startswith("data:"):
             digest.update(Path(file).read_bytes())
@@ -170,29 +205,45 @@ def look(rows: EncodedRows, indices: Sequence[int], workers: int) -> list[Audite
     return list(DataLoader(_Look(rows), batch_size=None, sampler=indices, num_workers=workers))
 
 
-def settle(rows: EncodedRows, looks: Iterable[Audited], split: str) -> tuple[Ledger, tuple[Diagnostic, ...]]:
+def settle(
+    rows: EncodedRows, looks: Iterable[Audited], split: str
+) -> tuple[Ledger, tuple[Diagnostic, ...]]:
     """Keep or drop each row, and say what stands against training on this split.
 
-    Rows that cannot be used are dropped, up to `data.max_dropped_rows`; beyond that, each of them is a finding. A row that is too
-    long is dropped only where `data.on_overlong` says so, and is a finding otherwise.
+    Rows that cannot be used are dropped, up to `data.max_dropped_rows`; beyond that, each of them
+    is a finding. A row that is too long is dropped only where `data.on_overlong` says so, and is a
+    finding otherwise.
     """
     audited = sorted(looks, key=lambda one: one.index)
     bad = [one for one in audited if one.finding]
-    findings = _once([one.finding for one in bad if one.finding and not _droppable(one.finding, rows.settings)])
+    findings = _once(
+        [one.finding for one in bad if one.finding and not _droppable(one.finding, rows.settings)]
+    )
     droppable = [one for one in bad if one.finding and _droppable(one.finding, rows.settings)]
     allowed = rows.settings.max_dropped_rows
     if len(droppable) > allowed:
         findings += [one.finding for one in droppable if one.finding]
-        message = f"data.{split}: {len(droppable)} of {len(audited)} rows cannot be used; data.max_dropped_rows is {allowed}"
-        findings.append(Diagnostic("too-many-dropped-rows", message, parameter="data.max_dropped_rows"))
+        message = (
+            f"data.{split}: {len(droppable)} of {len(audited)} rows cannot be used;"
+            f" data.max_dropped_rows is {allowed}"
+        )
+        findings.append(
+            Diagnostic("too-many-dropped-rows", message, parameter="data.max_dropped_rows")
+        )
     kept = [one for one in audited if not one.finding]
     if not kept and not findings:
-        findings.append(Diagnostic("no-rows", f"data.{split} has no rows to use", parameter=f"data.{split}"))
+        findings.append(
+            Diagnostic("no-rows", f"data.{split} has no rows to use", parameter=f"data.{split}")
+        )
     ledger = Ledger(
         sources=tuple(rows.rows.ledger()),
         rows=len(audited),
         kept=tuple(one.index for one in kept),
-        dropped=tuple(Dropped(rows.rows.name(one.index), one.finding.rule, one.finding.message) for one in droppable if one.finding),
+        dropped=tuple(
+            Dropped(rows.rows.name(one.index), one.finding.rule, one.finding.message)
+            for one in droppable
+            if one.finding
+        ),
         lengths=tuple(one.tokens for one in kept),
         answers=tuple(one.answer for one in kept),
         supervised_tokens=sum(one.supervised for one in kept),
@@ -201,7 +252,9 @@ def settle(rows: EncodedRows, looks: Iterable[Audited], split: str) -> tuple[Led
         turns=sum(one.turns for one in kept),
         truncated=sum(one.truncated for one in kept),
         cut=tuple(rows.rows.name(one.index) for one in kept if one.cut),
-        images_digest=xxhash.xxh3_64(b"".join(one.images_digest.to_bytes(8, "little") for one in kept)).hexdigest(),
+        images_digest=xxhash.xxh3_64(
+            b"".join(one.images_digest.to_bytes(8, "little") for one in kept)
+        ).hexdigest(),
     )
     return ledger, _cap(findings, len(rows.rows))
 
@@ -211,25 +264,34 @@ def warnings(ledger: Ledger, run: Run, split: str) -> Iterator[Diagnostic]:
     if ledger.cut:
         listed = ", ".join(ledger.cut[:3]) + (", …" if len(ledger.cut) > 3 else "")
         message = (
-            f"data.{split}: data.max_length={run.data.max_length} cuts the answers of {len(ledger.cut)} of {len(ledger.kept)} rows "
-            f"({listed}): where they end is not learnt"
+            f"data.{split}: data.max_length={run.data.max_length} cuts the answers of"
+            f" {len(ledger.cut)} of {len(ledger.kept)} rows ({listed}): where they end is not"
+            " learnt"
         )
         yield Diagnostic("answer-cut-off", message, parameter="data.max_length", severity="warning")
-    if split != "train" and (found := _unmatched(ledger, run.evaluation.generate.max_new_tokens, split)):
+    if split != "train" and (
+        found := _unmatched(ledger, run.evaluation.generate.max_new_tokens, split)
+    ):
         yield found
 
 
 def _unmatched(ledger: Ledger, max_new_tokens: int, split: str) -> Diagnostic | None:
-    """The reference answers of a split to be evaluated that are longer than a greedy answer may be: none of them can be matched."""
+    """The reference answers of a split to be evaluated that are longer than a greedy answer may be:
+
+    none of them can be matched.
+    """
     cut = [answer for answer in ledger.answers if answer > max_new_tokens]
     if not cut:
         return None
     message = (
-        f"data.{split}: {len(cut)} of {len(ledger.answers)} answers are longer than the {max_new_tokens} tokens that the model may write, "
-        f"and cannot be matched; the longest has {max(cut)}"
+        f"data.{split}: {len(cut)} of {len(ledger.answers)} answers are longer than the"
+        f" {max_new_tokens} tokens that the model may write, and cannot be matched; the longest has"
+        f" {max(cut)}"
     )
     help = f"set evaluation.generate.max_new_tokens={max(cut)}"
-    return Diagnostic("reference-too-long", message, help=help, parameter="evaluation.generate.max_new_tokens")
+    return Diagnostic(
+        "reference-too-long", message, help=help, parameter="evaluation.generate.max_new_tokens"
+    )
 
 
 def _droppable(finding: Diagnostic, settings: Data) -> bool:
@@ -241,22 +303,37 @@ def _droppable(finding: Diagnostic, settings: Data) -> bool:
 def _once(findings: Sequence[Diagnostic]) -> list[Diagnostic]:
     """What is missing on the machine is missing for each row, and told for the first."""
     first = next((finding for finding in findings if finding.rule == "video-decoder-missing"), None)
-    return [finding for finding in findings if finding.rule != "video-decoder-missing" or finding is first]
+    return [
+        finding
+        for finding in findings
+        if finding.rule != "video-decoder-missing" or finding is first
+    ]
 
 
 def _cap(findings: Sequence[Diagnostic], rows: int) -> tuple[Diagnostic, ...]:
     """List the first of each rule and count the rest: a thousand lines hide the one that matters.
 
-    What is said of every row in the same words comes of what all have in common, such as the chat template, and one is enough.
+    What is said of every row in the same words comes of what all have in common, such as the chat
+    template, and one is enough.
     """
     counts = Counter(finding.rule for finding in findings)
-    words = {rule: {finding.message.partition(": ")[2] for finding in findings if finding.rule == rule} for rule in counts}
-    listed = {rule: 1 if LISTED < count == rows and len(words[rule]) == 1 else LISTED for rule, count in counts.items()}
+    words = {
+        rule: {finding.message.partition(": ")[2] for finding in findings if finding.rule == rule}
+        for rule in counts
+    }
+    listed = {
+        rule: 1 if LISTED < count == rows and len(words[rule]) == 1 else LISTED
+        for rule, count in counts.items()
+    }
     seen: Counter[str] = Counter()
     shown = []
     for finding in findings:
         seen[finding.rule] += 1
         if seen[finding.rule] <= listed[finding.rule]:
             shown.append(finding)
-    more = [Diagnostic(rule, f"… and {count - listed[rule]} more rows") for rule, count in counts.items() if count > listed[rule]]
+    more = [
+        Diagnostic(rule, f"… and {count - listed[rule]} more rows")
+        for rule, count in counts.items()
+        if count > listed[rule]
+    ]
     return (*shown, *more)

@@ -1,4 +1,7 @@
-"""Render a chat and find what is supervised: the assistant's answers and the token that ends each, nothing else."""
+"""Render a chat and find what is supervised:
+
+the assistant's answers and the token that ends each, nothing else.
+"""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -9,7 +12,8 @@ from vtool.diagnostics import Findings
 from vtool.models.processor import Processor
 
 IGNORED = -100
-# Keys of a message that carry something to be learnt or seen, and that many chat templates know nothing of.
+# Keys of a message that carry something to be learnt or seen, and that many chat templates know
+# nothing of.
 _OFFERED = ("tool_calls", "function_call", "reasoning_content", "reasoning", "thinking")
 
 
@@ -20,14 +24,20 @@ class Turn:
     message: int
     """Its place among the row's messages, from 0."""
     opening: str
-    """What the generation prompt writes before the answer, such as `<|im_start|>assistant`; some templates open `<think>` there."""
+    """What the generation prompt writes before the answer, such as `<|im_start|>assistant`;
+
+    some templates open `<think>` there.
+    """
     text: str
     """What is supervised: the answer as the template writes it, and the end token."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """A chat as token ids, before expansion: with one token for each image, and for each run of a video's features."""
+    """A chat as token ids, before expansion:
+
+    with one token for each image, and for each run of a video's features.
+    """
 
     ids: tuple[int, ...]
     labels: tuple[int, ...]
@@ -39,22 +49,28 @@ class Chat:
 
 
 def render_chat(row: Row, processor: Processor, videos: Sequence[str] = ()) -> Chat:
-    """Tokenize a chat piece by piece: each answer by itself, so that the prompt before it has the very tokens of inference.
+    """Tokenize a chat piece by piece: each answer by itself, so that the prompt before it has the
+    very tokens of inference.
 
-    Where an answer begins is read off the chat template itself: the chat so far, rendered as a prompt, must be how the whole
-    chat's text begins. An assistant's turn of weight 0 is context like a user's.
+    Where an answer begins is read off the chat template itself: the chat so far, rendered as a
+    prompt, must be how the whole chat's text begins. An assistant's turn of weight 0 is context
+    like a user's.
 
     Args:
         videos: what the processor writes in the place of each video's token (`Family.video_text`).
 
     Raises:
-        Findings: `no-assistant-turn`, `malformed-messages`, `ignored-by-template`, `unstable-template`, `end-token-unsupervised`,
-            `image-token-mismatch`.
+        Findings: `no-assistant-turn`, `malformed-messages`, `ignored-by-template`,
+            `unstable-template`, `end-token-unsupervised`, `image-token-mismatch`.
     """
     tokenizer, end = processor.tokenizer, processor.ids.end
     end_text = tokenizer.convert_ids_to_tokens(end)
     if row.messages[0]["role"] == "assistant":
-        raise refuse("malformed-messages", f"{row.id}: the first turn is the assistant's, so that it answers nothing", row.origin)
+        raise refuse(
+            "malformed-messages",
+            f"{row.id}: the first turn is the assistant's, so that it answers nothing",
+            row.origin,
+        )
     whole = _render(row, len(row.messages), processor, prompt=False)
     _check_nothing_is_lost(row, whole, processor)
     put = _Videos(row, whole, videos, processor)
@@ -64,16 +80,31 @@ def render_chat(row: Row, processor: Processor, videos: Sequence[str] = ()) -> C
     done = prompt = answered = 0
     for place in row.supervised():
         before = _render(row, place, processor, prompt=True)
-        after = whole if place + 1 == len(row.messages) else _render(row, place + 1, processor, prompt=False)
+        after = (
+            whole
+            if place + 1 == len(row.messages)
+            else _render(row, place + 1, processor, prompt=False)
+        )
         if not whole.startswith(before) or not whole.startswith(after):
             raise refuse(
-                "unstable-template", f"{row.id}: the template renders turn {place + 1} differently within the whole chat", row.origin
+                "unstable-template",
+                f"{row.id}: the template renders turn {place + 1} differently within the whole"
+                " chat",
+                row.origin,
             )
         answer, found, _ = after[len(before) :].rpartition(end_text)
         if not found:
-            raise refuse("end-token-unsupervised", f"{row.id}: the template does not close turn {place + 1} with {end_text}", row.origin)
+            raise refuse(
+                "end-token-unsupervised",
+                f"{row.id}: the template does not close turn {place + 1} with {end_text}",
+                row.origin,
+            )
         if not answer.strip():
-            raise refuse("no-assistant-turn", f"{row.id}: the assistant's turn {place + 1} is empty", row.origin)
+            raise refuse(
+                "no-assistant-turn",
+                f"{row.id}: the assistant's turn {place + 1} is empty",
+                row.origin,
+            )
         prompt_ids = _tokenize(tokenizer, put(whole[done : len(before)]))
         answer_ids = [*_tokenize(tokenizer, answer), end]
         prompt, answered = len(ids) + len(prompt_ids), len(answer_ids) - 1
@@ -84,16 +115,25 @@ def render_chat(row: Row, processor: Processor, videos: Sequence[str] = ()) -> C
     if not turns:
         there = any(message["role"] == "assistant" for message in row.messages)
         raise refuse(
-            "no-assistant-turn", f"{row.id}: {'every' if there else 'there is no'} assistant turn{' has weight 0' * there}", row.origin
+            "no-assistant-turn",
+            f"{row.id}: {'every' if there else 'there is no'} assistant"
+            f" turn{' has weight 0' * there}",
+            row.origin,
         )
     rest = _tokenize(tokenizer, put(whole[done:]))
     return Chat((*ids, *rest), (*labels, *([IGNORED] * len(rest))), tuple(turns), prompt, answered)
 
 
-def render_prompt(row: Row, processor: Processor, videos: Sequence[str] = ()) -> tuple[tuple[int, ...], str]:
-    """The token ids before a chat's last supervised answer, which are those of training, and that answer's text."""
+def render_prompt(
+    row: Row, processor: Processor, videos: Sequence[str] = ()
+) -> tuple[tuple[int, ...], str]:
+    """The token ids before a chat's last supervised answer, which are those of training, and that
+    answer's text.
+    """
     chat = render_chat(row, processor, videos)
-    return chat.ids[: chat.prompt], chat.turns[-1].text.removesuffix(processor.tokenizer.convert_ids_to_tokens(processor.ids.end))
+    return chat.ids[: chat.prompt], chat.turns[-1].text.removesuffix(
+        processor.tokenizer.convert_ids_to_tokens(processor.ids.end)
+    )
 
 
 def render_question(row: Row, processor: Processor, videos: Sequence[str] = ()) -> tuple[int, ...]:
@@ -103,21 +143,30 @@ def render_question(row: Row, processor: Processor, videos: Sequence[str] = ()) 
 
 
 def control_tokens_in(row: Row, processor: Processor) -> list[str]:
-    """The tokenizer's control tokens that the messages' own text contains, or their tools and reasoning."""
+    """The tokenizer's control tokens that the messages' own text contains, or their tools and
+    reasoning.
+    """
     offered = [row.tools, *(message.get(key) for message in row.messages for key in _OFFERED)]
     texts = [*row.texts(), *(json.dumps(value, ensure_ascii=False) for value in offered if value)]
-    return [token for token in processor.tokenizer.all_special_tokens if any(token in text for text in texts)]
+    return [
+        token
+        for token in processor.tokenizer.all_special_tokens
+        if any(token in text for text in texts)
+    ]
 
 
 class _Videos:
-    """Puts the text of each video in the place of its token, in the text that is tokenized: as transformers' processors do, so that times
-    are cut into the same tokens."""
+    """Puts the text of each video in the place of its token, in the text that is tokenized: as
+    transformers' processors do, so that times are cut into the same tokens.
+    """
 
     def __init__(self, row: Row, whole: str, videos: Sequence[str], processor: Processor) -> None:
         self.token = processor.names.video
         self.remaining = iter(videos)
         if (found := whole.count(self.token)) != len(videos):
-            message = f"{row.id}: the chat template wrote {found} video tokens for {len(videos)} videos"
+            message = (
+                f"{row.id}: the chat template wrote {found} video tokens for {len(videos)} videos"
+            )
             raise refuse("image-token-mismatch", message, row.origin)
 
     def __call__(self, text: str) -> str:
@@ -126,7 +175,9 @@ class _Videos:
 
 
 def _check_nothing_is_lost(row: Row, whole: str, processor: Processor) -> None:
-    """What a row offers beside text must change what the template writes, or the model never sees it."""
+    """What a row offers beside text must change what the template writes, or the model never sees
+    it.
+    """
     for place, key, without in _offered(row):
         try:
             same = _render(without, len(row.messages), processor, prompt=False) == whole
@@ -134,11 +185,16 @@ def _check_nothing_is_lost(row: Row, whole: str, processor: Processor) -> None:
             continue
         if same:
             where = f"{key} of turn {place + 1}" if place is not None else key
-            raise refuse("ignored-by-template", f"{row.id}: the chat template leaves out {where}", row.origin)
+            raise refuse(
+                "ignored-by-template", f"{row.id}: the chat template leaves out {where}", row.origin
+            )
     for place, message in enumerate(row.messages):
         content = message["content"]
         if content and isinstance(content, list) and str(content) in whole:
-            text = f"{row.id}: the chat template takes text only: it writes the parts of turn {place + 1} as a list of Python"
+            text = (
+                f"{row.id}: the chat template takes text only: it writes the parts of turn"
+                f" {place + 1} as a list of Python"
+            )
             help = "write its content as one text, or use a template that takes parts"
             raise refuse("malformed-messages", text, row.origin, help=help)
 
@@ -151,7 +207,13 @@ def _offered(row: Row) -> Iterator[tuple[int | None, str, Row]]:
         for key in _OFFERED:
             if message.get(key):
                 less = {name: value for name, value in message.items() if name != key}
-                yield place, key, replace(row, messages=[*row.messages[:place], less, *row.messages[place + 1 :]])
+                yield (
+                    place,
+                    key,
+                    replace(
+                        row, messages=[*row.messages[:place], less, *row.messages[place + 1 :]]
+                    ),
+                )
 
 
 def _render(row: Row, turns: int, processor: Processor, *, prompt: bool) -> str:
@@ -160,7 +222,11 @@ def _render(row: Row, turns: int, processor: Processor, *, prompt: bool) -> str:
             row.messages[:turns], tools=row.tools, tokenize=False, add_generation_prompt=prompt
         )
     except Exception as error:  # a template is a program, and raises whatever it likes
-        raise refuse("malformed-messages", f"{row.id}: the chat template refuses these messages: {shown(error)}", row.origin) from error
+        raise refuse(
+            "malformed-messages",
+            f"{row.id}: the chat template refuses these messages: {shown(error)}",
+            row.origin,
+        ) from error
     return text
 
 

@@ -30,14 +30,19 @@ class Batch:
     """One micro-batch: B rows padded to L tokens, or one row of documents without padding."""
 
     inputs: dict[str, Tensor]
-    """The model's keyword arguments: input_ids, attention_mask, mm_token_type_ids [B, L]; pixel_values [P, W]; image_grid_thw [I, 3];
-    pixel_values_videos [P, W]; video_grid_thw [V, 3]; second_per_grid_ts [V]."""
+    """The model's keyword arguments: input_ids, attention_mask, mm_token_type_ids [B, L];
+    pixel_values [P, W]; image_grid_thw [I, 3]; pixel_values_videos [P, W]; video_grid_thw [V, 3];
+    second_per_grid_ts [V].
+    """
     columns: Tensor
     """int64 [K]: the positions from which some row of the batch must predict a token."""
     targets: Tensor
     """int64 [B, K]: the tokens to predict from there; −100 where none."""
     indices: tuple[int, ...]
-    """Row numbers. Empty for a filler, which stands in on a rank that has no row in a step, and counts for nothing."""
+    """Row numbers.
+
+    Empty for a filler, which stands in on a rank that has no row in a step, and counts for nothing.
+    """
     supervised: int
     tokens: int
     """Tokens without padding."""
@@ -46,20 +51,31 @@ class Batch:
 
     @property
     def images(self) -> int:
-        """Images and videos that the vision tower will see; none where the recipe drops what it needs for them."""
+        """Images and videos that the vision tower will see;
+
+        none where the recipe drops what it needs for them.
+        """
         pairs = (("image_grid_thw", "pixel_values"), ("video_grid_thw", "pixel_values_videos"))
-        return sum(len(self.inputs[grid]) for grid, pixels in pairs if {grid, pixels} <= self.inputs.keys())
+        return sum(
+            len(self.inputs[grid]) for grid, pixels in pairs if {grid, pixels} <= self.inputs.keys()
+        )
 
     def to(self, device: torch.device) -> "Batch":
         inputs = {name: tensor.to(device) for name, tensor in self.inputs.items()}
-        return replace(self, inputs=inputs, columns=self.columns.to(device), targets=self.targets.to(device))
+        return replace(
+            self, inputs=inputs, columns=self.columns.to(device), targets=self.targets.to(device)
+        )
 
 
 def collate(samples: Sequence[Sample], processor: Processor, drop: Sequence[str] = ()) -> Batch:
-    """Pad samples on the right, and leave out the inputs that the recipe names in `data.drop_model_inputs`, and no others."""
+    """Pad samples on the right, and leave out the inputs that the recipe names in
+    `data.drop_model_inputs`, and no others.
+    """
     inputs = _without(_inputs(samples, processor, left=False), drop)
     # Position t predicts token t + 1; a first token has nothing before it to be predicted from.
-    targets = pad_sequence([sample.labels for sample in samples], batch_first=True, padding_value=IGNORED)[:, 1:]
+    targets = pad_sequence(
+        [sample.labels for sample in samples], batch_first=True, padding_value=IGNORED
+    )[:, 1:]
     wanted = targets != IGNORED
     columns = wanted.any(0).nonzero().flatten()
     return Batch(
@@ -73,12 +89,21 @@ def collate(samples: Sequence[Sample], processor: Processor, drop: Sequence[str]
 
 
 def filler(batch: Batch) -> Batch:
-    """The same tensors, with nothing supervised: what a rank computes when a step has fewer rows than ranks."""
-    return replace(batch, targets=torch.full_like(batch.targets, IGNORED), indices=(), supervised=0, tokens=0)
+    """The same tensors, with nothing supervised:
+
+    what a rank computes when a step has fewer rows than ranks.
+    """
+    return replace(
+        batch, targets=torch.full_like(batch.targets, IGNORED), indices=(), supervised=0, tokens=0
+    )
 
 
-def collate_prompts(prompts: Sequence[Prompt], processor: Processor, drop: Sequence[str] = ()) -> dict[str, Tensor]:
-    """Pad prompts on the left, so that every answer begins at the same place, and leave out the same inputs as `collate`."""
+def collate_prompts(
+    prompts: Sequence[Prompt], processor: Processor, drop: Sequence[str] = ()
+) -> dict[str, Tensor]:
+    """Pad prompts on the left, so that every answer begins at the same place, and leave out the
+    same inputs as `collate`.
+    """
     return _without(_inputs(prompts, processor, left=True), drop)
 
 
@@ -86,9 +111,16 @@ def _without(inputs: dict[str, Tensor], drop: Sequence[str]) -> dict[str, Tensor
     return {name: tensor for name, tensor in inputs.items() if name not in drop}
 
 
-def _inputs(samples: Sequence[Sample | Prompt], processor: Processor, *, left: bool) -> dict[str, Tensor]:
+def _inputs(
+    samples: Sequence[Sample | Prompt], processor: Processor, *, left: bool
+) -> dict[str, Tensor]:
     ids = [sample.input_ids for sample in samples]
-    input_ids = pad_sequence(ids, batch_first=True, padding_value=processor.ids.pad, padding_side="left" if left else "right")
+    input_ids = pad_sequence(
+        ids,
+        batch_first=True,
+        padding_value=processor.ids.pad,
+        padding_side="left" if left else "right",
+    )
     attention_mask = to_hf_2d(keep_from_lengths([len(row) for row in ids], left=left))
     inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
     inputs["mm_token_type_ids"] = token_types(input_ids, processor)
@@ -96,8 +128,9 @@ def _inputs(samples: Sequence[Sample | Prompt], processor: Processor, *, left: b
 
 
 def token_types(input_ids: Tensor, processor: Processor) -> Tensor:
-    """1 where an image token is, 2 where a video token is. Transformers gives these tokens positions in three dimensions, and
-    silently plain ones where it is not told."""
+    """1 where an image token is, 2 where a video token is. Transformers gives these tokens
+    positions in three dimensions, and silently plain ones where it is not told.
+    """
     return (input_ids == processor.ids.image).long() + 2 * (input_ids == processor.ids.video).long()
 
 
@@ -105,4 +138,6 @@ def visual_inputs(samples: Sequence[Sample | Prompt]) -> dict[str, Tensor]:
     """Pixels and grids of all images and videos; nothing where there is none."""
     named = [sample.visuals.tensors() for sample in samples]
     names = dict.fromkeys(name for tensors in named for name in tensors)
-    return {name: torch.cat([tensors[name] for tensors in named if name in tensors]) for name in names}
+    return {
+        name: torch.cat([tensors[name] for tensors in named if name in tensors]) for name in names
+    }

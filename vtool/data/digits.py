@@ -1,8 +1,9 @@
 """1797 real scans of handwritten digits, as a chat task.
 
-`digits.csv.gz` is the test part of "Optical Recognition of Handwritten Digits" (E. Alpaydin and C. Kaynak, UCI Machine Learning Repository,
-1998, doi:10.24432/C50P49, CC BY 4.0), as scikit-learn ships it: 64 values of 0 to 16, row by row, and the digit. It lies here too because
-transformers imports scikit-learn and scipy wherever it finds them, which costs each start of `vtool` 2 to 3 s.
+`digits.csv.gz` is the test part of "Optical Recognition of Handwritten Digits" (E. Alpaydin and C.
+Kaynak, UCI Machine Learning Repository, 1998, doi:10.24432/C50P49, CC BY 4.0), as scikit-learn
+ships it: 64 values of 0 to 16, row by row, and the digit. It lies here too because transformers
+imports scikit-learn and scipy wherever it finds them, which costs each start of `vtool` 2 to 3 s.
 """
 
 import gzip
@@ -52,7 +53,10 @@ class Digits:
 @cache
 def _load() -> tuple[np.ndarray, np.ndarray]:
     """Scans `[1797, 8, 8]`, values 0 to 16, and the digits `[1797]` that they show."""
-    with files("vtool.data").joinpath("digits.csv.gz").open("rb") as packed, gzip.open(packed, "rt") as lines:
+    with (
+        files("vtool.data").joinpath("digits.csv.gz").open("rb") as packed,
+        gzip.open(packed, "rt") as lines,
+    ):
         table = np.loadtxt(lines, delimiter=",", dtype=np.int64)
     return table[:, :64].reshape(-1, 8, 8), table[:, 64]
 
@@ -63,13 +67,17 @@ def _split() -> dict[str, list[int]]:
     _, targets = _load()
     random = np.random.RandomState(_SPLIT_SEED)
     parts: dict[str, list[int]] = {name: [] for name in _SHARES}
-    # Cutting each digit's scans at rounded shares would drift from the whole's; sorting by the fraction within the digit does not.
+    # Cutting each digit's scans at rounded shares would drift from the whole's; sorting by the
+    # fraction within the digit does not.
     places = np.empty(len(targets))
     for digit in range(10):
         members = np.flatnonzero(targets == digit)
         places[random.permutation(members)] = (np.arange(len(members)) + 0.5) / len(members)
     order = np.argsort(places, kind="stable")
-    ends = [round(len(order) * _SHARES["train"]), round(len(order) * (_SHARES["train"] + _SHARES["validation"]))]
+    ends = [
+        round(len(order) * _SHARES["train"]),
+        round(len(order) * (_SHARES["train"] + _SHARES["validation"])),
+    ]
     for name, members in zip(parts, np.split(order, ends), strict=True):
         parts[name] = [int(member) for member in members]
     return parts

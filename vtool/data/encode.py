@@ -8,7 +8,15 @@ import torch
 from torch import Tensor
 
 from vtool.config.schema import Data
-from vtool.data.chat import IGNORED, Chat, Turn, control_tokens_in, render_chat, render_prompt, render_question
+from vtool.data.chat import (
+    IGNORED,
+    Chat,
+    Turn,
+    control_tokens_in,
+    render_chat,
+    render_prompt,
+    render_question,
+)
 from vtool.data.row import Row, refuse, shown
 from vtool.data.sources import Rows
 from vtool.data.video import Clip, open_clip
@@ -17,9 +25,11 @@ from vtool.models.processor import Processor
 
 @dataclass(frozen=True, slots=True)
 class Visuals:
-    """What the vision tower is given of a row, by the names of the model's inputs. Shapes: P patches of width W, I images, V videos.
+    """What the vision tower is given of a row, by the names of the model's inputs. Shapes: P
+    patches of width W, I images, V videos.
 
-    Where a model takes videos as images (`Family.videos_are_images`), frames are among these, an image for each patch along time.
+    Where a model takes videos as images (`Family.videos_are_images`), frames are among these, an
+    image for each patch along time.
     """
 
     pixel_values: Tensor | None = None
@@ -69,12 +79,18 @@ class Sample:
 
     @property
     def nbytes(self) -> int:
-        return sum(tensor.nbytes for tensor in (self.input_ids, self.labels, *self.visuals.tensors().values()))
+        return sum(
+            tensor.nbytes
+            for tensor in (self.input_ids, self.labels, *self.visuals.tensors().values())
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What the model is asked when a row is evaluated: everything before its last supervised turn."""
+    """What the model is asked when a row is evaluated:
+
+    everything before its last supervised turn.
+    """
 
     index: int
     input_ids: Tensor
@@ -106,23 +122,40 @@ def encode(rows: Rows, index: int, processor: Processor, settings: Data) -> Samp
     _check_text(row, processor)
     clips = _clips(row, processor)
     chat = render_chat(row, processor, _texts(clips, processor))
-    ids, labels, visuals = _expand(chat.ids, chat.labels, row, _visuals(row, clips, processor), processor)
+    ids, labels, visuals = _expand(
+        chat.ids, chat.labels, row, _visuals(row, clips, processor), processor
+    )
     truncated = settings.max_length is not None and len(ids) > settings.max_length
     cut = 0
     if truncated:
         assert settings.max_length is not None
         cut = sum(label != IGNORED for label in labels[settings.max_length :])
         ids, labels = _truncate(row, ids, labels, settings.max_length, settings, processor)
-    return Sample(index, torch.tensor(ids), torch.tensor(labels), visuals, chat.turns, chat.answer, truncated, cut)
+    return Sample(
+        index,
+        torch.tensor(ids),
+        torch.tensor(labels),
+        visuals,
+        chat.turns,
+        chat.answer,
+        truncated,
+        cut,
+    )
 
 
 def encode_prompt(rows: Rows, index: int, processor: Processor) -> Prompt:
-    """Encode what is before row `index`'s last supervised turn. The row has been audited, so it has one."""
+    """Encode what is before row `index`'s last supervised turn.
+
+    The row has been audited, so it has one.
+    """
     row = rows.row(index)
     clips = _clips(row, processor)
     ids, reference = render_prompt(row, processor, _texts(clips, processor))
-    # The template has put a placeholder where each image of the *prompt* is; later turns' images are not part of it.
-    expanded, _, visuals = _expand(ids, ids, row, _visuals(row, clips, processor), processor, whole=False)
+    # The template has put a placeholder where each image of the *prompt* is; later turns' images
+    # are not part of it.
+    expanded, _, visuals = _expand(
+        ids, ids, row, _visuals(row, clips, processor), processor, whole=False
+    )
     return Prompt(index, torch.tensor(expanded), visuals, reference)
 
 
@@ -141,7 +174,9 @@ def encode_question(row: Row, processor: Processor) -> Prompt:
 
 def _check_text(row: Row, processor: Processor) -> None:
     if found := control_tokens_in(row, processor):
-        raise refuse("control-token-in-text", f"{row.id}: the text contains {', '.join(found)}", row.origin)
+        raise refuse(
+            "control-token-in-text", f"{row.id}: the text contains {', '.join(found)}", row.origin
+        )
 
 
 def _clips(row: Row, processor: Processor) -> list[Clip]:
@@ -150,7 +185,14 @@ def _clips(row: Row, processor: Processor) -> list[Clip]:
 
 def _texts(clips: Sequence[Clip], processor: Processor) -> list[str]:
     video = processor.video
-    return [video.family.video_text(processor.names, clip.indices, clip.rate, video.together) for clip in clips] if clips else []
+    return (
+        [
+            video.family.video_text(processor.names, clip.indices, clip.rate, video.together)
+            for clip in clips
+        ]
+        if clips
+        else []
+    )
 
 
 def _visuals(row: Row, clips: Sequence[Clip], processor: Processor) -> Iterator[_Visual]:
@@ -170,11 +212,15 @@ def _image(row: Row, image: Any, processor: Processor) -> _Visual:
     from transformers.image_utils import load_image
 
     try:
-        # As at inference: turned upright by its EXIF tag and made RGB. PIL raises where a file is cut off.
+        # As at inference: turned upright by its EXIF tag and made RGB. PIL raises where a file is
+        # cut off.
         picture = load_image(image)
-    except Exception as error:  # each decoder raises what its file format raises; PIL, where an image is too large to be meant
+    # each decoder raises what its file format raises; PIL, where an image is too large to be meant
+    except Exception as error:
         named = image if isinstance(image, str) and len(image) < 200 else "its image"
-        raise refuse("broken-image", f"{row.id}: {named} cannot be decoded: {shown(error)}", row.origin) from error
+        raise refuse(
+            "broken-image", f"{row.id}: {named} cannot be decoded: {shown(error)}", row.origin
+        ) from error
     try:
         encoded = processor.image_processor(images=[picture], return_tensors="pt")
     except ValueError as error:  # an image processor refuses an extreme aspect ratio
@@ -198,12 +244,19 @@ def _video(row: Row, clip: Clip, processor: Processor) -> _Visual:
 
 
 def _expand(
-    ids: Sequence[int], labels: Sequence[int], row: Row, visuals: Iterator[_Visual], processor: Processor, *, whole: bool = True
+    ids: Sequence[int],
+    labels: Sequence[int],
+    row: Row,
+    visuals: Iterator[_Visual],
+    processor: Processor,
+    *,
+    whole: bool = True,
 ) -> tuple[list[int], list[int], Visuals]:
     """Repeat each token that stands for features as often as there are features.
 
     Args:
-        whole: false where ids end before the row does, and images and videos behind them are left alone.
+        whole: false where ids end before the row does, and images and videos behind them are left
+            alone.
     """
     marks = {processor.ids.image: "image", processor.ids.video: "video"}
     out_ids: list[int] = []
@@ -235,7 +288,11 @@ def _mismatch(row: Row, ids: Sequence[int], marks: dict[int, str]) -> Exception:
         if kind == "image" or given[kind] or mark in ids
     ]
     ordered = ", or in another order" if row.images and row.videos else ""
-    return refuse("image-token-mismatch", f"{row.id}: the chat template wrote {' and '.join(told)}{ordered}", row.origin)
+    return refuse(
+        "image-token-mismatch",
+        f"{row.id}: the chat template wrote {' and '.join(told)}{ordered}",
+        row.origin,
+    )
 
 
 def _joined(visuals: Sequence[_Visual], processor: Processor) -> Visuals:
@@ -248,24 +305,42 @@ def _joined(visuals: Sequence[_Visual], processor: Processor) -> Visuals:
     if images:
         # Of a video taken as images each patch along time is one; an image has one such patch.
         grids = [(1, h, w) for t, h, w in (visual.grid for visual in images) for _ in range(t)]
-        given |= {"pixel_values": torch.cat([visual.pixels for visual in images]), "image_grid_thw": torch.tensor(grids)}
+        given |= {
+            "pixel_values": torch.cat([visual.pixels for visual in images]),
+            "image_grid_thw": torch.tensor(grids),
+        }
     if videos:
         grids = [visual.grid for visual in videos]
-        given |= {"pixel_values_videos": torch.cat([visual.pixels for visual in videos]), "video_grid_thw": torch.tensor(grids)}
+        given |= {
+            "pixel_values_videos": torch.cat([visual.pixels for visual in videos]),
+            "video_grid_thw": torch.tensor(grids),
+        }
         if family.seconds_per_grid:
             given["second_per_grid_ts"] = torch.tensor([visual.seconds for visual in videos])
     return Visuals(**given)
 
 
-def _truncate(row: Row, ids: list[int], labels: list[int], limit: int, settings: Data, processor: Processor) -> tuple[list[int], list[int]]:
+def _truncate(
+    row: Row, ids: list[int], labels: list[int], limit: int, settings: Data, processor: Processor
+) -> tuple[list[int], list[int]]:
     length = f"{row.id} has {len(ids)} tokens; data.max_length is {limit}"
     if settings.on_overlong != "truncate":
         raise refuse("overlong-row", length, row.origin, parameter="data.max_length")
     for token, kind in ((processor.ids.image, "image"), (processor.ids.video, "video")):
         if token in ids[limit:]:
-            raise refuse("answer-cut-off", f"{length}, which cuts off {kind} tokens", row.origin, parameter="data.max_length")
+            raise refuse(
+                "answer-cut-off",
+                f"{length}, which cuts off {kind} tokens",
+                row.origin,
+                parameter="data.max_length",
+            )
     if all(label == IGNORED for label in labels[:limit]):
-        raise refuse("answer-cut-off", f"{length}, which leaves nothing of its answers", row.origin, parameter="data.max_length")
+        raise refuse(
+            "answer-cut-off",
+            f"{length}, which leaves nothing of its answers",
+            row.origin,
+            parameter="data.max_length",
+        )
     return ids[:limit], labels[:limit]
 
 

@@ -11,56 +11,94 @@ from vtool.diagnostics import Diagnostic
 from vtool.models.processor import Processor
 
 RULE = "labels-differ-from-answers"
-_TAG = re.compile(r" ?(<[^<> ]+>) ?")  # templates put lines between these and what is beside them: <think>
+# templates put lines between these and what is beside them: <think>
+_TAG = re.compile(r" ?(<[^<> ]+>) ?")
 
 
 def check_labels(sample: Sample, processor: Processor, row: Row) -> Diagnostic | None:
-    """Two independent ways back: the labels are decoded and held against the supervised turns, and these against the row's own words.
+    """Two independent ways back: the labels are decoded and held against the supervised turns, and
+    these against the row's own words.
 
-    The template wrote the turns that the labels were made from, so that what it leaves out is missing in both.
+    The template wrote the turns that the labels were made from, so that what it leaves out is
+    missing in both.
     """
     supervised = sample.labels[sample.labels != IGNORED].tolist()
-    decoded = processor.tokenizer.decode(supervised, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    decoded = processor.tokenizer.decode(
+        supervised, skip_special_tokens=False, clean_up_tokenization_spaces=False
+    )
     wanted = "".join(turn.text for turn in sample.turns)
     if not same_text(decoded, wanted, truncated=sample.truncated):
         message = f"{row.id}: the labels are not the answers"
-        return Diagnostic(RULE, message, origin=row.origin, expected=repr(wanted), seen=repr(decoded))
+        return Diagnostic(
+            RULE, message, origin=row.origin, expected=repr(wanted), seen=repr(decoded)
+        )
     places = [turn.message for turn in sample.turns]
     assert places == list(row.supervised()), "each supervised turn has its labels"
     for turn in sample.turns:
         said = texts_of(row.messages[turn.message])
         if not _says(turn, said):
             expected, seen = "".join(said), turn.text
-            message = f"{row.id}: turn {turn.message + 1} says {shown(expected)}, but its labels are {shown(seen)}"
-            help = "the chat template does not write all that the turn says: use a template that does"
-            return Diagnostic(RULE, message, help=help, origin=row.origin, expected=repr(expected), seen=repr(seen))
+            message = (
+                f"{row.id}: turn {turn.message + 1} says {shown(expected)}, but its labels are"
+                f" {shown(seen)}"
+            )
+            help = (
+                "the chat template does not write all that the turn says: use a template that does"
+            )
+            return Diagnostic(
+                RULE,
+                message,
+                help=help,
+                origin=row.origin,
+                expected=repr(expected),
+                seen=repr(seen),
+            )
     return None
 
 
 def same_text(decoded: str, wanted: str, *, truncated: bool) -> bool:
     """Whether decoded tokens say what is wanted, or where they are truncated, its beginning.
 
-    Tokenizers may normalise (Qwen's to NFC): that is not a difference in what was said. Letters and marks are compared one by one (NFD),
-    for a cut may fall between them; where it falls inside a character's bytes, these are decoded as U+FFFD.
+    Tokenizers may normalise (Qwen's to NFC): that is not a difference in what was said. Letters and
+    marks are compared one by one (NFD), for a cut may fall between them; where it falls inside a
+    character's bytes, these are decoded as U+FFFD.
     """
     decoded, wanted = (unicodedata.normalize("NFD", text) for text in (decoded, wanted))
     return decoded == wanted or (truncated and wanted.startswith(decoded.rstrip("\ufffd")))
 
 
 def check_features(sample: Sample, processor: Processor, row: Row) -> Diagnostic | None:
-    """The image tokens that are there at last, held against the patches that the vision tower is given: not against what was planned."""
+    """The image tokens that are there at last, held against the patches that the vision tower is
+    given: not against what was planned.
+    """
     ids, visuals = processor.ids, sample.visuals
     tokens = int(((sample.input_ids == ids.image) | (sample.input_ids == ids.video)).sum())
-    patches = sum(len(pixels) for pixels in (visuals.pixel_values, visuals.pixel_values_videos) if pixels is not None)
+    patches = sum(
+        len(pixels)
+        for pixels in (visuals.pixel_values, visuals.pixel_values_videos)
+        if pixels is not None
+    )
     features = patches / processor.image_processor.merge_size**2
     if tokens == features:
         return None
-    message = f"{row.id}: there are {tokens} image and video tokens, and the vision tower makes {features:g} features of what the row shows"
-    return Diagnostic("image-token-mismatch", message, origin=row.origin, expected=f"{features:g}", seen=str(tokens))
+    message = (
+        f"{row.id}: there are {tokens} image and video tokens, and the vision tower makes"
+        f" {features:g} features of what the row shows"
+    )
+    return Diagnostic(
+        "image-token-mismatch",
+        message,
+        origin=row.origin,
+        expected=f"{features:g}",
+        seen=str(tokens),
+    )
 
 
 def _says(turn: Turn, said: Sequence[str]) -> bool:
-    """Whether the texts are in a turn, in order. Space may differ, as templates strip it; `<think>` may be in the generation prompt."""
+    """Whether the texts are in a turn, in order.
+
+    Space may differ, as templates strip it; `<think>` may be in the generation prompt.
+    """
     rest, opening = _plain(turn.text), _plain(turn.opening)
     for number, text in enumerate(map(_plain, said)):
         found, said_here = rest.find(text), text

@@ -1,4 +1,7 @@
-"""From a plan to batches: encoded once where memory allows, and ahead of time where there are workers."""
+"""From a plan to batches:
+
+encoded once where memory allows, and ahead of time where there are workers.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -13,13 +16,17 @@ from vtool.data.plan import Plan, share
 from vtool.data.sources import Rows
 from vtool.models.processor import Processor
 
-# Encoded rows that a process keeps, so that a small data set is decoded once and not in every epoch.
+# Encoded rows that a process keeps, so that a small data set is decoded once and not in every
+# epoch.
 CACHE_BYTES = 512 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """The rows of one forward pass of one rank. `counts` is false for a stand-in on a rank without rows."""
+    """The rows of one forward pass of one rank.
+
+    `counts` is false for a stand-in on a rank without rows.
+    """
 
     rows: tuple[int, ...]
     counts: bool = True
@@ -39,7 +46,11 @@ class EncodedRows(Dataset[Batch]):
 
     def __getitem__(self, micro_batch: MicroBatch) -> Batch:
         make = collate_packed if micro_batch.packed else collate
-        batch = make([self.sample(row) for row in micro_batch.rows], self.processor, self.settings.drop_model_inputs)
+        batch = make(
+            [self.sample(row) for row in micro_batch.rows],
+            self.processor,
+            self.settings.drop_model_inputs,
+        )
         return batch if micro_batch.counts else filler(batch)
 
     def sample(self, index: int) -> Sample:
@@ -52,8 +63,13 @@ class EncodedRows(Dataset[Batch]):
         return sample
 
 
-def micro_batches(plan: Plan, kept: Sequence[int], step: int, rank: int, world: int, micro_batch_size: int) -> list[MicroBatch]:
-    """One rank's micro-batches of a step: at least one, so that every rank takes part in every reduction."""
+def micro_batches(
+    plan: Plan, kept: Sequence[int], step: int, rank: int, world: int, micro_batch_size: int
+) -> list[MicroBatch]:
+    """One rank's micro-batches of a step:
+
+    at least one, so that every rank takes part in every reduction.
+    """
     rows = plan.step(step)
     mine = share(rows, rank, world, micro_batch_size) or [(int(rows[0]),)]
     counts = rank < len(rows)
@@ -61,16 +77,34 @@ def micro_batches(plan: Plan, kept: Sequence[int], step: int, rank: int, world: 
 
 
 def packed_micro_batches(
-    plan: Plan, kept: Sequence[int], lengths: Sequence[int], step: int, rank: int, world: int, budget: int
+    plan: Plan,
+    kept: Sequence[int],
+    lengths: Sequence[int],
+    step: int,
+    rank: int,
+    world: int,
+    budget: int,
 ) -> list[MicroBatch]:
-    """The same, of documents that share rows of at most `budget` tokens. `lengths`: of each kept row."""
+    """The same, of documents that share rows of at most `budget` tokens.
+
+    `lengths`: of each kept row.
+    """
     places = [int(place) for place in plan.step(step)]
     mine = pack(places, [lengths[place] for place in places], rank, world, budget)
-    return [MicroBatch(tuple(kept[place] for place in group), bool(mine), packed=True) for group in mine or [(places[0],)]]
+    return [
+        MicroBatch(tuple(kept[place] for place in group), bool(mine), packed=True)
+        for group in mine or [(places[0],)]
+    ]
 
 
 def asked_for(
-    settings: Data, plan: Plan, kept: Sequence[int], lengths: Sequence[int], step: int, rank: int, world: int
+    settings: Data,
+    plan: Plan,
+    kept: Sequence[int],
+    lengths: Sequence[int],
+    step: int,
+    rank: int,
+    world: int,
 ) -> list[MicroBatch]:
     """One rank's micro-batches of a step, as `data.packing` says."""
     if settings.micro_batch_tokens is None:
@@ -78,10 +112,16 @@ def asked_for(
     return packed_micro_batches(plan, kept, lengths, step, rank, world, settings.micro_batch_tokens)
 
 
-def load_steps(dataset: EncodedRows, steps: range, mine: Callable[[int], list[MicroBatch]], workers: int) -> Iterator[list[Batch]]:
+def load_steps(
+    dataset: EncodedRows, steps: range, mine: Callable[[int], list[MicroBatch]], workers: int
+) -> Iterator[list[Batch]]:
     """The batches of each step, in order. `mine` tells this rank's micro-batches of a step."""
     flat = (micro_batch for step in steps for micro_batch in mine(step))
     # Without workers a DataLoader would only add its own time.
-    batches = iter(DataLoader(dataset, batch_size=None, sampler=flat, num_workers=workers)) if workers else map(dataset.__getitem__, flat)
+    batches = (
+        iter(DataLoader(dataset, batch_size=None, sampler=flat, num_workers=workers))
+        if workers
+        else map(dataset.__getitem__, flat)
+    )
     for step in steps:
         yield [next(batches) for _ in mine(step)]

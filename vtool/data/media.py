@@ -13,11 +13,15 @@ _FRAMES = "set data.video.fps and data.video.max_frames for all videos, or write
 _SIZE = "set data.video.min_pixels and data.video.max_pixels for all videos"
 NOT_OF_VIDEOS = {
     **dict.fromkeys(("nframes", "num_frames", "min_frames", "max_frames"), _FRAMES),
-    **dict.fromkeys(("min_pixels", "max_pixels", "total_pixels", "resized_height", "resized_width"), _SIZE),
+    **dict.fromkeys(
+        ("min_pixels", "max_pixels", "total_pixels", "resized_height", "resized_width"), _SIZE
+    ),
     **dict.fromkeys(("video_start", "video_end"), _CUT),
     "raw_fps": 'write "fps": how many of the listed frames there are to a second',
 }
-"""What qwen-vl-utils and transformers read in a video's part and vtool does not, with what to write instead."""
+"""What qwen-vl-utils and transformers read in a video's part and vtool does not, with what to write
+instead.
+"""
 
 
 def locate_image(given: Any, name: str, folder: Path, origin: Origin | None) -> str:
@@ -29,11 +33,17 @@ def locate_image(given: Any, name: str, folder: Path, origin: Origin | None) -> 
     if isinstance(given, dict):  # {"path": …}, as the datasets library writes an image
         given = given.get("path")
     if not isinstance(given, str):
-        raise refuse("malformed-messages", f"{name}: an image must be a path; here it is {shown(given)}", origin)
+        raise refuse(
+            "malformed-messages",
+            f"{name}: an image must be a path; here it is {shown(given)}",
+            origin,
+        )
     return given if given.startswith("data:") else _file(given, name, folder, origin, "image")
 
 
-def locate_video(given: Any, options: Mapping[str, Any], name: str, folder: Path, origin: Origin | None) -> Video:
+def locate_video(
+    given: Any, options: Mapping[str, Any], name: str, folder: Path, origin: Origin | None
+) -> Video:
     """A video's file, or its frames.
 
     Args:
@@ -43,44 +53,87 @@ def locate_video(given: Any, options: Mapping[str, Any], name: str, folder: Path
         Findings: `malformed-messages`, `missing-video`, calling the row `name`.
     """
     if isinstance(given, dict):  # an entry of the row's list
-        options, given = {**options, **given}, next((given[key] for key in ("video", "path", "url") if given.get(key) is not None), None)
+        options, given = (
+            {**options, **given},
+            next(
+                (given[key] for key in ("video", "path", "url") if given.get(key) is not None), None
+            ),
+        )
     for key, instead in NOT_OF_VIDEOS.items():
         if options.get(key) is not None:
-            raise refuse("malformed-messages", f'{name}: a video has "{key}", which is not read', origin, help=instead)
+            raise refuse(
+                "malformed-messages",
+                f'{name}: a video has "{key}", which is not read',
+                origin,
+                help=instead,
+            )
     fps = options.get("fps", options.get("sample_fps"))
-    if fps is not None and (isinstance(fps, bool) or not isinstance(fps, int | float) or not 0 < fps <= sys.float_info.max):
-        raise refuse("malformed-messages", f'{name}: "fps" of a video is a number above 0; here it is {shown(fps)}', origin)
+    if fps is not None and (
+        isinstance(fps, bool)
+        or not isinstance(fps, int | float)
+        or not 0 < fps <= sys.float_info.max
+    ):
+        raise refuse(
+            "malformed-messages",
+            f'{name}: "fps" of a video is a number above 0; here it is {shown(fps)}',
+            origin,
+        )
     if isinstance(given, list):
         if not given:
             raise refuse("broken-video", f"{name}: a video has an empty list of frames", origin)
         return Video(tuple(locate_frame(frame, name, folder, origin) for frame in given), fps)
     if not isinstance(given, str):
-        message = f"{name}: a video must be a file's path or a list of frames' paths; here it is {shown(given)}"
+        message = (
+            f"{name}: a video must be a file's path or a list of frames' paths; here it is"
+            f" {shown(given)}"
+        )
         raise refuse("malformed-messages", message, origin)
     if given.startswith("data:"):
         help = "save it as a file"
-        raise refuse("malformed-messages", f"{name}: a video is inside the row (a data: address), which is not read", origin, help=help)
+        raise refuse(
+            "malformed-messages",
+            f"{name}: a video is inside the row (a data: address), which is not read",
+            origin,
+            help=help,
+        )
     return Video(_file(given, name, folder, origin, "video"), fps)
 
 
 def locate_frame(given: Any, name: str, folder: Path, origin: Origin | None) -> str:
     """A frame's path, or the `data:` address that carries it."""
     if not isinstance(given, str):
-        raise refuse("malformed-messages", f"{name}: a frame of a video must be a path; here it is {shown(given)}", origin)
-    return given if given.startswith("data:") else _file(given, name, folder, origin, "video", "frame ")
+        raise refuse(
+            "malformed-messages",
+            f"{name}: a frame of a video must be a path; here it is {shown(given)}",
+            origin,
+        )
+    return (
+        given
+        if given.startswith("data:")
+        else _file(given, name, folder, origin, "video", "frame ")
+    )
 
 
-def _file(given: str, name: str, folder: Path, origin: Origin | None, kind: str, what: str = "") -> str:
+def _file(
+    given: str, name: str, folder: Path, origin: Origin | None, kind: str, what: str = ""
+) -> str:
     rule = f"missing-{kind}"
     if given.startswith(("http://", "https://")):
-        raise refuse(rule, f"{name}: {shown(given)} is an address on the web, which is not fetched", origin)
+        raise refuse(
+            rule, f"{name}: {shown(given)} is an address on the web, which is not fetched", origin
+        )
     path = beside(folder, given)
     try:
         there, is_folder = path.is_file(), path.is_dir()
     except OSError:  # a path longer than any can be
         there = is_folder = False
     if is_folder and kind == "video":
-        raise refuse(rule, f"{name}: the {kind} {path} is a folder", origin, help="list the frames in it, in their order")
+        raise refuse(
+            rule,
+            f"{name}: the {kind} {path} is a folder",
+            origin,
+            help="list the frames in it, in their order",
+        )
     if not there:
         named = shown(str(path)) if len(str(path)) > 160 else path
         raise refuse(rule, f"{name}: there is no {what or kind + ' '}{named}", origin)

@@ -1,4 +1,7 @@
-"""Packing: documents that share a row without padding, spread over ranks and micro-batches by their tokens."""
+"""Packing:
+
+documents that share a row without padding, spread over ranks and micro-batches by their tokens.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,11 +16,15 @@ from vtool.data.encode import Sample
 from vtool.models.processor import Processor
 
 
-def pack(rows: Sequence[int], lengths: Sequence[int], rank: int, world: int, budget: int) -> list[tuple[int, ...]]:
-    """One rank's micro-batches of a step: a function of the step's rows and their lengths, the same asked for on any rank.
+def pack(
+    rows: Sequence[int], lengths: Sequence[int], rank: int, world: int, budget: int
+) -> list[tuple[int, ...]]:
+    """One rank's micro-batches of a step: a function of the step's rows and their lengths, the same
+    asked for on any rank.
 
-    Each row goes, the longest first, to the rank with the fewest tokens; there into the first micro-batch that has room, or a new one. So
-    ranks differ by less than the longest row, and micro-batches of a rank are at least half full, but for one.
+    Each row goes, the longest first, to the rank with the fewest tokens; there into the first
+    micro-batch that has room, or a new one. So ranks differ by less than the longest row, and
+    micro-batches of a rank are at least half full, but for one.
 
     Args:
         rows: numbers of rows.
@@ -26,12 +33,16 @@ def pack(rows: Sequence[int], lengths: Sequence[int], rank: int, world: int, bud
     """
     load = [0] * world
     mine: list[tuple[list[int], int]] = []
-    for row, length in sorted(zip(rows, lengths, strict=True), key=lambda pair: (-pair[1], pair[0])):
+    for row, length in sorted(
+        zip(rows, lengths, strict=True), key=lambda pair: (-pair[1], pair[0])
+    ):
         least = load.index(min(load))
         load[least] += length
         if least != rank:
             continue
-        place = next((number for number, (_, tokens) in enumerate(mine) if tokens + length <= budget), None)
+        place = next(
+            (number for number, (_, tokens) in enumerate(mine) if tokens + length <= budget), None
+        )
         if place is None:
             mine.append(([row], length))
         else:
@@ -39,12 +50,27 @@ def pack(rows: Sequence[int], lengths: Sequence[int], rank: int, world: int, bud
     return [tuple(rows) for rows, _ in mine]
 
 
-def collate_packed(samples: Sequence[Sample], processor: Processor, drop: Sequence[str] = ()) -> Batch:
-    """One row [1, L] of all samples, one after the other. Its positions are the model's to give: `with_positions`."""
+def collate_packed(
+    samples: Sequence[Sample], processor: Processor, drop: Sequence[str] = ()
+) -> Batch:
+    """One row [1, L] of all samples, one after the other.
+
+    Its positions are the model's to give: `with_positions`.
+    """
     input_ids = torch.cat([sample.input_ids for sample in samples])[None]
-    inputs = {"input_ids": input_ids, "mm_token_type_ids": token_types(input_ids, processor), **visual_inputs(samples)}
-    # The first token of a document is predicted from nothing: left in, it would be from the end of the one before.
-    labels = torch.cat([torch.cat([sample.labels.new_full((1,), IGNORED), sample.labels[1:]]) for sample in samples])
+    inputs = {
+        "input_ids": input_ids,
+        "mm_token_type_ids": token_types(input_ids, processor),
+        **visual_inputs(samples),
+    }
+    # The first token of a document is predicted from nothing: left in, it would be from the end of
+    # the one before.
+    labels = torch.cat(
+        [
+            torch.cat([sample.labels.new_full((1,), IGNORED), sample.labels[1:]])
+            for sample in samples
+        ]
+    )
     targets = labels[1:]
     columns = (targets != IGNORED).nonzero().flatten()
     return Batch(
@@ -67,7 +93,8 @@ def _length(grids: Tensor | None) -> int:
 
 
 def with_positions(batch: Batch, model: Any) -> Batch:
-    """A packed row with `position_ids` [3, 1, L]: each document has those that the model gives it in a row of its own.
+    """A packed row with `position_ids` [3, 1, L]: each document has those that the model gives it
+    in a row of its own.
 
     Args:
         model: transformers' own, bare.
@@ -77,7 +104,9 @@ def with_positions(batch: Batch, model: Any) -> Batch:
     ids, types = batch.inputs.get("input_ids"), batch.inputs.get("mm_token_type_ids")
     assert ids is not None
     positions, start, image, video = [], 0, 0, 0
-    for length, images, videos in zip(batch.documents.lengths, batch.documents.images, batch.documents.videos, strict=True):
+    for length, images, videos in zip(
+        batch.documents.lengths, batch.documents.images, batch.documents.videos, strict=True
+    ):
         own = slice(start, start + length)
         places = {
             "image_grid_thw": slice(image, image + images),
@@ -85,9 +114,15 @@ def with_positions(batch: Batch, model: Any) -> Batch:
             "second_per_grid_ts": slice(video, video + videos),
         }
         start, image, video = own.stop, image + images, video + videos
-        grids = {name: batch.inputs[name][seen] for name, seen in places.items() if seen.start < seen.stop and name in batch.inputs}
+        grids = {
+            name: batch.inputs[name][seen]
+            for name, seen in places.items()
+            if seen.start < seen.stop and name in batch.inputs
+        }
         if types is not None and any(name.endswith("grid_thw") for name in grids):
-            found, _ = model.model.get_rope_index(ids[:, own], mm_token_type_ids=types[:, own], **grids)
+            found, _ = model.model.get_rope_index(
+                ids[:, own], mm_token_type_ids=types[:, own], **grids
+            )
             positions.append(found)
         else:
             positions.append(torch.arange(length, device=ids.device).expand(3, 1, length))

@@ -1,4 +1,7 @@
-"""Which rows belong to which step: a function of the seed and the step, never of the rank count or of what was read before."""
+"""Which rows belong to which step:
+
+a function of the seed and the step, never of the rank count or of what was read before.
+"""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -9,7 +12,10 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The order of `rows` rows. Each epoch is a permutation of its own; its last step is smaller where they do not divide."""
+    """The order of `rows` rows.
+
+    Each epoch is a permutation of its own; its last step is smaller where they do not divide.
+    """
 
     rows: int
     global_batch_size: int
@@ -24,7 +30,10 @@ class Plan:
         return (step - 1) // self.steps_per_epoch
 
     def step(self, step: int) -> NDArray[np.int64]:
-        """The rows of a global step, from 1. A step never crosses an epoch, so resuming needs only the step's number."""
+        """The rows of a global step, from 1.
+
+        A step never crosses an epoch, so resuming needs only the step's number.
+        """
         place = (step - 1) % self.steps_per_epoch
         order = _permutation(self.rows, self.seed, self.epoch(step))
         return order[place * self.global_batch_size : (place + 1) * self.global_batch_size]
@@ -35,13 +44,24 @@ class Plan:
         return epochs * self.rows + min(rest * self.global_batch_size, self.rows)
 
 
-def share(rows: NDArray[np.int64], rank: int, world: int, micro_batch_size: int) -> list[tuple[int, ...]]:
-    """One rank's micro-batches of a global step; none where the step has fewer rows than there are ranks."""
+def share(
+    rows: NDArray[np.int64], rank: int, world: int, micro_batch_size: int
+) -> list[tuple[int, ...]]:
+    """One rank's micro-batches of a global step;
+
+    none where the step has fewer rows than there are ranks.
+    """
     mine = [int(row) for row in rows[rank::world]]
-    return [tuple(mine[start : start + micro_batch_size]) for start in range(0, len(mine), micro_batch_size)]
+    return [
+        tuple(mine[start : start + micro_batch_size])
+        for start in range(0, len(mine), micro_batch_size)
+    ]
 
 
 @lru_cache(maxsize=2)
 def _permutation(rows: int, seed: int, epoch: int) -> NDArray[np.int64]:
-    # RandomState, not Generator: numpy promises that its stream never changes, so a run resumes the same under another version.
-    return np.random.RandomState(np.random.MT19937(np.random.SeedSequence([seed, epoch]))).permutation(rows)
+    # RandomState, not Generator: numpy promises that its stream never changes, so a run resumes the
+    # same under another version.
+    return np.random.RandomState(
+        np.random.MT19937(np.random.SeedSequence([seed, epoch]))
+    ).permutation(rows)

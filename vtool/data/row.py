@@ -19,16 +19,20 @@ class Video:
     source: str | tuple[Any, ...]
     """A file's path, or frames: each a path or a picture in memory."""
     fps: float | None = None
-    """Frames shown of each second of a file; of frames, how many there are to a second. None: as `data.video.fps` says."""
+    """Frames shown of each second of a file;
+
+    of frames, how many there are to a second. None: as `data.video.fps` says.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
     """One chat.
 
-    `messages` is what the chat template is given: each image is a part `{"type": "image"}`, and `images` has them in that order,
-    each a path or a picture in memory (anything that `transformers.image_utils.load_image` takes); each video is a part
-    `{"type": "video"}`, and `videos` has them in that order.
+    `messages` is what the chat template is given: each image is a part `{"type": "image"}`, and
+    `images` has them in that order, each a path or a picture in memory (anything that
+    `transformers.image_utils.load_image` takes); each video is a part `{"type": "video"}`, and
+    `videos` has them in that order.
     """
 
     id: str
@@ -48,7 +52,9 @@ class Row:
         for message in self.messages:
             content = message.get("content")
             if isinstance(content, list):
-                yield from (part["type"] for part in content if part.get("type") in ("image", "video"))
+                yield from (
+                    part["type"] for part in content if part.get("type") in ("image", "video")
+                )
 
     def supervised(self) -> Iterator[int]:
         """The places of the assistant's messages that are learnt: all but those of weight 0."""
@@ -60,7 +66,11 @@ class Row:
 def texts_of(message: Mapping[str, Any]) -> list[str]:
     """A message's own text: its content, or that of its text parts."""
     content = message.get("content")
-    return [content] if isinstance(content, str) else [part["text"] for part in content or () if part.get("type") == "text"]
+    return (
+        [content]
+        if isinstance(content, str)
+        else [part["text"] for part in content or () if part.get("type") == "text"]
+    )
 
 
 class Source(Protocol):
@@ -79,10 +89,20 @@ class Source(Protocol):
         """
 
     def ledger(self) -> dict[str, Any]:
-        """What tells this source from another one: its format, and for a file its path, digest and rows."""
+        """What tells this source from another one:
+
+        its format, and for a file its path, digest and rows.
+        """
 
 
-def refuse(rule: str, message: str, origin: Origin | None, *, parameter: str | None = None, help: str | None = None) -> Findings:
+def refuse(
+    rule: str,
+    message: str,
+    origin: Origin | None,
+    *,
+    parameter: str | None = None,
+    help: str | None = None,
+) -> Findings:
     """The exception for one thing that is wrong with one row."""
     return Findings(Diagnostic(rule, message, origin=origin, parameter=parameter, help=help))
 

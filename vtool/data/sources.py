@@ -15,7 +15,10 @@ from vtool.data.row import Row, Source
 
 
 def open_source(settings: DigitsSource | MessagesSource, label: str | None = None) -> Source:
-    """The rows that an entry of `data.train`, `data.validation` or `data.test` names. `label` stands for a file in its rows' names."""
+    """The rows that an entry of `data.train`, `data.validation` or `data.test` names.
+
+    `label` stands for a file in its rows' names.
+    """
     match settings:
         case DigitsSource():
             return Digits(settings.split)
@@ -32,7 +35,12 @@ class Rows:
         names = Counter(Path(path).name for path in paths)
         # A file goes by its name, unless another one of the split has the same.
         labels = {path: path for path in paths if names[Path(path).name] > 1}
-        self.sources = [open_source(entry, labels.get(entry.path) if isinstance(entry, MessagesSource) else None) for entry in settings]
+        self.sources = [
+            open_source(
+                entry, labels.get(entry.path) if isinstance(entry, MessagesSource) else None
+            )
+            for entry in settings
+        ]
         self.sources += sources
         self.ends = list(accumulate(len(source) for source in self.sources))
 

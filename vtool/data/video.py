@@ -23,7 +23,9 @@ class Clip:
     """Frames a second, of all frames."""
 
     def seconds_per_grid(self, together: int) -> float:
-        """The seconds that the frames of a patch last (processing_qwen2_5_vl.py, `second_per_grid_ts`)."""
+        """The seconds that the frames of a patch last (processing_qwen2_5_vl.py,
+        `second_per_grid_ts`).
+        """
         return together * self.total / (len(self.indices) * self.rate)
 
 
@@ -50,17 +52,31 @@ def open_clip(row: Row, video: Video, processor: VideoProcessor) -> Clip:
     sizes = list(dict.fromkeys(frame.size for frame in frames))
     if len(sizes) > 1:
         first = next(number for number, frame in enumerate(frames, 1) if frame.size == sizes[1])
-        message = f"{row.id}: the frames of a video differ in size: {_by(sizes[0])} pixels, and frame {first} has {_by(sizes[1])}"
+        message = (
+            f"{row.id}: the frames of a video differ in size: {_by(sizes[0])} pixels, and frame"
+            f" {first} has {_by(sizes[1])}"
+        )
         raise refuse("broken-video", message, row.origin)
     return Clip(frames, range(count), count, rate)
 
 
 def _too_many(row: Row, count: int, most: int, rate: float, processor: VideoProcessor) -> Findings:
-    message, help = f"{row.id}: a video has {count} frames, and at most {most} are shown of one", None
+    message, help = (
+        f"{row.id}: a video has {count} frames, and at most {most} are shown of one",
+        None,
+    )
     if most != processor.max_frames:
-        message += f", as many as in {processor.max_seconds:g} seconds at {max(rate, processor.usual_fps):g} a second"
-        help = f"list fewer frames, or set data.video.max_frames={count}, which allows as many seconds as they take"
-    return refuse("too-many-frames", message, row.origin, parameter="data.video.max_frames", help=help)
+        message += (
+            f", as many as in {processor.max_seconds:g} seconds at"
+            f" {max(rate, processor.usual_fps):g} a second"
+        )
+        help = (
+            f"list fewer frames, or set data.video.max_frames={count}, which allows as many seconds"
+            " as they take"
+        )
+    return refuse(
+        "too-many-frames", message, row.origin, parameter="data.video.max_frames", help=help
+    )
 
 
 def _by(size: tuple[int, int]) -> str:
@@ -74,7 +90,9 @@ def _picture(row: Row, frame: Any) -> Any:
         return load_image(frame)
     except Exception as error:  # each decoder raises what its file format raises
         named = frame if isinstance(frame, str) and len(frame) < 200 else "a frame"
-        raise refuse("broken-video", f"{row.id}: {named} cannot be decoded: {shown(error)}", row.origin) from error
+        raise refuse(
+            "broken-video", f"{row.id}: {named} cannot be decoded: {shown(error)}", row.origin
+        ) from error
 
 
 def _of_file(row: Row, path: str, fps: float | None, processor: VideoProcessor) -> Clip:
@@ -87,17 +105,25 @@ def _of_file(row: Row, path: str, fps: float | None, processor: VideoProcessor) 
     try:
         return _decode(path, lambda total, rate: processor.sample(total, rate, fps))
     except _Picture as error:
-        help = 'write {"type": "image"}, or an <image> tag, or give the video as a list of its frames, though it be of one: ["frame.png"]'
-        raise refuse("broken-video", f"{row.id}: {path} is a picture, and not a video", row.origin, help=help) from error
+        help = (
+            'write {"type": "image"}, or an <image> tag, or give the video as a list of its frames,'
+            ' though it be of one: ["frame.png"]'
+        )
+        raise refuse(
+            "broken-video", f"{row.id}: {path} is a picture, and not a video", row.origin, help=help
+        ) from error
     except (_Undecodable, av.FFmpegError, OSError, ValueError) as error:
         why = str(error) if isinstance(error, _Undecodable) else shown(error)
-        raise refuse("broken-video", f"{row.id}: {path} cannot be decoded: {why}", row.origin) from error
+        raise refuse(
+            "broken-video", f"{row.id}: {path} cannot be decoded: {why}", row.origin
+        ) from error
 
 
 def _decode(path: str, pick: Callable[[int, float], list[int]]) -> Clip:
     """Decode a file from its first frame to its last; keep those picked.
 
-    How many frames there are stands in the file, where it is not a stream; where that is wrong, it is decoded again.
+    How many frames there are stands in the file, where it is not a stream; where that is wrong, it
+    is decoded again.
     """
     declared, rate, promised, still = _declared(path)
     total = declared or _count(path)
@@ -109,7 +135,10 @@ def _decode(path: str, pick: Callable[[int, float], list[int]]) -> Clip:
     if still and found == 1:
         raise _Picture
     if found < declared and promised is not None and seen.ends < promised - 2 / rate:
-        raise _Undecodable(f"it is cut off: {found} of {declared} frames are there, {seen.ends:.1f} of {promised:.1f} seconds")
+        raise _Undecodable(
+            f"it is cut off: {found} of {declared} frames are there, {seen.ends:.1f} of"
+            f" {promised:.1f} seconds"
+        )
     if found != total:  # an edit list leaves out what the file has
         total = found
         indices = pick(total, rate)
@@ -130,8 +159,10 @@ def _open(path: str) -> Any:
 
 
 def _declared(path: str) -> tuple[int, float, float | None, bool]:
-    """What a file says of itself: its frames, 0 where it does not say; frames a second; when its video ends, in seconds; and whether it is
-    a picture's file, such as PNG or JPEG, of which several can follow each other. A GIF is none."""
+    """What a file says of itself: its frames, 0 where it does not say; frames a second; when its
+    video ends, in seconds; and whether it is a picture's file, such as PNG or JPEG, of which
+    several can follow each other. A GIF is none.
+    """
     with _open(path) as container:
         stream = container.streams.video[0]
         if stream.codec_context is None:
@@ -174,5 +205,7 @@ def _frames(path: str, wanted: frozenset[int]) -> _Seen:
                 if frame.is_corrupt and damaged is None:
                     damaged = number
                 picture = frame.to_image()
-                kept[number] = picture.rotate(frame.rotation, expand=True) if frame.rotation else picture
+                kept[number] = (
+                    picture.rotate(frame.rotation, expand=True) if frame.rotation else picture
+                )
     return _Seen(kept, found, ends, damaged)

@@ -39,19 +39,26 @@ def place(run: Run, local_rank: int, local_world: int) -> Placement:
         _import_torch_npu()
     if (there := _count(kind)) < local_world:
         raise _missing(
-            f"{local_world} processes need {_WORDS[kind]} each, and torch {torch.__version__} sees {there}",
-            "use device.kind=cpu, fewer processes (launch.nproc), or a torch build for this machine's devices",
+            f"{local_world} processes need {_WORDS[kind]} each, and torch {torch.__version__} sees"
+            f" {there}",
+            "use device.kind=cpu, fewer processes (launch.nproc), or a torch build for this"
+            " machine's devices",
         )
     return Placement(torch.device(kind, local_rank), BACKENDS[kind], threads)
 
 
 def kind_of(run: Run) -> str:
     """`device.kind`, or what `auto` finds here."""
-    return next((each for each in BACKENDS if _count(each)), "cpu") if run.device.kind == "auto" else run.device.kind
+    return (
+        next((each for each in BACKENDS if _count(each)), "cpu")
+        if run.device.kind == "auto"
+        else run.device.kind
+    )
 
 
 def bind(run: Run, kind: str) -> NumaOptions | None:
-    """What torchrun is to bind processes with; for NPUs, torch_npu is told by the environment that they are started in.
+    """What torchrun is to bind processes with; for NPUs, torch_npu is told by the environment that
+    they are started in.
 
     Raises:
         Findings: `launch-conflict`, where that environment says otherwise.
@@ -59,18 +66,29 @@ def bind(run: Run, kind: str) -> NumaOptions | None:
     if run.device.numa is None or kind != "npu":
         return None if run.device.numa is None else NumaOptions(AffinityMode(run.device.numa))
     if (given := os.environ.setdefault("CPU_AFFINITY_CONF", "1")) != "1":
-        message = f"device.numa is {run.device.numa}, which sets CPU_AFFINITY_CONF=1, and in the environment it is {given}"
-        raise Findings(Diagnostic("launch-conflict", message, "leave one of them out", "device.numa"))
+        message = (
+            f"device.numa is {run.device.numa}, which sets CPU_AFFINITY_CONF=1, and in the"
+            f" environment it is {given}"
+        )
+        raise Findings(
+            Diagnostic("launch-conflict", message, "leave one of them out", "device.numa")
+        )
     return None
 
 
 def _cores(run: Run) -> int:
-    """Those of this machine that its processes share. A process that is bound to some of them does not see the others."""
+    """Those of this machine that its processes share.
+
+    A process that is bound to some of them does not see the others.
+    """
     return len(os.sched_getaffinity(0)) if run.device.numa is None else os.cpu_count() or 1
 
 
 def _count(kind: str) -> int:
-    """Devices of a kind that torch sees. It knows of NPUs once torch_npu is imported, which torch does by itself where it is installed."""
+    """Devices of a kind that torch sees.
+
+    It knows of NPUs once torch_npu is imported, which torch does by itself where it is installed.
+    """
     module = getattr(torch, kind, None)
     return module.device_count() if module is not None and module.is_available() else 0
 
@@ -79,14 +97,17 @@ def _import_torch_npu() -> None:
     """Give torch its device `npu`.
 
     Raises:
-        Findings: `device-missing`, with what the import said: without CANN's libraries, or with another torch, it raises.
+        Findings: `device-missing`, with what the import said: without CANN's libraries, or with
+            another torch, it raises.
     """
     try:
         importlib.import_module("torch_npu")
     except Exception as error:
         raise _missing(
-            f"torch_npu cannot be imported beside torch {torch.__version__}: {type(error).__name__}: {error}",
-            "install torch_npu of torch's own version and source CANN's set_env.sh; `npu-smi info` shows the devices",
+            f"torch_npu cannot be imported beside torch {torch.__version__}:"
+            f" {type(error).__name__}: {error}",
+            "install torch_npu of torch's own version and source CANN's set_env.sh; `npu-smi info`"
+            " shows the devices",
         ) from error
 
 
@@ -97,19 +118,23 @@ def _missing(message: str, advice: str) -> Findings:
 def keep_freed_memory() -> None:
     """Have glibc keep the memory that a step frees for the next one.
 
-    Left alone it gives the top of the heap back to the system after each step of `digits`, and gets it again in 2300 page faults: a
-    twentieth of the step's time. Other C libraries have no `mallopt`, and are left alone.
+    Left alone it gives the top of the heap back to the system after each step of `digits`, and gets
+    it again in 2300 page faults: a twentieth of the step's time. Other C libraries have no
+    `mallopt`, and are left alone.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
-        mallopt(-3, 32 * 2**20)  # M_MMAP_THRESHOLD: the largest there is; blocks above it are mapped, and returned at once
-        mallopt(-1, 256 * 2**20)  # M_TRIM_THRESHOLD: free memory at the top of the heap beyond this is returned
+        # M_MMAP_THRESHOLD: the largest there is; blocks above it are mapped, and returned at once
+        mallopt(-3, 32 * 2**20)
+        # M_TRIM_THRESHOLD: free memory at the top of the heap beyond this is returned
+        mallopt(-1, 256 * 2**20)
 
 
 def seed(device: torch.device, number: int) -> None:
     """Seed the generators that work on this device draws from.
 
-    `torch.manual_seed` seeds those of every device there could be, and formats a stack trace for the ones that have not been used.
+    `torch.manual_seed` seeds those of every device there could be, and formats a stack trace for
+    the ones that have not been used.
     """
     torch.default_generator.manual_seed(number)
     if device.type != "cpu":

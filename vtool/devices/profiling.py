@@ -1,4 +1,7 @@
-"""What profilers need to know of a device: its clock's edges, its memory, its ranges, and torch_npu's own profiler."""
+"""What profilers need to know of a device:
+
+its clock's edges, its memory, its ranges, and torch_npu's own profiler.
+"""
 
 import importlib
 import resource
@@ -44,7 +47,10 @@ def _mstx(name: str) -> Iterator[None]:
 
 
 def forget_peak_memory(device: torch.device) -> None:
-    """Begin anew with `peak_memory`. Of a process on a CPU the system keeps the peak, which cannot be forgotten."""
+    """Begin anew with `peak_memory`.
+
+    Of a process on a CPU the system keeps the peak, which cannot be forgotten.
+    """
     if device.type != "cpu":
         torch.get_device_module(device).reset_peak_memory_stats(device)
 
@@ -52,8 +58,14 @@ def forget_peak_memory(device: torch.device) -> None:
 def peak_memory(device: torch.device) -> tuple[int, str]:
     """The most memory that was in use, in bytes, and of what."""
     if device.type == "cpu":
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, "of the process, since it began"
-    return int(torch.get_device_module(device).max_memory_allocated(device)), "of tensors on the device, in the recorded steps"
+        return (
+            resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+            "of the process, since it began",
+        )
+    return (
+        int(torch.get_device_module(device).max_memory_allocated(device)),
+        "of tensors on the device, in the recorded steps",
+    )
 
 
 def npu_profiler() -> Any:

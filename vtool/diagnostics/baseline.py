@@ -27,7 +27,10 @@ class Compared:
     """Results, after a baseline was recorded or held against them."""
 
     results: tuple[Result, ...]
-    """With what the baseline knows turned into notes. Verdicts and checks are as they were: known is not harmless."""
+    """With what the baseline knows turned into notes.
+
+    Verdicts and checks are as they were: known is not harmless.
+    """
     recorded: bool
     """The baseline was not there, and holds these findings now."""
     known: int
@@ -42,20 +45,29 @@ class Compared:
             return [f"baseline: {findings} recorded in {file}; from now on only others count"]
         told = [f"baseline: {findings} known from {file}, and not counted"]
         told += [f"baseline: gone: {one}" for one in self.gone]
-        return told + (["to forget what is gone, delete the file and record it anew"] if self.gone else [])
+        return told + (
+            ["to forget what is gone, delete the file and record it anew"] if self.gone else []
+        )
 
 
 def compare(results: Sequence[Result], file: Path) -> Compared:
-    """Record the errors and warnings of these results where there is no such file; otherwise find what the file knows among them.
+    """Record the errors and warnings of these results where there is no such file; otherwise find
+    what the file knows among them.
 
-    A finding is known by its subject, rule, parameter, tensors, file and message, without line numbers or any other number in the message.
-    Of findings that are alike in all of that, as many are known as were recorded. What was not checked is neither recorded nor known.
+    A finding is known by its subject, rule, parameter, tensors, file and message, without line
+    numbers or any other number in the message. Of findings that are alike in all of that, as many
+    are known as were recorded. What was not checked is neither recorded nor known.
 
     Raises:
         Findings: `unusable-baseline`, for a file that is no baseline or cannot be written.
     """
     if not file.exists():
-        entries = [_entry(result.subject, finding) for result in results for finding in result.findings if _counts(result, finding)]
+        entries = [
+            _entry(result.subject, finding)
+            for result in results
+            for finding in result.findings
+            if _counts(result, finding)
+        ]
         _write(file, entries)
         left = Counter(map(_key, entries))
         marked, _ = _mark(results, left.copy())
@@ -79,8 +91,12 @@ def compare(results: Sequence[Result], file: Path) -> Compared:
 
 
 def fingerprint(subject: str, finding: Diagnostic) -> str:
-    """128 bits, in hexadecimal, that stay the same while lines move and numbers in the message change."""
-    return hashlib.sha256(_key(_entry(subject, finding)).encode("utf-8", "surrogatepass")).hexdigest()[:32]
+    """128 bits, in hexadecimal, that stay the same while lines move and numbers in the message
+    change.
+    """
+    return hashlib.sha256(
+        _key(_entry(subject, finding)).encode("utf-8", "surrogatepass")
+    ).hexdigest()[:32]
 
 
 def _mark(results: Sequence[Result], left: Counter[str]) -> tuple[tuple[Result, ...], Counter[str]]:
@@ -100,7 +116,11 @@ def _mark(results: Sequence[Result], left: Counter[str]) -> tuple[tuple[Result, 
 
 def _counts(result: Result, finding: Diagnostic) -> bool:
     """Whether it is a finding of a check that was made."""
-    return finding.severity != "note" and result.verdict in _JUDGED and finding.rule not in _NOTHING_CHECKED
+    return (
+        finding.severity != "note"
+        and result.verdict in _JUDGED
+        and finding.rule not in _NOTHING_CHECKED
+    )
 
 
 def _entry(subject: str, finding: Diagnostic) -> dict[str, Any]:
@@ -117,7 +137,10 @@ def _entry(subject: str, finding: Diagnostic) -> dict[str, Any]:
 
 
 def _file(origin: Origin | None) -> str | None:
-    """What is the same in another checkout, and in another environment: the path in the working folder, in site-packages, or the name."""
+    """What is the same in another checkout, and in another environment:
+
+    the path in the working folder, in site-packages, or the name.
+    """
     file = file_of(origin)
     if file is None or not os.path.isabs(file):
         return file
@@ -135,23 +158,48 @@ def _read(file: Path) -> list[dict[str, Any]]:
         content = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else f"it is not JSON: {error}"
-        raise Findings(Diagnostic("unusable-baseline", f"{file} cannot be read: {why}", origin=Origin(str(file))), fatal=True) from error
-    entries = content.get("findings") if isinstance(content, dict) and content.get("version") == 1 else None
+        raise Findings(
+            Diagnostic(
+                "unusable-baseline", f"{file} cannot be read: {why}", origin=Origin(str(file))
+            ),
+            fatal=True,
+        ) from error
+    entries = (
+        content.get("findings")
+        if isinstance(content, dict) and content.get("version") == 1
+        else None
+    )
     fields = ("subject", "rule", "message")
     if not isinstance(entries, list) or not all(
-        isinstance(entry, dict) and all(isinstance(entry.get(name), str) for name in fields) for entry in entries
+        isinstance(entry, dict) and all(isinstance(entry.get(name), str) for name in fields)
+        for entry in entries
     ):
-        raise Findings(Diagnostic("unusable-baseline", f"{file} is not a baseline of vtool", origin=Origin(str(file))), fatal=True)
+        raise Findings(
+            Diagnostic(
+                "unusable-baseline", f"{file} is not a baseline of vtool", origin=Origin(str(file))
+            ),
+            fatal=True,
+        )
     return entries
 
 
 def _write(file: Path, entries: list[dict[str, Any]]) -> None:
     unfinished = file.with_name(f".{file.name}.{os.getpid()}.tmp")
     try:
-        document = {"version": 1, "findings": sorted(entries, key=lambda entry: [entry["subject"], entry["rule"], json.dumps(entry)])}
-        unfinished.write_text(json.dumps(document, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+        document = {
+            "version": 1,
+            "findings": sorted(
+                entries, key=lambda entry: [entry["subject"], entry["rule"], json.dumps(entry)]
+            ),
+        }
+        unfinished.write_text(
+            json.dumps(document, indent=1, sort_keys=True) + "\n", encoding="utf-8"
+        )
         unfinished.replace(file)
     except OSError as error:
-        raise Findings(Diagnostic("unusable-baseline", f"{file} cannot be written: {error.strerror}"), fatal=True) from error
+        raise Findings(
+            Diagnostic("unusable-baseline", f"{file} cannot be written: {error.strerror}"),
+            fatal=True,
+        ) from error
     finally:
         unfinished.unlink(missing_ok=True)

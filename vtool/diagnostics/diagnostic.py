@@ -11,14 +11,19 @@ Severity = Literal["error", "warning", "note"]
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a value comes from: a file with a 1-based line and column, or the words `command line`."""
+    """Where a value comes from:
+
+    a file with a 1-based line and column, or the words `command line`.
+    """
 
     file: str
     line: int | None = None
     column: int | None = None
 
     def __str__(self) -> str:
-        return ":".join(str(part) for part in (self.file, self.line, self.column) if part is not None)
+        return ":".join(
+            str(part) for part in (self.file, self.line, self.column) if part is not None
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +59,16 @@ class Diagnostic:
 class Findings(ValueError):
     """What stops a command: the findings, all of them at once.
 
-    Raised by library code for anything a user can put right. The commands print the findings and exit 1,
-    or exit 2 where `fatal` says that nothing at all could be checked.
+    Raised by library code for anything a user can put right. The commands print the findings and
+    exit 1, or exit 2 where `fatal` says that nothing at all could be checked.
     """
 
-    def __init__(self, diagnostics: Iterable[Diagnostic] | Diagnostic, *, fatal: bool = False) -> None:
-        self.diagnostics = (diagnostics,) if isinstance(diagnostics, Diagnostic) else tuple(diagnostics)
+    def __init__(
+        self, diagnostics: Iterable[Diagnostic] | Diagnostic, *, fatal: bool = False
+    ) -> None:
+        self.diagnostics = (
+            (diagnostics,) if isinstance(diagnostics, Diagnostic) else tuple(diagnostics)
+        )
         self.fatal = fatal
         super().__init__("; ".join(f"{d.rule} ({d.code}): {d.message}" for d in self.diagnostics))
 

@@ -1,6 +1,7 @@
 """Findings as GitHub's workflow commands, which become annotations of a pull request.
 
-Source: docs.github.com, "Workflow commands for GitHub Actions"; the escapes are those of `@actions/core` (packages/core/src/command.ts).
+Source: docs.github.com, "Workflow commands for GitHub Actions"; the escapes are those of
+`@actions/core` (packages/core/src/command.ts).
 """
 
 from vtool.diagnostics.diagnostic import Diagnostic
@@ -18,7 +19,9 @@ def annotation(finding: Diagnostic) -> str:
         "col": origin and origin.column,
         "title": f"{finding.rule} ({finding.code})",
     }
-    given = ",".join(f"{name}={_property(str(value))}" for name, value in properties.items() if value is not None)
+    given = ",".join(
+        f"{name}={_property(str(value))}" for name, value in properties.items() if value is not None
+    )
     message = finding.message + (f"\nhelp: {finding.help}" if finding.help else "")
     return f"::{_LEVELS[finding.severity or 'error']} {given}::{_data(message)}"
 

@@ -6,8 +6,14 @@ from difflib import SequenceMatcher
 
 
 def near(word: str, words: Iterable[str], limit: int = 3) -> list[str]:
-    """The words that a misspelt one may have meant, the likeliest first; those that are much less alike than the first are left out."""
-    scored = sorted(((_likeness(word.casefold(), other.casefold()), other) for other in words), key=lambda pair: (-pair[0], pair[1]))
+    """The words that a misspelt one may have meant, the likeliest first;
+
+    those that are much less alike than the first are left out.
+    """
+    scored = sorted(
+        ((_likeness(word.casefold(), other.casefold()), other) for other in words),
+        key=lambda pair: (-pair[0], pair[1]),
+    )
     best = scored[0][0] if scored else 0.0
     return [other for score, other in scored[:limit] if score >= max(0.6, best - 0.1)]
 
@@ -18,13 +24,23 @@ def ending(word: str, names: Iterable[str]) -> list[str]:
 
 
 def same_words(word: str, names: Iterable[str]) -> list[str]:
-    """The dotted names whose last part has the same words as `word`, or is short for it: `lr` for `learning_rate`."""
+    """The dotted names whose last part has the same words as `word`, or is short for it:
+
+    `lr` for `learning_rate`.
+    """
     parts = _words(word)
-    return [name for name in names if (leaf := _words(_leaf(name))) == parts or _short_for("".join(leaf), parts)]
+    return [
+        name
+        for name in names
+        if (leaf := _words(_leaf(name))) == parts or _short_for("".join(leaf), parts)
+    ]
 
 
 def overlapping(word: str, names: Iterable[str], limit: int = 3) -> list[str]:
-    """The dotted names that share the most words with `word`: `train.epochs` for `num_train_epochs`."""
+    """The dotted names that share the most words with `word`:
+
+    `train.epochs` for `num_train_epochs`.
+    """
     parts = set(_words(word))
     scored = []
     for name in names:
@@ -54,7 +70,11 @@ def _leaf(name: str) -> str:
 
 
 def _words(text: str) -> list[str]:
-    return [word for word in re.split(r"[._\-\s]+", re.sub(r"([a-z])([A-Z])", r"\1_\2", text).casefold()) if word]
+    return [
+        word
+        for word in re.split(r"[._\-\s]+", re.sub(r"([a-z])([A-Z])", r"\1_\2", text).casefold())
+        if word
+    ]
 
 
 def _short_for(short: str, words: Sequence[str]) -> bool:

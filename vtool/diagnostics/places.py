@@ -7,7 +7,10 @@ from vtool.diagnostics.diagnostic import Origin
 
 
 def file_of(origin: Origin | None) -> str | None:
-    """The file of a place, relative to the working folder where it lies in it, with `/`. None where the place is no file."""
+    """The file of a place, relative to the working folder where it lies in it, with `/`.
+
+    None where the place is no file.
+    """
     if origin is None or (origin.line is None and origin.file == "command line"):
         return None
     path = Path(origin.file)

@@ -1,4 +1,8 @@
-"""Print results: `full` for reading, `concise` a line each, `json` and `sarif` for programs, `github` for annotations."""
+"""Print results:
+
+`full` for reading, `concise` a line each, `json` and `sarif` for programs, `github` for
+annotations.
+"""
 
 import json
 import os
@@ -18,7 +22,13 @@ MACHINE = frozenset({"json", "sarif"})
 
 
 def render(
-    results: Sequence[Result], format: str, *, command: str, stream: TextIO, locate: Locate = Path, options: Sequence[str] = ()
+    results: Sequence[Result],
+    format: str,
+    *,
+    command: str,
+    stream: TextIO,
+    locate: Locate = Path,
+    options: Sequence[str] = (),
 ) -> None:
     """Write results to a stream.
 
@@ -28,7 +38,9 @@ def render(
         locate: where the file is that an origin names, for the line that `full` shows.
     """
     if format in MACHINE:
-        document = as_json(results, command, options) if format == "json" else _as_sarif(results, command)
+        document = (
+            as_json(results, command, options) if format == "json" else _as_sarif(results, command)
+        )
         stream.write(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
         return
     colour = stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
@@ -38,7 +50,9 @@ def render(
             if format == "full":
                 stream.write("\n".join(_full(finding, colour, locate, told)) + "\n\n")
             else:
-                stream.write((annotation(finding) if format == "github" else _concise(finding)) + "\n")
+                stream.write(
+                    (annotation(finding) if format == "github" else _concise(finding)) + "\n"
+                )
         if format == "full" and result.verdict != "not-run":
             whose = f"{result.subject}: " if len(results) > 1 else ""
             stream.writelines(f"{whose}{line}\n" for line in _missed(result))
@@ -48,17 +62,34 @@ def render(
 def summary(results: Sequence[Result]) -> str:
     """The last line: what was found, and what was not looked at."""
     counts = count(results)
-    found = [f"{counts[name]} {name if counts[name] != 1 else name[:-1]}" for name in ("errors", "warnings", "notes") if counts[name]]
-    states = [f"{counts[state]} {state.replace('_', ' ')}" for state in ("passed", "failed", "not_run") if counts[state]]
+    found = [
+        f"{counts[name]} {name if counts[name] != 1 else name[:-1]}"
+        for name in ("errors", "warnings", "notes")
+        if counts[name]
+    ]
+    states = [
+        f"{counts[state]} {state.replace('_', ' ')}"
+        for state in ("passed", "failed", "not_run")
+        if counts[state]
+    ]
     subject = f"{results[0].subject}: " if len(results) == 1 and results[0].subject else ""
-    return subject + (", ".join(found) or "no findings") + (f"; checks: {', '.join(states)}" if states else "")
+    return (
+        subject
+        + (", ".join(found) or "no findings")
+        + (f"; checks: {', '.join(states)}" if states else "")
+    )
 
 
 def as_json(results: Sequence[Result], command: str, options: Sequence[str] = ()) -> dict[str, Any]:
     """The one JSON layout of every checking command. Keys without a value are left out."""
     return {
         "version": 1,
-        "tool": {"name": "vtool", "version": __version__, "command": command, **({"options": list(options)} if options else {})},
+        "tool": {
+            "name": "vtool",
+            "version": __version__,
+            "command": command,
+            **({"options": list(options)} if options else {}),
+        },
         "results": [
             {
                 "subject": result.subject,
@@ -74,14 +105,29 @@ def as_json(results: Sequence[Result], command: str, options: Sequence[str] = ()
 
 
 def _as_sarif(results: Sequence[Result], command: str) -> dict[str, Any]:
-    from vtool.diagnostics.sarif import as_sarif  # imports hashlib and more, which start-up need not wait for
+    # imports hashlib and more, which start-up need not wait for
+    from vtool.diagnostics.sarif import as_sarif
 
     return as_sarif(results, command)
 
 
 def _finding_json(finding: Diagnostic) -> dict[str, Any]:
-    origin = finding.origin and {"file": finding.origin.file, "line": finding.origin.line, "column": finding.origin.column}
-    names = ("code", "rule", "severity", "message", "help", "parameter", "tensors", "expected", "seen")
+    origin = finding.origin and {
+        "file": finding.origin.file,
+        "line": finding.origin.line,
+        "column": finding.origin.column,
+    }
+    names = (
+        "code",
+        "rule",
+        "severity",
+        "message",
+        "help",
+        "parameter",
+        "tensors",
+        "expected",
+        "seen",
+    )
     fields = {name: getattr(finding, name) for name in names}
     fields["origin"] = origin and {key: value for key, value in origin.items() if value is not None}
     return {key: value for key, value in fields.items() if value is not None}
@@ -94,14 +140,19 @@ def _missed(result: Result) -> Iterator[str]:
         if state == "not-run":
             missed.setdefault(result.details.get(rule, {}).get("reason", ""), []).append(rule)
     for reason, rules in missed.items():
-        yield f"not run: {', '.join(rules)} ({reason})" if reason else f"not run, because of the above: {', '.join(rules)}"
+        yield (
+            f"not run: {', '.join(rules)} ({reason})"
+            if reason
+            else f"not run, because of the above: {', '.join(rules)}"
+        )
 
 
 def _concise(finding: Diagnostic) -> str:
     place = f"{finding.origin}: " if finding.origin else ""
     message = " ".join(finding.message.split())
     named, _, rest = message.partition(": ")
-    if rest and place.endswith(f"{named}: "):  # a row's message begins with the row, which is its place
+    # a row's message begins with the row, which is its place
+    if rest and place.endswith(f"{named}: "):
         message = rest
     return f"{place}{finding.severity} {finding.rule} ({finding.code}): {message}"
 
@@ -126,7 +177,11 @@ def _excerpt(origin: Origin, locate: Locate) -> Iterator[str]:
         return
     try:
         with locate(origin.file).open(encoding="utf-8") as file:
-            line = next((text for number, text in enumerate(file, 1) if number == origin.line), "").rstrip("\n").replace("\t", " ")
+            line = (
+                next((text for number, text in enumerate(file, 1) if number == origin.line), "")
+                .rstrip("\n")
+                .replace("\t", " ")
+            )
     except (OSError, UnicodeDecodeError):
         return
     start = max(0, (origin.column or 1) - 60)  # a row of a rows file can be a page long

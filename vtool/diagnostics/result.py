@@ -11,18 +11,29 @@ Verdict = Literal["clean", "unsafe", "failed", "not-run"]
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One subject's verdict. `checks` has `passed`, `failed` or `not-run` for every rule that was asked for."""
+    """One subject's verdict.
+
+    `checks` has `passed`, `failed` or `not-run` for every rule that was asked for.
+    """
 
     subject: str
     verdict: Verdict
     checks: Mapping[str, str] = field(default_factory=dict)
     findings: tuple[Diagnostic, ...] = ()
     details: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """What was measured for a rule, passed or not: `reason`, `measured`, `tolerance` and the like."""
+    """What was measured for a rule, passed or not:
+
+    `reason`, `measured`, `tolerance` and the like.
+    """
 
     @staticmethod
-    def of_findings(subject: str, findings: Sequence[Diagnostic], asked: Sequence[str] = ()) -> "Result":
-        """The result of checks of which these are the findings; what was asked for and not found has passed."""
+    def of_findings(
+        subject: str, findings: Sequence[Diagnostic], asked: Sequence[str] = ()
+    ) -> "Result":
+        """The result of checks of which these are the findings;
+
+        what was asked for and not found has passed.
+        """
         found = {finding.rule for finding in findings if finding.severity == "error"}
         checks = dict.fromkeys(asked, "passed") | dict.fromkeys(sorted(found), "failed")
         return Result(subject, "unsafe" if found else "clean", checks, tuple(findings))
@@ -32,8 +43,14 @@ def count(results: Sequence[Result]) -> dict[str, int]:
     """Findings by severity, and checks by how they ended."""
     severities = [finding.severity for result in results for finding in result.findings]
     checks = [state for result in results for state in result.checks.values()]
-    counts = {f"{severity}s": severities.count(severity) for severity in ("error", "warning", "note")}
-    return counts | {"passed": checks.count("passed"), "failed": checks.count("failed"), "not_run": checks.count("not-run")}
+    counts = {
+        f"{severity}s": severities.count(severity) for severity in ("error", "warning", "note")
+    }
+    return counts | {
+        "passed": checks.count("passed"),
+        "failed": checks.count("failed"),
+        "not_run": checks.count("not-run"),
+    }
 
 
 def exit_code(results: Sequence[Result]) -> int:

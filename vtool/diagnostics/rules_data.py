@@ -8,21 +8,37 @@ RULES = (
     Rule(
         name="broken-row",
         code="VT601",
-        summary="A line of a rows file is not a JSON object, or its row raises an error that vtool has no rule for.",
+        summary=(
+            "A line of a rows file is not a JSON object, or its row raises an error that vtool has"
+            " no rule for."
+        ),
         why="A loader that skips it trains on fewer rows than the file has, and says nothing.",
         bad='{"messages": [{"role": "user", "content": "Hi"',
-        good='{"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]}',
-        fix="Mend or remove the line. It is often the last one of a file whose writing was cut off.",
+        good=(
+            '{"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content":'
+            ' "Hello"}]}'
+        ),
+        fix=(
+            "Mend or remove the line. It is often the last one of a file whose writing was cut off."
+        ),
     ),
     Rule(
         name="malformed-messages",
         code="VT602",
-        summary="A row is not a list of messages, each with a role and with content of a kind that is understood.",
+        summary=(
+            "A row is not a list of messages, each with a role and with content of a kind that is"
+            " understood."
+        ),
         why="What is not understood cannot be trained on, and must not be guessed.",
         bad='{"messages": [{"role": "human", "content": "Hi"}]}',
-        good='{"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]}',
-        fix='Use the roles system, user, assistant and tool, and text, or a list of parts of type "text", "image", "image_url", "video" or '
-        '"video_url".',
+        good=(
+            '{"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content":'
+            ' "Hello"}]}'
+        ),
+        fix=(
+            "Use the roles system, user, assistant and tool, and text, or a list of parts of type"
+            ' "text", "image", "image_url", "video" or "video_url".'
+        ),
     ),
     Rule(
         name="missing-image",
@@ -31,13 +47,19 @@ RULES = (
         why="Some trainers replace the row by another one, or train it without its image.",
         bad=_IMAGE_PART.replace("cat", "cta"),
         good=_IMAGE_PART,
-        fix="Paths are relative to the folder of the rows file. Addresses on the web are not fetched: save the image first.",
+        fix=(
+            "Paths are relative to the folder of the rows file. Addresses on the web are not"
+            " fetched: save the image first."
+        ),
     ),
     Rule(
         name="broken-image",
         code="VT604",
         summary="An image file cannot be decoded to its last pixel.",
-        why="A truncated image is filled up with grey by some decoders, and the row teaches the model something untrue.",
+        why=(
+            "A truncated image is filled up with grey by some decoders, and the row teaches the"
+            " model something untrue."
+        ),
         bad="a cat.jpg whose download was cut off",
         good="the whole cat.jpg",
         fix="Fetch the image again, or remove the row.",
@@ -47,28 +69,47 @@ RULES = (
         code="VT605",
         summary="A row has more or fewer placeholders for images or videos than it has of these.",
         why="The model would see an image at the wrong place, or none at all.",
-        bad='{"messages": [{"role": "user", "content": "<image><image>Same?"}, …], "images": ["a.png"]}',
-        good='{"messages": [{"role": "user", "content": "<image><image>Same?"}, …], "images": ["a.png", "b.png"]}',
-        fix="Write one <image> tag for each entry of images and one <video> tag for each of videos, in the same order; or use typed parts, "
-        "and no lists.",
+        bad=(
+            '{"messages": [{"role": "user", "content": "<image><image>Same?"}, …], "images":'
+            ' ["a.png"]}'
+        ),
+        good=(
+            '{"messages": [{"role": "user", "content": "<image><image>Same?"}, …], "images":'
+            ' ["a.png", "b.png"]}'
+        ),
+        fix=(
+            "Write one <image> tag for each entry of images and one <video> tag for each of videos,"
+            " in the same order; or use typed parts, and no lists."
+        ),
     ),
     Rule(
         name="image-token-mismatch",
         code="VT606",
-        summary="The image or video tokens of a row are not as many as the features that its images or videos give.",
+        summary=(
+            "The image or video tokens of a row are not as many as the features that its images or"
+            " videos give."
+        ),
         why="Features land on the wrong tokens, or the model raises in the middle of a run.",
         bad="9 image tokens for an image of grid 1 × 4 × 4 with a merge of 2 (4 features)",
         good="4 image tokens",
-        fix="The chat template must put exactly one image token where an image goes, and one video token where a video goes, in their "
-        "order. Check the template and the token ids in config.json.",
+        fix=(
+            "The chat template must put exactly one image token where an image goes, and one video"
+            " token where a video goes, in their order. Check the template and the token ids in"
+            " config.json."
+        ),
     ),
     Rule(
         name="no-assistant-turn",
         code="VT607",
-        summary="A row has no assistant turn, or an empty one, so there is nothing to learn from it.",
+        summary=(
+            "A row has no assistant turn, or an empty one, so there is nothing to learn from it."
+        ),
         why="It adds nothing to the loss; a batch of such rows divides by zero.",
         bad='{"messages": [{"role": "user", "content": "Hi"}]}',
-        good='{"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]}',
+        good=(
+            '{"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content":'
+            ' "Hello"}]}'
+        ),
         fix="Add the answer, or remove the row.",
     ),
     Rule(
@@ -78,17 +119,27 @@ RULES = (
         why="Cutting it off silently trains on half an answer, or on none.",
         bad="data.max_length=1024 with a row of 1500 tokens",
         good="data.max_length=2048",
-        fix="Raise data.max_length, shrink images with data.image.max_pixels or videos with data.video, or say what to do: "
-        "data.on_overlong=drop with data.max_dropped_rows=N, or data.on_overlong=truncate.",
+        fix=(
+            "Raise data.max_length, shrink images with data.image.max_pixels or videos with"
+            " data.video, or say what to do: data.on_overlong=drop with data.max_dropped_rows=N, or"
+            " data.on_overlong=truncate."
+        ),
     ),
     Rule(
         name="answer-cut-off",
         code="VT609",
-        summary="Truncation leaves nothing of a row's answers, or cuts through an image or a video.",
-        why="A row whose answer is cut off trains on nothing: loss 0, gradient 0, and no exception.",
+        summary=(
+            "Truncation leaves nothing of a row's answers, or cuts through an image or a video."
+        ),
+        why=(
+            "A row whose answer is cut off trains on nothing: loss 0, gradient 0, and no exception."
+        ),
         bad="data.max_length=64 data.on_overlong=truncate with a prompt of 80 tokens",
         good="data.max_length=256 data.on_overlong=truncate",
-        fix="Raise data.max_length until a part of each answer fits, or drop such rows: data.on_overlong=drop, data.max_dropped_rows=N.",
+        fix=(
+            "Raise data.max_length until a part of each answer fits, or drop such rows:"
+            " data.on_overlong=drop, data.max_dropped_rows=N."
+        ),
     ),
     Rule(
         name="end-token-unsupervised",
@@ -97,22 +148,36 @@ RULES = (
         why="A model that never learns to stop answers on and on.",
         bad="labels cover `7`",
         good="labels cover `7<|im_end|>`",
-        fix="The chat template must close each assistant turn with the tokenizer's end token. Check chat_template.jinja and eos_token.",
+        fix=(
+            "The chat template must close each assistant turn with the tokenizer's end token. Check"
+            " chat_template.jinja and eos_token."
+        ),
     ),
     Rule(
         name="unstable-template",
         code="VT611",
-        summary="The chat template renders the beginning of a chat differently once more turns follow.",
-        why="The labels' place cannot be told, and the prompt of training is not the prompt of inference.",
+        summary=(
+            "The chat template renders the beginning of a chat differently once more turns follow."
+        ),
+        why=(
+            "The labels' place cannot be told, and the prompt of training is not the prompt of"
+            " inference."
+        ),
         bad="a template that removes the reasoning of earlier turns",
         good="a template that renders every turn the same, wherever it stands",
-        fix="Use a template for training that keeps earlier turns as they were, or split the chat into rows with one assistant turn each.",
+        fix=(
+            "Use a template for training that keeps earlier turns as they were, or split the chat"
+            " into rows with one assistant turn each."
+        ),
     ),
     Rule(
         name="control-token-in-text",
         code="VT612",
         summary="The text of a message contains one of the tokenizer's control tokens.",
-        why="The tokenizer cannot tell it from a real one: `<|im_end|>` in a text ends the turn there.",
+        why=(
+            "The tokenizer cannot tell it from a real one: `<|im_end|>` in a text ends the turn"
+            " there."
+        ),
         bad='{"role": "user", "content": "What does <|im_end|> mean?"}',
         good='{"role": "user", "content": "What does im_end mean?"}',
         fix="Write it differently, or remove the row.",
@@ -122,7 +187,10 @@ RULES = (
         code="VT613",
         summary="More rows would be left out than data.max_dropped_rows allows.",
         why="Rows that vanish change what the model learns, and nobody notices.",
-        bad="3 rows longer than data.max_length, with data.on_overlong=drop and data.max_dropped_rows=0",
+        bad=(
+            "3 rows longer than data.max_length, with data.on_overlong=drop and"
+            " data.max_dropped_rows=0"
+        ),
         good="data.max_dropped_rows=3",
         fix="Mend the rows, or allow that many: data.max_dropped_rows=N.",
     ),
@@ -139,17 +207,28 @@ RULES = (
         name="labels-differ-from-answers",
         code="VT616",
         summary="The labels of a row, decoded, are not its assistant turns.",
-        why="The model is trained on something that nobody wrote: a shifted mask, a lost token, the user's words.",
+        why=(
+            "The model is trained on something that nobody wrote: a shifted mask, a lost token, the"
+            " user's words."
+        ),
         bad="labels that decode to `s shown?` for the answer `7`",
         good="labels that decode to `7<|im_end|>`",
-        fix="Check the tokenizer: it must give back the text that it was given. If it does, this is a bug of vtool: please report it.",
+        fix=(
+            "Check the tokenizer: it must give back the text that it was given. If it does, this is"
+            " a bug of vtool: please report it."
+        ),
     ),
     Rule(
         name="ignored-by-template",
         code="VT617",
-        summary="A row has tools, tool calls or reasoning of which the chat template writes nothing.",
+        summary=(
+            "A row has tools, tool calls or reasoning of which the chat template writes nothing."
+        ),
         why="The model never sees them, and the answers that rest on them come out of nowhere.",
-        bad='{"role": "assistant", "reasoning_content": "It has whiskers.", "content": "A cat."}, and a template without reasoning_content',
+        bad=(
+            '{"role": "assistant", "reasoning_content": "It has whiskers.", "content": "A cat."},'
+            " and a template without reasoning_content"
+        ),
         good='{"role": "assistant", "content": "<think>It has whiskers.</think>A cat."}',
         fix="Use a chat template that writes them, write them as text, or leave them out.",
     ),
@@ -159,14 +238,20 @@ RULES = (
         summary="A turn of the assistant has an image or a video.",
         why="Its tokens would be learnt as if the model could write images.",
         bad='{"role": "assistant", "content": "Here it is: <image>"}',
-        good='{"role": "user", "content": "<image>Is it this one?"}, {"role": "assistant", "content": "Yes."}',
+        good=(
+            '{"role": "user", "content": "<image>Is it this one?"}, {"role": "assistant",'
+            ' "content": "Yes."}'
+        ),
         fix="Show images and videos in turns of the user or of a tool.",
     ),
     Rule(
         name="reference-too-long",
         code="VT619",
         summary="Answers to be evaluated are longer than evaluation.generate.max_new_tokens.",
-        why="The model is stopped before it can have written them, so that the exact match is lower than what it can do.",
+        why=(
+            "The model is stopped before it can have written them, so that the exact match is lower"
+            " than what it can do."
+        ),
         bad="evaluation.generate.max_new_tokens=4 with an answer of 9 tokens",
         good="evaluation.generate.max_new_tokens=9",
         fix="Raise evaluation.generate.max_new_tokens to the longest answer.",
@@ -179,7 +264,10 @@ RULES = (
         why="Nothing could be shown of it.",
         bad="vtool verify my.jsonl --row 900, where my.jsonl has 100 lines",
         good="vtool verify my.jsonl --row 90",
-        fix="Give a line's number, or a row's name as findings write it: --row my.jsonl:90. Blank lines are no rows.",
+        fix=(
+            "Give a line's number, or a row's name as findings write it: --row my.jsonl:90. Blank"
+            " lines are no rows."
+        ),
     ),
     Rule(
         name="missing-video",
@@ -188,14 +276,22 @@ RULES = (
         why="Some trainers replace the row by another one, or train it without its video.",
         bad='{"type": "video", "video": "cilp.mp4"}',
         good='{"type": "video", "video": "clip.mp4"}',
-        fix="Paths are relative to the folder of the rows file. Addresses on the web are not fetched: save the video first. Of a folder of "
-        "frames, list the frames.",
+        fix=(
+            "Paths are relative to the folder of the rows file. Addresses on the web are not"
+            " fetched: save the video first. Of a folder of frames, list the frames."
+        ),
     ),
     Rule(
         name="broken-video",
         code="VT641",
-        summary="A video cannot be decoded to its last frame, has no frames, or frames of several sizes, or it is a picture.",
-        why="A decoder that stops where a file is cut off shows fewer frames, at other times, and says nothing.",
+        summary=(
+            "A video cannot be decoded to its last frame, has no frames, or frames of several"
+            " sizes, or it is a picture."
+        ),
+        why=(
+            "A decoder that stops where a file is cut off shows fewer frames, at other times, and"
+            " says nothing."
+        ),
         bad="a clip.mp4 whose download was cut off",
         good="the whole clip.mp4",
         fix="Fetch or encode the video again, bring its frames to one size, or remove the row.",
@@ -204,7 +300,10 @@ RULES = (
         name="too-many-frames",
         code="VT642",
         summary="A list of frames is longer than a video may be.",
-        why="Frames that are listed are all shown. Leaving some of them out would change what the row says, and when.",
+        why=(
+            "Frames that are listed are all shown. Leaving some of them out would change what the"
+            " row says, and when."
+        ),
         bad="a list of 900 frames, with data.video.max_frames=768",
         good="data.video.max_frames=900",
         fix="Raise data.video.max_frames, or list fewer frames, and write the row's fps.",
@@ -221,7 +320,10 @@ RULES = (
     Rule(
         name="ledger-mismatch",
         code="VT615",
-        summary="The rows that were trained on and those that were dropped do not add up to the rows there are.",
+        summary=(
+            "The rows that were trained on and those that were dropped do not add up to the rows"
+            " there are."
+        ),
         why="Some rows were skipped or seen twice: the run is not what the recipe says.",
         bad="1257 rows, 1 epoch, 1250 trained",
         good="1257 rows, 1 epoch, 1257 trained",

@@ -1,4 +1,7 @@
-"""Rules VT5xx of what is installed and of what variables say: asked by `vtool doctor`, and of recipes for an NPU by `validate-config`."""
+"""Rules VT5xx of what is installed and of what variables say:
+
+asked by `vtool doctor`, and of recipes for an NPU by `validate-config`.
+"""
 
 from vtool.diagnostics.rule import Rule
 
@@ -7,8 +10,10 @@ RULES = (
         name="version-mismatch",
         code="VT505",
         summary="An installed package has a version that another one does not go with.",
-        why="torch_npu is built against one release of torch, and the parts of CANN against each other; vtool is tested with the versions "
-        "that its metadata asks for.",
+        why=(
+            "torch_npu is built against one release of torch, and the parts of CANN against each"
+            " other; vtool is tested with the versions that its metadata asks for."
+        ),
         bad="torch 2.12.0 beside torch_npu 2.13.0",
         good="torch 2.13.0 beside torch_npu 2.13.0",
         fix="Install the version that the message names.",
@@ -17,10 +22,16 @@ RULES = (
         name="torch-does-not-import",
         code="VT506",
         summary="`import torch` fails, crashes or does not come back.",
-        why="Nothing that trains works; the traceback often names another package than the one that is wrong.",
+        why=(
+            "Nothing that trains works; the traceback often names another package than the one that"
+            " is wrong."
+        ),
         bad="torch_npu without CANN: `import torch` loads it by itself, and raises",
         good="CANN's set_env.sh sourced before, or torch_npu uninstalled",
-        fix="Read the last line of what the import said. TORCH_DEVICE_BACKEND_AUTOLOAD=0 keeps torch from loading torch_npu.",
+        fix=(
+            "Read the last line of what the import said. TORCH_DEVICE_BACKEND_AUTOLOAD=0 keeps"
+            " torch from loading torch_npu."
+        ),
     ),
     Rule(
         name="cann-not-found",
@@ -29,16 +40,25 @@ RULES = (
         why="`import torch` itself then raises, since torch loads torch_npu by itself.",
         bad="pip install torch_npu, and nothing else",
         good="source /usr/local/Ascend/ascend-toolkit/set_env.sh",
-        fix="Install CANN and source its set_env.sh, or uninstall torch_npu. TORCH_DEVICE_BACKEND_AUTOLOAD=0 lets torch be imported.",
+        fix=(
+            "Install CANN and source its set_env.sh, or uninstall torch_npu."
+            " TORCH_DEVICE_BACKEND_AUTOLOAD=0 lets torch be imported."
+        ),
     ),
     Rule(
         name="two-accelerators",
         code="VT508",
         summary="torch_npu is installed beside a torch that is built for another accelerator.",
-        why="torch_npu raises `Two accelerators cannot be used at the same time` where the other one's driver is found.",
+        why=(
+            "torch_npu raises `Two accelerators cannot be used at the same time` where the other"
+            " one's driver is found."
+        ),
         bad="torch 2.13.0 for CUDA beside torch_npu 2.13.0",
         good="torch 2.13.0+cpu beside torch_npu 2.13.0",
-        fix="Install a CPU build of the same torch. On x86, the build that pip takes by default is one for CUDA.",
+        fix=(
+            "Install a CPU build of the same torch. On x86, the build that pip takes by default is"
+            " one for CUDA."
+        ),
     ),
     Rule(
         name="package-missing",
@@ -52,8 +72,14 @@ RULES = (
     Rule(
         name="device-list-cut-off",
         code="VT510",
-        summary="ASCEND_RT_VISIBLE_DEVICES is not ids in ascending order with commas between them, or names one that is not there.",
-        why="CANN reads it up to the first character or id that it does not like, and says nothing: with `1, 2,3` one NPU is left.",
+        summary=(
+            "ASCEND_RT_VISIBLE_DEVICES is not ids in ascending order with commas between them, or"
+            " names one that is not there."
+        ),
+        why=(
+            "CANN reads it up to the first character or id that it does not like, and says nothing:"
+            " with `1, 2,3` one NPU is left."
+        ),
         bad="ASCEND_RT_VISIBLE_DEVICES='1, 2,3'",
         good="ASCEND_RT_VISIBLE_DEVICES=1,2,3",
         fix="Write ids and commas, ascending, without spaces: 0,1,2.",
@@ -62,7 +88,10 @@ RULES = (
         name="environment-value",
         code="VT511",
         summary="A variable that Ascend's software reads has a value that it does not take.",
-        why="Some raise in the first operation, others are replaced by their default without a word.",
+        why=(
+            "Some raise in the first operation, others are replaced by their default without a"
+            " word."
+        ),
         bad="TASK_QUEUE_ENABLE=3",
         good="TASK_QUEUE_ENABLE=1",
         fix="Set one of the values that the message names, or unset the variable.",
@@ -70,16 +99,24 @@ RULES = (
     Rule(
         name="allocator-conflict",
         code="VT512",
-        summary="PYTORCH_NPU_ALLOC_CONF enables expandable segments together with what they exclude.",
+        summary=(
+            "PYTORCH_NPU_ALLOC_CONF enables expandable segments together with what they exclude."
+        ),
         why="torch_npu raises at the first allocation.",
         bad="PYTORCH_NPU_ALLOC_CONF=expandable_segments:True,max_split_size_mb:128",
         good="PYTORCH_NPU_ALLOC_CONF=expandable_segments:True",
-        fix="Leave max_split_size_mb and garbage_collection_threshold out, or set expandable_segments:False.",
+        fix=(
+            "Leave max_split_size_mb and garbage_collection_threshold out, or set"
+            " expandable_segments:False."
+        ),
     ),
     Rule(
         name="ignored-variable",
         code="VT513",
-        summary="A variable is set that has no effect beside another one, or another value than was set.",
+        summary=(
+            "A variable is set that has no effect beside another one, or another value than was"
+            " set."
+        ),
         why="Whoever set it believes that it is in force.",
         bad="ASCEND_LAUNCH_BLOCKING=1 TASK_QUEUE_ENABLE=2",
         good="TASK_QUEUE_ENABLE=2",
@@ -90,7 +127,9 @@ RULES = (
         name="not-on-npu",
         code="VT514",
         summary="A setting asks an Ascend NPU for what it does not compute.",
-        why="Operations raise one by one, or are computed on a core that is a hundred times slower.",
+        why=(
+            "Operations raise one by one, or are computed on a core that is a hundred times slower."
+        ),
         bad="device.kind=npu model.dtype=float64",
         good="device.kind=npu model.dtype=bfloat16",
         fix="Use bfloat16 or float32.",
@@ -99,7 +138,10 @@ RULES = (
         name="forked-workers",
         code="VT515",
         summary="Processes are forked from one that has opened an NPU.",
-        why="An NPU cannot be opened again in a forked process: code of one's own that uses it in a worker raises.",
+        why=(
+            "An NPU cannot be opened again in a forked process: code of one's own that uses it in a"
+            " worker raises."
+        ),
         bad="device.kind=npu data.workers=4",
         good="device.kind=npu data.workers=0",
         fix="Nothing need be done unless a worker uses the NPU.",
@@ -108,8 +150,14 @@ RULES = (
     Rule(
         name="npu-mask-convention",
         code="VT516",
-        summary="A vision-language model on megatron-core and an NPU: three conventions of attention masks meet.",
-        why="True means attend in transformers, masked in megatron-core and npu_fusion_attention; the wrong one trains without an error.",
+        summary=(
+            "A vision-language model on megatron-core and an NPU: three conventions of attention"
+            " masks meet."
+        ),
+        why=(
+            "True means attend in transformers, masked in megatron-core and npu_fusion_attention;"
+            " the wrong one trains without an error."
+        ),
         bad="device.kind=npu engine=megatron",
         good="device.kind=npu engine=fsdp2",
         fix="Use engine=fsdp2, where the model's own attention makes its mask.",

@@ -7,7 +7,10 @@ RULES = (
         name="truncated-file",
         code="VT413",
         summary="A weight file ends before its last tensor does.",
-        why="A download or a copy was cut off; loaders that map the file crash late, or read zeros where the disk was full.",
+        why=(
+            "A download or a copy was cut off; loaders that map the file crash late, or read zeros"
+            " where the disk was full."
+        ),
         bad="a model.safetensors whose header promises 4096 bytes, of which 100 are there",
         good="a file as long as its header says",
         fix="Copy or download the file again, and compare its size with the source's.",
@@ -16,19 +19,37 @@ RULES = (
         name="bad-header",
         code="VT414",
         summary="The header of a safetensors file is damaged or contradicts itself.",
-        why="Overlapping offsets give two tensors the same bytes, and of a name that is there twice readers take the last one.",
+        why=(
+            "Overlapping offsets give two tensors the same bytes, and of a name that is there twice"
+            " readers take the last one."
+        ),
         bad='{"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}}',
         good='{"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}',
-        fix="Write the file again with the safetensors library, or fetch it again; a Git LFS pointer needs `git lfs pull`.",
+        fix=(
+            "Write the file again with the safetensors library, or fetch it again; a Git LFS"
+            " pointer needs `git lfs pull`."
+        ),
     ),
     Rule(
         name="index-mismatch",
         code="VT415",
-        summary="The index and the headers of the shards do not name the same tensors in the same files.",
-        why="A loader that trusts the index skips what it does not name; one that reads every shard does not. They load different models.",
-        bad="an index that has lm_head.weight in model-00001-of-00002.safetensors, while it is in model-00002-of-00002.safetensors",
+        summary=(
+            "The index and the headers of the shards do not name the same tensors in the same"
+            " files."
+        ),
+        why=(
+            "A loader that trusts the index skips what it does not name; one that reads every shard"
+            " does not. They load different models."
+        ),
+        bad=(
+            "an index that has lm_head.weight in model-00001-of-00002.safetensors, while it is in"
+            " model-00002-of-00002.safetensors"
+        ),
         good="an index as save_pretrained wrote it, beside the shards of the same save",
-        fix="Take index and shards from the same save; `save_pretrained` into an empty folder writes them anew.",
+        fix=(
+            "Take index and shards from the same save; `save_pretrained` into an empty folder"
+            " writes them anew."
+        ),
     ),
     Rule(
         name="missing-shard",
@@ -55,16 +76,27 @@ RULES = (
         why="One such weight makes every answer garbage, and no loader looks.",
         bad="lm_head.weight with a NaN after a diverged run",
         good="finite values in every tensor",
-        fix="Go back to an earlier checkpoint; if this one was converted, look for overflow in the cast (float16 ends at 65504).",
+        fix=(
+            "Go back to an earlier checkpoint; if this one was converted, look for overflow in the"
+            " cast (float16 ends at 65504)."
+        ),
     ),
     Rule(
         name="unsafe-format",
         code="VT419",
-        summary="The weights are a pickle, which can run any code when it is loaded. It was not opened.",
-        why="Who loads it runs what whoever made it has put there; and its tensors cannot be checked without that.",
+        summary=(
+            "The weights are a pickle, which can run any code when it is loaded. It was not opened."
+        ),
+        why=(
+            "Who loads it runs what whoever made it has put there; and its tensors cannot be"
+            " checked without that."
+        ),
         bad="pytorch_model.bin",
         good="model.safetensors",
-        fix="Ask for safetensors, or convert it where nothing can be lost: torch.load(…, weights_only=True), then save_pretrained.",
+        fix=(
+            "Ask for safetensors, or convert it where nothing can be lost: torch.load(…,"
+            " weights_only=True), then save_pretrained."
+        ),
     ),
     Rule(
         name="no-weights",
@@ -89,7 +121,10 @@ RULES = (
         name="outside-link",
         code="VT422",
         summary="A file of the folder is a link to somewhere else.",
-        why="The folder is not whole: copied or packed it loses the file, and what it links to can change unseen.",
+        why=(
+            "The folder is not whole: copied or packed it loses the file, and what it links to can"
+            " change unseen."
+        ),
         bad="model.safetensors -> /mnt/other/model.safetensors",
         good="the file itself, or the snapshots and blobs of a Hugging Face cache",
         fix="Put the file itself into the folder: cp --dereference.",

@@ -1,4 +1,5 @@
-"""Rules VT4xx: a class that is given weights. (Those of a checkpoint's folder are in rules_folder.py.)
+"""Rules VT4xx: a class that is given weights. (Those of a checkpoint's folder are in
+rules_folder.py.)
 
 `bad` and `good` of VT401 to VT412 are a class's `load_weights(self, weights)`.
 """
@@ -12,16 +13,25 @@ RULES = (
         name="stale-reference",
         code="VT401",
         summary="A class uses a tensor after it has asked the loader for more.",
-        why="A loader that uses its buffer again has put other bytes there: the model loads without a word and answers garbage.",
+        why=(
+            "A loader that uses its buffer again has put other bytes there: the model loads without"
+            " a word and answers garbage."
+        ),
         bad="weights = list(weights)",
         good=_COPY,
-        fix="Copy each tensor into its parameter before asking for the next one, or keep a clone: kept[name] = tensor.clone().",
+        fix=(
+            "Copy each tensor into its parameter before asking for the next one, or keep a clone:"
+            " kept[name] = tensor.clone()."
+        ),
     ),
     Rule(
         name="iterator-not-exhausted",
         code="VT402",
         summary="A class stops before the loader has given everything.",
-        why="What was not asked for is not loaded, and a streaming loader waits for ever or never frees its buffers.",
+        why=(
+            "What was not asked for is not loaded, and a streaming loader waits for ever or never"
+            " frees its buffers."
+        ),
         bad="for name, tensor in itertools.islice(weights, 10): …",
         good=_COPY,
         fix="Go through the iterator until it ends; skip by name what is not needed.",
@@ -33,13 +43,19 @@ RULES = (
         why="It keeps what was in the memory: zeros, or anything.",
         bad='if name.endswith("bias"): continue',
         good=_COPY,
-        fix="Map the checkpoint's name to the parameter's, and raise for a parameter that nothing was loaded into.",
+        fix=(
+            "Map the checkpoint's name to the parameter's, and raise for a parameter that nothing"
+            " was loaded into."
+        ),
     ),
     Rule(
         name="partly-written-parameter",
         code="VT404",
         summary="Some elements of a parameter are written, and others are not.",
-        why="Half of a fused qkv, or one expert of many, computes with whatever was in the memory, and nothing else shows it.",
+        why=(
+            "Half of a fused qkv, or one expert of many, computes with whatever was in the memory,"
+            " and nothing else shows it."
+        ),
         bad="qkv[:2 * n].copy_(torch.cat([q, k]))",
         good="qkv.copy_(torch.cat([q, k, v]))",
         fix="Load every part of a fused weight, and count the parts.",
@@ -51,13 +67,19 @@ RULES = (
         why="A weight that was trained is dropped. One renaming has dropped 97 % of a checkpoint.",
         bad="if name not in self.parameters: continue",
         good="if name not in self.parameters: raise KeyError(name)",
-        fix="Map its name, or name it among those that are ignored on purpose (allow=[…] takes patterns).",
+        fix=(
+            "Map its name, or name it among those that are ignored on purpose (allow=[…] takes"
+            " patterns)."
+        ),
     ),
     Rule(
         name="retained-memory",
         code="VT406",
         summary="A class holds most of the checkpoint's tensors at once.",
-        why="The host's memory then holds the whole checkpoint beside the model, and loading ends out of memory.",
+        why=(
+            "The host's memory then holds the whole checkpoint beside the model, and loading ends"
+            " out of memory."
+        ),
         bad="weights = dict(weights)",
         good=_COPY,
         fix="Load each tensor as it comes. Keep at most the parts of one fused weight.",
@@ -76,10 +98,16 @@ RULES = (
         name="chunk-dependent",
         code="VT408",
         summary="What is loaded depends on how the tensors are spread over calls of load_weights.",
-        why="Weight synchronisation in reinforcement learning sends them in buckets: half of a fused weight is lost at each border.",
+        why=(
+            "Weight synchronisation in reinforcement learning sends them in buckets: half of a"
+            " fused weight is lost at each border."
+        ),
         bad="parts = {}  # of one call: q in this one, k and v in the next",
         good="self.parts  # kept until the last part has come",
-        fix="Write each part into its place in the fused parameter at once, or keep parts beyond the call.",
+        fix=(
+            "Write each part into its place in the fused parameter at once, or keep parts beyond"
+            " the call."
+        ),
     ),
     Rule(
         name="reload-dependent",
@@ -103,7 +131,10 @@ RULES = (
         name="lossy-cast",
         code="VT411",
         summary="A tensor loses bits on its way into a parameter.",
-        why="Routers, norms and state-space parameters that were kept in float32 on purpose come out rounded.",
+        why=(
+            "Routers, norms and state-space parameters that were kept in float32 on purpose come"
+            " out rounded."
+        ),
         bad="self.bias.copy_(tensor)  # float32 into bfloat16",
         good="self.bias = nn.Parameter(torch.empty(n, dtype=torch.float32))",
         fix="Give the parameter the checkpoint's dtype, or convert the checkpoint on purpose.",
@@ -113,7 +144,10 @@ RULES = (
         name="nondeterministic",
         code="VT412",
         summary="Loading the same tensors twice, into two new objects, gives different values.",
-        why="Something is left to what was in the memory, or to chance; no two servers have the same model.",
+        why=(
+            "Something is left to what was in the memory, or to chance; no two servers have the"
+            " same model."
+        ),
         bad="self.weight = torch.empty_like(self.weight) + tensor",
         good="self.weight.copy_(tensor)",
         fix="Write every element from the checkpoint, or from a fixed rule.",
@@ -122,7 +156,10 @@ RULES = (
         name="shard-mismatch",
         code="VT430",
         summary="The shards of two ranks of tensor parallelism are not the whole weight together.",
-        why="A part that no rank has loaded is computed with whatever was in the memory, and only where there is more than one rank.",
+        why=(
+            "A part that no rank has loaded is computed with whatever was in the memory, and only"
+            " where there is more than one rank."
+        ),
         bad="param.copy_(tensor.chunk(ranks)[0])",
         good="param.copy_(tensor.chunk(ranks)[rank])",
         fix="Give each rank its own part: by the parameter's weight_loader, which knows the rank.",
@@ -131,16 +168,31 @@ RULES = (
         name="quantised-load",
         code="VT431",
         summary="Made for quantised weights, the class does not load what it loads otherwise.",
-        why="A scale that is dropped, or kept while its buffer is used again, multiplies a whole row by something else.",
-        bad="if name not in params: continue  # q_proj.weight_scale, where the parameter is qkv_proj.weight_scale",
+        why=(
+            "A scale that is dropped, or kept while its buffer is used again, multiplies a whole"
+            " row by something else."
+        ),
+        bad=(
+            "if name not in params: continue  # q_proj.weight_scale, where the parameter is"
+            " qkv_proj.weight_scale"
+        ),
         good="weight_loader(params['qkv_proj.weight_scale'], tensor, 'q')",
-        fix="Load scales as weights are loaded, under the names that compressed-tensors gives them; raise for a name that fits nothing.",
+        fix=(
+            "Load scales as weights are loaded, under the names that compressed-tensors gives them;"
+            " raise for a name that fits nothing."
+        ),
     ),
     Rule(
         name="stale-after-processing",
         code="VT432",
-        summary="What the framework makes of loaded weights depends on tensors that the loader has taken back.",
-        why="Parameters are right after the load; what a module has kept beside them is read when weights are packed for the kernels.",
+        summary=(
+            "What the framework makes of loaded weights depends on tensors that the loader has"
+            " taken back."
+        ),
+        why=(
+            "Parameters are right after the load; what a module has kept beside them is read when"
+            " weights are packed for the kernels."
+        ),
         bad="self.scales = tensor  # used in process_weights_after_loading",
         good="self.scales = tensor.clone()",
         fix="Copy what is used after the load.",
@@ -152,7 +204,10 @@ RULES = (
         why="Checking something else would say nothing about it.",
         bad="vtool load-check vllm:BertModle",
         good="vtool load-check vllm:BertModel",
-        fix="Name a class as FRAMEWORK:NAME, a function as python:FILE.py:NAME, a folder, or a recipe of kind load_check.",
+        fix=(
+            "Name a class as FRAMEWORK:NAME, a function as python:FILE.py:NAME, a folder, or a"
+            " recipe of kind load_check."
+        ),
     ),
     Rule(
         name="unusable-interpreter",
@@ -161,7 +216,10 @@ RULES = (
         why="A class is checked where it is installed; nothing was checked.",
         bad="vtool load-check vllm:BertModel --python /usr/bin/python3",
         good="vtool load-check vllm:BertModel --python .vllm-venv/bin/python",
-        fix="Give the interpreter of an environment that has the framework: --python EXE (`make vllm-env` builds one for vLLM).",
+        fix=(
+            "Give the interpreter of an environment that has the framework: --python EXE (`make"
+            " vllm-env` builds one for vLLM)."
+        ),
     ),
     Rule(
         name="load-failed",
@@ -170,13 +228,19 @@ RULES = (
         why="What did not load has not passed.",
         bad="def factory(): raise RuntimeError",
         good="def factory(): return Model()",
-        fix="Mend what the message names. What was stopped may take longer with limits.seconds=…, and more with limits.memory_mib=….",
+        fix=(
+            "Mend what the message names. What was stopped may take longer with limits.seconds=…,"
+            " and more with limits.memory_mib=…."
+        ),
     ),
 )
 """VT401 to VT412 and VT430 to VT432 are asked of classes; the others say why one could not be."""
 
 OF_VLLM = ("shard-mismatch", "stale-after-processing", "quantised-load")
-"""The checks that only vLLM's classes can be asked: theirs are loaded by ranks, quantised, and processed."""
+"""The checks that only vLLM's classes can be asked:
+
+theirs are loaded by ranks, quantised, and processed.
+"""
 
 ASKED = tuple(rule.name for rule in RULES if rule.code < "VT49" and rule.name not in OF_VLLM)
 """The checks of a class, in order."""

@@ -34,19 +34,34 @@ RULES = (
         name="ranks-differ",
         code="VT504",
         summary="The ranks have not built the same model.",
-        why="Each loads its own; where each keeps a share of it, the weights of two folders are mixed, and no error is raised.",
+        why=(
+            "Each loads its own; where each keeps a share of it, the weights of two folders are"
+            " mixed, and no error is raised."
+        ),
         bad="model.path=/local/model, where one machine has another revision of it than the others",
         good="model.path=/shared/model, one folder that all machines see",
-        fix="Copy the folder of rank 0's machine to the others. Where model.init=random: begin on machines of one kind, or from a folder.",
+        fix=(
+            "Copy the folder of rank 0's machine to the others. Where model.init=random: begin on"
+            " machines of one kind, or from a folder."
+        ),
     ),
     Rule(
         name="model-class-does-not-fit",
         code="VT517",
-        summary="The class of model.modeling cannot take the place of transformers' class of the family, or its file cannot be imported.",
-        why="A tower elsewhere is neither frozen nor fed, and weights of other names are in no folder that anything else can open.",
+        summary=(
+            "The class of model.modeling cannot take the place of transformers' class of the"
+            " family, or its file cannot be imported."
+        ),
+        why=(
+            "A tower elsewhere is neither frozen nor fed, and weights of other names are in no"
+            " folder that anything else can open."
+        ),
         bad="a class whose tower is `self.vision`, where the family has `self.model.visual`",
         good="a class derived from transformers' own that overrides a forward pass",
-        fix="Keep the names and shapes of the family's weights, and what its tower and its forward pass give back.",
+        fix=(
+            "Keep the names and shapes of the family's weights, and what its tower and its forward"
+            " pass give back."
+        ),
     ),
     Rule(
         name="nonfinite-loss",
@@ -55,8 +70,10 @@ RULES = (
         why="One such step makes every weight NaN, and everything after it is lost.",
         bad="optim.lr=100",
         good="optim.lr=2e-4",
-        fix="Lower optim.lr or raise optim.warmup_steps; look at the rows that the message names. The weights before the step are in the "
-        "last checkpoint.",
+        fix=(
+            "Lower optim.lr or raise optim.warmup_steps; look at the rows that the message names."
+            " The weights before the step are in the last checkpoint."
+        ),
     ),
     Rule(
         name="nonfinite-gradient",
@@ -65,7 +82,10 @@ RULES = (
         why="Clipping by an infinite norm turns every gradient into NaN or 0.",
         bad="optim.lr=100",
         good="optim.lr=2e-4",
-        fix="Lower optim.lr, or compute in model.dtype=float32. The weights before the step are in the last checkpoint.",
+        fix=(
+            "Lower optim.lr, or compute in model.dtype=float32. The weights before the step are in"
+            " the last checkpoint."
+        ),
     ),
     Rule(
         name="no-supervised-tokens",
@@ -79,11 +99,20 @@ RULES = (
     Rule(
         name="micro-batch-without-image",
         code="VT704",
-        summary="model.dummy_visual is never, and in a step with images on several ranks a micro-batch has none.",
-        why="The tower would run on some ranks and not on others: they would wait for each other's gradients or weights for ever.",
+        summary=(
+            "model.dummy_visual is never, and in a step with images on several ranks a micro-batch"
+            " has none."
+        ),
+        why=(
+            "The tower would run on some ranks and not on others: they would wait for each other's"
+            " gradients or weights for ever."
+        ),
         bad="model.dummy_visual=never",
         good="model.dummy_visual=auto",
-        fix="Set model.dummy_visual=auto: where an image is anywhere in a step, the tower runs everywhere, for gradients of exactly 0.",
+        fix=(
+            "Set model.dummy_visual=auto: where an image is anywhere in a step, the tower runs"
+            " everywhere, for gradients of exactly 0."
+        ),
     ),
     Rule(
         name="run-folder-unwritable",
@@ -97,20 +126,31 @@ RULES = (
     Rule(
         name="run-folder-taken",
         code="VT802",
-        summary="The run's folder holds a run already: one with other settings, or one that must not be continued.",
+        summary=(
+            "The run's folder holds a run already: one with other settings, or one that must not be"
+            " continued."
+        ),
         why="Continuing it would mix two runs, and starting anew would overwrite one.",
         bad="vtool train sft digits optim.lr=1e-3, in the folder of a run with optim.lr=2e-3",
         good="vtool train sft digits optim.lr=1e-3 run.name=digits-1e-3",
-        fix="Give the new run a name of its own: run.name=NAME. Or put the settings back as they were.",
+        fix=(
+            "Give the new run a name of its own: run.name=NAME. Or put the settings back as they"
+            " were."
+        ),
     ),
     Rule(
         name="corrupt-checkpoint",
         code="VT803",
-        summary="A checkpoint's files are not those that were written: truncated, changed or missing.",
+        summary=(
+            "A checkpoint's files are not those that were written: truncated, changed or missing."
+        ),
         why="Weights of a damaged file load without an error, and the run goes on from noise.",
         bad="a model.safetensors with other bytes than its manifest says",
         good="a checkpoint whose digests agree",
-        fix="Let the run continue from an older checkpoint (checkpoint.resume=auto does), and check the disk.",
+        fix=(
+            "Let the run continue from an older checkpoint (checkpoint.resume=auto does), and check"
+            " the disk."
+        ),
     ),
     Rule(
         name="checkpoint-not-saved",
@@ -119,13 +159,19 @@ RULES = (
         why="Training on would be lost with the next crash.",
         bad="a full disk",
         good="room for one checkpoint more than checkpoint.keep_last",
-        fix="Free space, then start the same command again: it resumes from the last whole checkpoint.",
+        fix=(
+            "Free space, then start the same command again: it resumes from the last whole"
+            " checkpoint."
+        ),
     ),
     Rule(
         name="data-changed",
         code="VT805",
         summary="The rows are not those that the run began with.",
-        why="The steps before and after would be of two data sets, and no sample order would be true.",
+        why=(
+            "The steps before and after would be of two data sets, and no sample order would be"
+            " true."
+        ),
         bad="a train.jsonl with a line more than at the start of the run",
         good="the same train.jsonl",
         fix="Put the file back, or start another run: run.name=NAME.",
@@ -155,7 +201,10 @@ RULES = (
         why="Starting from the beginning would overwrite what the run has written.",
         bad="checkpoint.resume=runs/digits before its first checkpoint",
         good="checkpoint.resume=auto",
-        fix="Start it anew under another run.name, or name a checkpoint folder: checkpoint.resume=FOLDER.",
+        fix=(
+            "Start it anew under another run.name, or name a checkpoint folder:"
+            " checkpoint.resume=FOLDER."
+        ),
     ),
     Rule(
         name="rank-failed",
@@ -164,13 +213,22 @@ RULES = (
         why="The other ranks would wait for it for ever.",
         bad="kill -9 of one rank",
         good="all ranks alive",
-        fix="Read what the rank printed above this line, then start the same command again: it resumes from the last checkpoint.",
+        fix=(
+            "Read what the rank printed above this line, then start the same command again: it"
+            " resumes from the last checkpoint."
+        ),
     ),
     Rule(
         name="base-changed",
         code="VT810",
-        summary="The weights that a run's adapters are for, or their config.json, are not those that it began with, or are not there.",
-        why="An adapter is a difference: added to other weights it gives another model, and no error.",
+        summary=(
+            "The weights that a run's adapters are for, or their config.json, are not those that it"
+            " began with, or are not there."
+        ),
+        why=(
+            "An adapter is a difference: added to other weights it gives another model, and no"
+            " error."
+        ),
         bad="other bytes in model.path's model.safetensors than at the start of a run with lora",
         good="the same folder",
         fix="Put the folder back as it was, or start another run: run.name=NAME.",
@@ -179,7 +237,10 @@ RULES = (
         name="nothing-to-merge",
         code="VT811",
         summary="vtool export --merge was given a run that has no adapter.",
-        why="Its export is whole already; a second one under another name would be taken for something else.",
+        why=(
+            "Its export is whole already; a second one under another name would be taken for"
+            " something else."
+        ),
         bad="vtool export runs/digits --merge",
         good="vtool export runs/digits_lora --merge",
         fix="Leave --merge out.",
@@ -188,7 +249,10 @@ RULES = (
         name="modeling-changed",
         code="VT812",
         summary="The file of model.modeling is not the one that a run began with, or is not there.",
-        why="The steps before and after would be of two models, or an answer be that of a model which was never trained.",
+        why=(
+            "The steps before and after would be of two models, or an answer be that of a model"
+            " which was never trained."
+        ),
         bad="an edit of my_model.py between a run's stop and its next start",
         good="the same my_model.py",
         fix="Put the file back as it was, or start another run: run.name=NAME.",
@@ -200,13 +264,19 @@ RULES = (
         why="Whoever paid for the run looks at its profile when it is over.",
         bad="a full disk while the trace is written",
         good="room for profiler.max_trace_mb on each machine that records",
-        fix="Put right what the message names, and record other steps: the run's weights are not touched by it.",
+        fix=(
+            "Put right what the message names, and record other steps: the run's weights are not"
+            " touched by it."
+        ),
     ),
     Rule(
         name="profiler-failed",
         code="VT821",
         summary="The profiler raised an error. The training has gone on without it.",
-        why="A profiler that ends a run costs more than it shows, and one that fails silently shows nothing.",
+        why=(
+            "A profiler that ends a run costs more than it shows, and one that fails silently shows"
+            " nothing."
+        ),
         bad="profiler=torch beside another tool that holds the device's counters",
         good="one profiler at a time",
         fix="Read the error; record fewer things (profiler.record), or other steps.",
@@ -214,7 +284,10 @@ RULES = (
     Rule(
         name="profile-cut-short",
         code="VT822",
-        summary="The run ended inside the interval: what had been recorded until then is written, the rest is not there.",
+        summary=(
+            "The run ended inside the interval: what had been recorded until then is written, the"
+            " rest is not there."
+        ),
         why="A file with fewer steps than were asked for should say so.",
         bad="Ctrl-C in step 6 of profiler.profile_interval=[5,7]",
         good="a run that gets past its interval",
@@ -224,17 +297,25 @@ RULES = (
     Rule(
         name="trace-capped",
         code="VT823",
-        summary="A trace was larger than profiler.max_trace_mb, and its shortest operations have been left out.",
+        summary=(
+            "A trace was larger than profiler.max_trace_mb, and its shortest operations have been"
+            " left out."
+        ),
         why="Sums over what is left are too small, and gaps in it are not idle time.",
         bad="profiler=torch profiler.profile_interval=[5,500]",
         good="profiler=torch profiler.profile_interval=[5,7]",
-        fix="Record fewer steps, or raise profiler.max_trace_mb. The table of operations and the step's split are whole in any case.",
+        fix=(
+            "Record fewer steps, or raise profiler.max_trace_mb. The table of operations and the"
+            " step's split are whole in any case."
+        ),
         severity="warning",
     ),
     Rule(
         name="profile-behind",
         code="VT824",
-        summary="A run goes on from a step past the beginning of the steps that are to be recorded.",
+        summary=(
+            "A run goes on from a step past the beginning of the steps that are to be recorded."
+        ),
         why="They are over: nothing would be recorded.",
         bad="profiler.profile_interval=[5,7], added to a run that goes on after step 100",
         good="profiler.profile_interval=[105,107]",

@@ -1,6 +1,7 @@
 """Results as SARIF 2.1.0 (OASIS, 2020), which code scanning services take.
 
-A finding without a file gets its subject for one, since GitHub refuses a whole upload for one result without a place.
+A finding without a file gets its subject for one, since GitHub refuses a whole upload for one
+result without a place.
 """
 
 from collections.abc import Sequence
@@ -16,11 +17,17 @@ from vtool.diagnostics.result import Result
 from vtool.diagnostics.rule import Rule
 from vtool.diagnostics.table import RULES
 
-_SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
+_SCHEMA = (
+    "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
+)
 
 
 def as_sarif(results: Sequence[Result], command: str) -> dict[str, Any]:
-    """One log with one run. Rules are those that were asked for or found; what was not run is a notification of the invocation."""
+    """One log with one run.
+
+    Rules are those that were asked for or found; what was not run is a notification of the
+    invocation.
+    """
     named = {finding.rule for result in results for finding in result.findings}
     named |= {rule for result in results for rule in result.checks}
     rules = [rule for rule in RULES.values() if rule.name in named]
@@ -30,10 +37,20 @@ def as_sarif(results: Sequence[Result], command: str) -> dict[str, Any]:
         "version": "2.1.0",
         "runs": [
             {
-                "tool": {"driver": {"name": "vtool", "semanticVersion": __version__, "rules": [_rule(rule) for rule in rules]}},
+                "tool": {
+                    "driver": {
+                        "name": "vtool",
+                        "semanticVersion": __version__,
+                        "rules": [_rule(rule) for rule in rules],
+                    }
+                },
                 "invocations": [_invocation(results, command, place)],
                 "columnKind": "unicodeCodePoints",
-                "results": [_result(result.subject, finding, place) for result in results for finding in result.findings],
+                "results": [
+                    _result(result.subject, finding, place)
+                    for result in results
+                    for finding in result.findings
+                ],
             }
         ],
     }
@@ -53,13 +70,22 @@ def _rule(rule: Rule) -> dict[str, Any]:
 def _result(subject: str, finding: Diagnostic, place: dict[str, int]) -> dict[str, Any]:
     origin = finding.origin
     file = file_of(origin)
-    physical: dict[str, Any] = {"artifactLocation": {"uri": _uri(file if file is not None else subject or "vtool")}}
+    physical: dict[str, Any] = {
+        "artifactLocation": {"uri": _uri(file if file is not None else subject or "vtool")}
+    }
     if file is not None and origin is not None and origin.line is not None:
-        physical["region"] = {"startLine": origin.line} | ({"startColumn": origin.column} if origin.column is not None else {})
+        physical["region"] = {"startLine": origin.line} | (
+            {"startColumn": origin.column} if origin.column is not None else {}
+        )
     location: dict[str, Any] = {"physicalLocation": physical}
     if finding.parameter is not None:
         location["logicalLocations"] = [{"fullyQualifiedName": finding.parameter}]
-    properties = {"subject": subject, "expected": finding.expected, "seen": finding.seen, "tensors": finding.tensors}
+    properties = {
+        "subject": subject,
+        "expected": finding.expected,
+        "seen": finding.seen,
+        "tensors": finding.tensors,
+    }
     return {
         "ruleId": finding.code,
         "ruleIndex": place[finding.rule],
@@ -75,8 +101,14 @@ def _invocation(results: Sequence[Result], command: str, place: dict[str, int]) 
     notifications = [
         {
             "level": "warning",
-            "message": {"text": f"{result.subject}: {rule} was not run" + (f": {reason}" if reason else "")},
-            **({"associatedRule": {"id": RULES[rule].code, "index": place[rule]}} if rule in RULES else {}),
+            "message": {
+                "text": f"{result.subject}: {rule} was not run" + (f": {reason}" if reason else "")
+            },
+            **(
+                {"associatedRule": {"id": RULES[rule].code, "index": place[rule]}}
+                if rule in RULES
+                else {}
+            ),
         }
         for result in results
         for rule, state in result.checks.items()
@@ -84,7 +116,11 @@ def _invocation(results: Sequence[Result], command: str, place: dict[str, int]) 
         for reason in (result.details.get(rule, {}).get("reason"),)
     ]
     successful = any(result.verdict != "not-run" for result in results)
-    return {"executionSuccessful": successful, "commandLine": f"vtool {command}", "toolExecutionNotifications": notifications}
+    return {
+        "executionSuccessful": successful,
+        "commandLine": f"vtool {command}",
+        "toolExecutionNotifications": notifications,
+    }
 
 
 def _uri(path: str) -> str:

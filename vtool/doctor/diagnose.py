@@ -19,7 +19,14 @@ from vtool.doctor.packages import Package, installed, packages, problems
 from vtool.doctor.recipe import Needs
 from vtool.doctor.torch_answer import TorchAnswer, ask_torch, not_imported
 
-ALWAYS = ("package-missing", "version-mismatch", "torch-does-not-import", "two-accelerators", "cann-not-found", *npu.OF_VARIABLES)
+ALWAYS = (
+    "package-missing",
+    "version-mismatch",
+    "torch-does-not-import",
+    "two-accelerators",
+    "cann-not-found",
+    *npu.OF_VARIABLES,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,46 +50,87 @@ class Diagnosis:
 
     def result(self, subject: str) -> Result:
         """As every command has it; `details.machine` has the rows by section and name."""
-        details: dict[str, dict[str, Any]] = {rule: {"reason": reason} for rule, reason in self.reasons.items()}
+        details: dict[str, dict[str, Any]] = {
+            rule: {"reason": reason} for rule, reason in self.reasons.items()
+        }
         machine: dict[str, dict[str, Any]] = {}
         for row in self.rows:
-            machine.setdefault(row.section, {})[row.name] = {"state": row.state} | ({"note": row.note} if row.note else {})
+            machine.setdefault(row.section, {})[row.name] = {"state": row.state} | (
+                {"note": row.note} if row.note else {}
+            )
         failed = any(finding.severity == "error" for finding in self.findings)
-        return Result(subject, "unsafe" if failed else "clean", self.checks, self.findings, {**details, "machine": machine})
+        return Result(
+            subject,
+            "unsafe" if failed else "clean",
+            self.checks,
+            self.findings,
+            {**details, "machine": machine},
+        )
 
 
 def diagnose(needs: Needs | None = None) -> Diagnosis:
     """Look at this machine.
 
     Args:
-        needs: those of a recipe; without one, all that vtool can do is looked at, and only what it cannot do without is an error.
+        needs: those of a recipe; without one, all that vtool can do is looked at, and only what it
+            cannot do without is an error.
     """
     machine = read_machine(os.environ)
     known = packages()
     run = needs.run if needs else None
     load_check = needs.load_check if needs else None
-    answer = ask_torch() if machine.torch is not None and (needs is None or run is not None) else None
+    answer = (
+        ask_torch() if machine.torch is not None and (needs is None or run is not None) else None
+    )
     asked = ask_interpreter(load_check) if needs is None or load_check is not None else None
     wanted = [package for package in known or () if _is_needed(package, needs)]
-    found = [*(needs.findings if needs else ()), *problems(wanted), *_of_torch(machine, answer), *_of_npu(machine, answer, needs)]
+    found = [
+        *(needs.findings if needs else ()),
+        *problems(wanted),
+        *_of_torch(machine, answer),
+        *_of_npu(machine, answer, needs),
+    ]
     if run is not None and needs is not None:
         found += _of_device(run, machine, answer)
     if load_check is not None and asked is not None:
         found += _of_frameworks(load_check, asked)
-    rows = (*_machine_rows(machine), *_torch_rows(machine, answer), *_engine_rows(answer, needs), *_package_rows(wanted))
+    rows = (
+        *_machine_rows(machine),
+        *_torch_rows(machine, answer),
+        *_engine_rows(answer, needs),
+        *_package_rows(wanted),
+    )
     rows = (*rows, *_framework_rows(asked))
     reasons = _not_run(machine, known, answer, needs)
     failed = {finding.rule for finding in found if finding.severity == "error"}
-    rules = dict.fromkeys((*ALWAYS, *(needs.asked if needs else ()), *(finding.rule for finding in found)))
-    checks = {rule: "failed" if rule in failed else "not-run" if rule in reasons else "passed" for rule in rules}
-    return Diagnosis(rows, tuple(found), checks, {rule: reason for rule, reason in reasons.items() if checks.get(rule) == "not-run"})
+    rules = dict.fromkeys(
+        (*ALWAYS, *(needs.asked if needs else ()), *(finding.rule for finding in found))
+    )
+    checks = {
+        rule: "failed" if rule in failed else "not-run" if rule in reasons else "passed"
+        for rule in rules
+    }
+    return Diagnosis(
+        rows,
+        tuple(found),
+        checks,
+        {rule: reason for rule, reason in reasons.items() if checks.get(rule) == "not-run"},
+    )
 
 
 def _is_needed(package: Package, needs: Needs | None) -> bool:
     if needs is None:
-        return package.extra is None or package.version is not None  # an extra that is there has to fit
+        # an extra that is there has to fit
+        return package.extra is None or package.version is not None
     if needs.load_check is not None:
-        return package.extra is None and package.name in ("numpy", "safetensors", "transformers", "xxhash", "pyyaml", "pydantic")
+        return package.extra is None and package.name in (
+            "numpy",
+            "safetensors",
+            "transformers",
+            "xxhash",
+            "pyyaml",
+            "pydantic",
+        )
     return package.extra in needs.extras if package.extra else package.name not in needs.without
 
 
@@ -91,8 +139,13 @@ def _of_torch(machine: Machine, answer: TorchAnswer | None) -> Iterator[Diagnost
         yield not_imported(answer, machine.torch_npu, not machine.cann.problems)
 
 
-def _of_npu(machine: Machine, answer: TorchAnswer | None, needs: Needs | None) -> Iterator[Diagnostic]:
-    """What is wrong with torch_npu and with Ascend's variables. What works, however it is set up, is not complained of."""
+def _of_npu(
+    machine: Machine, answer: TorchAnswer | None, needs: Needs | None
+) -> Iterator[Diagnostic]:
+    """What is wrong with torch_npu and with Ascend's variables.
+
+    What works, however it is set up, is not complained of.
+    """
     works = answer is not None and answer.error is None and answer.npu_error is None
     for finding in npu.check_packages(machine):
         if not (works and finding.rule in ("cann-not-found", "two-accelerators")):
@@ -105,19 +158,29 @@ def _of_npu(machine: Machine, answer: TorchAnswer | None, needs: Needs | None) -
 
 def _of_device(run: Run, machine: Machine, answer: TorchAnswer | None) -> Iterator[Diagnostic]:
     kind, wanted = run.device.kind, run.launch.nproc or 1
-    if answer is None or answer.error is not None or kind not in ("cuda", "npu") or (kind == "npu" and machine.torch_npu is None):
+    if (
+        answer is None
+        or answer.error is not None
+        or kind not in ("cuda", "npu")
+        or (kind == "npu" and machine.torch_npu is None)
+    ):
         return
     there = len(answer.cuda if kind == "cuda" else answer.npu)
     if there >= wanted:
         return
-    message = f"launch.nproc is {wanted}, device.kind is {kind}, and torch sees {there} devices of that kind"
+    message = (
+        f"launch.nproc is {wanted}, device.kind is {kind}, and torch sees {there} devices of that"
+        " kind"
+    )
     if kind == "npu" and answer.npu_error is not None:
         message += f": {answer.npu_error}"
     built = machine.torch.accelerator if machine.torch else None
     help = "run it on a machine that has them, or lower launch.nproc"
     if kind == "cuda" and built != "cuda":
         help = "this build of torch has no CUDA: pip install torch, from the index for your CUDA"
-    yield Diagnostic("device-missing", message, help, "device.kind", expected=str(wanted), seen=str(there))
+    yield Diagnostic(
+        "device-missing", message, help, "device.kind", expected=str(wanted), seen=str(there)
+    )
 
 
 def _of_frameworks(settings: LoadCheck, asked: Interpreter) -> Iterator[Diagnostic]:
@@ -127,26 +190,55 @@ def _of_frameworks(settings: LoadCheck, asked: Interpreter) -> Iterator[Diagnost
     for name in frameworks_needed(settings):
         if name not in asked.versions:
             how = "`make vllm-env` builds an interpreter that has it, python=EXE names another"
-            severity = "warning" if name in ("Run:ai streamer", "fastsafetensors") else "error"  # their sources are left out
-            yield Diagnostic("extra-not-installed", f"{asked.python} has no {name}", how, "python", severity=severity)  # type: ignore[arg-type]
+            # their sources are left out
+            severity = "warning" if name in ("Run:ai streamer", "fastsafetensors") else "error"
+            yield Diagnostic(
+                "extra-not-installed",
+                f"{asked.python} has no {name}",
+                how,
+                "python",
+                severity=severity,
+            )  # type: ignore[arg-type]
 
 
-def _not_run(machine: Machine, known: Sequence[Package] | None, answer: TorchAnswer | None, needs: Needs | None) -> dict[str, str]:
+def _not_run(
+    machine: Machine,
+    known: Sequence[Package] | None,
+    answer: TorchAnswer | None,
+    needs: Needs | None,
+) -> dict[str, str]:
     reasons: dict[str, str] = {}
     if needs is not None and needs.run is not None and not needs.sound:
-        reasons |= dict.fromkeys(npu.OF_SETTINGS[1:], "the recipe leaves something open, or has findings: vtool validate-config")
+        reasons |= dict.fromkeys(
+            npu.OF_SETTINGS[1:],
+            "the recipe leaves something open, or has findings: vtool validate-config",
+        )
     if known is None:
-        reasons |= dict.fromkeys(("package-missing", "extra-not-installed"), "vtool itself is not installed, and so has no metadata")
+        reasons |= dict.fromkeys(
+            ("package-missing", "extra-not-installed"),
+            "vtool itself is not installed, and so has no metadata",
+        )
     if machine.torch_npu is None:
-        reasons |= dict.fromkeys(("two-accelerators", "cann-not-found"), "torch_npu is not installed")
+        reasons |= dict.fromkeys(
+            ("two-accelerators", "cann-not-found"), "torch_npu is not installed"
+        )
     if answer is None:
         why = "the recipe needs torch in the other interpreter only"
         if machine.torch is None or needs is None or needs.load_check is None:
-            why = "torch is not installed" if machine.torch is None else "the recipe does not say what it needs"
+            why = (
+                "torch is not installed"
+                if machine.torch is None
+                else "the recipe does not say what it needs"
+            )
         reasons |= dict.fromkeys(("torch-does-not-import", "device-missing"), why)
     elif answer.error is not None:
         reasons["device-missing"] = "torch does not import"
-    elif needs is not None and needs.run is not None and needs.run.device.kind == "npu" and machine.torch_npu is None:
+    elif (
+        needs is not None
+        and needs.run is not None
+        and needs.run.device.kind == "npu"
+        and machine.torch_npu is None
+    ):
         reasons["device-missing"] = "torch_npu is not installed"
     return reasons
 
@@ -165,7 +257,11 @@ def _torch_rows(machine: Machine, answer: TorchAnswer | None) -> Iterator[Row]:
     if machine.torch is None:
         yield Row("torch", "torch", "not installed", "pip install torch")
         return
-    built = f"a build for {machine.torch.accelerator.upper()}" if machine.torch.accelerator else "a build for CPUs"
+    built = (
+        f"a build for {machine.torch.accelerator.upper()}"
+        if machine.torch.accelerator
+        else "a build for CPUs"
+    )
     if answer is None:
         yield Row("torch", "torch", machine.torch.version, built)
         return
@@ -174,9 +270,17 @@ def _torch_rows(machine: Machine, answer: TorchAnswer | None) -> Iterator[Row]:
     if answer.error is not None:
         return
     yield Row("torch", "cpu", "usable")
-    why = "no device is seen" if machine.torch.accelerator == "cuda" else "this build of torch has no CUDA"
+    why = (
+        "no device is seen"
+        if machine.torch.accelerator == "cuda"
+        else "this build of torch has no CUDA"
+    )
     yield Row("torch", "cuda", _count(answer.cuda), _names(answer.cuda) or why)
-    why = answer.npu_error or "no device is seen" if machine.torch_npu else "torch_npu is not installed: pip install 'vtool[npu]'"
+    why = (
+        answer.npu_error or "no device is seen"
+        if machine.torch_npu
+        else "torch_npu is not installed: pip install 'vtool[npu]'"
+    )
     yield Row("torch", "npu", _count(answer.npu), _names(answer.npu) or why)
 
 
@@ -199,26 +303,50 @@ def _engine_rows(answer: TorchAnswer | None, needs: Needs | None) -> Iterator[Ro
             "engines",
             name,
             "usable" if works else "not usable",
-            "" if works else "torch is not installed" if answer is None else "torch does not import",
+            (
+                ""
+                if works
+                else "torch is not installed"
+                if answer is None
+                else "torch does not import"
+            ),
         )
     if run is None or isinstance(run.engine, Megatron):
         core = installed("megatron-core")
         te = installed("transformer-engine")
         note = f"megatron-core {core}; " if core else "pip install 'vtool[megatron]'"
         if core:
-            note += f"Transformer Engine {te}" if te else "without Transformer Engine, megatron-core's own layers"
-        yield Row("engines", "megatron", "not installed" if not core else "usable" if works else "not usable", note)
+            note += (
+                f"Transformer Engine {te}"
+                if te
+                else "without Transformer Engine, megatron-core's own layers"
+            )
+        yield Row(
+            "engines",
+            "megatron",
+            "not installed" if not core else "usable" if works else "not usable",
+            note,
+        )
 
 
 def _package_rows(wanted: Sequence[Package]) -> Iterator[Row]:
-    named = [package for package in wanted if package.name != "torch" and (not package.fits or package.name in _SHOWN)]
+    named = [
+        package
+        for package in wanted
+        if package.name != "torch" and (not package.fits or package.name in _SHOWN)
+    ]
     for package in named:
         state = package.version or "not installed"
         bounds = f"asked for: {package.requirement.specifier}" if not package.fits else ""
         yield Row("packages", package.name, state, bounds)
     rest = [package for package in wanted if package.name != "torch" and package not in named]
     if rest:
-        yield Row("packages", "others", f"{len(rest)} installed", "all within the bounds that vtool is tested with")
+        yield Row(
+            "packages",
+            "others",
+            f"{len(rest)} installed",
+            "all within the bounds that vtool is tested with",
+        )
 
 
 _SHOWN = ("transformers", "tokenizers", "safetensors", "peft")
@@ -227,7 +355,12 @@ _SHOWN = ("transformers", "tokenizers", "safetensors", "peft")
 def _framework_rows(asked: Interpreter | None) -> Iterator[Row]:
     if asked is None:
         return
-    yield Row("load-check", "interpreter", "fails" if asked.error else "usable", asked.error or asked.python)
+    yield Row(
+        "load-check",
+        "interpreter",
+        "fails" if asked.error else "usable",
+        asked.error or asked.python,
+    )
     for name, hint in _FRAMEWORKS.items() if not asked.error else ():
         version = asked.versions.get(name)
         yield Row("load-check", name, version or "not installed", "" if version else hint)

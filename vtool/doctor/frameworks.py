@@ -16,7 +16,11 @@ DISTRIBUTIONS = {
     "Run:ai streamer": ("runai-model-streamer",),
     "fastsafetensors": ("fastsafetensors",),
 }
-_SOURCES = {"runai": "Run:ai streamer", "runai_distributed": "Run:ai streamer", "fastsafetensors": "fastsafetensors"}
+_SOURCES = {
+    "runai": "Run:ai streamer",
+    "runai_distributed": "Run:ai streamer",
+    "fastsafetensors": "fastsafetensors",
+}
 _ASK = """
 import json, sys
 from importlib import metadata
@@ -41,24 +45,47 @@ class Interpreter:
 
 
 def ask_interpreter(settings: LoadCheck | None, seconds: float = 60.0) -> Interpreter:
-    """The versions in the interpreter that `load-check` would use: only metadata is read, nothing is imported."""
+    """The versions in the interpreter that `load-check` would use:
+
+    only metadata is read, nothing is imported.
+    """
     host = (settings.subjects.all if settings else None) or "vllm"
     python = interpreter(settings.python if settings else None, host)
     names = [name for group in DISTRIBUTIONS.values() for name in group]
     try:
-        done = subprocess.run([python, "-P", "-c", _ASK, json.dumps(names)], capture_output=True, text=True, timeout=seconds, check=False)
+        done = subprocess.run(
+            [python, "-P", "-c", _ASK, json.dumps(names)],
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+            check=False,
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         return Interpreter(python, {}, f"{python} cannot be started: {error}")
     if done.returncode:
         said = done.stderr.strip().splitlines()
-        return Interpreter(python, {}, f"{python} ended with status {done.returncode}: {said[-1] if said else 'it said nothing'}")
+        return Interpreter(
+            python,
+            {},
+            f"{python} ended with status {done.returncode}:"
+            f" {said[-1] if said else 'it said nothing'}",
+        )
     found = json.loads(done.stdout)
-    versions = {name: next((found[each] for each in group if each in found), None) for name, group in DISTRIBUTIONS.items()}
+    versions = {
+        name: next((found[each] for each in group if each in found), None)
+        for name, group in DISTRIBUTIONS.items()
+    }
     return Interpreter(python, {name: version for name, version in versions.items() if version})
 
 
 def needed(settings: LoadCheck) -> tuple[str, ...]:
-    """What a recipe of kind load_check needs of `DISTRIBUTIONS`: the frameworks of its subjects, and the loaders that are packages."""
+    """What a recipe of kind load_check needs of `DISTRIBUTIONS`:
+
+    the frameworks of its subjects, and the loaders that are packages.
+    """
     hosts = {name.partition(":")[0] for name in settings.subjects.names} & set(FRAMEWORKS)
     hosts |= {settings.subjects.all} if settings.subjects.all else set()
-    return (*sorted(hosts), *dict.fromkeys(_SOURCES[source] for source in settings.sources if source in _SOURCES))
+    return (
+        *sorted(hosts),
+        *dict.fromkeys(_SOURCES[source] for source in settings.sources if source in _SOURCES),
+    )

@@ -29,16 +29,25 @@ class Package:
     @property
     def fits(self) -> bool:
         """Whether the installed version is within the bounds."""
-        return self.version is not None and self.requirement.specifier.contains(self.version, prereleases=True)
+        return self.version is not None and self.requirement.specifier.contains(
+            self.version, prereleases=True
+        )
 
     @property
     def install(self) -> str:
         """The command that installs what fits."""
-        return f"pip install 'vtool[{self.extra}]'" if self.extra else f"pip install '{self.name}{self.requirement.specifier}'"
+        return (
+            f"pip install 'vtool[{self.extra}]'"
+            if self.extra
+            else f"pip install '{self.name}{self.requirement.specifier}'"
+        )
 
 
 def packages() -> tuple[Package, ...] | None:
-    """All packages, extras included; None where vtool itself is not installed, and so has no metadata."""
+    """All packages, extras included;
+
+    None where vtool itself is not installed, and so has no metadata.
+    """
     try:
         lines = metadata.requires("vtool") or []
     except metadata.PackageNotFoundError:
@@ -72,7 +81,23 @@ def problems(needed: Sequence[Package]) -> Iterator[Diagnostic]:
         wanted = str(package.requirement.specifier)
         if package.version is None:
             rule = "extra-not-installed" if package.extra else "package-missing"
-            yield Diagnostic(rule, f"{package.name} is not installed", package.install, package.name, expected=f"{package.name}{wanted}")
+            yield Diagnostic(
+                rule,
+                f"{package.name} is not installed",
+                package.install,
+                package.name,
+                expected=f"{package.name}{wanted}",
+            )
         elif not package.fits:
-            message = f"{package.name} {package.version} is installed, and vtool is tested with {package.name}{wanted}"
-            yield Diagnostic("version-mismatch", message, package.install, package.name, expected=wanted, seen=package.version)
+            message = (
+                f"{package.name} {package.version} is installed, and vtool is tested with"
+                f" {package.name}{wanted}"
+            )
+            yield Diagnostic(
+                "version-mismatch",
+                message,
+                package.install,
+                package.name,
+                expected=wanted,
+                seen=package.version,
+            )

@@ -1,4 +1,7 @@
-"""What one recipe needs of a machine. It need not be whole: where the model and the rows are, doctor does not ask."""
+"""What one recipe needs of a machine.
+
+It need not be whole: where the model and the rows are, doctor does not ask.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +25,10 @@ class Needs:
     load_check: LoadCheck | None
     origins: Origins
     findings: tuple[Diagnostic, ...]
-    """What stands against the groups that are looked at here; the others are for validate-config."""
+    """What stands against the groups that are looked at here;
+
+    the others are for validate-config.
+    """
     sound: bool
     """Whether the model's and the data's settings can be looked at too."""
     extras: tuple[str, ...]
@@ -41,19 +47,45 @@ def needs_of(recipe: str, overrides: Sequence[str] = ()) -> Needs:
     """
     composed = compose_recipe(recipe, overrides)
     checked = validate(composed)
-    own = tuple(finding for finding in checked.findings if str(finding.parameter).partition(".")[0] in (*_LOOKED_AT, "kind"))
+    own = tuple(
+        finding
+        for finding in checked.findings
+        if str(finding.parameter).partition(".")[0] in (*_LOOKED_AT, "kind")
+    )
     if isinstance(checked.run, LoadCheck):
-        return Needs(None, checked.run, composed.origins, checked.findings, not checked.findings, (), (), ("extra-not-installed",))
+        return Needs(
+            None,
+            checked.run,
+            composed.origins,
+            checked.findings,
+            not checked.findings,
+            (),
+            (),
+            ("extra-not-installed",),
+        )
     run = checked.run
     assert isinstance(run, Run)
     if own:
         return Needs(None, None, composed.origins, own, False, (), (), ())
     bridged = isinstance(run.engine, Megatron) and run.engine.bridge == "mbridge"
-    wanted = {"megatron": isinstance(run.engine, Megatron), "mbridge": bridged, "npu": run.device.kind == "npu"}
+    wanted = {
+        "megatron": isinstance(run.engine, Megatron),
+        "mbridge": bridged,
+        "npu": run.device.kind == "npu",
+    }
     extras = tuple(name for name, needed in wanted.items() if needed)
-    digits = "data" not in checked.sound or any(isinstance(each, DigitsSource) for each in (*run.data.train, *run.data.test))
-    without = (*(["peft"] if "lora" in checked.sound and run.lora is None else []), *([] if digits else ["scikit-learn"]))
-    asked: tuple[str, ...] = ("extra-not-installed", "device-missing") if extras or run.device.kind == "cuda" else ()
-    asked += ("not-on-npu", "forked-workers", "npu-mask-convention") if run.device.kind == "npu" else ()
+    digits = "data" not in checked.sound or any(
+        isinstance(each, DigitsSource) for each in (*run.data.train, *run.data.test)
+    )
+    without = (
+        *(["peft"] if "lora" in checked.sound and run.lora is None else []),
+        *([] if digits else ["scikit-learn"]),
+    )
+    asked: tuple[str, ...] = (
+        ("extra-not-installed", "device-missing") if extras or run.device.kind == "cuda" else ()
+    )
+    asked += (
+        ("not-on-npu", "forked-workers", "npu-mask-convention") if run.device.kind == "npu" else ()
+    )
     sound = {"model", "data"} <= checked.sound
     return Needs(run, None, composed.origins, (), sound, extras, without, asked)

@@ -12,7 +12,8 @@ from vtool.diagnostics import Diagnostic
 
 SECONDS = 120.0
 """How long an import may take. From a cold disk over a network it is a minute."""
-# torch_npu is asked for by name too: where TORCH_DEVICE_BACKEND_AUTOLOAD=0 is set, `import torch` leaves it alone, and vtool does not.
+# torch_npu is asked for by name too: where TORCH_DEVICE_BACKEND_AUTOLOAD=0 is set, `import torch`
+# leaves it alone, and vtool does not.
 _ASK = """
 import json, sys, importlib.util
 import torch
@@ -48,7 +49,9 @@ class TorchAnswer:
     """Whether torch can be imported when it is told not to load other packages."""
 
 
-def ask_torch(environment: Mapping[str, str] | None = None, seconds: float = SECONDS) -> TorchAnswer:
+def ask_torch(
+    environment: Mapping[str, str] | None = None, seconds: float = SECONDS
+) -> TorchAnswer:
     """Import torch in another process, and look at the devices."""
     given = dict(os.environ if environment is None else environment)
     found = _ask(given, seconds)
@@ -75,11 +78,25 @@ def _ask(environment: Mapping[str, str], seconds: float) -> TorchAnswer:
     answers = [line for line in done.stdout.splitlines() if line.startswith('{"version"')]
     if done.returncode == 0 and answers:
         found = json.loads(answers[-1])
-        return TorchAnswer(found["version"], tuple(found["cuda"]), tuple(found["npu"]), found["npu_error"])
+        return TorchAnswer(
+            found["version"], tuple(found["cuda"]), tuple(found["npu"]), found["npu_error"]
+        )
     said = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-    ended = f"it was ended by signal {-done.returncode}" if done.returncode < 0 else f"it ended with status {done.returncode}"
+    ended = (
+        f"it was ended by signal {-done.returncode}"
+        if done.returncode < 0
+        else f"it ended with status {done.returncode}"
+    )
     raised = [line for line in said if re.match(r"[\w.]*(Error|Exception): ", line)]
-    return TorchAnswer(error=" ← ".join(dict.fromkeys([raised[-1], raised[0]])) if raised else said[-1] if said else ended)
+    return TorchAnswer(
+        error=(
+            " ← ".join(dict.fromkeys([raised[-1], raised[0]]))
+            if raised
+            else said[-1]
+            if said
+            else ended
+        )
+    )
 
 
 def not_imported(answer: TorchAnswer, torch_npu: str | None, cann: bool) -> Diagnostic:
@@ -92,8 +109,17 @@ def not_imported(answer: TorchAnswer, torch_npu: str | None, cann: bool) -> Diag
     message = f"`import torch` fails: {answer.error}"
     help = "install it again: pip install --force-reinstall torch"
     if answer.alone:
-        message += "; with TORCH_DEVICE_BACKEND_AUTOLOAD=0, which keeps it from loading other packages, it is imported"
-        help = "uninstall the package that it loads (entry points torch.backends), or set TORCH_DEVICE_BACKEND_AUTOLOAD=0"
+        message += (
+            "; with TORCH_DEVICE_BACKEND_AUTOLOAD=0, which keeps it from loading other packages, it"
+            " is imported"
+        )
+        help = (
+            "uninstall the package that it loads (entry points torch.backends), or set"
+            " TORCH_DEVICE_BACKEND_AUTOLOAD=0"
+        )
     if torch_npu is not None and not cann:
-        help = f"torch loads torch_npu {torch_npu} by itself, which needs CANN: source its set_env.sh, or pip uninstall torch_npu"
+        help = (
+            f"torch loads torch_npu {torch_npu} by itself, which needs CANN: source its set_env.sh,"
+            " or pip uninstall torch_npu"
+        )
     return Diagnostic("torch-does-not-import", message, help, "torch")

@@ -1,4 +1,7 @@
-"""What engines share whose parameters are a torch module's own: clipping, the update, and their state by name."""
+"""What engines share whose parameters are a torch module's own:
+
+clipping, the update, and their state by name.
+"""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -9,7 +12,15 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_
 
 from vtool.engines.contract import Group, Member
-from vtool.models.adapters import Adapter, has_adapters, is_adapter, merged, pair_of, saved_name, scale_of
+from vtool.models.adapters import (
+    Adapter,
+    has_adapters,
+    is_adapter,
+    merged,
+    pair_of,
+    saved_name,
+    scale_of,
+)
 
 Put = Callable[[Tensor, Tensor], Tensor]
 """Given a parameter and a whole tensor of its shape, what this rank keeps of that tensor."""
@@ -22,18 +33,26 @@ def trainable(module: nn.Module) -> list[nn.Parameter]:
 
 def sizes(module: nn.Module) -> tuple[int, int]:
     """The parameters of a whole model, and those of them that are trained."""
-    return sum(parameter.numel() for parameter in module.parameters()), sum(parameter.numel() for parameter in trainable(module))
+    return sum(parameter.numel() for parameter in module.parameters()), sum(
+        parameter.numel() for parameter in trainable(module)
+    )
 
 
 def clip(parameters: Sequence[nn.Parameter], norm: Tensor, largest: float | None) -> float:
-    """Scale the gradients from `norm`, a scalar, down to `largest`, where both are finite. Returns `norm`."""
+    """Scale the gradients from `norm`, a scalar, down to `largest`, where both are finite.
+
+    Returns `norm`.
+    """
     if largest is not None and math.isfinite(norm.item()):
         clip_grads_with_norm_(parameters, largest, norm)
     return norm.item()
 
 
 def update(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """One step with this learning rate, of each group times its own `lr_factor`; the gradients are let go."""
+    """One step with this learning rate, of each group times its own `lr_factor`;
+
+    the gradients are let go.
+    """
     for group in optimizer.param_groups:
         group["lr"] = lr * group["lr_factor"]
     optimizer.step()
@@ -51,31 +70,52 @@ def evaluation_mode(module: nn.Module) -> Iterator[None]:
 
 
 def backward(loss: Tensor) -> None:
-    """Nothing, where the loss hangs on no trained parameter: the tower alone is trained, and there is no image."""
+    """Nothing, where the loss hangs on no trained parameter:
+
+    the tower alone is trained, and there is no image.
+    """
     if loss.requires_grad:
         torch.autograd.backward(loss)
 
 
 def gradients(module: nn.Module, whole: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
-    """See `vtool.engines.contract.Engine.gradients`. `whole`: given a tensor as this rank has it, all of it."""
+    """See `vtool.engines.contract.Engine.gradients`.
+
+    `whole`: given a tensor as this rank has it, all of it.
+    """
     there = ((name, parameter.grad) for name, parameter in named_parameters(module))
-    return {name: whole(gradient).to("cpu", copy=True) for name, gradient in there if gradient is not None}
+    return {
+        name: whole(gradient).to("cpu", copy=True)
+        for name, gradient in there
+        if gradient is not None
+    }
 
 
 def kept_by_checkpoints(module: nn.Module) -> Adapter:
-    """What of a model goes into a checkpoint: all of it, or the adapters, where nothing else is trained."""
+    """What of a model goes into a checkpoint:
+
+    all of it, or the adapters, where nothing else is trained.
+    """
     return "only" if has_adapters(module) else "merged"
 
 
-def iter_hf_weights(module: nn.Module, adapter: Adapter, whole: Callable[[Tensor], Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """See `vtool.engines.contract.Engine.iter_hf_weights`. `whole`: given a tensor as this rank has it, all of it."""
+def iter_hf_weights(
+    module: nn.Module, adapter: Adapter, whole: Callable[[Tensor], Tensor]
+) -> Iterator[tuple[str, Tensor]]:
+    """See `vtool.engines.contract.Engine.iter_hf_weights`.
+
+    `whole`: given a tensor as this rank has it, all of it.
+    """
     tensors = model_tensors(module)
     for name, tensor in tensors.items():
         if is_adapter(name) != (adapter == "only"):
             continue
         a, b = pair_of(name)
         if adapter == "merged" and a in tensors:
-            yield name, merged(whole(tensor), whole(tensors[a]), whole(tensors[b]), scale_of(module))
+            yield (
+                name,
+                merged(whole(tensor), whole(tensors[a]), whole(tensors[b]), scale_of(module)),
+            )
         else:
             yield name, whole(tensor)
 
@@ -88,7 +128,7 @@ def model_tensors(module: nn.Module) -> dict[str, Tensor]:
 
 
 def optimizer_tensors(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The optimiser's state as `<parameter>.<entry>`, as this rank has it."""
+    """The optimizer's state as `<parameter>.<entry>`, as this rank has it."""
     return {
         f"{saved_name(name)}.{entry}": value
         for name, parameter in module.named_parameters()
@@ -97,10 +137,18 @@ def optimizer_tensors(module: nn.Module, optimizer: torch.optim.Optimizer) -> di
 
 
 def load_tensors(
-    module: nn.Module, optimizer: torch.optim.Optimizer, model: Mapping[str, Tensor], state: Mapping[str, Tensor], put: Put
+    module: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    model: Mapping[str, Tensor],
+    state: Mapping[str, Tensor],
+    put: Put,
 ) -> None:
-    """Take up whole tensors by name, of the model and of the optimiser."""
-    own = {name: tensor for name, tensor in model_tensors(module).items() if is_adapter(name) or not has_adapters(module)}
+    """Take up whole tensors by name, of the model and of the optimizer."""
+    own = {
+        name: tensor
+        for name, tensor in model_tensors(module).items()
+        if is_adapter(name) or not has_adapters(module)
+    }
     assert own.keys() == model.keys(), "a checkpoint of the same config has the same tensors"
     with torch.no_grad():
         for name, tensor in own.items():

@@ -1,6 +1,7 @@
 """Data parallel training: every rank has the whole model, and gradients are summed over ranks.
 
-With one rank it is the bare model. With more, torch's DistributedDataParallel overlaps the reduction with the last backward.
+With one rank it is the bare model. With more, torch's DistributedDataParallel overlaps the
+reduction with the last backward.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -49,7 +50,8 @@ class Ddp:
                 device_ids=[ranks.device] if ranks.device.type != "cpu" else None,
                 bucket_cap_mb=settings.bucket_cap_mb,
                 gradient_as_bucket_view=settings.gradient_as_bucket_view,
-                forward_sync_buffers=False,  # rotary tables: the same on every rank, and never written
+                # rotary tables: the same on every rank, and never written
+                forward_sync_buffers=False,
             )
 
     def forward_backward(
@@ -61,14 +63,20 @@ class Ddp:
         every_parameter: bool,
         role: Role = unmarked,
     ) -> list[float]:
-        # DDP averages over ranks, and the sum is wanted: the loss is multiplied by the number of ranks.
+        # DDP averages over ranks, and the sum is wanted: the loss is multiplied by the number of
+        # ranks.
         scale = self.ranks.world / supervised
-        # DDP waits for a gradient of every parameter. Where some get none, it is kept out, and what there is is summed below.
+        # DDP waits for a gradient of every parameter. Where some get none, it is kept out, and what
+        # there is is summed below.
         overlapped = self.parallel is not None and every_parameter
         sums = []
         for place, batch in enumerate(batches):
             last = place == len(batches) - 1
-            with nullcontext() if self.parallel is None or (last and overlapped) else self.parallel.no_sync():
+            with (
+                nullcontext()
+                if self.parallel is None or (last and overlapped)
+                else self.parallel.no_sync()
+            ):
                 with role("forward"), self.autocast():
                     loss = nll(self.parallel or self.module, batch)
                 with role("backward"):
@@ -80,10 +88,13 @@ class Ddp:
                     if parameter.grad is not None:
                         dist.all_reduce(parameter.grad)
                         parameter.grad /= self.ranks.world
-        return torch.stack(sums).tolist()  # one wait for the device, after everything has been queued
+        # one wait for the device, after everything has been queued
+        return torch.stack(sums).tolist()
 
     def clip_gradient(self, largest: float | None) -> float:
-        norm = get_total_norm([parameter.grad for parameter in self.parameters if parameter.grad is not None])
+        norm = get_total_norm(
+            [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+        )
         return common.clip(self.parameters, norm, largest)
 
     def gradients(self) -> dict[str, Tensor]:
@@ -120,7 +131,11 @@ class Ddp:
             yield Seen("engine.kind", "none", "the bare model of one of several processes")
         with self.autocast():
             device = self.ranks.device.type
-            computed = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else next(self.module.parameters()).dtype
+            computed = (
+                torch.get_autocast_dtype(device)
+                if torch.is_autocast_enabled(device)
+                else next(self.module.parameters()).dtype
+            )
         yield Seen("model.dtype", models.dtype_name(computed), "the autocast of the forward pass")
         yield from models.read_back(self.module)
         yield from models.read_adapters(self.module, part)
@@ -133,7 +148,9 @@ class Ddp:
 
 
 def read_back(parallel: DistributedDataParallel) -> Iterator[Seen]:
-    """What torch's DistributedDataParallel has of the settings of engine=ddp, from what its reducer was built with."""
+    """What torch's DistributedDataParallel has of the settings of engine=ddp, from what its reducer
+    was built with.
+    """
     built, where = parallel._get_ddp_logging_data(), "torch's DistributedDataParallel"  # type: ignore[no-untyped-call]
     yield Seen("engine.kind", "ddp", where)
     yield Seen("engine.bucket_cap_mb", built["bucket_cap_bytes"] / 2**20, where)

@@ -1,8 +1,11 @@
-"""Sharded data parallel training by torch's FSDP2 (`torch.distributed.fsdp.fully_shard`; PyTorch FSDP, arXiv 2304.11277).
+"""Sharded data parallel training by torch's FSDP2 (`torch.distributed.fsdp.fully_shard`; PyTorch
+FSDP, arXiv 2304.11277).
 
-Each rank keeps its share of every parameter, its gradient and its optimiser state, in float32 (float64 under model.dtype=float64).
-A block's weights are gathered for its forward and its backward pass, in the compute dtype, and freed after it. Its gradient is summed
-over ranks in the weights' own dtype after each micro-batch, and each rank keeps its share of the sum: a whole gradient is never anywhere.
+Each rank keeps its share of every parameter, its gradient and its optimizer state, in float32
+(float64 under model.dtype=float64). A block's weights are gathered for its forward and its backward
+pass, in the compute dtype, and freed after it. Its gradient is summed over ranks in the weights'
+own dtype after each micro-batch, and each rank keeps its share of the sum: a whole gradient is
+never anywhere.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,7 +17,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.utils import get_total_norm
 
@@ -42,7 +51,11 @@ class Fsdp2:
         compute_dtype: torch.dtype,
         build_optimizer: Callable[[nn.Module], torch.optim.Optimizer],
     ) -> None:
-        """`blocks`: the parts of `module` whose weights are gathered and freed together, inner ones before those around them."""
+        """`blocks`:
+
+        the parts of `module` whose weights are gathered and freed together, inner ones before those
+        around them.
+        """
         self.ranks = self.data = ranks
         self.size, self.trained = common.sizes(module)
         mesh = _mesh(ranks)
@@ -50,18 +63,34 @@ class Fsdp2:
         precision = MixedPrecisionPolicy(
             param_dtype=None if compute_dtype == weights else compute_dtype,
             reduce_dtype=weights,
-            # Rotary tables go into the blocks in float32, and are applied in it. The model casts what it wants cast.
+            # Rotary tables go into the blocks in float32, and are applied in it. The model casts
+            # what it wants cast.
             cast_forward_inputs=False,
         )
         # On a CPU the shares are there already.
-        offload = CPUOffloadPolicy() if settings.cpu_offload and ranks.device.type != "cpu" else OffloadPolicy()
+        offload = (
+            CPUOffloadPolicy()
+            if settings.cpu_offload and ranks.device.type != "cpu"
+            else OffloadPolicy()
+        )
         self.parts: list[tuple[FSDPModule, bool]] = []
         """Each part that is gathered together, and whether it is freed after its forward pass."""
-        # What is left for the module itself, the head above all, is needed again at once: it is never freed in between.
-        for part, freed in [*((block, settings.reshard_after_forward) for block in blocks), (module, False)]:
-            sharded = fully_shard(part, mesh=mesh, reshard_after_forward=freed, mp_policy=precision, offload_policy=offload)
+        # What is left for the module itself, the head above all, is needed again at once: it is
+        # never freed in between.
+        for part, freed in [
+            *((block, settings.reshard_after_forward) for block in blocks),
+            (module, False),
+        ]:
+            sharded = fully_shard(
+                part,
+                mesh=mesh,
+                reshard_after_forward=freed,
+                mp_policy=precision,
+                offload_policy=offload,
+            )
             sharded.set_gradient_divide_factor(1.0)
-            sharded.set_force_sum_reduction_for_comms(True)  # gloo has no PREMUL_SUM, with which the factor would be applied
+            # gloo has no PREMUL_SUM, with which the factor would be applied
+            sharded.set_force_sum_reduction_for_comms(True)
             self.parts.append((sharded, freed))
         self.module = module
         self.parameters = common.trainable(module)
@@ -76,7 +105,8 @@ class Fsdp2:
         every_parameter: bool,
         role: Role = unmarked,
     ) -> list[float]:
-        # Each forward pass gathers from all ranks: one that has fewer micro-batches takes its last one again, for a gradient of 0.
+        # Each forward pass gathers from all ranks: one that has fewer micro-batches takes its last
+        # one again, for a gradient of 0.
         passes = int(max(count for (count,) in self.ranks.all_gather([len(batches)])))
         sums = []
         for place in range(passes):
@@ -88,14 +118,21 @@ class Fsdp2:
             if own:
                 sums.append(loss.detach())
         if not loss.requires_grad:
-            # Weights are freed at the end of a backward pass, and none came: what was gathered would be read for the weights.
+            # Weights are freed at the end of a backward pass, and none came: what was gathered
+            # would be read for the weights.
             self.parts[-1][0].reset_iter_state()
         return torch.stack(sums).tolist()
 
     def clip_gradient(self, largest: float | None) -> float:
-        mine = get_total_norm([_share(parameter.grad) for parameter in self.parameters if parameter.grad is not None])
+        mine = get_total_norm(
+            [_share(parameter.grad) for parameter in self.parameters if parameter.grad is not None]
+        )
         squares = sum(norm**2 for (norm,) in self.ranks.all_gather([mine.item()]))
-        return common.clip(self.parameters, torch.tensor(squares**0.5, dtype=mine.dtype, device=mine.device), largest)
+        return common.clip(
+            self.parameters,
+            torch.tensor(squares**0.5, dtype=mine.dtype, device=mine.device),
+            largest,
+        )
 
     def gradients(self) -> dict[str, Tensor]:
         return common.gradients(self.module, self._gather)
@@ -108,7 +145,8 @@ class Fsdp2:
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        # Ranks generate answers of different lengths, so that no forward pass may wait for another rank: all weights are gathered before.
+        # Ranks generate answers of different lengths, so that no forward pass may wait for another
+        # rank: all weights are gathered before.
         with common.evaluation_mode(self.module):
             for part, _ in self.parts:
                 part.unshard()
@@ -119,7 +157,8 @@ class Fsdp2:
                 for part, freed in self.parts:
                     part.reshard()
                     part.set_reshard_after_forward(freed, recurse=False)
-                # The order of these forward passes, another on each rank, must not guide what the next backward gathers ahead.
+                # The order of these forward passes, another on each rank, must not guide what the
+                # next backward gathers ahead.
                 self.parts[-1][0].reset_iter_state()
 
     def iter_hf_weights(self, adapter: Adapter = "merged") -> Iterator[tuple[str, Tensor]]:
@@ -152,7 +191,10 @@ class Fsdp2:
         return there.full_tensor() if isinstance(there, DTensor) else there
 
     def _kept(self, tensors: Iterator[tuple[str, Tensor]]) -> dict[str, Tensor]:
-        """On rank 0 they come together in the CPU's memory, one after the other; the other ranks keep none."""
+        """On rank 0 they come together in the CPU's memory, one after the other;
+
+        the other ranks keep none.
+        """
         return {name: tensor.cpu() for name, tensor in tensors if self.ranks.rank == 0}
 
     def _part(self, parameter: Tensor, whole: Tensor) -> Tensor:
@@ -160,36 +202,60 @@ class Fsdp2:
         if not isinstance(parameter, DTensor):
             return whole
         # Without a source rank nothing is sent: each rank cuts its own share.
-        return distribute_tensor(whole.to(self.ranks.device), parameter.device_mesh, parameter.placements, src_data_rank=None)
+        return distribute_tensor(
+            whole.to(self.ranks.device),
+            parameter.device_mesh,
+            parameter.placements,
+            src_data_rank=None,
+        )
 
 
 def read_back(module: nn.Module) -> Iterator[Seen]:
-    """What FSDP2 has of the settings of engine=fsdp2, and of `model.dtype`, in each group of parameters that it gathers together.
+    """What FSDP2 has of the settings of engine=fsdp2, and of `model.dtype`, in each group of
+    parameters that it gathers together.
 
-    The module's own group, with what no block has taken, is never freed after the forward pass, whatever is asked.
+    The module's own group, with what no block has taken, is never freed after the forward pass,
+    whatever is asked.
     """
-    whole = [name for name, parameter in module.named_parameters() if not isinstance(parameter, DTensor)]
+    whole = [
+        name for name, parameter in module.named_parameters() if not isinstance(parameter, DTensor)
+    ]
     parts = [(name, part) for name, part in module.named_modules() if isinstance(part, FSDPModule)]
-    where = f"{type(module).__name__}, with {len(whole)} parameters that FSDP2 has not sharded," if whole else type(module).__name__
+    where = (
+        f"{type(module).__name__}, with {len(whole)} parameters that FSDP2 has not sharded,"
+        if whole
+        else type(module).__name__
+    )
     yield Seen("engine.kind", "none" if whole or not parts else "fsdp2", where)
     if not any(name for name, _ in parts):
-        yield Seen("engine.reshard_after_forward", False, f"{type(module).__name__}, of which no block is sharded by itself,")
+        yield Seen(
+            "engine.reshard_after_forward",
+            False,
+            f"{type(module).__name__}, of which no block is sharded by itself,",
+        )
     for name, part in parts:
         for group in part._get_fsdp_state()._fsdp_param_groups:
             where = f"FSDP's group of {name or 'the whole module'}"
             policy, own = group.mp_policy, group.fsdp_params[0].sharded_param.dtype
             if name:
-                yield Seen("engine.reshard_after_forward", group.post_forward_mesh_info is not None, where)
+                yield Seen(
+                    "engine.reshard_after_forward", group.post_forward_mesh_info is not None, where
+                )
             if group.device.type != "cpu":  # there the shares are in the CPU's memory in any case
-                yield Seen("engine.cpu_offload", isinstance(group.offload_policy, CPUOffloadPolicy), where)
+                yield Seen(
+                    "engine.cpu_offload", isinstance(group.offload_policy, CPUOffloadPolicy), where
+                )
             computed = policy.param_dtype or own
             yield Seen("model.dtype", models.dtype_name(computed), where)
-            yield Seen("model.dtype.reduction", models.dtype_name(policy.reduce_dtype or computed), where)
+            yield Seen(
+                "model.dtype.reduction", models.dtype_name(policy.reduce_dtype or computed), where
+            )
 
 
 def _mesh(ranks: Ranks) -> DeviceMesh:
     if not dist.is_initialized():
-        # torch shards over a process group even where there is one process: this one has no peers, and lives in memory.
+        # torch shards over a process group even where there is one process: this one has no peers,
+        # and lives in memory.
         assert ranks.world == 1, "launch sets up the group of several ranks"
         dist.init_process_group(store=HashStore(), rank=0, world_size=1)
     return init_device_mesh(ranks.device.type, (ranks.world,))

@@ -20,7 +20,10 @@ class SharedFindings(Findings):
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """This rank among all. With a world of 1 nothing is said to anybody, and no process group is needed."""
+    """This rank among all.
+
+    With a world of 1 nothing is said to anybody, and no process group is needed.
+    """
 
     rank: int = 0
     world: int = 1
@@ -34,10 +37,18 @@ class Ranks:
     def from_environment() -> "Ranks":
         """What torchrun has set; one rank where it has not."""
         rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-        return Ranks(rank, world, int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+        return Ranks(
+            rank,
+            world,
+            int(os.environ.get("LOCAL_RANK", "0")),
+            int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
+        )
 
     def all_gather(self, values: Sequence[float]) -> list[list[float]]:
-        """Each rank's numbers, by rank. All ranks give equally many; integers are exact below 2⁵³."""
+        """Each rank's numbers, by rank.
+
+        All ranks give equally many; integers are exact below 2⁵³.
+        """
         if self.world == 1:
             return [list(values)]
         mine = torch.tensor(values, dtype=torch.float64, device=self.device)
@@ -54,7 +65,10 @@ class Ranks:
         return gathered
 
     def on_rank_zero(self, work: Callable[[], T]) -> T:
-        """Do something on rank 0 alone, and give its result to all. Findings there are raised on every rank."""
+        """Do something on rank 0 alone, and give its result to all.
+
+        Findings there are raised on every rank.
+        """
         if self.world == 1:
             return work()
         outcome: list[Any] = [None]

@@ -23,28 +23,58 @@ from vtool.models.processor import load_processor
 
 
 def predict(
-    run: Path, images: Sequence[str], question: str | None, system: str | None, max_new_tokens: int, videos: Sequence[str] = ()
+    run: Path,
+    images: Sequence[str],
+    question: str | None,
+    system: str | None,
+    max_new_tokens: int,
+    videos: Sequence[str] = (),
 ) -> str:
-    """The greedy answer of the model in `run`'s export, or of an exported folder itself, given the inputs that it was trained with.
+    """The greedy answer of the model in `run`'s export, or of an exported folder itself, given the
+    inputs that it was trained with.
 
-    Images and videos go where the texts have their <image> and <video> tags; without any tag, before the question.
+    Images and videos go where the texts have their <image> and <video> tags; without any tag,
+    before the question.
 
     Raises:
-        Findings: `not-a-run`, `model-does-not-load`, `modeling-changed`, and what is wrong with the images and texts (VT6xx).
+        Findings: `not-a-run`, `model-does-not-load`, `modeling-changed`, and what is wrong with the
+            images and texts (VT6xx).
     """
-    folder = next((one for one in (run, run / "export") if any((one / name).exists() for name in ("config.json", CONFIG))), None)
+    folder = next(
+        (
+            one
+            for one in (run, run / "export")
+            if any((one / name).exists() for name in ("config.json", CONFIG))
+        ),
+        None,
+    )
     if folder is None:
         message = f"{run} has no exported model"
-        raise Findings(Diagnostic("not-a-run", message, help="write one from its newest checkpoint: vtool export RUN"), fatal=True)
+        raise Findings(
+            Diagnostic(
+                "not-a-run", message, help="write one from its newest checkpoint: vtool export RUN"
+            ),
+            fatal=True,
+        )
     adapted = (folder / CONFIG).exists()
     whole = base_named_in(folder) if adapted else folder
     try:
         family_name = str(json.loads((whole / "config.json").read_text())["model_type"])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        message = f"{whole / 'config.json'} is not the config of a model: {type(error).__name__} {error}"
-        raise Findings(Diagnostic("not-a-run", message, help="write it again: vtool export RUN"), fatal=True) from error
+        message = (
+            f"{whole / 'config.json'} is not the config of a model: {type(error).__name__} {error}"
+        )
+        raise Findings(
+            Diagnostic("not-a-run", message, help="write it again: vtool export RUN"), fatal=True
+        ) from error
     if family_name not in FAMILIES:
-        raise Findings(Diagnostic("not-a-run", f"{folder} holds a {family_name}, which is none of {', '.join(FAMILIES)}"), fatal=True)
+        raise Findings(
+            Diagnostic(
+                "not-a-run",
+                f"{folder} holds a {family_name}, which is none of {', '.join(FAMILIES)}",
+            ),
+            fatal=True,
+        )
     text = question if question is not None else _first_question(run)
     try:
         row = _row({TAG: images, VIDEO_TAG: videos}, text, system)
@@ -52,9 +82,13 @@ def predict(
         prompt = encode_question(row, processor)
     except Findings as findings:
         here = "paths are relative to the folder you are in"
-        told = [replace(one, help=here) if one.rule in ("missing-image", "missing-video") else one for one in findings.diagnostics]
+        told = [
+            replace(one, help=here) if one.rule in ("missing-image", "missing-video") else one
+            for one in findings.diagnostics
+        ]
         raise Findings(told, fatal=True) from findings
-    # A run answers with the class that it was trained with; a folder by itself, as a server would, with transformers' own.
+    # A run answers with the class that it was trained with; a folder by itself, as a server would,
+    # with transformers' own.
     modeling = kept_class(run) if folder != run else None
     model = load_model(whole, family_name, torch.float32, "sdpa", modeling).eval()
     if adapted:
@@ -71,15 +105,34 @@ def _row(shown: Mapping[str, Sequence[str]], question: str, system: str | None) 
         tags = question.count(tag) + (system or "").count(tag)
         if tags and tags != len(files):
             kind = tag[1:-1]
-            message = f"the texts have {tags} {tag} tag{'s' * (tags > 1)}, and the number of {kind}s is {len(files)}"
-            raise Findings(Diagnostic("placeholder-mismatch", message, help=f"give --{kind} once for each tag, or leave the tags out"))
+            message = (
+                f"the texts have {tags} {tag} tag{'s' * (tags > 1)}, and the number of {kind}s is"
+                f" {len(files)}"
+            )
+            raise Findings(
+                Diagnostic(
+                    "placeholder-mismatch",
+                    message,
+                    help=f"give --{kind} once for each tag, or leave the tags out",
+                )
+            )
         asked = asked if tags else tag * len(files) + asked
-    messages = [*([{"role": "system", "content": system}] if system is not None else []), {"role": "user", "content": asked}]
-    return parse_row({"messages": messages, **{f"{tag[1:-1]}s": list(files) for tag, files in shown.items()}}, "the question", Path())
+    messages = [
+        *([{"role": "system", "content": system}] if system is not None else []),
+        {"role": "user", "content": asked},
+    ]
+    return parse_row(
+        {"messages": messages, **{f"{tag[1:-1]}s": list(files) for tag, files in shown.items()}},
+        "the question",
+        Path(),
+    )
 
 
 def _dropped_inputs(folder: Path) -> tuple[str, ...]:
-    """What the run of an export leaves out of the model's inputs. A folder that stands alone says nothing about it."""
+    """What the run of an export leaves out of the model's inputs.
+
+    A folder that stands alone says nothing about it.
+    """
     try:
         settings = yaml.safe_load((folder.parent / "config.yaml").read_text())
         return Run.model_validate_json(json.dumps(settings)).data.drop_model_inputs
@@ -93,4 +146,6 @@ def _first_question(run: Path) -> str:
             return str(json.loads(file.readline())["question"])
     except (OSError, ValueError, KeyError) as error:
         message = f"{run} has no test question to ask again"
-        raise Findings(Diagnostic("not-a-run", message, help="say what to ask: --question TEXT"), fatal=True) from error
+        raise Findings(
+            Diagnostic("not-a-run", message, help="say what to ask: --question TEXT"), fatal=True
+        ) from error

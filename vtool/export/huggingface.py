@@ -1,4 +1,7 @@
-"""A Hugging Face folder of a trained model, or of its adapter: what transformers and peft open, and vLLM serves."""
+"""A Hugging Face folder of a trained model, or of its adapter:
+
+what transformers and peft open, and vLLM serves.
+"""
 
 import copy
 import json
@@ -21,7 +24,9 @@ from vtool.models.modeling import class_of
 from vtool.models.processor import Processor
 
 
-def export(model: Any, state: Mapping[str, Tensor], processor: Processor, family_name: str, folder: Path) -> Path:
+def export(
+    model: Any, state: Mapping[str, Tensor], processor: Processor, family_name: str, folder: Path
+) -> Path:
     """Write model, tokenizer, chat template and processor settings, and put them in place whole.
 
     Args:
@@ -33,19 +38,24 @@ def export(model: Any, state: Mapping[str, Tensor], processor: Processor, family
     """
 
     def fill(temporary: Path) -> None:
-        _as_transformers_has_it(model, family_name).save_pretrained(temporary, state_dict=dict(state))
+        _as_transformers_has_it(model, family_name).save_pretrained(
+            temporary, state_dict=dict(state)
+        )
         _write_dtype(state, temporary / "config.json")
         processor.save(temporary)
         own = json.loads((temporary / "preprocessor_config.json").read_text())
-        for name, settings in family(family_name).serving_files(own, processor.video.as_json()).items():
+        for name, settings in (
+            family(family_name).serving_files(own, processor.video.as_json()).items()
+        ):
             (temporary / name).write_text(json.dumps(settings, indent=2) + "\n")
 
     return _put(fill, folder)
 
 
 def _as_transformers_has_it(model: Any, family_name: str) -> Any:
-    """The model, or, of a class of the user's, one of transformers' own without weights: that alone knows what names weights have in files,
-    and writes its own name into config.json."""
+    """The model, or, of a class of the user's, one of transformers' own without weights: that alone
+    knows what names weights have in files, and writes its own name into config.json.
+    """
     kind = family(family_name).model_class()
     if class_of(model) is kind:
         return model
@@ -55,8 +65,11 @@ def _as_transformers_has_it(model: Any, family_name: str) -> Any:
     return own
 
 
-def export_adapter(settings: Lora, tensors: Mapping[str, Tensor], base: Path, processor: Processor, folder: Path) -> Path:
-    """Write an adapter in peft's format, with tokenizer and chat template, and put it in place whole.
+def export_adapter(
+    settings: Lora, tensors: Mapping[str, Tensor], base: Path, processor: Processor, folder: Path
+) -> Path:
+    """Write an adapter in peft's format, with tokenizer and chat template, and put it in place
+    whole.
 
     Args:
         tensors: the adapter's, by peft's names.
@@ -75,9 +88,14 @@ def export_adapter(settings: Lora, tensors: Mapping[str, Tensor], base: Path, pr
 
 
 def _write_dtype(state: Mapping[str, Tensor], file: Path) -> None:
-    """The dtype that a loader will ask for is that of the tensors. transformers has written that of the model's first parameter: on an
-    engine that computes in bfloat16 and keeps float32 beside it, whoever opened the folder would get the weights rounded."""
-    widest = reduce(torch.promote_types, (tensor.dtype for tensor in state.values() if tensor.is_floating_point()))
+    """The dtype that a loader will ask for is that of the tensors. transformers has written that of
+    the model's first parameter: on an engine that computes in bfloat16 and keeps float32 beside it,
+    whoever opened the folder would get the weights rounded.
+    """
+    widest = reduce(
+        torch.promote_types,
+        (tensor.dtype for tensor in state.values() if tensor.is_floating_point()),
+    )
     settings = json.loads(file.read_text())
     for part in (settings, *settings.values()):
         if isinstance(part, dict) and "dtype" in part:
@@ -98,5 +116,7 @@ def _put(fill: Callable[[Path], None], folder: Path) -> Path:
         # The tokenizers library raises a bare Exception on a full disk.
         if not (isinstance(error, OSError | SafetensorError) or type(error) is Exception):
             raise
-        raise Findings(Diagnostic("run-folder-unwritable", f"{folder}: {error}", parameter="run.dir")) from error
+        raise Findings(
+            Diagnostic("run-folder-unwritable", f"{folder}: {error}", parameter="run.dir")
+        ) from error
     return folder

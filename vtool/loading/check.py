@@ -1,4 +1,7 @@
-"""Checks folders, and classes, with one probe for each framework; a `Result` for each subject, as it comes."""
+"""Checks folders, and classes, with one probe for each framework;
+
+a `Result` for each subject, as it comes.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -43,7 +46,8 @@ def check_subjects(
     digest: bool = False,
     typed: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[Progress]:
-    """Check what the settings name: the files of folders first, then classes, framework by framework.
+    """Check what the settings name: the files of folders first, then classes, framework by
+    framework.
 
     Args:
         checkpoint: a folder whose tensors are loaded into `python:` subjects, instead of their own.
@@ -52,13 +56,20 @@ def check_subjects(
         typed: what the user wrote, for a name of the settings that was made from it.
 
     Raises:
-        Findings: before anything is run: `unknown-subject`, for what is no subject; `ignored-setting`, for what nothing here would use.
+        Findings: before anything is run: `unknown-subject`, for what is no subject;
+            `ignored-setting`, for what nothing here would use.
     """
     places: dict[tuple[str, str], Named] = {}
     for text in settings.subjects.names:
         subject = parse(text, typed.get(text))
         # A folder may be named in two ways, and a recipe's export by itself too: it is one subject.
-        places.setdefault((subject.host, str(Path(subject.name).resolve()) if subject.host == FOLDER else subject.name), subject)
+        places.setdefault(
+            (
+                subject.host,
+                str(Path(subject.name).resolve()) if subject.host == FOLDER else subject.name,
+            ),
+            subject,
+        )
     named = list(places.values())
     whole = settings.subjects.all
     if refused := list(_refused(settings, named, checkpoint, digest)):
@@ -87,7 +98,9 @@ def check_subjects(
         yield from _on_one_host(settings, whole, None, {}, checkpoint, announce)
 
 
-def _refused(settings: LoadCheck, named: Sequence[Named], checkpoint: Path | None, digest: bool) -> Iterator[Diagnostic]:
+def _refused(
+    settings: LoadCheck, named: Sequence[Named], checkpoint: Path | None, digest: bool
+) -> Iterator[Diagnostic]:
     """Why nothing is run."""
     whole = settings.subjects.all
     if not named and not whole:
@@ -96,13 +109,26 @@ def _refused(settings: LoadCheck, named: Sequence[Named], checkpoint: Path | Non
         yield Diagnostic("unknown-subject", "either subjects are named, or all of a framework")
     if named and settings.subjects.match != ANY:
         message = f"subjects.match is {settings.subjects.match}, but the subjects are named"
-        yield Diagnostic("ignored-setting", message, "ask for --all of a framework, or leave it out", "subjects.match", severity="error")
+        yield Diagnostic(
+            "ignored-setting",
+            message,
+            "ask for --all of a framework, or leave it out",
+            "subjects.match",
+            severity="error",
+        )
     if checkpoint is not None and all(subject.host != "python" for subject in named):
         message = "--checkpoint is what python: subjects are loaded from, and none is named"
-        yield Diagnostic("ignored-setting", message, "leave it out, or name python:FILE.py:factory", severity="error")
+        yield Diagnostic(
+            "ignored-setting",
+            message,
+            "leave it out, or name python:FILE.py:factory",
+            severity="error",
+        )
     if digest and all(subject.host != FOLDER for subject in named):
         message = "--digest is of a folder's files, and none is named"
-        yield Diagnostic("ignored-setting", message, "leave it out, or name a folder", severity="error")
+        yield Diagnostic(
+            "ignored-setting", message, "leave it out, or name a folder", severity="error"
+        )
 
 
 def _on_one_host(
@@ -146,18 +172,30 @@ def _on_one_host(
             done += 1
             subject = waiting.pop(event["subject"], None) or Named(host, event["subject"])
             if known and subject.host in FRAMEWORKS and subject.name not in known:
-                result = Result(str(subject), "not-run", dict.fromkeys(asked, "not-run"), (unknown_name(subject, known),))
+                result = Result(
+                    str(subject),
+                    "not-run",
+                    dict.fromkeys(asked, "not-run"),
+                    (unknown_name(subject, known),),
+                )
             else:
                 result = judge(str(subject), event, asked, settings.allow)
             if subject.host == FOLDER:
                 result = folders[subject.name].with_class(result)
             yield Progress(done, total, result, event)
     except Findings as findings:
-        # One framework that cannot be had does not keep the others from being checked, nor a folder's files.
-        for subject in waiting.values() if subjects is not None else [Named(host, settings.subjects.match)]:
+        # One framework that cannot be had does not keep the others from being checked, nor a
+        # folder's files.
+        for subject in (
+            waiting.values() if subjects is not None else [Named(host, settings.subjects.match)]
+        ):
             done += 1
-            result = Result(str(subject), "not-run", dict.fromkeys(asked, "not-run"), findings.diagnostics)
+            result = Result(
+                str(subject), "not-run", dict.fromkeys(asked, "not-run"), findings.diagnostics
+            )
             if subject.host == FOLDER:
                 told = findings.diagnostics if settings.python else ()
-                result = folders[subject.name].without_class(asked, findings.diagnostics[0].message, told)
+                result = folders[subject.name].without_class(
+                    asked, findings.diagnostics[0].message, told
+                )
             yield Progress(done, max(total, done), result, {})

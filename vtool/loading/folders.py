@@ -19,10 +19,16 @@ NOT_IN_THE_WAY = ("nonfinite-value", "duplicate-tensor")
 """What may be wrong with a folder whose tensors can still be loaded."""
 FRAMEWORK_MIB = 500
 MODELS = 8
-"""What the check of a class takes: the framework, and so many times the weights. Measured with vLLM 0.32 and Llamas of 40 to 830 MiB:
-7.3 to 8.4 times in bfloat16, and 4.6 in float32, which vLLM serves in bfloat16.
+"""What the check of a class takes: the framework, and so many times the weights. Measured with vLLM
+0.32 and Llamas of 40 to 830 MiB: 7.3 to 8.4 times in bfloat16, and 4.6 in float32, which vLLM
+serves in bfloat16.
 """
-_HELP = {"load-failed": "compare config.json, names and shapes with those of a model that the class does load; both are of one save"}
+_HELP = {
+    "load-failed": (
+        "compare config.json, names and shapes with those of a model that the class does load; both"
+        " are of one save"
+    )
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +42,10 @@ class Folder:
     def with_class(self, of_class: Result) -> Result:
         """Both in one: the subject is what the user typed."""
         files = self.result
-        reason = next((str(detail["reason"]) for detail in of_class.details.values() if "reason" in detail), None)
+        reason = next(
+            (str(detail["reason"]) for detail in of_class.details.values() if "reason" in detail),
+            None,
+        )
         details: dict[str, Mapping[str, Any]] = dict(of_class.details)
         if of_class.verdict in ("failed", "not-run"):
             why = "the class does not load it" if of_class.verdict == "failed" else reason
@@ -48,14 +57,31 @@ class Folder:
             files,
             verdict=verdict,
             checks={**files.checks, **of_class.checks},
-            findings=(*files.findings, *(replace(one, help=one.help or _HELP.get(one.rule)) for one in of_class.findings)),
-            details={**files.details, **details, "subject": {**files.details.get("subject", {}), **details.get("subject", {})}},
+            findings=(
+                *files.findings,
+                *(replace(one, help=one.help or _HELP.get(one.rule)) for one in of_class.findings),
+            ),
+            details={
+                **files.details,
+                **details,
+                "subject": {**files.details.get("subject", {}), **details.get("subject", {})},
+            },
         )
 
-    def without_class(self, asked: Sequence[str], reason: str, findings: Sequence[Diagnostic] = ()) -> Result:
+    def without_class(
+        self, asked: Sequence[str], reason: str, findings: Sequence[Diagnostic] = ()
+    ) -> Result:
         """The files' result, with the checks of a class not run."""
         details = {rule: {"reason": reason} for rule in asked}
-        return self.with_class(Result(self.result.subject, "not-run", dict.fromkeys(asked, "not-run"), tuple(findings), details))
+        return self.with_class(
+            Result(
+                self.result.subject,
+                "not-run",
+                dict.fromkeys(asked, "not-run"),
+                tuple(findings),
+                details,
+            )
+        )
 
 
 def audited(subject: str, path: Path, settings: LoadCheck, *, digest: bool) -> Folder:
@@ -77,7 +103,11 @@ def _why_not(path: Path, result: Result, settings: LoadCheck) -> str | None:
         return "there was nothing to check"
     if not path.is_dir():
         return "one file was asked for, not its folder"
-    if wrong := [rule for rule, state in result.checks.items() if state == "failed" and rule not in NOT_IN_THE_WAY]:
+    if wrong := [
+        rule
+        for rule, state in result.checks.items()
+        if state == "failed" and rule not in NOT_IN_THE_WAY
+    ]:
         return f"the files cannot be loaded as they are: {', '.join(wrong)}"
     if not (path / "config.json").is_file():
         return "without a config.json nothing says which class will load it"
@@ -86,8 +116,15 @@ def _why_not(path: Path, result: Result, settings: LoadCheck) -> str | None:
 
 def _why_not_here(path: Path, settings: LoadCheck) -> str | None:
     """What this machine and the settings have against it."""
-    if settings.python is None and interpreter(None, HOST) == sys.executable and find_spec(HOST) is None:
-        return "this interpreter has no vLLM: `make vllm-env` builds one that has, --python EXE names another"
+    if (
+        settings.python is None
+        and interpreter(None, HOST) == sys.executable
+        and find_spec(HOST) is None
+    ):
+        return (
+            "this interpreter has no vLLM: `make vllm-env` builds one that has, --python EXE names"
+            " another"
+        )
     size = sum(file.stat().st_size for file in path.glob("*.safetensors")) / 2**20
     needed = FRAMEWORK_MIB + MODELS * size
     if needed > settings.limits.memory_mib:

@@ -43,35 +43,64 @@ def parse(text: str, typed: str | None = None) -> Named:
     if host not in HOSTS and is_path(text):
         return Named(FOLDER, text, typed or text)
     if not colon or not name or host not in HOSTS:
-        help = did_you_mean([f"{guess}:{name}" for guess in near(host, HOSTS)]) if colon and name else None
-        message = f"`{text}` is no subject: neither a folder, nor a recipe, nor one of {', '.join(f'{known}:…' for known in HOSTS)}"
+        help = (
+            did_you_mean([f"{guess}:{name}" for guess in near(host, HOSTS)])
+            if colon and name
+            else None
+        )
+        message = (
+            f"`{text}` is no subject: neither a folder, nor a recipe, nor one of"
+            f" {', '.join(f'{known}:…' for known in HOSTS)}"
+        )
         raise Findings(Diagnostic("unknown-subject", message, help), fatal=True)
     if host == "python":
         file, colon, function = name.rpartition(":")
         if not colon or not function.isidentifier():
-            message, help = f"`{text}` does not say which function makes the object", f"write python:{name if not colon else file}:factory"
+            message, help = (
+                f"`{text}` does not say which function makes the object",
+                f"write python:{name if not colon else file}:factory",
+            )
             raise Findings(Diagnostic("unknown-subject", message, help), fatal=True)
         if not Path(file).is_file():
             raise Findings(
-                Diagnostic("unknown-subject", f"`{text}`: there is no file {file}", "give the path of a Python file"), fatal=True
+                Diagnostic(
+                    "unknown-subject",
+                    f"`{text}`: there is no file {file}",
+                    "give the path of a Python file",
+                ),
+                fatal=True,
             )
     return Named(host, name, typed)
 
 
 def is_path(text: str) -> bool:
     """Whether it is meant for a folder or a file, there or not."""
-    return "/" in text or text in (".", "..") or text.endswith(".safetensors") or os.path.lexists(text)
+    return (
+        "/" in text or text in (".", "..") or text.endswith(".safetensors") or os.path.lexists(text)
+    )
 
 
 def unknown_name(subject: Named, known: Sequence[str]) -> Diagnostic:
     """A class that the framework does not have."""
     likely = did_you_mean([f"{subject.host}:{name}" for name in near(subject.name, known)])
-    message = f"{subject.host} has no class `{subject.name}` among the {len(known)} that it has registered"
-    return Diagnostic("unknown-subject", message, likely or f"`vtool load-check --all {subject.host}` checks them all")
+    message = (
+        f"{subject.host} has no class `{subject.name}` among the {len(known)} that it has"
+        " registered"
+    )
+    return Diagnostic(
+        "unknown-subject",
+        message,
+        likely or f"`vtool load-check --all {subject.host}` checks them all",
+    )
 
 
 def fits_nothing(host: str, pattern: str, known: Sequence[str]) -> Diagnostic:
     """`subjects.match` leaves nothing to check."""
     likely = did_you_mean([f"subjects.match={name}" for name in near(pattern.strip("*"), known)])
-    message = f"none of the {len(known)} classes that {host} has registered fits subjects.match `{pattern}`"
-    return Diagnostic("unknown-subject", message, likely or "it is a pattern such as 'Qwen*', and case counts")
+    message = (
+        f"none of the {len(known)} classes that {host} has registered fits subjects.match"
+        f" `{pattern}`"
+    )
+    return Diagnostic(
+        "unknown-subject", message, likely or "it is a pattern such as 'Qwen*', and case counts"
+    )

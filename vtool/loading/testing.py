@@ -23,8 +23,9 @@ def check_load_weights(
     """Load a checkpoint in every way that can go wrong, in this process.
 
     Args:
-        factory: makes a new object, with `load_weights(iterable of (name, tensor))`, `named_parameters()` and, where there,
-            `named_buffers()`. It is called afresh for each load, after `torch.manual_seed(0)`.
+        factory: makes a new object, with `load_weights(iterable of (name, tensor))`,
+            `named_parameters()` and, where there, `named_buffers()`. It is called afresh for each
+            load, after `torch.manual_seed(0)`.
         checkpoint: the tensors by name, in the order in which a loader gives them.
         checks: the rules that are asked (`vtool explain stale-reference`), at least one.
         slots: for how many requests a tensor stays valid, at least one.
@@ -35,7 +36,8 @@ def check_load_weights(
 
     Raises:
         ValueError: no rule has a name of `checks`, or there is nothing to check.
-        vtool.diagnostics.Findings: every error that was found, `load-failed` where there was no verdict; a `ValueError` too.
+        vtool.diagnostics.Findings: every error that was found, `load-failed` where there was no
+        verdict; a `ValueError` too.
     """
     from vtool.config.schema import LoadCheck
     from vtool.loading.probe.on_file import facts_of
@@ -43,11 +45,21 @@ def check_load_weights(
 
     for name in checks:
         if name not in ASKED:
-            raise ValueError("; ".join(filter(None, [f"no check of a class is named `{name}`", did_you_mean(near(name, ASKED))])))
+            raise ValueError(
+                "; ".join(
+                    filter(
+                        None,
+                        [f"no check of a class is named `{name}`", did_you_mean(near(name, ASKED))],
+                    )
+                )
+            )
     if not checks:
         raise ValueError("`checks` names no check")
     if slots < 1:
-        raise ValueError(f"`slots` is {slots}, and a tensor that is given is valid at least until the next is asked for: 1 or more")
+        raise ValueError(
+            f"`slots` is {slots}, and a tensor that is given is valid at least until the next is"
+            " asked for: 1 or more"
+        )
     if not checkpoint:
         raise ValueError("`checkpoint` has no tensors")
     facts = facts_of(factory, checkpoint, checks, slots, LoadCheck.model_fields["sources"].default)

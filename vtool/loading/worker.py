@@ -21,28 +21,40 @@ Event = Mapping[str, Any]
 
 
 def interpreter(asked: str | None, host: str) -> str:
-    """The interpreter for a framework: the one asked for; for vLLM and SGLang what `make vllm-env` has built; else this one."""
+    """The interpreter for a framework:
+
+    the one asked for; for vLLM and SGLang what `make vllm-env` has built; else this one.
+    """
     if asked:
         return asked
-    return str(VLLM_PYTHON) if host in ("vllm", "sglang") and VLLM_PYTHON.exists() else sys.executable
+    return (
+        str(VLLM_PYTHON) if host in ("vllm", "sglang") and VLLM_PYTHON.exists() else sys.executable
+    )
 
 
 def probe_events(python: str, request: Mapping[str, Any]) -> Iterator[Event]:
     """Run the probe; what it says, event by event. It is stopped when the caller goes away.
 
     Raises:
-        Findings: `unusable-interpreter`, where it cannot be started, or ends before it has said that it is done.
+        Findings: `unusable-interpreter`, where it cannot be started, or ends before it has said
+            that it is done.
     """
     reading, writing = os.pipe()
-    scratch = tempfile.TemporaryDirectory(prefix="vtool-", ignore_cleanup_errors=True)  # what was killed may still end
+    # what was killed may still end
+    scratch = tempfile.TemporaryDirectory(prefix="vtool-", ignore_cleanup_errors=True)
     with scratch as folder, os.fdopen(reading) as lines, open(Path(folder) / "log", "w+") as log:
         asked = Path(folder) / "request.json"
         asked.write_text(json.dumps({**request, "descriptor": writing}))
         try:
             process = subprocess.Popen(
                 [python, str(PROBE), str(asked)],
-                pass_fds=[writing], stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=_environment(folder), start_new_session=True,
-            )  # fmt: skip
+                pass_fds=[writing],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=_environment(folder),
+                start_new_session=True,
+            )
         except OSError as error:
             raise _unusable(python, f"it cannot be started: {error.strerror}") from error
         finally:
@@ -56,7 +68,11 @@ def probe_events(python: str, request: Mapping[str, Any]) -> Iterator[Event]:
                 process.wait()
                 log.seek(0)
                 said = log.read().strip().splitlines()
-                raise _unusable(python, f"it ended with status {process.returncode}: {said[-1] if said else 'it said nothing'}")
+                raise _unusable(
+                    python,
+                    f"it ended with status {process.returncode}:"
+                    f" {said[-1] if said else 'it said nothing'}",
+                )
 
 
 @contextmanager
@@ -70,13 +86,23 @@ def _stopped_at_the_end(process: "subprocess.Popen[bytes]") -> Iterator[None]:
 
 
 def _environment(folder: str) -> dict[str, str]:
-    """One thread a subject, which waits without spinning; no hub; nothing of this interpreter's own packages.
+    """One thread a subject, which waits without spinning; no hub; nothing of this interpreter's own
+    packages.
 
     Args:
-        folder: what frameworks leave behind in temporary folders, as sockets and caches, goes away with it.
+        folder: what frameworks leave behind in temporary folders, as sockets and caches, goes away
+            with it.
     """
-    kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
-    sockets = {} if len(folder) <= LONGEST_FOLDER else {"VLLM_RPC_BASE_PATH": kept.get("VLLM_RPC_BASE_PATH", tempfile.gettempdir())}
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("PYTHONPATH", "PYTHONHOME")
+    }
+    sockets = (
+        {}
+        if len(folder) <= LONGEST_FOLDER
+        else {"VLLM_RPC_BASE_PATH": kept.get("VLLM_RPC_BASE_PATH", tempfile.gettempdir())}
+    )
     return {
         **kept,
         **sockets,

@@ -1,4 +1,7 @@
-"""Low-rank adapters (LoRA, arXiv 2106.09685) by peft: put into a model, named, merged, and written in peft's format."""
+"""Low-rank adapters (LoRA, arXiv 2106.09685) by peft:
+
+put into a model, named, merged, and written in peft's format.
+"""
 
 import json
 import warnings
@@ -17,19 +20,27 @@ from vtool.models.families import Family
 from vtool.models.processor import first_line
 
 Adapter = Literal["merged", "none", "only"]
-"""Of a model with adapters: its weights with these merged in, its weights without them, or the adapters by themselves."""
+"""Of a model with adapters:
+
+its weights with these merged in, its weights without them, or the adapters by themselves.
+"""
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."
 
 
 def freeze_parts(model: nn.Module, family: Family, freeze: Freeze) -> None:
-    """Leave the gradients of frozen parts out. Before an engine wraps the model: what it reduces and shards is what is trained."""
+    """Leave the gradients of frozen parts out.
+
+    Before an engine wraps the model: what it reduces and shards is what is trained.
+    """
     trained = trained_parts(freeze)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(family.part(name) in trained)
 
 
-def add_adapters(model: nn.Module, family: Family, freeze: Freeze, settings: Lora, seed: int) -> None:
+def add_adapters(
+    model: nn.Module, family: Family, freeze: Freeze, settings: Lora, seed: int
+) -> None:
     """Put adapters into a model, in place, and freeze everything else. Before an engine wraps it.
 
     A is drawn from the seed, B is 0, so that the model computes what it did.
@@ -40,10 +51,18 @@ def add_adapters(model: nn.Module, family: Family, freeze: Freeze, settings: Lor
     from peft import inject_adapter_in_model
 
     parts = trained_parts(freeze)
-    names = [name for name, module in model.named_modules() if isinstance(module, nn.Linear) and family.part(name) in parts]
-    names = [name for name in names if model.get_submodule(name) is not model.get_output_embeddings()]  # type: ignore[operator]
+    names = [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and family.part(name) in parts
+    ]
+    names = [
+        name for name in names if model.get_submodule(name) is not model.get_output_embeddings()
+    ]  # type: ignore[operator]
     missing = [
-        target for target in settings.targets or () if not chosen(names, settings.model_copy(update={"targets": (target,), "exclude": ()}))
+        target
+        for target in settings.targets or ()
+        if not chosen(names, settings.model_copy(update={"targets": (target,), "exclude": ()}))
     ]
     targets = chosen(names, settings)
     if missing or not targets:
@@ -64,14 +83,18 @@ def add_saved_adapter(model: nn.Module, folder: Path) -> None:
 
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # of names that peft has for what transformers has renamed
+            # of names that peft has for what transformers has renamed
+            warnings.simplefilter("ignore", FutureWarning)
             PeftModel.from_pretrained(model, str(folder), local_files_only=True)
     except Exception as error:  # whatever its readers of JSON and of tensors raise
-        raise Findings(Diagnostic("model-does-not-load", f"{folder}: {first_line(error)}")) from error
+        raise Findings(
+            Diagnostic("model-does-not-load", f"{folder}: {first_line(error)}")
+        ) from error
 
 
 def base_named_in(folder: Path) -> Path:
-    """The folder of the weights that an adapter is for: what it says itself, or, of a run that has been moved, `base` beside it.
+    """The folder of the weights that an adapter is for: what it says itself, or, of a run that has
+    been moved, `base` beside it.
 
     Raises:
         Findings: `model-does-not-load`.
@@ -85,7 +108,9 @@ def base_named_in(folder: Path) -> Path:
     for base in (named, beside):
         if (base / "config.json").exists():
             return base
-    raise Findings(Diagnostic("model-does-not-load", f"{folder} is an adapter for {named}, which is not there"))
+    raise Findings(
+        Diagnostic("model-does-not-load", f"{folder} is an adapter for {named}, which is not there")
+    )
 
 
 def write_adapter(settings: Lora, tensors: Mapping[str, Tensor], base: Path, folder: Path) -> None:
@@ -96,12 +121,28 @@ def write_adapter(settings: Lora, tensors: Mapping[str, Tensor], base: Path, fol
         base: the folder of the weights that it is for.
     """
     ends = (".lora_A.weight", ".lora_B.weight")
-    targets = sorted({name.removeprefix(_PREFIX).removesuffix(end) for name in tensors for end in ends if name.endswith(end)})
-    config = _peft_config(settings, targets).to_dict() | {"base_model_name_or_path": str(base.resolve()), "inference_mode": True}
+    targets = sorted(
+        {
+            name.removeprefix(_PREFIX).removesuffix(end)
+            for name in tensors
+            for end in ends
+            if name.endswith(end)
+        }
+    )
+    config = _peft_config(settings, targets).to_dict() | {
+        "base_model_name_or_path": str(base.resolve()),
+        "inference_mode": True,
+    }
     # peft keeps names as a set, and the order of a set is another in each process.
-    plain = {key: sorted(value) if isinstance(value, set) else value for key, value in config.items()}
+    plain = {
+        key: sorted(value) if isinstance(value, set) else value for key, value in config.items()
+    }
     (folder / CONFIG).write_text(json.dumps(plain, indent=2, sort_keys=True, default=str) + "\n")
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / WEIGHTS, metadata={"format": "pt"})
+    save_file(
+        {name: tensor.contiguous() for name, tensor in tensors.items()},
+        folder / WEIGHTS,
+        metadata={"format": "pt"},
+    )
 
 
 def has_adapters(model: nn.Module) -> bool:
@@ -116,7 +157,10 @@ def scale_of(model: Any) -> float:
 
 
 def saved_name(name: str) -> str:
-    """The name in files of a parameter of a model with adapters: transformers' own; of an adapter's, peft's."""
+    """The name in files of a parameter of a model with adapters:
+
+    transformers' own; of an adapter's, peft's.
+    """
     if ".lora_A." in name or ".lora_B." in name:
         return _PREFIX + name.replace(".default.", ".")
     return name.replace(".base_layer.", ".")
@@ -138,7 +182,9 @@ def merged(weight: Tensor, a: Tensor, b: Tensor, scale: float) -> Tensor:
     return weight.detach() + scale * (b @ a).to(weight.dtype)
 
 
-def merge_all(weights: Mapping[str, Tensor], adapter: Mapping[str, Tensor], scale: float) -> Iterator[tuple[str, Tensor]]:
+def merge_all(
+    weights: Mapping[str, Tensor], adapter: Mapping[str, Tensor], scale: float
+) -> Iterator[tuple[str, Tensor]]:
     """Whole weights by transformers' names, each with its adapter merged in."""
     left = set(adapter)
     for name, weight in weights.items():
@@ -154,5 +200,9 @@ def _peft_config(settings: Lora, targets: list[str]) -> Any:
     rank = settings.rank
     alpha = settings.scale * rank
     return LoraConfig(
-        r=rank, lora_alpha=int(alpha) if alpha.is_integer() else alpha, lora_dropout=settings.dropout, target_modules=targets, bias="none"
+        r=rank,
+        lora_alpha=int(alpha) if alpha.is_integer() else alpha,
+        lora_dropout=settings.dropout,
+        target_modules=targets,
+        bias="none",
     )

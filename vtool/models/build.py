@@ -11,64 +11,94 @@ from vtool.models.families import family
 from vtool.models.modeling import model_class
 from vtool.models.processor import Processor, first_line
 
-# Where the weights live. bfloat16 is a compute dtype: its weights stay float32, or an update of 1e-5 would be lost in rounding.
+# Where the weights live. bfloat16 is a compute dtype: its weights stay float32, or an update of
+# 1e-5 would be lost in rounding.
 WEIGHT_DTYPE = {"float32": torch.float32, "bfloat16": torch.float32, "float64": torch.float64}
 # A folder's own settings for generating: a server uses them, so that an export must carry them on.
 GENERATION = "generation_config.json"
 
 
 def model_config(settings: Model, processor: Processor, vocabulary: int | None = None) -> Any:
-    """The transformers config of a run that starts: the folder's, or that of a size, with the tokenizer's vocabulary or one of so many."""
+    """The transformers config of a run that starts:
+
+    the folder's, or that of a size, with the tokenizer's vocabulary or one of so many.
+    """
     from transformers import AutoConfig
 
     if settings.starts_from == "pretrained":
         return AutoConfig.from_pretrained(settings.path, local_files_only=True)
     assert settings.size is not None, "a rule demands it"
-    return family(settings.family).random_config(settings.size, vocabulary or len(processor.tokenizer), processor.ids)
+    return family(settings.family).random_config(
+        settings.size, vocabulary or len(processor.tokenizer), processor.ids
+    )
 
 
-def build_model(settings: Model, processor: Processor, folder: Path, seed: int, *, weights: bool = True) -> Any:
+def build_model(
+    settings: Model, processor: Processor, folder: Path, seed: int, *, weights: bool = True
+) -> Any:
     """A model in training mode, on the CPU.
 
     Args:
-        folder: holds the run's config.json, and its generation_config.json where it began from a folder that has one.
+        folder: holds the run's config.json, and its generation_config.json where it began from a
+            folder that has one.
         weights: false where a checkpoint's weights follow, so that none need be read here.
 
     Raises:
-        Findings: `model-does-not-load`, where a folder lacks weights, has some too many, or of other shapes; what stands against
-            `model.modeling`.
+        Findings: `model-does-not-load`, where a folder lacks weights, has some too many, or of
+            other shapes; what stands against `model.modeling`.
     """
     from transformers import AutoConfig, AutoModelForImageTextToText, GenerationConfig
 
     if weights and settings.starts_from == "pretrained":
         assert settings.path is not None, "a rule demands it"
-        model = load_model(Path(settings.path), settings.family, WEIGHT_DTYPE[settings.dtype], settings.attention, settings.modeling)
+        model = load_model(
+            Path(settings.path),
+            settings.family,
+            WEIGHT_DTYPE[settings.dtype],
+            settings.attention,
+            settings.modeling,
+        )
     else:
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
         kind = model_class(settings.family, settings.modeling)
-        build = AutoModelForImageTextToText.from_config if settings.modeling is None else kind._from_config
+        build = (
+            AutoModelForImageTextToText.from_config
+            if settings.modeling is None
+            else kind._from_config
+        )
         torch.manual_seed(seed)
-        model = build(config, dtype=WEIGHT_DTYPE[settings.dtype], attn_implementation=settings.attention)
+        model = build(
+            config, dtype=WEIGHT_DTYPE[settings.dtype], attn_implementation=settings.attention
+        )
         assert isinstance(model, kind)
     if (folder / GENERATION).exists():
         try:
-            model.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
+            model.generation_config = GenerationConfig.from_pretrained(
+                folder, local_files_only=True
+            )
         except (OSError, ValueError) as error:
             message = f"{settings.path or folder}: {GENERATION} cannot be read: {first_line(error)}"
-            raise Findings(Diagnostic("model-does-not-load", message, parameter="model.path")) from error
+            raise Findings(
+                Diagnostic("model-does-not-load", message, parameter="model.path")
+            ) from error
     else:
-        model.generation_config.eos_token_id, model.generation_config.pad_token_id = processor.ids.end, processor.ids.pad
+        model.generation_config.eos_token_id, model.generation_config.pad_token_id = (
+            processor.ids.end,
+            processor.ids.pad,
+        )
     if settings.gradient_checkpointing:
         model.activation_checkpointing_enable({"use_reentrant": False})
     return model.train()
 
 
-def load_model(folder: Path, family_name: str, dtype: torch.dtype, attention: str, modeling: str | None = None) -> Any:
+def load_model(
+    folder: Path, family_name: str, dtype: torch.dtype, attention: str, modeling: str | None = None
+) -> Any:
     """The weights of a Hugging Face folder, every one of them accounted for.
 
     Args:
-        modeling: `model.modeling`, the class that gets them. The folder is read by transformers' own, which knows the names that weights
-            have in files.
+        modeling: `model.modeling`, the class that gets them. The folder is read by transformers'
+            own, which knows the names that weights have in files.
 
     Raises:
         Findings: `model-does-not-load`; what stands against `model.modeling`.
@@ -78,18 +108,45 @@ def load_model(folder: Path, family_name: str, dtype: torch.dtype, attention: st
         model, report = (
             family(family_name)
             .model_class()
-            .from_pretrained(folder, local_files_only=True, dtype=dtype, attn_implementation=attention, output_loading_info=True)
+            .from_pretrained(
+                folder,
+                local_files_only=True,
+                dtype=dtype,
+                attn_implementation=attention,
+                output_loading_info=True,
+            )
         )
     except Exception as error:  # the loader raises whatever its reader of a broken file raises
-        raise Findings(Diagnostic("model-does-not-load", f"{folder}: {first_line(error)}", parameter="model.path")) from error
-    problems = {kind: sorted(map(str, report[kind])) for kind in ("missing_keys", "mismatched_keys", "unexpected_keys") if report[kind]}
-    if problems:
-        listed = "; ".join(f"{len(keys)} {kind.replace('_', ' ')}: {', '.join(keys[:3])}" for kind, keys in problems.items())
         raise Findings(
-            Diagnostic("model-does-not-load", f"{folder} does not hold exactly this model's weights. {listed}", parameter="model.path")
+            Diagnostic(
+                "model-does-not-load", f"{folder}: {first_line(error)}", parameter="model.path"
+            )
+        ) from error
+    problems = {
+        kind: sorted(map(str, report[kind]))
+        for kind in ("missing_keys", "mismatched_keys", "unexpected_keys")
+        if report[kind]
+    }
+    if problems:
+        listed = "; ".join(
+            f"{len(keys)} {kind.replace('_', ' ')}: {', '.join(keys[:3])}"
+            for kind, keys in problems.items()
+        )
+        raise Findings(
+            Diagnostic(
+                "model-does-not-load",
+                f"{folder} does not hold exactly this model's weights. {listed}",
+                parameter="model.path",
+            )
         )
     if modeling is None:
         return model
-    made = kind.from_pretrained(None, config=model.config, state_dict=model.state_dict(), dtype=dtype, attn_implementation=attention)
+    made = kind.from_pretrained(
+        None,
+        config=model.config,
+        state_dict=model.state_dict(),
+        dtype=dtype,
+        attn_implementation=attention,
+    )
     made.generation_config = model.generation_config
     return made

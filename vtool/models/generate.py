@@ -7,10 +7,13 @@ from torch import Tensor
 from vtool.models.processor import Processor
 
 
-def answer_greedily(model: Any, processor: Processor, inputs: dict[str, Tensor], max_new_tokens: int) -> list[str]:
+def answer_greedily(
+    model: Any, processor: Processor, inputs: dict[str, Tensor], max_new_tokens: int
+) -> list[str]:
     """The most probable next token, again and again, until the turn's end.
 
-    A folder's own generation settings are not used: Qwen's carry a repetition penalty, which is not what was trained.
+    A folder's own generation settings are not used: Qwen's carry a repetition penalty, which is not
+    what was trained.
 
     Args:
         model: without a cache, where its `generates_with_cache` says so.
@@ -26,9 +29,11 @@ def answer_greedily(model: Any, processor: Processor, inputs: dict[str, Tensor],
         use_cache=getattr(model, "generates_with_cache", True),
     )
     own = model.generation_config
-    model.generation_config = greedy  # given as an argument, it would be filled up from the folder's settings
+    # given as an argument, it would be filled up from the folder's settings
+    model.generation_config = greedy
     try:
-        # Over sharded weights transformers has all ranks generate in step, and one with fewer questions would be waited for, for ever.
+        # Over sharded weights transformers has all ranks generate in step, and one with fewer
+        # questions would be waited for, for ever.
         generated = model.generate(**inputs, synced_gpus=False)
     finally:
         model.generation_config = own

@@ -11,7 +11,10 @@ _ROTATED = 0.5
 
 
 class Glm4v(Family):
-    """GLM-4.1V (arXiv 2507.01006), transformers' `Glm4vForConditionalGeneration`: a convolution stands before the merger."""
+    """GLM-4.1V (arXiv 2507.01006), transformers' `Glm4vForConditionalGeneration`:
+
+    a convolution stands before the merger.
+    """
 
     model_type = "glm4v"
     classes = "Glm4v"
@@ -21,7 +24,14 @@ class Glm4v(Family):
     frames_apart = True
     videos_are_images = True  # modeling_glm4v.py, `get_placeholder_mask`
     projector = ("merger", "downsample")
-    token_names = TokenNames("<|image|>", "<|video|>", "<|begin_of_image|>", "<|end_of_image|>", "<|begin_of_video|>", "<|end_of_video|>")
+    token_names = TokenNames(
+        "<|image|>",
+        "<|video|>",
+        "<|begin_of_image|>",
+        "<|end_of_image|>",
+        "<|begin_of_video|>",
+        "<|end_of_video|>",
+    )
     token_fields: ClassVar[Mapping[str, str]] = {
         "image": "image_token_id",
         "video": "video_token_id",
@@ -30,21 +40,39 @@ class Glm4v(Family):
         "video_start": "video_start_token_id",
         "video_end": "video_end_token_id",
     }
-    frames_per_image = 2  # a picture stands in for both frames of a patch (image_processing_pil_glm4v.py, `smart_resize`)
+    # a picture stands in for both frames of a patch (image_processing_pil_glm4v.py, `smart_resize`)
+    frames_per_image = 2
 
     def text_config(self, table: Mapping[str, int]) -> dict[str, Any]:
         rotated = rope(table["hidden"] // table["heads"], _ROTATED, partial_rotary_factor=_ROTATED)
-        # transformers' q, k and v always have biases, and it reads no such field; vLLM has them only where this says so (glm4.py,
-        # `qkv_bias`), and leaves those of the file unread. Published folders have it.
+        # transformers' q, k and v always have biases, and it reads no such field; vLLM has them
+        # only where this says so (glm4.py, `qkv_bias`), and leaves those of the file unread.
+        # Published folders have it.
         return {"rope_parameters": rotated, "attention_bias": True}
 
     def vision_config(self, table: Mapping[str, int]) -> dict[str, Any]:
         side = round(table["vision_positions"] ** 0.5)
         return super().vision_config(table) | {"image_size": side * self.images.patch_size}
 
-    def sample(self, total: int, rate: float, fps: float, least: int, most: int, seconds: float, together: int) -> list[int]:
+    def sample(
+        self,
+        total: int,
+        rate: float,
+        fps: float,
+        least: int,
+        most: int,
+        seconds: float,
+        together: int,
+    ) -> list[int]:
         return by_seconds(total, rate, fps, most, seconds, together)
 
-    def video_text(self, names: TokenNames, indices: Sequence[int], rate: float, together: int) -> str:
-        """Each patch's frames with the whole second of their first (processing_glm4v.py, `replace_video_token`)."""
-        return "".join(f"{names.vision_start}{names.image}{names.vision_end}{int(first / rate)}" for first in indices[::together])
+    def video_text(
+        self, names: TokenNames, indices: Sequence[int], rate: float, together: int
+    ) -> str:
+        """Each patch's frames with the whole second of their first (processing_glm4v.py,
+        `replace_video_token`).
+        """
+        return "".join(
+            f"{names.vision_start}{names.image}{names.vision_end}{int(first / rate)}"
+            for first in indices[::together]
+        )

@@ -1,8 +1,10 @@
 """Which token may look at which: one reference, and what each consumer of a mask wants made of it.
 
-The reference is `allowed`, bool [B, 1, Sq, Sk], True where a query may attend to a key. Consumers disagree about shape and about what True
-means; a mask of the wrong polarity trains, and nobody notices (verl#5768, #5904, reverted by #5942; #5945, #7055, #7372). Each converter
-refuses what cannot be meant. Nothing here makes a float tensor: at 32k tokens a bool mask is 1 GiB, a float one 4 (verl#7055).
+The reference is `allowed`, bool [B, 1, Sq, Sk], True where a query may attend to a key. Consumers
+disagree about shape and about what True means; a mask of the wrong polarity trains, and nobody
+notices (verl#5768, #5904, reverted by #5942; #5945, #7055, #7372). Each converter refuses what
+cannot be meant. Nothing here makes a float tensor: at 32k tokens a bool mask is 1 GiB, a float one
+4 (verl#7055).
 """
 
 from collections.abc import Sequence
@@ -13,25 +15,35 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-# The side of the mask that stands for any causal one (torch_npu's `npu_fusion_attention`, sparse_mode 2, 3 and 4).
+# The side of the mask that stands for any causal one (torch_npu's `npu_fusion_attention`,
+# sparse_mode 2, 3 and 4).
 COMPRESSED = 2048
 
 
 def keep_from_lengths(lengths: Sequence[int], *, left: bool = False) -> Tensor:
-    """Tokens that are no padding, bool [B, S]: of each row the first so many, or the last, of as many as the longest has."""
+    """Tokens that are no padding, bool [B, S]:
+
+    of each row the first so many, or the last, of as many as the longest has.
+    """
     counts = torch.tensor(lengths)[:, None]
     places = torch.arange(int(counts.max()))
     return (places.flip(0) if left else places) < counts
 
 
 def allowed_in_rows(keep: Tensor) -> Tensor:
-    """Causal attention in padded rows, bool [B, 1, S, S], from the tokens that are kept, bool [B, S].
+    """Causal attention in padded rows, bool [B, 1, S, S], from the tokens that are kept, bool [B,
+    S].
 
     Padding is seen by no token but itself, so that its rows of the softmax are not empty.
     """
     _expect(keep, torch.bool, 2, "tokens that are kept")
     length = keep.shape[1]
-    allowed = torch.ones(length, length, dtype=torch.bool, device=keep.device).tril_().expand(len(keep), 1, -1, -1) & keep[:, None, None]
+    allowed = (
+        torch.ones(length, length, dtype=torch.bool, device=keep.device)
+        .tril_()
+        .expand(len(keep), 1, -1, -1)
+        & keep[:, None, None]
+    )
     allowed.diagonal(dim1=-2, dim2=-1).fill_(True)
     return allowed
 
@@ -39,11 +51,14 @@ def allowed_in_rows(keep: Tensor) -> Tensor:
 def allowed_in_documents(lengths: Sequence[int], device: torch.device | None = None) -> Tensor:
     """Causal attention inside each of several documents in one row, bool [1, 1, L, L].
 
-    Document after document: most of the mask is False, and comparing each token with each other takes longer (benchmarks/masks.py).
+    Document after document: most of the mask is False, and comparing each token with each other
+    takes longer (benchmarks/masks.py).
     """
     allowed = torch.zeros(sum(lengths), sum(lengths), dtype=torch.bool, device=device)
     for end, length in zip(accumulate(lengths), lengths, strict=True):
-        allowed[end - length : end, end - length : end] = torch.ones(length, length, dtype=torch.bool, device=device).tril_()
+        allowed[end - length : end, end - length : end] = torch.ones(
+            length, length, dtype=torch.bool, device=device
+        ).tril_()
     return allowed[None, None]
 
 
@@ -58,12 +73,16 @@ def to_hf_2d(keep: Tensor) -> Tensor:
 
 
 def to_megatron(allowed: Tensor) -> Tensor:
-    """For megatron-core's own attention: bool [B, 1, S, S], True is masked. It takes a [B, S] mask too, and is silently wrong with it."""
+    """For megatron-core's own attention:
+
+    bool [B, 1, S, S], True is masked. It takes a [B, S] mask too, and is silently wrong with it.
+    """
     return _reference(allowed).logical_not()
 
 
 def to_npu_dense(allowed: Tensor) -> Tensor:
-    """For `torch_npu.npu_fusion_attention` with layout BNSD and sparse_mode 0: bool [B, 1, Sq, Sk], True is masked, contiguous.
+    """For `torch_npu.npu_fusion_attention` with layout BNSD and sparse_mode 0: bool [B, 1, Sq, Sk],
+    True is masked, contiguous.
 
     The operator broadcasts over heads alone.
     """
@@ -71,37 +90,50 @@ def to_npu_dense(allowed: Tensor) -> Tensor:
 
 
 def to_npu_compressed(device: torch.device | None = None) -> Tensor:
-    """For the same with sparse_mode 3: bool [2048, 2048], True above the diagonal, whatever the lengths. Right only where every block is
+    """For the same with sparse_mode 3: bool [2048, 2048], True above the diagonal, whatever the
+    lengths. Right only where every block is
     causal: with no mask at all the operator ignores sparse_mode and attends to everything."""
     return torch.ones(COMPRESSED, COMPRESSED, dtype=torch.bool, device=device).triu_(1)
 
 
 def to_tnd(lengths: Sequence[int]) -> list[int]:
-    """For the same with layout TND: where each document ends. cu_seqlens without their leading 0, which would silently lose tokens."""
+    """For the same with layout TND:
+
+    where each document ends. cu_seqlens without their leading 0, which would silently lose tokens.
+    """
     if not lengths or min(lengths) < 1:
-        raise ValueError(f"documents have at least one token each, and there is at least one; not {list(lengths)}")
+        raise ValueError(
+            "documents have at least one token each, and there is at least one; not"
+            f" {list(lengths)}"
+        )
     return list(accumulate(lengths))
 
 
 def multiple_of(tensor: int, context: int) -> int:
     """What a row's length must be a multiple of under tensor and context parallelism.
 
-    With the latter each rank has two pieces, one from the front and one from the back, so that all have as much to do, and each two pieces
-    are shared out among the tensor parallel ranks once more. lcm(tensor, 2 · context) would be too little where both are 4.
+    With the latter each rank has two pieces, one from the front and one from the back, so that all
+    have as much to do, and each two pieces are shared out among the tensor parallel ranks once
+    more. lcm(tensor, 2 · context) would be too little where both are 4.
 
     Args:
-        tensor: ranks among which tokens are shared out where matrices are whole: 1 without sequence parallelism.
+        tensor: ranks among which tokens are shared out where matrices are whole: 1 without sequence
+            parallelism.
         context: ranks among which a row's tokens are shared out.
     """
     return context * lcm(tensor, 2) if context > 1 else tensor
 
 
 def pad_rows(tokens: Tensor, keep: Tensor, multiple: int) -> tuple[Tensor, Tensor]:
-    """Rows [B, S, …] and their kept tokens [B, S], padded on the right to a length that `multiple` divides. Always both: ids that are
-    padded beside a mask that is not are what verl#5904 was."""
+    """Rows [B, S, …] and their kept tokens [B, S], padded on the right to a length that `multiple`
+    divides. Always both: ids that are padded beside a mask that is not are what verl#5904 was.
+    """
     _expect(keep, torch.bool, 2, "tokens that are kept")
     if tokens.shape[:2] != keep.shape:
-        raise ValueError(f"rows of shape {tuple(tokens.shape)} and kept tokens of shape {tuple(keep.shape)} are not of the same tokens")
+        raise ValueError(
+            f"rows of shape {tuple(tokens.shape)} and kept tokens of shape {tuple(keep.shape)} are"
+            " not of the same tokens"
+        )
     missing = -keep.shape[1] % multiple
     return pad(tokens, (*(0, 0) * (tokens.ndim - 2), 0, missing)), pad(keep, (0, missing))
 
@@ -114,11 +146,15 @@ def unpad_rows(tokens: Tensor, length: int) -> Tensor:
 def _reference(allowed: Tensor) -> Tensor:
     _expect(allowed, torch.bool, 4, "allowed")
     if allowed.shape[1] != 1:
-        raise ValueError(f"allowed has shape {tuple(allowed.shape)}: one mask for all heads is wanted, [B, 1, Sq, Sk]")
+        raise ValueError(
+            f"allowed has shape {tuple(allowed.shape)}: one mask for all heads is wanted, [B, 1,"
+            " Sq, Sk]"
+        )
     square = allowed[..., -allowed.shape[-2] :]  # fewer queries than keys are the last ones
     if square.shape[-1] == square.shape[-2] and not square.diagonal(dim1=-2, dim2=-1).all():
         raise ValueError(
-            "allowed lets some token not look at itself: True means that it may attend. Is this a mask in which True is masked?"
+            "allowed lets some token not look at itself: True means that it may attend. Is this a"
+            " mask in which True is masked?"
         )
     return allowed
 
@@ -127,6 +163,7 @@ def _expect(tensor: Tensor, dtype: torch.dtype, dimensions: int, what: str) -> T
     if tensor.dtype != dtype or tensor.ndim != dimensions:
         shape = tuple(tensor.shape)
         raise ValueError(
-            f"{what}: {dtype} with {dimensions} dimensions is wanted, not {tensor.dtype} of shape {shape}: a mask of integers indexes"
+            f"{what}: {dtype} with {dimensions} dimensions is wanted, not {tensor.dtype} of shape"
+            f" {shape}: a mask of integers indexes"
         )
     return tensor

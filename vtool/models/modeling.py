@@ -1,9 +1,12 @@
-"""The class that a run's model is made of: transformers' own of the family, or one of a modelling file of the user's.
+"""The class that a run's model is made of: transformers' own of the family, or one of a modelling
+file of the user's.
 
-Such a file is imported, and so run: it is named in a recipe or on the command line, and never looked for in a model's or a run's folder.
-Its class need not derive from transformers': a copy of the family's modelling file, edited, does not. What is asked of it is tried on a
-tiny model. Its weights must be those of the family's class, by name and shape, so that folders are read and written by that one, which
-alone knows the names that weights have in files; and whatever opens an export finds an ordinary model of the family.
+Such a file is imported, and so run: it is named in a recipe or on the command line, and never
+looked for in a model's or a run's folder. Its class need not derive from transformers': a copy of
+the family's modelling file, edited, does not. What is asked of it is tried on a tiny model. Its
+weights must be those of the family's class, by name and shape, so that folders are read and written
+by that one, which alone knows the names that weights have in files; and whatever opens an export
+finds an ordinary model of the family.
 """
 
 import hashlib
@@ -55,21 +58,30 @@ def model_class(family_name: str, modeling: str | None = None) -> Any:
 
 
 def class_of(module: nn.Module) -> type:
-    """The class that a module was built of. FSDP2 gives it one of its own, derived from that and from one of torch's."""
+    """The class that a module was built of.
+
+    FSDP2 gives it one of its own, derived from that and from one of torch's.
+    """
     return next(one for one in type(module).__mro__ if not one.__module__.startswith("torch."))
 
 
 def described(modeling: str) -> dict[str, str]:
     """What a run keeps of the file: where it is, and its digest."""
     file, name = split(modeling)
-    return {"file": str(file.resolve()), "class": name, "sha256": hashlib.sha256(file.read_bytes()).hexdigest()}
+    return {
+        "file": str(file.resolve()),
+        "class": name,
+        "sha256": hashlib.sha256(file.read_bytes()).hexdigest(),
+    }
 
 
 def kept_class(folder: Path) -> str | None:
-    """The `model.modeling` of a run, by its folder, wherever the command runs; None where the run has none.
+    """The `model.modeling` of a run, by its folder, wherever the command runs; None where the run
+    has none.
 
     Raises:
-        Findings: `modeling-changed`; `not-a-run`, where the folder brings the file with it: code is the user's own, not a folder's.
+        Findings: `modeling-changed`; `not-a-run`, where the folder brings the file with it: code is
+            the user's own, not a folder's.
     """
     record = folder / MODELING
     if not record.exists():
@@ -79,20 +91,31 @@ def kept_class(folder: Path) -> str | None:
         file, modeling = Path(kept["file"]), f"{kept['file']}:{kept['class']}"
         wanted = kept["sha256"]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise Findings(Diagnostic("not-a-run", f"{record} cannot be read: {error}", parameter="run.dir"), fatal=True) from error
+        raise Findings(
+            Diagnostic("not-a-run", f"{record} cannot be read: {error}", parameter="run.dir"),
+            fatal=True,
+        ) from error
     plain = f"for an answer of transformers' own class, name the export: {folder / 'export'}"
-    if not file.is_absolute() or file.resolve().is_relative_to(folder.resolve()):  # a run writes whole paths, which a stranger cannot know
-        message = f"{record} names {file}, which comes with the folder, and code of a folder is not run"
+    # a run writes whole paths, which a stranger cannot know
+    if not file.is_absolute() or file.resolve().is_relative_to(folder.resolve()):
+        message = (
+            f"{record} names {file}, which comes with the folder, and code of a folder is not run"
+        )
         raise Findings(Diagnostic("not-a-run", message, plain, SETTING), fatal=True)
     if not file.is_file() or described(modeling)["sha256"] != wanted:
         what = "is not what it was when this run was trained" if file.is_file() else "is not there"
-        raise Findings(Diagnostic("modeling-changed", f"{file} {what}", f"put it back; {plain}", SETTING), fatal=True)
+        raise Findings(
+            Diagnostic("modeling-changed", f"{file} {what}", f"put it back; {plain}", SETTING),
+            fatal=True,
+        )
     return modeling
 
 
 def _imported(file: Path, package: str) -> ModuleType:
-    """The module of a file, once for each of its contents. It is one of transformers' package of the family, so that the relative imports
-    of a copy work, and transformers initialises its weights as those of its own classes."""
+    """The module of a file, once for each of its contents. It is one of transformers' package of
+    the family, so that the relative imports of a copy work, and transformers initialises its
+    weights as those of its own classes.
+    """
     text = file.read_bytes()
     name = f"{package}.vtool_{file.stem}_{xxhash.xxh3_64_hexdigest(str(file).encode() + bytes(1) + text)}"
     if name in sys.modules:
@@ -101,10 +124,12 @@ def _imported(file: Path, package: str) -> ModuleType:
     assert spec is not None, "it ends with .py"
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    if str(file.parent) not in sys.path:  # behind all others: files that lie beside it hide no package
+    # behind all others: files that lie beside it hide no package
+    if str(file.parent) not in sys.path:
         sys.path.append(str(file.parent))
     try:
-        # Not by its loader: compiled code in __pycache__ is taken for that of another text of the same second and size.
+        # Not by its loader: compiled code in __pycache__ is taken for that of another text of the
+        # same second and size.
         exec(compile(text, str(file), "exec"), module.__dict__)
     except (Exception, SystemExit) as error:
         del sys.modules[name]
@@ -121,11 +146,19 @@ def _check(made: Any, known: Family, file: Path) -> None:
     from transformers import PreTrainedModel
 
     if not (isinstance(made, type) and issubclass(made, PreTrainedModel)):
-        message = f"{getattr(made, '__name__', made)} does not derive from transformers' PreTrainedModel"
-        raise _unfit(file, message, f"derive it from {known.model_class().__name__}, or copy transformers' file of that")
+        message = (
+            f"{getattr(made, '__name__', made)} does not derive from transformers' PreTrainedModel"
+        )
+        raise _unfit(
+            file,
+            message,
+            f"derive it from {known.model_class().__name__}, or copy transformers' file of that",
+        )
     kind: Any = made
     with torch.random.fork_rng(devices=[]):
-        own = known.model_class()._from_config(known.random_config("tiny", _VOCABULARY, _IDS)).eval()
+        own = (
+            known.model_class()._from_config(known.random_config("tiny", _VOCABULARY, _IDS)).eval()
+        )
         try:
             tiny = kind._from_config(known.random_config("tiny", _VOCABULARY, _IDS)).eval()
         except Exception as error:
@@ -139,30 +172,49 @@ def _check(made: Any, known: Family, file: Path) -> None:
             raise Findings(_raised(file, "computing with it at tiny size", error)) from error
     if features != wanted:
         raise _unfit(
-            file, f"get_image_features gives {_listed(features)}, in the place of {_listed(wanted)}", "unpack it as transformers does"
+            file,
+            f"get_image_features gives {_listed(features)}, in the place of {_listed(wanted)}",
+            "unpack it as transformers does",
         )
     if logits != (shape := (1, 4, _VOCABULARY)):
         raise _unfit(
-            file, f"its forward pass gives logits of {logits}, in the place of {shape}", "give them for every token that is asked for"
+            file,
+            f"its forward pass gives logits of {logits}, in the place of {shape}",
+            "give them for every token that is asked for",
         )
 
 
 def _check_weights(tiny: Any, own: Any, known: Family, file: Path) -> None:
-    """The same weights, by name and shape: so the tower and the layers are where the family has them, too."""
-    there, wanted = ({name: tuple(tensor.shape) for name, tensor in model.state_dict().items()} for model in (tiny, own))
+    """The same weights, by name and shape:
+
+    so the tower and the layers are where the family has them, too.
+    """
+    there, wanted = (
+        {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+        for model in (tiny, own)
+    )
     if there == wanted:
         return
     said = []
     for what, names in (
         ("lacks", [name for name in wanted if name not in there]),
         ("has", [name for name in there if name not in wanted]),
-        ("has in another shape", [name for name in wanted if name in there and there[name] != wanted[name]]),
+        (
+            "has in another shape",
+            [name for name in wanted if name in there and there[name] != wanted[name]],
+        ),
     ):
         if names:
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
             said.append(f"{what} {names[0]}{more}")
-    message = f"{type(tiny).__name__} {', '.join(said)}: its weights are not those of {known.model_class().__name__}"
-    help = "keep their names and shapes, by which folders are read, exported and served; the forward pass may be any other"
+    message = (
+        f"{type(tiny).__name__} {', '.join(said)}: its weights are not those of"
+        f" {known.model_class().__name__}"
+    )
+    help = (
+        "keep their names and shapes, by which folders are read, exported and served; the forward"
+        " pass may be any other"
+    )
     raise _unfit(file, message, help)
 
 
@@ -174,11 +226,16 @@ def _images(model: Any, known: Family) -> list[tuple[int, ...]]:
 
 
 def _logits(model: Any, known: Family) -> tuple[int, ...]:
-    """The shape of the logits of a row with an image; and a token generated from it, for which transformers goes by the forward pass's
-    parameters."""
+    """The shape of the logits of a row with an image; and a token generated from it, for which
+    transformers goes by the forward pass's parameters.
+    """
     pixels, grid = known.smallest_image(model, torch.device("cpu"))
     ids = torch.tensor([[_IDS.vision_start, _IDS.image, _IDS.vision_end, 7]])
-    given = {"attention_mask": torch.ones_like(ids), "mm_token_type_ids": (ids == _IDS.image).int(), "pixel_values": pixels}
+    given = {
+        "attention_mask": torch.ones_like(ids),
+        "mm_token_type_ids": (ids == _IDS.image).int(),
+        "pixel_values": pixels,
+    }
     logits: Tensor = model(input_ids=ids, **given, image_grid_thw=grid, use_cache=False).logits
     model.generate(ids, **given, image_grid_thw=grid, max_new_tokens=1, do_sample=False)
     return tuple(logits.shape)
@@ -193,10 +250,21 @@ def _raised(file: Path, doing: str, error: BaseException) -> Diagnostic:
     if isinstance(error, SyntaxError) and error.filename == str(file):
         line = error.lineno
     else:
-        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if os.path.realpath(frame.filename) == str(file)]
+        lines = [
+            frame.lineno
+            for frame in traceback.extract_tb(error.__traceback__)
+            if os.path.realpath(frame.filename) == str(file)
+        ]
         line = lines[-1] if lines else None
-    message = f"{file.name}{f':{line}' if line else ''}: {doing} raises {type(error).__name__}: {first_line(error)}"
-    help = "mend the line" if line else "let its methods take the parameters, by name, that those of transformers' class take"
+    message = (
+        f"{file.name}{f':{line}' if line else ''}: {doing} raises {type(error).__name__}:"
+        f" {first_line(error)}"
+    )
+    help = (
+        "mend the line"
+        if line
+        else "let its methods take the parameters, by name, that those of transformers' class take"
+    )
     return Diagnostic(RULE, message, help, SETTING, Origin(str(file), line))
 
 

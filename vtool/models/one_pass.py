@@ -1,7 +1,8 @@
 """One pass of the vision tower for the images and the videos of a micro-batch.
 
-Transformers runs the tower once for images and once for videos. FSDP2 gathers the tower's weights on all ranks block by block: one whose
-micro-batch has both would wait for others whose micro-batches have images alone, or the dummy.
+Transformers runs the tower once for images and once for videos. FSDP2 gathers the tower's weights
+on all ranks block by block: one whose micro-batch has both would wait for others whose
+micro-batches have images alone, or the dummy.
 """
 
 from collections.abc import Iterator, Mapping
@@ -16,17 +17,22 @@ from vtool.models.families import Family
 
 @contextmanager
 def images_with_videos(family: Family, model: nn.Module) -> Iterator[None]:
-    """Meanwhile the model's forward passes give the tower all patches at once, and hand each kind its own features.
+    """Meanwhile the model's forward passes give the tower all patches at once, and hand each kind
+    its own features.
 
     The features are the same: no patch sees one of another image, nor of another video.
     """
 
-    def join(module: Any, arguments: tuple[Any, ...], inputs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    def join(
+        module: Any, arguments: tuple[Any, ...], inputs: Mapping[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         names = ("pixel_values", "pixel_values_videos", "image_grid_thw", "video_grid_thw")
         given = [inputs[name] for name in names if inputs.get(name) is not None]
         if len(given) < len(names):
             return None
-        output = module.get_image_features(torch.cat(given[:2]), torch.cat(given[2:]), return_dict=True)
+        output = module.get_image_features(
+            torch.cat(given[:2]), torch.cat(given[2:]), return_dict=True
+        )
         rest = {name: value for name, value in inputs.items() if name not in names[:2]}
         images, videos = family.split(output, len(given[2]))
         return arguments, {**rest, "mm_encoder_outputs": {"image": images, "video": videos}}

@@ -1,4 +1,7 @@
-"""The processor: tokenizer, chat template, image processor and the token ids that belong together."""
+"""The processor:
+
+tokenizer, chat template, image processor and the token ids that belong together.
+"""
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields, replace
@@ -26,8 +29,14 @@ class Processor:
         """What the tokens are called that stand where images and videos are, and around them."""
         ids = asdict(self.ids)
         named = {field.name: ids[field.name] for field in fields(TokenNames)}
-        named |= {part: ids[part.replace("video", "vision")] for part, token in named.items() if token is None}
-        return TokenNames(**{part: self.tokenizer.convert_ids_to_tokens(token) for part, token in named.items()})
+        named |= {
+            part: ids[part.replace("video", "vision")]
+            for part, token in named.items()
+            if token is None
+        }
+        return TokenNames(
+            **{part: self.tokenizer.convert_ids_to_tokens(token) for part, token in named.items()}
+        )
 
     def save(self, folder: Path) -> None:
         """Write tokenizer, chat template, image and video processor as transformers reads them."""
@@ -36,23 +45,40 @@ class Processor:
         self.video.save(folder)
 
 
-def new_processor(settings: Model, image: Image, texts: Iterable[str], video: Video | None = None) -> Processor:
-    """The processor of a run that starts: the one in `model.path`, or one trained on these texts."""
+def new_processor(
+    settings: Model, image: Image, texts: Iterable[str], video: Video | None = None
+) -> Processor:
+    """The processor of a run that starts:
+
+    the one in `model.path`, or one trained on these texts.
+    """
     if settings.path:
         return load_processor(Path(settings.path), settings.family, image, video)
     known = family(settings.family)
     tokenizer = train_tokenizer(texts, known.token_names)
-    ids = {part: tokenizer.convert_tokens_to_ids(getattr(known.token_names, part)) for part in known.token_fields}
+    ids = {
+        part: tokenizer.convert_tokens_to_ids(getattr(known.token_names, part))
+        for part in known.token_fields
+    }
     image_processor = known.image_processor_class()(**asdict(known.images))
     token_ids = TokenIds(**ids, end=tokenizer.eos_token_id, pad=tokenizer.pad_token_id)
-    videos = video_processor(known, {name: value for name, value in image_processor.to_dict().items() if name != "size"})
-    return with_sizes(Processor(tokenizer, image_processor, videos, token_ids), image, video or Video())
+    videos = video_processor(
+        known, {name: value for name, value in image_processor.to_dict().items() if name != "size"}
+    )
+    return with_sizes(
+        Processor(tokenizer, image_processor, videos, token_ids), image, video or Video()
+    )
 
 
 def load_processor(
-    folder: Path, family_name: str, image: Image | None = None, video: Video | None = None, config_of: Path | None = None
+    folder: Path,
+    family_name: str,
+    image: Image | None = None,
+    video: Video | None = None,
+    config_of: Path | None = None,
 ) -> Processor:
-    """The processor that a folder holds: a model's, a run's, or an exported one. Its token ids are those of its config.json.
+    """The processor that a folder holds: a model's, a run's, or an exported one. Its token ids are
+    those of its config.json.
 
     Args:
         config_of: where that is, if elsewhere: an adapter's folder has none.
@@ -63,22 +89,35 @@ def load_processor(
     from transformers import AutoConfig, AutoTokenizer
 
     known = family(family_name)
-    wanted = (("tokenizer.json", "vocab.json", "tokenizer.model"), ("preprocessor_config.json", "processor_config.json"))
+    wanted = (
+        ("tokenizer.json", "vocab.json", "tokenizer.model"),
+        ("preprocessor_config.json", "processor_config.json"),
+    )
     absent = [] if ((config_of or folder) / "config.json").exists() else ["config.json"]
-    if absent := absent + [" or ".join(names) for names in wanted if not any((folder / name).exists() for name in names)]:
+    if absent := absent + [
+        " or ".join(names)
+        for names in wanted
+        if not any((folder / name).exists() for name in names)
+    ]:
         raise Findings(_unusable(folder, f"there is no {', and no '.join(absent)}"))
     try:
         config = AutoConfig.from_pretrained(config_of or folder, local_files_only=True)
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        image_processor = known.image_processor_class().from_pretrained(folder, local_files_only=True)
+        image_processor = known.image_processor_class().from_pretrained(
+            folder, local_files_only=True
+        )
         videos = video_processor(known, settings_in(folder))
     except Exception as error:  # each reader raises what its file format raises
         what = "the tokenizer, the image processor or the video processor cannot be read"
         raise Findings(_unusable(folder, f"{what}: {first_line(error)}")) from error
     if not tokenizer.chat_template:
-        raise Findings(_unusable(folder, "the tokenizer has no chat template (chat_template.jinja)"))
+        raise Findings(
+            _unusable(folder, "the tokenizer has no chat template (chat_template.jinja)")
+        )
     ids = known.token_ids(config, tokenizer)
-    return with_sizes(Processor(tokenizer, image_processor, videos, ids), image or Image(), video or Video())
+    return with_sizes(
+        Processor(tokenizer, image_processor, videos, ids), image or Image(), video or Video()
+    )
 
 
 def first_line(error: BaseException) -> str:

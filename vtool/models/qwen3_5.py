@@ -12,9 +12,11 @@ _ROTATED = 0.5
 
 
 class Qwen35(Family):
-    """Qwen3.5, transformers' `Qwen3_5ForConditionalGeneration`: most layers are gated delta nets (arXiv 2412.06464), some attend.
+    """Qwen3.5, transformers' `Qwen3_5ForConditionalGeneration`: most layers are gated delta nets
+    (arXiv 2412.06464), some attend.
 
-    Without their special kernels transformers computes the gated delta rule in float32, whatever the model's dtype.
+    Without their special kernels transformers computes the gated delta rule in float32, whatever
+    the model's dtype.
     """
 
     model_type = "qwen3_5"
@@ -28,7 +30,9 @@ class Qwen35(Family):
         linear_dim = table["hidden"] // table["linear_heads"]
         return {
             "head_dim": head_dim,
-            "rope_parameters": rope(head_dim, _ROTATED, partial_rotary_factor=_ROTATED, mrope_interleaved=True),
+            "rope_parameters": rope(
+                head_dim, _ROTATED, partial_rotary_factor=_ROTATED, mrope_interleaved=True
+            ),
             "layer_types": ["linear_attention"] * (table["layers"] - 1) + ["full_attention"],
             "linear_num_key_heads": table["linear_heads"],
             "linear_num_value_heads": table["linear_heads"],
@@ -36,10 +40,21 @@ class Qwen35(Family):
             "linear_value_head_dim": linear_dim,
         }
 
-    def sample(self, total: int, rate: float, fps: float, least: int, most: int, seconds: float, together: int) -> list[int]:
+    def sample(
+        self,
+        total: int,
+        rate: float,
+        fps: float,
+        least: int,
+        most: int,
+        seconds: float,
+        together: int,
+    ) -> list[int]:
         return evenly(total, rate, fps, least, most)
 
-    def video_text(self, names: TokenNames, indices: Sequence[int], rate: float, together: int) -> str:
+    def video_text(
+        self, names: TokenNames, indices: Sequence[int], rate: float, together: int
+    ) -> str:
         return timed_frames(names, indices, rate, together)
 
     def vision_config(self, table: Mapping[str, int]) -> dict[str, Any]:

@@ -7,7 +7,10 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class TokenNames:
-    """What the tokens are called in a tokenizer of our own: as in the family's, for a server's processor goes by these names."""
+    """What the tokens are called in a tokenizer of our own:
+
+    as in the family's, for a server's processor goes by these names.
+    """
 
     image: str = "<|image_pad|>"
     video: str = "<|video_pad|>"
@@ -20,8 +23,8 @@ class TokenNames:
 def chat_template(names: TokenNames) -> str:
     """ChatML, as the Qwen families write it, without a system prompt of its own.
 
-    vLLM passes parts on only to a template that loops over nothing but `message['content']`; to any other one it gives a text of its own
-    making, with a newline after each image.
+    vLLM passes parts on only to a template that loops over nothing but `message['content']`; to any
+    other one it gives a text of its own making, with a newline after each image.
     """
     image = names.vision_start + names.image + names.vision_end
     video = names.video_start + names.video + names.video_end
@@ -62,7 +65,14 @@ def train_tokenizer(texts: Iterable[str], names: TokenNames, vocab_size: int = 5
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
-    marks = (names.vision_start, names.vision_end, names.image, names.video, names.video_start, names.video_end)
+    marks = (
+        names.vision_start,
+        names.vision_end,
+        names.image,
+        names.video,
+        names.video_start,
+        names.video_end,
+    )
     special = list(dict.fromkeys(("<|endoftext|>", "<|im_start|>", "<|im_end|>", *marks)))
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

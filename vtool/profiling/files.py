@@ -1,4 +1,7 @@
-"""Files that are there as a whole, or not at all: a process that is killed while it writes leaves no half of one under its name."""
+"""Files that are there as a whole, or not at all:
+
+a process that is killed while it writes leaves no half of one under its name.
+"""
 
 import fcntl
 import os
@@ -12,7 +15,10 @@ WRITING = ".writing-"
 
 @contextmanager
 def whole(path: Path) -> Iterator[Path]:
-    """Where to write what becomes `path` when all of it is there. Nothing is left of it where writing fails."""
+    """Where to write what becomes `path` when all of it is there.
+
+    Nothing is left of it where writing fails.
+    """
     begun = path.with_name(f"{WRITING}{path.name}")
     try:
         yield begun
@@ -39,7 +45,10 @@ def sweep(folder: Path, rank: int) -> None:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Let one process at a time read and write a file of several. On a file system without locks, as if there were one process."""
+    """Let one process at a time read and write a file of several.
+
+    On a file system without locks, as if there were one process.
+    """
     opened = os.open(folder, os.O_RDONLY)
     try:
         with suppress(OSError):

@@ -27,7 +27,8 @@ COLOURS = {
 class Marks:
     """Marks and times the parts of one step.
 
-    A part's time is what is spent in it and in no part inside of it, so that the parts of a step add up to it. The device is waited for at
+    A part's time is what is spent in it and in no part inside of it, so that the parts of a step
+    add up to it. The device is waited for at
     each edge: what it has been given in one part is not counted to the next.
     """
 

@@ -1,4 +1,7 @@
-"""What a device can do at most: measured, for what is on data sheets is of another clock, another power limit, another library."""
+"""What a device can do at most:
+
+measured, for what is on data sheets is of another clock, another power limit, another library.
+"""
 
 import time
 
@@ -13,7 +16,8 @@ REPEATS = 8
 
 
 def matmul_peak(device: torch.device, dtype: torch.dtype) -> float:
-    """Floating point operations a second of the best of some matrix products, 2n³ each. It draws no random numbers.
+    """Floating point operations a second of the best of some matrix products, 2n³ each. It draws no
+    random numbers.
 
     Raises:
         RuntimeError: the device has no room for it, or no product of this type.

@@ -1,6 +1,8 @@
-"""What the loop calls: it starts the tool, marks the steps, stops the tool, and sees that what was promised is there.
+"""What the loop calls: it starts the tool, marks the steps, stops the tool, and sees that what was
+promised is there.
 
-An error of the profiler is a finding. It ends neither the training nor unheard: the run tells it when it has ended, and exits with 1.
+An error of the profiler is a finding. It ends neither the training nor unheard: the run tells it
+when it has ended, and exits with 1.
 """
 
 import json
@@ -34,11 +36,14 @@ FOLDER = "profile"
 SUMMARY = "summary.json"
 
 
-def open_profiler(run: Run, ranks: Ranks, folder: Path, step: int, total: int, say: Callable[[str], None]) -> "Profiler":
+def open_profiler(
+    run: Run, ranks: Ranks, folder: Path, step: int, total: int, say: Callable[[str], None]
+) -> "Profiler":
     """The profiler of a run that goes on after `step`, of `total`. Every rank asks; rank 0 says.
 
     Raises:
-        SharedFindings: `profile-interval`, `profile-behind`, `profiler-ranks`, `profiler-device`, `run-folder-unwritable`.
+        SharedFindings: `profile-interval`, `profile-behind`, `profiler-ranks`, `profiler-device`,
+            `run-folder-unwritable`.
     """
     given, folder = run.profiler, folder / FOLDER
     if given.tool == "none":
@@ -61,7 +66,10 @@ def open_profiler(run: Run, ranks: Ranks, folder: Path, step: int, total: int, s
         raise SharedFindings(found)
     if ranks.rank == 0:
         for finding in found:
-            say(f"{finding.severity}[{finding.rule} {finding.code}]: {finding.message}\n  help: {finding.remedy}")
+            say(
+                f"{finding.severity}[{finding.rule} {finding.code}]: {finding.message}\n  help:"
+                f" {finding.remedy}"
+            )
         of = "all ranks" if given.ranks is None else f"ranks {', '.join(map(str, given.ranks))}"
         for note in notes or [f"profiler: {given.tool} records steps {first} to {last} of {of}"]:
             say(note)
@@ -69,10 +77,21 @@ def open_profiler(run: Run, ranks: Ranks, folder: Path, step: int, total: int, s
 
 
 class Profiler:
-    """One rank's profiler; entered for as long as the loop runs. `findings` are this rank's, as they come."""
+    """One rank's profiler;
+
+    entered for as long as the loop runs. `findings` are this rank's, as they come.
+    """
 
     def __init__(
-        self, run: Run, ranks: Ranks, folder: Path, step: int, say: Callable[[str], None], *, records: bool, over: bool = False
+        self,
+        run: Run,
+        ranks: Ranks,
+        folder: Path,
+        step: int,
+        say: Callable[[str], None],
+        *,
+        records: bool,
+        over: bool = False,
     ) -> None:
         self.run, self.ranks, self.folder = run, ranks, folder
         self.settings = run.profiler
@@ -96,11 +115,18 @@ class Profiler:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Where the run leaves the loop inside the interval, by a stop or by an error, what was recorded is written."""
+        """Where the run leaves the loop inside the interval, by a stop or by an error, what was
+        recorded is written.
+        """
         if self._off:
             return
-        memory = self.settings.tool == "memory" and kind is not None and issubclass(kind, torch.OutOfMemoryError)
-        if memory and self._records and self.tool is None:  # not in the interval: what is allocated is known, its history is not
+        memory = (
+            self.settings.tool == "memory"
+            and kind is not None
+            and issubclass(kind, torch.OutOfMemoryError)
+        )
+        # not in the interval: what is allocated is known, its history is not
+        if memory and self._records and self.tool is None:
             self.tool = make_tool(self.settings, self.ranks.device, self.folder, self.ranks.rank)
         if kind is not None and self.tool is not None:
             self._finish(alone=True, cut=True)
@@ -123,7 +149,10 @@ class Profiler:
         return self._marks.role if self._marks else unmarked
 
     def end(self, metrics: Mapping[str, Any]) -> None:
-        """After a step, with what metrics.jsonl has of it. After the interval's last step, all ranks come here together."""
+        """After a step, with what metrics.jsonl has of it.
+
+        After the interval's last step, all ranks come here together.
+        """
         if self._off:
             return
         spent = dict(self._marks.spent) if self._marks else {}
@@ -131,7 +160,8 @@ class Profiler:
         time = StepTime(self._step, seconds, metrics["tokens"], metrics["samples"], spent)
         if self._step >= self._first:
             self._recorded.append(time)
-        elif self._resumed + 1 < self._step < self._starts:  # the first step of a process is slower than those after it
+        # the first step of a process is slower than those after it
+        elif self._resumed + 1 < self._step < self._starts:
             self._plain.append(time)
         if (tool := self.tool) is not None:
             self._guard("going on to the next step", lambda: tool.step(self._step))
@@ -139,12 +169,26 @@ class Profiler:
             self._finish(alone=False, cut=False)
 
     def verify(self) -> list[Diagnostic]:
-        """At the run's end: each promised file is still there, and as large as it was. All ranks' findings, on every rank."""
+        """At the run's end:
+
+        each promised file is still there, and as large as it was. All ranks' findings, on every
+        rank.
+        """
         for path, size in self.promised.items():
             now = _size(path) if path.exists() else -1
             if now != size:
-                self._missing(path, "it was whole when the interval ended, and is " + ("not there" if now < 0 else f"now {now} bytes long"))
-        return list(dict.fromkeys(finding for share in self.ranks.all_gather_objects(self.findings) for finding in share))
+                self._missing(
+                    path,
+                    "it was whole when the interval ended, and is "
+                    + ("not there" if now < 0 else f"now {now} bytes long"),
+                )
+        return list(
+            dict.fromkeys(
+                finding
+                for share in self.ranks.all_gather_objects(self.findings)
+                for finding in share
+            )
+        )
 
     @property
     def checks(self) -> tuple[str, ...]:
@@ -159,19 +203,28 @@ class Profiler:
     def _make_marks(self) -> Marks:
         named = ranges(self.ranks.device)
         if named is not None:
-            with named("vtool"):  # a library without ranges says so here, and not within the training
+            # a library without ranges says so here, and not within the training
+            with named("vtool"):
                 pass
         return Marks(self.ranks.device, named)
 
     def _finish(self, *, alone: bool, cut: bool) -> None:
-        """Stop, write and check. `alone`: the other ranks may not come here. `cut`: the run has not come to the interval's end."""
+        """Stop, write and check.
+
+        `alone`: the other ranks may not come here. `cut`: the run has not come to the interval's
+        end.
+        """
         mine = None
         if self.tool is not None:
             mine = self._guard("writing", self._write)
             if cut:
                 self._say_cut()
         self.tool, self._off = None, True
-        everyone = {self.ranks.rank: mine} if alone else dict(enumerate(self.ranks.all_gather_objects(mine)))
+        everyone = (
+            {self.ranks.rank: mine}
+            if alone
+            else dict(enumerate(self.ranks.all_gather_objects(mine)))
+        )
         made = {str(rank): summary for rank, summary in everyone.items() if summary is not None}
         if (self.ranks.rank == 0 or alone) and made and self._recorded:
             self._guard("writing its summary", lambda: self._summarise(made, alone=alone))
@@ -192,9 +245,14 @@ class Profiler:
             else:
                 self.promised[path] = _size(path)
         if made.left_out:
-            message = f"{made.files[0]}: {made.left_out} operations, the shortest ones, were left out to keep it below "
+            message = (
+                f"{made.files[0]}: {made.left_out} operations, the shortest ones, were left out to"
+                " keep it below "
+            )
             message += f"profiler.max_trace_mb={self.settings.max_trace_mb}"
-            self.findings.append(Diagnostic("trace-capped", message, parameter="profiler.max_trace_mb"))
+            self.findings.append(
+                Diagnostic("trace-capped", message, parameter="profiler.max_trace_mb")
+            )
         return self._rank_summary(made, memory) if self._recorded else None
 
     def _problem(self, tool: Tool, path: Path, steps: Sequence[int]) -> str | None:
@@ -208,24 +266,46 @@ class Profiler:
             try:
                 peak = (matmul_peak(self.ranks.device, getattr(torch, self.run.model.dtype)), "")
             except RuntimeError as error:
-                peak = (None, f"the device's peak could not be measured: {str(error).splitlines()[0]}")
+                peak = (
+                    None,
+                    f"the device's peak could not be measured: {str(error).splitlines()[0]}",
+                )
         recomputes = self.run.model.gradient_checkpointing
-        summary = rank_summary(self._recorded, list(self._plain), made, peak, memory, recomputes=recomputes)
+        summary = rank_summary(
+            self._recorded, list(self._plain), made, peak, memory, recomputes=recomputes
+        )
         return summary | {"files": [path.name for path in made.files]}
 
     def _summarise(self, ranks: Mapping[str, Mapping[str, Any]], *, alone: bool) -> None:
         steps = [one.step for one in self._recorded]
         device = self.ranks.device
-        name = "CPU" if device.type == "cpu" else str(torch.get_device_module(device).get_device_name(device))
+        name = (
+            "CPU"
+            if device.type == "cpu"
+            else str(torch.get_device_module(device).get_device_name(device))
+        )
         asked, dtype = list(self.settings.profile_interval), self.run.model.dtype
-        head: dict[str, Any] = {"tool": self.settings.tool, "steps": [steps[0], steps[-1]], "asked": asked, "world": self.ranks.world}
-        head |= {"device": name, "dtype": dtype, "threads": torch.get_num_threads(), "record": self.settings.record.model_dump()}
+        head: dict[str, Any] = {
+            "tool": self.settings.tool,
+            "steps": [steps[0], steps[-1]],
+            "asked": asked,
+            "world": self.ranks.world,
+        }
+        head |= {
+            "device": name,
+            "dtype": dtype,
+            "threads": torch.get_num_threads(),
+            "record": self.settings.record.model_dump(),
+        }
         path = self.folder / SUMMARY
         with locked(self.folder):  # where each rank is alone, each adds itself
             before = None
             with suppress(OSError, ValueError):
                 before = json.loads(path.read_text())
-            replace_file(path, json.dumps(merged(before, head | {"ranks": ranks}, alone=alone), indent=1) + "\n")
+            replace_file(
+                path,
+                json.dumps(merged(before, head | {"ranks": ranks}, alone=alone), indent=1) + "\n",
+            )
             self.promised[path] = _size(path)
         self._say(f"{in_words(steps, ranks)}: {self.folder}")
 
@@ -234,19 +314,27 @@ class Profiler:
         there = f"steps {steps[0]} to {steps[-1]} are written" if steps else "nothing was recorded"
         asked = list(self.settings.profile_interval)
         message = f"the run ended before profiler.profile_interval {asked} had: {there}"
-        self.findings.append(Diagnostic("profile-cut-short", message, parameter="profiler.profile_interval"))
+        self.findings.append(
+            Diagnostic("profile-cut-short", message, parameter="profiler.profile_interval")
+        )
 
     def _missing(self, path: Path, problem: str) -> None:
         message = f"{path}: {problem} ({_free(self.folder)})"
         self.findings.append(Diagnostic("profile-missing", message, parameter="profiler.tool"))
 
     def _guard(self, what: str, work: Callable[[], T]) -> T | None:
-        """Do something of the profiler's own; where it raises, that is a finding, and there is no profiler any more."""
+        """Do something of the profiler's own;
+
+        where it raises, that is a finding, and there is no profiler any more.
+        """
         try:
             return work()
         except Exception as error:
             first = (str(error).splitlines() or [""])[0]
-            message = f"rank {self.ranks.rank}, step {self._step}, {what}: {type(error).__name__}: {first}"
+            message = (
+                f"rank {self.ranks.rank}, step {self._step}, {what}: {type(error).__name__}:"
+                f" {first}"
+            )
             rule = "profile-missing" if isinstance(error, OSError) else "profiler-failed"
             told = message if rule == "profiler-failed" else f"{message} ({_free(self.folder)})"
             self.findings.append(Diagnostic(rule, told, parameter="profiler.tool"))
@@ -259,7 +347,11 @@ class Profiler:
 
 def _size(path: Path) -> int:
     """Bytes of a file, or of all that is in a folder."""
-    return sum(one.stat().st_size for one in path.rglob("*") if one.is_file()) if path.is_dir() else path.stat().st_size
+    return (
+        sum(one.stat().st_size for one in path.rglob("*") if one.is_file())
+        if path.is_dir()
+        else path.stat().st_size
+    )
 
 
 def _free(folder: Path) -> str:

@@ -1,4 +1,7 @@
-"""The tools that record: each is started, told of every step's end, and stopped; then it writes its files."""
+"""The tools that record:
+
+each is started, told of every step's end, and stopped; then it writes its files.
+"""
 
 import csv
 import io
@@ -37,7 +40,10 @@ class Recorded:
 
     files: tuple[Path, ...]
     kernels: tuple[dict[str, Any], ...] = ()
-    """The operations that took the most time themselves, by `COLUMNS`: of the device, or of the CPU where that computes."""
+    """The operations that took the most time themselves, by `COLUMNS`:
+
+    of the device, or of the CPU where that computes.
+    """
     flops: int | None = None
     """Arithmetic of the recorded steps on this rank; None where it was not counted."""
     memory: tuple[tuple[float, float], ...] = ()
@@ -50,7 +56,11 @@ class Recorded:
 
 
 class Tool(Protocol):
-    """What records. Its methods are called in this order, `step` after each step from the one in which it was started."""
+    """What records.
+
+    Its methods are called in this order, `step` after each step from the one in which it was
+    started.
+    """
 
     def start(self, step: int) -> None:
         """Before the first step of the warm-up, or of the interval; with that step's number."""
@@ -82,7 +92,8 @@ def make_tool(settings: Settings, device: torch.device, folder: Path, rank: int)
 
 
 def actions(settings: Settings, kinds: Any) -> Callable[[int], Any]:
-    """The schedule of torch's profiler and of torch_npu's: what to do in a step, by its number in the run.
+    """The schedule of torch's profiler and of torch_npu's: what to do in a step, by its number in
+    the run.
 
     Args:
         kinds: `ProfilerAction`, torch's or torch_npu's.
@@ -100,7 +111,10 @@ def actions(settings: Settings, kinds: Any) -> Callable[[int], Any]:
 
 
 def begin_at(profile: Any, step: int) -> None:
-    """Have a profile count steps as the run does: its trace names them, on a run that goes on too."""
+    """Have a profile count steps as the run does:
+
+    its trace names them, on a run that goes on too.
+    """
     profile.step_num = step
     profile.current_action = profile.schedule(step)
 
@@ -116,7 +130,10 @@ class TorchTool:
 
     def start(self, step: int) -> None:
         given = self.settings.record
-        activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self.device.type == "cuda" else [])]
+        activities = [
+            ProfilerActivity.CPU,
+            *([ProfilerActivity.CUDA] if self.device.type == "cuda" else []),
+        ]
         self.profile = torch.profiler.profile(
             activities=activities,
             schedule=actions(self.settings, ProfilerAction),
@@ -138,7 +155,9 @@ class TorchTool:
     def write(self, stem: Path, steps: Sequence[int]) -> Recorded:
         if not self.ready:
             raise RuntimeError("torch's profiler has not said that its trace is ready")
-        trace, text, table = (stem.with_name(f"{stem.name}.{ending}") for ending in ENDINGS["torch"])
+        trace, text, table = (
+            stem.with_name(f"{stem.name}.{ending}") for ending in ENDINGS["torch"]
+        )
         broken: dict[Path, str] = {}
         packed = None
         try:  # a disk that has no room for the trace may have room for the tables
@@ -152,11 +171,28 @@ class TorchTool:
                 replace_file(path, write(rows))
             except OSError as error:
                 broken[path] = str(error)
-        counted = self.settings.record.flops and packed is not None  # those of attention are in the trace alone
-        flops = sum(one.flops for one in sums) + packed.seen.attention_flops if counted and packed else None
-        of = "of tensors, over what was allocated before" if self.device.type == "cpu" else "of tensors on the device"
+        # those of attention are in the trace alone
+        counted = self.settings.record.flops and packed is not None
+        flops = (
+            sum(one.flops for one in sums) + packed.seen.attention_flops
+            if counted and packed
+            else None
+        )
+        of = (
+            "of tensors, over what was allocated before"
+            if self.device.type == "cpu"
+            else "of tensors on the device"
+        )
         memory = packed.seen.memory if self.settings.record.memory and packed else ()
-        return Recorded((trace, text, table), tuple(rows), flops, memory, of, packed.left_out if packed else 0, broken)
+        return Recorded(
+            (trace, text, table),
+            tuple(rows),
+            flops,
+            memory,
+            of,
+            packed.left_out if packed else 0,
+            broken,
+        )
 
     def _write_trace(self, trace: Path, steps: Sequence[int]) -> Packed:
         raw = trace.with_name(f".writing-{trace.name.removesuffix('.gz')}")
@@ -166,16 +202,24 @@ class TorchTool:
             if not raw.exists() or not raw.stat().st_size:  # on a full disk torch says nothing
                 begun = beside.stat().st_size / 2**20 if beside.exists() else 0.0
                 free = shutil.disk_usage(trace.parent).free / 2**20
-                raise OSError(f"torch could not write it: there was room for {begun + free:.0f} MiB of it, before it is compressed")
+                raise OSError(
+                    f"torch could not write it: there was room for {begun + free:.0f} MiB of it,"
+                    " before it is compressed"
+                )
             return pack(raw, trace, self.device.type, steps, self.settings.max_trace_mb)
         finally:
             raw.unlink(missing_ok=True)
             if beside.exists():
-                os.truncate(beside, 0)  # torch keeps a file open that it could not finish, and with it the room on the disk
+                # torch keeps a file open that it could not finish, and with it the room on the disk
+                os.truncate(beside, 0)
                 beside.unlink()
 
     def problem(self, path: Path, steps: Sequence[int]) -> str | None:
-        return check_trace(path, steps, self.device.type) if path.name.endswith(".trace.json.gz") else check_table(path)
+        return (
+            check_trace(path, steps, self.device.type)
+            if path.name.endswith(".trace.json.gz")
+            else check_table(path)
+        )
 
     def _ready(self, _: Any) -> None:
         self.ready = True
@@ -183,7 +227,11 @@ class TorchTool:
 
 def kernels(sums: Any, device: str) -> list[dict[str, Any]]:
     """The operations that took the most time themselves."""
-    own, whole = ("self_device_time_total", "device_time_total") if device == "cuda" else ("self_cpu_time_total", "cpu_time_total")
+    own, whole = (
+        ("self_device_time_total", "device_time_total")
+        if device == "cuda"
+        else ("self_cpu_time_total", "cpu_time_total")
+    )
     # A step and its parts are no operations: theirs is the time between these.
     found = [one for one in sums if not one.is_user_annotation and getattr(one, own) > 0]
     total = sum(getattr(one, own) for one in found) or 1.0
@@ -219,7 +267,10 @@ def in_columns(rows: Sequence[dict[str, Any]]) -> str:
     for row in rows:
         flops = f"{row['flops'] / 1e9:.3f}" if row["flops"] else ""
         name = f"{row['name']} {row['shapes']}".rstrip()
-        times = f"{row['self_us'] / 1000:12.3f} {row['share']:7.2%} {row['calls']:9,} {row['total_us'] / 1000:12.3f}"
+        times = (
+            f"{row['self_us'] / 1000:12.3f} {row['share']:7.2%} {row['calls']:9,}"
+            f" {row['total_us'] / 1000:12.3f}"
+        )
         lines.append(f"{times} {flops:>10}  {name}\n")
     return head + "".join(lines)
 
@@ -235,7 +286,10 @@ def check_table(path: Path) -> str | None:
 
 @dataclass(slots=True)
 class NpuTool:
-    """torch_npu.profiler. It catches its own errors and goes on, so that what it has written is all that tells."""
+    """torch_npu.profiler.
+
+    It catches its own errors and goes on, so that what it has written is all that tells.
+    """
 
     settings: Settings
     folder: Path
@@ -253,7 +307,9 @@ class NpuTool:
         self.profile = npu.profile(
             activities=[npu.ProfilerActivity.CPU, npu.ProfilerActivity.NPU],
             schedule=actions(self.settings, npu.ProfilerAction),
-            on_trace_ready=npu.tensorboard_trace_handler(str(self.folder), f"rank-{self.rank}", own.analysis),
+            on_trace_ready=npu.tensorboard_trace_handler(
+                str(self.folder), f"rank-{self.rank}", own.analysis
+            ),
             record_shapes=given.shapes,
             profile_memory=given.memory,
             with_stack=given.stacks,
@@ -270,26 +326,50 @@ class NpuTool:
         self.profile.stop()
 
     def write(self, stem: Path, steps: Sequence[int]) -> Recorded:
-        found = sorted(self.folder.glob(f"rank-{self.rank}_*_ascend_pt"), key=lambda path: path.stat().st_mtime)
+        found = sorted(
+            self.folder.glob(f"rank-{self.rank}_*_ascend_pt"), key=lambda path: path.stat().st_mtime
+        )
         if not found:
-            raise RuntimeError(f"torch_npu's profiler has made no folder rank-{self.rank}_*_ascend_pt; its log says why")
+            raise RuntimeError(
+                f"torch_npu's profiler has made no folder rank-{self.rank}_*_ascend_pt; its log"
+                " says why"
+            )
         target = stem.with_name(f"{stem.name}.ascend_pt")
         os.rename(found[-1], target)
         return Recorded((target,))
 
     def problem(self, path: Path, steps: Sequence[int]) -> str | None:
         if not any(path.glob("PROF_*")):
-            return "there is no PROF_* of the device in it; the environment may have another profiler, or ASCEND_RT_VISIBLE_DEVICES"
+            return (
+                "there is no PROF_* of the device in it; the environment may have another profiler,"
+                " or ASCEND_RT_VISIBLE_DEVICES"
+            )
         if not self.settings.npu.analysis:
             return None
-        wanted = "trace_view.json" if self.settings.npu.export_type == "text" else "ascend_pytorch_profiler*.db"
-        made = [file for file in path.glob(f"ASCEND_PROFILER_OUTPUT/{wanted}") if file.stat().st_size]
-        return None if made else f"its analysis has made no ASCEND_PROFILER_OUTPUT/{wanted}; `torch_npu.profiler.analyse` makes it again"
+        wanted = (
+            "trace_view.json"
+            if self.settings.npu.export_type == "text"
+            else "ascend_pytorch_profiler*.db"
+        )
+        made = [
+            file for file in path.glob(f"ASCEND_PROFILER_OUTPUT/{wanted}") if file.stat().st_size
+        ]
+        return (
+            None
+            if made
+            else (
+                f"its analysis has made no ASCEND_PROFILER_OUTPUT/{wanted};"
+                " `torch_npu.profiler.analyse` makes it again"
+            )
+        )
 
 
 @dataclass(slots=True)
 class NsysTool:
-    """The range of Nsight Systems (`--capture-range=cudaProfilerApi`). Its file is nsys' own, and is written when that ends."""
+    """The range of Nsight Systems (`--capture-range=cudaProfilerApi`).
+
+    Its file is nsys' own, and is written when that ends.
+    """
 
     started: bool = False
 
@@ -315,7 +395,10 @@ class NsysTool:
 
 @dataclass(slots=True)
 class MemoryTool:
-    """The device's allocator: what is allocated, and the history of it, for https://pytorch.org/memory_viz."""
+    """The device's allocator:
+
+    what is allocated, and the history of it, for https://pytorch.org/memory_viz.
+    """
 
     settings: Settings
     memory: Any
@@ -352,9 +435,19 @@ class MemoryTool:
 
 
 def curve(snapshot: Any, most: int = 400) -> tuple[tuple[float, float], ...]:
-    """Bytes over seconds of a snapshot's history. It ends at what is allocated at its end; of many points, the highest of each stretch."""
-    trace = [one for one in itertools.chain(*snapshot["device_traces"]) if one["action"] in ("alloc", "free_completed")]
-    changes = [(one["time_us"] / 1e6, one["size"] if one["action"] == "alloc" else -one["size"]) for one in trace]
+    """Bytes over seconds of a snapshot's history.
+
+    It ends at what is allocated at its end; of many points, the highest of each stretch.
+    """
+    trace = [
+        one
+        for one in itertools.chain(*snapshot["device_traces"])
+        if one["action"] in ("alloc", "free_completed")
+    ]
+    changes = [
+        (one["time_us"] / 1e6, one["size"] if one["action"] == "alloc" else -one["size"])
+        for one in trace
+    ]
     now = sum(segment["allocated_size"] for segment in snapshot["segments"])
     level = now - sum(change for _, change in changes)
     points = []
@@ -362,4 +455,7 @@ def curve(snapshot: Any, most: int = 400) -> tuple[tuple[float, float], ...]:
         level += change
         points.append((round(seconds - changes[0][0], 6), float(level)))
     stretch = max(1, -(-len(points) // most))
-    return tuple(max(points[start : start + stretch], key=lambda point: point[1]) for start in range(0, len(points), stretch))
+    return tuple(
+        max(points[start : start + stretch], key=lambda point: point[1])
+        for start in range(0, len(points), stretch)
+    )

@@ -1,6 +1,8 @@
-"""Traces in Chrome's Trace Event Format, read and written event by event: a trace can be much larger than what memory is left.
+"""Traces in Chrome's Trace Event Format, read and written event by event: a trace can be much
+larger than what memory is left.
 
-Format: "Trace Event Format", the document of Chromium's Trace Viewer. torch writes it as one object with `traceEvents` last.
+Format: "Trace Event Format", the document of Chromium's Trace Viewer. torch writes it as one object
+with `traceEvents` last.
 """
 
 import gzip
@@ -21,8 +23,11 @@ Event = dict[str, Any]
 _BLOCK = 1 << 20
 _EVENTS = '"traceEvents": ['
 _STEP = re.compile(r"ProfilerStep#(\d+)")
-# Attention that is one operation. torch counts the matrix products of all others, and none of these.
-_ATTENTION = re.compile(r"aten::_scaled_dot_product_(flash|efficient|cudnn)_attention(_for_cpu)?(_backward)?")
+# Attention that is one operation. torch counts the matrix products of all others, and none of
+# these.
+_ATTENTION = re.compile(
+    r"aten::_scaled_dot_product_(flash|efficient|cudnn)_attention(_for_cpu)?(_backward)?"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +94,14 @@ def _after_space(text: str, place: int) -> int:
     return place
 
 
-def pack(source: Path, target: Path, device: str, steps: Sequence[int], max_mb: float | None) -> Packed:
-    """Write a trace of torch's compressed, of these steps, with the roles in their colours, and no larger than `max_mb` on the disk.
+def pack(
+    source: Path, target: Path, device: str, steps: Sequence[int], max_mb: float | None
+) -> Packed:
+    """Write a trace of torch's compressed, of these steps, with the roles in their colours, and no
+    larger than `max_mb` on the disk.
 
-    Of one that is too large the shortest operations are left out, until it fits; names, steps and roles stay.
+    Of one that is too large the shortest operations are left out, until it fits; names, steps and
+    roles stay.
 
     Raises:
         ValueError: what torch wrote is not a trace.
@@ -110,8 +119,16 @@ def pack(source: Path, target: Path, device: str, steps: Sequence[int], max_mb: 
     return Packed(look.seen(), kept, kept_all - kept)
 
 
-def _write(source: Path, target: Path, keep: Callable[[Event], bool], at: Callable[[Event], None] | None = None) -> tuple[list[float], int]:
-    """`at` is called with each event. Returns the durations of the operations that were met, and how many events were kept."""
+def _write(
+    source: Path,
+    target: Path,
+    keep: Callable[[Event], bool],
+    at: Callable[[Event], None] | None = None,
+) -> tuple[list[float], int]:
+    """`at` is called with each event.
+
+    Returns the durations of the operations that were met, and how many events were kept.
+    """
     durations, kept = [], 0
     with (
         source.open(errors="replace") as file,
@@ -131,11 +148,17 @@ def _write(source: Path, target: Path, keep: Callable[[Event], bool], at: Callab
             if _is_operation(event):
                 durations.append(event["dur"])
             if keep(event):
-                if (colour := COLOURS.get(event.get("name", ""))) and event.get("cat") == "user_annotation":
+                if (colour := COLOURS.get(event.get("name", ""))) and event.get(
+                    "cat"
+                ) == "user_annotation":
                     event["cname"] = colour
                 out.write((",\n" if kept else "\n") + json.dumps(event))
                 kept += 1
-        out.write("\n]" + "".join(f", {json.dumps(key)}: {json.dumps(value)}" for key, value in head.items()) + "}\n")
+        out.write(
+            "\n]"
+            + "".join(f", {json.dumps(key)}: {json.dumps(value)}" for key, value in head.items())
+            + "}\n"
+        )
     return durations, kept
 
 
@@ -144,7 +167,9 @@ def _is_of(names: set[str], event: Event) -> bool:
 
 
 def _lasts(names: set[str], shortest: float, event: Event) -> bool:
-    return _is_of(names, event) and (_stays(event) or (_is_operation(event) and event["dur"] >= shortest))
+    return _is_of(names, event) and (
+        _stays(event) or (_is_operation(event) and event["dur"] >= shortest)
+    )
 
 
 def _stays(event: Event) -> bool:
@@ -176,7 +201,9 @@ class Look:
         elif category == "kernel":
             self._on_device += 1
         elif category == "cpu_op" and (found := _ATTENTION.fullmatch(name)):
-            self._flops += _attention_flops(event["args"].get("Input Dims", ()), backward=bool(found[3]))
+            self._flops += _attention_flops(
+                event["args"].get("Input Dims", ()), backward=bool(found[3])
+            )
         elif name == "[memory]" and event["args"].get("Device Type") == self._wanted:
             self._memory.append((event["ts"], event["args"]["Total Allocated"]))
 
@@ -187,7 +214,9 @@ class Look:
 
 
 def _attention_flops(dims: Sequence[Sequence[int]], *, backward: bool) -> int:
-    """By torch.utils.flop_counter's formulas, from [batch, heads, length, size] of query, key and value."""
+    """By torch.utils.flop_counter's formulas, from [batch, heads, length, size] of query, key and
+    value.
+    """
     if backward:
         gradient, query, key, value = dims[:4]
         return int(sdpa_backward_flop_count(gradient, query, key, value))  # type: ignore[no-untyped-call]
@@ -196,15 +225,24 @@ def _attention_flops(dims: Sequence[Sequence[int]], *, backward: bool) -> int:
 
 
 def _thinned(points: list[tuple[float, float]], most: int = 400) -> tuple[tuple[float, float], ...]:
-    """Seconds from the first point on; of many points the highest of each stretch, so that no peak is lost."""
+    """Seconds from the first point on;
+
+    of many points the highest of each stretch, so that no peak is lost.
+    """
     points.sort()
     stretch = max(1, -(-len(points) // most))
-    chosen = [max(points[start : start + stretch], key=lambda point: point[1]) for start in range(0, len(points), stretch)]
+    chosen = [
+        max(points[start : start + stretch], key=lambda point: point[1])
+        for start in range(0, len(points), stretch)
+    ]
     return tuple((round((ts - points[0][0]) / 1e6, 6), value) for ts, value in chosen)
 
 
 def check_trace(path: Path, steps: Sequence[int], device: str) -> str | None:
-    """What is wrong with a trace that was written; None where it parses and has all steps and, of a device, its work."""
+    """What is wrong with a trace that was written;
+
+    None where it parses and has all steps and, of a device, its work.
+    """
     try:
         with gzip.open(path, "rt", encoding="utf-8") as file:
             look = Look(device)
@@ -216,5 +254,8 @@ def check_trace(path: Path, steps: Sequence[int], device: str) -> str | None:
     if missing := [str(step) for step in steps if step not in seen.steps]:
         return f"it has no step {', '.join(missing)}"
     if device == "cuda" and not seen.device_events:
-        return "it has nothing of the device; CUPTI may be held by another profiler, or be closed to this user"
+        return (
+            "it has nothing of the device; CUPTI may be held by another profiler, or be closed to"
+            " this user"
+        )
     return None

@@ -1,4 +1,7 @@
-"""Pages made from a run's files, never from live objects. Imports no torch, transformers, hydra or pydantic."""
+"""Pages made from a run's files, never from live objects.
+
+Imports no torch, transformers, hydra or pydantic.
+"""
 
 from vtool.report.page import write_report
 

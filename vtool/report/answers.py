@@ -1,4 +1,7 @@
-"""The contact sheet: test images with what was answered, wrong ones first, and where runs disagree."""
+"""The contact sheet:
+
+test images with what was answered, wrong ones first, and where runs disagree.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -67,8 +70,12 @@ def sheet(run: RunFiles, position: int, pictures: Pictures) -> Sheet:
     question = _one_question(run.predictions)
     return Sheet(
         question,
-        tuple(_tile([(position, run, row)], question, pictures) for row in _first(wrong, _MOST_TILES)),
-        tuple(_tile([(position, run, row)], question, pictures) for row in _first(right, _MOST_TILES)),
+        tuple(
+            _tile([(position, run, row)], question, pictures) for row in _first(wrong, _MOST_TILES)
+        ),
+        tuple(
+            _tile([(position, run, row)], question, pictures) for row in _first(right, _MOST_TILES)
+        ),
         len(wrong),
         len(right),
     )
@@ -76,21 +83,34 @@ def sheet(run: RunFiles, position: int, pictures: Pictures) -> Sheet:
 
 def disagreement(runs: Sequence[RunFiles], pictures: Pictures) -> Disagreement | None:
     """None where fewer than two runs have answers to the same rows."""
-    answered = [(position, run, {row.row: row for row in run.predictions}) for position, run in enumerate(runs) if run.predictions]
+    answered = [
+        (position, run, {row.row: row for row in run.predictions})
+        for position, run in enumerate(runs)
+        if run.predictions
+    ]
     if len(answered) < 2:
         return None
     first = answered[0][2]
     shared = [row for row in first if all(row in rows for _, _, rows in answered)]
     split = [row for row in shared if len({rows[row].correct for _, _, rows in answered}) > 1]
-    right = {row: [position for position, _, rows in answered if rows[row].correct] for row in split}
+    right = {
+        row: [position for position, _, rows in answered if rows[row].correct] for row in split
+    }
     question = _one_question([first[row] for row in shared])
-    answers = ([(position, run, rows[row]) for position, run, rows in answered] for row in _spread(split, _MOST_TILES))
+    answers = (
+        [(position, run, rows[row]) for position, run, rows in answered]
+        for row in _spread(split, _MOST_TILES)
+    )
     tiles = tuple(_tile(answer, question, pictures) for answer in answers)
-    alone = tuple((position, sum(right[row] == [position] for row in split)) for position, _, _ in answered)
+    alone = tuple(
+        (position, sum(right[row] == [position] for row in split)) for position, _, _ in answered
+    )
     return Disagreement(tiles, len(split), len(shared), alone) if shared else None
 
 
-def _tile(answered: Sequence[tuple[int, RunFiles, Prediction]], question: str, pictures: Pictures) -> Tile:
+def _tile(
+    answered: Sequence[tuple[int, RunFiles, Prediction]], question: str, pictures: Pictures
+) -> Tile:
     # A run keeps the images of some of its rows only, and not the same as another run.
     _, run, row = next((one for one in answered if one[2].image), answered[0])
     return Tile(
@@ -99,13 +119,20 @@ def _tile(answered: Sequence[tuple[int, RunFiles, Prediction]], question: str, p
         _short(row.reference),
         pictures.embed(run.folder, row.image) if row.image else None,
         row.image is not None,
-        tuple((position, _short(prediction.answer), prediction.correct) for position, _, prediction in answered),
+        tuple(
+            (position, _short(prediction.answer), prediction.correct)
+            for position, _, prediction in answered
+        ),
     )
 
 
 def _wordy(tiles: Sequence[Tile]) -> bool:
     """Whether the tiles need room for text."""
-    texts = [text for tile in tiles for text in (tile.reference, *(answer for _, answer, _ in tile.answers))]
+    texts = [
+        text
+        for tile in tiles
+        for text in (tile.reference, *(answer for _, answer, _ in tile.answers))
+    ]
     return any(tile.question for tile in tiles) or any(len(text) > _SHORT_ANSWER for text in texts)
 
 
@@ -121,8 +148,16 @@ def _first(rows: Sequence[Prediction], most: int) -> list[Prediction]:
 
 def _spread(items: list[_T], most: int) -> list[_T]:
     """At most so many, evenly spaced: the first ones are often all of one kind."""
-    return items if len(items) <= most else [items[index * len(items) // most] for index in range(most)]
+    return (
+        items
+        if len(items) <= most
+        else [items[index * len(items) // most] for index in range(most)]
+    )
 
 
 def _short(text: str) -> str:
-    return text if len(text) <= _LONGEST_TEXT else f"{text[:_LONGEST_TEXT]} … ({len(text):,} characters)"
+    return (
+        text
+        if len(text) <= _LONGEST_TEXT
+        else f"{text[:_LONGEST_TEXT]} … ({len(text):,} characters)"
+    )

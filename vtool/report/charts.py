@@ -1,7 +1,8 @@
 """The curves, as SVG inside the page.
 
-Matplotlib draws them ahead of time, so that the page needs no JavaScript, which the artifact viewers of CI systems block. Colours
-are drawn as stand-ins and then replaced by the page's CSS variables: one drawing serves the light and the dark page.
+Matplotlib draws them ahead of time, so that the page needs no JavaScript, which the artifact
+viewers of CI systems block. Colours are drawn as stand-ins and then replaced by the page's CSS
+variables: one drawing serves the light and the dark page.
 """
 
 import io
@@ -22,12 +23,15 @@ if TYPE_CHECKING:
 _WIDTH, _HEIGHT = 400, 210
 _BUCKETS = 250
 _LOG_FROM = 30.0
-# Dashes tell runs apart where colours cannot: for the colour-blind, in grey print, and where colours come round again.
+# Dashes tell runs apart where colours cannot: for the colour-blind, in grey print, and where
+# colours come round again.
 _RUN_COLOURS = 6
 _DASHES = ((), (5, 1.5), (1.5, 1.5), (7, 1.5, 1.5, 1.5), (10, 3), (3, 3), (1, 4))
 _INK, _RULE = "#a00001", "#a00002"
 _RUNS = tuple(f"#b0000{index}" for index in range(_RUN_COLOURS))
-_STAND_INS = {_INK: "var(--ink-2)", _RULE: "var(--rule)"} | {stand_in: f"var(--run-{index})" for index, stand_in in enumerate(_RUNS)}
+_STAND_INS = {_INK: "var(--ink-2)", _RULE: "var(--rule)"} | {
+    stand_in: f"var(--run-{index})" for index, stand_in in enumerate(_RUNS)
+}
 
 Points = tuple[Sequence[float], Sequence[float]]
 
@@ -41,7 +45,10 @@ class Chart:
     svg: str | None
     kind: str
     value: str
-    """The number that people look for first, and what it is: the `last`, the `peak`, the `median`."""
+    """The number that people look for first, and what it is:
+
+    the `last`, the `peak`, the `median`.
+    """
     note: str
 
 
@@ -61,7 +68,9 @@ class _Plan:
 
 def _of_steps(field: str) -> Callable[[RunFiles], Points]:
     def read(run: RunFiles) -> Points:
-        rows = [(step.step, value) for step in run.steps if (value := getattr(step, field)) is not None]
+        rows = [
+            (step.step, value) for step in run.steps if (value := getattr(step, field)) is not None
+        ]
         return [x for x, _ in rows], [y for _, y in rows]
 
     return read
@@ -69,7 +78,11 @@ def _of_steps(field: str) -> Callable[[RunFiles], Points]:
 
 def _of_evaluations(field: str) -> Callable[[RunFiles], Points]:
     def read(run: RunFiles) -> Points:
-        rows = [(row.step, value) for row in run.evaluations if (value := getattr(row, field)) is not None]
+        rows = [
+            (row.step, value)
+            for row in run.evaluations
+            if (value := getattr(row, field)) is not None
+        ]
         return [x for x, _ in rows], [y for _, y in rows]
 
     return read
@@ -78,22 +91,49 @@ def _of_evaluations(field: str) -> Callable[[RunFiles], Points]:
 _PLANS = (
     _Plan("Training loss", "nats per supervised token", _of_steps("loss"), number, "noisy"),
     _Plan("Validation NLL", "nats per supervised token", _of_evaluations("nll"), number, "points"),
-    _Plan("Validation exact match", "share of rows", _of_evaluations("exact_match"), percent, "points", can_be_log=False),
-    _Plan("Gradient norm", "before clipping", _of_steps("grad_norm"), number, "noisy", limit="optim.clip_norm"),
+    _Plan(
+        "Validation exact match",
+        "share of rows",
+        _of_evaluations("exact_match"),
+        percent,
+        "points",
+        can_be_log=False,
+    ),
+    _Plan(
+        "Gradient norm",
+        "before clipping",
+        _of_steps("grad_norm"),
+        number,
+        "noisy",
+        limit="optim.clip_norm",
+    ),
     _Plan("Learning rate", "", _of_steps("lr"), number, "line", "peak", can_be_log=False),
-    _Plan("Throughput", "tokens per second", lambda run: tokens_per_second(run.steps), number, "noisy", "median", can_be_log=False),
+    _Plan(
+        "Throughput",
+        "tokens per second",
+        lambda run: tokens_per_second(run.steps),
+        number,
+        "noisy",
+        "median",
+        can_be_log=False,
+    ),
 )
 
 
 def swatches(count: int) -> list[tuple[str, str]]:
     """The colour and the `stroke-dasharray` of each of so many runs, for the legend."""
     dashes = [" ".join(str(2 * part) for part in dash) for dash in _DASHES]
-    return [(f"var(--run-{index % _RUN_COLOURS})", dashes[index % len(dashes)]) for index in range(count)]
+    return [
+        (f"var(--run-{index % _RUN_COLOURS})", dashes[index % len(dashes)])
+        for index in range(count)
+    ]
 
 
 def charts(runs: Sequence[RunFiles]) -> list[Chart]:
     """All charts, the runs laid over each other in the order given."""
-    positions = [row.step for run in runs for row in run.steps] + [row.step for run in runs for row in run.evaluations]
+    positions = [row.step for run in runs for row in run.steps] + [
+        row.step for run in runs for row in run.evaluations
+    ]
     last = max(positions, default=1)
     return [_chart(plan, runs, last) for plan in _PLANS]
 
@@ -102,7 +142,14 @@ def _chart(plan: _Plan, runs: Sequence[RunFiles], last_step: int) -> Chart:
     curves = [_finite(plan.read(run)) for run in runs]
     if not any(xs for xs, _ in curves):
         source = "evaluation" if plan.style == "points" else "step"
-        return Chart(plan.title, plan.unit, None, "", "", f"Not measured: metrics.jsonl has no {source} with it.")
+        return Chart(
+            plan.title,
+            plan.unit,
+            None,
+            "",
+            "",
+            f"Not measured: metrics.jsonl has no {source} with it.",
+        )
     notes = []
     limit = _limit(plan, runs)
     if limit is not None and len(runs) == 1:
@@ -146,8 +193,11 @@ def _span(values: Sequence[float]) -> float:
     return max(1.0, len(values) / 25)
 
 
-def _draw(plan: _Plan, curves: Sequence[Points], limit: float | None, last_step: int) -> tuple[str, bool]:
-    # Here and not at the top: matplotlib takes most of a second to import, which following a run in the terminal must not pay.
+def _draw(
+    plan: _Plan, curves: Sequence[Points], limit: float | None, last_step: int
+) -> tuple[str, bool]:
+    # Here and not at the top: matplotlib takes most of a second to import, which following a run in
+    # the terminal must not pay.
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
@@ -158,12 +208,15 @@ def _draw(plan: _Plan, curves: Sequence[Points], limit: float | None, last_step:
         "axes.linewidth": 0.8,
         "path.simplify_threshold": 0.2,
     }
-    # From matplotlib's defaults, not from what this user's matplotlibrc says: the same files give the same page everywhere.
+    # From matplotlib's defaults, not from what this user's matplotlibrc says: the same files give
+    # the same page everywhere.
     with mpl.rc_context():
         mpl.rcdefaults()
         mpl.rcParams.update(style)
         figure = Figure(figsize=(_WIDTH / 72, _HEIGHT / 72))
-        axes = figure.add_axes((46 / _WIDTH, 34 / _HEIGHT, (_WIDTH - 56) / _WIDTH, (_HEIGHT - 44) / _HEIGHT))
+        axes = figure.add_axes(
+            (46 / _WIDTH, 34 / _HEIGHT, (_WIDTH - 56) / _WIDTH, (_HEIGHT - 44) / _HEIGHT)
+        )
         drawn: list[float] = []
         for index, (xs, ys) in enumerate(curves):
             colour, dash = _RUNS[index % _RUN_COLOURS], _DASHES[index % len(_DASHES)]
@@ -172,7 +225,13 @@ def _draw(plan: _Plan, curves: Sequence[Points], limit: float | None, last_step:
             strong = smooth(ys, _span(ys)) if plan.style == "noisy" else list(ys)
             drawn += strong
             marker = "o" if plan.style == "points" or len(xs) == 1 else ""
-            line = axes.plot(*thin(xs, strong, _BUCKETS), color=colour, linewidth=1.7, linestyle=(0, dash or None), zorder=3)[0]
+            line = axes.plot(
+                *thin(xs, strong, _BUCKETS),
+                color=colour,
+                linewidth=1.7,
+                linestyle=(0, dash or None),
+                zorder=3,
+            )[0]
             line.set(marker=marker, markersize=4, clip_on=False)
         is_log = plan.can_be_log and min(drawn) > 0 and max(drawn) > _LOG_FROM * min(drawn)
         axes.set_xlim(0, max(1, last_step))
@@ -190,12 +249,17 @@ def _dress(axes: "Axes", plan: _Plan, is_log: bool, limit: float | None) -> None
     if is_log:
         axes.set_yscale("log", nonpositive="mask")
         low, high = axes.get_ylim()
-        axes.yaxis.set_major_locator(LogLocator(subs=(1, 3) if high < 1000 * low else (1,), numticks=8))
+        axes.yaxis.set_major_locator(
+            LogLocator(subs=(1, 3) if high < 1000 * low else (1,), numticks=8)
+        )
         axes.yaxis.set_minor_formatter(NullFormatter())
     else:
         axes.yaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 2.5, 5, 10]))
-        # From 0, so that a small wobble does not look like a collapse; what is below 0 shows itself.
-        axes.set_ylim((0, 1) if plan.words is percent else (min(0.0, axes.dataLim.y0), axes.get_ylim()[1]))
+        # From 0, so that a small wobble does not look like a collapse; what is below 0 shows
+        # itself.
+        axes.set_ylim(
+            (0, 1) if plan.words is percent else (min(0.0, axes.dataLim.y0), axes.get_ylim()[1])
+        )
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: plan.words(value)))
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     axes.set_xlabel("step", color=_INK, labelpad=2)
@@ -208,18 +272,28 @@ def _dress(axes: "Axes", plan: _Plan, is_log: bool, limit: float | None) -> None
 
 
 def _inline(svg: str, plan: _Plan, curves: Sequence[Points]) -> str:
-    """What is between the `svg` tags, made fit for a page: its colours, its font, unique ids, an accessible name."""
+    """What is between the `svg` tags, made fit for a page:
+
+    its colours, its font, unique ids, an accessible name.
+    """
     body = svg[svg.index("<svg") :]
     body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
-    # The ids that are used are digests salted with the chart's title; the others are the same in every chart.
+    # The ids that are used are digests salted with the chart's title; the others are the same in
+    # every chart.
     used = set(re.findall(r'(?:url\(|href=")#([^")]+)', body))
     body = re.sub(r' id="([^"]*)"', lambda found: found[0] if found[1] in used else "", body)
     body = re.sub(r"font: ([\d.]+)px [^;\"]*", r"font-size: \1px", body)
-    # Hundredths of a pixel are enough; only inside of tags, for what is between them are the labels.
+    # Hundredths of a pixel are enough; only inside of tags, for what is between them are the
+    # labels.
     body = re.sub(r"<[^>]*>", lambda tag: re.sub(r"(\d\.\d\d)\d+", r"\1", tag[0]), body)
     for stand_in, variable in _STAND_INS.items():
         body = body.replace(stand_in, variable)
-    return re.sub(r"<svg[^>]*>", f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{_said(plan, curves)}">', body, count=1)
+    return re.sub(
+        r"<svg[^>]*>",
+        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{_said(plan, curves)}">',
+        body,
+        count=1,
+    )
 
 
 def _said(plan: _Plan, curves: Sequence[Points]) -> str:
@@ -227,6 +301,10 @@ def _said(plan: _Plan, curves: Sequence[Points]) -> str:
     said = []
     for xs, ys in curves:
         if xs:
-            first, last, low, high = (plan.words(value) for value in (ys[0], ys[-1], min(ys), max(ys)))
-            said.append(f"{first} at step {xs[0]}, {last} at step {xs[-1]}, lowest {low}, highest {high}")
+            first, last, low, high = (
+                plan.words(value) for value in (ys[0], ys[-1], min(ys), max(ys))
+            )
+            said.append(
+                f"{first} at step {xs[0]}, {last} at step {xs[-1]}, lowest {low}, highest {high}"
+            )
     return f"{plan.title} by step: {'; '.join(said)}"

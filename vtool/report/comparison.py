@@ -18,21 +18,40 @@ def names(runs: Sequence[RunFiles]) -> list[str]:
 
 def results(runs: Sequence[RunFiles]) -> list[tuple[str, list[Stat]]]:
     """The headline numbers, one line a number. A line that no run has anything for is left out."""
-    lines = [(stats[0].label, list(stats)) for stats in zip(*(headline(run) for run in runs), strict=True)]
+    lines = [
+        (stats[0].label, list(stats))
+        for stats in zip(*(headline(run) for run in runs), strict=True)
+    ]
     lines = [(label, stats) for label, stats in lines if any(stat.value for stat in stats)]
     said = [check_counts(rows) if (rows := checks(run)) else None for run in runs]
-    return [("Status", [Stat("Status", status(run)) for run in runs]), *lines, ("Checks", [Stat("Checks", words) for words in said])]
+    return [
+        ("Status", [Stat("Status", status(run)) for run in runs]),
+        *lines,
+        ("Checks", [Stat("Checks", words) for words in said]),
+    ]
 
 
 def differences(runs: Sequence[RunFiles]) -> list[tuple[str, list[str | None]]]:
-    """The settings, data and versions that are not the same in all runs. None: the run does not have it."""
+    """The settings, data and versions that are not the same in all runs.
+
+    None: the run does not have it.
+    """
     lines = []
     for describe in (_settings, _data, _made_with):
         described = [describe(run) for run in runs]
         for key in dict.fromkeys(key for description in described for key in description):
             values = [description.get(key) for description in described]
             # A run whose file is missing says nothing, which is not a difference.
-            if len({value for value, description in zip(values, described, strict=True) if description}) > 1:
+            if (
+                len(
+                    {
+                        value
+                        for value, description in zip(values, described, strict=True)
+                        if description
+                    }
+                )
+                > 1
+            ):
                 lines.append((key, values))
     return lines
 
@@ -47,14 +66,22 @@ def _data(run: RunFiles) -> dict[str, str]:
         if isinstance(split, dict):
             files = split.get("files")
             said[f"{name} rows kept"] = str(split.get("kept", "?"))
-            said[f"{name} files"] = ", ".join(_file(file) for file in files if isinstance(file, dict)) if isinstance(files, list) else ""
+            said[f"{name} files"] = (
+                ", ".join(_file(file) for file in files if isinstance(file, dict))
+                if isinstance(files, list)
+                else ""
+            )
     return said
 
 
 def _made_with(run: RunFiles) -> dict[str, str]:
     result = run.result or {}
     versions = result.get("versions")
-    said = {f"version of {name}": str(version) for name, version in versions.items()} if isinstance(versions, dict) else {}
+    said = (
+        {f"version of {name}": str(version) for name, version in versions.items()}
+        if isinstance(versions, dict)
+        else {}
+    )
     return said | {key: str(result[key]) for key in ("ranks", "threads") if key in result}
 
 

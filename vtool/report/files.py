@@ -5,7 +5,10 @@ from pathlib import Path
 
 
 def put(page: str, output: Path) -> Path:
-    """Write a page to `output`, and give `output` back. Raises OSError; what was there before is then still there."""
+    """Write a page to `output`, and give `output` back.
+
+    Raises OSError; what was there before is then still there.
+    """
     # Beside it and then renamed: who has the page open, or copies it, never sees half of one.
     unfinished = output.with_name(f".{output.name}.{os.getpid()}.tmp")
     try:

@@ -1,4 +1,7 @@
-"""A run that is going on, watched in the terminal: a panel where there is one, else a line for each line of `metrics.jsonl`."""
+"""A run that is going on, watched in the terminal:
+
+a panel where there is one, else a line for each line of `metrics.jsonl`.
+"""
 
 import math
 import time
@@ -38,7 +41,10 @@ _LAST_STEPS = 20
 
 
 class Tail:
-    """What is new in a file since it was last asked: whole lines only, from the start again when the file was cut back or replaced."""
+    """What is new in a file since it was last asked:
+
+    whole lines only, from the start again when the file was cut back or replaced.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -46,7 +52,9 @@ class Tail:
         self._read = 0
 
     def new_lines(self) -> tuple[list[str], bool]:
-        """The lines, and whether they begin anew (a run that resumes cuts its metrics back to its checkpoint)."""
+        """The lines, and whether they begin anew (a run that resumes cuts its metrics back to its
+        checkpoint).
+        """
         try:
             with self.path.open("rb") as stream:
                 found = self.path.stat()
@@ -82,8 +90,12 @@ def follow(folder: Path, console: Console, pause: Callable[[float], None] = time
             _say(console, f"{stat.label}: {stat.value}{f' ({stat.note})' if stat.note else ''}")
 
 
-def _watch(folder: Path, pause: Callable[[float], None]) -> Iterator[tuple[list[dict[str, Any]], bool]]:
-    """The new rows of `metrics.jsonl`, and whether they begin anew, twice a second until the run has ended, one way or the other."""
+def _watch(
+    folder: Path, pause: Callable[[float], None]
+) -> Iterator[tuple[list[dict[str, Any]], bool]]:
+    """The new rows of `metrics.jsonl`, and whether they begin anew, twice a second until the run
+    has ended, one way or the other.
+    """
     tail = Tail(folder / "metrics.jsonl")
     while True:
         # Asked before the metrics are read, so that lines written just before the end are not lost.
@@ -114,8 +126,19 @@ def _show_panel(folder: Path, console: Console, pause: Callable[[float], None]) 
 
 def line_of(row: Mapping[str, Any]) -> str:
     """A line of `metrics.jsonl` for reading: `step 20  loss 0.312  grad_norm 1.2  lr 0.002`."""
-    shown = ("step", "loss", "grad_norm", "lr", "seconds", "validation_nll", "validation_exact_match", "validation_samples")
-    return "  ".join(f"{key} {in_words(value)}" for key in shown if (value := number(row, key)) is not None)
+    shown = (
+        "step",
+        "loss",
+        "grad_norm",
+        "lr",
+        "seconds",
+        "validation_nll",
+        "validation_exact_match",
+        "validation_samples",
+    )
+    return "  ".join(
+        f"{key} {in_words(value)}" for key in shown if (value := number(row, key)) is not None
+    )
 
 
 def panel(run: RunFiles, silent: float) -> RenderableType:
@@ -128,10 +151,21 @@ def panel(run: RunFiles, silent: float) -> RenderableType:
     evaluation = run.evaluations[-1] if run.evaluations else None
     step = f"{last.step if last else 0:,}{f' of {total:,}' if total else ''}"
     facts = Table.grid(padding=(0, 3))
-    facts.add_row("step", step, "loss", in_words(smooth(losses, _LAST_STEPS)[-1] if losses else None))
-    facts.add_row("epoch", in_words(last.epoch if last else None), "grad norm", in_words(last.grad_norm if last else None))
-    facts.add_row("time", duration(last.seconds if last else None), "lr", in_words(last.lr if last else None))
-    facts.add_row("left", _left(run, total), "tokens/s", in_words(sum(rates) / len(rates) if rates else None))
+    facts.add_row(
+        "step", step, "loss", in_words(smooth(losses, _LAST_STEPS)[-1] if losses else None)
+    )
+    facts.add_row(
+        "epoch",
+        in_words(last.epoch if last else None),
+        "grad norm",
+        in_words(last.grad_norm if last else None),
+    )
+    facts.add_row(
+        "time", duration(last.seconds if last else None), "lr", in_words(last.lr if last else None)
+    )
+    facts.add_row(
+        "left", _left(run, total), "tokens/s", in_words(sum(rates) / len(rates) if rates else None)
+    )
     if evaluation:
         where = f"at step {evaluation.step:,}"
         facts.add_row("validation", where, "NLL", in_words(evaluation.nll))
@@ -141,7 +175,9 @@ def panel(run: RunFiles, silent: float) -> RenderableType:
     parts: list[RenderableType] = [facts, Text(f"\n{course}  loss, log scale", style="cyan")]
     if total:
         bar = Table.grid()  # a bar alone does not end its line
-        bar.add_row(ProgressBar(total=total, completed=last.step if last else 0, width=_SPARK_WIDTH))
+        bar.add_row(
+            ProgressBar(total=total, completed=last.step if last else 0, width=_SPARK_WIDTH)
+        )
         parts = [bar, Text(), *parts]
     if silent > 30:
         parts.append(Text(f"no new step for {duration(round(silent))}", style="yellow"))
@@ -160,7 +196,10 @@ def _left(run: RunFiles, total: int | None) -> str:
 def sparkline(values: list[float]) -> str:
     """The whole course in one line of text; a gap where a stretch has no finite value."""
     buckets = min(_SPARK_WIDTH, len(values))
-    stretches = [values[index * len(values) // buckets : (index + 1) * len(values) // buckets] for index in range(buckets)]
+    stretches = [
+        values[index * len(values) // buckets : (index + 1) * len(values) // buckets]
+        for index in range(buckets)
+    ]
     finite = [[value for value in stretch if math.isfinite(value)] for stretch in stretches]
     means = [sum(stretch) / len(stretch) if stretch else None for stretch in finite]
     known = [mean for mean in means if mean is not None]

@@ -21,24 +21,33 @@ class Picture:
     width: int
     height: int
     pixelated: bool
-    """So small that its pixels are what is to be seen, not to be blurred away when it is enlarged."""
+    """So small that its pixels are what is to be seen, not to be blurred away when it is enlarged.
+    """
 
 
 class Pictures:
-    """Embeds images until the page's share for them is used up. What no longer fits is counted by who asks."""
+    """Embeds images until the page's share for them is used up.
+
+    What no longer fits is counted by who asks.
+    """
 
     def __init__(self, budget: int) -> None:
         self.left = budget
 
     def embed(self, folder: Path, name: str) -> Picture | None:
-        """The image `name` of a run's folder; None where it is not there, is not readable, lies elsewhere, or no longer fits."""
+        """The image `name` of a run's folder;
+
+        None where it is not there, is not readable, lies elsewhere, or no longer fits.
+        """
         path = (folder / name).resolve()
-        # The page is passed around: a name that leads out of the run's folder must not put another file into it.
+        # The page is passed around: a name that leads out of the run's folder must not put another
+        # file into it.
         if not path.is_relative_to(folder.resolve()):
             return None
         try:
             picture = _picture(path)
-        except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError):  # Pillow raises them all for damaged files
+        # Pillow raises them all for damaged files
+        except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError):
             return None
         if len(picture.address) > self.left:
             return None

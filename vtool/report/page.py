@@ -24,7 +24,10 @@ _BYTES_OF_PICTURES = 800_000
 
 
 def write_report(runs: Sequence[Path], output: Path) -> Path:
-    """Write the page of these run folders to `output`, and give `output` back. Raises `not-a-run` before anything is written."""
+    """Write the page of these run folders to `output`, and give `output` back.
+
+    Raises `not-a-run` before anything is written.
+    """
     page = render([read_run(folder) for folder in runs])
     return put(page, output)
 
@@ -54,7 +57,10 @@ def render(runs: Sequence[RunFiles]) -> str:
         results=comparison.results(runs) if len(runs) > 1 else [],
         differences=comparison.differences(runs) if len(runs) > 1 else [],
         disagreement=disagreed,
-        runs=[_view(run, names[position], position, Pictures(share)) for position, run in enumerate(runs)],
+        runs=[
+            _view(run, names[position], position, Pictures(share))
+            for position, run in enumerate(runs)
+        ],
     )
 
 

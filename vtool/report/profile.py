@@ -1,4 +1,7 @@
-"""What a run's profile says, from its `profile/summary.json`: the step's split, speeds, memory, and the operations that took longest."""
+"""What a run's profile says, from its `profile/summary.json`:
+
+the step's split, speeds, memory, and the operations that took longest.
+"""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -37,7 +40,10 @@ class Interval:
     folded: tuple[Bar, ...]
     """Those of ranks past the first `SHOWN`."""
     kernels: tuple[tuple[str, str, str, str, float], ...]
-    """Name, calls, own milliseconds, share in words, share of the longest one's. Of the first rank."""
+    """Name, calls, own milliseconds, share in words, share of the longest one's.
+
+    Of the first rank.
+    """
     kernels_of: str
     memory: str | None
     """The points of a line in a box of 640 by 150."""
@@ -74,13 +80,26 @@ def _interval(found: Mapping[str, Any]) -> Interval:
     begin, end = found["steps"]
     steps = f"Step {begin}" if begin == end else f"Steps {begin} to {end}"
     curve = [(float(seconds), float(level)) for seconds, level in first["memory"]]
-    notes = [] if found["asked"] == found["steps"] else [f"Asked for were steps {found['asked'][0]} to {found['asked'][1]}."]
-    capped = [f"rank {rank}: {one['left_out_of_trace']:,} operations" for rank, one in ranks.items() if one["left_out_of_trace"]]
-    notes += [f"Left out of the trace for its size, the shortest ones: {'; '.join(capped)}."] if capped else []
+    notes = (
+        []
+        if found["asked"] == found["steps"]
+        else [f"Asked for were steps {found['asked'][0]} to {found['asked'][1]}."]
+    )
+    capped = [
+        f"rank {rank}: {one['left_out_of_trace']:,} operations"
+        for rank, one in ranks.items()
+        if one["left_out_of_trace"]
+    ]
+    notes += (
+        [f"Left out of the trace for its size, the shortest ones: {'; '.join(capped)}."]
+        if capped
+        else []
+    )
     bars = tuple(_bar(f"rank {rank}", one) for rank, one in ranks.items())
     return Interval(
         steps,
-        f"recorded by {found['tool']} on {_who(ranks, int(found['world']))}, {found['device']}, {found['dtype']}",
+        f"recorded by {found['tool']} on {_who(ranks, int(found['world']))}, {found['device']},"
+        f" {found['dtype']}",
         tuple(_stats(first, ranks)),
         bars[:SHOWN],
         bars[SHOWN:],
@@ -103,10 +122,18 @@ def _stats(first: Mapping[str, Any], ranks: Mapping[str, Mapping[str, Any]]) -> 
     of = str(first["speeds_are_of"])
     memory = max(number(one, "peak_memory_bytes") or 0 for one in ranks.values())
     return [
-        Stat("Time of a step, median", None if recorded is None else f"{1000 * recorded:.3g} ms", slower),
+        Stat(
+            "Time of a step, median",
+            None if recorded is None else f"{1000 * recorded:.3g} ms",
+            slower,
+        ),
         Stat("Tokens a second", in_words(number(first, "tokens_per_second")), of),
         Stat("Samples a second", in_words(number(first, "samples_per_second"))),
-        Stat("MFU", None if mfu is None else percent(mfu), against if mfu is not None else str(first["mfu_why"])),
+        Stat(
+            "MFU",
+            None if mfu is None else percent(mfu),
+            against if mfu is not None else str(first["mfu_why"]),
+        ),
         Stat("Peak memory", _mebibytes(memory), str(first["peak_memory_is"])),
     ]
 
@@ -114,8 +141,14 @@ def _stats(first: Mapping[str, Any], ranks: Mapping[str, Mapping[str, Any]]) -> 
 def _bar(name: str, one: Mapping[str, Any]) -> Bar:
     split = {part: float(one["split"].get(part, 0.0)) for part in PARTS}
     whole, steps = sum(split.values()) or 1.0, len(one["steps"])
-    parts = [(part, value / whole, f"{1000 * value / steps:.3g} ms") for part, value in split.items() if value / whole >= 0.0005]
-    return Bar(name, f"{1000 * sum(split.values()) / steps:.3g} ms a step, mean of {steps}", tuple(parts))
+    parts = [
+        (part, value / whole, f"{1000 * value / steps:.3g} ms")
+        for part, value in split.items()
+        if value / whole >= 0.0005
+    ]
+    return Bar(
+        name, f"{1000 * sum(split.values()) / steps:.3g} ms a step, mean of {steps}", tuple(parts)
+    )
 
 
 def _who(ranks: Mapping[str, object], world: int) -> str:
@@ -144,7 +177,10 @@ def _line(curve: Sequence[tuple[float, float]]) -> str:
     seconds = max(at for at, _ in curve) or 1.0
     low, high = min(0.0, *(level for _, level in curve)), max(level for _, level in curve)
     span = (high - low) or 1.0
-    return " ".join(f"{_WIDTH * at / seconds:.1f},{_HEIGHT * (1 - (level - low) / span):.1f}" for at, level in curve)
+    return " ".join(
+        f"{_WIDTH * at / seconds:.1f},{_HEIGHT * (1 - (level - low) / span):.1f}"
+        for at, level in curve
+    )
 
 
 def _mebibytes(value: float) -> str:

@@ -35,15 +35,27 @@ class Proofs:
 
 
 def read_proofs(folder: Path) -> Proofs | None:
-    """None, where there is no such file, or none that can be read: nothing is known then, and nothing is said to have passed."""
+    """None, where there is no such file, or none that can be read:
+
+    nothing is known then, and nothing is said to have passed.
+    """
     try:
         record: Any = json.loads((folder / "proofs.json").read_text())
         details: Mapping[str, Any] = record["details"]
-        rows = [_row(rule, state, details.get(rule, {})) for rule, state in record["checks"].items()]
+        rows = [
+            _row(rule, state, details.get(rule, {})) for rule, state in record["checks"].items()
+        ]
         on = details.get("proofs", {})
-        about = f"{on['model']}, on {len(on['rows'])} rows of data.train, in {on['seconds']:.1f} s" if on else ""
+        about = (
+            f"{on['model']}, on {len(on['rows'])} rows of data.train, in {on['seconds']:.1f} s"
+            if on
+            else ""
+        )
         return Proofs(
-            bool(record["preflight"]), about, tuple(on.get("smaller", ())), tuple(sorted(rows, key=lambda row: _ORDER[row.state]))
+            bool(record["preflight"]),
+            about,
+            tuple(on.get("smaller", ())),
+            tuple(sorted(rows, key=lambda row: _ORDER[row.state])),
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None

@@ -1,6 +1,8 @@
-"""A run's folder, read into frozen records. Files that are absent, unfinished or damaged are said in `notices`, never raised.
+"""A run's folder, read into frozen records. Files that are absent, unfinished or damaged are said
+in `notices`, never raised.
 
-The run may be going on while its folder is read: any file may be missing, and the last line of a `.jsonl` may be half written.
+The run may be going on while its folder is read: any file may be missing, and the last line of a
+`.jsonl` may be half written.
 """
 
 import fcntl
@@ -21,7 +23,10 @@ _RUN_FILES = ("config.yaml", "metrics.jsonl", "result.json")
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One training step. `tokens` and `samples` are of this step, `distinct_samples` and `seconds` since the run began."""
+    """One training step.
+
+    `tokens` and `samples` are of this step, `distinct_samples` and `seconds` since the run began.
+    """
 
     step: int
     epoch: float | None
@@ -58,7 +63,10 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class RunFiles:
-    """What a run's folder holds. An absent file gives an empty value, and a notice where it is expected."""
+    """What a run's folder holds.
+
+    An absent file gives an empty value, and a notice where it is expected.
+    """
 
     folder: Path
     name: str
@@ -83,9 +91,18 @@ class RunFiles:
 def check_is_run(folder: Path) -> None:
     """Raise `not-a-run` unless a run has begun to write here."""
     if not any((folder / name).is_file() for name in _RUN_FILES):
-        what = f"there is no {' and no '.join(_RUN_FILES)}" if folder.is_dir() else "there is no such folder"
+        what = (
+            f"there is no {' and no '.join(_RUN_FILES)}"
+            if folder.is_dir()
+            else "there is no such folder"
+        )
         raise Findings(
-            Diagnostic("not-a-run", f"{folder} is no run: {what}", help="give the folder that `vtool train` printed"), fatal=True
+            Diagnostic(
+                "not-a-run",
+                f"{folder} is no run: {what}",
+                help="give the folder that `vtool train` printed",
+            ),
+            fatal=True,
         )
 
 
@@ -97,7 +114,10 @@ def read_run(folder: Path) -> RunFiles:
     rows = _json_lines(folder / "metrics.jsonl", notices)
     data = _json_object(folder / "data.json", notices, "the data ledger is not known")
     result = _json_object(
-        folder / "result.json", notices, "the run is still going on, or ended before its end; nothing of it counts as passed or measured"
+        folder / "result.json",
+        notices,
+        "the run is still going on, or ended before its end; nothing of it counts as passed or"
+        " measured",
     )
     tested = result is not None and "test_samples" in result
     answers = _json_lines(folder / "predictions.jsonl", notices if tested else [])
@@ -110,7 +130,13 @@ def read_run(folder: Path) -> RunFiles:
         evaluations=tuple(evaluations_of(rows)),
         predictions=tuple(_prediction(row) for row in answers),
         result=result,
-        checkpoints=tuple(sorted(path.name for path in folder.glob("checkpoints/*") if re.fullmatch(r"step-\d+", path.name))),
+        checkpoints=tuple(
+            sorted(
+                path.name
+                for path in folder.glob("checkpoints/*")
+                if re.fullmatch(r"step-\d+", path.name)
+            )
+        ),
         exported=(folder / "export").is_dir(),
         running=in_training(folder),
         notices=tuple(notices),
@@ -118,7 +144,10 @@ def read_run(folder: Path) -> RunFiles:
 
 
 def in_training(folder: Path) -> bool | None:
-    """Whether a process on this machine is training in a run's folder; None where no run has locked it yet."""
+    """Whether a process on this machine is training in a run's folder;
+
+    None where no run has locked it yet.
+    """
     try:
         with (folder / ".lock").open() as lock:
             fcntl.lockf(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -132,13 +161,19 @@ def in_training(folder: Path) -> bool | None:
 def steps_of(rows: Sequence[Mapping[str, Any]]) -> list[Step]:
     """The training steps among the lines of `metrics.jsonl`."""
     keys = ("epoch", "loss", "grad_norm", "lr", "tokens", "samples", "distinct_samples", "seconds")
-    return [Step(_position(row), *(number(row, key) for key in keys)) for row in rows if "loss" in row]
+    return [
+        Step(_position(row), *(number(row, key) for key in keys)) for row in rows if "loss" in row
+    ]
 
 
 def evaluations_of(rows: Sequence[Mapping[str, Any]]) -> list[Evaluation]:
     """The evaluations among the lines of `metrics.jsonl`."""
     keys = ("validation_nll", "validation_exact_match", "validation_samples")
-    return [Evaluation(_position(row), *(number(row, key) for key in keys)) for row in rows if keys[0] in row or keys[1] in row]
+    return [
+        Evaluation(_position(row), *(number(row, key) for key in keys))
+        for row in rows
+        if keys[0] in row or keys[1] in row
+    ]
 
 
 def number(record: Mapping[str, Any], key: str) -> float | None:
@@ -153,7 +188,9 @@ def _settings(path: Path, notices: list[str]) -> tuple[Setting, ...]:
     except FileNotFoundError:
         notices.append("config.yaml is not there: the settings are not known.")
     except yaml.YAMLError as error:
-        notices.append(f"config.yaml cannot be read: {str(error).splitlines()[0]}. The settings are not known.")
+        notices.append(
+            f"config.yaml cannot be read: {str(error).splitlines()[0]}. The settings are not known."
+        )
     return ()
 
 
@@ -188,9 +225,14 @@ def _json_lines(path: Path, notices: list[str]) -> list[dict[str, Any]]:
     if (row := parse_line(last)) is not None:
         rows.append(row)
     elif last.strip():
-        notices.append(f"{path.name}: the last line ({len(lines) + 1}) is half written and was left out.")
+        notices.append(
+            f"{path.name}: the last line ({len(lines) + 1}) is half written and was left out."
+        )
     if broken:
-        notices.append(f"{path.name}: {len(broken)} damaged line(s) left out: {', '.join(broken[:10])}{' …' if len(broken) > 10 else ''}.")
+        notices.append(
+            f"{path.name}: {len(broken)} damaged line(s) left out:"
+            f" {', '.join(broken[:10])}{' …' if len(broken) > 10 else ''}."
+        )
     return rows
 
 
@@ -204,7 +246,8 @@ def parse_line(line: str) -> dict[str, Any] | None:
 
 
 def _text(path: Path) -> str:
-    # A crash may leave bytes that are no UTF-8 in the last block; they must not hide the lines before.
+    # A crash may leave bytes that are no UTF-8 in the last block; they must not hide the lines
+    # before.
     return path.read_text(encoding="utf-8", errors="replace")
 
 
@@ -214,6 +257,15 @@ def _position(row: Mapping[str, Any]) -> int:
 
 
 def _prediction(row: Mapping[str, Any]) -> Prediction:
-    row_id, question, reference, answer = (str(row.get(key, "")) for key in ("row", "question", "reference", "answer"))
+    row_id, question, reference, answer = (
+        str(row.get(key, "")) for key in ("row", "question", "reference", "answer")
+    )
     image = row.get("image")
-    return Prediction(row_id, question, reference, answer, row.get("correct") is True, image if isinstance(image, str) else None)
+    return Prediction(
+        row_id,
+        question,
+        reference,
+        answer,
+        row.get("correct") is True,
+        image if isinstance(image, str) else None,
+    )

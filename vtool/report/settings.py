@@ -1,7 +1,8 @@
 """The settings of a run with where each comes from, read back from its `config.yaml`.
 
-The origins are YAML comments (`lr: 0.002  # recipes/digits.yaml:16:7`), which every YAML loader throws away. The nodes of
-`yaml.compose` know where in the text they end; what follows on that line is the comment.
+The origins are YAML comments (`lr: 0.002  # recipes/digits.yaml:16:7`), which every YAML loader
+throws away. The nodes of `yaml.compose` know where in the text they end; what follows on that line
+is the comment.
 """
 
 from collections.abc import Iterator
@@ -19,23 +20,36 @@ class Setting:
     value: str
     """As the file has it: `2.0e-3` stays `2.0e-3`."""
     origin: str
-    """A file with line and column, `command line` or `default`; empty where the file does not say."""
+    """A file with line and column, `command line` or `default`;
+
+    empty where the file does not say.
+    """
 
 
 def read_settings(text: str) -> tuple[Setting, ...]:
-    """The leaves of a `config.yaml`, in its order. Raises `yaml.YAMLError` for a file that is none."""
+    """The leaves of a `config.yaml`, in its order.
+
+    Raises `yaml.YAMLError` for a file that is none.
+    """
     root = yaml.compose(text, Loader=yaml.SafeLoader)
     return tuple(_leaves(root, "", text.splitlines())) if isinstance(root, yaml.MappingNode) else ()
 
 
 def _leaves(node: yaml.Node, key: str, lines: list[str]) -> Iterator[Setting]:
-    # What is written on one line, `[0.9, 0.98]` or `{min_pixels: 784}`, shares one comment and is shown as one value.
-    is_flow = isinstance(node, yaml.CollectionNode) and node.flow_style and node.start_mark.line == node.end_mark.line
+    # What is written on one line, `[0.9, 0.98]` or `{min_pixels: 784}`, shares one comment and is
+    # shown as one value.
+    is_flow = (
+        isinstance(node, yaml.CollectionNode)
+        and node.flow_style
+        and node.start_mark.line == node.end_mark.line
+    )
     if isinstance(node, yaml.ScalarNode) or is_flow or not node.value:
         yield Setting(key, _written(node), _comment(node, lines))
     elif isinstance(node, yaml.SequenceNode):
         if all(isinstance(item, yaml.ScalarNode) for item in node.value):
-            origins = dict.fromkeys(origin for item in node.value if (origin := _comment(item, lines)))
+            origins = dict.fromkeys(
+                origin for item in node.value if (origin := _comment(item, lines))
+            )
             yield Setting(key, f"[{', '.join(map(_written, node.value))}]", ", ".join(origins))
         else:
             for position, item in enumerate(node.value):
@@ -50,11 +64,16 @@ def _written(node: yaml.Node) -> str:
         return str(node.value) if node.value or node.style is None else '""'
     if isinstance(node, yaml.SequenceNode):
         return f"[{', '.join(map(_written, node.value))}]"
-    return "{" + ", ".join(f"{_written(name)}: {_written(child)}" for name, child in node.value) + "}"
+    return (
+        "{" + ", ".join(f"{_written(name)}: {_written(child)}" for name, child in node.value) + "}"
+    )
 
 
 def _comment(node: yaml.Node, lines: list[str]) -> str:
-    """The comment after a value. That of a block text (`|`, `>`) stands on the line it begins on."""
+    """The comment after a value.
+
+    That of a block text (`|`, `>`) stands on the line it begins on.
+    """
     mark = node.start_mark if getattr(node, "style", None) in ("|", ">") else node.end_mark
     rest = lines[mark.line][mark.column :] if mark.line < len(lines) else ""
     _, separator, comment = rest.partition("#")

@@ -14,18 +14,25 @@ _MOST_CLASSES = 20
 
 
 def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
-    """The 95 % score interval of a proportion (Wilson 1927). Unlike p ± z·σ it stays in 0 … 1 and is not empty at 0 or 1."""
+    """The 95 % score interval of a proportion (Wilson 1927).
+
+    Unlike p ± z·σ it stays in 0 … 1 and is not empty at 0 or 1.
+    """
     if trials <= 0:
         raise ValueError("an interval needs at least one trial")
     share, square = successes / trials, _Z * _Z / trials
     centre = (share + square / 2) / (1 + square)
     reach = _Z * math.sqrt(share * (1 - share) / trials + square / (4 * trials)) / (1 + square)
     # At 0 and at 1 the formula is exact, but its rounding is not.
-    return (0.0 if successes == 0 else centre - reach, 1.0 if successes == trials else centre + reach)
+    return (
+        0.0 if successes == 0 else centre - reach,
+        1.0 if successes == trials else centre + reach,
+    )
 
 
 def smooth(values: Sequence[float], span: float) -> list[float]:
-    """An exponential moving average over about `span` values, without the usual pull of the start towards 0.
+    """An exponential moving average over about `span` values, without the usual pull of the start
+    towards 0.
 
     What is not finite stays a hole where it is, and does not spread to what follows.
     """
@@ -41,24 +48,40 @@ def smooth(values: Sequence[float], span: float) -> list[float]:
 
 
 def thin(xs: Sequence[float], ys: Sequence[float], buckets: int) -> tuple[list[float], list[float]]:
-    """At most 2 × `buckets` of the points: the lowest and the highest of each stretch, so that no spike is lost."""
+    """At most 2 × `buckets` of the points:
+
+    the lowest and the highest of each stretch, so that no spike is lost.
+    """
     if len(xs) <= 2 * buckets:
         return list(xs), list(ys)
     kept: set[int] = set()
     for bucket in range(buckets):
         stretch = range(bucket * len(xs) // buckets, (bucket + 1) * len(xs) // buckets)
         finite = [index for index in stretch if math.isfinite(ys[index])]
-        # A hole is kept as one: drawing a line across it would hide that the values were not finite.
-        kept |= {min(finite, key=ys.__getitem__), max(finite, key=ys.__getitem__)} if finite else {stretch[0]}
+        # A hole is kept as one: drawing a line across it would hide that the values were not
+        # finite.
+        kept |= (
+            {min(finite, key=ys.__getitem__), max(finite, key=ys.__getitem__)}
+            if finite
+            else {stretch[0]}
+        )
     chosen = sorted(kept)
     return [xs[index] for index in chosen], [ys[index] for index in chosen]
 
 
 def tokens_per_second(steps: Sequence[Step]) -> tuple[list[int], list[float]]:
-    """The throughput of each step: its tokens over the seconds since the step before. The first one has no step before it."""
+    """The throughput of each step:
+
+    its tokens over the seconds since the step before. The first one has no step before it.
+    """
     positions, rates = [], []
     for before, now in pairwise(steps):
-        if now.tokens is not None and now.seconds is not None and before.seconds is not None and now.seconds > before.seconds:
+        if (
+            now.tokens is not None
+            and now.seconds is not None
+            and before.seconds is not None
+            and now.seconds > before.seconds
+        ):
             positions.append(now.step)
             rates.append(now.tokens / (now.seconds - before.seconds))
     return positions, rates
@@ -98,12 +121,21 @@ def confusion(predictions: Sequence[Prediction]) -> Confusion | None:
     labels = sorted({prediction.reference.strip() for prediction in predictions}, key=_natural)
     if not 2 <= len(labels) <= _MOST_CLASSES or len(labels) == len(predictions):
         return None
-    # The run decided what counts as correct (it may fold case, say); the matrix must not disagree with it.
-    pairs = Counter((p.reference.strip(), (p.reference if p.correct else p.answer).strip()) for p in predictions)
+    # The run decided what counts as correct (it may fold case, say); the matrix must not disagree
+    # with it.
+    pairs = Counter(
+        (p.reference.strip(), (p.reference if p.correct else p.answer).strip()) for p in predictions
+    )
     rows = []
     for reference in labels:
         counts = tuple(pairs[reference, label] for label in labels)
-        rows.append(ConfusionRow(reference, counts, sum(n for (of, _), n in pairs.items() if of == reference) - sum(counts)))
+        rows.append(
+            ConfusionRow(
+                reference,
+                counts,
+                sum(n for (of, _), n in pairs.items() if of == reference) - sum(counts),
+            )
+        )
     return Confusion(tuple(labels), tuple(rows))
 
 

@@ -1,4 +1,7 @@
-"""What the page says of one run: its files, turned into words and tables. Nothing here knows HTML."""
+"""What the page says of one run:
+
+its files, turned into words and tables. Nothing here knows HTML.
+"""
 
 import shlex
 from collections import Counter
@@ -52,7 +55,10 @@ class Split:
 
 
 def status(run: RunFiles) -> str:
-    """`finished`; where there is no result `running` or `stopped`, and `unfinished` where that cannot be told."""
+    """`finished`;
+
+    where there is no result `running` or `stopped`, and `unfinished` where that cannot be told.
+    """
     if run.result is None:
         return {True: "running", False: "stopped", None: "unfinished"}[run.running]
     return str(run.result.get("status", "unfinished"))
@@ -61,11 +67,16 @@ def status(run: RunFiles) -> str:
 def subtitle(run: RunFiles) -> str:
     """Which model, in a few words."""
     keys = ("model.family", "model.size", "model.path", "model.dtype", "engine.kind")
-    return " · ".join(value for key in keys if (value := run.setting(key)) not in (None, "", "null", "~"))
+    return " · ".join(
+        value for key in keys if (value := run.setting(key)) not in (None, "", "null", "~")
+    )
 
 
 def headline(run: RunFiles) -> list[Stat]:
-    """The numbers of the header. The same labels in the same order for every run, so that runs can stand side by side."""
+    """The numbers of the header.
+
+    The same labels in the same order for every run, so that runs can stand side by side.
+    """
     result = run.result or {}
     last = run.steps[-1] if run.steps else None
     evaluated = [row for row in run.evaluations if row.exact_match is not None]
@@ -73,22 +84,38 @@ def headline(run: RunFiles) -> list[Stat]:
     epochs = number(result, "epochs") if run.result else (last.epoch if last else None)
     seconds = number(result, "train_seconds") if run.result else (last.seconds if last else None)
     ledger = result.get("ledger")
-    distinct = number(ledger, "distinct") if isinstance(ledger, dict) else (last.distinct_samples if last else None)
+    distinct = (
+        number(ledger, "distinct")
+        if isinstance(ledger, dict)
+        else (last.distinct_samples if last else None)
+    )
     kept = number(_split_of(run, "train"), "kept")
     planned = run.setting("train.steps")
     nll, memory = number(result, "test_nll"), number(result, "peak_memory_mib")
     return [
         _test_exact_match(run),
-        Stat("Test NLL", _known(in_words, nll), "nats per supervised token" if nll is not None else _why_untested(run)),
+        Stat(
+            "Test NLL",
+            _known(in_words, nll),
+            "nats per supervised token" if nll is not None else _why_untested(run),
+        ),
         Stat(
             "Validation exact match",
             percent(evaluated[-1].exact_match) if evaluated else None,
             f"at step {evaluated[-1].step:,}" if evaluated else "no evaluation so far",
         ),
-        Stat("Steps", _known(in_words, steps), f"of {int(planned):,}" if planned and planned.isdecimal() else ""),
+        Stat(
+            "Steps",
+            _known(in_words, steps),
+            f"of {int(planned):,}" if planned and planned.isdecimal() else "",
+        ),
         Stat("Epochs", _known(in_words, epochs)),
         Stat("Training time", _known(duration, seconds)),
-        Stat("Distinct rows seen", _known(in_words, distinct), f"of {in_words(kept)}" if kept is not None else ""),
+        Stat(
+            "Distinct rows seen",
+            _known(in_words, distinct),
+            f"of {in_words(kept)}" if kept is not None else "",
+        ),
         Stat("Parameters", _known(in_words, number(result, "parameters"))),
         Stat("Peak memory", None if memory is None else f"{in_words(round(memory))} MiB"),
     ]
@@ -104,21 +131,35 @@ def _test_exact_match(run: RunFiles) -> Stat:
     if share is None:
         return Stat("Test exact match", None, _why_untested(run))
     if not rows or not 0 <= share <= 1:
-        return Stat("Test exact match", percent(share), "the number of test rows is not known, so there is no interval")
+        return Stat(
+            "Test exact match",
+            percent(share),
+            "the number of test rows is not known, so there is no interval",
+        )
     right = round(share * rows)
     low, high = wilson_interval(right, int(rows))
-    note = f"{right:,} of {plural(int(rows), 'row')}; 95 % interval {100 * low:.1f} to {100 * high:.1f} %"
+    note = (
+        f"{right:,} of {plural(int(rows), 'row')}; 95 % interval {100 * low:.1f} to"
+        f" {100 * high:.1f} %"
+    )
     return Stat("Test exact match", f"{100 * share:.1f} %", note, (low, high), share)
 
 
 def _why_untested(run: RunFiles) -> str:
     if run.result is None:
         return "the run has no result yet"
-    return "there are no test rows" if run.data and "test" not in run.data else "result.json does not have it"
+    return (
+        "there are no test rows"
+        if run.data and "test" not in run.data
+        else "result.json does not have it"
+    )
 
 
 def checks(run: RunFiles) -> list[Check]:
-    """What the run checked, failures first. What is not known to have run is never among the passed."""
+    """What the run checked, failures first.
+
+    What is not known to have run is never among the passed.
+    """
     found = (run.result or {}).get("checks")
     order = {"failed": 0, "not-run": 1, "passed": 2}
     rows = []
@@ -132,7 +173,9 @@ def checks(run: RunFiles) -> list[Check]:
 def check_counts(rows: Sequence[Check]) -> str:
     """`12 passed, 1 failed, 2 not run`."""
     counts = Counter(row.state for row in rows)
-    return ", ".join(f"{counts[state]} {state.replace('-', ' ')}" for state in ("passed", "failed", "not-run"))
+    return ", ".join(
+        f"{counts[state]} {state.replace('-', ' ')}" for state in ("passed", "failed", "not-run")
+    )
 
 
 def _split_of(run: RunFiles, name: str) -> Mapping[str, Any]:
@@ -142,15 +185,28 @@ def _split_of(run: RunFiles, name: str) -> Mapping[str, Any]:
 
 def splits(run: RunFiles) -> list[Split]:
     """The data ledger: every row is kept, or dropped for a stated reason."""
-    return [_split(name, content) for name, content in run.data.items() if isinstance(content, dict)]
+    return [
+        _split(name, content) for name, content in run.data.items() if isinstance(content, dict)
+    ]
 
 
 def _split(name: str, content: Mapping[str, Any]) -> Split:
     dropped = _records(content.get("dropped"))
     rows, kept = number(content, "rows"), number(content, "kept")
-    counts = {"Rows": rows, "Kept": kept, "Dropped": len(dropped), "Truncated": number(content, "truncated")}
-    counts |= {"Longest, tokens": number(content, "longest"), "All tokens": number(content, "tokens")}
-    counts |= {"Supervised": number(content, "supervised_tokens"), "Images": number(content, "images")}
+    counts = {
+        "Rows": rows,
+        "Kept": kept,
+        "Dropped": len(dropped),
+        "Truncated": number(content, "truncated"),
+    }
+    counts |= {
+        "Longest, tokens": number(content, "longest"),
+        "All tokens": number(content, "tokens"),
+    }
+    counts |= {
+        "Supervised": number(content, "supervised_tokens"),
+        "Images": number(content, "images"),
+    }
     counts |= {"Videos": videos} if (videos := number(content, "videos")) else {}
     return Split(
         name,
@@ -165,7 +221,9 @@ def _split(name: str, content: Mapping[str, Any]) -> Split:
 
 
 def _records(value: Any) -> tuple[Mapping[str, Any], ...]:
-    return tuple(item for item in value if isinstance(item, dict)) if isinstance(value, list) else ()
+    return (
+        tuple(item for item in value if isinstance(item, dict)) if isinstance(value, list) else ()
+    )
 
 
 def training_ledger(run: RunFiles) -> tuple[str, bool] | None:
@@ -173,10 +231,15 @@ def training_ledger(run: RunFiles) -> tuple[str, bool] | None:
     ledger = (run.result or {}).get("ledger")
     if not isinstance(ledger, dict):
         return None
-    seen, trained, dropped, samples = (number(ledger, key) for key in ("seen", "trained", "dropped", "samples"))
+    seen, trained, dropped, samples = (
+        number(ledger, key) for key in ("seen", "trained", "dropped", "samples")
+    )
     if seen is None or trained is None or dropped is None:
         return None
-    words = f"{in_words(trained)} trained on + {in_words(dropped)} dropped of {in_words(seen)} rows seen"
+    words = (
+        f"{in_words(trained)} trained on + {in_words(dropped)} dropped of {in_words(seen)} rows"
+        " seen"
+    )
     if samples is not None:
         words += f"; {in_words(samples)} samples over {in_words(number(ledger, 'epochs'))} epochs"
     return words, seen == trained + dropped
@@ -189,10 +252,16 @@ def notices(run: RunFiles) -> list[str]:
     again = sum(after <= before for before, after in pairwise(positions))
     missing = sum(after > before + 1 for before, after in pairwise(positions))
     if again:
-        found.append(f"metrics.jsonl: the step number does not rise in {plural(again, 'place')}; steps are there twice.")
+        found.append(
+            f"metrics.jsonl: the step number does not rise in {plural(again, 'place')}; steps are"
+            " there twice."
+        )
     if missing:
         found.append(f"metrics.jsonl: steps are missing in {plural(missing, 'place')}.")
-    share, rows = number(run.result or {}, "test_exact_match"), number(run.result or {}, "test_samples")
+    share, rows = (
+        number(run.result or {}, "test_exact_match"),
+        number(run.result or {}, "test_samples"),
+    )
     if run.predictions and share is not None and rows is not None:
         right = sum(prediction.correct for prediction in run.predictions)
         if (right, len(run.predictions)) != (round(share * rows), rows):
@@ -200,7 +269,11 @@ def notices(run: RunFiles) -> list[str]:
                 f"predictions.jsonl has {right:,} right of {len(run.predictions):,} rows, "
                 f"but result.json says {round(share * rows):,} of {in_words(rows)}."
             )
-    found += [f"data.json: {split.name} does not add up: {split.sum}." for split in splits(run) if split.adds_up is False]
+    found += [
+        f"data.json: {split.name} does not add up: {split.sum}."
+        for split in splits(run)
+        if split.adds_up is False
+    ]
     ledger = training_ledger(run)
     if ledger and not ledger[1]:
         found.append(f"result.json: the rows do not add up: {ledger[0]}.")
@@ -217,7 +290,12 @@ def commands(run: RunFiles) -> list[tuple[str, str]]:
     if run.result is None:
         lines.append(("Follow it while it runs", f"vtool report {folder} --follow"))
     if status(run) != "finished":
-        lines.append(("Go on from the newest checkpoint", f"vtool train sft {shlex.quote(str(run.folder / 'config.yaml'))}"))
+        lines.append(
+            (
+                "Go on from the newest checkpoint",
+                f"vtool train sft {shlex.quote(str(run.folder / 'config.yaml'))}",
+            )
+        )
     if run.checkpoints:
         lines.append(("Ask the trained model", f"vtool predict {folder} --image FILE"))
         lines.append(("Write it as a Hugging Face folder", f"vtool export {folder}"))

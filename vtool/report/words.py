@@ -6,7 +6,10 @@ _MISSING = "—"
 
 
 def number(value: float | None) -> str:
-    """Three significant digits, without an exponent where that stays short: 0.0313, 1.2, 12,345, 2e-05."""
+    """Three significant digits, without an exponent where that stays short:
+
+    0.0313, 1.2, 12,345, 2e-05.
+    """
     if value is None:
         return _MISSING
     if not math.isfinite(value):

@@ -1,7 +1,8 @@
 """Whether every rank has built the same model.
 
-Each builds its own, from a folder that may be on its machine's own disk. FSDP2 and Megatron-core keep each rank's share of each rank's own
-weights, so that those of two folders would be mixed without a word. DDP sends rank 0's weights to all, but not its config.
+Each builds its own, from a folder that may be on its machine's own disk. FSDP2 and Megatron-core
+keep each rank's share of each rank's own weights, so that those of two folders would be mixed
+without a word. DDP sends rank 0's weights to all, but not its config.
 """
 
 import json
@@ -19,7 +20,8 @@ ORIGIN = ("_name_or_path", "transformers_version")
 
 
 def check_same_model(model: nn.Module, ranks: Ranks) -> None:
-    """Hold the weights, to the bit, and the config of every rank against rank 0's. The model is on the CPU, before an engine has it.
+    """Hold the weights, to the bit, and the config of every rank against rank 0's. The model is on
+    the CPU, before an engine has it.
 
     Raises:
         SharedFindings: `ranks-differ`.
@@ -29,16 +31,27 @@ def check_same_model(model: nn.Module, ranks: Ranks) -> None:
     everyone = ranks.all_gather_objects((weights_digest(model), _config_digest(model)))
     findings = []
     for place, what in enumerate(("weights", "config.json")):
-        others = [rank for rank, digests in enumerate(everyone) if digests[place] != everyone[0][place]]
+        others = [
+            rank for rank, digests in enumerate(everyone) if digests[place] != everyone[0][place]
+        ]
         if others:
             named = f"rank{'s' * (len(others) > 1)} {', '.join(map(str, others))}"
-            findings.append(Diagnostic("ranks-differ", f"{named} built the model of other {what} than rank 0", parameter="model.path"))
+            findings.append(
+                Diagnostic(
+                    "ranks-differ",
+                    f"{named} built the model of other {what} than rank 0",
+                    parameter="model.path",
+                )
+            )
     if findings:
         raise SharedFindings(findings)
 
 
 def weights_digest(model: nn.Module) -> str:
-    """XXH3 of names and bytes, about as fast as memory is read: 6 to 16 GB/s on one core, 2 to 5 s for the 28 GB of 7 billion."""
+    """XXH3 of names and bytes, about as fast as memory is read:
+
+    6 to 16 GB/s on one core, 2 to 5 s for the 28 GB of 7 billion.
+    """
     total = xxhash.xxh3_128()
     for name, parameter in model.named_parameters():
         total.update(f"{name} {tuple(parameter.shape)} {parameter.dtype}".encode())

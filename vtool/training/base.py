@@ -1,7 +1,7 @@
 """The weights that a run's adapters are for: where they are, and that they stay what they were.
 
-A checkpoint of a run with adapters holds these alone. Random weights are written into the run's folder before its first step; those of a
-folder stay there, and their digests are kept.
+A checkpoint of a run with adapters holds these alone. Random weights are written into the run's
+folder before its first step; those of a folder stay there, and their digests are kept.
 """
 
 import json
@@ -32,7 +32,9 @@ def base_of(run: Run, folder: RunFolder) -> Path:
 
 def base_settings(run: Run, folder: RunFolder) -> Model:
     """`run.model`, as one that is loaded from there."""
-    return run.model.model_copy(update={"path": str(base_of(run, folder)), "init": "pretrained", "size": None})
+    return run.model.model_copy(
+        update={"path": str(base_of(run, folder)), "init": "pretrained", "size": None}
+    )
 
 
 def keep_base(run: Run, folder: RunFolder, processor: Processor, start: Start) -> None:
@@ -52,7 +54,9 @@ def keep_base(run: Run, folder: RunFolder, processor: Processor, start: Start) -
                 temporary.rename(folder.base)
             elif start.checkpoint is None:
                 model = build_model(run.model, processor, folder.processor, run.run.seed)
-                export(model, dict(model.named_parameters()), processor, run.model.family, folder.base)
+                export(
+                    model, dict(model.named_parameters()), processor, run.model.family, folder.base
+                )
     found = _digests(base_of(run, folder))
     if start.checkpoint is not None:
         check_base(began, base_of(run, folder), found)
@@ -72,15 +76,25 @@ def check_base(began: RunFolder, base: Path, found: dict[str, Any] | None = None
         message = f"{began.base_files} cannot be read: {error}"
         raise Findings(Diagnostic("not-a-run", message, parameter="run.dir"), fatal=True) from error
     found = _digests(base) if found is None else found
-    different = sorted(name for name in written.keys() | found.keys() if written.get(name) != found.get(name))
+    different = sorted(
+        name for name in written.keys() | found.keys() if written.get(name) != found.get(name)
+    )
     if different:
         raise Findings(
-            Diagnostic("base-changed", f"{base} is not what this run began with: {', '.join(different)}", parameter="model.path")
+            Diagnostic(
+                "base-changed",
+                f"{base} is not what this run began with: {', '.join(different)}",
+                parameter="model.path",
+            )
         )
 
 
 def _digests(base: Path) -> dict[str, Any]:
-    """What makes the model: each file's bytes, and the XXH3 of them. transformers reads .bin files where there are no others."""
+    """What makes the model:
+
+    each file's bytes, and the XXH3 of them. transformers reads .bin files where there are no
+    others.
+    """
     weights = sorted(base.glob("*.safetensors")) or sorted(base.glob("pytorch_model*.bin"))
     found = {}
     for file in (file for file in (*weights, base / "config.json") if file.exists()):

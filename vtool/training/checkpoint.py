@@ -1,4 +1,7 @@
-"""Checkpoints: written under a temporary name, digested, renamed; and never opened where a byte has changed."""
+"""Checkpoints:
+
+written under a temporary name, digested, renamed; and never opened where a byte has changed.
+"""
 
 import hashlib
 import json
@@ -57,9 +60,17 @@ def save(folder: Path, snapshot: Snapshot, keep_last: int) -> Path:
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
         for name in ("model", "optimizer", "progress"):
-            save_file({key: value.contiguous() for key, value in getattr(snapshot, name).items()}, temporary / f"{name}.safetensors")
-        (temporary / "state.json").write_text(json.dumps({"step": snapshot.step, **snapshot.state}, indent=1))
-        digests = {file.name: {"bytes": file.stat().st_size, "sha256": _digest(file)} for file in sorted(temporary.iterdir())}
+            save_file(
+                {key: value.contiguous() for key, value in getattr(snapshot, name).items()},
+                temporary / f"{name}.safetensors",
+            )
+        (temporary / "state.json").write_text(
+            json.dumps({"step": snapshot.step, **snapshot.state}, indent=1)
+        )
+        digests = {
+            file.name: {"bytes": file.stat().st_size, "sha256": _digest(file)}
+            for file in sorted(temporary.iterdir())
+        }
         (temporary / MANIFEST).write_text(json.dumps(digests, indent=1))
         for path in (*temporary.iterdir(), temporary):
             _flush(path)
@@ -71,7 +82,8 @@ def save(folder: Path, snapshot: Snapshot, keep_last: int) -> Path:
         message = f"{target} could not be written: {error} ({free / 2**20:.0f} MiB are free there)"
         raise Findings(Diagnostic("checkpoint-not-saved", message, parameter="run.dir")) from error
     for old in checkpoints(folder)[:-keep_last]:
-        # What cannot be removed costs space, not the run; and what is half removed is no checkpoint any more.
+        # What cannot be removed costs space, not the run; and what is half removed is no checkpoint
+        # any more.
         with suppress(OSError):
             doomed = old.rename(old.with_name(f".removing-{old.name}"))
             shutil.rmtree(doomed)
@@ -79,9 +91,11 @@ def save(folder: Path, snapshot: Snapshot, keep_last: int) -> Path:
 
 
 class Writer:
-    """Saves checkpoints one after the other: while the loop waits or, `asynchronous`, in a thread while it goes on.
+    """Saves checkpoints one after the other: while the loop waits or, `asynchronous`, in a thread
+    while it goes on.
 
-    A thread's failure is raised by the next `save` or `wait`. Leaving the context waits for what is being written, however it is left.
+    A thread's failure is raised by the next `save` or `wait`. Leaving the context waits for what is
+    being written, however it is left.
     """
 
     def __init__(self, folder: Path, keep_last: int, *, asynchronous: bool) -> None:
@@ -95,11 +109,18 @@ class Writer:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             self.wait()
-        elif self._writing is not None and isinstance(lost := self._writing.exception(), Findings):  # beside what is being raised
-            print("\n".join(f"error[{one.rule} {one.code}]: {one.message}" for one in lost.diagnostics), file=sys.stderr)
+        # beside what is being raised
+        elif self._writing is not None and isinstance(lost := self._writing.exception(), Findings):
+            print(
+                "\n".join(
+                    f"error[{one.rule} {one.code}]: {one.message}" for one in lost.diagnostics
+                ),
+                file=sys.stderr,
+            )
 
     def save(self, snapshot: Snapshot) -> None:
-        """Write a checkpoint, or begin to. Its tensors may be a model's own: where the loop goes on, they are copied first.
+        """Write a checkpoint, or begin to. Its tensors may be a model's own: where the loop goes
+        on, they are copied first.
 
         Raises:
             Findings: `checkpoint-not-saved`, of this one or of the one before it.
@@ -109,7 +130,8 @@ class Writer:
             save(self._folder, snapshot, self._keep_last)
         else:
             for tensors in (snapshot.model, snapshot.optimizer, snapshot.progress):
-                for name in tensors:  # one by one, so that what an engine has gathered is freed on the way
+                # one by one, so that what an engine has gathered is freed on the way
+                for name in tensors:
                     tensors[name] = tensors[name].to("cpu", copy=True)
             self._writing = self._thread.submit(save, self._folder, snapshot, self._keep_last)
 
@@ -126,11 +148,17 @@ class Writer:
 
 def checkpoints(folder: Path) -> list[Path]:
     """The checkpoints under a folder, oldest first."""
-    return sorted((path for path in folder.glob("step-*") if re.fullmatch(r"step-\d+", path.name)), key=step_of)
+    return sorted(
+        (path for path in folder.glob("step-*") if re.fullmatch(r"step-\d+", path.name)),
+        key=step_of,
+    )
 
 
 def damage(checkpoint: Path) -> str | None:
-    """What is wrong with a checkpoint's files; None where they are, to the byte, those that were written."""
+    """What is wrong with a checkpoint's files;
+
+    None where they are, to the byte, those that were written.
+    """
     try:
         manifest: Mapping[str, Any] = json.loads((checkpoint / MANIFEST).read_text())
         for name, written in manifest.items():
@@ -148,7 +176,10 @@ def damage(checkpoint: Path) -> str | None:
 def load(checkpoint: Path) -> Snapshot:
     """Open a checkpoint whose digests have been checked."""
     state = json.loads((checkpoint / "state.json").read_text())
-    tensors = {name: load_file(checkpoint / f"{name}.safetensors") for name in ("model", "optimizer", "progress")}
+    tensors = {
+        name: load_file(checkpoint / f"{name}.safetensors")
+        for name in ("model", "optimizer", "progress")
+    }
     return Snapshot(step=state.pop("step"), state=state, **tensors)
 
 
@@ -158,7 +189,9 @@ def newest(folder: Path) -> tuple[Path | None, list[Diagnostic]]:
     for path in reversed(checkpoints(folder)):
         if (problem := damage(path)) is None:
             return path, findings
-        findings.append(Diagnostic("corrupt-checkpoint", f"{path}: {problem}", parameter="checkpoint.resume"))
+        findings.append(
+            Diagnostic("corrupt-checkpoint", f"{path}: {problem}", parameter="checkpoint.resume")
+        )
     return None, findings
 
 
@@ -168,7 +201,10 @@ def _digest(file: Path) -> str:
 
 
 def _flush(path: Path) -> None:
-    """Onto the disk, before anything that relies on it: a rename can otherwise outlive the bytes."""
+    """Onto the disk, before anything that relies on it:
+
+    a rename can otherwise outlive the bytes.
+    """
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -11,7 +11,8 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-# Seconds between plain lines: enough to see that a run is alive, and a log of days that can still be read.
+# Seconds between plain lines: enough to see that a run is alive, and a log of days that can still
+# be read.
 PLAIN_EVERY = 5.0
 
 
@@ -25,7 +26,12 @@ class Display:
         self.speed: float | None = None
         self.live: Live | None = None
         self.progress = Progress(
-            TextColumn("step"), BarColumn(), MofNCompleteColumn(), TextColumn("ETA"), TimeRemainingColumn(), console=self.console
+            TextColumn("step"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("ETA"),
+            TimeRemainingColumn(),
+            console=self.console,
         )
         self.task = self.progress.add_task("training", total=total, completed=start)
         if self.console.is_terminal and not silent:
@@ -50,8 +56,13 @@ class Display:
         elif time.monotonic() - self.printed >= PLAIN_EVERY or metrics["step"] == self.total:
             self.printed = time.monotonic()
             remaining = self.progress.tasks[0].time_remaining
-            shown = self._shown(metrics) | ({"ETA": str(timedelta(seconds=round(remaining)))} if remaining else {})
-            self.say(f"step {metrics['step']}/{self.total}  " + "  ".join(f"{name} {value}" for name, value in shown.items()))
+            shown = self._shown(metrics) | (
+                {"ETA": str(timedelta(seconds=round(remaining)))} if remaining else {}
+            )
+            self.say(
+                f"step {metrics['step']}/{self.total}  "
+                + "  ".join(f"{name} {value}" for name, value in shown.items())
+            )
 
     def say(self, text: str) -> None:
         """Print a line; above the panel, where there is one."""

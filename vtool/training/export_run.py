@@ -25,34 +25,53 @@ def open_run(path: Path) -> tuple[RunFolder, Run]:
     """
     folder = RunFolder(path)
     try:
-        return folder, Run.model_validate_json(json.dumps(yaml.safe_load(folder.config.read_text())))
+        return folder, Run.model_validate_json(
+            json.dumps(yaml.safe_load(folder.config.read_text()))
+        )
     except (OSError, ValueError) as error:
-        raise Findings(Diagnostic("not-a-run", f"{path} is not the folder of a run: config.yaml cannot be read"), fatal=True) from error
+        raise Findings(
+            Diagnostic(
+                "not-a-run", f"{path} is not the folder of a run: config.yaml cannot be read"
+            ),
+            fatal=True,
+        ) from error
 
 
 def export_run(path: Path, output: Path | None = None, *, merge: bool = False) -> tuple[Path, int]:
     """Write the newest whole checkpoint as a Hugging Face folder; returns where, and its step.
 
-    Of a run with adapters, the adapter in peft's format; with `merge`, a whole model, each weight being base + scale · B · A.
+    Of a run with adapters, the adapter in peft's format; with `merge`, a whole model, each weight
+    being base + scale · B · A.
 
     Raises:
-        Findings: `not-a-run`, `no-checkpoint`, `corrupt-checkpoint`, `nothing-to-merge`, `base-changed`.
+        Findings: `not-a-run`, `no-checkpoint`, `corrupt-checkpoint`, `nothing-to-merge`,
+            `base-changed`.
     """
     folder, run = open_run(path)
     if merge and run.lora is None:
-        raise Findings(Diagnostic("nothing-to-merge", f"{path} was trained without lora", parameter="lora"))
+        raise Findings(
+            Diagnostic("nothing-to-merge", f"{path} was trained without lora", parameter="lora")
+        )
     found, damaged = newest(folder.checkpoints)
     if found is None:
         whole = "no checkpoint of this run is whole: there is nothing to export"
         raise Findings(
-            [replace(finding, help=whole) for finding in damaged] or [Diagnostic("no-checkpoint", f"{path} has no checkpoint yet")]
+            [replace(finding, help=whole) for finding in damaged]
+            or [Diagnostic("no-checkpoint", f"{path} has no checkpoint yet")]
         )
     if output is not None:
         output = output.resolve()
         if output.exists() and (not output.is_dir() or any(output.iterdir())):
             message = f"{output} exists and is not empty: nothing there is overwritten"
-            raise Findings(Diagnostic("run-folder-unwritable", message, help="give a folder that does not exist yet: --output FOLDER"))
-    # Weights are exported by transformers' own class, whatever class has trained them: no file of the user's is run here.
+            raise Findings(
+                Diagnostic(
+                    "run-folder-unwritable",
+                    message,
+                    help="give a folder that does not exist yet: --output FOLDER",
+                )
+            )
+    # Weights are exported by transformers' own class, whatever class has trained them: no file of
+    # the user's is run here.
     run = run.model_copy(update={"model": run.model.model_copy(update={"modeling": None})})
     processor = load_processor(folder.processor, run.model.family, run.data.image, run.data.video)
     snapshot = load(found)

@@ -1,4 +1,7 @@
-"""What comes after the last step: the ledger is balanced, the test split is read once, the model exported, and the result written."""
+"""What comes after the last step:
+
+the ledger is balanced, the test split is read once, the model exported, and the result written.
+"""
 
 import json
 import platform
@@ -22,12 +25,15 @@ from vtool.training.base import base_of
 from vtool.training.run_folder import RunFolder, write_atomically
 from vtool.training.setup import Progress, Session
 
-# Test images kept for the report, wrong answers and right ones each; and their longest side in pixels.
+# Test images kept for the report, wrong answers and right ones each; and their longest side in
+# pixels.
 SAMPLES = 24
 SAMPLE_SIDE = 256
 
 
-def finish(session: Session, progress: Progress, more: Sequence[str] = (), found: Sequence[Diagnostic] = ()) -> list[Diagnostic]:
+def finish(
+    session: Session, progress: Progress, more: Sequence[str] = (), found: Sequence[Diagnostic] = ()
+) -> list[Diagnostic]:
     """Write `predictions.jsonl`, `samples/`, `export/` and, last, `result.json`.
 
     Args:
@@ -43,17 +49,32 @@ def finish(session: Session, progress: Progress, more: Sequence[str] = (), found
     ledger = balance(session, progress)
     scores = None
     if "test" in session.rows:
-        scores = evaluate(session.engine, session.rows["test"], session.ledgers["test"].kept, session.run.evaluation)
-    peak = max(int(value[0]) for value in session.ranks.all_gather([resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024]))
+        scores = evaluate(
+            session.engine,
+            session.rows["test"],
+            session.ledgers["test"].kept,
+            session.run.evaluation,
+        )
+    peak = max(
+        int(value[0])
+        for value in session.ranks.all_gather(
+            [resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024]
+        )
+    )
     weights = session.engine.model_state()
     of_test = scores.findings("test") if scores else []
     checks = dict.fromkeys(more, "passed") | {one.rule: "failed" for one in (*found, *of_test)}
-    session.ranks.on_rank_zero(lambda: _write(session, progress, weights, ledger, scores, peak, checks))
+    session.ranks.on_rank_zero(
+        lambda: _write(session, progress, weights, ledger, scores, peak, checks)
+    )
     return of_test
 
 
 def balance(session: Session, progress: Progress) -> dict[str, Any]:
-    """The training split's ledger: rows seen = trained + dropped, each row as often as the plan says."""
+    """The training split's ledger:
+
+    rows seen = trained + dropped, each row as often as the plan says.
+    """
     split = session.ledgers["train"]
     epochs, rest = divmod(progress.step, session.plan.steps_per_epoch)
     visits = progress.visits[list(split.kept)]
@@ -65,8 +86,10 @@ def balance(session: Session, progress: Progress) -> dict[str, Any]:
     )
     if not right:
         message = (
-            f"{split.rows} rows, {len(split.kept)} kept and {len(split.dropped)} dropped; {trained} samples in {progress.step} steps, "
-            f"each row {int(visits.min())} to {int(visits.max())} times; the plan says {session.plan.samples(progress.step)} samples"
+            f"{split.rows} rows, {len(split.kept)} kept and {len(split.dropped)} dropped; {trained}"
+            f" samples in {progress.step} steps, each row {int(visits.min())} to"
+            f" {int(visits.max())} times; the plan says {session.plan.samples(progress.step)}"
+            " samples"
         )
         raise SharedFindings(Diagnostic("ledger-mismatch", message))
     dropped = len(split.dropped)
@@ -96,23 +119,51 @@ def _write(
             _write_predictions(folder, session.rows["test"], scores.answers)
         run = session.run
         if run.lora is None:
-            export(session.engine.module, weights, session.processor, run.model.family, folder.export)
+            export(
+                session.engine.module, weights, session.processor, run.model.family, folder.export
+            )
         else:
-            export_adapter(run.lora, weights, base_of(run, folder), session.processor, folder.export)
+            export_adapter(
+                run.lora, weights, base_of(run, folder), session.processor, folder.export
+            )
         result = _result(session, progress, ledger, scores, peak_mib)
         result["checks"] |= checks
         write_atomically(folder.result, json.dumps(result, indent=1) + "\n")
 
 
-def _result(session: Session, progress: Progress, ledger: dict[str, Any], scores: Scores | None, peak_mib: int) -> dict[str, Any]:
+def _result(
+    session: Session,
+    progress: Progress,
+    ledger: dict[str, Any],
+    scores: Scores | None,
+    peak_mib: int,
+) -> dict[str, Any]:
     import transformers
 
-    result: dict[str, Any] = {"status": "finished", "steps": progress.step, "epochs": ledger["epochs"]}
+    result: dict[str, Any] = {
+        "status": "finished",
+        "steps": progress.step,
+        "epochs": ledger["epochs"],
+    }
     if scores is not None:
-        result |= {"test_exact_match": scores.exact_match, "test_nll": scores.nll, "test_samples": scores.samples}
+        result |= {
+            "test_exact_match": scores.exact_match,
+            "test_nll": scores.nll,
+            "test_samples": scores.samples,
+        }
     dropped = {rule for split in session.ledgers.values() for rule in split.dropped_by_rule}
-    dropped |= {"end-token-unsupervised"} if any(split.cut for split in session.ledgers.values()) else set()
-    audited = ("labels-differ-from-answers", "image-token-mismatch", "end-token-unsupervised", "control-token-in-text", "unstable-template")
+    dropped |= (
+        {"end-token-unsupervised"}
+        if any(split.cut for split in session.ledgers.values())
+        else set()
+    )
+    audited = (
+        "labels-differ-from-answers",
+        "image-token-mismatch",
+        "end-token-unsupervised",
+        "control-token-in-text",
+        "unstable-template",
+    )
     stepwise = ("no-supervised-tokens", "nonfinite-loss", "nonfinite-gradient")
     return result | {
         "train_seconds": progress.seconds,
@@ -122,8 +173,12 @@ def _result(session: Session, progress: Progress, ledger: dict[str, Any], scores
         "peak_memory_mib": peak_mib,
         "ranks": session.ranks.world,
         "threads": torch.get_num_threads(),
-        # A run in which one of these had failed would not have come here, but for rows that were dropped, as the recipe allows.
-        "checks": dict.fromkeys((*audited, *stepwise, "ledger-mismatch"), "passed") | dict.fromkeys(sorted(dropped), "failed"),
+        # A run in which one of these had failed would not have come here, but for rows that were
+        # dropped, as the recipe allows.
+        "checks": (
+            dict.fromkeys((*audited, *stepwise, "ledger-mismatch"), "passed")
+            | dict.fromkeys(sorted(dropped), "failed")
+        ),
         "versions": {
             "vtool": __version__,
             "torch": torch.__version__,
@@ -135,7 +190,11 @@ def _result(session: Session, progress: Progress, ledger: dict[str, Any], scores
 
 def _write_predictions(folder: RunFolder, rows: EncodedRows, answers: Sequence[Answer]) -> None:
     folder.samples.mkdir(exist_ok=True)
-    shown = {answer.index for correct in (False, True) for answer in [a for a in answers if a.correct is correct][:SAMPLES]}
+    shown = {
+        answer.index
+        for correct in (False, True)
+        for answer in [a for a in answers if a.correct is correct][:SAMPLES]
+    }
     lines = []
     for answer in answers:
         row = rows.rows.row(answer.index)
@@ -148,7 +207,9 @@ def _write_predictions(folder: RunFolder, rows: EncodedRows, answers: Sequence[A
             "correct": answer.correct,
         }
         if answer.index in shown and (picture := _first_picture(row, rows)) is not None:
-            line["image"] = str(_write_sample(folder, picture, answer.index).relative_to(folder.path))
+            line["image"] = str(
+                _write_sample(folder, picture, answer.index).relative_to(folder.path)
+            )
         lines.append(json.dumps(line) + "\n")
     write_atomically(folder.predictions, "".join(lines))
 
@@ -158,12 +219,19 @@ def _texts(messages: Sequence[Any]) -> list[str]:
     return [
         text
         for content in contents
-        for text in ([content] if isinstance(content, str) else [part["text"] for part in content if "text" in part])
+        for text in (
+            [content]
+            if isinstance(content, str)
+            else [part["text"] for part in content if "text" in part]
+        )
     ]
 
 
 def _first_picture(row: Row, rows: EncodedRows) -> Any:
-    """A row's first image, else the last frame that is shown of its first video; None of a row of text."""
+    """A row's first image, else the last frame that is shown of its first video;
+
+    None of a row of text.
+    """
     if row.images:
         return row.images[0]
     return open_clip(row, row.videos[0], rows.processor.video).frames[-1] if row.videos else None

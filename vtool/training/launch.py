@@ -1,4 +1,7 @@
-"""Start the ranks of a run: in this process, under an outer torchrun, or through torchrun's own API."""
+"""Start the ranks of a run:
+
+in this process, under an outer torchrun, or through torchrun's own API.
+"""
 
 import atexit
 import logging
@@ -34,8 +37,9 @@ from vtool.training.stop import leave_terminal, taken_signals
 
 Tell = Callable[[Findings], None]
 
-# How long a rank waits for another. torch's own 10 minutes (NCCL; gloo: 30) end runs in which rank 0 alone writes a checkpoint of tens of
-# gigabytes, reads it back and digests it, or a rank has the largest rows to audit. A rank that dies is told by torchrun and by its closed
+# How long a rank waits for another. torch's own 10 minutes (NCCL; gloo: 30) end runs in which rank
+# 0 alone writes a checkpoint of tens of gigabytes, reads it back and digests it, or a rank has the
+# largest rows to audit. A rank that dies is told by torchrun and by its closed
 # connections, within seconds: what takes this long to be seen is one that hangs.
 PATIENCE = timedelta(hours=2)
 # How long ranks have to end after a second signal before they are killed.
@@ -43,13 +47,15 @@ LAST_SECONDS = 5.0
 
 
 def launch(request: Request, tell: Tell) -> Outcome | None:
-    """Run `train` on every rank, and return how it ended; None on the ranks of an outer torchrun that are not the first.
+    """Run `train` on every rank, and return how it ended; None on the ranks of an outer torchrun
+    that are not the first.
 
     Args:
         tell: prints the findings of a single rank, in its own process.
 
     Raises:
-        Findings: what stopped the run. Those of a single rank have been printed by it, and `rank-failed` is raised here.
+        Findings: what stopped the run. Those of a single rank have been printed by it, and
+            `rank-failed` is raised here.
     """
     ranks = Ranks.from_environment()
     if "TORCHELASTIC_RUN_ID" in os.environ:
@@ -64,9 +70,13 @@ def launch(request: Request, tell: Tell) -> Outcome | None:
         return outcome if ranks.rank == 0 else None
     if ranks.world > 1:
         message = (
-            f"WORLD_SIZE is {ranks.world}, RANK is {ranks.rank}, and torchrun has not set them: each process would train the whole run"
+            f"WORLD_SIZE is {ranks.world}, RANK is {ranks.rank}, and torchrun has not set them:"
+            " each process would train the whole run"
         )
-        help = "start vtool under torchrun (docs/launch.md); where nothing has started several processes, unset WORLD_SIZE"
+        help = (
+            "start vtool under torchrun (docs/launch.md); where nothing has started several"
+            " processes, unset WORLD_SIZE"
+        )
         raise Findings(Diagnostic("launch-conflict", message, help))
     nproc = request.run.launch.nproc or 1
     _check_bound(request.run, nproc)
@@ -91,15 +101,25 @@ def run_rank(request: Request, ranks: Ranks) -> Outcome:
 
 
 def _check_outer(run: Run, ranks: Ranks) -> None:
-    """An outer torchrun has decided how many processes there are; a recipe that says otherwise would be silently ignored."""
+    """An outer torchrun has decided how many processes there are;
+
+    a recipe that says otherwise would be silently ignored.
+    """
     if run.launch.nproc is not None and run.launch.nproc != ranks.local_world:
-        message = f"launch.nproc is {run.launch.nproc}, but torchrun has started {ranks.local_world} processes here"
+        message = (
+            f"launch.nproc is {run.launch.nproc}, but torchrun has started {ranks.local_world}"
+            " processes here"
+        )
         raise SharedFindings(Diagnostic("launch-conflict", message, parameter="launch.nproc"))
 
 
 def _check_bound(run: Run, nproc: int, *, outer: bool = False) -> None:
-    """What the rule of `device.numa` could not say before the device was chosen and the processes counted."""
-    if run.device.numa is not None and (found := tuple(unbound(run, kind_of(run), nproc, outer=outer))):
+    """What the rule of `device.numa` could not say before the device was chosen and the processes
+    counted.
+    """
+    if run.device.numa is not None and (
+        found := tuple(unbound(run, kind_of(run), nproc, outer=outer))
+    ):
         raise SharedFindings(found)
 
 
@@ -125,22 +145,30 @@ def _launch_ranks(request: Request, nproc: int, tell: Tell) -> Outcome:
             monitor_interval=0.2,
             logs_specs=DefaultLogsSpecs(log_dir=logs),
             numa_options=bind(request.run, kind_of(request.run)),
-            signals_to_handle="SIGQUIT",  # those of stop.py are handled here: the ranks finish their step
+            # those of stop.py are handled here: the ranks finish their step
+            signals_to_handle="SIGQUIT",
         )
         try:
             with _sigint_blocked():
-                outcomes: dict[int, Outcome] = elastic_launch(config, _rank_main)(request, tell, os.getpid())
+                outcomes: dict[int, Outcome] = elastic_launch(config, _rank_main)(
+                    request, tell, os.getpid()
+                )
         except ChildFailedError as error:
             if forward.first == signal.SIGINT:
                 raise KeyboardInterrupt from None
-            if forward.first is not None:  # the ranks were stopped before their first step, or did not end in time
+            # the ranks were stopped before their first step, or did not end in time
+            if forward.first is not None:
                 raise _stopped(forward.first) from None
             first, failure = min(error.failures.items(), key=lambda item: _guilt(item[1]))
             code = failure.exitcode
             how = signal.Signals(-code).name if code < 0 else f"exit status {code}"
-            found = tuple(unwritten(request.run, nproc, RunFolder(request.run.folder).metrics, {first: how}))
+            found = tuple(
+                unwritten(request.run, nproc, RunFolder(request.run.folder).metrics, {first: how})
+            )
             if code != 1:
-                raise Findings((Diagnostic("rank-failed", f"rank {first} ended with {how}"), *found)) from error
+                raise Findings(
+                    (Diagnostic("rank-failed", f"rank {first} ended with {how}"), *found)
+                ) from error
             if found:
                 raise Findings(found) from error
             raise SystemExit(1) from None  # it has said why
@@ -148,14 +176,24 @@ def _launch_ranks(request: Request, nproc: int, tell: Tell) -> Outcome:
 
 
 def _guilt(failure: Any) -> tuple[int, int]:
-    """Sorts first the rank for which the others failed: one that was killed or has spoken, before one that lost its peer, before one that
-    was ended with the others; the earliest of each kind."""
-    order = 2 if failure.exitcode == -signal.SIGTERM else 0 if failure.exitcode < 0 or failure.exitcode == 1 else 1
+    """Sorts first the rank for which the others failed: one that was killed or has spoken, before
+    one that lost its peer, before one that was ended with the others; the earliest of each kind.
+    """
+    order = (
+        2
+        if failure.exitcode == -signal.SIGTERM
+        else 0
+        if failure.exitcode < 0 or failure.exitcode == 1
+        else 1
+    )
     return order, failure.timestamp
 
 
 def _rank_main(request: Request, tell: Tell, launcher: int) -> Outcome:
-    """A rank's process. It leaves the terminal's process group, so that a Ctrl-C reaches it once, through its parent."""
+    """A rank's process.
+
+    It leaves the terminal's process group, so that a Ctrl-C reaches it once, through its parent.
+    """
     os.setpgrp()
     atexit.register(_end_quietly)
     threading.Thread(target=_end_with, args=(launcher,), daemon=True).start()
@@ -170,19 +208,35 @@ def _rank_main(request: Request, tell: Tell, launcher: int) -> Outcome:
     except KeyboardInterrupt:
         code = 130
     except Exception as error:
-        if _lost_a_peer(error):  # seventy lines of gloo's would hide whose fault it is, and that is told by the other rank or the launcher
-            print(f"rank {ranks.rank} has lost its connection to another rank: {str(error).splitlines()[0]}", file=sys.stderr)
+        # seventy lines of gloo's would hide whose fault it is, and that is told by the other rank
+        # or the launcher
+        if _lost_a_peer(error):
+            print(
+                f"rank {ranks.rank} has lost its connection to another rank:"
+                f" {str(error).splitlines()[0]}",
+                file=sys.stderr,
+            )
         else:
             traceback.print_exc()
         code = 2
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)  # at once: other ranks may wait in a collective, and leaving the process group would wait for them
+    # at once: other ranks may wait in a collective, and leaving the process group would wait for
+    # them
+    os._exit(code)
 
 
 def _lost_a_peer(error: Exception) -> bool:
-    """Whether a collective ended because the process at its other end did: in the words of gloo, and of NCCL."""
-    said = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "remote process exited")
+    """Whether a collective ended because the process at its other end did:
+
+    in the words of gloo, and of NCCL.
+    """
+    said = (
+        "Connection closed by peer",
+        "Connection reset by peer",
+        "Broken pipe",
+        "remote process exited",
+    )
     return isinstance(error, RuntimeError) and any(words in str(error) for words in said)
 
 
@@ -194,8 +248,10 @@ def _end_with(launcher: int) -> None:
 
 
 def _end_quietly() -> None:
-    """Leave without torch's own end: with a process group that has been used by DDP, it aborts about one time in ten (torch 2.13, gloo),
-    and a run that has finished would be said to have failed."""
+    """Leave without torch's own end: with a process group that has been used by DDP, it aborts
+    about one time in ten (torch 2.13, gloo), and a run that has finished would be said to have
+    failed.
+    """
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
@@ -203,9 +259,12 @@ def _end_quietly() -> None:
 
 @contextmanager
 def _sigint_blocked() -> Iterator[None]:
-    """Processes that are started begin with SIGINT blocked, as this thread has it, until `_rank_main` unblocks it: a rank that is still
-    importing must not answer a Ctrl-C with its traceback. Another thread is left to take the signal; its handler runs in the main one."""
-    resource_tracker.ensure_running()  # a process would start it otherwise, and unblock SIGINT on the way
+    """Processes that are started begin with SIGINT blocked, as this thread has it, until
+    `_rank_main` unblocks it: a rank that is still importing must not answer a Ctrl-C with its
+    traceback. Another thread is left to take the signal; its handler runs in the main one.
+    """
+    # a process would start it otherwise, and unblock SIGINT on the way
+    resource_tracker.ensure_running()
     done = threading.Event()
     threading.Thread(target=done.wait, daemon=True).start()
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -217,7 +276,10 @@ def _sigint_blocked() -> Iterator[None]:
 
 
 class _Forward:
-    """Passes the signals of `stop.py` on to the ranks. After a second one they have a few seconds, and are then killed."""
+    """Passes the signals of `stop.py` on to the ranks.
+
+    After a second one they have a few seconds, and are then killed.
+    """
 
     def __init__(self) -> None:
         self.first: int | None = None
@@ -239,7 +301,8 @@ class _Forward:
             leave_terminal()
         if multiprocessing.active_children():
             _signal_ranks(number)
-        else:  # told when they are there: an exception raised here might come out where it is ignored
+        # told when they are there: an exception raised here might come out where it is ignored
+        else:
             threading.Thread(target=_signal_when_there, args=(number,), daemon=True).start()
         if self._received == 2:
             threading.Thread(target=_kill_ranks_after, args=(LAST_SECONDS,), daemon=True).start()

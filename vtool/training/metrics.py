@@ -9,7 +9,8 @@ from vtool.diagnostics import Diagnostic, Findings
 
 
 def append(path: Path, metrics: Mapping[str, Any]) -> None:
-    """Add a line, whole and at once: whoever follows the file sees it now, and a crash leaves no more than its last line cut off.
+    """Add a line, whole and at once: whoever follows the file sees it now, and a crash leaves no
+    more than its last line cut off.
 
     Raises:
         Findings: `run-folder-unwritable`, as on a full disk.
@@ -18,4 +19,6 @@ def append(path: Path, metrics: Mapping[str, Any]) -> None:
         with path.open("a") as file:
             file.write(json.dumps(metrics) + "\n")
     except OSError as error:
-        raise Findings(Diagnostic("run-folder-unwritable", f"{path}: {error.strerror}", parameter="run.dir")) from error
+        raise Findings(
+            Diagnostic("run-folder-unwritable", f"{path}: {error.strerror}", parameter="run.dir")
+        ) from error

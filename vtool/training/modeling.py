@@ -1,4 +1,7 @@
-"""The user's own class of a run: the same file on every rank, and the same as when the run began."""
+"""The user's own class of a run:
+
+the same file on every rank, and the same as when the run began.
+"""
 
 import json
 
@@ -12,7 +15,8 @@ from vtool.training.start import Start
 
 
 def keep_class(run: Run, folder: RunFolder, start: Start, ranks: Ranks) -> None:
-    """Write down where the class is from, and hold the file against that of the checkpoint that the run goes on from. Every rank does so.
+    """Write down where the class is from, and hold the file against that of the checkpoint that the
+    run goes on from. Every rank does so.
 
     Raises:
         Findings: `ranks-differ`, `modeling-changed`, `run-folder-unwritable`; on every rank.
@@ -22,8 +26,13 @@ def keep_class(run: Run, folder: RunFolder, start: Start, ranks: Ranks) -> None:
     mine = described(run.model.modeling)
     everyone = ranks.all_gather_objects(mine["sha256"])
     if others := [str(rank) for rank, digest in enumerate(everyone) if digest != everyone[0]]:
-        message = f"rank{'s' * (len(others) > 1)} {', '.join(others)}: {mine['file']} is not the file that rank 0 has"
-        raise SharedFindings(Diagnostic("ranks-differ", message, "copy rank 0's file to the other machines", SETTING))
+        message = (
+            f"rank{'s' * (len(others) > 1)} {', '.join(others)}: {mine['file']} is not the file"
+            " that rank 0 has"
+        )
+        raise SharedFindings(
+            Diagnostic("ranks-differ", message, "copy rank 0's file to the other machines", SETTING)
+        )
     ranks.on_rank_zero(lambda: _keep(mine, folder, start))
 
 
@@ -33,7 +42,9 @@ def _keep(mine: dict[str, str], folder: RunFolder, start: Start) -> None:
             before = json.loads(start.began.modeling.read_text())["sha256"]
         except (OSError, ValueError, KeyError, TypeError) as error:
             message = f"{start.began.modeling} cannot be read: {error}"
-            raise Findings(Diagnostic("not-a-run", message, parameter="run.dir"), fatal=True) from error
+            raise Findings(
+                Diagnostic("not-a-run", message, parameter="run.dir"), fatal=True
+            ) from error
         if before != mine["sha256"]:
             message = f"{mine['file']} is not what it was when {start.began.path} began"
             raise Findings(Diagnostic("modeling-changed", message, parameter=SETTING))

@@ -1,6 +1,7 @@
 """What a run's live objects have of its settings, and the comparison before its first step.
 
-Whoever owns an object reads it: engines (`Engine.read_back`), models, `parameter_groups`, `schedule`. None of them is told what was asked.
+Whoever owns an object reads it: engines (`Engine.read_back`), models, `parameter_groups`,
+`schedule`. None of them is told what was asked.
 """
 
 from collections.abc import Iterator
@@ -20,10 +21,12 @@ from vtool.training.setup import Session
 
 
 def check_arrival(session: Session, origins: Origins | None) -> None:
-    """Hold what each rank has against the settings. Milliseconds: nothing is built, and nothing computed.
+    """Hold what each rank has against the settings. Milliseconds: nothing is built, and nothing
+    computed.
 
     Raises:
-        SharedFindings: `setting-not-arrived`, `device-not-used`; each once, with the first rank that has it.
+        SharedFindings: `setting-not-arrived`, `device-not-used`; each once, with the first rank
+            that has it.
     """
     mine = compare(wanted(session.run), read_back(session), origins)
     found: dict[Diagnostic, list[int]] = {}
@@ -31,7 +34,9 @@ def check_arrival(session: Session, origins: Origins | None) -> None:
         for finding in findings:
             found.setdefault(finding, []).append(rank)
     if found:
-        raise SharedFindings(_of_ranks(finding, ranks, session.ranks.world) for finding, ranks in found.items())
+        raise SharedFindings(
+            _of_ranks(finding, ranks, session.ranks.world) for finding, ranks in found.items()
+        )
 
 
 def read_back(session: Session) -> list[Seen]:
@@ -41,7 +46,10 @@ def read_back(session: Session) -> list[Seen]:
     peak = schedule.highest(session.rate, session.total_steps)
     return [
         *_process(session),
-        *_devices(session, offloaded=any(seen.name == "engine.cpu_offload" and seen.value for seen in engine)),
+        *_devices(
+            session,
+            offloaded=any(seen.name == "engine.cpu_offload" and seen.value for seen in engine),
+        ),
         *read_config(session.engine.module.config),
         *read_class(session.engine.module),
         *engine,
@@ -56,22 +64,39 @@ def _process(session: Session) -> Iterator[Seen]:
     ranks = session.ranks
     everyone = dist.get_world_size() if dist.is_initialized() else 1
     # On one machine the processes are those of the group; on several, each has its share of them.
-    yield Seen("launch.nproc", everyone if ranks.world == ranks.local_world else ranks.local_world, "the process group")
+    yield Seen(
+        "launch.nproc",
+        everyone if ranks.world == ranks.local_world else ranks.local_world,
+        "the process group",
+    )
     yield Seen("device.threads", torch.get_num_threads(), "torch")
     yield Seen("run.dir", str(session.folder.path), "the run's folder")
     yield Seen("run.seed", session.plan.seed, "the order of the rows")
     yield Seen("train.steps", session.total_steps, "the training loop")
-    yield Seen("train.epochs", session.total_steps / session.plan.steps_per_epoch, "the training loop")
+    yield Seen(
+        "train.epochs", session.total_steps / session.plan.steps_per_epoch, "the training loop"
+    )
 
 
 def _devices(session: Session, *, offloaded: bool) -> Iterator[Seen]:
-    kinds = [session.ranks.device.type] if offloaded else [parameter.device.type for _, parameter in session.engine.named_parameters()]
+    kinds = (
+        [session.ranks.device.type]
+        if offloaded
+        else [parameter.device.type for _, parameter in session.engine.named_parameters()]
+    )
     for kind in dict.fromkeys(kinds):
-        yield Seen("device.kind", kind, "what this rank computes on" if offloaded else "the model's weights")
+        yield Seen(
+            "device.kind",
+            kind,
+            "what this rank computes on" if offloaded else "the model's weights",
+        )
 
 
 def _frozen(session: Session) -> Iterator[Seen]:
-    """Whether a part of the model is frozen: nothing of it is trained; or trained: all of it is. A rank may have nothing of a part."""
+    """Whether a part of the model is frozen:
+
+    nothing of it is trained; or trained: all of it is. A rank may have nothing of a part.
+    """
     trained: dict[str, list[tuple[str, bool]]] = {part: [] for part in PARTS}
     for name, parameter in session.engine.named_parameters():
         trained[session.family.part(name)].append((name, parameter.requires_grad))
@@ -88,14 +113,27 @@ def _rows(session: Session) -> Iterator[Seen]:
         for number, source in enumerate(rows.rows.ledger()):
             for name in ("format", "split", "path"):
                 if name in source:
-                    yield Seen(f"data.{split}.{name}", source[name], f"the rows of data.{split}", (number,))
+                    yield Seen(
+                        f"data.{split}.{name}", source[name], f"the rows of data.{split}", (number,)
+                    )
     processor = session.rows["train"].processor
     size, video = processor.image_processor.size, processor.video
-    yield Seen("data.image.min_pixels", size["shortest_edge"] // session.family.frames_per_image, "the image processor")
-    yield Seen("data.image.max_pixels", size["longest_edge"] // session.family.frames_per_image, "the image processor")
+    yield Seen(
+        "data.image.min_pixels",
+        size["shortest_edge"] // session.family.frames_per_image,
+        "the image processor",
+    )
+    yield Seen(
+        "data.image.max_pixels",
+        size["longest_edge"] // session.family.frames_per_image,
+        "the image processor",
+    )
     for name, value in (
-        ("fps", video.fps), ("max_frames", video.most(video.fps)), ("min_pixels", video.smallest), ("max_pixels", video.largest)
-    ):  # fmt: skip
+        ("fps", video.fps),
+        ("max_frames", video.most(video.fps)),
+        ("min_pixels", video.smallest),
+        ("max_pixels", video.largest),
+    ):
         yield Seen(f"data.video.{name}", value, "the video processor")
     yield Seen("data.global_batch_size", session.plan.global_batch_size, "the plan of the rows")
     mine = session.micro_batches(1)

@@ -49,18 +49,23 @@ class RunFolder:
             lock = (self.path / ".lock").open("w")
         except OSError as error:
             message = f"{self.path.absolute()}: {error.strerror}"
-            raise Findings(Diagnostic("run-folder-unwritable", message, parameter="run.dir")) from error
+            raise Findings(
+                Diagnostic("run-folder-unwritable", message, parameter="run.dir")
+            ) from error
         # `vtool report` takes the lock for a moment, to see whether anybody trains here.
         for left in reversed(range(10)):
             try:
-                # A record lock is this process's alone: the data workers that it forks do not hold the folder after it has been killed.
+                # A record lock is this process's alone: the data workers that it forks do not hold
+                # the folder after it has been killed.
                 fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except OSError as error:
                 if left == 0:
                     lock.close()
                     message = f"another process is training in {self.path}"
-                    raise Findings(Diagnostic("run-in-use", message, parameter="run.dir")) from error
+                    raise Findings(
+                        Diagnostic("run-in-use", message, parameter="run.dir")
+                    ) from error
                 time.sleep(0.02)
         self._lock = lock
 
@@ -71,7 +76,8 @@ class RunFolder:
             self._lock = None
 
     def set_aside_newer(self, checkpoint: Path | None) -> None:
-        """Rename the checkpoints newer than the one to go on from: the run will write these steps again, and nothing is thrown away.
+        """Rename the checkpoints newer than the one to go on from: the run will write these steps
+        again, and nothing is thrown away.
 
         Raises:
             Findings: `run-folder-unwritable`.
@@ -82,7 +88,8 @@ class RunFolder:
                     path.rename(path.with_name(f"{path.name}.set-aside-{os.urandom(3).hex()}"))
 
     def rewind_metrics(self, step: int) -> None:
-        """Move the lines of `metrics.jsonl` past a step to `metrics.discarded.jsonl`: they will be written again.
+        """Move the lines of `metrics.jsonl` past a step to `metrics.discarded.jsonl`: they will be
+        written again.
 
         Raises:
             Findings: `run-folder-unwritable`.
@@ -96,7 +103,9 @@ class RunFolder:
         if discarded:
             with self.writing():
                 with (self.path / "metrics.discarded.jsonl").open("a") as file:
-                    file.writelines(line if line.endswith("\n") else line + "\n" for line in discarded)
+                    file.writelines(
+                        line if line.endswith("\n") else line + "\n" for line in discarded
+                    )
                 write_atomically(self.metrics, "".join(kept))
 
     @contextmanager
@@ -113,7 +122,9 @@ class RunFolder:
             if not (isinstance(error, OSError | SafetensorError) or type(error) is Exception):
                 raise
             message = f"{self.path}: {error} ({_free(self.path)})"
-            raise Findings(Diagnostic("run-folder-unwritable", message, parameter="run.dir")) from error
+            raise Findings(
+                Diagnostic("run-folder-unwritable", message, parameter="run.dir")
+            ) from error
 
 
 def write_atomically(path: Path, text: str) -> None:

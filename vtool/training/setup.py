@@ -1,4 +1,7 @@
-"""Everything a run needs before its first step: rows audited, processor and model built, and where it goes on from."""
+"""Everything a run needs before its first step:
+
+rows audited, processor and model built, and where it goes on from.
+"""
 
 import json
 import shutil
@@ -57,7 +60,10 @@ class Request:
     origins: Origins | None = None
     """Where each setting was given, for findings."""
     proofs: Mapping[str, Any] | None = None
-    """What was proved of the recipe before the start, as `proofs.json` keeps it; None: nothing is said of it."""
+    """What was proved of the recipe before the start, as `proofs.json` keeps it;
+
+    None: nothing is said of it.
+    """
 
 
 @dataclass(slots=True)
@@ -67,7 +73,10 @@ class Progress:
     step: int
     seconds: float
     visits: Tensor
-    """int64 [rows]: how often each row of the training split has been trained on, over all ranks."""
+    """int64 [rows]:
+
+    how often each row of the training split has been trained on, over all ranks.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,20 +102,28 @@ class Session:
     def micro_batches(self, step: int) -> list[MicroBatch]:
         """This rank's micro-batches of a step, from 1."""
         data, ledger = self.engine.data, self.ledgers["train"]
-        return asked_for(self.run.data, self.plan, ledger.kept, ledger.lengths, step, data.rank, data.world)
+        return asked_for(
+            self.run.data, self.plan, ledger.kept, ledger.lengths, step, data.rank, data.world
+        )
 
 
-def open_session(request: Request, folder: RunFolder, start: Start, ranks: Ranks) -> tuple[Session, Progress]:
+def open_session(
+    request: Request, folder: RunFolder, start: Start, ranks: Ranks
+) -> tuple[Session, Progress]:
     """Audit the rows, build what the run trains with, and take up a checkpoint.
 
     Raises:
-        Findings: of the rows, of the model's folder, `ranks-differ`, or `data-changed`; on every rank.
+        Findings: of the rows, of the model's folder, `ranks-differ`, or `data-changed`; on every
+            rank.
     """
     run = request.run
     check_engine(run, ranks)
-    model_class(run.model.family, run.model.modeling)  # what stands against it is told before rows are read
+    # what stands against it is told before rows are read
+    model_class(run.model.family, run.model.modeling)
     entries = {"train": run.data.train, "validation": run.data.validation, "test": run.data.test}
-    sources = ranks.on_rank_zero(lambda: {split: Rows(entry) for split, entry in entries.items() if entry})
+    sources = ranks.on_rank_zero(
+        lambda: {split: Rows(entry) for split, entry in entries.items() if entry}
+    )
     if start.checkpoint is None:
         ranks.on_rank_zero(lambda: _write_processor(run, sources["train"], folder))
     else:
@@ -119,9 +136,16 @@ def open_session(request: Request, folder: RunFolder, start: Start, ranks: Ranks
         for split, ledger in ledgers.items():
             print(f"data.{split}: {ledger.in_words()}", flush=True)
             for warning in warnings(ledger, run, split):
-                print(f"warning[{warning.rule} {warning.code}]: {warning.message}\n  help: {warning.remedy}", flush=True)
+                print(
+                    f"warning[{warning.rule} {warning.code}]: {warning.message}\n  help:"
+                    f" {warning.remedy}",
+                    flush=True,
+                )
         for note in _ignored(run, ranks):
-            print(f"{note.severity}[{note.rule} {note.code}]: {note.message}\n  help: {note.remedy}", flush=True)
+            print(
+                f"{note.severity}[{note.rule} {note.code}]: {note.message}\n  help: {note.remedy}",
+                flush=True,
+            )
 
     plan = Plan(len(ledgers["train"].kept), run.data.global_batch_size, run.run.seed)
     total = count_steps(run, plan)
@@ -133,13 +157,28 @@ def open_session(request: Request, folder: RunFolder, start: Start, ranks: Ranks
     if run.lora is not None:
         ranks.on_rank_zero(lambda: keep_base(run, folder, processor, start))
     model = build_trained_model(run, folder, processor, weights=start.checkpoint is None)
-    if start.checkpoint is None or run.lora is not None:  # a checkpoint without adapters replaces every weight, of one file for all ranks
+    # a checkpoint without adapters replaces every weight, of one file for all ranks
+    if start.checkpoint is None or run.lora is not None:
         check_same_model(model, ranks)
     engine = build_engine(run, model, ranks)
     progress = Progress(0, 0.0, torch.zeros(len(sources["train"]), dtype=torch.long))
     if start.checkpoint is not None:
         progress = take_up(engine, start.checkpoint)
-    return Session(run, folder, ranks, family(run.model.family), processor, rows, ledgers, plan, total, engine), progress
+    return (
+        Session(
+            run,
+            folder,
+            ranks,
+            family(run.model.family),
+            processor,
+            rows,
+            ledgers,
+            plan,
+            total,
+            engine,
+        ),
+        progress,
+    )
 
 
 def snapshot(session: Session, progress: Progress) -> Snapshot:
@@ -150,7 +189,9 @@ def snapshot(session: Session, progress: Progress) -> Snapshot:
 
 
 def take_up(engine: Engine, checkpoint: Path) -> Progress:
-    """Load a checkpoint whose digests have been checked into an engine, and say how far its run was."""
+    """Load a checkpoint whose digests have been checked into an engine, and say how far its run
+    was.
+    """
     found = load(checkpoint)
     engine.load_state(found.model, found.optimizer)
     return Progress(found.step, found.state["seconds"], found.progress["visits"])
@@ -169,19 +210,26 @@ def count_steps(run: Run, plan: Plan) -> int:
     return total
 
 
-def build_trained_model(run: Run, folder: RunFolder, processor: Processor, *, weights: bool) -> nn.Module:
-    """The model as it goes into an engine: frozen where it is not trained, and with its adapters, which the engine must see.
+def build_trained_model(
+    run: Run, folder: RunFolder, processor: Processor, *, weights: bool
+) -> nn.Module:
+    """The model as it goes into an engine: frozen where it is not trained, and with its adapters,
+    which the engine must see.
 
     Args:
-        weights: false where a checkpoint's weights follow. Of a run with adapters, a checkpoint has no others.
+        weights: false where a checkpoint's weights follow. Of a run with adapters, a checkpoint has
+            no others.
     """
     settings = run.model if run.lora is None else base_settings(run, folder)
-    model: nn.Module = build_model(settings, processor, folder.processor, run.run.seed, weights=weights or run.lora is not None)
+    model: nn.Module = build_model(
+        settings, processor, folder.processor, run.run.seed, weights=weights or run.lora is not None
+    )
     return prepare_model(run, model)
 
 
 def prepare_model(run: Run, model: nn.Module) -> nn.Module:
-    """Give the model the attention that rows and device want, freeze what is not trained, and put the adapters in, in place.
+    """Give the model the attention that rows and device want, freeze what is not trained, and put
+    the adapters in, in place.
 
     Raises:
         SharedFindings: `not-built-on-engine`, of packed rows for a model with windows.
@@ -189,7 +237,9 @@ def prepare_model(run: Run, model: nn.Module) -> nn.Module:
     of = family(run.model.family)
     if run.data.packing != "none":
         text: Any = model.config.get_text_config()  # type: ignore[operator,union-attr]
-        window = window_of(getattr(text, "layer_types", None), getattr(text, "sliding_window", None))
+        window = window_of(
+            getattr(text, "layer_types", None), getattr(text, "sliding_window", None)
+        )
         if found := not_packed(window, run.data.micro_batch_tokens):
             raise SharedFindings(Diagnostic("not-built-on-engine", *found, "data.packing"))
         attend_by_document(model)
@@ -218,28 +268,62 @@ def build_engine(run: Run, model: nn.Module, ranks: Ranks) -> Engine:
         case schema.Fsdp2():
             from vtool.engines.fsdp2 import Fsdp2
 
-            return Fsdp2(model, family(run.model.family).blocks(model), run.engine, ranks, dtype, optimizer)
+            return Fsdp2(
+                model, family(run.model.family).blocks(model), run.engine, ranks, dtype, optimizer
+            )
         case schema.Megatron():
             from vtool.engines.megatron.engine import Megatron
 
             part = family(run.model.family).part
-            engine = Megatron(model, run.engine, run.optim, ranks, dtype, part, checkpointing=run.model.gradient_checkpointing)
+            engine = Megatron(
+                model,
+                run.engine,
+                run.optim,
+                ranks,
+                dtype,
+                part,
+                checkpointing=run.model.gradient_checkpointing,
+            )
             if run.data.packing != "none" and not engine.heeds_masks:
-                message = "data.packing is token_budget, and megatron-core's layers here look at no mask: documents would see each other"
-                raise SharedFindings(Diagnostic("not-built-on-engine", message, "set data.packing=none, or engine=fsdp2", "data.packing"))
+                message = (
+                    "data.packing is token_budget, and megatron-core's layers here look at no mask:"
+                    " documents would see each other"
+                )
+                raise SharedFindings(
+                    Diagnostic(
+                        "not-built-on-engine",
+                        message,
+                        "set data.packing=none, or engine=fsdp2",
+                        "data.packing",
+                    )
+                )
             return engine
 
 
 def check_engine(run: Run, ranks: Ranks) -> None:
-    """What an engine can say of its settings once device and processes are known, before rows are read."""
+    """What an engine can say of its settings once device and processes are known, before rows are
+    read.
+    """
     if isinstance(run.engine, schema.Megatron):
         from vtool.engines.megatron.start import check_start
 
-        # A model's folder has been looked at by the rules, which know nothing of the models that have random weights.
-        size = SIZES[run.model.family][run.model.size or ""] if run.model.starts_from == "random" else None
+        # A model's folder has been looked at by the rules, which know nothing of the models that
+        # have random weights.
+        size = (
+            SIZES[run.model.family][run.model.size or ""]
+            if run.model.starts_from == "random"
+            else None
+        )
         language = Language(size["heads"], size["kv_heads"], size["layers"]) if size else None
         model, adapters = run.model, run.lora is not None
-        check_start(run.engine, ranks, family=model.family, dtype=model.dtype, adapters=adapters, language=language)
+        check_start(
+            run.engine,
+            ranks,
+            family=model.family,
+            dtype=model.dtype,
+            adapters=adapters,
+            language=language,
+        )
 
 
 def audit(rows: Mapping[str, EncodedRows], ranks: Ranks) -> dict[str, Ledger]:
@@ -247,7 +331,9 @@ def audit(rows: Mapping[str, EncodedRows], ranks: Ranks) -> dict[str, Ledger]:
     ledgers: dict[str, Ledger] = {}
     findings: list[Diagnostic] = []
     for split, encoded in rows.items():
-        mine = look(encoded, range(len(encoded.rows))[ranks.rank :: ranks.world], encoded.settings.workers)
+        mine = look(
+            encoded, range(len(encoded.rows))[ranks.rank :: ranks.world], encoded.settings.workers
+        )
         everyone = [one for share in ranks.all_gather_objects(mine) for one in share]
         ledgers[split], found = settle(encoded, everyone, split)
         findings += found
@@ -259,30 +345,57 @@ def audit(rows: Mapping[str, EncodedRows], ranks: Ranks) -> dict[str, Ledger]:
 def over_budget(run: Run, ledger: Ledger) -> list[Diagnostic]:
     """Rows that no micro-batch has room for."""
     budget = run.data.micro_batch_tokens
-    longer = [] if budget is None else [row for row, tokens in zip(ledger.kept, ledger.lengths, strict=True) if tokens > budget]
+    longer = (
+        []
+        if budget is None
+        else [
+            row for row, tokens in zip(ledger.kept, ledger.lengths, strict=True) if tokens > budget
+        ]
+    )
     if not longer:
         return []
     name, longest = "data.micro_batch_tokens", max(ledger.lengths)
-    message = f"{len(longer)} of {len(ledger.kept)} rows have more than {name}={budget} tokens, the longest {longest}"
-    return [Diagnostic("packing-budget", message, f"set {name}={longest}, or data.max_length", name)]
+    message = (
+        f"{len(longer)} of {len(ledger.kept)} rows have more than {name}={budget} tokens, the"
+        f" longest {longest}"
+    )
+    return [
+        Diagnostic("packing-budget", message, f"set {name}={longest}, or data.max_length", name)
+    ]
 
 
 def _ignored(run: Run, ranks: Ranks) -> Iterator[Diagnostic]:
     """What a rule of settings could not say before the device was chosen (config/rules/ignored.py)."""
-    if isinstance(run.engine, schema.Fsdp2) and run.engine.cpu_offload and run.device.kind == "auto" and ranks.device.type == "cpu":
-        message = "engine.cpu_offload is true, but device.kind=auto has found a CPU only: the weights are in its memory in any case"
-        yield Diagnostic("ignored-setting", message, "set engine.cpu_offload=false", "engine.cpu_offload")
+    if (
+        isinstance(run.engine, schema.Fsdp2)
+        and run.engine.cpu_offload
+        and run.device.kind == "auto"
+        and ranks.device.type == "cpu"
+    ):
+        message = (
+            "engine.cpu_offload is true, but device.kind=auto has found a CPU only: the weights are"
+            " in its memory in any case"
+        )
+        yield Diagnostic(
+            "ignored-setting", message, "set engine.cpu_offload=false", "engine.cpu_offload"
+        )
 
 
 def _write_processor(run: Run, rows: Rows, folder: RunFolder) -> None:
-    """Keep the processor and the model's config in the run's folder, so that the run needs nothing else to go on."""
+    """Keep the processor and the model's config in the run's folder, so that the run needs nothing
+    else to go on.
+    """
     processor = new_processor(run.model, run.data.image, read_texts(rows), run.data.video)
     with folder.writing():
         if folder.processor.exists():  # of a start that did not get far
             shutil.rmtree(folder.processor)
         processor.save(folder.processor)
         model_config(run.model, processor).save_pretrained(folder.processor)
-        if run.model.starts_from == "pretrained" and run.model.path and (given := Path(run.model.path) / GENERATION).exists():
+        if (
+            run.model.starts_from == "pretrained"
+            and run.model.path
+            and (given := Path(run.model.path) / GENERATION).exists()
+        ):
             shutil.copy(given, folder.processor)
 
 
@@ -298,7 +411,10 @@ def _copy_processor(start: Start, folder: RunFolder) -> None:
 
 
 def read_texts(rows: Rows) -> list[str]:
-    """What a new tokenizer is trained on. Rows that cannot be read are left for the audit to report."""
+    """What a new tokenizer is trained on.
+
+    Rows that cannot be read are left for the audit to report.
+    """
 
     def read(index: int) -> Row | None:
         try:
@@ -309,10 +425,16 @@ def read_texts(rows: Rows) -> list[str]:
     return [text for index in range(len(rows)) if (row := read(index)) for text in row.texts()]
 
 
-def _write_head(folder: RunFolder, request: Request, ledgers: Mapping[str, Ledger], began: RunFolder) -> None:
-    """Write what a run begins with; where it goes on, hold the rows against those that it began with."""
+def _write_head(
+    folder: RunFolder, request: Request, ledgers: Mapping[str, Ledger], began: RunFolder
+) -> None:
+    """Write what a run begins with;
+
+    where it goes on, hold the rows against those that it began with.
+    """
     written = {split: ledger.as_dict() for split, ledger in ledgers.items()}
-    if began.config.exists():  # written after the rows: a run that has not got so far has no rows of its own yet
+    # written after the rows: a run that has not got so far has no rows of its own yet
+    if began.config.exists():
         check_rows(began, written)
     with folder.writing():
         write_atomically(folder.data, json.dumps(written, indent=1))

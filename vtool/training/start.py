@@ -1,4 +1,7 @@
-"""Where a run begins: at its first step, or at a checkpoint, of its own or of another run; and whether that may be."""
+"""Where a run begins:
+
+at its first step, or at a checkpoint, of its own or of another run; and whether that may be.
+"""
 
 import json
 from collections.abc import Mapping
@@ -13,12 +16,23 @@ from vtool.diagnostics import Diagnostic, Findings
 from vtool.training.checkpoint import damage, newest
 from vtool.training.run_folder import RunFolder
 
-# Settings that may differ from one start of a run to the next: they do not change what is computed, but for rounding.
+# Settings that may differ from one start of a run to the next: they do not change what is computed,
+# but for rounding.
 FREE = (
-    "launch.", "checkpoint.", "device.", "engine.", "run.dir", "run.name", "data.workers", "data.micro_batch_size",
-    "model.gradient_checkpointing", "profiler.", "tracking",
-)  # fmt: skip
-# What a split's ledger must have in common for a run to go on: the same rows, of which the same ones are used, of the same lengths.
+    "launch.",
+    "checkpoint.",
+    "device.",
+    "engine.",
+    "run.dir",
+    "run.name",
+    "data.workers",
+    "data.micro_batch_size",
+    "model.gradient_checkpointing",
+    "profiler.",
+    "tracking",
+)
+# What a split's ledger must have in common for a run to go on: the same rows, of which the same
+# ones are used, of the same lengths.
 SAME_ROWS = ("rows", "kept", "tokens", "supervised_tokens", "images", "videos", "images_xxh3")
 
 
@@ -39,10 +53,11 @@ class Start:
 def find_start(folder: RunFolder, run: Run, effective: Mapping[str, Any]) -> Start:
     """Compare a folder with a run's settings, and say where the run begins.
 
-    `checkpoint.resume` is `auto` (go on from the newest whole checkpoint), `never`, or a run's folder, or a checkpoint in one. A run
-    that has checkpoints goes on from them also where `resume` names the run that it once began from: the same command, given again
-    after a stop, goes on. It never passes over its own checkpoints for those of another run. Stopped before its first checkpoint, it
-    begins where it began, which config.yaml says.
+    `checkpoint.resume` is `auto` (go on from the newest whole checkpoint), `never`, or a run's
+    folder, or a checkpoint in one. A run that has checkpoints goes on from them also where `resume`
+    names the run that it once began from: the same command, given again after a stop, goes on. It
+    never passes over its own checkpoints for those of another run. Stopped before its first
+    checkpoint, it begins where it began, which config.yaml says.
 
     Raises:
         Findings: `run-folder-taken`, `corrupt-checkpoint`, `no-checkpoint`, `not-a-run`.
@@ -60,40 +75,76 @@ def find_start(folder: RunFolder, run: Run, effective: Mapping[str, Any]) -> Sta
     if folder.result.exists():
         _check_result(folder)
         return Start(None, finished=True)
-    if named and folder.checkpoints.resolve() == named.parent.resolve():  # back to an earlier step of its own
+    # back to an earlier step of its own
+    if named and folder.checkpoints.resolve() == named.parent.resolve():
         return _from(named, effective)
     found, damaged = newest(folder.checkpoints)
     if found is None and damaged:
-        raise Findings(replace(finding, help="no checkpoint of this run is whole: begin again, run.name=NAME") for finding in damaged)
+        raise Findings(
+            replace(finding, help="no checkpoint of this run is whole: begin again, run.name=NAME")
+            for finding in damaged
+        )
     began = (written.get("checkpoint") or {}).get("resume", "auto")
     if found is None and (named or began not in ("auto", "never")):
         return _from(named or Path(began), effective)
     if named and named.resolve() != folder.path.resolve():
         assert found is not None
         if began != resume:
-            message = f"{folder.path} has checkpoints of its own, the newest {found.name}; checkpoint.resume names {resume}"
-            remedy = "leave checkpoint.resume out to go on with this run, or begin another: run.name=NAME"
-            raise Findings(Diagnostic("run-folder-taken", message, help=remedy, parameter="checkpoint.resume"))
+            message = (
+                f"{folder.path} has checkpoints of its own, the newest {found.name};"
+                f" checkpoint.resume names {resume}"
+            )
+            remedy = (
+                "leave checkpoint.resume out to go on with this run, or begin another:"
+                " run.name=NAME"
+            )
+            raise Findings(
+                Diagnostic("run-folder-taken", message, help=remedy, parameter="checkpoint.resume")
+            )
     return Start(found, warnings=tuple(replace(finding, severity="warning") for finding in damaged))
 
 
 def _from(source: Path, effective: Mapping[str, Any]) -> Start:
-    """Begin from a checkpoint in a run's folder, or from a run's newest one. That run must have been the same."""
+    """Begin from a checkpoint in a run's folder, or from a run's newest one.
+
+    That run must have been the same.
+    """
     if source.name.startswith("step-"):
         if problem := damage(source):
-            raise Findings(Diagnostic("corrupt-checkpoint", f"{source}: {problem}", parameter="checkpoint.resume"))
+            raise Findings(
+                Diagnostic(
+                    "corrupt-checkpoint", f"{source}: {problem}", parameter="checkpoint.resume"
+                )
+            )
         found: Path | None = source
     else:
         found, damaged = newest(source / "checkpoints")
         if found is None:
-            raise Findings(damaged or [Diagnostic("no-checkpoint", f"{source} has no checkpoint", parameter="checkpoint.resume")])
+            raise Findings(
+                damaged
+                or [
+                    Diagnostic(
+                        "no-checkpoint",
+                        f"{source} has no checkpoint",
+                        parameter="checkpoint.resume",
+                    )
+                ]
+            )
     assert found is not None
     start = Start(found)
     began = start.began
     assert began is not None
-    if missing := [file.name for file in (began.config, began.data, began.processor) if not file.exists()]:
-        message = f"{began.path}, where {found.name} is, is not the folder of a run: there is no {', '.join(missing)}"
-        remedy = "name the folder of a run, or a checkpoint inside one: what its rows and its processor were is written there"
+    if missing := [
+        file.name for file in (began.config, began.data, began.processor) if not file.exists()
+    ]:
+        message = (
+            f"{began.path}, where {found.name} is, is not the folder of a run: there is no"
+            f" {', '.join(missing)}"
+        )
+        remedy = (
+            "name the folder of a run, or a checkpoint inside one: what its rows and its processor"
+            " were is written there"
+        )
         raise Findings(Diagnostic("not-a-run", message, help=remedy, parameter="checkpoint.resume"))
     if changed := differences(_read(began), effective):
         raise Findings(_taken(found, changed))
@@ -107,7 +158,9 @@ def _check_result(folder: RunFolder) -> None:
     except (OSError, ValueError, KeyError, TypeError, AssertionError) as error:
         message = f"{folder.result} is damaged: {type(error).__name__} {error}"
         remedy = f"remove it, and the same command ends the run again: rm '{folder.result}'"
-        raise Findings(Diagnostic("not-a-run", message, help=remedy, parameter="run.dir"), fatal=True) from error
+        raise Findings(
+            Diagnostic("not-a-run", message, help=remedy, parameter="run.dir"), fatal=True
+        ) from error
 
 
 def _read(folder: RunFolder) -> Any:
@@ -119,7 +172,10 @@ def _read(folder: RunFolder) -> Any:
         problem = "it holds no settings"
     except (OSError, ValueError, yaml.YAMLError) as error:
         problem = str(error).splitlines()[0]
-    raise Findings(Diagnostic("not-a-run", f"{folder.config} cannot be read: {problem}", parameter="run.dir"), fatal=True)
+    raise Findings(
+        Diagnostic("not-a-run", f"{folder.config} cannot be read: {problem}", parameter="run.dir"),
+        fatal=True,
+    )
 
 
 def check_rows(began: RunFolder, ledgers: Mapping[str, Mapping[str, Any]]) -> None:
@@ -130,30 +186,58 @@ def check_rows(began: RunFolder, ledgers: Mapping[str, Mapping[str, Any]]) -> No
     """
     try:
         before = json.loads(began.data.read_text())
-        changed = [split for split in ledgers if _rows(before.get(split, {})) != _rows(ledgers[split])]
+        changed = [
+            split for split in ledgers if _rows(before.get(split, {})) != _rows(ledgers[split])
+        ]
     except (OSError, ValueError, AttributeError, KeyError) as error:
-        raise Findings(Diagnostic("not-a-run", f"{began.data} cannot be read: {error}", parameter="run.dir"), fatal=True) from error
+        raise Findings(
+            Diagnostic("not-a-run", f"{began.data} cannot be read: {error}", parameter="run.dir"),
+            fatal=True,
+        ) from error
     if changed:
-        named = "; ".join(f"data.{split}: {_told(before.get(split, {}))} → {_told(ledgers[split])}" for split in changed)
-        raise Findings(Diagnostic("data-changed", f"{began.path} began with other rows. {named}", parameter=f"data.{changed[0]}"))
+        named = "; ".join(
+            f"data.{split}: {_told(before.get(split, {}))} → {_told(ledgers[split])}"
+            for split in changed
+        )
+        raise Findings(
+            Diagnostic(
+                "data-changed",
+                f"{began.path} began with other rows. {named}",
+                parameter=f"data.{changed[0]}",
+            )
+        )
 
 
 def _rows(ledger: Mapping[str, Any]) -> list[Any]:
     """What tells rows apart, wherever their files are."""
-    files = [{key: value for key, value in file.items() if key != "path"} for file in ledger.get("files", [])]
-    return [files, *(ledger.get(key) or 0 for key in SAME_ROWS)]  # a run of an older vtool had no videos to count
+    files = [
+        {key: value for key, value in file.items() if key != "path"}
+        for file in ledger.get("files", [])
+    ]
+    # a run of an older vtool had no videos to count
+    return [files, *(ledger.get(key) or 0 for key in SAME_ROWS)]
 
 
 def _told(ledger: Mapping[str, Any]) -> str:
-    files = [f"{file.get('path', file['format'])} ({file['rows']} rows, {file.get('sha256', '')[:8]})" for file in ledger.get("files", [])]
+    files = [
+        f"{file.get('path', file['format'])} ({file['rows']} rows, {file.get('sha256', '')[:8]})"
+        for file in ledger.get("files", [])
+    ]
     return ", ".join([*files, f"{ledger.get('kept')} kept", f"{ledger.get('tokens')} tokens"])
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Dotted settings that differ between two effective configs, with both values; those of `FREE` apart."""
+    """Dotted settings that differ between two effective configs, with both values;
+
+    those of `FREE` apart.
+    """
     old, new = _leaves(before), _leaves(now)
     keys = [key for key in sorted(old.keys() | new.keys()) if not key.startswith(FREE)]
-    return [f"{key}: {json.dumps(old.get(key))} → {json.dumps(new.get(key))}" for key in keys if old.get(key) != new.get(key)]
+    return [
+        f"{key}: {json.dumps(old.get(key))} → {json.dumps(new.get(key))}"
+        for key in keys
+        if old.get(key) != new.get(key)
+    ]
 
 
 def _leaves(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -168,4 +252,8 @@ def _leaves(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def _taken(path: Path, changed: list[str]) -> Diagnostic:
     listed = "\n".join(f"  {change}" for change in changed)
-    return Diagnostic("run-folder-taken", f"{path} is a run with other settings:\n{listed}", parameter=changed[0].partition(":")[0])
+    return Diagnostic(
+        "run-folder-taken",
+        f"{path} is a run with other settings:\n{listed}",
+        parameter=changed[0].partition(":")[0],
+    )

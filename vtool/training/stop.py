@@ -1,4 +1,7 @@
-"""A stop asked for by a signal: the first one lets the step finish, the second ends the process at once."""
+"""A stop asked for by a signal:
+
+the first one lets the step finish, the second ends the process at once.
+"""
 
 import os
 import signal
@@ -10,12 +13,16 @@ from typing import Any
 
 # Ctrl-C, an end asked for by a scheduler, and a terminal that is closed.
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-# An outer torchrun passes on what the terminal has sent to its ranks already: within so many seconds, that is one request.
+# An outer torchrun passes on what the terminal has sent to its ranks already: within so many
+# seconds, that is one request.
 SAME_REQUEST = 1.0
 
 
 class StopRequest:
-    """Takes the signals of `taken_signals` while it is entered. `signal` is the first that came, or None."""
+    """Takes the signals of `taken_signals` while it is entered.
+
+    `signal` is the first that came, or None.
+    """
 
     def __init__(self) -> None:
         self.signal: int | None = None
@@ -51,9 +58,13 @@ def taken_signals() -> tuple[signal.Signals, ...]:
 
 
 def leave_terminal() -> None:
-    """The terminal is gone: writing to it would fail, and what is said from now on is for nobody."""
+    """The terminal is gone:
+
+    writing to it would fail, and what is said from now on is for nobody.
+    """
     for descriptor in (1, 2):
-        if stat.S_ISCHR(os.fstat(descriptor).st_mode):  # a terminal that is gone is no tty any more, but still this
+        # a terminal that is gone is no tty any more, but still this
+        if stat.S_ISCHR(os.fstat(descriptor).st_mode):
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, descriptor)
             os.close(nowhere)

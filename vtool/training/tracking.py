@@ -1,4 +1,8 @@
-"""`tracking`: the lines of metrics.jsonl, given to viewers through their own libraries. A tracker that fails is let go, and said once."""
+"""`tracking`:
+
+the lines of metrics.jsonl, given to viewers through their own libraries. A tracker that fails is
+let go, and said once.
+"""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,7 +32,9 @@ class _TensorBoard:
         from torch.utils.tensorboard import SummaryWriter
 
         # What an earlier start has written past the step that the run goes on from is not shown.
-        self._writer: Any = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1 if step else None)
+        self._writer: Any = SummaryWriter(
+            str(folder / "tensorboard"), purge_step=step + 1 if step else None
+        )
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         for name, value in values.items():
@@ -63,7 +69,10 @@ class _Wandb:
 
 
 def _installed(package: str) -> bool:
-    """Not `find_spec`: a folder wandb/, which wandb itself makes where it is run, looks like a package."""
+    """Not `find_spec`:
+
+    a folder wandb/, which wandb itself makes where it is run, looks like a package.
+    """
     try:
         metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -87,8 +96,15 @@ class Trackers:
                 self._sinks[kind] = make()
 
     def log(self, metrics: Mapping[str, Any]) -> None:
-        """A line of metrics.jsonl. Numbers that are not finite are left out: not every viewer takes them."""
-        values = {name: float(value) for name, value in metrics.items() if name != "step" and math.isfinite(value)}
+        """A line of metrics.jsonl.
+
+        Numbers that are not finite are left out: not every viewer takes them.
+        """
+        values = {
+            name: float(value)
+            for name, value in metrics.items()
+            if name != "step" and math.isfinite(value)
+        }
         for kind, sink in list(self._sinks.items()):
             with self._kept_from_the_run(kind):
                 sink.log(metrics["step"], values)
@@ -106,7 +122,13 @@ class Trackers:
         except Exception as error:
             self._sinks.pop(kind, None)
             first = (str(error).splitlines() or [""])[0]
-            self.findings.append(Diagnostic("tracker-failed", f"{kind}: {type(error).__name__}: {first}", parameter="tracking"))
+            self.findings.append(
+                Diagnostic(
+                    "tracker-failed",
+                    f"{kind}: {type(error).__name__}: {first}",
+                    parameter="tracking",
+                )
+            )
 
 
 @contextmanager
@@ -118,7 +140,12 @@ def open_trackers(request: Request, folder: Path, step: int, ranks: Ranks) -> It
     """
     wanted: Sequence[Tracker] = request.run.tracking
     missing = [
-        Diagnostic("extra-not-installed", f"tracking: {one.kind} is not installed", "pip install 'vtool[trackers]'", "tracking")
+        Diagnostic(
+            "extra-not-installed",
+            f"tracking: {one.kind} is not installed",
+            "pip install 'vtool[trackers]'",
+            "tracking",
+        )
         for one in wanted
         if not _installed(one.kind)
     ]
@@ -126,7 +153,11 @@ def open_trackers(request: Request, folder: Path, step: int, ranks: Ranks) -> It
         raise SharedFindings(missing)
 
     def maker(one: Tracker) -> Callable[[], Sink]:
-        return (lambda: _TensorBoard(folder, step)) if isinstance(one, TensorBoard) else (lambda: _Wandb(one, request, folder))
+        return (
+            (lambda: _TensorBoard(folder, step))
+            if isinstance(one, TensorBoard)
+            else (lambda: _Wandb(one, request, folder))
+        )
 
     trackers = Trackers({one.kind: maker(one) for one in wanted} if ranks.rank == 0 else {})
     try:

@@ -1,6 +1,7 @@
 """`compare`: settings asked for against the live objects of any trainer.
 
-The same readers tell vtool's own runs, before their first step (`vtool.training.read_back`), and `vtool validate-config --live`.
+The same readers tell vtool's own runs, before their first step (`vtool.training.read_back`), and
+`vtool validate-config --live`.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -23,17 +24,20 @@ from vtool.training.parameter_groups import read_group
 
 
 def compare(asked: Mapping[str, Any], objects: Mapping[str, Any]) -> list[Diagnostic]:
-    """Hold settings against the objects that are to have them. Nothing is changed, built or computed.
+    """Hold settings against the objects that are to have them. Nothing is changed, built or
+    computed.
 
     Args:
-        asked: values by vtool's names of settings, such as `{"optim.betas": (0.9, 0.95), "engine.wrap_config.use_distributed_optimizer":
-            False}`. `docs/live.md` lists those that can be told.
-        objects: by names of your own: models, bare or wrapped, as torch's DDP, FSDP2, megatron-core and peft wrap them; optimisers, torch's
-            or megatron-core's, also inside accelerate's; lists of these.
+        asked: values by vtool's names of settings, such as `{"optim.betas": (0.9, 0.95),
+            "engine.wrap_config.use_distributed_optimizer": False}`. `docs/live.md` lists those that
+            can be told.
+        objects: by names of your own: models, bare or wrapped, as torch's DDP, FSDP2, megatron-core
+            and peft wrap them; optimizers, torch's or megatron-core's, also inside accelerate's;
+            lists of these.
 
     Returns:
-        `setting-not-arrived` for each value that is another in an object; `setting-not-shown` for each setting that no object shows.
-        Nothing, where all of it has arrived.
+        `setting-not-arrived` for each value that is another in an object; `setting-not-shown` for
+        each setting that no object shows. Nothing, where all of it has arrived.
 
     Raises:
         ValueError: for a name that is no setting's.
@@ -46,8 +50,14 @@ def compare(asked: Mapping[str, Any], objects: Mapping[str, Any]) -> list[Diagno
     seen = list(read_back(objects))
     wanted = _wanted(asked)
     found = hold(wanted, seen)
-    shown = {one.name for one in seen} | ({"lora.targets", "lora.exclude"} if any(one.name == "lora.layers" for one in seen) else set())
-    given = ", ".join(f"{name} ({type(one).__name__})" for name, one in objects.items()) or "nothing"
+    shown = {one.name for one in seen} | (
+        {"lora.targets", "lora.exclude"}
+        if any(one.name == "lora.layers" for one in seen)
+        else set()
+    )
+    given = (
+        ", ".join(f"{name} ({type(one).__name__})" for name, one in objects.items()) or "nothing"
+    )
     for name in asked:
         if name not in shown:
             message = f"`{name}` was to be compared, and nothing that is given shows it: {given}"
@@ -64,16 +74,24 @@ def read_back(objects: Mapping[str, Any]) -> Iterator[Seen]:
             elif hasattr(each, "param_groups"):
                 yield from _optimizer(name, each)
             else:
-                raise ValueError(f"{name} is neither a model nor an optimiser, but {type(each).__name__}")
+                raise ValueError(
+                    f"{name} is neither a model nor an optimizer, but {type(each).__name__}"
+                )
 
 
 def _wanted(asked: Mapping[str, Any]) -> dict[str, Asked]:
-    wanted: dict[str, Asked] = {name: Wanted(name, value) for name, value in asked.items() if value is not None}
+    wanted: dict[str, Asked] = {
+        name: Wanted(name, value) for name, value in asked.items() if value is not None
+    }
     if "optim.weight_decay" in wanted:
-        wanted["optim.weight_decay"] = weight_decay("optim.weight_decay", asked["optim.weight_decay"])
+        wanted["optim.weight_decay"] = weight_decay(
+            "optim.weight_decay", asked["optim.weight_decay"]
+        )
     if "lora.targets" in asked or "lora.exclude" in asked:
         targets = None if asked.get("lora.targets") is None else tuple(asked["lora.targets"])
-        wanted["lora.layers"] = adapted(Lora(targets=targets, exclude=tuple(asked.get("lora.exclude", ()))))
+        wanted["lora.layers"] = adapted(
+            Lora(targets=targets, exclude=tuple(asked.get("lora.exclude", ())))
+        )
     return wanted
 
 
@@ -92,7 +110,11 @@ def _module(model: nn.Module) -> Iterator[Seen]:
         yield from fsdp2.read_back(model)
     else:
         yield Seen("engine.kind", kind, f"{type(model).__name__}, which nothing wraps,")
-        yield Seen("engine.wrap_config.wrap_with_ddp", False, f"{type(model).__name__}, which nothing wraps,")
+        yield Seen(
+            "engine.wrap_config.wrap_with_ddp",
+            False,
+            f"{type(model).__name__}, which nothing wraps,",
+        )
     layers = list(inner.modules())
     if hasattr(inner, "config") and not _of_megatron(inner):
         yield from models.read_back(inner)
@@ -108,13 +130,14 @@ def _optimizer(name: str, optimizer: Any) -> Iterator[Seen]:
         yield from read_optimizer(optimizer)
         for one in getattr(optimizer, "chained_optimizers", None) or [optimizer]:
             yield from _groups(name, one.optimizer)
-    else:  # accelerate's AcceleratedOptimizer has the optimiser inside
+    else:  # accelerate's AcceleratedOptimizer has the optimizer inside
         yield from _groups(name, getattr(optimizer, "optimizer", optimizer))
 
 
 def _groups(name: str, optimizer: Any) -> Iterator[Seen]:
     groups: list[dict[str, Any]] = optimizer.param_groups
-    # Of shares that are flat, as megatron-core's are, which are of matrices cannot be told: the groups with a decay are taken for these.
+    # Of shares that are flat, as megatron-core's are, which are of matrices cannot be told: the
+    # groups with a decay are taken for these.
     flat = all(parameter.dim() < 2 for group in groups for parameter in group["params"])
     for number, group in enumerate(groups):
         where = f"{name}: {type(optimizer).__name__}, group {number},"
@@ -126,7 +149,10 @@ def _groups(name: str, optimizer: Any) -> Iterator[Seen]:
 
 
 def _decaying(parameters: Iterable[Any], taken: bool) -> Iterator[bool]:
-    """That a group has matrices. What others do with biases and norms is theirs: not every trainer leaves these undecayed."""
+    """That a group has matrices.
+
+    What others do with biases and norms is theirs: not every trainer leaves these undecayed.
+    """
     if taken or any(parameter.dim() >= 2 for parameter in parameters):
         yield True
 

@@ -1,4 +1,8 @@
-"""`vtool validate-config --live`: start the processes that build a run's objects, and say what they have found. Imports no torch itself."""
+"""`vtool validate-config --live`:
+
+start the processes that build a run's objects, and say what they have found. Imports no torch
+itself.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -24,16 +28,24 @@ class Live:
     findings: tuple[Diagnostic, ...] = ()
     details: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     lines: tuple[str, ...] = ()
-    """For people: what was read back, what was made smaller for that, and what could not be told."""
+    """For people:
+
+    what was read back, what was made smaller for that, and what could not be told.
+    """
 
 
 def not_run(reason: str = "") -> Live:
     """Nothing was built."""
-    return Live(dict.fromkeys(ASKED, "not-run"), details={rule: {"reason": reason} for rule in ASKED} if reason else {})
+    return Live(
+        dict.fromkeys(ASKED, "not-run"),
+        details={rule: {"reason": reason} for rule in ASKED} if reason else {},
+    )
 
 
 def check_live(loaded: Loaded) -> Live:
-    """Build the objects of a recipe that the rules have nothing against, and hold its settings against them."""
+    """Build the objects of a recipe that the rules have nothing against, and hold its settings
+    against them.
+    """
     if not isinstance(loaded.settings, Run):
         return not_run("a recipe of kind load_check builds nothing")
     small = stand_in(loaded.run)
@@ -41,7 +53,9 @@ def check_live(loaded: Loaded) -> Live:
     findings = tuple(dict.fromkeys(finding for told in everyone for finding in told.findings))
     failed = {finding.rule for finding in findings}
     if failed - {"setting-not-arrived", "device-not-used"}:
-        checks = {rule: "failed" if rule in failed else "not-run" for rule in ASKED} | dict.fromkeys(failed, "failed")
+        checks = {
+            rule: "failed" if rule in failed else "not-run" for rule in ASKED
+        } | dict.fromkeys(failed, "failed")
         return Live(checks, findings)
     checks = {rule: "failed" if rule in failed else "passed" for rule in ASKED}
     details: dict[str, dict[str, Any]] = {}
@@ -54,12 +68,23 @@ def check_live(loaded: Loaded) -> Live:
 
 
 def _read(everyone: list[Told], small: StandIn) -> dict[str, Any]:
-    """By what is known of them, the settings that the recipe's kinds of engine, rows and adapters have."""
+    """By what is known of them, the settings that the recipe's kinds of engine, rows and adapters
+    have.
+    """
     leaves = list(dict.fromkeys(setting.name for setting in all_settings() if not setting.groups))
     read = frozenset[str]().union(*(told.read for told in everyone))
-    unshown = frozenset[str].intersection(*(told.unseen for told in everyone)) if everyone else frozenset()
-    # A decay that is asked of a part is asked of what is trained in it, and a frozen part has nothing of it.
-    missed = {name: _why(name, small) for name in leaves if name in unshown and not name.startswith("optim.groups.")}
+    unshown = (
+        frozenset[str].intersection(*(told.unseen for told in everyone))
+        if everyone
+        else frozenset()
+    )
+    # A decay that is asked of a part is asked of what is trained in it, and a frozen part has
+    # nothing of it.
+    missed = {
+        name: _why(name, small)
+        for name in leaves
+        if name in unshown and not name.startswith("optim.groups.")
+    }
     missed = {name: why for name, why in missed.items() if name not in small.not_asked}
     return {
         "read": [name for name in leaves if name in read and name not in small.not_asked],
@@ -77,29 +102,41 @@ def _why(name: str, small: StandIn) -> str:
         return "a packed row has as many as data.micro_batch_tokens has room for"
     if name.startswith("data."):
         return "the file is large, or not here, and was left closed"
-    return "on a CPU it is no choice" if name == "engine.cpu_offload" else "it has no object in this run"
+    return (
+        "on a CPU it is no choice"
+        if name == "engine.cpu_offload"
+        else "it has no object in this run"
+    )
 
 
 def _lines(small: StandIn, told: Mapping[str, Any]) -> list[str]:
     several = "es" * (small.processes > 1)
     lines = [
-        f"live: {len(told['read'])} settings read back from the objects of {small.processes} process{several}; "
-        f"{len(told['acts_later'])} act later, and have a test each"
+        f"live: {len(told['read'])} settings read back from the objects of {small.processes}"
+        f" process{several}; {len(told['acts_later'])} act later, and have a test each"
     ]
     lines += [f"live: smaller here: {change}" for change in told["smaller"]]
     reasons: dict[str, list[str]] = {}
     for name, why in told["not_asked"].items():
         if name != "device.kind":  # a check of its own
             reasons.setdefault(why, []).append(name)
-    return lines + [f"live: not asked here: {', '.join(names)}: {why}" for why, names in reasons.items()]
+    return lines + [
+        f"live: not asked here: {', '.join(names)}: {why}" for why, names in reasons.items()
+    ]
 
 
 def _processes(loaded: Loaded, small: StandIn) -> list[Told]:
     """What each process has found; of one that has ended without a word, that."""
     task = Task(loaded.run, small, loaded.origins)
-    told = run_processes("vtool.verify.live_rank", task, small.processes, lambda told: bool(told.findings))
+    told = run_processes(
+        "vtool.verify.live_rank", task, small.processes, lambda told: bool(told.findings)
+    )
     return [
-        Told((Diagnostic("objects-not-built", f"process {rank} of --live {one.how}"),)) if isinstance(one, Ended) else one
+        (
+            Told((Diagnostic("objects-not-built", f"process {rank} of --live {one.how}"),))
+            if isinstance(one, Ended)
+            else one
+        )
         for rank, one in enumerate(told)
         if one is not None
     ]

@@ -1,4 +1,5 @@
-"""One process of `vtool validate-config --live`: builds a run's real objects, at tiny size and on the CPU, and reads its settings back.
+"""One process of `vtool validate-config --live`: builds a run's real objects, at tiny size and on
+the CPU, and reads its settings back.
 
 `vtool.verify.live_check` starts it.
 """
@@ -31,21 +32,26 @@ from vtool.training.setup import Session, build_engine, count_steps, prepare_mod
 from vtool.verify.live_task import Task, Told
 from vtool.verify.processes import PATIENCE, answer, asked
 
-# A rows file is gone through to count its rows, a GB in seconds. Of a larger one it is not worth the wait: training does so.
+# A rows file is gone through to count its rows, a GB in seconds. Of a larger one it is not worth
+# the wait: training does so.
 LARGEST_FILE = 256 * 2**20
 # What a config.json says of how, not of how much, is computed; an engine may refuse some of it.
 KEPT = ("tie_word_embeddings", "hidden_act", "attention_dropout", "use_sliding_window")
 
 
 def main(folder_name: str, rank: int) -> None:
-    """Do it, and leave at once: torch's own end sometimes aborts once DDP has used a process group."""
+    """Do it, and leave at once:
+
+    torch's own end sometimes aborts once DDP has used a process group.
+    """
     folder = Path(folder_name)
     task: Task = asked(folder)
     try:
         told = tell(task, folder, rank)
     except Findings as findings:
         told = Told(tuple(findings.diagnostics))
-    except Exception as error:  # whatever the libraries raise while they build what the settings describe
+    # whatever the libraries raise while they build what the settings describe
+    except Exception as error:
         traceback.print_exc()
         place = traceback.extract_tb(error.__traceback__)[-1]
         message = f"{type(error).__name__} at {place.filename}:{place.lineno}: {first_line(error)}"
@@ -64,7 +70,13 @@ def tell(task: Task, folder: Path, rank: int) -> Told:
     torch.set_num_threads(placement.threads)
     if world > 1:
         rendezvous = f"file://{folder}/rendezvous"
-        dist.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=world, timeout=timedelta(seconds=PATIENCE))
+        dist.init_process_group(
+            "gloo",
+            init_method=rendezvous,
+            rank=rank,
+            world_size=world,
+            timeout=timedelta(seconds=PATIENCE),
+        )
     own = folder / f"rank{rank}"
     own.mkdir()
     session = open_small_session(task, own, Ranks(rank, world, rank, world))
@@ -78,7 +90,8 @@ def tell(task: Task, folder: Path, rank: int) -> Told:
 
 
 def open_small_session(task: Task, folder: Path, ranks: Ranks) -> Session:
-    """The session of a run that is about to train, small. Nothing is written outside `folder`, and no row is read.
+    """The session of a run that is about to train, small. Nothing is written outside `folder`, and
+    no row is read.
 
     Raises:
         Findings: what stands in the way.
@@ -93,30 +106,56 @@ def open_small_session(task: Task, folder: Path, ranks: Ranks) -> Session:
     model = prepare_model(run, build_model(run.model, processor, folder, run.run.seed))
     engine = build_engine(run, model, ranks)
     entries = {"train": run.data.train, "validation": run.data.validation, "test": run.data.test}
-    sources = {split: Rows(entry if all(map(_opened, entry)) else ()) for split, entry in entries.items() if entry}
+    sources = {
+        split: Rows(entry if all(map(_opened, entry)) else ())
+        for split, entry in entries.items()
+        if entry
+    }
     rows = {split: EncodedRows(source, processor, run.data) for split, source in sources.items()}
-    # Of epochs, enough rows for the warm-up: how many of the real ones can be used, only their audit tells.
+    # Of epochs, enough rows for the warm-up: how many of the real ones can be used, only their
+    # audit tells.
     steps_an_epoch = 1 if run.train.steps else 8 + run.optim.warmup_steps // (run.train.epochs or 1)
     count = run.data.global_batch_size * steps_an_epoch
     plan = Plan(count, run.data.global_batch_size, run.run.seed)
     ledger = Ledger((), count, tuple(range(count)), (), (1,) * count, (), 0, 0, 0, 0, (), "")
     steps = count_steps(run, plan)
-    return Session(run, RunFolder(run.folder), ranks, of, processor, rows, {"train": ledger}, plan, steps, engine)
+    return Session(
+        run,
+        RunFolder(run.folder),
+        ranks,
+        of,
+        processor,
+        rows,
+        {"train": ledger},
+        plan,
+        steps,
+        engine,
+    )
 
 
 def _processor(task: Task, run: Run) -> Processor:
     """With the image and the video processor of the model's own folder, where that has them."""
-    processor, known = new_processor(run.model, run.data.image, [], run.data.video), family(run.model.family)
+    processor, known = (
+        new_processor(run.model, run.data.image, [], run.data.video),
+        family(run.model.family),
+    )
     path = task.run.model.path
-    if path is None or not any((Path(path) / name).exists() for name in ("preprocessor_config.json", "processor_config.json")):
+    if path is None or not any(
+        (Path(path) / name).exists()
+        for name in ("preprocessor_config.json", "processor_config.json")
+    ):
         return processor
     try:
         own = known.image_processor_class().from_pretrained(path, local_files_only=True)
         videos = video_processor(known, settings_in(Path(path)))
     except Exception as error:  # its reader raises what its file's format raises
         message = f"{path}: the image or the video processor cannot be read: {first_line(error)}"
-        raise Findings(Diagnostic("model-does-not-load", message, parameter="model.path")) from error
-    return with_sizes(replace(processor, image_processor=own, video=videos), run.data.image, run.data.video)
+        raise Findings(
+            Diagnostic("model-does-not-load", message, parameter="model.path")
+        ) from error
+    return with_sizes(
+        replace(processor, image_processor=own, video=videos), run.data.image, run.data.video
+    )
 
 
 def keep_flags(config: object, model: Model) -> None:
@@ -127,18 +166,27 @@ def keep_flags(config: object, model: Model) -> None:
         given = AutoConfig.from_pretrained(model.path, local_files_only=True)
     except Exception as error:
         message = f"{model.path}: config.json cannot be read: {first_line(error)}"
-        raise Findings(Diagnostic("model-does-not-load", message, parameter="model.path")) from error
+        raise Findings(
+            Diagnostic("model-does-not-load", message, parameter="model.path")
+        ) from error
     text, own = given.get_text_config(), config.get_text_config()  # type: ignore[attr-defined]
     for name in KEPT:
         if hasattr(text, name):
             setattr(own, name, getattr(text, name))
     config.tie_word_embeddings = own.tie_word_embeddings  # type: ignore[attr-defined]
     if "rope_type" in (given_positions := getattr(text, "rope_parameters", None) or {}):
-        own.rope_parameters = {**given_positions, **own.rope_parameters, "rope_type": given_positions["rope_type"]}
+        own.rope_parameters = {
+            **given_positions,
+            **own.rope_parameters,
+            "rope_type": given_positions["rope_type"],
+        }
 
 
 def _opened(source: Source) -> bool:
-    """Whether a source's rows are found. A recipe of another trainer may name files that are on another machine."""
+    """Whether a source's rows are found.
+
+    A recipe of another trainer may name files that are on another machine.
+    """
     if not isinstance(source, MessagesSource):
         return True
     return (file := Path(source.path)).is_file() and file.stat().st_size <= LARGEST_FILE

@@ -1,4 +1,7 @@
-"""What `--live` hands to its processes, and what it gets back. Torch-free, as the command is that asks."""
+"""What `--live` hands to its processes, and what it gets back.
+
+Torch-free, as the command is that asks.
+"""
 
 from dataclasses import dataclass
 

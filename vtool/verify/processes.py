@@ -1,7 +1,8 @@
-"""Processes that compute something on a CPU, over gloo, and answer with one object each. The side that starts them imports no torch.
+"""Processes that compute something on a CPU, over gloo, and answer with one object each. The side
+that starts them imports no torch.
 
-Not torchrun's agent, which `train` uses: nothing is to be restarted or signalled. A crash or a hang in a library is an answer too, and what
-a library prints does not mix with a JSON document.
+Not torchrun's agent, which `train` uses: nothing is to be restarted or signalled. A crash or a hang
+in a library is an answer too, and what a library prints does not mix with a JSON document.
 """
 
 import os
@@ -16,9 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-# Seconds. A process imports torch, transformers and megatron-core in some ten of one core, and builds in one.
+# Seconds. A process imports torch, transformers and megatron-core in some ten of one core, and
+# builds in one.
 PATIENCE = 300.0
-# How long a process may take to end after another one has found something, and perhaps left it waiting.
+# How long a process may take to end after another one has found something, and perhaps left it
+# waiting.
 GRACE = 3.0
 _TASK = "task.pkl"
 
@@ -30,18 +33,22 @@ class Ended:
     how: str
 
 
-def run_processes(module: str, task: object, count: int, stops: Callable[[Any], bool], patience: float = PATIENCE) -> list[Any]:
-    """The answer of each process, by its rank; `Ended`, or None of one that was waiting for another, which has answered.
+def run_processes(
+    module: str, task: object, count: int, stops: Callable[[Any], bool], patience: float = PATIENCE
+) -> list[Any]:
+    """The answer of each process, by its rank; `Ended`, or None of one that was waiting for
+    another, which has answered.
 
     Args:
         module: has `main(folder, rank)`, which reads `asked(folder)` and ends with `answer`.
         stops: whether an answer means that others may wait for this process for ever.
         patience: seconds for all of it.
     """
-    # This very package, wherever it is, and nothing else of the folder that it is in, or of the one that the user is in.
+    # This very package, wherever it is, and nothing else of the folder that it is in, or of the one
+    # that the user is in.
     start = (
-        f"import sys; sys.path.insert(0, {str(Path(__file__).parents[2])!r}); import vtool; sys.path.pop(0); "
-        f"from {module} import main; main(sys.argv[1], int(sys.argv[2]))"
+        f"import sys; sys.path.insert(0, {str(Path(__file__).parents[2])!r}); import vtool;"
+        f" sys.path.pop(0); from {module} import main; main(sys.argv[1], int(sys.argv[2]))"
     )
     unset = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID")
     environment = {key: value for key, value in os.environ.items() if key not in unset}
@@ -53,13 +60,24 @@ def run_processes(module: str, task: object, count: int, stops: Callable[[Any], 
             for rank in range(count):
                 with (folder / f"{rank}.log").open("wb") as log:
                     command = [sys.executable, "-P", "-c", start, str(folder), str(rank)]
-                    started.append(subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log))
+                    started.append(
+                        subprocess.Popen(
+                            command,
+                            env=environment,
+                            stdin=subprocess.DEVNULL,
+                            stdout=log,
+                            stderr=log,
+                        )
+                    )
             late = not _wait(started, folder, stops, time.monotonic() + patience)
         finally:
             for process in started:
                 process.kill()
                 process.wait()
-        return [_told(folder, rank, process.returncode, patience if late else None) for rank, process in enumerate(started)]
+        return [
+            _told(folder, rank, process.returncode, patience if late else None)
+            for rank, process in enumerate(started)
+        ]
 
 
 def asked(folder: Path) -> Any:
@@ -68,7 +86,10 @@ def asked(folder: Path) -> Any:
 
 
 def answer(folder: Path, rank: int, value: object) -> NoReturn:
-    """In a process: its answer. It ends at once: torch's own end sometimes aborts once DDP has used a process group."""
+    """In a process:
+
+    its answer. It ends at once: torch's own end sometimes aborts once DDP has used a process group.
+    """
     temporary = folder / f"{rank}.writing"
     temporary.write_bytes(pickle.dumps(value))
     temporary.rename(folder / f"{rank}.pkl")
@@ -76,8 +97,13 @@ def answer(folder: Path, rank: int, value: object) -> NoReturn:
     os._exit(0)
 
 
-def _wait(started: list[subprocess.Popen[bytes]], folder: Path, stops: Callable[[Any], bool], end: float) -> bool:
-    """Until all have ended, or one has found something and the others have had some time to do so. False: it took too long."""
+def _wait(
+    started: list[subprocess.Popen[bytes]], folder: Path, stops: Callable[[Any], bool], end: float
+) -> bool:
+    """Until all have ended, or one has found something and the others have had some time to do so.
+
+    False: it took too long.
+    """
     found = False
     while any(process.poll() is None for process in started) and time.monotonic() < end:
         time.sleep(0.05)

@@ -53,7 +53,10 @@ class Basis:
         for kind, names in (("gradient", self.reference[0]), ("logits", self.reference[1])):
             size = hypot(*(float(here[name].double().norm()) for name in names))
             if (part := hypot(*(allowed[name] for name in names)) / (size or 1.0)) > HOLLOW:
-                raise NotProvable(f"rounding alone counts for {part:.0%} of the {kind}'s norm: nothing could be told from it")
+                raise NotProvable(
+                    f"rounding alone counts for {part:.0%} of the {kind}'s norm: nothing could be"
+                    " told from it"
+                )
         return allowed
 
     @property
@@ -69,7 +72,9 @@ class Basis:
         return {name: self.tolerances[name] for name in self.logits}
 
 
-def prove(run: Run, *, only: Sequence[str] = (), fast: bool = False, full_size: bool = False) -> Proved:
+def prove(
+    run: Run, *, only: Sequence[str] = (), fast: bool = False, full_size: bool = False
+) -> Proved:
     """Prove what can be proved of a run before it is started.
 
     Args:
@@ -79,11 +84,15 @@ def prove(run: Run, *, only: Sequence[str] = (), fast: bool = False, full_size: 
 
     Raises:
         Findings: where a model's folder or the rows cannot be read at all, or no row can be used.
-        NotProvable: where the recipe is fine, and no row of it, or its model, can be computed with here.
+        NotProvable: where the recipe is fine, and no row of it, or its model, can be computed with
+            here.
     """
     began = time.perf_counter()
     asked = [rule for rule in dict.fromkeys((*ALONE, *RANKED)) if not only or rule in only]
-    with tempfile.TemporaryDirectory(prefix="vtool-verify-") as folder, _threads(None if full_size else 1):
+    with (
+        tempfile.TemporaryDirectory(prefix="vtool-verify-") as folder,
+        _threads(None if full_size else 1),
+    ):
         ground = lay(run, Path(folder), full_size=full_size)
         reference.must_repeat(ground)
         alone = [rule for rule in asked if rule in ALONE and (fast or rule not in RANKED)]
@@ -96,8 +105,18 @@ def prove(run: Run, *, only: Sequence[str] = (), fast: bool = False, full_size: 
     order = {rule: place for place, rule in enumerate(asked)}
     proofs.sort(key=lambda proof: order[proof.rule])
     names = tuple(row.id for row in ground.rows)
-    size = f"of {run.model.path}" if full_size and run.model.path else f"at size {ground.run.model.size}"
-    return Proved(tuple(proofs), ground.changes, names, f"{run.model.family} {size}", time.perf_counter() - began)
+    size = (
+        f"of {run.model.path}"
+        if full_size and run.model.path
+        else f"at size {ground.run.model.size}"
+    )
+    return Proved(
+        tuple(proofs),
+        ground.changes,
+        names,
+        f"{run.model.family} {size}",
+        time.perf_counter() - began,
+    )
 
 
 @contextmanager
@@ -119,8 +138,12 @@ def prove_on(ground: Ground, ranks: Ranks, rules: Sequence[str]) -> list[Proof]:
         "rows-lost": lambda: data.rows_lost(ground),
         "positions-differ": lambda: data.positions(ground),
         "loss-differs": lambda: forward.loss(ground, basis.logits, basis.logit_tolerances),
-        "gradient-depends-on-split": lambda: gradient.split(ground, basis.gradient, basis.tolerances),
-        "gradient-depends-on-packing": lambda: gradient.packing(ground, basis.gradient, basis.tolerances),
+        "gradient-depends-on-split": lambda: gradient.split(
+            ground, basis.gradient, basis.tolerances
+        ),
+        "gradient-depends-on-packing": lambda: gradient.packing(
+            ground, basis.gradient, basis.tolerances
+        ),
         "padding-changes-row": lambda: forward.padding(ground, basis.logits, basis.tolerances),
         "documents-see-each-other": lambda: forward.leak(ground),
         "attention-differs": lambda: forward.attention(ground, basis.logits, basis.tolerances),
@@ -128,9 +151,13 @@ def prove_on(ground: Ground, ranks: Ranks, rules: Sequence[str]) -> list[Proof]:
         "dummy-not-neutral": lambda: gradient.dummy(ground),
         "text-only-differs": lambda: training.text_only(ground, ranks, own_engine=own),
         "trained-set-differs": lambda: training.trained_set(ground, ranks, own_engine=own),
-        "gradient-depends-on-ranks": lambda: training.across_ranks(ground, ranks, basis.gradient, basis.tolerances),
+        "gradient-depends-on-ranks": lambda: training.across_ranks(
+            ground, ranks, basis.gradient, basis.tolerances
+        ),
         "resume-differs": lambda: training.resume(ground, ranks, own_engine=own),
-        "export-differs": lambda: training.exported(ground, ranks, basis.tolerances, own_engine=own),
+        "export-differs": lambda: training.exported(
+            ground, ranks, basis.tolerances, own_engine=own
+        ),
     }
     assert ways.keys() == {*ALONE, *RANKED}
     return [_computed(rule, ways[rule], shared=own) for rule in rules]
@@ -157,25 +184,61 @@ def not_computed(rule: str, error: Exception) -> Proof:
     findings = error.diagnostics if isinstance(error, Findings) else ()
     if findings and findings[0].rule in NOT_HERE:
         return Proof(rule, "", "not-run", reason=findings[0].message)
-    message = f"{findings[0].rule}: {findings[0].message}" if findings else f"{type(error).__name__}: {first_line(error)}"
+    message = (
+        f"{findings[0].rule}: {findings[0].message}"
+        if findings
+        else f"{type(error).__name__}: {first_line(error)}"
+    )
     origin = None if findings else Origin(frame.filename, frame.lineno)
-    return Proof(rule, "", "failed", finding=Diagnostic(rule, f"could not be computed: {message}", origin=origin))
+    return Proof(
+        rule,
+        "",
+        "failed",
+        finding=Diagnostic(rule, f"could not be computed: {message}", origin=origin),
+    )
 
 
 def _in_processes(task: ProveTask) -> list[Proof]:
-    """On the recipe's engine. What the first process says; where it has lost another one, what became of that."""
+    """On the recipe's engine.
+
+    What the first process says; where it has lost another one, what became of that.
+    """
     patience = 10 * PATIENCE if task.full_size else PATIENCE
-    told = run_processes("vtool.verify.prove_rank", task, PROCESSES, lambda proofs: len(proofs) < len(task.rules), patience)
+    told = run_processes(
+        "vtool.verify.prove_rank",
+        task,
+        PROCESSES,
+        lambda proofs: len(proofs) < len(task.rules),
+        patience,
+    )
     ended = [f"process {rank} {one.how}" for rank, one in enumerate(told) if isinstance(one, Ended)]
-    # A rank that raises ends at once, and its peers then raise because they have lost it: the first cause is the shortest list of proofs.
+    # A rank that raises ends at once, and its peers then raise because they have lost it: the first
+    # cause is the shortest list of proofs.
     lists = [one for one in told if isinstance(one, list)]
-    said = min(lists, key=lambda one: (len(one), bool(one and one[-1].finding and "gloo" in one[-1].finding.message)), default=[])
+    said = min(
+        lists,
+        key=lambda one: (
+            len(one),
+            bool(one and one[-1].finding and "gloo" in one[-1].finding.message),
+        ),
+        default=[],
+    )
     whole = [one for one in lists if len(one) == len(task.rules)]
-    # What any rank has found stands; what only the first is told, such as gradients, is not run on the others.
-    proofs = [_first_failed(found) for found in zip(*whole, strict=True)] if len(whole) == len(told) else said[: len(task.rules)]
+    # What any rank has found stands; what only the first is told, such as gradients, is not run on
+    # the others.
+    proofs = (
+        [_first_failed(found) for found in zip(*whole, strict=True)]
+        if len(whole) == len(told)
+        else said[: len(task.rules)]
+    )
     if len(proofs) < len(task.rules) and (not proofs or proofs[-1].finding is None or ended):
         why = ended[0] if ended else "no process has answered"
         proofs = [proof for proof in proofs if proof.state == "passed"]
         rule = task.rules[len(proofs)]
-        proofs.append(Proof(rule, "", "failed", finding=Diagnostic(rule, f"could not be computed: {why}")))
-    return proofs + [Proof(rule, "", "not-run", reason="the proof before it could not be computed") for rule in task.rules[len(proofs) :]]
+        proofs.append(
+            Proof(rule, "", "failed", finding=Diagnostic(rule, f"could not be computed: {why}"))
+        )
+    return proofs + [
+        Proof(rule, "", "not-run", reason="the proof before it could not be computed")
+        for rule in task.rules[len(proofs) :]
+    ]

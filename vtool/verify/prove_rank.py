@@ -1,4 +1,7 @@
-"""One process of `vtool verify RECIPE`: proofs on the recipe's own engine. `vtool.verify.prove` starts it."""
+"""One process of `vtool verify RECIPE`:
+
+proofs on the recipe's own engine. `vtool.verify.prove` starts it.
+"""
 
 import traceback
 from datetime import timedelta

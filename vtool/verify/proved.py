@@ -26,8 +26,17 @@ ALONE = (
     "trained-set-differs",
 )
 """Proofs that one process can make."""
-RANKED = ("text-only-differs", "trained-set-differs", "gradient-depends-on-ranks", "resume-differs", "export-differs")
-"""Proofs that are made on the recipe's own engine, by two processes; the first two, with --fast, by one on its bare model."""
+RANKED = (
+    "text-only-differs",
+    "trained-set-differs",
+    "gradient-depends-on-ranks",
+    "resume-differs",
+    "export-differs",
+)
+"""Proofs that are made on the recipe's own engine, by two processes;
+
+the first two, with --fast, by one on its bare model.
+"""
 
 
 class NotProvable(Exception):
@@ -62,13 +71,27 @@ class Proved:
         """By rule, what was measured, and `proofs`: what they stand on."""
         found: dict[str, dict[str, Any]] = {}
         for proof in self.proofs:
-            given = {"what": proof.what, "measured": proof.measured, "tolerance": proof.tolerance, "reason": proof.reason}
-            found[proof.rule] = {key: value for key, value in given.items() if value not in (None, "")}
-        found["proofs"] = {"model": self.model, "rows": list(self.rows), "smaller": list(self.changes), "seconds": round(self.seconds, 3)}
+            given = {
+                "what": proof.what,
+                "measured": proof.measured,
+                "tolerance": proof.tolerance,
+                "reason": proof.reason,
+            }
+            found[proof.rule] = {
+                key: value for key, value in given.items() if value not in (None, "")
+            }
+        found["proofs"] = {
+            "model": self.model,
+            "rows": list(self.rows),
+            "smaller": list(self.changes),
+            "seconds": round(self.seconds, 3),
+        }
         return found
 
 
-def as_record(proved: Proved | None, why_not: str = "", rules: Sequence[str] = ALONE) -> Mapping[str, Any]:
+def as_record(
+    proved: Proved | None, why_not: str = "", rules: Sequence[str] = ALONE
+) -> Mapping[str, Any]:
     """What a run keeps in its folder of the proofs that it began with; None: there are none.
 
     Args:
@@ -76,5 +99,10 @@ def as_record(proved: Proved | None, why_not: str = "", rules: Sequence[str] = A
     """
     if proved is None:
         details = {rule: {"reason": why_not} for rule in rules if why_not}
-        return {"version": 1, "preflight": bool(why_not), "checks": dict.fromkeys(rules, "not-run"), "details": details}
+        return {
+            "version": 1,
+            "preflight": bool(why_not),
+            "checks": dict.fromkeys(rules, "not-run"),
+            "details": details,
+        }
     return {"version": 1, "preflight": True, "checks": proved.checks(), "details": proved.details()}

@@ -57,17 +57,23 @@ def audit_rows(run: Run, asked: Sequence[str] = ()) -> list[Audit]:
     """Encode and check every row of every split that a run names.
 
     Args:
-        asked: rows to show beside the first ones: their names, as findings write them, or their line numbers.
+        asked: rows to show beside the first ones: their names, as findings write them, or their
+            line numbers.
 
     Raises:
-        Findings: where a file or the model's folder cannot be read at all; `unknown-row`, where a row is asked for that is not there.
+        Findings: where a file or the model's folder cannot be read at all; `unknown-row`, where a
+            row is asked for that is not there.
     """
     entries = {"train": run.data.train, "validation": run.data.validation, "test": run.data.test}
     sources = {split: Rows(entry) for split, entry in entries.items() if entry}
-    processor = new_processor(run.model, run.data.image, read_texts(sources["train"]), run.data.video)
+    processor = new_processor(
+        run.model, run.data.image, read_texts(sources["train"]), run.data.video
+    )
     wanted = {split: _find(source, asked) for split, source in sources.items()}
     if missing := [name for name in asked if not any(name in found for found in wanted.values())]:
-        raise Findings([Diagnostic("unknown-row", f"there is no row {name}") for name in missing], fatal=True)
+        raise Findings(
+            [Diagnostic("unknown-row", f"there is no row {name}") for name in missing], fatal=True
+        )
     audits = []
     for split, source in sources.items():
         rows = EncodedRows(source, processor, run.data)
@@ -75,8 +81,18 @@ def audit_rows(run: Run, asked: Sequence[str] = ()) -> list[Audit]:
         ledger, findings = settle(rows, looks, split)
         findings += tuple(warnings(ledger, run, split))
         example = render_example(rows.sample(ledger.kept[0]), processor) if ledger.kept else None
-        indices = dict.fromkeys([*ledger.kept[:FIRST], *(index for found in wanted[split].values() for index in found)])
-        audits.append(Audit(split, ledger, findings, example, tuple(_show(rows, looks[index]) for index in indices)))
+        indices = dict.fromkeys(
+            [*ledger.kept[:FIRST], *(index for found in wanted[split].values() for index in found)]
+        )
+        audits.append(
+            Audit(
+                split,
+                ledger,
+                findings,
+                example,
+                tuple(_show(rows, looks[index]) for index in indices),
+            )
+        )
     return audits
 
 
@@ -97,9 +113,20 @@ def _show(rows: EncodedRows, one: Audited) -> Shown:
         return Shown(name, 0, (), f"{one.finding.message} ({one.finding.rule})")
     sample, processor = rows.sample(one.index), rows.processor
     labels = sample.labels.tolist()
-    edges = [place for place in range(len(labels) + 1) if _supervised(labels, place) != _supervised(labels, place - 1)]
+    edges = [
+        place
+        for place in range(len(labels) + 1)
+        if _supervised(labels, place) != _supervised(labels, place - 1)
+    ]
     pairs = zip(edges[::2], edges[1::2], strict=True)
-    spans = ((start, end, processor.tokenizer.decode(labels[start:end], clean_up_tokenization_spaces=False)) for start, end in pairs)
+    spans = (
+        (
+            start,
+            end,
+            processor.tokenizer.decode(labels[start:end], clean_up_tokenization_spaces=False),
+        )
+        for start, end in pairs
+    )
     return Shown(name, len(labels), tuple(Span(*span) for span in spans))
 
 
@@ -108,7 +135,10 @@ def _supervised(labels: Sequence[int], place: int) -> bool:
 
 
 def render_example(sample: Sample, processor: Processor) -> str:
-    """A sample's tokens as text. A run of image or video tokens is written once, with its length."""
+    """A sample's tokens as text.
+
+    A run of image or video tokens is written once, with its length.
+    """
     ids, labels = sample.input_ids.tolist(), sample.labels.tolist()
     visual = (processor.ids.image, processor.ids.video)
     kinds = [token if token in visual else None for token in ids]
@@ -118,7 +148,9 @@ def render_example(sample: Sample, processor: Processor) -> str:
             supervised = not supervised
             text += "⟦" if supervised else "⟧"
         end = place + 1
-        while end < len(ids) and kinds[end] == kinds[place] and (labels[end] != IGNORED) == supervised:
+        while (
+            end < len(ids) and kinds[end] == kinds[place] and (labels[end] != IGNORED) == supervised
+        ):
             end += 1
         piece = processor.tokenizer.decode(ids[place:end], clean_up_tokenization_spaces=False)
         if kinds[place] is not None:

@@ -1,4 +1,7 @@
-"""A run as it can be built here, on a CPU and in two processes at most: what is made smaller for that, and what cannot be asked then."""
+"""A run as it can be built here, on a CPU and in two processes at most:
+
+what is made smaller for that, and what cannot be asked then.
+"""
 
 import re
 from dataclasses import dataclass, field
@@ -9,7 +12,8 @@ from vtool.config.schema import Lora, Megatron, Run
 from vtool.config.windows import window_of_folder
 from vtool.models.sizes import SIZES
 
-# Of a linear layer's name, the number of its layer or block: `layers.20.self_attn.q_proj`, not the 2 of `merger.mlp.2`.
+# Of a linear layer's name, the number of its layer or block: `layers.20.self_attn.q_proj`, not the
+# 2 of `merger.mlp.2`.
 _NUMBERED = re.compile(r"((?:^|\.))(\d+)(\.(?:self_attn|attn|mlp)\b)")
 # The tower of the smallest size has more blocks than the language model has layers.
 LAYERS = min(table["tiny"]["layers"] for table in SIZES.values())
@@ -31,7 +35,10 @@ class StandIn:
 
 
 def stand_in(run: Run) -> StandIn:
-    """The smallest run that has the same objects: one process, or two where there would be more than one; the model at its tiny size."""
+    """The smallest run that has the same objects:
+
+    one process, or two where there would be more than one; the model at its tiny size.
+    """
     changes: list[str] = []
     not_asked: dict[str, str] = {}
     update: dict[str, Any] = {}
@@ -44,15 +51,21 @@ def stand_in(run: Run) -> StandIn:
         changes.append(f"{run.model.path} → its config.json at size tiny, with random weights")
         if window := window_of_folder(Path(run.model.path), run.model.family):
             changes.append(
-                f"{window.sliding} of {window.layers} layers with a sliding_window of {window.tokens} tokens → none has a window"
+                f"{window.sliding} of {window.layers} layers with a sliding_window of"
+                f" {window.tokens} tokens → none has a window"
             )
         update["model"] = run.model.model_copy(update={"path": None, "init": None, "size": "tiny"})
         if run.lora is not None:
             update["lora"] = _lora(run.lora, changes)
     if run.device.kind in ("cuda", "npu"):
-        not_asked["device.kind"] = f"it is {run.device.kind}, and --live is on the CPU; vtool train asks before its first step"
+        not_asked["device.kind"] = (
+            f"it is {run.device.kind}, and --live is on the CPU; vtool train asks before its first"
+            " step"
+        )
         if getattr(engine, "cpu_offload", False):
-            not_asked["engine.cpu_offload"] = "on the CPU, where --live is, there is nowhere to offload to"
+            not_asked["engine.cpu_offload"] = (
+                "on the CPU, where --live is, there is nowhere to offload to"
+            )
     update |= {"engine": engine, "device": run.device.model_copy(update={"kind": "cpu"})}
     return StandIn(run.model_copy(update=update), processes, tuple(changes), not_asked)
 
@@ -62,7 +75,12 @@ def _lora(lora: Lora, changes: list[str]) -> Lora:
     update = {}
     for name in ("targets", "exclude"):
         given: tuple[str, ...] = getattr(lora, name) or ()
-        here = tuple(dict.fromkeys(_NUMBERED.sub(lambda found: f"{found[1]}{int(found[2]) % LAYERS}{found[3]}", end) for end in given))
+        here = tuple(
+            dict.fromkeys(
+                _NUMBERED.sub(lambda found: f"{found[1]}{int(found[2]) % LAYERS}{found[3]}", end)
+                for end in given
+            )
+        )
         if here != given:
             changes.append(f"lora.{name} {', '.join(given)} → {', '.join(here)}")
             update[name] = here
@@ -76,7 +94,10 @@ def _engine(run: Run, changes: list[str], not_asked: dict[str, str]) -> tuple[in
     engine, parallel = run.engine, run.engine.parallel
     tensor = min(parallel.tensor, 2)
     pipeline = 1 if tensor == 2 else min(parallel.pipeline, 2)
-    for name, before, after in (("tensor", parallel.tensor, tensor), ("pipeline", parallel.pipeline, pipeline)):
+    for name, before, after in (
+        ("tensor", parallel.tensor, tensor),
+        ("pipeline", parallel.pipeline, pipeline),
+    ):
         if before != after:
             changes.append(f"engine.parallel.{name} {before} → {after}")
     if parallel.context > 1:
@@ -86,13 +107,21 @@ def _engine(run: Run, changes: list[str], not_asked: dict[str, str]) -> tuple[in
         changes.append(f"engine.bridge {engine.bridge} → native")
         not_asked["engine.bridge"] = _TE
     if parallel.pipeline > 1 and pipeline == 1:
-        not_asked["engine.parallel.pipeline"] = "two processes are not enough for tensor parallel ranks and for stages"
+        not_asked["engine.parallel.pipeline"] = (
+            "two processes are not enough for tensor parallel ranks and for stages"
+        )
     fusions = {name: False for name, on in engine.transformer_config.model_dump().items() if on}
     not_asked |= {f"engine.transformer_config.{name}": _CUDA for name in fusions}
-    registered = {name: None for name in ("nccl_ub", "disable_symmetric_registration") if getattr(engine.ddp_config, name)}
+    registered = {
+        name: None
+        for name in ("nccl_ub", "disable_symmetric_registration")
+        if getattr(engine.ddp_config, name)
+    }
     not_asked |= {f"engine.ddp_config.{name}": _NCCL for name in registered}
     update = {
-        "parallel": parallel.model_copy(update={"tensor": tensor, "pipeline": pipeline, "context": 1}),
+        "parallel": parallel.model_copy(
+            update={"tensor": tensor, "pipeline": pipeline, "context": 1}
+        ),
         "bridge": "native",
         "transformer_config": engine.transformer_config.model_copy(update=fusions),
         "ddp_config": engine.ddp_config.model_copy(update=registered),

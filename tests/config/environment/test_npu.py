@@ -11,7 +11,15 @@ from vtool.config.load import examine, load_run
 from vtool.diagnostics import Diagnostic
 
 CPU = Torch("2.13.0+cpu", None)
-FINE = Machine({}, CPU, "2.13.0", "==2.13.0.*", Cann(Path("/cann"), {"toolkit": "8.5.0", "kernels": "8.5.0"}), npus=8, cores=16)
+FINE = Machine(
+    {},
+    CPU,
+    "2.13.0",
+    "==2.13.0.*",
+    Cann(Path("/cann"), {"toolkit": "8.5.0", "kernels": "8.5.0"}),
+    npus=8,
+    cores=16,
+)
 ALLOC = "PYTORCH_NPU_ALLOC_CONF"
 
 
@@ -24,11 +32,23 @@ def found(text: str, npus: int = 8, cores: int = 16) -> list[Diagnostic]:
 @pytest.mark.parametrize(
     ("rule", "bad", "good"),
     [
-        ("device-list-cut-off", "ASCEND_RT_VISIBLE_DEVICES=1, 2,3", "ASCEND_RT_VISIBLE_DEVICES=1,2,3"),
-        ("device-list-cut-off", "ASCEND_RT_VISIBLE_DEVICES=1,3,8", "ASCEND_RT_VISIBLE_DEVICES=1,3,7"),
+        (
+            "device-list-cut-off",
+            "ASCEND_RT_VISIBLE_DEVICES=1, 2,3",
+            "ASCEND_RT_VISIBLE_DEVICES=1,2,3",
+        ),
+        (
+            "device-list-cut-off",
+            "ASCEND_RT_VISIBLE_DEVICES=1,3,8",
+            "ASCEND_RT_VISIBLE_DEVICES=1,3,7",
+        ),
         ("device-list-cut-off", "ASCEND_RT_VISIBLE_DEVICES=2,1", "ASCEND_RT_VISIBLE_DEVICES=1,2"),
         ("device-list-cut-off", "ASCEND_RT_VISIBLE_DEVICES=0,0", "ASCEND_RT_VISIBLE_DEVICES=0"),
-        ("device-list-cut-off", "ASCEND_RT_VISIBLE_DEVICES=0-3", "ASCEND_RT_VISIBLE_DEVICES=0,1,2,3"),
+        (
+            "device-list-cut-off",
+            "ASCEND_RT_VISIBLE_DEVICES=0-3",
+            "ASCEND_RT_VISIBLE_DEVICES=0,1,2,3",
+        ),
         ("device-list-cut-off", "ASCEND_RT_VISIBLE_DEVICES=npu0", "ASCEND_RT_VISIBLE_DEVICES="),
         ("environment-value", "TASK_QUEUE_ENABLE=3", "TASK_QUEUE_ENABLE=2"),
         ("environment-value", "ASCEND_LAUNCH_BLOCKING=true", "ASCEND_LAUNCH_BLOCKING=1"),
@@ -38,33 +58,74 @@ def found(text: str, npus: int = 8, cores: int = 16) -> list[Diagnostic]:
         ("environment-value", "HCCL_EXEC_TIMEOUT=-1", "HCCL_EXEC_TIMEOUT=0"),
         ("environment-value", "HCCL_EXEC_TIMEOUT=2147483648", "HCCL_EXEC_TIMEOUT=2147483647"),
         ("environment-value", "HCCL_OP_EXPANSION_MODE=aiv", "HCCL_OP_EXPANSION_MODE=AIV"),
-        ("environment-value", "HCCL_OP_EXPANSION_MODE=CCU", "HCCL_OP_EXPANSION_MODE=CCU_SCHED"),  # CANN 9.0
+        # CANN 9.0
+        ("environment-value", "HCCL_OP_EXPANSION_MODE=CCU", "HCCL_OP_EXPANSION_MODE=CCU_SCHED"),
         ("environment-value", "CPU_AFFINITY_CONF=3", "CPU_AFFINITY_CONF=2"),
         ("environment-value", "CPU_AFFINITY_CONF=1,npu0:3-1", "CPU_AFFINITY_CONF=1,npu0:1-3"),
-        ("environment-value", "CPU_AFFINITY_CONF=1,npu0:1", "CPU_AFFINITY_CONF=1,npu0:1-1,npu1:2-5,npu_affine:1"),
+        (
+            "environment-value",
+            "CPU_AFFINITY_CONF=1,npu0:1",
+            "CPU_AFFINITY_CONF=1,npu0:1-1,npu1:2-5,npu_affine:1",
+        ),
         ("environment-value", f"{ALLOC}=max_split_size_mb:10", f"{ALLOC}=max_split_size_mb:64"),
-        ("environment-value", f"{ALLOC}=garbage_collection_threshold:1.5", f"{ALLOC}=garbage_collection_threshold:0.8"),
-        ("environment-value", f"{ALLOC}=base_addr_aligned_kb:17", f"{ALLOC}=base_addr_aligned_kb:16"),
+        (
+            "environment-value",
+            f"{ALLOC}=garbage_collection_threshold:1.5",
+            f"{ALLOC}=garbage_collection_threshold:0.8",
+        ),
+        (
+            "environment-value",
+            f"{ALLOC}=base_addr_aligned_kb:17",
+            f"{ALLOC}=base_addr_aligned_kb:16",
+        ),
         ("environment-value", f"{ALLOC}=page_size:2g", f"{ALLOC}=page_size:1g"),
         ("environment-value", f"{ALLOC}=segment_size_mb:513", f"{ALLOC}=segment_size_mb:512"),
-        ("environment-value", f"{ALLOC}=expandable_segments:1", f"{ALLOC}=expandable_segments:True"),
-        ("environment-value", f"{ALLOC}=expandable_segment:True", f"{ALLOC}=roundup_power2_divisions:[256:1,512:2,>:4]"),
+        (
+            "environment-value",
+            f"{ALLOC}=expandable_segments:1",
+            f"{ALLOC}=expandable_segments:True",
+        ),
+        (
+            "environment-value",
+            f"{ALLOC}=expandable_segment:True",
+            f"{ALLOC}=roundup_power2_divisions:[256:1,512:2,>:4]",
+        ),
         ("environment-value", f"{ALLOC}=expandable_segments", f"{ALLOC}="),
-        ("allocator-conflict", f"{ALLOC}=expandable_segments:True,max_split_size_mb:64", f"{ALLOC}=max_split_size_mb:64"),
+        (
+            "allocator-conflict",
+            f"{ALLOC}=expandable_segments:True,max_split_size_mb:64",
+            f"{ALLOC}=max_split_size_mb:64",
+        ),
         (
             "allocator-conflict",
             f"{ALLOC}=expandable_segments:True,garbage_collection_threshold:0.8",
             f"{ALLOC}=expandable_segments:False,garbage_collection_threshold:0.8",
         ),
-        ("ignored-variable", f"{ALLOC}=page_size:1g,segment_size_mb:64", f"{ALLOC}=segment_size_mb:64"),
+        (
+            "ignored-variable",
+            f"{ALLOC}=page_size:1g,segment_size_mb:64",
+            f"{ALLOC}=segment_size_mb:64",
+        ),
         (
             "ignored-variable",
             f"{ALLOC}=pin_memory_expandable_segments:True,pinned_max_cached_size_mb:9",
             f"{ALLOC}=pinned_max_cached_size_mb:9",
         ),
-        ("ignored-variable", "TASK_QUEUE_ENABLE=2;ASCEND_LAUNCH_BLOCKING=1", "TASK_QUEUE_ENABLE=0;ASCEND_LAUNCH_BLOCKING=1"),
-        ("ignored-variable", "HCCL_OP_EXPANSION_MODE=AIV;HCCL_EXEC_TIMEOUT=1836", "HCCL_OP_EXPANSION_MODE=AIV;HCCL_EXEC_TIMEOUT=1091"),
-        ("ignored-variable", "HCCL_OP_EXPANSION_MODE=AIV;HCCL_EXEC_TIMEOUT=0", "HCCL_EXEC_TIMEOUT=0"),
+        (
+            "ignored-variable",
+            "TASK_QUEUE_ENABLE=2;ASCEND_LAUNCH_BLOCKING=1",
+            "TASK_QUEUE_ENABLE=0;ASCEND_LAUNCH_BLOCKING=1",
+        ),
+        (
+            "ignored-variable",
+            "HCCL_OP_EXPANSION_MODE=AIV;HCCL_EXEC_TIMEOUT=1836",
+            "HCCL_OP_EXPANSION_MODE=AIV;HCCL_EXEC_TIMEOUT=1091",
+        ),
+        (
+            "ignored-variable",
+            "HCCL_OP_EXPANSION_MODE=AIV;HCCL_EXEC_TIMEOUT=0",
+            "HCCL_EXEC_TIMEOUT=0",
+        ),
         ("ignored-variable", "CPU_AFFINITY_CONF=0,npu0:0-3", "CPU_AFFINITY_CONF=2,npu0:0-3"),
         ("ignored-variable", "CPU_AFFINITY_CONF=1,npu0:0-16", "CPU_AFFINITY_CONF=1,npu0:0-15"),
     ],
@@ -94,7 +155,8 @@ def test_a_list_that_is_cut_off_is_told_with_what_is_left_of_it() -> None:
     assert finding.help.endswith("ASCEND_RT_VISIBLE_DEVICES=1,2,3")
     (finding,) = found("ASCEND_RT_VISIBLE_DEVICES=1,3,8")
     assert "left 1, 3" in finding.message
-    assert found("ASCEND_RT_VISIBLE_DEVICES=1,3,8", npus=0) == []  # a machine without NPUs does not know
+    # a machine without NPUs does not know
+    assert found("ASCEND_RT_VISIBLE_DEVICES=1,3,8", npus=0) == []
 
 
 @pytest.mark.parametrize(
@@ -104,7 +166,10 @@ def test_a_list_that_is_cut_off_is_told_with_what_is_left_of_it() -> None:
         ("version-mismatch", {"torch": Torch("2.130.0", None)}),
         ("two-accelerators", {"torch": Torch("2.13.0", "cuda")}),
         ("cann-not-found", {"cann": Cann(None, {}, ("ASCEND_HOME_PATH is not set",))}),
-        ("version-mismatch", {"cann": Cann(Path("/cann"), {"toolkit": "8.5.0", "kernels": "8.3.RC1"})}),
+        (
+            "version-mismatch",
+            {"cann": Cann(Path("/cann"), {"toolkit": "8.5.0", "kernels": "8.3.RC1"})},
+        ),
     ],
 )
 def test_packages(rule: str, bad: dict[str, object]) -> None:
@@ -115,8 +180,10 @@ def test_packages(rule: str, bad: dict[str, object]) -> None:
     assert list(check_machine(FINE)) == []
     assert list(check_machine(replace(FINE, torch=Torch("2.13.0.post1", None)))) == []
     without = replace(FINE, torch_npu=None, **bad)
-    assert list(check_packages(without)) == []  # nothing stands against a machine for something else …
-    assert set(unasked(without).values()) == {"torch_npu is not installed here"}  # … and nothing has passed
+    # nothing stands against a machine for something else …
+    assert list(check_packages(without)) == []
+    # … and nothing has passed
+    assert set(unasked(without).values()) == {"torch_npu is not installed here"}
 
 
 @pytest.mark.parametrize(
@@ -134,17 +201,29 @@ def test_settings(rule: str, bad: str, good: str) -> None:
     machine = replace(FINE, environment={"ASCEND_RT_VISIBLE_DEVICES": "4,5"})
     for override, expected in ((bad, [rule]), (good, [])):
         loaded = load_run("digits", [override])  # on no NPU, where all of these go
-        assert [finding.rule for finding in check_settings(loaded.run, loaded.origins, machine)] == expected
+        assert [
+            finding.rule for finding in check_settings(loaded.run, loaded.origins, machine)
+        ] == expected
 
 
-def install(site: Path, name: str, version: str, requires: str = "", accelerator: str | None = None) -> None:
+def install(
+    site: Path, name: str, version: str, requires: str = "", accelerator: str | None = None
+) -> None:
     about = site / f"{name}-{version}.dist-info"
     about.mkdir(parents=True)
-    lines = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}", *([f"Requires-Dist: {requires}"] if requires else [])]
+    lines = [
+        "Metadata-Version: 2.1",
+        f"Name: {name}",
+        f"Version: {version}",
+        *([f"Requires-Dist: {requires}"] if requires else []),
+    ]
     (about / "METADATA").write_text("\n".join(lines) + "\n")
     if name == "torch":
         (site / "torch").mkdir()
-        (site / "torch/version.py").write_text(f"raise ImportError\n__version__ = {version!r}\ncuda: str = {accelerator!r}\nhip = None\n")
+        (site / "torch/version.py").write_text(
+            f"raise ImportError\n__version__ = {version!r}\ncuda: str = {accelerator!r}\nhip ="
+            " None\n"
+        )
 
 
 def test_a_machine_is_read_from_metadata_and_files(tmp_path: Path) -> None:
@@ -153,20 +232,28 @@ def test_a_machine_is_read_from_metadata_and_files(tmp_path: Path) -> None:
     install(site, "torch_npu", "2.13.0.post1", requires="torch==2.13.0.*")
     for folder in (home / "aarch64-linux", home / "runtime", home / "opp", devices):
         folder.mkdir(parents=True)
-    (home / "aarch64-linux/ascend_toolkit_install.info").write_text("package_name=Ascend-cann-toolkit\nversion=8.5.0\narch=aarch64\n")
+    (home / "aarch64-linux/ascend_toolkit_install.info").write_text(
+        "package_name=Ascend-cann-toolkit\nversion=8.5.0\narch=aarch64\n"
+    )
     for name in ("davinci0", "davinci1", "davinci_manager"):
         (devices / name).touch()
     variables = {"ASCEND_HOME_PATH": str(home), "ASCEND_OPP_PATH": str(home / "opp")}
     machine = read_machine(variables, [str(site)], devices)
     assert machine.torch == Torch("2.13.0", "cuda")
-    assert (machine.torch_npu, machine.wanted_torch, machine.npus) == ("2.13.0.post1", "==2.13.0.*", 2)
+    assert (machine.torch_npu, machine.wanted_torch, machine.npus) == (
+        "2.13.0.post1",
+        "==2.13.0.*",
+        2,
+    )
     assert machine.cann.packages == {"Ascend-cann-toolkit": "8.5.0"}
     assert machine.cann.problems == (f"{home / 'compiler'} is not there",)
     nothing = read_machine({}, [str(tmp_path / "empty")], tmp_path / "empty")
     assert (nothing.torch, nothing.torch_npu, nothing.npus) == (None, None, 0)
 
 
-def test_a_recipe_for_an_npu_is_checked_with_the_variables_that_are_set(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_recipe_for_an_npu_is_checked_with_the_variables_that_are_set(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("TASK_QUEUE_ENABLE", "7")
     assert examine("digits").findings == ()  # of another device, nobody asks
     examined = examine("digits", ["device.kind=npu"])

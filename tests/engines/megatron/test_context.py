@@ -1,7 +1,8 @@
 """Context parallelism: a row's tokens over several ranks.
 
-Attention over ranks is Transformer Engine's, which has no build for a CPU. In its place is one of a few lines, by definition: keys and
-values of all ranks are gathered, and each query sees those before it. All else is the engine's own code.
+Attention over ranks is Transformer Engine's, which has no build for a CPU. In its place is one of a
+few lines, by definition: keys and values of all ranks are gathered, and each query sees those
+before it. All else is the engine's own code.
 """
 
 from collections.abc import Iterator
@@ -27,11 +28,14 @@ pytest.importorskip("megatron.core", reason="megatron-core is not installed")
 DISTRIBUTED = {"wrap_config": {"use_distributed_optimizer": True}}
 ON_TWO: dict[str, dict[str, Any]] = {
     "cp2": {"parallel": {"context": 2}},
-    "cp2, distributed optimiser": {"parallel": {"context": 2}, **DISTRIBUTED},
-    "cp2, divided in the collective": {"parallel": {"context": 2}, "ddp_config": {"average_in_collective": True}},
+    "cp2, distributed optimizer": {"parallel": {"context": 2}, **DISTRIBUTED},
+    "cp2, divided in the collective": {
+        "parallel": {"context": 2},
+        "ddp_config": {"average_in_collective": True},
+    },
 }
 ON_FOUR: dict[str, dict[str, Any]] = {
-    "cp2×dp2, distributed optimiser": ON_TWO["cp2, distributed optimiser"],
+    "cp2×dp2, distributed optimizer": ON_TWO["cp2, distributed optimizer"],
     "cp2×dp2, divided in the collective": ON_TWO["cp2, divided in the collective"],
     "cp2×tp2+sp": {"parallel": {"context": 2, "tensor": 2, "sequence": True}},
     "cp2×pp2": {"parallel": {"context": 2, "pipeline": 2}},
@@ -40,15 +44,22 @@ ON_FOUR: dict[str, dict[str, Any]] = {
 
 
 class OverRanks(nn.Module):
-    """Stands where Transformer Engine's attention does: queries of this rank's tokens, keys and values of everybody's."""
+    """Stands where Transformer Engine's attention does:
 
-    def __init__(self, config: Any, layer_number: int, attn_mask_type: Any, attention_type: str, **_: Any) -> None:
+    queries of this rank's tokens, keys and values of everybody's.
+    """
+
+    def __init__(
+        self, config: Any, layer_number: int, attn_mask_type: Any, attention_type: str, **_: Any
+    ) -> None:
         super().__init__()
         from megatron.core import parallel_state
 
         self.group = parallel_state.get_context_parallel_group()
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **_: Any) -> Tensor:
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **_: Any
+    ) -> Tensor:
         """[S / ranks, B, heads, D] each, the key's heads fewer; to [S / ranks, B, heads · D]."""
         assert attention_mask is None
         keys, values = (context.of_all_ranks(one.contiguous(), self.group) for one in (key, value))
@@ -62,7 +73,10 @@ class OverRanks(nn.Module):
 @contextmanager
 def as_if_on_a_gpu() -> Iterator[None]:
     kept = model.attention_over_ranks, start.needs_transformer_engine
-    model.attention_over_ranks, start.needs_transformer_engine = (lambda: OverRanks), (lambda *_, **__: [])
+    model.attention_over_ranks, start.needs_transformer_engine = (
+        (lambda: OverRanks),
+        (lambda *_, **__: []),
+    )
     try:
         yield
     finally:
@@ -74,11 +88,21 @@ def trained(ranks: Ranks, cases: dict[str, dict[str, Any]]) -> dict[str, Trained
     with as_if_on_a_gpu():
         for name, case in cases.items():
             one, built = found.setdefault(name, Trained()), by_one.build(case, ranks, tied=True)
-            sizes = {seen.name: seen.value for seen in built.read_back(by_one.QWEN.part) if seen.name.startswith("engine.parallel.")}
-            assert sizes["engine.parallel.context"] == case["parallel"]["context"] == built.config.context_parallel_size
+            sizes = {
+                seen.name: seen.value
+                for seen in built.read_back(by_one.QWEN.part)
+                if seen.name.startswith("engine.parallel.")
+            }
+            assert (
+                sizes["engine.parallel.context"]
+                == case["parallel"]["context"]
+                == built.config.context_parallel_size
+            )
             for step in range(3):
                 if step == 2:  # all of it goes through a checkpoint
-                    saved = ranks.all_gather_objects((built.model_state(), built.optimizer_state()))[0]
+                    saved = ranks.all_gather_objects(
+                        (built.model_state(), built.optimizer_state())
+                    )[0]
                     built = by_one.build(case, ranks, tied=True)
                     built.load_state(*saved)
                 one.losses.append(take_step(built, step))
@@ -87,7 +111,9 @@ def trained(ranks: Ranks, cases: dict[str, dict[str, Any]]) -> dict[str, Trained
                 one.norms.append(built.clip_gradient(OPTIM.clip_norm))
                 built.optimizer_step(OPTIM.lr)
             with built.evaluating():
-                mine = torch.cat([parameter.detach().flatten() for parameter in built.module.parameters()])
+                mine = torch.cat(
+                    [parameter.detach().flatten() for parameter in built.module.parameters()]
+                )
             copies = [mine.clone() for _ in range(built.groups.copies.world)]
             torch.distributed.all_gather(copies, mine, group=built.groups.copies.group)
             one.spread = max(float((copy - copies[0]).abs().max()) for copy in copies)
@@ -95,13 +121,20 @@ def trained(ranks: Ranks, cases: dict[str, dict[str, Any]]) -> dict[str, Trained
 
 
 @pytest.mark.parametrize(
-    ("world", "cases"), [(2, ON_TWO), pytest.param(4, ON_FOUR, marks=pytest.mark.soak)], ids=["two ranks", "four ranks"]
+    ("world", "cases"),
+    [(2, ON_TWO), pytest.param(4, ON_FOUR, marks=pytest.mark.soak)],
+    ids=["two ranks", "four ranks"],
 )
 def test_training_is_that_of_one_process(world: int, cases: dict[str, dict[str, Any]]) -> None:
-    """Rows of 17 tokens, which are padded to 20, or to 24; with unequal tokens, and in the third step without any image."""
+    """Rows of 17 tokens, which are padded to 20, or to 24;
+
+    with unequal tokens, and in the third step without any image.
+    """
     wanted = by_one.reference(tied=True)
     for name, ours in run_ranks(trained, world, cases)[0].items():
-        first = relative_difference({key: tensor.double() for key, tensor in ours.first.items()}, wanted.first)
+        first = relative_difference(
+            {key: tensor.double() for key, tensor in ours.first.items()}, wanted.first
+        )
         print(f"{name}: gradient {first:.1e}")
         assert first <= 5e-6, name
         assert ours.losses == pytest.approx(wanted.losses[:3], rel=1e-5), name
@@ -117,7 +150,9 @@ def cut_by_megatron_core(ranks: Ranks) -> bool:
     tokens = torch.randn(12, 2, 3, generator=torch.Generator().manual_seed(0), requires_grad=True)
     group = torch.distributed.group.WORLD
     mine = context.on_this_rank(tokens, group)
-    theirs = get_batch_on_this_cp_rank({"tokens": tokens.transpose(0, 1).contiguous()})["tokens"].transpose(0, 1)
+    theirs = get_batch_on_this_cp_rank({"tokens": tokens.transpose(0, 1).contiguous()})[
+        "tokens"
+    ].transpose(0, 1)
     with on_cpu(ranks.device):
         places = get_pos_emb_on_this_cp_rank(tokens, 0, group)
         whole = context.of_all_ranks(mine.contiguous(), group)
@@ -127,10 +162,17 @@ def cut_by_megatron_core(ranks: Ranks) -> bool:
     some = torch.zeros(12, 2, 3)
     some[own] = weight[own] * ranks.world
     assert tokens.grad is not None
-    return torch.equal(mine, theirs) and torch.equal(mine, places) and torch.equal(whole, tokens) and torch.equal(tokens.grad, some)
+    return (
+        torch.equal(mine, theirs)
+        and torch.equal(mine, places)
+        and torch.equal(whole, tokens)
+        and torch.equal(tokens.grad, some)
+    )
 
 
-def test_a_rank_has_the_pieces_that_megatron_core_gives_it_and_they_come_back_in_order_with_summed_gradients() -> None:
+def test_a_rank_has_the_pieces_that_megatron_core_gives_it_and_they_come_back_in_order_with_summed_gradients() -> (
+    None
+):
     assert run_ranks(cut_by_megatron_core, 3) == [True] * 3
 
 

@@ -1,4 +1,6 @@
-"""What tensor parallel ranks have copies of stays the same on all of them, to the bit, whatever order a kernel adds up in."""
+"""What tensor parallel ranks have copies of stays the same on all of them, to the bit, whatever
+order a kernel adds up in.
+"""
 
 from typing import Any
 
@@ -15,7 +17,7 @@ from vtool.engines.ranks import Ranks
 pytest.importorskip("megatron.core", reason="megatron-core is not installed")
 TWO: dict[str, dict[str, Any]] = {"tp2+sp": {"parallel": {"tensor": 2, "sequence": True}}}
 FOUR: dict[str, dict[str, Any]] = {
-    "tp2+sp×dp2, distributed optimiser": {
+    "tp2+sp×dp2, distributed optimizer": {
         "parallel": {"tensor": 2, "sequence": True},
         "wrap_config": {"use_distributed_optimizer": True},
     },
@@ -34,7 +36,11 @@ def disturb(engine: Megatron) -> None:
 def apart(engine: Megatron) -> float:
     """The largest difference between tensor parallel ranks' copies."""
     with engine.evaluating():
-        copies = [one.detach().flatten() for one in engine.module.parameters() if not getattr(one, "tensor_model_parallel", False)]
+        copies = [
+            one.detach().flatten()
+            for one in engine.module.parameters()
+            if not getattr(one, "tensor_model_parallel", False)
+        ]
     one, other = engine.groups.gather_tensor_shares(torch.cat(copies))
     return float((one - other).abs().max())
 
@@ -60,17 +66,30 @@ def trained(ranks: Ranks, spreads: dict[str, dict[str, Any]]) -> dict[str, Any]:
                 engine.optimizer_step(OPTIM.lr)
                 spread.append(apart(engine))
                 after = of_tower({**engine.model_state(), **engine.optimizer_state()})
-                kept.append(before.keys() == after.keys() and all(torch.equal(before[key], after[key]) for key in before))
+                kept.append(
+                    before.keys() == after.keys()
+                    and all(torch.equal(before[key], after[key]) for key in before)
+                )
         found[name] = {"kept": kept[1:], "spread": spread, "firsts": firsts}
     return found
 
 
-@pytest.mark.parametrize(("world", "spreads"), [(2, TWO), pytest.param(4, FOUR, marks=pytest.mark.soak)], ids=["two ranks", "four ranks"])
-def test_gradients_of_the_tower_that_differ_leave_its_copies_equal(world: int, spreads: dict[str, dict[str, Any]]) -> None:
+@pytest.mark.parametrize(
+    ("world", "spreads"),
+    [(2, TWO), pytest.param(4, FOUR, marks=pytest.mark.soak)],
+    ids=["two ranks", "four ranks"],
+)
+def test_gradients_of_the_tower_that_differ_leave_its_copies_equal(
+    world: int, spreads: dict[str, dict[str, Any]]
+) -> None:
     everyone = run_ranks(trained, world, spreads)
     for name in spreads:
-        assert [rank[name]["spread"] for rank in everyone] == [[0.0] * (TEXT_STEP + 3)] * world, name
-        assert everyone[0][name]["kept"] == [step == TEXT_STEP for step in range(TEXT_STEP + 2)], name
+        assert [rank[name]["spread"] for rank in everyone] == [[0.0] * (TEXT_STEP + 3)] * world, (
+            name
+        )
+        assert everyone[0][name]["kept"] == [step == TEXT_STEP for step in range(TEXT_STEP + 2)], (
+            name
+        )
         (wanted, norm), (found, its_norm) = everyone[0][name]["firsts"]
         assert relative_difference(found, wanted) <= 5e-6, name  # the mean of the two
         assert its_norm == pytest.approx(norm, rel=1e-5), name

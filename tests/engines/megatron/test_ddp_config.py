@@ -1,4 +1,7 @@
-"""The live DDP config is the one that was asked for; and what verl#5775 did to a run, with megatron-core's own classes."""
+"""The live DDP config is the one that was asked for;
+
+and what verl#5775 did to a run, with megatron-core's own classes.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,7 +28,12 @@ def live(**ddp: Any) -> Any:
 
 
 def test_every_field_that_is_given_arrives() -> None:
-    given = {"overlap_grad_reduce": True, "bucket_size": 7, "check_for_nan_in_grad": True, "average_in_collective": True}
+    given = {
+        "overlap_grad_reduce": True,
+        "bucket_size": 7,
+        "check_for_nan_in_grad": True,
+        "average_in_collective": True,
+    }
     made = live(**given)
     assert {name: getattr(made, name) for name in given} == given
     assert (made.use_distributed_optimizer, made.grad_reduce_in_fp32) == (False, True)
@@ -47,24 +55,35 @@ def qwen2() -> Any:
 
     rope = {"rope_type": "default", "rope_theta": 1e6}
     sizes = {"vocab_size": 128, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1}
-    config = Qwen2Config(**sizes, num_attention_heads=2, num_key_value_heads=1, rope_parameters=rope)
+    config = Qwen2Config(
+        **sizes, num_attention_heads=2, num_key_value_heads=1, rope_parameters=rope
+    )
     config.rope_theta = 1e6
     bridge = AutoBridge.from_config(config, dtype=torch.float32)
     bridge.set_extra_args(
-        masked_softmax_fusion=False, bias_activation_fusion=False, bias_dropout_fusion=False, gradient_accumulation_fusion=False,
-        use_cpu_initialization=True, persist_layer_norm=False,
-    )  # fmt: skip
+        masked_softmax_fusion=False,
+        bias_activation_fusion=False,
+        bias_dropout_fusion=False,
+        gradient_accumulation_fusion=False,
+        use_cpu_initialization=True,
+        persist_layer_norm=False,
+    )
     return bridge
 
 
 @contextmanager
 def local_layers() -> Iterator[None]:
-    """For mbridge's layers, which are Transformer Engine's, those of megatron-core itself. All else is the package's own."""
+    """For mbridge's layers, which are Transformer Engine's, those of megatron-core itself.
+
+    All else is the package's own.
+    """
     from mbridge.core import llm_bridge
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
 
     def spec(config: Any, use_transformer_engine: bool = True, **more: Any) -> Any:
-        return get_gpt_decoder_block_spec(config, use_transformer_engine=False, normalization=config.normalization, **more)
+        return get_gpt_decoder_block_spec(
+            config, use_transformer_engine=False, normalization=config.normalization, **more
+        )
 
     before, llm_bridge.get_gpt_decoder_block_spec = llm_bridge.get_gpt_decoder_block_spec, spec
     try:
@@ -76,7 +95,8 @@ def local_layers() -> Iterator[None]:
 def drift(ranks: Ranks) -> dict[str, tuple[bool, list[float]]]:
     """Of a model of mbridge's `get_model`, given no config and given ours.
 
-    Whether its DDP is for a distributed optimiser, and how far the weights of two ranks are apart after each step of the plain one.
+    Whether its DDP is for a distributed optimizer, and how far the weights of two ranks are apart
+    after each step of the plain one.
     """
     from megatron.core.distributed import finalize_model_grads
     from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
@@ -87,7 +107,9 @@ def drift(ranks: Ranks) -> dict[str, tuple[bool, list[float]]]:
         with on_cpu(ranks.device), local_layers():
             torch.manual_seed(0)
             (ddp,) = qwen2().get_model(wrap_with_ddp=True, bf16=False, ddp_config=ddp_config)
-            settings = OptimizerConfig(optimizer="adam", lr=1e-2, use_distributed_optimizer=WRAP.use_distributed_optimizer)
+            settings = OptimizerConfig(
+                optimizer="adam", lr=1e-2, use_distributed_optimizer=WRAP.use_distributed_optimizer
+            )
             optimizer = get_megatron_optimizer(settings, [ddp], use_gloo_process_groups=False)
             apart = []
             for step in range(5):
@@ -106,8 +128,13 @@ def drift(ranks: Ranks) -> dict[str, tuple[bool, list[float]]]:
     return found
 
 
-def test_what_a_bridge_builds_by_default_drifts_beside_a_plain_optimiser_without_an_error_and_with_our_config_does_not() -> None:
-    """verl#5775, with the real mbridge: `wrap_config.use_distributed_optimizer=false` did not arrive in what `get_model` builds."""
+def test_what_a_bridge_builds_by_default_drifts_beside_a_plain_optimiser_without_an_error_and_with_our_config_does_not() -> (
+    None
+):
+    """verl#5775, with the real mbridge:
+
+    `wrap_config.use_distributed_optimizer=false` did not arrive in what `get_model` builds.
+    """
     pytest.importorskip("mbridge", reason="mbridge is not installed")
     found = run_ranks(drift, 2)[0]
     print(found)

@@ -1,4 +1,6 @@
-"""Each way of spreading a model trains it as one process in float64 does, and goes on from what any other has saved."""
+"""Each way of spreading a model trains it as one process in float64 does, and goes on from what any
+other has saved.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -30,14 +32,23 @@ CASES: dict[str, dict[str, Any]] = {
     "dp2": {},
     "dp2, reduced while it goes on": {"ddp_config": OVERLAP},
     "dp2, divided in the collective": {"ddp_config": {"average_in_collective": True}},
-    "dp2, distributed optimiser": {"wrap_config": DISTRIBUTED},
-    "dp2, distributed optimiser, all overlapped": {"wrap_config": DISTRIBUTED, "ddp_config": {**OVERLAP, "overlap_param_gather": True}},
+    "dp2, distributed optimizer": {"wrap_config": DISTRIBUTED},
+    "dp2, distributed optimizer, all overlapped": {
+        "wrap_config": DISTRIBUTED,
+        "ddp_config": {**OVERLAP, "overlap_param_gather": True},
+    },
     "tp2": {"parallel": {"tensor": 2}},
     "tp2+sp": {"parallel": {"tensor": 2, "sequence": True}},
-    "tp2+sp, distributed optimiser": {"parallel": {"tensor": 2, "sequence": True}, "wrap_config": DISTRIBUTED},
+    "tp2+sp, distributed optimizer": {
+        "parallel": {"tensor": 2, "sequence": True},
+        "wrap_config": DISTRIBUTED,
+    },
     "pp2": {"parallel": {"pipeline": 2}},
-    "pp2, divided in the collective": {"parallel": {"pipeline": 2}, "ddp_config": {"average_in_collective": True}},
-    "pp2, distributed optimiser, all overlapped": {
+    "pp2, divided in the collective": {
+        "parallel": {"pipeline": 2},
+        "ddp_config": {"average_in_collective": True},
+    },
+    "pp2, distributed optimizer, all overlapped": {
         "parallel": {"pipeline": 2},
         "wrap_config": DISTRIBUTED,
         "ddp_config": {**OVERLAP, "overlap_param_gather": True},
@@ -48,14 +59,14 @@ CASES: dict[str, dict[str, Any]] = {
 # Each way with each of its settings once; the rest take their turn in `make soak`.
 TIED = (
     "dp2, divided in the collective",
-    "dp2, distributed optimiser, all overlapped",
+    "dp2, distributed optimizer, all overlapped",
     "tp2",
-    "tp2+sp, distributed optimiser",
+    "tp2+sp, distributed optimizer",
     "pp2",
-    "pp2, distributed optimiser, all overlapped",
+    "pp2, distributed optimizer, all overlapped",
 )
 # With a head of its own beside the embedding.
-UNTIED = ("dp2, distributed optimiser, all overlapped", "tp2+sp", "pp2")
+UNTIED = ("dp2, distributed optimizer, all overlapped", "tp2+sp", "pp2")
 
 
 @dataclass
@@ -78,7 +89,10 @@ class Trained:
 
 
 def rows_of(step: int) -> list[Row]:
-    """Four rows of one length, of unequal numbers of supervised tokens; the second has none; the third has no image."""
+    """Four rows of one length, of unequal numbers of supervised tokens;
+
+    the second has none; the third has no image.
+    """
     rows = []
     for number, supervised in enumerate((5, 0, 2, 11)):
         generator = torch.Generator().manual_seed(10 * step + number)
@@ -86,7 +100,10 @@ def rows_of(step: int) -> list[Row]:
         inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
         if number != 2 and step != TEXT_STEP:
             ids[0, 1:9] = torch.tensor([153, *[IMAGE] * 6, 154])
-            inputs |= {"pixel_values": torch.randn(24, 1176, generator=generator), "image_grid_thw": torch.tensor([[1, 4, 6]])}
+            inputs |= {
+                "pixel_values": torch.randn(24, 1176, generator=generator),
+                "image_grid_thw": torch.tensor([[1, 4, 6]]),
+            }
         inputs["mm_token_type_ids"] = (ids == IMAGE).long()
         targets = ids.roll(-1, 1)
         targets[:, : 16 - supervised] = -100
@@ -110,28 +127,45 @@ def reference(tied: bool, family: str = "qwen2_5_vl") -> Trained:
     decayed = [parameter for parameter in named.values() if parameter.dim() >= 2]
     others = [parameter for parameter in named.values() if parameter.dim() < 2]
     optimizer = torch.optim.AdamW(
-        [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}], lr=1e-3, foreach=False
+        [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}],
+        lr=1e-3,
+        foreach=False,
     )
     trained = Trained()
     train_alone(model, named, optimizer, trained)
     return trained
 
 
-def train_alone(model: Any, named: Mapping[str, Tensor], optimizer: torch.optim.Optimizer, trained: Any) -> None:
+def train_alone(
+    model: Any, named: Mapping[str, Tensor], optimizer: torch.optim.Optimizer, trained: Any
+) -> None:
     """Five steps of a float64 model in this process."""
     for step in range(5):
         total = 0.0
         for row in rows_of(step):
-            inputs = {name: tensor.double() if tensor.is_floating_point() else tensor for name, tensor in row.inputs.items()}
+            inputs = {
+                name: tensor.double() if tensor.is_floating_point() else tensor
+                for name, tensor in row.inputs.items()
+            }
             logits = model(**inputs, use_cache=False).logits[0]
             wanted = (row.targets[0] != -100).nonzero().flatten()
-            loss = -torch.log_softmax(logits[wanted], -1)[torch.arange(len(wanted)), row.targets[0, wanted]].sum() / SUPERVISED
-            if loss.requires_grad:  # without an image a tower that is trained alone has no part in it
+            loss = (
+                -torch.log_softmax(logits[wanted], -1)[
+                    torch.arange(len(wanted)), row.targets[0, wanted]
+                ].sum()
+                / SUPERVISED
+            )
+            # without an image a tower that is trained alone has no part in it
+            if loss.requires_grad:
                 loss.backward()
             total += loss.item()
         trained.losses.append(total)
         if step == 0:
-            trained.first = {name: parameter.grad.clone() for name, parameter in named.items() if parameter.grad is not None}
+            trained.first = {
+                name: parameter.grad.clone()
+                for name, parameter in named.items()
+                if parameter.grad is not None
+            }
         trained.norms.append(torch.nn.utils.clip_grad_norm_(named.values(), 1.0).item())
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
@@ -141,7 +175,8 @@ def train_alone(model: Any, named: Mapping[str, Tensor], optimizer: torch.optim.
 def take_step(engine: Megatron, step: int) -> float:
     """Forwards and backwards of one global step; its loss."""
     rows = rows_of(step)[engine.data.rank :: engine.data.world]
-    # With no image anywhere the tower is left out; else a row without one still runs it, as the training loop has it do.
+    # With no image anywhere the tower is left out; else a row without one still runs it, as the
+    # training loop has it do.
     every = step != TEXT_STEP
 
     def with_dummy(model: Any, row: Row) -> Tensor:
@@ -154,19 +189,35 @@ def take_step(engine: Megatron, step: int) -> float:
     return sum(report[0] for report in engine.data.all_gather([sum(sums)])) / SUPERVISED
 
 
-def build(case: dict[str, Any], ranks: Ranks, tied: bool, dtype: torch.dtype = torch.float32) -> Megatron:
-    return Megatron(tiny_model(tied=tied).train(), Settings(kind="megatron", **case), OPTIM, ranks, dtype, QWEN.part)
+def build(
+    case: dict[str, Any], ranks: Ranks, tied: bool, dtype: torch.dtype = torch.float32
+) -> Megatron:
+    return Megatron(
+        tiny_model(tied=tied).train(),
+        Settings(kind="megatron", **case),
+        OPTIM,
+        ranks,
+        dtype,
+        QWEN.part,
+    )
 
 
 def copied(engine: Megatron) -> list[Tensor]:
     """What two ranks have the same of.
 
-    Data parallel ones of everything, tensor parallel ones of what is not cut (norms, and the tower), stages of a tied embedding.
+    Data parallel ones of everything, tensor parallel ones of what is not cut (norms, and the
+    tower), stages of a tied embedding.
     """
     parameters = list(engine.module.parameters())
     if engine.stage.ranks.world == 2:
-        return [parameter for parameter in parameters if getattr(parameter, "shared_embedding", False)]
-    return [one for one in parameters if engine.data.world == 2 or not getattr(one, "tensor_model_parallel", False)]
+        return [
+            parameter for parameter in parameters if getattr(parameter, "shared_embedding", False)
+        ]
+    return [
+        one
+        for one in parameters
+        if engine.data.world == 2 or not getattr(one, "tensor_model_parallel", False)
+    ]
 
 
 def train_all(ranks: Ranks, cases: dict[str, dict[str, Any]], tied: bool) -> dict[str, Trained]:
@@ -193,12 +244,21 @@ def train_all(ranks: Ranks, cases: dict[str, dict[str, Any]], tied: bool) -> dic
                 after = (engine.model_state(), engine.optimizer_state())
                 for kind, one, two in zip(("weights", "state"), before, after, strict=True):
                     tower = [key for key in two if ".visual." in key]
-                    trained.text_step[f"tower {kind} kept"] = bool(tower) and all(torch.equal(one[key], two[key]) for key in tower)
+                    trained.text_step[f"tower {kind} kept"] = bool(tower) and all(
+                        torch.equal(one[key], two[key]) for key in tower
+                    )
                     rest = [key for key in two if ".visual." not in key]
-                    trained.text_step[f"other {kind} moved"] = not any(torch.equal(one[key], two[key]) for key in rest)
+                    trained.text_step[f"other {kind} moved"] = not any(
+                        torch.equal(one[key], two[key]) for key in rest
+                    )
                 saved = tuple(ranks.all_gather_objects(after)[0])
             with engine.evaluating():
-                mine = torch.cat([torch.zeros(1), *(parameter.detach().flatten() for parameter in copied(engine))])
+                mine = torch.cat(
+                    [
+                        torch.zeros(1),
+                        *(parameter.detach().flatten() for parameter in copied(engine)),
+                    ]
+                )
             copies = [mine.clone(), mine.clone()]
             torch.distributed.all_gather(copies, mine)
             trained.spread = max(trained.spread, float((copies[0] - copies[1]).abs().max()))
@@ -211,8 +271,12 @@ def train_all(ranks: Ranks, cases: dict[str, dict[str, Any]], tied: bool) -> dic
     [
         (True, TIED),
         (False, UNTIED),
-        pytest.param(True, tuple(name for name in CASES if name not in TIED), marks=pytest.mark.soak),
-        pytest.param(False, tuple(name for name in CASES if name not in UNTIED), marks=pytest.mark.soak),
+        pytest.param(
+            True, tuple(name for name in CASES if name not in TIED), marks=pytest.mark.soak
+        ),
+        pytest.param(
+            False, tuple(name for name in CASES if name not in UNTIED), marks=pytest.mark.soak
+        ),
     ],
     ids=["tied", "untied", "tied, the rest", "untied, the rest"],
 )
@@ -221,8 +285,12 @@ def test_training_is_that_of_one_process(tied: bool, names: tuple[str, ...]) -> 
     found = run_ranks(train_all, 2, {name: CASES[name] for name in names}, tied)[0]
     resumed = [number for step in (3, 4) for number in (wanted.losses[step], wanted.norms[step])]
     for name, trained in found.items():
-        first = relative_difference({key: tensor.double() for key, tensor in trained.first.items()}, wanted.first)
-        weights = relative_difference({key: tensor.double() for key, tensor in trained.weights.items()}, wanted.weights)
+        first = relative_difference(
+            {key: tensor.double() for key, tensor in trained.first.items()}, wanted.first
+        )
+        weights = relative_difference(
+            {key: tensor.double() for key, tensor in trained.weights.items()}, wanted.weights
+        )
         print(f"{name}: gradient {first:.1e}, weights {weights:.1e}, spread {trained.spread:.0e}")
         assert first <= 5e-6, name
         assert trained.losses == pytest.approx(wanted.losses, rel=1e-5), name
@@ -238,9 +306,19 @@ def test_training_is_that_of_one_process(tied: bool, names: tuple[str, ...]) -> 
 
 def steps_of_qwen2_vl(ranks: Ranks) -> dict[str, Trained]:
     found = {}
-    for name in ("dp2, distributed optimiser", "tp2+sp", "pp2"):
-        trained, model = found.setdefault(name, Trained()), tiny_model(tied=True, family="qwen2_vl").train()
-        engine = Megatron(model, Settings(kind="megatron", **CASES[name]), OPTIM, ranks, torch.float32, Qwen2VL().part)
+    for name in ("dp2, distributed optimizer", "tp2+sp", "pp2"):
+        trained, model = (
+            found.setdefault(name, Trained()),
+            tiny_model(tied=True, family="qwen2_vl").train(),
+        )
+        engine = Megatron(
+            model,
+            Settings(kind="megatron", **CASES[name]),
+            OPTIM,
+            ranks,
+            torch.float32,
+            Qwen2VL().part,
+        )
         for step in range(5):
             trained.losses.append(take_step(engine, step))
             if step == 0:
@@ -254,8 +332,12 @@ def steps_of_qwen2_vl(ranks: Ranks) -> dict[str, Trained]:
 def test_qwen2_vl_trains_as_in_one_process() -> None:
     wanted = reference(True, "qwen2_vl")
     for name, trained in run_ranks(steps_of_qwen2_vl, 2)[0].items():
-        first = relative_difference({key: tensor.double() for key, tensor in trained.first.items()}, wanted.first)
-        weights = relative_difference({key: tensor.double() for key, tensor in trained.weights.items()}, wanted.weights)
+        first = relative_difference(
+            {key: tensor.double() for key, tensor in trained.first.items()}, wanted.first
+        )
+        weights = relative_difference(
+            {key: tensor.double() for key, tensor in trained.weights.items()}, wanted.weights
+        )
         print(f"{name}: gradient {first:.1e}, weights {weights:.1e}")
         assert first <= 5e-6, name
         assert trained.losses == pytest.approx(wanted.losses, rel=1e-5), name
@@ -265,7 +347,9 @@ def test_qwen2_vl_trains_as_in_one_process() -> None:
 
 FOUR = {
     "pp2×tp2+sp": {"parallel": {"tensor": 2, "pipeline": 2, "sequence": True}},
-    "pp2×dp2, distributed optimiser, all overlapped": CASES["pp2, distributed optimiser, all overlapped"],
+    "pp2×dp2, distributed optimizer, all overlapped": CASES[
+        "pp2, distributed optimizer, all overlapped"
+    ],
     "pp4": {"parallel": {"pipeline": 4}},
 }
 
@@ -288,7 +372,9 @@ def test_on_four_ranks_two_ways_of_spreading_go_together() -> None:
     """Three steps: with unequal tokens, with other micro-batches, and without any image."""
     wanted = reference(tied=True)
     for name, trained in run_ranks(train_on_four, 4)[0].items():
-        first = relative_difference({key: tensor.double() for key, tensor in trained.first.items()}, wanted.first)
+        first = relative_difference(
+            {key: tensor.double() for key, tensor in trained.first.items()}, wanted.first
+        )
         print(f"{name}: gradient {first:.1e}")
         assert first <= 5e-6, name
         assert trained.losses == pytest.approx(wanted.losses[:3], rel=1e-5), name
@@ -318,11 +404,15 @@ def test_what_cannot_be_is_said_at_once_before_anything_is_built() -> None:
         build({"ddp_config": {"use_distributed_optimizer": True}}, Ranks(), tied=True)
 
 
-def test_without_megatron_core_the_command_that_installs_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_megatron_core_the_command_that_installs_it_is_given(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("vtool.engines.megatron.start.find_spec", lambda _name: None)
     with pytest.raises(SharedFindings) as raised:
         build({}, Ranks(), tied=True)
-    assert [(one.rule, one.help) for one in raised.value.diagnostics] == [("extra-not-installed", "pip install 'vtool[megatron]'")]
+    assert [(one.rule, one.help) for one in raised.value.diagnostics] == [
+        ("extra-not-installed", "pip install 'vtool[megatron]'")
+    ]
 
 
 def test_a_run_on_the_cpu_is_the_same_where_there_is_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -342,16 +432,23 @@ def test_a_run_on_the_cpu_is_the_same_where_there_is_a_gpu(monkeypatch: pytest.M
 
 def first_step_in_bfloat16(ranks: Ranks) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for name in ("dp2", "dp2, distributed optimiser", "tp2+sp", "pp2"):
+    for name in ("dp2", "dp2, distributed optimizer", "tp2+sp", "pp2"):
         engine = build(CASES[name], ranks, True, torch.bfloat16)
         computed = {str(parameter.dtype) for parameter in engine.module.parameters()}
         start = engine.model_state()
-        found[name] = {"loss": take_step(engine, 0), "norm": engine.clip_gradient(None), "computed": computed, "start": start}
+        found[name] = {
+            "loss": take_step(engine, 0),
+            "norm": engine.clip_gradient(None),
+            "computed": computed,
+            "start": start,
+        }
         engine.optimizer_step(1e-6)
         state = {**engine.model_state(), **engine.optimizer_state()}
         found[name]["kept"] = {str(tensor.dtype) for tensor in state.values()}
         moved = [
-            bool((state[key] != start[key]).float().mean() > 0.9) for key in start if "embed_tokens" not in key and "k_proj.bias" not in key
+            bool((state[key] != start[key]).float().mean() > 0.9)
+            for key in start
+            if "embed_tokens" not in key and "k_proj.bias" not in key
         ]
         found[name]["moved"] = all(moved)
     return found
@@ -365,7 +462,9 @@ def test_bfloat16_computes_in_bfloat16_and_loses_no_update() -> None:
         print(name, found["loss"] / wanted.losses[0] - 1, found["norm"] / wanted.norms[0] - 1)
         assert found["computed"] == {"torch.bfloat16"}, name
         assert found["kept"] == {"torch.float32"}, name
-        assert all(torch.equal(found["start"][key], parameter) for key, parameter in own.named_parameters()), name
+        assert all(
+            torch.equal(found["start"][key], parameter) for key, parameter in own.named_parameters()
+        ), name
         assert found["loss"] == pytest.approx(wanted.losses[0], rel=5e-3), name
         assert found["norm"] == pytest.approx(wanted.norms[0], rel=2e-2), name
         assert found["moved"], name

@@ -1,7 +1,8 @@
-"""engine.bridge=mbridge: the real package builds and wraps the language model, and the engine trains it as it trains its own.
+"""engine.bridge=mbridge: the real package builds and wraps the language model, and the engine
+trains it as it trains its own.
 
-mbridge builds Transformer Engine's layers, which has no build for a CPU. In their place are those that the engine has on a CPU; all else is
-the package's own code.
+mbridge builds Transformer Engine's layers, which has no build for a CPU. In their place are those
+that the engine has on a CPU; all else is the package's own code.
 """
 
 from collections.abc import Iterator
@@ -22,7 +23,7 @@ from vtool.engines.ranks import CPU, Ranks, SharedFindings
 
 pytest.importorskip("megatron.core", reason="megatron-core is not installed")
 pytest.importorskip("mbridge", reason="mbridge is not installed")
-NAMES = ("dp2", "dp2, distributed optimiser, all overlapped", "tp2+sp", "pp2")
+NAMES = ("dp2", "dp2, distributed optimizer, all overlapped", "tp2+sp", "pp2")
 
 
 @contextmanager
@@ -35,7 +36,10 @@ def as_if_on_a_gpu() -> Iterator[None]:
         assert use_transformer_engine
         return layers_of(config, CPU, own=True)
 
-    llm_bridge.get_gpt_decoder_block_spec, start.needs_transformer_engine = own_layers, lambda *_, **__: []
+    llm_bridge.get_gpt_decoder_block_spec, start.needs_transformer_engine = (
+        own_layers,
+        lambda *_, **__: [],
+    )
     try:
         yield
     finally:
@@ -59,33 +63,49 @@ def trained(ranks: Ranks, tied: bool) -> dict[str, tuple[Trained, dict[str, Any]
                 one.first = built.gradients()
             one.norms.append(built.clip_gradient(OPTIM.clip_norm))
             built.optimizer_step(OPTIM.lr)
-        asked = ("bridge", "wrap_config.use_distributed_optimizer", "ddp_config.overlap_grad_reduce", "ddp_config.bucket_size")
+        asked = (
+            "bridge",
+            "wrap_config.use_distributed_optimizer",
+            "ddp_config.overlap_grad_reduce",
+            "ddp_config.bucket_size",
+        )
         found[name] = one, {**seen_of(built, *asked), "is": type(built.bridge).__name__}
     found["native"] = Trained(), seen_of(by_one.build({}, ranks, tied), "bridge")
     return found
 
 
-@pytest.mark.parametrize("tied", [True, pytest.param(False, marks=pytest.mark.soak)], ids=["tied", "untied"])
+@pytest.mark.parametrize(
+    "tied", [True, pytest.param(False, marks=pytest.mark.soak)], ids=["tied", "untied"]
+)
 def test_what_mbridge_builds_trains_as_one_process_does(tied: bool) -> None:
     wanted = by_one.reference(tied)
     found = run_ranks(trained, 2, tied)[0]
     assert found.pop("native")[1] == {"bridge": {"native"}}
     for name, (ours, seen) in found.items():
-        first = relative_difference({key: tensor.double() for key, tensor in ours.first.items()}, wanted.first)
+        first = relative_difference(
+            {key: tensor.double() for key, tensor in ours.first.items()}, wanted.first
+        )
         print(f"{name}: gradient {first:.1e}; {seen}")
         assert first <= 5e-6, name
         assert ours.losses == pytest.approx(wanted.losses[:3], rel=1e-5), name
         assert ours.norms == pytest.approx(wanted.norms[:3], rel=1e-5), name
         assert (seen["is"], seen["bridge"]) == ("Qwen2Bridge", {"mbridge"}), name
         shares = CASES[name].get("wrap_config", {}).get("use_distributed_optimizer", False)
-        assert seen["wrap_config.use_distributed_optimizer"] == {shares}, name  # verl#5775: mbridge's own default is true
+        # verl#5775: mbridge's own default is true
+        assert seen["wrap_config.use_distributed_optimizer"] == {shares}, name
         overlaps = CASES[name].get("ddp_config", {})
-        assert seen["ddp_config.overlap_grad_reduce"] == {overlaps.get("overlap_grad_reduce", False)}, name
+        assert seen["ddp_config.overlap_grad_reduce"] == {
+            overlaps.get("overlap_grad_reduce", False)
+        }, name
         assert seen["ddp_config.bucket_size"] == {overlaps.get("bucket_size")}, name
 
 
-def test_what_mbridge_would_set_otherwise_is_what_the_settings_say(capsys: pytest.CaptureFixture[str]) -> None:
-    """Its own config fuses mask and softmax, and has sequence parallelism wherever there is tensor parallelism; it prints, too."""
+def test_what_mbridge_would_set_otherwise_is_what_the_settings_say(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Its own config fuses mask and softmax, and has sequence parallelism wherever there is tensor
+    parallelism; it prints, too.
+    """
     configs = []
     for bridge in ("native", "mbridge"):
         with as_if_on_a_gpu():
@@ -102,15 +122,26 @@ def test_a_frozen_language_model_is_built_and_not_wrapped() -> None:
     for name, parameter in made.named_parameters():
         parameter.requires_grad_(name.startswith("model.visual."))
     with as_if_on_a_gpu():
-        built = engine.Megatron(made, by_one.Settings(kind="megatron", bridge="mbridge"), OPTIM, Ranks(), torch.float32, by_one.QWEN.part)
+        built = engine.Megatron(
+            made,
+            by_one.Settings(kind="megatron", bridge="mbridge"),
+            OPTIM,
+            Ranks(),
+            torch.float32,
+            by_one.QWEN.part,
+        )
     language, tower = built.parts
     assert language.ddp is None
     assert tower.ddp is not None
     assert seen_of(built, "bridge") == {"bridge": {"mbridge"}}
 
 
-def test_on_a_cpu_it_is_refused_and_without_the_package_the_command_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(start, "find_spec", lambda name: None if name == "mbridge" else find_spec(name))
+def test_on_a_cpu_it_is_refused_and_without_the_package_the_command_is_given(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        start, "find_spec", lambda name: None if name == "mbridge" else find_spec(name)
+    )
     with pytest.raises(SharedFindings) as raised:
         by_one.build({"bridge": "mbridge"}, Ranks(), tied=True)
     refused, lacking = raised.value.diagnostics

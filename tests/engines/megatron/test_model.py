@@ -16,7 +16,12 @@ from vtool.engines.megatron.shim import silence
 from vtool.engines.ranks import Ranks
 
 pytest.importorskip("megatron.core", reason="megatron-core is not installed")
-SPREADS = {"tp1": Parallel(), "tp2": Parallel(tensor=2), "tp2+sp": Parallel(tensor=2, sequence=True), "pp2": Parallel(pipeline=2)}
+SPREADS = {
+    "tp1": Parallel(),
+    "tp2": Parallel(tensor=2),
+    "tp2+sp": Parallel(tensor=2, sequence=True),
+    "pp2": Parallel(pipeline=2),
+}
 
 
 def logits(one: Any, inputs: dict[str, Tensor], keep: Any = 0) -> Tensor:
@@ -43,9 +48,14 @@ def compared(ranks: Ranks, family: str, vocabulary: int, tied: bool) -> dict[str
         flat = {key: value for key, value in batch.items() if key != "mm_token_type_ids"}
         if family == "qwen2_vl":  # it asks for the types of tokens, or for positions
             flat["position_ids"] = torch.arange(21).expand(3, 2, 21)
-        text = {"input_ids": batch["input_ids"].clamp(max=149), "attention_mask": batch["attention_mask"]}
+        text = {
+            "input_ids": batch["input_ids"].clamp(max=149),
+            "attention_mask": batch["attention_mask"],
+        }
         answers = [
-            one.generate(**prompt, max_new_tokens=6, do_sample=False, use_cache=cache, eos_token_id=None)[:, 21:].tolist()
+            one.generate(
+                **prompt, max_new_tokens=6, do_sample=False, use_cache=cache, eos_token_id=None
+            )[:, 21:].tolist()
             for one, cache in ((own, True), (model, False))
         ]
         whole = own.state_dict()
@@ -54,27 +64,47 @@ def compared(ranks: Ranks, family: str, vocabulary: int, tied: bool) -> dict[str
             "largest": float(logits(own, batch).abs().max()),
             "padded on the right": differs(own, model, batch),
             "padded on the left": differs(own, model, prompt),
-            "some columns": float((logits(own, batch, columns) - logits(model, batch, columns)).abs().max()),
+            "some columns": float(
+                (logits(own, batch, columns) - logits(model, batch, columns)).abs().max()
+            ),
             "text only": differs(own, model, text),
             "plain positions": differs(own, model, flat),
-            "control": float((logits(own, batch) - logits(model, flat))[batch["attention_mask"].bool()].abs().max()),
+            "control": float(
+                (logits(own, batch) - logits(model, flat))[batch["attention_mask"].bool()]
+                .abs()
+                .max()
+            ),
             "answers": answers,
             "back": all(torch.equal(back[key], whole[key]) for key in back) and len(back),
         }
     return found
 
 
-@pytest.mark.parametrize(("family", "vocabulary", "tied"), [("qwen2_5_vl", 160, False), ("qwen2_5_vl", 161, True), ("qwen2_vl", 160, True)])
-def test_logits_and_answers_are_those_of_transformers(family: str, vocabulary: int, tied: bool) -> None:
+@pytest.mark.parametrize(
+    ("family", "vocabulary", "tied"),
+    [("qwen2_5_vl", 160, False), ("qwen2_5_vl", 161, True), ("qwen2_vl", 160, True)],
+)
+def test_logits_and_answers_are_those_of_transformers(
+    family: str, vocabulary: int, tied: bool
+) -> None:
     """161 does not divide by two: the vocabulary is padded in megatron-core, and nobody sees it."""
     first, second = run_ranks(compared, 2, family, vocabulary, tied)
     tensors = 2 + 4 * 12 + (not tied)  # q, k, v with biases, o, gate, up, down, two norms
     for name, found in first.items():
-        print(name, {key: f"{value:.1e}" for key, value in found.items() if isinstance(value, float)})
+        print(
+            name, {key: f"{value:.1e}" for key, value in found.items() if isinstance(value, float)}
+        )
         assert found["largest"] > 1
-        for case in ("padded on the right", "padded on the left", "some columns", "text only", "plain positions"):
+        for case in (
+            "padded on the right",
+            "padded on the left",
+            "some columns",
+            "text only",
+            "plain positions",
+        ):
             assert found[case] <= 1e-5, (name, case)
-        assert found["control"] > 0.1  # positions matter: without the types of tokens they are plain ones
+        # positions matter: without the types of tokens they are plain ones
+        assert found["control"] > 0.1
         assert found["answers"][0] == found["answers"][1] == second[name]["answers"][1], name
         assert found["back"] == tensors, name
 
@@ -93,7 +123,13 @@ def test_logits_and_answers_are_those_of_transformers(family: str, vocabulary: i
     ],
 )
 def test_masks_are_heeded_by_layers_without_transformer_engine_and_fusion_alone(
-    device: str, installed: bool, own: bool, fused: bool, context: int, heeded: bool, monkeypatch: pytest.MonkeyPatch
+    device: str,
+    installed: bool,
+    own: bool,
+    fused: bool,
+    context: int,
+    heeded: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from megatron.core.extensions import transformer_engine
 
@@ -102,7 +138,9 @@ def test_masks_are_heeded_by_layers_without_transformer_engine_and_fusion_alone(
     assert heeds_masks(config, torch.device(device), own) is heeded
 
 
-def test_a_model_whose_layers_heed_no_mask_says_so_and_takes_no_row_that_is_padded_on_the_left() -> None:
+def test_a_model_whose_layers_heed_no_mask_says_so_and_takes_no_row_that_is_padded_on_the_left() -> (
+    None
+):
     silence()
     groups = start_groups(Parallel(), Ranks())
     assert with_megatron(tiny_model(tied=True), groups).heeds_masks is True

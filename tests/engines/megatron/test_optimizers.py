@@ -15,16 +15,29 @@ from vtool.engines.megatron.engine import Megatron
 from vtool.engines.ranks import Ranks
 
 pytest.importorskip("megatron.core", reason="megatron-core is not installed")
-SPREAD = ("dp2, distributed optimiser", pytest.param("tp2", marks=pytest.mark.soak))
+SPREAD = ("dp2, distributed optimizer", pytest.param("tp2", marks=pytest.mark.soak))
 SAVED_AFTER = TEXT_STEP + 1
 
 
 class GroupAdam(torch.optim.Optimizer):
-    """AdamW (arXiv 1711.05101) that counts its steps as Transformer Engine's and apex's FusedAdam do: in each group that has parameters."""
+    """AdamW (arXiv 1711.05101) that counts its steps as Transformer Engine's and apex's FusedAdam
+    do: in each group that has parameters.
+    """
 
-    def __init__(self, params: Any, lr: float, weight_decay: float, betas: tuple[float, float], eps: float, *, adam_w_mode: bool) -> None:
+    def __init__(
+        self,
+        params: Any,
+        lr: float,
+        weight_decay: float,
+        betas: tuple[float, float],
+        eps: float,
+        *,
+        adam_w_mode: bool,
+    ) -> None:
         assert adam_w_mode
-        super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "betas": betas, "eps": eps})
+        super().__init__(
+            params, {"lr": lr, "weight_decay": weight_decay, "betas": betas, "eps": eps}
+        )
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
@@ -38,10 +51,20 @@ class GroupAdam(torch.optim.Optimizer):
                 if parameter.grad is None:
                     continue
                 state = self.state[parameter]
-                mean = state["exp_avg"] = state.get("exp_avg", torch.zeros_like(parameter)).lerp(parameter.grad, 1 - one)
-                square = state["exp_avg_sq"] = two * state.get("exp_avg_sq", torch.zeros_like(parameter)) + (1 - two) * parameter.grad**2
+                mean = state["exp_avg"] = state.get("exp_avg", torch.zeros_like(parameter)).lerp(
+                    parameter.grad, 1 - one
+                )
+                square = state["exp_avg_sq"] = (
+                    two * state.get("exp_avg_sq", torch.zeros_like(parameter))
+                    + (1 - two) * parameter.grad**2
+                )
                 parameter.mul_(1 - lr * group["weight_decay"])
-                parameter.sub_(lr * mean / (1 - one**count) / ((square / (1 - two**count)).sqrt() + group["eps"]))
+                parameter.sub_(
+                    lr
+                    * mean
+                    / (1 - one**count)
+                    / ((square / (1 - two**count)).sqrt() + group["eps"])
+                )
 
 
 @contextmanager
@@ -65,7 +88,9 @@ def trained(engine: Megatron, steps: range) -> dict[str, Tensor]:
 
 
 def gone_on(ranks: Ranks, name: str) -> dict[str, dict[str, Tensor]]:
-    """All steps, with torch's Adam, with another, and with that one taken up on the way from itself or from torch's."""
+    """All steps, with torch's Adam, with another, and with that one taken up on the way from itself
+    or from torch's.
+    """
     torchs = build(CASES[name], ranks, tied=True)
     trained(torchs, range(SAVED_AFTER))
     of_torch = ranks.all_gather_objects((torchs.model_state(), torchs.optimizer_state()))[0]
@@ -92,13 +117,23 @@ def test_an_optimiser_that_counts_by_group_goes_on_where_it_was(name: str) -> No
     ends = run_ranks(gone_on, 2, name)[0]
     counted = {key: int(tensor) for key, tensor in ends["saved"].items() if key.endswith(".step")}
     assert len(counted) == len(ends["saved"]) // 3
-    assert all(count == SAVED_AFTER - (".visual." in key) for key, count in counted.items()), name  # one step was without an image
+    # one step was without an image
+    assert all(count == SAVED_AFTER - (".visual." in key) for key, count in counted.items()), name
     assert ends["from itself"].keys() == ends["straight"].keys() == ends["torch"].keys()
-    assert all(torch.equal(ends["from itself"][key], tensor) for key, tensor in ends["straight"].items()), name
+    assert all(
+        torch.equal(ends["from itself"][key], tensor) for key, tensor in ends["straight"].items()
+    ), name
     for other in ("straight", "from torch", "with torch again"):
-        ours, theirs = ({key: one for key, one in ends[end].items() if not key.endswith(".step")} for end in (other, "torch"))
+        ours, theirs = (
+            {key: one for key, one in ends[end].items() if not key.endswith(".step")}
+            for end in (other, "torch")
+        )
         assert relative_difference(ours, theirs) <= 1e-5, (name, other)
-        assert all(torch.equal(ends[other][key], tensor) for key, tensor in ends["torch"].items() if key.endswith(".step")), (
+        assert all(
+            torch.equal(ends[other][key], tensor)
+            for key, tensor in ends["torch"].items()
+            if key.endswith(".step")
+        ), (
             name,
             other,
         )
@@ -110,5 +145,8 @@ def test_groups_of_unequal_counts_are_refused_by_an_optimiser_that_counts_by_gro
         trained(engine, range(1))
         model, state = engine.model_state(), engine.optimizer_state()
         key = next(key for key in state if key.endswith("q_proj.weight.step"))
-        with pytest.raises(ValueError, match=r"q_proj\.weight has been updated 7 times, and others of its group 1 times"):
+        with pytest.raises(
+            ValueError,
+            match=r"q_proj\.weight has been updated 7 times, and others of its group 1 times",
+        ):
             engine.load_state(model, {**state, key: torch.tensor(7.0)})

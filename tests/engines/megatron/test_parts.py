@@ -1,4 +1,6 @@
-"""Adapters, frozen parts and parts with learning rates of their own train as in one process in float64, however the model is spread."""
+"""Adapters, frozen parts and parts with learning rates of their own train as in one process in
+float64, however the model is spread.
+"""
 
 from dataclasses import dataclass, field
 from functools import cache
@@ -16,13 +18,25 @@ from vtool.config.schema import Freeze, Lora, Optim
 from vtool.config.schema.megatron import Megatron as Settings
 from vtool.engines.megatron.engine import Megatron
 from vtool.engines.ranks import Ranks
-from vtool.models.adapters import add_adapters, freeze_parts, is_adapter, merge_all, saved_name, scale_of
+from vtool.models.adapters import (
+    add_adapters,
+    freeze_parts,
+    is_adapter,
+    merge_all,
+    saved_name,
+    scale_of,
+)
 from vtool.models.qwen2_5_vl import Qwen25VL
 from vtool.training.parameter_groups import parameter_groups
 
 pytest.importorskip("megatron.core", reason="megatron-core is not installed")
 QWEN = Qwen25VL()
-DATA, TENSOR, SEQUENCE, STAGES = "dp2, distributed optimiser, all overlapped", "tp2", "tp2+sp", "pp2"
+DATA, TENSOR, SEQUENCE, STAGES = (
+    "dp2, distributed optimizer, all overlapped",
+    "tp2",
+    "tp2+sp",
+    "pp2",
+)
 
 
 @dataclass(frozen=True)
@@ -40,26 +54,43 @@ class Scenario:
 
 SCENARIOS = {
     "adapters everywhere": Scenario(
-        lora=Lora(rank=3, alpha=2), spread=(DATA, STAGES), further=(TENSOR, SEQUENCE, "tp2+sp, distributed optimiser")
+        lora=Lora(rank=3, alpha=2),
+        spread=(DATA, STAGES),
+        further=(TENSOR, SEQUENCE, "tp2+sp, distributed optimizer"),
     ),
-    "recomputed adapters": Scenario(lora=Lora(rank=2, alpha=2), spread=(SEQUENCE,), further=(STAGES,), recomputed=True),
+    "recomputed adapters": Scenario(
+        lora=Lora(rank=2, alpha=2), spread=(SEQUENCE,), further=(STAGES,), recomputed=True
+    ),
     "adapters of some parts of the joined matrices": Scenario(
-        Freeze(vision=True), Lora(rank=2, targets=("v_proj", "up_proj", "mlp.2")), spread=(TENSOR,), further=(SEQUENCE,)
+        Freeze(vision=True),
+        Lora(rank=2, targets=("v_proj", "up_proj", "mlp.2")),
+        spread=(TENSOR,),
+        further=(SEQUENCE,),
     ),
     "adapters that are cut by columns": Scenario(
-        lora=Lora(rank=2, targets=("o_proj", "down_proj"), exclude=("1.mlp.down_proj",)), spread=(SEQUENCE,), further=(TENSOR,)
+        lora=Lora(rank=2, targets=("o_proj", "down_proj"), exclude=("1.mlp.down_proj",)),
+        spread=(SEQUENCE,),
+        further=(TENSOR,),
     ),
     "adapters on the last stage alone": Scenario(
-        Freeze(vision=True, projector=True), Lora(rank=2, targets=("3.self_attn.q_proj", "2.mlp.down_proj")), spread=(STAGES,)
+        Freeze(vision=True, projector=True),
+        Lora(rank=2, targets=("3.self_attn.q_proj", "2.mlp.down_proj")),
+        spread=(STAGES,),
     ),
     "no tower": Scenario(Freeze(vision=True), spread=(STAGES,), further=(DATA, SEQUENCE)),
-    "the tower alone": Scenario(Freeze(projector=True, language=True), spread=(DATA,), further=(SEQUENCE, STAGES)),
+    "the tower alone": Scenario(
+        Freeze(projector=True, language=True), spread=(DATA,), further=(SEQUENCE, STAGES)
+    ),
     "three rates": Scenario(
         optim=Optim.model_validate(
             {
                 "lr": 1e-3,
                 "weight_decay": 0.1,
-                "groups": {"vision": {"lr": 1e-4}, "projector": {"lr": 5e-3, "weight_decay": 0.0}, "language": {"weight_decay": 0.5}},
+                "groups": {
+                    "vision": {"lr": 1e-4},
+                    "projector": {"lr": 5e-3, "weight_decay": 0.0},
+                    "language": {"weight_decay": 0.5},
+                },
             }
         ),
         spread=(SEQUENCE,),
@@ -105,18 +136,32 @@ def alone(what: str) -> Trained:
     model = made(scenario, torch.float64)
     named = {saved_name(name): parameter for name, parameter in model.named_parameters()}
     groups = parameter_groups(((name, p) for name, p in named.items()), scenario.optim, QWEN.part)
-    optimizer = torch.optim.AdamW([{**group, "lr": group["lr_factor"] * scenario.optim.lr} for group in groups], foreach=False)
-    trained = Trained(before={name: parameter.detach().clone() for name, parameter in named.items()})
+    optimizer = torch.optim.AdamW(
+        [{**group, "lr": group["lr_factor"] * scenario.optim.lr} for group in groups], foreach=False
+    )
+    trained = Trained(
+        before={name: parameter.detach().clone() for name, parameter in named.items()}
+    )
     train_alone(model, named, optimizer, trained)
     if scenario.lora is not None:
         adapter = {name: tensor for name, tensor in trained.weights.items() if is_adapter(name)}
-        trained.merged = dict(merge_all({name: w for name, w in trained.weights.items() if not is_adapter(name)}, adapter, scale_of(model)))
+        trained.merged = dict(
+            merge_all(
+                {name: w for name, w in trained.weights.items() if not is_adapter(name)},
+                adapter,
+                scale_of(model),
+            )
+        )
     return trained
 
 
 def all_of(engine: Megatron) -> dict[str, Tensor]:
     """The base and the adapters."""
-    return {name: tensor.clone() for kind in ("none", "only") for name, tensor in engine.iter_hf_weights(kind)}
+    return {
+        name: tensor.clone()
+        for kind in ("none", "only")
+        for name, tensor in engine.iter_hf_weights(kind)
+    }
 
 
 def train_all(ranks: Ranks, spreads: dict[str, tuple[str, ...]]) -> dict[str, Trained]:
@@ -129,7 +174,15 @@ def train_all(ranks: Ranks, spreads: dict[str, tuple[str, ...]]) -> dict[str, Tr
             def build(scenario: Scenario = scenario, how: str = how) -> Megatron:
                 settings = Settings(kind="megatron", **CASES[how])
                 model, again = made(scenario, torch.float32), scenario.recomputed
-                return Megatron(model, settings, scenario.optim, ranks, torch.float32, QWEN.part, checkpointing=again)
+                return Megatron(
+                    model,
+                    settings,
+                    scenario.optim,
+                    ranks,
+                    torch.float32,
+                    QWEN.part,
+                    checkpointing=again,
+                )
 
             engine = build()
             trained.before = all_of(engine)
@@ -142,9 +195,15 @@ def train_all(ranks: Ranks, spreads: dict[str, tuple[str, ...]]) -> dict[str, Tr
                 engine.optimizer_step(scenario.optim.lr)
                 if step == 1:
                     trained.after_two = all_of(engine)
-                    saved = tuple(ranks.all_gather_objects((engine.model_state(), engine.optimizer_state()))[0])
+                    saved = tuple(
+                        ranks.all_gather_objects((engine.model_state(), engine.optimizer_state()))[
+                            0
+                        ]
+                    )
             trained.weights = all_of(engine)
-            trained.merged = {name: tensor.clone() for name, tensor in engine.iter_hf_weights("merged")}
+            trained.merged = {
+                name: tensor.clone() for name, tensor in engine.iter_hf_weights("merged")
+            }
             assert saved is not None
             other = build()
             other.load_state(*saved)
@@ -172,37 +231,58 @@ def test_training_is_that_of_one_process(spread: dict[str, Trained], what: str) 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("what", FURTHER)
-def test_training_is_that_of_one_process_however_it_is_spread(spread_further: dict[str, Trained], what: str) -> None:
+def test_training_is_that_of_one_process_however_it_is_spread(
+    spread_further: dict[str, Trained], what: str
+) -> None:
     for how in FURTHER[what]:
         check_training(spread_further[f"{what}; {how}"], what, how)
         check_changes(spread_further[f"{what}; {how}"], what, how)
 
 
 @pytest.mark.parametrize("what", SCENARIOS)
-def test_after_two_steps_what_has_changed_is_what_was_to_be_trained(spread: dict[str, Trained], what: str) -> None:
+def test_after_two_steps_what_has_changed_is_what_was_to_be_trained(
+    spread: dict[str, Trained], what: str
+) -> None:
     for how in TESTED[what]:
         check_changes(spread[f"{what}; {how}"], what, how)
 
 
 def check_training(ours: Trained, what: str, how: str) -> None:
     wanted = alone(what)
-    first = relative_difference({key: tensor.double() for key, tensor in ours.first.items()}, wanted.first)
-    weights = relative_difference({key: tensor.double() for key, tensor in ours.weights.items()}, wanted.weights)
+    first = relative_difference(
+        {key: tensor.double() for key, tensor in ours.first.items()}, wanted.first
+    )
+    weights = relative_difference(
+        {key: tensor.double() for key, tensor in ours.weights.items()}, wanted.weights
+    )
     print(f"{what}; {how}: gradient {first:.1e}, weights {weights:.1e}")
     assert first <= 5e-6, how
     assert ours.losses == pytest.approx(wanted.losses, rel=1e-5), how
     assert ours.norms == pytest.approx(wanted.norms, rel=1e-5), how
     assert weights <= 1e-4, how
-    assert ours.resumed == pytest.approx([n for step in (2, 3) for n in (wanted.losses[step], wanted.norms[step])], rel=1e-5), how
+    assert ours.resumed == pytest.approx(
+        [n for step in (2, 3) for n in (wanted.losses[step], wanted.norms[step])], rel=1e-5
+    ), how
     if wanted.merged:
-        assert relative_difference({key: tensor.double() for key, tensor in ours.merged.items()}, wanted.merged) <= 1e-4
-        assert not any(torch.equal(ours.merged[key], ours.weights[key]) for key in targeted(ours.weights)), how
+        assert (
+            relative_difference(
+                {key: tensor.double() for key, tensor in ours.merged.items()}, wanted.merged
+            )
+            <= 1e-4
+        )
+        assert not any(
+            torch.equal(ours.merged[key], ours.weights[key]) for key in targeted(ours.weights)
+        ), how
 
 
 def targeted(weights: dict[str, Tensor]) -> list[str]:
     """The weights that have an adapter."""
     prefix, end = "base_model.model.", ".lora_A.weight"
-    return [f"{name.removeprefix(prefix).removesuffix(end)}.weight" for name in weights if name.endswith(end)]
+    return [
+        f"{name.removeprefix(prefix).removesuffix(end)}.weight"
+        for name in weights
+        if name.endswith(end)
+    ]
 
 
 def check_changes(ours: Trained, what: str, how: str) -> None:
@@ -213,9 +293,14 @@ def check_changes(ours: Trained, what: str, how: str) -> None:
         for name, _ in model.named_parameters()
         if ("lora_" in name if scenario.lora else not getattr(scenario.freeze, QWEN.part(name)))
     }
-    changed = {name for name in ours.before if not torch.equal(ours.before[name], ours.after_two[name])}
+    changed = {
+        name for name in ours.before if not torch.equal(ours.before[name], ours.after_two[name])
+    }
     assert changed == declared, how
-    assert all(torch.equal(tensor, ours.before[saved_name(name)]) for name, tensor in model.named_parameters()), how
+    assert all(
+        torch.equal(tensor, ours.before[saved_name(name)])
+        for name, tensor in model.named_parameters()
+    ), how
 
 
 def frozen_in_bfloat16(ranks: Ranks, rounded: bool) -> dict[str, bool]:
@@ -225,15 +310,22 @@ def frozen_in_bfloat16(ranks: Ranks, rounded: bool) -> dict[str, bool]:
         for name, parameter in model.named_parameters():
             if "o_proj.base_layer" in name:
                 parameter.data[:, 32:] = parameter.data[:, 32:].bfloat16().float()
-    wanted = {saved_name(name): tensor.detach().clone() for name, tensor in model.named_parameters()}
+    wanted = {
+        saved_name(name): tensor.detach().clone() for name, tensor in model.named_parameters()
+    }
     settings = Settings(kind="megatron", parallel={"tensor": 2})  # type: ignore[arg-type]
     engine = Megatron(model, settings, scenario.optim, ranks, torch.bfloat16, QWEN.part)
     take_step(engine, TEXT_STEP + 1)
     engine.clip_gradient(1.0)
     engine.optimizer_step(1e-6)
     return {
-        "base": all(torch.equal(tensor, wanted[name]) for name, tensor in engine.iter_hf_weights("none")),
-        "adapters": all(bool((tensor != wanted[name]).float().mean() > 0.9) for name, tensor in engine.iter_hf_weights("only")),
+        "base": all(
+            torch.equal(tensor, wanted[name]) for name, tensor in engine.iter_hf_weights("none")
+        ),
+        "adapters": all(
+            bool((tensor != wanted[name]).float().mean() > 0.9)
+            for name, tensor in engine.iter_hf_weights("only")
+        ),
     }
 
 

@@ -1,4 +1,6 @@
-"""Runs of the engine train as `ddp` does, go on from its checkpoints and it from theirs, and export the same."""
+"""Runs of the engine train as `ddp` does, go on from its checkpoints and it from theirs, and export
+the same.
+"""
 
 import json
 from pathlib import Path
@@ -23,7 +25,10 @@ def after(folder: Path, name: str) -> str:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Eight steps each, of rows with one image, two, or none; `A-B` began with A and went on with B after step 4."""
+    """Eight steps each, of rows with one image, two, or none;
+
+    `A-B` began with A and went on with B after step 4.
+    """
     made = tmp_path_factory.mktemp("megatron")
     write_rows(made / "rows.jsonl", mixed_rows(made, 16, text_only=(1, 2, 9)))
     for name, count in (("three", 3), ("one", 1)):
@@ -66,7 +71,11 @@ def test_a_run_goes_on_with_what_another_has_saved(further: Path, name: str) -> 
 
 
 def check(folder: Path, name: str) -> None:
-    straight = {line["step"]: line for line in read_lines(folder / "straight/metrics.jsonl") if "loss" in line}
+    straight = {
+        line["step"]: line
+        for line in read_lines(folder / "straight/metrics.jsonl")
+        if "loss" in line
+    }
     ours = [line for line in read_lines(folder / name / "metrics.jsonl") if "loss" in line]
     assert [line["step"] for line in ours] == list(range(5 if "-" in name else 1, 9))
     for line in ours:
@@ -75,11 +84,16 @@ def check(folder: Path, name: str) -> None:
         assert line["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-5)
         counts = ("tokens", "supervised_tokens", "samples", "distinct_samples", "lr", "epoch")
         assert [line[count] for count in counts] == [theirs[count] for count in counts]
-    results = [json.loads((folder / each / "result.json").read_text()) for each in ("straight", name)]
+    results = [
+        json.loads((folder / each / "result.json").read_text()) for each in ("straight", name)
+    ]
     assert results[1]["test_nll"] == pytest.approx(results[0]["test_nll"], abs=1e-5)
     for key in ("ledger", "parameters", "test_exact_match"):
         assert results[1][key] == results[0][key]
-    answers = [[line["answer"] for line in read_lines(folder / each / "predictions.jsonl")] for each in ("straight", name)]
+    answers = [
+        [line["answer"] for line in read_lines(folder / each / "predictions.jsonl")]
+        for each in ("straight", name)
+    ]
     assert answers[1] == answers[0]
 
 
@@ -87,14 +101,21 @@ def check(folder: Path, name: str) -> None:
 def test_checkpoint_and_export_are_those_of_any_engine(folder: Path, name: str) -> None:
     ours, theirs = (folder / each / "checkpoints/step-000008" for each in (name, "straight"))
     for part in ("model", "optimizer"):
-        mine, wanted = load_file(ours / f"{part}.safetensors"), load_file(theirs / f"{part}.safetensors")
+        mine, wanted = (
+            load_file(ours / f"{part}.safetensors"),
+            load_file(theirs / f"{part}.safetensors"),
+        )
         assert {key: (value.shape, value.dtype) for key, value in mine.items()} == {
             key: (value.shape, value.dtype) for key, value in wanted.items()
         }
         assert max(float((mine[key] - wanted[key]).abs().max()) for key in wanted) <= 1e-4
     exported, straight = (folder / each / "export" for each in (name, "straight"))
-    assert json.loads((exported / "config.json").read_text()) == json.loads((straight / "config.json").read_text())
+    assert json.loads((exported / "config.json").read_text()) == json.loads(
+        (straight / "config.json").read_text()
+    )
     saved, kept = load_file(exported / "model.safetensors"), load_file(ours / "model.safetensors")
     assert saved.keys() == load_file(straight / "model.safetensors").keys()
     assert len(saved) == len(kept)
-    assert sorted(float(value.double().sum()) for value in saved.values()) == sorted(float(value.double().sum()) for value in kept.values())
+    assert sorted(float(value.double().sum()) for value in saved.values()) == sorted(
+        float(value.double().sum()) for value in kept.values()
+    )

@@ -1,4 +1,6 @@
-"""Megatron-core's questions for CUDA are answered with the CPU, for as long as it is asked, and only in a run on the CPU."""
+"""Megatron-core's questions for CUDA are answered with the CPU, for as long as it is asked, and
+only in a run on the CPU.
+"""
 
 import pytest
 import torch
@@ -9,7 +11,9 @@ from vtool.engines.ranks import CPU
 
 @pytest.mark.parametrize("cuda", [False, True])
 class TestOnTheCpu:
-    def test_devices_and_types_are_answered_with_the_cpu(self, cuda: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_devices_and_types_are_answered_with_the_cpu(
+        self, cuda: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
         with on_cpu(CPU):
             assert torch.cuda.current_device() == torch.device("cpu")

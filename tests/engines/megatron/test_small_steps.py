@@ -20,7 +20,12 @@ def test_bfloat16_changes_as_many_elements_as_float32(tmp_path: Path, spread: st
     model = base_model(tmp_path)
     dtypes = ("float32", "bfloat16")
     found = traced(
-        2, {dtype: made_run(tmp_path, "megatron", dtype, model, *SMALL_STEPS, *SPREAD[spread]) for dtype in dtypes}, digested=False
+        2,
+        {
+            dtype: made_run(tmp_path, "megatron", dtype, model, *SMALL_STEPS, *SPREAD[spread])
+            for dtype in dtypes
+        },
+        digested=False,
     )
     exact, rounded = (found[dtype][0] for dtype in dtypes)
     assert largest_relative(rounded.losses[:1], exact.losses[:1]) <= 5e-3

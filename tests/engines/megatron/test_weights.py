@@ -1,4 +1,7 @@
-"""Weights go to megatron-core's layout and come back bit for bit, whatever the shapes. (That the layout is right: test_model.py.)"""
+"""Weights go to megatron-core's layout and come back bit for bit, whatever the shapes.
+
+(That the layout is right: test_model.py.)
+"""
 
 import pytest
 import torch
@@ -44,15 +47,22 @@ def state(shape: TextShape) -> dict[str, Tensor]:
     }
     names = {part for name in NAMES for part in hf_names(name)}
     return {
-        name: torch.randn(next((size for end, size in sizes.items() if name.endswith(end)), (HIDDEN,)), generator=generator)
+        name: torch.randn(
+            next((size for end, size in sizes.items() if name.endswith(end)), (HIDDEN,)),
+            generator=generator,
+        )
         for name in sorted(names)
     }
 
 
 @pytest.mark.parametrize("tp", [1, 2, 4])
-@pytest.mark.parametrize("shape", [TextShape(50, 8, 4, 6), TextShape(48, 4, 4, 2), TextShape(7, 16, 8, 3)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [TextShape(50, 8, 4, 6), TextShape(48, 4, 4, 2), TextShape(7, 16, 8, 3)], ids=str
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_there_and_back_is_the_same_to_the_bit(shape: TextShape, tp: int, dtype: torch.dtype) -> None:
+def test_there_and_back_is_the_same_to_the_bit(
+    shape: TextShape, tp: int, dtype: torch.dtype
+) -> None:
     whole = {name: tensor.to(dtype) for name, tensor in state(shape).items()}
     back: dict[str, Tensor] = {}
     for name in NAMES:
@@ -67,7 +77,10 @@ def test_there_and_back_is_the_same_to_the_bit(shape: TextShape, tp: int, dtype:
 
 
 def test_a_rank_has_the_query_heads_of_its_own_key_heads() -> None:
-    """Four query heads, two groups, heads of one feature: q0 q1 k0 v0 | q2 q3 k1 v1, the order of megatron-core's `SelfAttention`."""
+    """Four query heads, two groups, heads of one feature:
+
+    q0 q1 k0 v0 | q2 q3 k1 v1, the order of megatron-core's `SelfAttention`.
+    """
     shape = TextShape(1, 4, 2, 1)
     parts = [torch.tensor([0.0, 1, 2, 3]), torch.tensor([10.0, 11]), torch.tensor([20.0, 21])]
     name = f"{LAYER}self_attention.linear_qkv.bias"
@@ -77,7 +90,9 @@ def test_a_rank_has_the_query_heads_of_its_own_key_heads() -> None:
 
 def test_gate_and_up_are_cut_before_they_are_joined() -> None:
     parts = [torch.arange(4.0)[:, None], torch.arange(10.0, 14)[:, None]]
-    assert to_megatron(f"{LAYER}mlp.linear_fc1.weight", parts, TextShape(1, 1, 1, 1), 2, 1).flatten().tolist() == [2, 3, 12, 13]
+    assert to_megatron(
+        f"{LAYER}mlp.linear_fc1.weight", parts, TextShape(1, 1, 1, 1), 2, 1
+    ).flatten().tolist() == [2, 3, 12, 13]
 
 
 def test_a_vocabulary_that_does_not_divide_is_padded_with_zeros() -> None:
@@ -86,7 +101,14 @@ def test_a_vocabulary_that_does_not_divide_is_padded_with_zeros() -> None:
     assert last.tolist() == [[1, 1], [0, 0]]
 
 
-@pytest.mark.parametrize("name", ["decoder.layers.0.mlp.router.weight", "decoder.layers.0.self_attention.q_layernorm.weight", "lm_head"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "decoder.layers.0.mlp.router.weight",
+        "decoder.layers.0.self_attention.q_layernorm.weight",
+        "lm_head",
+    ],
+)
 def test_a_name_of_another_layout_is_refused(name: str) -> None:
     with pytest.raises(KeyError):
         hf_names(name)

@@ -6,16 +6,32 @@ import torch
 from torch import Tensor, nn
 
 from vtool.engines.megatron.groups import Groups
-from vtool.engines.megatron.model import build_language, replace_language, text_shape, transformer_fields
+from vtool.engines.megatron.model import (
+    build_language,
+    replace_language,
+    text_shape,
+    transformer_fields,
+)
 from vtool.engines.megatron.pipeline import Stage
 from vtool.engines.megatron.weights import from_megatron, name_in_model, share_of
 
 IMAGE = 151
 
 
-def tiny_model(*, tied: bool, vocabulary: int = 160, dtype: torch.dtype = torch.float32, family: str = "qwen2_5_vl") -> Any:
+def tiny_model(
+    *,
+    tied: bool,
+    vocabulary: int = 160,
+    dtype: torch.dtype = torch.float32,
+    family: str = "qwen2_5_vl",
+) -> Any:
     """Four layers, four heads over two key heads; biases and norms are random too."""
-    from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration, Qwen2VLConfig, Qwen2VLForConditionalGeneration
+    from transformers import (
+        Qwen2_5_VLConfig,
+        Qwen2_5_VLForConditionalGeneration,
+        Qwen2VLConfig,
+        Qwen2VLForConditionalGeneration,
+    )
 
     text = {
         "vocab_size": vocabulary,
@@ -38,10 +54,23 @@ def tiny_model(*, tied: bool, vocabulary: int = 160, dtype: torch.dtype = torch.
         vision |= {"embed_dim": 32, "mlp_ratio": 2, "hidden_size": 64}
     else:
         config, model_class = Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
-        vision |= {"hidden_size": 32, "intermediate_size": 64, "out_hidden_size": 64, "window_size": 56, "fullatt_block_indexes": [1]}
-    ids = {"image_token_id": IMAGE, "video_token_id": 152, "vision_start_token_id": 153, "vision_end_token_id": 154}
+        vision |= {
+            "hidden_size": 32,
+            "intermediate_size": 64,
+            "out_hidden_size": 64,
+            "window_size": 56,
+            "fullatt_block_indexes": [1],
+        }
+    ids = {
+        "image_token_id": IMAGE,
+        "video_token_id": 152,
+        "vision_start_token_id": 153,
+        "vision_end_token_id": 154,
+    }
     torch.manual_seed(0)
-    model = model_class(config(text_config=text, vision_config=vision, tie_word_embeddings=tied, **ids))
+    model = model_class(
+        config(text_config=text, vision_config=vision, tie_word_embeddings=tied, **ids)
+    )
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "bias" in name:
@@ -52,7 +81,10 @@ def tiny_model(*, tied: bool, vocabulary: int = 160, dtype: torch.dtype = torch.
 
 
 def tiny_batch(*, left: bool = False) -> dict[str, Tensor]:
-    """Two rows of 21 tokens with an image each, of 6 and of 4 tokens; the second row has 5 tokens of padding."""
+    """Two rows of 21 tokens with an image each, of 6 and of 4 tokens;
+
+    the second row has 5 tokens of padding.
+    """
     generator = torch.Generator().manual_seed(1)
     ids = torch.randint(2, 150, (2, 21), generator=generator)
     mask = torch.ones_like(ids)
@@ -71,8 +103,13 @@ def tiny_batch(*, left: bool = False) -> dict[str, Tensor]:
     }
 
 
-def with_megatron(model: nn.Module, groups: Groups, *, sequence: bool = False, **settings: Any) -> Any:
-    """The same model with its language part, and the weights of that, in megatron-core. `settings`: of its `TransformerConfig`."""
+def with_megatron(
+    model: nn.Module, groups: Groups, *, sequence: bool = False, **settings: Any
+) -> Any:
+    """The same model with its language part, and the weights of that, in megatron-core.
+
+    `settings`: of its `TransformerConfig`.
+    """
     text = model.config.get_text_config()
     whole = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
     parallel = {
@@ -81,10 +118,22 @@ def with_megatron(model: nn.Module, groups: Groups, *, sequence: bool = False, *
         "sequence_parallel": sequence,
     }
     device = groups.data.device
-    gpt = build_language(text, transformer_fields(text, next(model.parameters()).dtype, device, parallel | settings), device)
+    gpt = build_language(
+        text,
+        transformer_fields(text, next(model.parameters()).dtype, device, parallel | settings),
+        device,
+    )
     with torch.no_grad():
         for name, parameter in gpt.named_parameters():
-            parameter.copy_(share_of(in_model(gpt, name), whole, text_shape(text), groups.tensor_size, groups.tensor_rank))
+            parameter.copy_(
+                share_of(
+                    in_model(gpt, name),
+                    whole,
+                    text_shape(text),
+                    groups.tensor_size,
+                    groups.tensor_rank,
+                )
+            )
     replace_language(model, gpt, Stage(groups.stages))
     return model
 
@@ -96,10 +145,14 @@ def whole_weights(model: Any, groups: Groups) -> dict[str, Tensor]:
     mine = (
         pair
         for name, parameter in gpt.named_parameters()
-        for pair in from_megatron(in_model(gpt, name), groups.gather_tensor_shares(parameter.detach()), shape).items()
+        for pair in from_megatron(
+            in_model(gpt, name), groups.gather_tensor_shares(parameter.detach()), shape
+        ).items()
     )
     return dict(Stage(groups.stages).over_stages(mine))
 
 
 def in_model(gpt: Any, name: str) -> str:
-    return name_in_model(name, gpt.decoder.layers[0].layer_number - 1, tied=gpt.share_embeddings_and_output_weights)
+    return name_in_model(
+        name, gpt.decoder.layers[0].layer_number - 1, tied=gpt.share_embeddings_and_output_weights
+    )

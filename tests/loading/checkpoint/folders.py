@@ -22,12 +22,21 @@ def of(dtype: str, values: NDArray[np.generic]) -> Entry:
 
 
 def encode(tensors: Mapping[str, Entry], padding: int = 0) -> bytes:
-    """A safetensors file, by the format's description and not by anybody's library; `padding` spaces after the header."""
+    """A safetensors file, by the format's description and not by anybody's library;
+
+    `padding` spaces after the header.
+    """
     header, offset = {}, 0
     for name, (dtype, shape, data) in tensors.items():
-        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [offset, offset + len(data)]}
+        header[name] = {
+            "dtype": dtype,
+            "shape": list(shape),
+            "data_offsets": [offset, offset + len(data)],
+        }
         offset += len(data)
-    return raw(json.dumps(header) + " " * padding, b"".join(data for _, _, data in tensors.values()))
+    return raw(
+        json.dumps(header) + " " * padding, b"".join(data for _, _, data in tensors.values())
+    )
 
 
 def raw(header: str | bytes, data: bytes = b"") -> bytes:
@@ -45,7 +54,10 @@ def folder(path: Path, **files: Mapping[str, Entry]) -> Path:
 
 
 def index(path: Path, weight_map: Mapping[str, str], total_size: int | None = None) -> Path:
-    document = {"metadata": {} if total_size is None else {"total_size": total_size}, "weight_map": weight_map}
+    document = {
+        "metadata": {} if total_size is None else {"total_size": total_size},
+        "weight_map": weight_map,
+    }
     (path / "model.safetensors.index.json").write_text(json.dumps(document))
     return path
 
@@ -56,4 +68,8 @@ ONE, TWO = "model-00001-of-00002", "model-00002-of-00002"
 def sharded(path: Path) -> Path:
     """Two shards and their index: `a` and `b` in the first, `c` in the second."""
     folder(path, **{ONE: {"a": f32(2, 3), "b": f32(4)}, TWO: {"c": f32(3, 4)}})
-    return index(path, {"a": f"{ONE}.safetensors", "b": f"{ONE}.safetensors", "c": f"{TWO}.safetensors"}, 4 * 22)
+    return index(
+        path,
+        {"a": f"{ONE}.safetensors", "b": f"{ONE}.safetensors", "c": f"{TWO}.safetensors"},
+        4 * 22,
+    )

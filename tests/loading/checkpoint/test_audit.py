@@ -36,7 +36,11 @@ def audited(path: Path) -> Result:
 
 
 def state(path: Path) -> list[tuple[str, int, int]]:
-    return sorted((str(file), file.lstat().st_mtime_ns, file.lstat().st_size) for file in (path, *path.rglob("*")) if os.path.lexists(file))
+    return sorted(
+        (str(file), file.lstat().st_mtime_ns, file.lstat().st_size)
+        for file in (path, *path.rglob("*"))
+        if os.path.lexists(file)
+    )
 
 
 def passes(path: Path) -> None:
@@ -48,13 +52,21 @@ def passes(path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def llama() -> LlamaForCausalLM:
-    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 512}
+    sizes = {
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "vocab_size": 512,
+    }
     return LlamaForCausalLM(LlamaConfig(**sizes, tie_word_embeddings=True))
 
 
 @pytest.mark.parametrize("size", ["5GB", "100KB"], ids=["single", "sharded"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_what_transformers_saves_is_healthy(tmp_path: Path, llama: LlamaForCausalLM, size: str, dtype: torch.dtype) -> None:
+def test_what_transformers_saves_is_healthy(
+    tmp_path: Path, llama: LlamaForCausalLM, size: str, dtype: torch.dtype
+) -> None:
     llama.to(dtype).save_pretrained(tmp_path, max_shard_size=size)
     assert (size == "100KB") == (tmp_path / "model.safetensors.index.json").exists()
     passes(tmp_path)
@@ -64,7 +76,12 @@ def test_quantised_weights_are_healthy(tmp_path: Path) -> None:
     fp8 = torch.randn(64, 64).to(torch.float8_e4m3fn)
     packed = torch.randint(-(2**31), 2**31 - 1, (64, 8), dtype=torch.int32)
     folder(tmp_path)
-    tensors = {"fp8.weight": fp8, "fp8.weight_scale": torch.rand(64, 1), "int4.qweight": packed, "int4.scales": torch.rand(4, 64).half()}
+    tensors = {
+        "fp8.weight": fp8,
+        "fp8.weight_scale": torch.rand(64, 1),
+        "int4.qweight": packed,
+        "int4.scales": torch.rand(4, 64).half(),
+    }
     save_file(tensors, tmp_path / "model.safetensors")
     passes(tmp_path)
 
@@ -87,7 +104,10 @@ def test_other_weights_beside_an_index_are_not_stale_shards(tmp_path: Path) -> N
 
 def test_links_into_the_blobs_of_a_cache_are_healthy(tmp_path: Path) -> None:
     sharded(tmp_path / "models--a--b" / "snapshots" / "main")
-    snapshot, blobs = tmp_path / "models--a--b" / "snapshots" / "main", tmp_path / "models--a--b" / "blobs"
+    snapshot, blobs = (
+        tmp_path / "models--a--b" / "snapshots" / "main",
+        tmp_path / "models--a--b" / "blobs",
+    )
     blobs.mkdir()
     for number, file in enumerate(sorted(snapshot.iterdir())):
         file.rename(blobs / f"{number}")
@@ -112,36 +132,98 @@ def move_tensor(path: Path) -> None:
 
 
 BROKEN: dict[str, tuple[Callable[[Path], object], str, str]] = {
-    "a shard is cut off": (lambda path: cut(path / f"{TWO}.safetensors"), "truncated-file", "error"),
-    "a shard's header is damaged": (lambda path: (path / f"{TWO}.safetensors").write_bytes(raw("{]")), "bad-header", "error"),
-    "a shard is gone": (lambda path: (path / f"{TWO}.safetensors").unlink(), "missing-shard", "error"),
-    "the index is gone": (lambda path: (path / "model.safetensors.index.json").unlink(), "index-mismatch", "error"),
-    "the index is not JSON": (lambda path: (path / "model.safetensors.index.json").write_text("{"), "index-mismatch", "error"),
-    "the index has no weight_map": (lambda path: (path / "model.safetensors.index.json").write_text("{}"), "index-mismatch", "error"),
+    "a shard is cut off": (
+        lambda path: cut(path / f"{TWO}.safetensors"),
+        "truncated-file",
+        "error",
+    ),
+    "a shard's header is damaged": (
+        lambda path: (path / f"{TWO}.safetensors").write_bytes(raw("{]")),
+        "bad-header",
+        "error",
+    ),
+    "a shard is gone": (
+        lambda path: (path / f"{TWO}.safetensors").unlink(),
+        "missing-shard",
+        "error",
+    ),
+    "the index is gone": (
+        lambda path: (path / "model.safetensors.index.json").unlink(),
+        "index-mismatch",
+        "error",
+    ),
+    "the index is not JSON": (
+        lambda path: (path / "model.safetensors.index.json").write_text("{"),
+        "index-mismatch",
+        "error",
+    ),
+    "the index has no weight_map": (
+        lambda path: (path / "model.safetensors.index.json").write_text("{}"),
+        "index-mismatch",
+        "error",
+    ),
     "a tensor is in another shard": (move_tensor, "index-mismatch", "error"),
-    "a tensor is nowhere": (lambda path: folder(path, **{ONE: {"a": f32(2, 3)}}), "index-mismatch", "error"),
-    "a tensor is not in the index": (lambda path: folder(path, **{TWO: {"c": f32(3, 4), "d": f32(1)}}), "index-mismatch", "error"),
+    "a tensor is nowhere": (
+        lambda path: folder(path, **{ONE: {"a": f32(2, 3)}}),
+        "index-mismatch",
+        "error",
+    ),
+    "a tensor is not in the index": (
+        lambda path: folder(path, **{TWO: {"c": f32(3, 4), "d": f32(1)}}),
+        "index-mismatch",
+        "error",
+    ),
     "a shard is not in the index": (
         lambda path: folder(path, **{"model-00003-of-00003": {"d": f32(1)}}),
         "index-mismatch",
         "error",
     ),
-    "a stale file has the same tensors": (lambda path: folder(path, model={"a": f32(2, 3, seed=1)}), "duplicate-tensor", "error"),
+    "a stale file has the same tensors": (
+        lambda path: folder(path, model={"a": f32(2, 3, seed=1)}),
+        "duplicate-tensor",
+        "error",
+    ),
     "a variant has the same tensors": (
         lambda path: folder(path, **{"model.fp16": {"a": f32(2, 3, seed=1)}}),
         "duplicate-tensor",
         "warning",
     ),
-    "a copy has the same values": (lambda path: folder(path, model={"a": f32(2, 3)}), "duplicate-tensor", "note"),
+    "a copy has the same values": (
+        lambda path: folder(path, model={"a": f32(2, 3)}),
+        "duplicate-tensor",
+        "note",
+    ),
     "a value is NaN": (break_value, "nonfinite-value", "error"),
-    "a pickle lies beside": (lambda path: (path / "pytorch_model.bin").write_bytes(b"\x80\x04."), "unsafe-format", "note"),
+    "a pickle lies beside": (
+        lambda path: (path / "pytorch_model.bin").write_bytes(b"\x80\x04."),
+        "unsafe-format",
+        "note",
+    ),
     "config.json is gone": (lambda path: (path / "config.json").unlink(), "no-config", "warning"),
-    "config.json is not JSON": (lambda path: (path / "config.json").write_text("{nope"), "no-config", "error"),
-    "config.json is a list": (lambda path: (path / "config.json").write_text("[]"), "no-config", "error"),
-    "config.json is a folder": (lambda path: (path / "config.json").unlink() or (path / "config.json").mkdir(), "no-config", "error"),
-    "config.json says it twice": (lambda path: (path / "config.json").write_text('{"a": 1, "a": 2}'), "no-config", "warning"),
+    "config.json is not JSON": (
+        lambda path: (path / "config.json").write_text("{nope"),
+        "no-config",
+        "error",
+    ),
+    "config.json is a list": (
+        lambda path: (path / "config.json").write_text("[]"),
+        "no-config",
+        "error",
+    ),
+    "config.json is a folder": (
+        lambda path: (path / "config.json").unlink() or (path / "config.json").mkdir(),
+        "no-config",
+        "error",
+    ),
+    "config.json says it twice": (
+        lambda path: (path / "config.json").write_text('{"a": 1, "a": 2}'),
+        "no-config",
+        "warning",
+    ),
     "total_size is wrong": (
-        lambda path: index(path, json.loads((path / "model.safetensors.index.json").read_text())["weight_map"], 89),
+        lambda path: index(
+            path, json.loads((path / "model.safetensors.index.json").read_text())["weight_map"], 89
+        ),
         "index-mismatch",
         "note",
     ),
@@ -149,7 +231,9 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str, str]] = {
 
 
 @pytest.mark.parametrize(("damage", "rule", "severity"), BROKEN.values(), ids=BROKEN)
-def test_a_damage_is_its_one_finding(tmp_path: Path, damage: Callable[[Path], object], rule: str, severity: str) -> None:
+def test_a_damage_is_its_one_finding(
+    tmp_path: Path, damage: Callable[[Path], object], rule: str, severity: str
+) -> None:
     passes(sharded(tmp_path))
     damage(tmp_path)
     assert findings(tmp_path) == [(rule, severity)]
@@ -189,20 +273,29 @@ def test_a_file_without_a_header_leaves_the_others_findings_and_no_pass(tmp_path
     (tmp_path / f"{ONE}.safetensors").write_bytes(b"")
     result = audited(tmp_path)
     assert [finding.rule for finding in result.findings] == ["truncated-file", "nonfinite-value"]
-    assert result.checks["index-mismatch"] == result.checks["duplicate-tensor"] == result.checks["bad-header"] == "not-run"
+    assert (
+        result.checks["index-mismatch"]
+        == result.checks["duplicate-tensor"]
+        == result.checks["bad-header"]
+        == "not-run"
+    )
     assert result.checks["no-config"] == "passed"
 
 
 def test_a_saved_attention_mask_may_be_infinite(tmp_path: Path) -> None:
     mask = np.triu(np.full((4, 4), -np.inf, np.float32), 1)
-    assert findings(folder(tmp_path, model={"text.attn_mask": of("F32", mask)})) == [("nonfinite-value", "note")]
+    assert findings(folder(tmp_path, model={"text.attn_mask": of("F32", mask)})) == [
+        ("nonfinite-value", "note")
+    ]
 
 
 def test_pickles_alone_are_an_error_and_never_opened(tmp_path: Path) -> None:
     folder(tmp_path)
     os.mkfifo(tmp_path / "pytorch_model.bin")  # whoever opens it would wait for ever
     result = audited(tmp_path)
-    assert [(finding.rule, finding.severity) for finding in result.findings] == [("unsafe-format", "error")]
+    assert [(finding.rule, finding.severity) for finding in result.findings] == [
+        ("unsafe-format", "error")
+    ]
     assert result.checks["nonfinite-value"] == result.checks["bad-header"] == "not-run"
     assert result.verdict == "unsafe"
 
@@ -235,7 +328,10 @@ def test_a_link_to_nothing_is_a_missing_shard(tmp_path: Path) -> None:
 
 def test_an_index_that_leads_out_of_the_folder_is_not_followed(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "secret.safetensors")
-    index(folder(tmp_path / "model", model={"a": f32(2)}), {"a": "model.safetensors", "b": "../secret.safetensors"})
+    index(
+        folder(tmp_path / "model", model={"a": f32(2)}),
+        {"a": "model.safetensors", "b": "../secret.safetensors"},
+    )
     assert findings(tmp_path / "model") == [("index-mismatch", "error")]
 
 
@@ -271,7 +367,10 @@ def test_one_file_is_audited_by_itself(tmp_path: Path) -> None:
     assert result.checks["index-mismatch"] == result.checks["no-config"] == "not-run"
 
 
-@pytest.mark.parametrize(("name", "rule"), [("model.bin", "unsafe-format"), ("model.gguf", "no-weights"), ("x.index.json", "no-weights")])
+@pytest.mark.parametrize(
+    ("name", "rule"),
+    [("model.bin", "unsafe-format"), ("model.gguf", "no-weights"), ("x.index.json", "no-weights")],
+)
 def test_one_file_of_another_kind_is_told(tmp_path: Path, name: str, rule: str) -> None:
     (tmp_path / name).write_bytes(b"GGUF")
     assert [found for found, _ in findings(tmp_path / name)] == [rule]
@@ -281,13 +380,20 @@ def test_digests_are_in_the_details(tmp_path: Path) -> None:
     sharded(tmp_path)
     measured = audit_folder(tmp_path, digest=True).details["truncated-file"]["measured"]
     assert set(measured) == {f"{ONE}.safetensors", f"{TWO}.safetensors"}
-    assert measured[f"{TWO}.safetensors"]["bytes"] == (tmp_path / f"{TWO}.safetensors").stat().st_size
+    assert (
+        measured[f"{TWO}.safetensors"]["bytes"] == (tmp_path / f"{TWO}.safetensors").stat().st_size
+    )
     assert len(measured[f"{TWO}.safetensors"]["xxh3_128"]) == 32
 
 
 def test_no_torch_is_imported(tmp_path: Path) -> None:
     sharded(tmp_path)
-    program = "import sys; from pathlib import Path; from vtool.loading.checkpoint import audit_folder; audit_folder(Path(sys.argv[1]));"
+    program = (
+        "import sys; from pathlib import Path; from vtool.loading.checkpoint import audit_folder;"
+        " audit_folder(Path(sys.argv[1]));"
+    )
     command = [sys.executable, "-c", program + "print(*sys.modules)", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert {name.partition(".")[0] for name in done.stdout.split()}.isdisjoint({"torch", "transformers", "pydantic", "hydra", "xxhash"})
+    assert {name.partition(".")[0] for name in done.stdout.split()}.isdisjoint(
+        {"torch", "transformers", "pydantic", "hydra", "xxhash"}
+    )

@@ -33,7 +33,13 @@ def header_of(file: Path) -> Header:
     return header
 
 
-def scanned(tmp_path: Path, tensors: dict[str, Entry], padding: int = 0, threads: int = 2, digest: bool = False) -> Scan:
+def scanned(
+    tmp_path: Path,
+    tensors: dict[str, Entry],
+    padding: int = 0,
+    threads: int = 2,
+    digest: bool = False,
+) -> Scan:
     file = tmp_path / "model.safetensors"
     file.write_bytes(encode(tensors, padding))
     return scan([header_of(file)], threads=threads, digest=digest)
@@ -49,12 +55,24 @@ def test_every_pattern_of_bits_is_judged_as_torch_judges_it(tmp_path: Path, name
         infinity = {4: 0x7F80_0000, 8: 0x7FF0_0000_0000_0000}[size]
         sign = 1 << (8 * size - 1)
         borders = [base + step for base in (infinity, infinity | sign) for step in (-1, 0, 1)]
-        noise = np.random.default_rng(0).integers(0, 2**63, 10_000, dtype=np.uint64).astype(f"u{size}")
-        patterns = np.concatenate([np.array([*borders, sign - 1, 2 * sign - 1, 0, sign], f"u{size}"), noise])
+        noise = (
+            np.random.default_rng(0).integers(0, 2**63, 10_000, dtype=np.uint64).astype(f"u{size}")
+        )
+        patterns = np.concatenate(
+            [np.array([*borders, sign - 1, 2 * sign - 1, 0, sign], f"u{size}"), noise]
+        )
     values = torch.from_numpy(patterns.view(f"i{size}").copy()).view(dtype)
     exact = values.to(torch.float64)
-    save_file({f"t{place:06}": values[place : place + 97] for place in range(0, len(values), 97)}, tmp_path / "model.safetensors")
-    found = {item.tensor.name: item for item in scan([header_of(tmp_path / "model.safetensors")], threads=2, digest=False).nonfinite}
+    save_file(
+        {f"t{place:06}": values[place : place + 97] for place in range(0, len(values), 97)},
+        tmp_path / "model.safetensors",
+    )
+    found = {
+        item.tensor.name: item
+        for item in scan(
+            [header_of(tmp_path / "model.safetensors")], threads=2, digest=False
+        ).nonfinite
+    }
     for place in range(0, len(values), 97):
         part, item = exact[place : place + 97], found.pop(f"t{place:06}", None)
         bad = ~part.isfinite()
@@ -68,7 +86,9 @@ def test_every_pattern_of_bits_is_judged_as_torch_judges_it(tmp_path: Path, name
 @pytest.mark.parametrize("padding", [0, 1, 3])
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_a_value_is_found_wherever_it_lies(tmp_path: Path, padding: int, threads: int) -> None:
-    """At both ends of tensors, beside the border of a block, in neighbours of another type, at odd places of the file."""
+    """At both ends of tensors, beside the border of a block, in neighbours of another type, at odd
+    places of the file.
+    """
     length = 3 * BLOCK // 4 + 11
     places = [0, 1, BLOCK // 4 - 1, BLOCK // 4, BLOCK // 4 + 1, length - 2, length - 1]
     for place in places:
@@ -76,9 +96,17 @@ def test_a_value_is_found_wherever_it_lies(tmp_path: Path, padding: int, threads
         large[place] = np.nan
         half = np.ones(5, np.float16)
         half[4] = -np.inf
-        tensors = {"byte": of("U8", np.full(3, 255, np.uint8)), "half": of("F16", half), "large": of("F32", large), "after": f32(3)}
+        tensors = {
+            "byte": of("U8", np.full(3, 255, np.uint8)),
+            "half": of("F16", half),
+            "large": of("F32", large),
+            "after": f32(3),
+        }
         found = scanned(tmp_path, tensors, padding, threads).nonfinite
-        assert [(item.tensor.name, item.nans, item.infinities, item.first) for item in found] == [("half", 0, 1, 4), ("large", 1, 0, place)]
+        assert [(item.tensor.name, item.nans, item.infinities, item.first) for item in found] == [
+            ("half", 0, 1, 4),
+            ("large", 1, 0, place),
+        ]
 
 
 def test_complex_numbers_count_their_elements(tmp_path: Path) -> None:
@@ -88,9 +116,17 @@ def test_complex_numbers_count_their_elements(tmp_path: Path) -> None:
 
 
 def test_integers_and_packed_types_are_not_taken_for_floats(tmp_path: Path) -> None:
-    ones = {name: of(name, np.full(16, -1, f"i{size}")) for name, size in {"I8": 1, "I16": 2, "I32": 4, "I64": 8}.items()}
-    packed = {name: (name, (16,), b"\xff" * length) for name, length in {"F4": 8, "F6_E2M3": 12, "F6_E3M2": 12}.items()}
-    assert not scanned(tmp_path, ones | packed | {"flag": of("BOOL", np.ones(9, np.uint8))}).nonfinite
+    ones = {
+        name: of(name, np.full(16, -1, f"i{size}"))
+        for name, size in {"I8": 1, "I16": 2, "I32": 4, "I64": 8}.items()
+    }
+    packed = {
+        name: (name, (16,), b"\xff" * length)
+        for name, length in {"F4": 8, "F6_E2M3": 12, "F6_E3M2": 12}.items()
+    }
+    assert not scanned(
+        tmp_path, ones | packed | {"flag": of("BOOL", np.ones(9, np.uint8))}
+    ).nonfinite
 
 
 def test_blocks_cover_a_file_once_and_in_order(tmp_path: Path) -> None:
@@ -98,7 +134,10 @@ def test_blocks_cover_a_file_once_and_in_order(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     tensors = {
         f"t{number}": of(dtype, np.zeros(int(rng.integers(0, 400_000)), size))
-        for number, (dtype, size) in enumerate([("F32", "u4"), ("U8", "u1"), ("F16", "u2"), ("F64", "u8"), ("I8", "u1"), ("F32", "u4")] * 3)
+        for number, (dtype, size) in enumerate(
+            [("F32", "u4"), ("U8", "u1"), ("F16", "u2"), ("F64", "u8"), ("I8", "u1"), ("F32", "u4")]
+            * 3
+        )
     }
     file.write_bytes(encode(tensors))
     position, tested = 0, 0
@@ -106,7 +145,10 @@ def test_blocks_cover_a_file_once_and_in_order(tmp_path: Path) -> None:
         assert block.offset == position
         assert 0 < block.length <= BLOCK
         position += block.length
-        assert all(0 <= piece.start < piece.end <= block.length and piece.start % piece.type.itemsize == 0 for piece in block.pieces)
+        assert all(
+            0 <= piece.start < piece.end <= block.length and piece.start % piece.type.itemsize == 0
+            for piece in block.pieces
+        )
         tested += sum(piece.end - piece.start for piece in block.pieces)
     assert position == file.stat().st_size
     assert tested == sum(len(data) for dtype, _, data in tensors.values() if dtype.startswith("F"))
@@ -114,7 +156,13 @@ def test_blocks_cover_a_file_once_and_in_order(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_a_digest_is_that_of_the_whole_file(tmp_path: Path, threads: int) -> None:
-    found = scanned(tmp_path, {"a": f32(700_000), "b": of("U8", np.arange(200, dtype=np.uint8)), "c": f32(9)}, 3, threads, digest=True)
+    found = scanned(
+        tmp_path,
+        {"a": f32(700_000), "b": of("U8", np.arange(200, dtype=np.uint8)), "c": f32(9)},
+        3,
+        threads,
+        digest=True,
+    )
     file = tmp_path / "model.safetensors"
     assert found.digests == {file: xxhash.xxh3_128_hexdigest(file.read_bytes())}
 

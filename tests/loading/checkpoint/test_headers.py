@@ -13,7 +13,9 @@ from tests.loading.checkpoint.folders import encode, f32, raw
 from vtool.loading.checkpoint.headers import read_header
 
 
-def entry(dtype: str = "F32", shape: object = (2,), begin: object = 0, end: object = 8) -> dict[str, object]:
+def entry(
+    dtype: str = "F32", shape: object = (2,), begin: object = 0, end: object = 8
+) -> dict[str, object]:
     return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
 
 
@@ -35,44 +37,109 @@ def test_names_types_and_places_are_those_that_safetensors_reads(tmp_path: Path)
         assert {tensor.name for tensor in header.tensors} == set(opened.keys())
         for tensor in header.tensors:
             values = opened.get_tensor(tensor.name)
-            assert (tensor.shape, content[tensor.start : tensor.end]) == (values.shape, values.tobytes())
+            assert (tensor.shape, content[tensor.start : tensor.end]) == (
+                values.shape,
+                values.tobytes(),
+            )
 
 
 DAMAGED = {
     "empty file": (b"", "truncated-file", "0 bytes"),
     "shorter than the length": (b"\x08\x00", "truncated-file", "2 bytes"),
-    "header cut off": (struct.pack("<Q", 500) + b'{"a": ', "truncated-file", "ends inside its header"),
-    "tensors cut off": (encode({"a": f32(2), "b": f32(3)})[:-1], "truncated-file", "ends 1 bytes early, and 1 of its 2 tensors"),
-    "Git LFS pointer": (b"version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 9\n", "bad-header", "Git LFS pointer"),
+    "header cut off": (
+        struct.pack("<Q", 500) + b'{"a": ',
+        "truncated-file",
+        "ends inside its header",
+    ),
+    "tensors cut off": (
+        encode({"a": f32(2), "b": f32(3)})[:-1],
+        "truncated-file",
+        "ends 1 bytes early, and 1 of its 2 tensors",
+    ),
+    "Git LFS pointer": (
+        b"version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 9\n",
+        "bad-header",
+        "Git LFS pointer",
+    ),
     "an error page": (b"<!DOCTYPE html><html>404</html>", "bad-header", "begins with b'<!DOCTYP'"),
     "not JSON": (raw("{nothing}"), "bad-header", "not JSON"),
     "not an object": (raw("[]"), "bad-header", "begins with b'['"),
     "not UTF-8": (raw(b'{"\xff": 1}'), "bad-header", "not JSON"),
     "nested 900,000 deep": (raw('{"a":' + "[" * 900_000), "bad-header", "nested too deeply"),
-    "more values than memory": (raw("{" + '"a":[],' * 700_000 + '"b":1}'), "bad-header", "1,400,001 values"),
+    "more values than memory": (
+        raw("{" + '"a":[],' * 700_000 + '"b":1}'),
+        "bad-header",
+        "1,400,001 values",
+    ),
     "a number of 9999 digits": (raw('{"a": ' + "9" * 9999 + "}"), "bad-header", "not JSON"),
     "a tensor that is no object": (raw('{"a": 1}'), "bad-header", "not an object"),
-    "unknown dtype": (raw(json.dumps({"a": entry("F31")}), bytes(8)), "bad-header", "there is no dtype 'F31'"),
-    "negative length": (raw(json.dumps({"a": entry(shape=[-2])}), bytes(8)), "bad-header", "its shape, [-2]"),
-    "a shape of booleans": (raw(json.dumps({"a": entry(shape=[True, 2])}), bytes(8)), "bad-header", "its shape"),
-    "larger than any file": (raw(json.dumps({"a": entry(shape=[2**62] * 400)}), bytes(8)), "bad-header", "larger than any file"),
-    "too few bytes": (raw(json.dumps({"a": entry(end=4)}), bytes(4)), "bad-header", "takes 8 bytes, and its data_offsets give it 4"),
-    "half a byte": (raw(json.dumps({"a": entry("F4", [3], 0, 1)}), bytes(1)), "bad-header", "takes 12 bits"),
-    "end before beginning": (raw(json.dumps({"a": entry(begin=8, end=0)}), bytes(8)), "bad-header", "a beginning and an end"),
-    "overlap": (raw(json.dumps({"a": entry(), "b": entry(begin=4, end=12)}), bytes(12)), "bad-header", "`b` overlaps `a` by 4 bytes"),
-    "hole": (raw(json.dumps({"a": entry(), "b": entry(begin=12, end=20)}), bytes(20)), "bad-header", "4 bytes before `b` belong to no"),
-    "bytes after the end": (encode({"a": f32(2)}) + b"more", "bad-header", "4 bytes after the last tensor belong to none"),
+    "unknown dtype": (
+        raw(json.dumps({"a": entry("F31")}), bytes(8)),
+        "bad-header",
+        "there is no dtype 'F31'",
+    ),
+    "negative length": (
+        raw(json.dumps({"a": entry(shape=[-2])}), bytes(8)),
+        "bad-header",
+        "its shape, [-2]",
+    ),
+    "a shape of booleans": (
+        raw(json.dumps({"a": entry(shape=[True, 2])}), bytes(8)),
+        "bad-header",
+        "its shape",
+    ),
+    "larger than any file": (
+        raw(json.dumps({"a": entry(shape=[2**62] * 400)}), bytes(8)),
+        "bad-header",
+        "larger than any file",
+    ),
+    "too few bytes": (
+        raw(json.dumps({"a": entry(end=4)}), bytes(4)),
+        "bad-header",
+        "takes 8 bytes, and its data_offsets give it 4",
+    ),
+    "half a byte": (
+        raw(json.dumps({"a": entry("F4", [3], 0, 1)}), bytes(1)),
+        "bad-header",
+        "takes 12 bits",
+    ),
+    "end before beginning": (
+        raw(json.dumps({"a": entry(begin=8, end=0)}), bytes(8)),
+        "bad-header",
+        "a beginning and an end",
+    ),
+    "overlap": (
+        raw(json.dumps({"a": entry(), "b": entry(begin=4, end=12)}), bytes(12)),
+        "bad-header",
+        "`b` overlaps `a` by 4 bytes",
+    ),
+    "hole": (
+        raw(json.dumps({"a": entry(), "b": entry(begin=12, end=20)}), bytes(20)),
+        "bad-header",
+        "4 bytes before `b` belong to no",
+    ),
+    "bytes after the end": (
+        encode({"a": f32(2)}) + b"more",
+        "bad-header",
+        "4 bytes after the last tensor belong to none",
+    ),
     "a name twice": (
         raw(f'{{"a": {json.dumps(entry())}, "a": {json.dumps(entry())}}}', bytes(8)),
         "bad-header",
         "`a` is there twice, and readers take the last",
     ),
-    "metadata that is not text": (raw('{"__metadata__": {"epoch": 1}}'), "bad-header", "__metadata__"),
+    "metadata that is not text": (
+        raw('{"__metadata__": {"epoch": 1}}'),
+        "bad-header",
+        "__metadata__",
+    ),
 }
 
 
 @pytest.mark.parametrize(("content", "rule", "words"), DAMAGED.values(), ids=DAMAGED)
-def test_damage_is_one_finding_of_its_kind(tmp_path: Path, content: bytes, rule: str, words: str) -> None:
+def test_damage_is_one_finding_of_its_kind(
+    tmp_path: Path, content: bytes, rule: str, words: str
+) -> None:
     ((seen, message),) = found(tmp_path, content)
     assert seen == rule
     assert words in message
@@ -94,7 +161,9 @@ def test_all_that_is_wrong_in_one_file_is_told(tmp_path: Path) -> None:
 
 
 def test_a_thousand_broken_entries_do_not_flood(tmp_path: Path) -> None:
-    findings = found(tmp_path, raw(json.dumps({f"t{number}": entry("F31") for number in range(1000)})))
+    findings = found(
+        tmp_path, raw(json.dumps({f"t{number}": entry("F31") for number in range(1000)}))
+    )
     assert len(findings) == 21
     assert "980 more entries" in findings[-1][1]
 

@@ -1,4 +1,7 @@
-"""What can be read off a machine without importing torch: variables, versions of packages, CANN's files."""
+"""What can be read off a machine without importing torch:
+
+variables, versions of packages, CANN's files.
+"""
 
 import ast
 import os
@@ -52,7 +55,9 @@ class Machine:
     cores: int
 
 
-def read_machine(environment: Mapping[str, str], path: Sequence[str] | None = None, devices: Path = Path("/dev")) -> Machine:
+def read_machine(
+    environment: Mapping[str, str], path: Sequence[str] | None = None, devices: Path = Path("/dev")
+) -> Machine:
     """Look at this machine.
 
     Args:
@@ -60,8 +65,18 @@ def read_machine(environment: Mapping[str, str], path: Sequence[str] | None = No
         devices: the folder of device files.
     """
     npu, wanted = _torch_npu(path)
-    count = sum(1 for file in devices.glob("davinci*") if file.name.removeprefix("davinci").isdigit())
-    return Machine(environment, read_torch(path), npu, wanted, read_cann(environment), count, os.cpu_count() or 1)
+    count = sum(
+        1 for file in devices.glob("davinci*") if file.name.removeprefix("davinci").isdigit()
+    )
+    return Machine(
+        environment,
+        read_torch(path),
+        npu,
+        wanted,
+        read_cann(environment),
+        count,
+        os.cpu_count() or 1,
+    )
 
 
 def read_torch(path: Sequence[str] | None = None) -> Torch | None:
@@ -71,7 +86,9 @@ def read_torch(path: Sequence[str] | None = None) -> Torch | None:
         return None
     built: dict[str, object] = {}
     try:
-        for node in ast.parse(Path(str(distribution.locate_file("torch/version.py"))).read_bytes()).body:
+        for node in ast.parse(
+            Path(str(distribution.locate_file("torch/version.py"))).read_bytes()
+        ).body:
             match node:
                 case ast.AnnAssign(target=ast.Name(id=name), value=ast.Constant(value=value)):
                     built[name] = value
@@ -79,20 +96,34 @@ def read_torch(path: Sequence[str] | None = None) -> Torch | None:
                     built[name] = value
     except (OSError, SyntaxError, ValueError):
         pass
-    return Torch(distribution.version, next((name for name in ("cuda", "hip", "xpu") if built.get(name)), None))
+    return Torch(
+        distribution.version,
+        next((name for name in ("cuda", "hip", "xpu") if built.get(name)), None),
+    )
 
 
 def read_cann(environment: Mapping[str, str]) -> Cann:
     """CANN, as `set_env.sh` has announced it.
 
-    The problems are those that torch_npu 2.13 raises for, in its words' order (torch_npu/_init/registry/registry_manager.py); where the
-    variable is not set, it raises for libhccl.so, unless the loader finds that elsewhere.
+    The problems are those that torch_npu 2.13 raises for, in its words' order
+    (torch_npu/_init/registry/registry_manager.py); where the variable is not set, it raises for
+    libhccl.so, unless the loader finds that elsewhere.
     """
     given = environment.get("ASCEND_HOME_PATH")
     if given is None:
-        folders = [folder for folder in environment.get("LD_LIBRARY_PATH", "").split(os.pathsep) if folder]
+        folders = [
+            folder for folder in environment.get("LD_LIBRARY_PATH", "").split(os.pathsep) if folder
+        ]
         found = any((Path(folder) / "libhccl.so").exists() for folder in folders)
-        return Cann(None, {}, () if found else ("ASCEND_HOME_PATH is not set, and LD_LIBRARY_PATH leads to no libhccl.so",))
+        return Cann(
+            None,
+            {},
+            (
+                ()
+                if found
+                else ("ASCEND_HOME_PATH is not set, and LD_LIBRARY_PATH leads to no libhccl.so",)
+            ),
+        )
     home, opp = Path(given), environment.get("ASCEND_OPP_PATH")
     if not home.is_dir():
         return Cann(home, {}, (f"ASCEND_HOME_PATH is {given}, which is not there",))
@@ -101,7 +132,11 @@ def read_cann(environment: Mapping[str, str]) -> Cann:
         problems.append("ASCEND_OPP_PATH is not set")
     elif not Path(opp).is_dir():
         problems.append(f"ASCEND_OPP_PATH is {opp}, which is not there")
-    problems += [f"{home / part} is not there" for part in ("runtime", "compiler") if not (home / part).exists()]
+    problems += [
+        f"{home / part} is not there"
+        for part in ("runtime", "compiler")
+        if not (home / part).exists()
+    ]
     return Cann(home, dict(_packages(home)), tuple(problems))
 
 
@@ -111,16 +146,25 @@ def _packages(home: Path) -> Iterator[tuple[str, str]]:
             lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
         except OSError:
             continue
-        values = {key.strip(): value.strip() for key, _, value in (line.partition("=") for line in lines)}
+        values = {
+            key.strip(): value.strip() for key, _, value in (line.partition("=") for line in lines)
+        }
         if "version" in values:
-            yield values.get("package_name", file.name.removesuffix(_INSTALLED[1:])), values["version"]
+            yield (
+                values.get("package_name", file.name.removesuffix(_INSTALLED[1:])),
+                values["version"],
+            )
 
 
 def _torch_npu(path: Sequence[str] | None) -> tuple[str | None, str | None]:
     distribution = next(_distributions("torch-npu", path), None)
     if distribution is None:
         return None, None
-    wanted = [each.removeprefix("torch") for each in distribution.requires or () if each.startswith("torch=")]
+    wanted = [
+        each.removeprefix("torch")
+        for each in distribution.requires or ()
+        if each.startswith("torch=")
+    ]
     return distribution.version, (wanted[0].strip() if wanted else None)
 
 

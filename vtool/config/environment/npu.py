@@ -1,4 +1,7 @@
-"""What an Ascend NPU asks for: versions that fit, CANN, and settings that it can obey. Nothing of torch_npu is imported."""
+"""What an Ascend NPU asks for:
+
+versions that fit, CANN, and settings that it can obey. Nothing of torch_npu is imported.
+"""
 
 import re
 from collections.abc import Iterator
@@ -10,10 +13,16 @@ from vtool.config.schema import Megatron, Run
 from vtool.diagnostics import Diagnostic
 
 OF_SETTINGS = ("device-missing", "not-on-npu", "forked-workers", "npu-mask-convention")
-OF_VARIABLES = ("device-list-cut-off", "environment-value", "allocator-conflict", "ignored-variable")
+OF_VARIABLES = (
+    "device-list-cut-off",
+    "environment-value",
+    "allocator-conflict",
+    "ignored-variable",
+)
 OF_PACKAGES = ("version-mismatch", "two-accelerators", "cann-not-found")
 ASKED = (*OF_PACKAGES, *OF_VARIABLES, *OF_SETTINGS)
-"""The rules that a recipe with device.kind=npu is checked against, besides those of every recipe."""
+"""The rules that a recipe with device.kind=npu is checked against, besides those of every recipe.
+"""
 
 
 def check_recipe(run: Run, origins: Origins, machine: Machine) -> Iterator[Diagnostic]:
@@ -29,8 +38,13 @@ def check_machine(machine: Machine) -> Iterator[Diagnostic]:
 
 
 def unasked(machine: Machine) -> dict[str, str]:
-    """The rules that cannot be asked here, and why: a recipe may be checked on another machine than it is run on."""
-    return {} if machine.torch_npu else dict.fromkeys(OF_PACKAGES, "torch_npu is not installed here")
+    """The rules that cannot be asked here, and why:
+
+    a recipe may be checked on another machine than it is run on.
+    """
+    return (
+        {} if machine.torch_npu else dict.fromkeys(OF_PACKAGES, "torch_npu is not installed here")
+    )
 
 
 def check_packages(machine: Machine) -> Iterator[Diagnostic]:
@@ -38,58 +52,110 @@ def check_packages(machine: Machine) -> Iterator[Diagnostic]:
     if machine.torch_npu is None:
         return
     npu, torch = machine.torch_npu, machine.torch
-    if torch is not None and machine.wanted_torch is not None and not _fits(torch.version, machine.wanted_torch):
+    if (
+        torch is not None
+        and machine.wanted_torch is not None
+        and not _fits(torch.version, machine.wanted_torch)
+    ):
         message = (
-            f"torch_npu {npu} asks for torch{machine.wanted_torch}, and torch {torch.version} is installed: undefined symbols at import"
+            f"torch_npu {npu} asks for torch{machine.wanted_torch}, and torch {torch.version} is"
+            " installed: undefined symbols at import"
         )
         release = machine.wanted_torch.removeprefix("==").removesuffix(".*")
         yield Diagnostic(
-            "version-mismatch", message, f"pip install torch=={release}, or torch_npu of torch's own version", "torch_npu",
-            expected=f"torch{machine.wanted_torch}", seen=torch.version,
-        )  # fmt: skip
+            "version-mismatch",
+            message,
+            f"pip install torch=={release}, or torch_npu of torch's own version",
+            "torch_npu",
+            expected=f"torch{machine.wanted_torch}",
+            seen=torch.version,
+        )
     if torch is not None and torch.accelerator is not None:
-        message = f"torch {torch.version} is a build for {torch.accelerator.upper()}, and torch_npu is installed beside it: "
-        message += "`import torch` raises `Two accelerators cannot be used at the same time` where the other one's driver is found"
+        message = (
+            f"torch {torch.version} is a build for {torch.accelerator.upper()}, and torch_npu is"
+            " installed beside it: "
+        )
+        message += (
+            "`import torch` raises `Two accelerators cannot be used at the same time` where the"
+            " other one's driver is found"
+        )
         yield Diagnostic("two-accelerators", message, None, "torch", seen=torch.accelerator)
     yield from _cann(machine.cann, npu)
 
 
 def _cann(cann: Cann, npu: str) -> Iterator[Diagnostic]:
     for problem in cann.problems:
-        message = f"torch_npu {npu} is installed and CANN is not found: {problem}; `import torch` itself then raises"
-        yield Diagnostic("cann-not-found", message, parameter="ASCEND_OPP_PATH" if "OPP" in problem else "ASCEND_HOME_PATH")
+        message = (
+            f"torch_npu {npu} is installed and CANN is not found: {problem}; `import torch` itself"
+            " then raises"
+        )
+        yield Diagnostic(
+            "cann-not-found",
+            message,
+            parameter="ASCEND_OPP_PATH" if "OPP" in problem else "ASCEND_HOME_PATH",
+        )
     if len(set(cann.packages.values())) > 1:
         listed = ", ".join(f"{name} {version}" for name, version in cann.packages.items())
         message = f"the parts of CANN in {cann.home} are not of one version: {listed}"
-        yield Diagnostic("version-mismatch", message, "install toolkit, kernels and NNAL of one version", "ASCEND_HOME_PATH", seen=listed)
+        yield Diagnostic(
+            "version-mismatch",
+            message,
+            "install toolkit, kernels and NNAL of one version",
+            "ASCEND_HOME_PATH",
+            seen=listed,
+        )
 
 
 def check_settings(run: Run, origins: Origins, machine: Machine) -> Iterator[Diagnostic]:
     """Settings that an NPU cannot obey, or that are not what they look like there."""
     if run.model.dtype == "float64":
-        message = "model.dtype is float64, which operations on NPUs reject one by one, or compute on a slow core beside"
-        yield Diagnostic("not-on-npu", message, "set model.dtype=bfloat16 or float32", "model.dtype", origins.near("model.dtype"))
+        message = (
+            "model.dtype is float64, which operations on NPUs reject one by one, or compute on a"
+            " slow core beside"
+        )
+        yield Diagnostic(
+            "not-on-npu",
+            message,
+            "set model.dtype=bfloat16 or float32",
+            "model.dtype",
+            origins.near("model.dtype"),
+        )
     given = machine.environment.get(VISIBLE)
     wanted = run.launch.nproc or 1
     if given is not None and (left := len(visible_devices(given))) < wanted:
         message = f"{wanted} processes need an NPU each, and {VISIBLE}=`{given}` leaves {left}"
-        yield Diagnostic("device-missing", message, "name more devices, or lower launch.nproc", VISIBLE, seen=given)
+        yield Diagnostic(
+            "device-missing",
+            message,
+            "name more devices, or lower launch.nproc",
+            VISIBLE,
+            seen=given,
+        )
     if run.data.workers:
         message = (
-            f"data.workers is {run.data.workers}: workers are forked, and what touches the NPU in one raises "
-            "`Cannot re-initialize NPU in forked subprocess`; vtool's own only read and encode rows, on the CPU"
+            f"data.workers is {run.data.workers}: workers are forked, and what touches the NPU in"
+            " one raises `Cannot re-initialize NPU in forked subprocess`; vtool's own only read"
+            " and encode rows, on the CPU"
         )
-        yield Diagnostic("forked-workers", message, None, "data.workers", origins.near("data.workers"))
+        yield Diagnostic(
+            "forked-workers", message, None, "data.workers", origins.near("data.workers")
+        )
     if isinstance(run.engine, Megatron):
         message = (
-            "engine=megatron on an NPU: a mask [B, S] of transformers says True = attend, megatron-core's [B, 1, S, S] and "
-            "npu_fusion_attention's say True = masked; one in the other's place is an error for two rows, and silently wrong for one"
+            "engine=megatron on an NPU: a mask [B, S] of transformers says True = attend,"
+            " megatron-core's [B, 1, S, S] and npu_fusion_attention's say True = masked; one in the"
+            " other's place is an error for two rows, and silently wrong for one"
         )
-        yield Diagnostic("npu-mask-convention", message, None, "engine.kind", origins.near("engine.kind"))
+        yield Diagnostic(
+            "npu-mask-convention", message, None, "engine.kind", origins.near("engine.kind")
+        )
 
 
 def _fits(version: str, wanted: str) -> bool:
     """Whether `2.13.0+cpu` is `==2.13.0.*`. torch_npu asks in no other way."""
     release = wanted.removeprefix("==").removesuffix(".*").strip()
     plain = version.partition("+")[0]
-    return plain == release or (wanted.endswith(".*") and re.match(re.escape(release) + r"(\.|a|b|rc|\.post|$)", plain) is not None)
+    return plain == release or (
+        wanted.endswith(".*")
+        and re.match(re.escape(release) + r"(\.|a|b|rc|\.post|$)", plain) is not None
+    )

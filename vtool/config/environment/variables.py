@@ -1,7 +1,9 @@
-"""Variables that Ascend's software reads: what each takes, and what it does with what it does not take.
+"""Variables that Ascend's software reads: what each takes, and what it does with what it does not
+take.
 
-Sources: CANN 8.5's and 9.0's "Environment Variables" and HCCL guide, torch_npu's guide of environment variables, and the messages in the
-library of torch_npu 2.13.0, which are what a run would end with.
+Sources: CANN 8.5's and 9.0's "Environment Variables" and HCCL guide, torch_npu's guide of
+environment variables, and the messages in the library of torch_npu 2.13.0, which are what a run
+would end with.
 """
 
 import re
@@ -26,7 +28,10 @@ class Variable:
     otherwise: str
     """What happens with another value."""
     severity: Literal["error", "warning"]
-    """A warning where it is replaced without a word: the run goes on, with another value than was set."""
+    """A warning where it is replaced without a word:
+
+    the run goes on, with another value than was set.
+    """
 
 
 def _integer(low: int, high: int) -> Fits:
@@ -39,7 +44,9 @@ def _among(*words: str) -> Fits:
 
 def _fraction(open: bool) -> Fits:
     def fits(text: str) -> bool:
-        return re.fullmatch(r"\d*\.?\d+", text) is not None and (0 < float(text) < 1 if open else 0 <= float(text) <= 1)
+        return re.fullmatch(r"\d*\.?\d+", text) is not None and (
+            0 < float(text) < 1 if open else 0 <= float(text) <= 1
+        )
 
     return fits
 
@@ -53,15 +60,44 @@ def _affinity(text: str) -> bool:
     ranges = [_RANGE.fullmatch(part) for part in parts]
     flags = [re.fullmatch(r"(npu_affine|lazy_bind|bind_irq|force):[01]", part) for part in parts]
     ordered = all(int(found[2]) <= int(found[3]) for found in ranges if found)
-    return mode in ("0", "1", "2") and ordered and all(one or other for one, other in zip(ranges, flags, strict=True))
+    return (
+        mode in ("0", "1", "2")
+        and ordered
+        and all(one or other for one, other in zip(ranges, flags, strict=True))
+    )
 
 
 VARIABLES = (
-    Variable("TASK_QUEUE_ENABLE", "0, 1 or 2", "1", _among("0", "1", "2"), "torch_npu raises", "error"),
-    Variable("ASCEND_LAUNCH_BLOCKING", "0 or 1", "0", _among("0", "1"), "torch_npu raises", "error"),
-    Variable("NPU_FA2_SPARSE_MODE", "2 or 3", "3", _among("2", "3"), "transformers raises when it is imported", "error"),
-    Variable("HCCL_CONNECT_TIMEOUT", "seconds from 120 to 7200", "120", _integer(120, 7200), _REPLACED, "warning"),
-    Variable("HCCL_EXEC_TIMEOUT", "seconds from 0, for ever, to 2147483647", "1836", _integer(0, 2147483647), _REPLACED, "warning"),
+    Variable(
+        "TASK_QUEUE_ENABLE", "0, 1 or 2", "1", _among("0", "1", "2"), "torch_npu raises", "error"
+    ),
+    Variable(
+        "ASCEND_LAUNCH_BLOCKING", "0 or 1", "0", _among("0", "1"), "torch_npu raises", "error"
+    ),
+    Variable(
+        "NPU_FA2_SPARSE_MODE",
+        "2 or 3",
+        "3",
+        _among("2", "3"),
+        "transformers raises when it is imported",
+        "error",
+    ),
+    Variable(
+        "HCCL_CONNECT_TIMEOUT",
+        "seconds from 120 to 7200",
+        "120",
+        _integer(120, 7200),
+        _REPLACED,
+        "warning",
+    ),
+    Variable(
+        "HCCL_EXEC_TIMEOUT",
+        "seconds from 0, for ever, to 2147483647",
+        "1836",
+        _integer(0, 2147483647),
+        _REPLACED,
+        "warning",
+    ),
     Variable(
         "HCCL_OP_EXPANSION_MODE",
         "AI_CPU, AIV, HOST, HOST_TS, CCU_MS or CCU_SCHED",
@@ -81,7 +117,8 @@ VARIABLES = (
 )
 
 _TRUTH = _among("True", "False")
-# The allocator's own keys: torch_npu 2.13.0 (NPUAllocatorConfig) and torch 2.13's (AcceleratorAllocatorConfig), of which it is made.
+# The allocator's own keys: torch_npu 2.13.0 (NPUAllocatorConfig) and torch 2.13's
+# (AcceleratorAllocatorConfig), of which it is made.
 _ALLOCATOR: dict[str, tuple[str, Fits]] = {
     "expandable_segments": ("True or False", _TRUTH),
     "max_split_size_mb": ("an integer of at least 20", _integer(20, 10**9)),
@@ -117,7 +154,9 @@ ALLOCATOR = "PYTORCH_NPU_ALLOC_CONF"
 VISIBLE = "ASCEND_RT_VISIBLE_DEVICES"
 
 
-def check_variables(environment: Mapping[str, str], *, npus: int = 0, cores: int | None = None) -> Iterator[Diagnostic]:
+def check_variables(
+    environment: Mapping[str, str], *, npus: int = 0, cores: int | None = None
+) -> Iterator[Diagnostic]:
     """All that is wrong with the variables that are set.
 
     Args:
@@ -128,14 +167,23 @@ def check_variables(environment: Mapping[str, str], *, npus: int = 0, cores: int
         if (given := environment.get(row.name)) is not None and not row.fits(given):
             message = f"{row.name} is `{given}`, and takes {row.takes}: {row.otherwise}"
             help = f"set it to one of these, or unset it: its default is {row.default}"
-            yield Diagnostic("environment-value", message, help, row.name, expected=row.takes, seen=given, severity=row.severity)
+            yield Diagnostic(
+                "environment-value",
+                message,
+                help,
+                row.name,
+                expected=row.takes,
+                seen=given,
+                severity=row.severity,
+            )
     yield from _visible_devices(environment, npus)
     yield from _allocator(environment)
     yield from _without_effect(environment, cores)
 
 
 def visible_devices(given: str) -> list[int]:
-    """The devices that are left, read as CANN reads the list: up to the first character that is neither a digit nor a comma.
+    """The devices that are left, read as CANN reads the list: up to the first character that is
+    neither a digit nor a comma.
 
     After torch_npu 2.13's `_parse_visible_devices` (torch_npu/npu/__init__.py).
     """
@@ -158,15 +206,22 @@ def _visible_devices(environment: Mapping[str, str], npus: int) -> Iterator[Diag
     message = help = None
     if found != meant:
         rest = given[len(",".join(map(str, found))) :] if found else given
-        message = f"{VISIBLE} is `{given}`, which is silently cut off before `{rest}`: the NPUs that are left are {left}"
-        help = f"write ids, commas and nothing else: {VISIBLE}={','.join(map(str, sorted(set(meant))))}"
+        message = (
+            f"{VISIBLE} is `{given}`, which is silently cut off before `{rest}`: the NPUs that are"
+            f" left are {left}"
+        )
+        help = (
+            "write ids, commas and nothing else:"
+            f" {VISIBLE}={','.join(map(str, sorted(set(meant))))}"
+        )
     elif found != sorted(set(found)):
         message = f"{VISIBLE} is `{given}`: ids must ascend, and CANN finds no device otherwise"
         help = f"{VISIBLE}={','.join(map(str, sorted(set(found))))}"
     elif npus and (above := [number for number in found if number >= npus]):
         left = ", ".join(str(number) for number in found if number < npus) or "none"
         message = (
-            f"{VISIBLE} is `{given}`, but this machine's NPUs are 0 to {npus - 1}: it is silently cut off at {above[0]}, and left {left}"
+            f"{VISIBLE} is `{given}`, but this machine's NPUs are 0 to {npus - 1}: it is silently"
+            f" cut off at {above[0]}, and left {left}"
         )
         help = "name devices that are there; `npu-smi info` lists them"
     if message:
@@ -181,44 +236,104 @@ def _allocator(environment: Mapping[str, str]) -> Iterator[Diagnostic]:
         key, colon, value = part.partition(":")
         values[key] = value
         if not colon or key not in _ALLOCATOR:
-            message = f"{ALLOCATOR} has `{part}`, which is not {'KEY:VALUE' if not colon else 'a key that it knows'}: torch_npu raises"
-            yield Diagnostic("environment-value", message, did_you_mean(near(key, _ALLOCATOR)), ALLOCATOR, seen=part)
+            message = (
+                f"{ALLOCATOR} has `{part}`, which is not"
+                f" {'KEY:VALUE' if not colon else 'a key that it knows'}: torch_npu raises"
+            )
+            yield Diagnostic(
+                "environment-value",
+                message,
+                did_you_mean(near(key, _ALLOCATOR)),
+                ALLOCATOR,
+                seen=part,
+            )
         elif not _ALLOCATOR[key][1](value):
-            message = f"{ALLOCATOR} has {key}:{value}, and it takes {_ALLOCATOR[key][0]}: torch_npu raises, or takes its default"
-            yield Diagnostic("environment-value", message, None, ALLOCATOR, expected=_ALLOCATOR[key][0], seen=value)
+            message = (
+                f"{ALLOCATOR} has {key}:{value}, and it takes {_ALLOCATOR[key][0]}: torch_npu"
+                " raises, or takes its default"
+            )
+            yield Diagnostic(
+                "environment-value",
+                message,
+                None,
+                ALLOCATOR,
+                expected=_ALLOCATOR[key][0],
+                seen=value,
+            )
     if values.get("expandable_segments") == "True":
         for key in ("max_split_size_mb", "garbage_collection_threshold"):
             if key in values:
-                message = f"{ALLOCATOR} has expandable_segments:True with {key}, which cannot be enabled together: torch_npu raises"
-                yield Diagnostic("allocator-conflict", message, f"leave {key} out, or set expandable_segments:False", ALLOCATOR, seen=given)
+                message = (
+                    f"{ALLOCATOR} has expandable_segments:True with {key}, which cannot be enabled"
+                    " together: torch_npu raises"
+                )
+                yield Diagnostic(
+                    "allocator-conflict",
+                    message,
+                    f"leave {key} out, or set expandable_segments:False",
+                    ALLOCATOR,
+                    seen=given,
+                )
     for key in ("segment_size_mb", "large_segment_size_mb"):
         if key in values and values.get("page_size") == "1g":
-            yield _ignored(ALLOCATOR, f"{ALLOCATOR}: {key} has no effect beside page_size:1g", f"leave {key} out")
+            yield _ignored(
+                ALLOCATOR,
+                f"{ALLOCATOR}: {key} has no effect beside page_size:1g",
+                f"leave {key} out",
+            )
     for key in ("pinned_max_round_threshold_mb", "pinned_max_cached_size_mb"):
         if key in values and values.get("pin_memory_expandable_segments") == "True":
-            yield _ignored(ALLOCATOR, f"{ALLOCATOR}: {key} has no effect beside pin_memory_expandable_segments:True", f"leave {key} out")
+            yield _ignored(
+                ALLOCATOR,
+                f"{ALLOCATOR}: {key} has no effect beside pin_memory_expandable_segments:True",
+                f"leave {key} out",
+            )
 
 
 def _without_effect(environment: Mapping[str, str], cores: int | None) -> Iterator[Diagnostic]:
-    if environment.get("ASCEND_LAUNCH_BLOCKING") == "1" and environment.get("TASK_QUEUE_ENABLE") in ("1", "2"):
+    if environment.get("ASCEND_LAUNCH_BLOCKING") == "1" and environment.get(
+        "TASK_QUEUE_ENABLE"
+    ) in ("1", "2"):
         message = (
-            f"TASK_QUEUE_ENABLE={environment['TASK_QUEUE_ENABLE']} has no effect under ASCEND_LAUNCH_BLOCKING=1, which is for debugging"
+            f"TASK_QUEUE_ENABLE={environment['TASK_QUEUE_ENABLE']} has no effect under"
+            " ASCEND_LAUNCH_BLOCKING=1, which is for debugging"
         )
-        yield _ignored("TASK_QUEUE_ENABLE", message, "unset ASCEND_LAUNCH_BLOCKING: operations then run as they are queued, and faster")
+        yield _ignored(
+            "TASK_QUEUE_ENABLE",
+            message,
+            "unset ASCEND_LAUNCH_BLOCKING: operations then run as they are queued, and faster",
+        )
     patience = environment.get("HCCL_EXEC_TIMEOUT", "")
-    if environment.get("HCCL_OP_EXPANSION_MODE") == "AIV" and patience.isdigit() and not 0 < int(patience) <= 1091:
-        message = f"HCCL_EXEC_TIMEOUT={patience} is taken as 1091 seconds, the most that HCCL_OP_EXPANSION_MODE=AIV allows"
+    if (
+        environment.get("HCCL_OP_EXPANSION_MODE") == "AIV"
+        and patience.isdigit()
+        and not 0 < int(patience) <= 1091
+    ):
+        message = (
+            f"HCCL_EXEC_TIMEOUT={patience} is taken as 1091 seconds, the most that"
+            " HCCL_OP_EXPANSION_MODE=AIV allows"
+        )
         yield _ignored("HCCL_EXEC_TIMEOUT", message, "set it to 1091 or less, or use another mode")
     affinity = environment.get("CPU_AFFINITY_CONF", "")
     if not _affinity(affinity):
         return
     ranges = [(found[0], int(found[3])) for found in _RANGE.finditer(affinity)]
     if affinity.startswith("0") and "," in affinity:
-        message = f"CPU_AFFINITY_CONF={affinity}: its mode is 0, so that nothing is bound, and the rest has no effect"
-        yield _ignored("CPU_AFFINITY_CONF", message, "set the mode to 1 or 2, or leave the rest out")
+        message = (
+            f"CPU_AFFINITY_CONF={affinity}: its mode is 0, so that nothing is bound, and the rest"
+            " has no effect"
+        )
+        yield _ignored(
+            "CPU_AFFINITY_CONF", message, "set the mode to 1 or 2, or leave the rest out"
+        )
     elif cores is not None and (above := [text for text, last in ranges if last >= cores]):
-        message = f"CPU_AFFINITY_CONF has {', '.join(above)}, and this machine's cores are 0 to {cores - 1}: the others are ignored"
-        yield _ignored("CPU_AFFINITY_CONF", message, "name cores that are there; `lscpu` lists them")
+        message = (
+            f"CPU_AFFINITY_CONF has {', '.join(above)}, and this machine's cores are 0 to"
+            f" {cores - 1}: the others are ignored"
+        )
+        yield _ignored(
+            "CPU_AFFINITY_CONF", message, "name cores that are there; `lscpu` lists them"
+        )
 
 
 def _ignored(variable: str, message: str, help: str) -> Diagnostic:

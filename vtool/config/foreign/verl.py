@@ -1,4 +1,7 @@
-"""A recipe of verl's SFT trainer, read as ours: the same rules over what means the same, placed in the file that it came from."""
+"""A recipe of verl's SFT trainer, read as ours:
+
+the same rules over what means the same, placed in the file that it came from.
+"""
 
 import json
 import math
@@ -13,7 +16,17 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from vtool.config.compose import Composed
-from vtool.config.foreign.verl_settings import FSDP, LORA, MEGATRON, NAMES, OTHER, RUN, UNREAD, Same, in_a_group
+from vtool.config.foreign.verl_settings import (
+    FSDP,
+    LORA,
+    MEGATRON,
+    NAMES,
+    OTHER,
+    RUN,
+    UNREAD,
+    Same,
+    in_a_group,
+)
 from vtool.config.marks import YamlFile, read_yaml
 from vtool.config.origins import Key, Origins, Place
 from vtool.config.resources import RecipeFile
@@ -62,7 +75,9 @@ class _Theirs:
             self.origins[tuple(keys)] = place
             if isinstance(value, list):
                 self.origins |= {(*keys, str(number)): place for number in range(len(value))}
-                self.origins |= {(*keys, str(number), "path"): place for number in range(len(value))}
+                self.origins |= {
+                    (*keys, str(number), "path"): place for number in range(len(value))
+                }
                 self.names |= {f"{ours}.{number}.path": theirs for number in range(len(value))}
 
     def map(self, same: Same) -> None:
@@ -78,29 +93,47 @@ class _Theirs:
 
 
 def read_verl(path: Path) -> tuple[Composed, tuple[Diagnostic, ...], Mapping[str, str]]:
-    """Read a YAML file of verl's SFT trainer: what Hydra composes, or the keys of a user's own file.
+    """Read a YAML file of verl's SFT trainer: what Hydra composes, or the keys of a user's own
+    file.
 
     Returns:
-        The recipe in our settings, verl's defaults included, its places in their file; findings about their settings; and, of our
-        settings, what theirs are called.
+        The recipe in our settings, verl's defaults included, its places in their file; findings
+        about their settings; and, of our settings, what theirs are called.
 
     Raises:
         Findings: `fatal`, where it cannot be read, or is no recipe of this trainer.
     """
     if not path.is_file():
         raise Findings(
-            Diagnostic("unreadable-file", f"`{path}` is not a file", "give the YAML file of a run of verl's SFT trainer"), fatal=True
+            Diagnostic(
+                "unreadable-file",
+                f"`{path}` is not a file",
+                "give the YAML file of a run of verl's SFT trainer",
+            ),
+            fatal=True,
         )
     file = read_yaml(path)
     given, places = _flat(file)
     if found := next((name for name in given if name.startswith("actor_rollout_ref.")), None):
-        message = f"{file.name} has `{found.partition('.')[0]}`: it is a recipe of another of verl's trainers"
-        raise Findings(Diagnostic("unknown-recipe", message, "give one of its SFT trainer", origin=places[found].value), fatal=True)
+        message = (
+            f"{file.name} has `{found.partition('.')[0]}`: it is a recipe of another of verl's"
+            " trainers"
+        )
+        raise Findings(
+            Diagnostic(
+                "unknown-recipe", message, "give one of its SFT trainer", origin=places[found].value
+            ),
+            fatal=True,
+        )
     theirs = _Theirs(given, places)
     theirs.values["kind"] = "sft"
     findings = [*_unread(theirs), *_translate(theirs, _is_megatron(file, given)), *_unknown(theirs)]
     findings += _without_counterpart(theirs)
-    return Composed(RecipeFile(path), theirs.values, Origins(theirs.origins)), tuple(findings), theirs.names
+    return (
+        Composed(RecipeFile(path), theirs.values, Origins(theirs.origins)),
+        tuple(findings),
+        theirs.names,
+    )
 
 
 def in_their_words(finding: Diagnostic, names: Mapping[str, str]) -> Diagnostic:
@@ -115,9 +148,15 @@ def in_their_words(finding: Diagnostic, names: Mapping[str, str]) -> Diagnostic:
 
     help = finding.help
     if finding.parameter == "engine.ddp_config.use_distributed_optimizer":
-        help = f"say the same in both: in verl {_DDP} wins, and in the DDP alone, while the optimiser follows {_SHARED}"
+        help = (
+            f"say the same in both: in verl {_DDP} wins, and in the DDP alone, while the optimizer"
+            f" follows {_SHARED}"
+        )
     return replace(
-        finding, message=worded(finding.message) or "", help=worded(help), parameter=names.get(finding.parameter or "", finding.parameter)
+        finding,
+        message=worded(finding.message) or "",
+        help=worded(help),
+        parameter=names.get(finding.parameter or "", finding.parameter),
     )
 
 
@@ -126,7 +165,10 @@ def _flat(file: YamlFile) -> tuple[dict[str, Any], dict[str, Place]]:
         config = OmegaConf.create(file.text)
     except (yaml.YAMLError, OmegaConfBaseException) as error:
         raise Findings(
-            Diagnostic("bad-yaml", f"{file.name}: {str(error).splitlines()[0]}", origin=Origin(file.name)), fatal=True
+            Diagnostic(
+                "bad-yaml", f"{file.name}: {str(error).splitlines()[0]}", origin=Origin(file.name)
+            ),
+            fatal=True,
         ) from error
     given: dict[str, Any] = {}
     places: dict[str, Place] = {}
@@ -141,10 +183,15 @@ def _flat(file: YamlFile) -> tuple[dict[str, Any], dict[str, Place]]:
             else:
                 try:
                     found = OmegaConf.select(config, name)
-                except OmegaConfBaseException:  # it refers to what Hydra would have brought: not known from this file
+                # it refers to what Hydra would have brought: not known from this file
+                except OmegaConfBaseException:
                     found = None
                 given[name] = OmegaConf.to_container(found) if OmegaConf.is_config(found) else found
-                places[name] = Place(file.place(value), file.place(key), "list" if isinstance(value, yaml.SequenceNode) else "value")
+                places[name] = Place(
+                    file.place(value),
+                    file.place(key),
+                    "list" if isinstance(value, yaml.SequenceNode) else "value",
+                )
 
     walk(file.root, "")
     return given, places
@@ -155,8 +202,15 @@ def _is_megatron(file: YamlFile, given: Mapping[str, Any]) -> bool:
     if strategy := given.get("engine.strategy"):
         return str(strategy) == "megatron"
     listed = next((value for key, value in file.root.value if key.value == "defaults"), None)
-    chosen = [value.value for entry in getattr(listed, "value", ()) if isinstance(entry, yaml.MappingNode) for _, value in entry.value]
-    return "megatron" in chosen or any(same.theirs in given for same in MEGATRON if same.theirs.startswith("engine."))
+    chosen = [
+        value.value
+        for entry in getattr(listed, "value", ())
+        if isinstance(entry, yaml.MappingNode)
+        for _, value in entry.value
+    ]
+    return "megatron" in chosen or any(
+        same.theirs in given for same in MEGATRON if same.theirs.startswith("engine.")
+    )
 
 
 def _translate(theirs: _Theirs, megatron: bool) -> Iterator[Diagnostic]:
@@ -188,18 +242,33 @@ def _translate(theirs: _Theirs, megatron: bool) -> Iterator[Diagnostic]:
             theirs.judged.discard("optim.lr_warmup_steps_ratio")
     mode = take("trainer.resume_mode", "auto")
     path = take("trainer.resume_from_path")
-    put("checkpoint.resume", {"disable": "never", "resume_path": path}.get(str(mode)) or "auto", "trainer.resume_mode")
+    put(
+        "checkpoint.resume",
+        {"disable": "never", "resume_path": path}.get(str(mode)) or "auto",
+        "trainer.resume_mode",
+    )
     yield from _profiler(theirs)
 
 
 def _profiler(theirs: _Theirs) -> Iterator[Diagnostic]:
-    """verl/utils/profiler/profile.py: off unless enabled; without ranks rank 0 alone; a tool that it does not know records nothing."""
-    interval, enabled = theirs.take("trainer.profile_interval", list(OFF)), theirs.take("profiler.enable", False)
+    """verl/utils/profiler/profile.py:
+
+    off unless enabled; without ranks rank 0 alone; a tool that it does not know records nothing.
+    """
+    interval, enabled = (
+        theirs.take("trainer.profile_interval", list(OFF)),
+        theirs.take("profiler.enable", False),
+    )
     if not enabled:
         if interval != list(OFF):
-            message = f"trainer.profile_interval is {interval}, but profiler.enable is false: verl records nothing, and says nothing"
+            message = (
+                f"trainer.profile_interval is {interval}, but profiler.enable is false: verl"
+                " records nothing, and says nothing"
+            )
             where = "trainer.profile_interval"
-            yield Diagnostic("nothing-profiled", message, "profiler.enable: true", where, _origin(theirs, where))
+            yield Diagnostic(
+                "nothing-profiled", message, "profiler.enable: true", where, _origin(theirs, where)
+            )
         return
     tool = theirs.take("profiler.tool", "torch")
     theirs.put("profiler.tool", "memory" if tool == "torch_memory" else tool, "profiler.tool")
@@ -212,7 +281,8 @@ def _profiler(theirs: _Theirs) -> Iterator[Diagnostic]:
 def _megatron(theirs: _Theirs) -> Iterator[Diagnostic]:
     for same in MEGATRON:
         theirs.map(same)
-    if theirs.values["engine"].get("parallel", {}).get("tensor", 1) == 1:  # verl itself puts it out then
+    # verl itself puts it out then
+    if theirs.values["engine"].get("parallel", {}).get("tensor", 1) == 1:
         theirs.values["engine"].get("parallel", {}).pop("sequence", None)
     for name in theirs.given:
         group, _, last = name.rpartition(".")
@@ -220,18 +290,23 @@ def _megatron(theirs: _Theirs) -> Iterator[Diagnostic]:
             ours = "ddp_config" if group == _DDP else "transformer_config"
             theirs.put(f"engine.{ours}.{last}", theirs.take(name), name)
     shares = theirs.values["engine"]["wrap_config"]["use_distributed_optimizer"]
-    bridged = theirs.take("engine.use_mbridge", True) and theirs.take("engine.vanilla_mbridge", True)
+    bridged = theirs.take("engine.use_mbridge", True) and theirs.take(
+        "engine.vanilla_mbridge", True
+    )
     if not shares and bridged and f"{_DDP}.use_distributed_optimizer" not in theirs.given:
         message = (
-            f"{_SHARED} is false, and before verl#5775 it does not reach mbridge, whose own default is true: the weights of the ranks "
-            "drift apart, and no error is raised"
+            f"{_SHARED} is false, and before verl#5775 it does not reach mbridge, whose own default"
+            " is true: the weights of the ranks drift apart, and no error is raised"
         )
         help = f"write {_DDP}.use_distributed_optimizer: false as well"
         yield Diagnostic("setting-dropped", message, help, _SHARED, _origin(theirs, _SHARED))
 
 
 def _model(theirs: _Theirs) -> None:
-    """Of a model's folder, its family. A name on a hub, or a family that is not ours, is not judged."""
+    """Of a model's folder, its family.
+
+    A name on a hub, or a family that is not ours, is not judged.
+    """
     path = theirs.values.get("model", {}).get("path")
     if path is None:
         return
@@ -249,16 +324,31 @@ def _model(theirs: _Theirs) -> None:
 
 
 def _lengths(theirs: _Theirs) -> Iterator[Diagnostic]:
-    """Rows without padding are cut to `max_length`, whatever `truncation` says (`multiturn_sft_dataset.py`)."""
-    padding, cut = theirs.take("data.pad_mode", "no_padding"), theirs.take("data.truncation", "error")
+    """Rows without padding are cut to `max_length`, whatever `truncation` says
+    (`multiturn_sft_dataset.py`).
+    """
+    padding, cut = (
+        theirs.take("data.pad_mode", "no_padding"),
+        theirs.take("data.truncation", "error"),
+    )
     if padding == "no_padding":
         theirs.put("data.on_overlong", "truncate", "data.truncation")
         if "data.truncation" in theirs.given and cut != "right":
             message = (
-                f"data.truncation is {cut}, and with data.pad_mode=no_padding verl never reads it: longer rows silently lose their end"
+                f"data.truncation is {cut}, and with data.pad_mode=no_padding verl never reads it:"
+                " longer rows silently lose their end"
             )
-            help = "filter the rows beforehand, or set data.pad_mode=right; here data.on_overlong=error names them"
-            yield Diagnostic("setting-without-reader", message, help, "data.truncation", _origin(theirs, "data.truncation"))
+            help = (
+                "filter the rows beforehand, or set data.pad_mode=right; here"
+                " data.on_overlong=error names them"
+            )
+            yield Diagnostic(
+                "setting-without-reader",
+                message,
+                help,
+                "data.truncation",
+                _origin(theirs, "data.truncation"),
+            )
     elif cut in ("error", "right"):
         theirs.put("data.on_overlong", "truncate" if cut == "right" else "error", "data.truncation")
     else:
@@ -271,34 +361,63 @@ def _micro_batches(theirs: _Theirs) -> Iterator[Diagnostic]:
         theirs.put("data.micro_batch_size", theirs.take(name, 4), name)
     elif name in theirs.given:
         theirs.judged.add(name)
-        message = f"{name} is set, but with data.use_dynamic_bsz=true verl reads data.max_token_len_per_gpu in its place"
-        yield Diagnostic("setting-without-reader", message, "leave it out, or set data.use_dynamic_bsz=false", name, _origin(theirs, name))
+        message = (
+            f"{name} is set, but with data.use_dynamic_bsz=true verl reads"
+            " data.max_token_len_per_gpu in its place"
+        )
+        yield Diagnostic(
+            "setting-without-reader",
+            message,
+            "leave it out, or set data.use_dynamic_bsz=false",
+            name,
+            _origin(theirs, name),
+        )
 
 
 def _unread(theirs: _Theirs) -> Iterator[Diagnostic]:
     for name, why in UNREAD.items():
         if name in theirs.given:
             theirs.judged.add(name)
-            yield Diagnostic("setting-without-reader", f"{name}: {why}", "leave it out", name, _origin(theirs, name))
+            yield Diagnostic(
+                "setting-without-reader",
+                f"{name}: {why}",
+                "leave it out",
+                name,
+                _origin(theirs, name),
+            )
 
 
 def _unknown(theirs: _Theirs) -> Iterator[Diagnostic]:
     for name in theirs.given:
-        if name in NAMES or in_a_group(name) or name in (_DDP, _TRANSFORMER) or name.startswith((f"{_DDP}.", f"{_TRANSFORMER}.")):
+        if (
+            name in NAMES
+            or in_a_group(name)
+            or name in (_DDP, _TRANSFORMER)
+            or name.startswith((f"{_DDP}.", f"{_TRANSFORMER}."))
+        ):
             continue
         theirs.judged.add(name)
-        close = near(name, sorted(NAMES)) or [one for one in sorted(NAMES) if one.rpartition(".")[2] == name.rpartition(".")[2]]
+        close = near(name, sorted(NAMES)) or [
+            one for one in sorted(NAMES) if one.rpartition(".")[2] == name.rpartition(".")[2]
+        ]
         message = f"verl's SFT trainer has no setting `{name}`"
         yield Diagnostic("unknown-key", message, did_you_mean(close), name, theirs.places[name].key)
 
 
 def _without_counterpart(theirs: _Theirs) -> Iterator[Diagnostic]:
-    left = [name for name in theirs.given if name not in theirs.judged and not name.endswith("_target_") and theirs.given[name] != {}]
+    left = [
+        name
+        for name in theirs.given
+        if name not in theirs.judged and not name.endswith("_target_") and theirs.given[name] != {}
+    ]
     if left:
         message = (
-            f"{len(left)} setting{'s have' if len(left) > 1 else ' has'} no counterpart here, or a value without one: {', '.join(left)}"
+            f"{len(left)} setting{'s have' if len(left) > 1 else ' has'} no counterpart here, or a"
+            f" value without one: {', '.join(left)}"
         )
-        yield Diagnostic("no-counterpart", message, "nothing is said of these", left[0], _origin(theirs, left[0]))
+        yield Diagnostic(
+            "no-counterpart", message, "nothing is said of these", left[0], _origin(theirs, left[0])
+        )
 
 
 def _is_number(value: Any) -> bool:

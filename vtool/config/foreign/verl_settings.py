@@ -1,5 +1,8 @@
-"""What the settings of verl's SFT trainer mean here. Read from `verl/trainer/config/sft_trainer_engine.yaml`, its groups `engine`, `optim`,
-`model` and `profiler`, and the code that reads them (`trainer/sft_trainer.py`, `workers/engine/`), of January to August 2026."""
+"""What the settings of verl's SFT trainer mean here. Read from
+`verl/trainer/config/sft_trainer_engine.yaml`, its groups `engine`, `optim`, `model` and `profiler`,
+and the code that reads them (`trainer/sft_trainer.py`, `workers/engine/`), of January to August
+2026.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -35,8 +38,14 @@ def _positive(value: Any) -> Any:
 
 
 def _rows(value: Any) -> Any:
-    """A file, or several. `~` is the user's folder, which pandas looks in; what is not on this machine (`hdfs://`) is not judged."""
-    files = [str(file) for file in value] if isinstance(value, list) else [str(value)] if value else []
+    """A file, or several.
+
+    `~` is the user's folder, which pandas looks in; what is not on this machine (`hdfs://`) is not
+    judged.
+    """
+    files = (
+        [str(file) for file in value] if isinstance(value, list) else [str(value)] if value else []
+    )
     if any("://" in file for file in files):
         return OTHER
     return [{"format": "messages", "path": str(Path(file).expanduser())} for file in files] or None
@@ -58,13 +67,20 @@ RUN = (
     Same("trainer.save_freq", "checkpoint.every_steps", _positive),
     Same("trainer.test_freq", "evaluation.every_steps", _positive),
     Same("trainer.max_ckpt_to_keep", "checkpoint.keep_last"),
-    Same("trainer.device", "device.kind", _one_of(cuda="cuda", npu="npu", cpu="cpu"), default="cuda"),
+    Same(
+        "trainer.device", "device.kind", _one_of(cuda="cuda", npu="npu", cpu="cpu"), default="cuda"
+    ),
     Same("optim.lr", "optim.lr", default=1e-3),
     Same("optim.betas", "optim.betas"),
     Same("optim.weight_decay", "optim.weight_decay", default=0.01),
     Same("optim.clip_grad", "optim.clip_norm"),
     Same("optim.lr_warmup_steps", "optim.warmup_steps", _positive),
-    Same("engine.dtype", "model.dtype", _one_of(bfloat16="bfloat16", float32="float32"), default="bfloat16"),
+    Same(
+        "engine.dtype",
+        "model.dtype",
+        _one_of(bfloat16="bfloat16", float32="float32"),
+        default="bfloat16",
+    ),
 )
 LORA = (
     Same("model.lora_rank", "lora.rank"),
@@ -76,49 +92,102 @@ FSDP = (
     Same("engine.reshard_after_forward", "engine.reshard_after_forward"),
     Same("engine.offload_policy", "engine.cpu_offload"),
     Same("optim.optimizer", "optim.name", _one_of(adamw="adamw")),
-    Same("optim.lr_scheduler_type", "optim.schedule", _one_of(constant="constant", cosine="cosine"), default="constant"),
+    Same(
+        "optim.lr_scheduler_type",
+        "optim.schedule",
+        _one_of(constant="constant", cosine="cosine"),
+        default="constant",
+    ),
 )
 MEGATRON = (
     Same("engine.tensor_model_parallel_size", "engine.parallel.tensor"),
     Same("engine.pipeline_model_parallel_size", "engine.parallel.pipeline"),
     Same("engine.context_parallel_size", "engine.parallel.context"),
     Same("engine.sequence_parallel", "engine.parallel.sequence", default=True),
-    Same("engine.use_distributed_optimizer", "engine.wrap_config.use_distributed_optimizer", default=True),
+    Same(
+        "engine.use_distributed_optimizer",
+        "engine.wrap_config.use_distributed_optimizer",
+        default=True,
+    ),
     Same("optim.optimizer", "optim.name", _one_of(adam="adamw")),
-    Same("optim.lr_decay_style", "optim.schedule", _one_of(constant="constant", cosine="cosine", linear="linear"), default="constant"),
+    Same(
+        "optim.lr_decay_style",
+        "optim.schedule",
+        _one_of(constant="constant", cosine="cosine", linear="linear"),
+        default="constant",
+    ),
 )
 # Read by no line of verl's SFT trainer, or taken away; and what stands in its place here.
 UNREAD: Mapping[str, str] = {
-    "trainer.seed": "verl's SFT trainer never reads it: the order of the rows does not depend on it. Here: run.seed",
-    "data.balance_dp_token": "verl's SFT trainer never reads it. Here a step divides by its tokens over all ranks, and is exact without it",
+    "trainer.seed": (
+        "verl's SFT trainer never reads it: the order of the rows does not depend on it. Here:"
+        " run.seed"
+    ),
+    "data.balance_dp_token": (
+        "verl's SFT trainer never reads it. Here a step divides by its tokens over all ranks, and"
+        " is exact without it"
+    ),
     "data.use_shm": "verl's trainer on engines never reads it",
     "model.use_shm": "verl's trainer on engines never reads it",
-    "model.freeze_vision_tower": "verl's SFT trainer never reads it: the tower would be trained. Here: model.freeze.vision",
-    "actor.freeze_vision_tower": "verl's SFT trainer never reads it: the tower would be trained. Here: model.freeze.vision",
-    "trainer.nnodes": "verl's SFT trainer never reads it: torchrun says how many machines there are",
-    "trainer.n_gpus_per_node": "verl's SFT trainer never reads it: torchrun says how many processes there are. Here: launch.nproc",
+    "model.freeze_vision_tower": (
+        "verl's SFT trainer never reads it: the tower would be trained. Here: model.freeze.vision"
+    ),
+    "actor.freeze_vision_tower": (
+        "verl's SFT trainer never reads it: the tower would be trained. Here: model.freeze.vision"
+    ),
+    "trainer.nnodes": (
+        "verl's SFT trainer never reads it: torchrun says how many machines there are"
+    ),
+    "trainer.n_gpus_per_node": (
+        "verl's SFT trainer never reads it: torchrun says how many processes there are. Here:"
+        " launch.nproc"
+    ),
     "trainer.use_legacy_worker_impl": "verl has removed it, with the workers that it chose",
     "global_profiler": "verl's SFT trainer does not read it; its own group is `profiler`",
 }
 # Known to verl, and without a counterpart: whole groups, then single settings.
 _GROUPS = (
-    *("profiler", "checkpoint", "hydra", "data.custom_cls", "data.apply_chat_template_kwargs", "optim.override_optimizer_config"),
+    *(
+        "profiler",
+        "checkpoint",
+        "hydra",
+        "data.custom_cls",
+        "data.apply_chat_template_kwargs",
+        "optim.override_optimizer_config",
+    ),
     *("model.fused_kernel_options", "model.tiled_mlp", "model.mtp", "model.override_config"),
     *("engine.wrap_policy", "engine.override_mcore_model_config", "engine.mixed_precision"),
 )
 _SINGLE = {
-    "data": "micro_batch_size_per_gpu max_token_len_per_gpu use_dynamic_bsz train_max_samples val_max_samples messages_key tools_key "
-    "enable_thinking_key pad_mode truncation ignore_input_ids_mismatch image_key video_key num_workers",
-    "trainer": "default_hdfs_dir project_name total_epochs total_training_steps logger resume_mode resume_from_path profile_interval",
-    "model": "hf_config_path tokenizer_path trust_remote_code custom_chat_template external_lib enable_activation_offload "
-    "use_remove_padding lora_adapter_path use_liger use_fused_kernels local_path",
-    "engine": "strategy param_offload grad_offload optimizer_offload expert_model_parallel_size expert_tensor_parallel_size "
-    "virtual_pipeline_model_parallel_size use_dist_checkpointing dist_checkpointing_path dist_checkpointing_prefix seed use_mbridge "
-    "vanilla_mbridge use_remove_padding forward_only fsdp_size forward_prefetch model_dtype use_orig_params full_determinism "
-    "ulysses_sequence_parallel_size entropy_from_logits_with_chunking use_torch_compile entropy_checkpointing use_dynamic_bsz "
-    "max_token_len_per_gpu micro_batch_size_per_gpu infer_max_token_len_per_gpu infer_micro_batch_size_per_gpu use_fused_kernels",
-    "optim": "optimizer_impl lr_warmup_steps_ratio total_training_steps min_lr_ratio num_cycles warmup_style lr_warmup_init lr_decay_steps "
-    "min_lr weight_decay_incr_style lr_wsd_decay_style lr_wsd_decay_steps use_checkpoint_opt_param_scheduler",
+    "data": (
+        "micro_batch_size_per_gpu max_token_len_per_gpu use_dynamic_bsz train_max_samples"
+        " val_max_samples messages_key tools_key enable_thinking_key pad_mode truncation"
+        " ignore_input_ids_mismatch image_key video_key num_workers"
+    ),
+    "trainer": (
+        "default_hdfs_dir project_name total_epochs total_training_steps logger resume_mode"
+        " resume_from_path profile_interval"
+    ),
+    "model": (
+        "hf_config_path tokenizer_path trust_remote_code custom_chat_template external_lib"
+        " enable_activation_offload use_remove_padding lora_adapter_path use_liger"
+        " use_fused_kernels local_path"
+    ),
+    "engine": (
+        "strategy param_offload grad_offload optimizer_offload expert_model_parallel_size"
+        " expert_tensor_parallel_size virtual_pipeline_model_parallel_size use_dist_checkpointing"
+        " dist_checkpointing_path dist_checkpointing_prefix seed use_mbridge vanilla_mbridge"
+        " use_remove_padding forward_only fsdp_size forward_prefetch model_dtype use_orig_params"
+        " full_determinism ulysses_sequence_parallel_size entropy_from_logits_with_chunking"
+        " use_torch_compile entropy_checkpointing use_dynamic_bsz max_token_len_per_gpu"
+        " micro_batch_size_per_gpu infer_max_token_len_per_gpu infer_micro_batch_size_per_gpu"
+        " use_fused_kernels"
+    ),
+    "optim": (
+        "optimizer_impl lr_warmup_steps_ratio total_training_steps min_lr_ratio num_cycles"
+        " warmup_style lr_warmup_init lr_decay_steps min_lr weight_decay_incr_style"
+        " lr_wsd_decay_style lr_wsd_decay_steps use_checkpoint_opt_param_scheduler"
+    ),
 }
 NAMES = frozenset(
     {same.theirs for table in (RUN, LORA, FSDP, MEGATRON) for same in table}
@@ -129,5 +198,9 @@ NAMES = frozenset(
 
 
 def in_a_group(name: str) -> bool:
-    """Whether a setting is in a group that has no counterpart, or says which class a group is made into."""
-    return name.endswith("_target_") or any(name == group or name.startswith(f"{group}.") for group in _GROUPS)
+    """Whether a setting is in a group that has no counterpart, or says which class a group is made
+    into.
+    """
+    return name.endswith("_target_") or any(
+        name == group or name.startswith(f"{group}.") for group in _GROUPS
+    )

@@ -1,9 +1,22 @@
-"""Cross-field rules VT2xx: what no single setting is wrong about. Each is a pure function of the settings."""
+"""Cross-field rules VT2xx:
+
+what no single setting is wrong about. Each is a pure function of the settings.
+"""
 
 from collections.abc import Collection, Iterator
 
 from vtool.config.origins import Origins
-from vtool.config.rules import data, device, ignored, lora, megatron, model, paths, profiler, training
+from vtool.config.rules import (
+    data,
+    device,
+    ignored,
+    lora,
+    megatron,
+    model,
+    paths,
+    profiler,
+    training,
+)
 from vtool.config.rules.rule import CrossField
 from vtool.config.schema import Run
 from vtool.diagnostics import Diagnostic
@@ -12,10 +25,16 @@ RULES: tuple[CrossField, ...] = (
     CrossField("steps-or-epochs", ("train",), training.steps_or_epochs),
     CrossField("warmup-too-long", ("train", "optim"), training.warmup_too_long),
     CrossField("evaluation-without-data", ("evaluation", "data"), training.evaluation_without_data),
-    CrossField("micro-batch-larger-than-share", ("data", "launch", "engine"), data.micro_batch_larger_than_share),
+    CrossField(
+        "micro-batch-larger-than-share",
+        ("data", "launch", "engine"),
+        data.micro_batch_larger_than_share,
+    ),
     CrossField("max-length-missing", ("data",), data.max_length_missing),
     CrossField("packing-budget", ("data",), data.packing_budget),
-    CrossField("not-built-on-engine", ("data", "model", "engine", "device"), data.packing_not_built),
+    CrossField(
+        "not-built-on-engine", ("data", "model", "engine", "device"), data.packing_not_built
+    ),
     CrossField("ignored-setting", ("data",), data.rows_beside_tokens),
     CrossField("pixel-bounds", ("data", "model"), data.pixel_bounds),
     CrossField("image-longer-than-row", ("data", "model"), data.image_tokens),
@@ -29,7 +48,12 @@ RULES: tuple[CrossField, ...] = (
     CrossField("nothing-to-train", ("model",), lora.nothing_to_train),
     CrossField("lora-target", ("model", "lora"), lora.targets),
     CrossField("megatron-ddp-conflict", ("engine", "model", "device"), megatron.ddp_conflict),
-    CrossField("not-in-megatron-core", ("engine",), megatron.not_in_megatron_core, megatron.no_megatron_core),
+    CrossField(
+        "not-in-megatron-core",
+        ("engine",),
+        megatron.not_in_megatron_core,
+        megatron.no_megatron_core,
+    ),
     CrossField("parallel-sizes", ("engine", "model", "launch"), megatron.parallel_sizes),
     CrossField("not-built-on-engine", ("engine", "model", "device", "lora"), megatron.not_built),
     CrossField("needs-transformer-engine", ("engine", "device"), megatron.needs_transformer_engine),

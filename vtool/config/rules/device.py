@@ -1,4 +1,7 @@
-"""The rule about `device.numa`: who binds a process to the cores near its device, and where nobody does."""
+"""The rule about `device.numa`:
+
+who binds a process to the cores near its device, and where nobody does.
+"""
 
 from collections.abc import Iterator
 
@@ -8,11 +11,16 @@ from vtool.diagnostics import Diagnostic
 
 
 def numa_binding(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """Something binds, on this kind of device and with so many processes. What only the launch knows, it asks there."""
+    """Something binds, on this kind of device and with so many processes.
+
+    What only the launch knows, it asks there.
+    """
     yield from unbound(run, run.device.kind, run.launch.nproc, origins)
 
 
-def unbound(run: Run, kind: str, nproc: int | None, origins: Origins | None = None, *, outer: bool = False) -> Iterator[Diagnostic]:
+def unbound(
+    run: Run, kind: str, nproc: int | None, origins: Origins | None = None, *, outer: bool = False
+) -> Iterator[Diagnostic]:
     """Why `device.numa` would do nothing.
 
     Args:
@@ -24,17 +32,28 @@ def unbound(run: Run, kind: str, nproc: int | None, origins: Origins | None = No
     if numa is None:
         return
     if outer:
-        message, help = "the processes have been started by a torchrun, which alone can bind them", f"torchrun --numa-binding={numa} …"
+        message, help = (
+            "the processes have been started by a torchrun, which alone can bind them",
+            f"torchrun --numa-binding={numa} …",
+        )
     elif kind == "cpu":
         message, help = (
             "a process on a CPU is near no device; its cores are those it was started with",
             "leave it out; `taskset` chooses cores",
         )
     elif nproc == 1:
-        message, help = "a single process is started by no launcher that could bind it", "leave it out; `numactl` binds a process"
+        message, help = (
+            "a single process is started by no launcher that could bind it",
+            "leave it out; `numactl` binds a process",
+        )
     elif kind == "npu" and numa != "node":
-        message, help = "torch_npu binds to whole NUMA nodes (CPU_AFFINITY_CONF=1)", "device.numa=node"
+        message, help = (
+            "torch_npu binds to whole NUMA nodes (CPU_AFFINITY_CONF=1)",
+            "device.numa=node",
+        )
     else:
         return
     origin = origins.near("device.numa") if origins else None
-    yield Diagnostic("numa-unbound", f"device.numa is {numa}, but {message}", help, "device.numa", origin)
+    yield Diagnostic(
+        "numa-unbound", f"device.numa is {numa}, but {message}", help, "device.numa", origin
+    )

@@ -15,7 +15,9 @@ def ddp_conflict(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     """Nothing in wrap_config and ddp_config contradicts something else, or would be ignored."""
     if isinstance(run.engine, Megatron):
         cpu = run.device.kind == "cpu"
-        found = problems(run.engine.wrap_config, run.engine.ddp_config, dtype=run.model.dtype, cpu=cpu)
+        found = problems(
+            run.engine.wrap_config, run.engine.ddp_config, dtype=run.model.dtype, cpu=cpu
+        )
         yield from _findings("megatron-ddp-conflict", found, origins)
 
 
@@ -23,21 +25,37 @@ def not_built(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     """The engine does what is asked of it, on this device."""
     if isinstance(run.engine, Megatron):
         model, device, adapters = run.model, run.device.kind, run.lora is not None
-        found = megatron.not_built(run.engine, family=model.family, dtype=model.dtype, device=device, adapters=adapters)
+        found = megatron.not_built(
+            run.engine, family=model.family, dtype=model.dtype, device=device, adapters=adapters
+        )
         yield from _findings("not-built-on-engine", found, origins)
 
 
 def needs_transformer_engine(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """What Transformer Engine carries out is not asked of a CPU. Whether it is installed is seen where the run starts."""
+    """What Transformer Engine carries out is not asked of a CPU.
+
+    Whether it is installed is seen where the run starts.
+    """
     if isinstance(run.engine, Megatron):
-        yield from _findings("needs-transformer-engine", megatron.needs_transformer_engine(run.engine, device=run.device.kind), origins)
+        yield from _findings(
+            "needs-transformer-engine",
+            megatron.needs_transformer_engine(run.engine, device=run.device.kind),
+            origins,
+        )
 
 
 def parallel_sizes(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """Every process gets an equal share. Without launch.nproc their number is known only when they have started."""
+    """Every process gets an equal share.
+
+    Without launch.nproc their number is known only when they have started.
+    """
     if isinstance(run.engine, Megatron):
         language = _language(Path(run.model.path)) if run.model.path else None
-        yield from _findings("parallel-sizes", megatron.bad_sizes(run.engine.parallel, world=run.launch.nproc, language=language), origins)
+        yield from _findings(
+            "parallel-sizes",
+            megatron.bad_sizes(run.engine.parallel, world=run.launch.nproc, language=language),
+            origins,
+        )
 
 
 def not_in_megatron_core(run: Run, origins: Origins) -> Iterator[Diagnostic]:
@@ -47,9 +65,21 @@ def not_in_megatron_core(run: Run, origins: Origins) -> Iterator[Diagnostic]:
             if name not in there.fields:
                 history = megatron_versions.releases().history(name)
                 setting = f"engine.ddp_config.{name}"
-                message = f"{setting} {history}; installed is {there.version}, which does not have it"
-                help = "leave it out, or install what vtool is tested with: pip install 'vtool[megatron]'"
-                yield Diagnostic("not-in-megatron-core", message, help, setting, origins.near(setting), seen=there.version)
+                message = (
+                    f"{setting} {history}; installed is {there.version}, which does not have it"
+                )
+                help = (
+                    "leave it out, or install what vtool is tested with: pip install"
+                    " 'vtool[megatron]'"
+                )
+                yield Diagnostic(
+                    "not-in-megatron-core",
+                    message,
+                    help,
+                    setting,
+                    origins.near(setting),
+                    seen=there.version,
+                )
 
 
 def no_megatron_core(run: Run) -> str | None:
@@ -59,7 +89,10 @@ def no_megatron_core(run: Run) -> str | None:
 
 
 def _language(folder: Path) -> megatron.Language | None:
-    """Of a model's folder; None where its config.json does not say, which is another rule's to find."""
+    """Of a model's folder;
+
+    None where its config.json does not say, which is another rule's to find.
+    """
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         text = config.get("text_config", config)

@@ -33,45 +33,87 @@ def conflicting_model_source(run: Run, origins: Origins) -> Iterator[Diagnostic]
 
 
 def not_a_model_folder(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """model.path holds a model of model.family. Whether its weights are whole is seen when they are loaded."""
+    """model.path holds a model of model.family.
+
+    Whether its weights are whole is seen when they are loaded.
+    """
     model = run.model
     if model.path is None or not (folder := Path(model.path)).exists():
         return
     problem, seen = _problem(folder, model.family)
     if problem:
-        inside = next((sub for sub in ("export", "huggingface", "hf") if (folder / sub / "config.json").is_file()), None)
-        help = f"there is one in {folder / inside}" if inside else "give a folder as save_pretrained or `vtool export` writes it"
+        inside = next(
+            (
+                sub
+                for sub in ("export", "huggingface", "hf")
+                if (folder / sub / "config.json").is_file()
+            ),
+            None,
+        )
+        help = (
+            f"there is one in {folder / inside}"
+            if inside
+            else "give a folder as save_pretrained or `vtool export` writes it"
+        )
         if seen in CUTS:
             help = f"set model.family={seen}, or give another folder"
         elif seen:
             help = f"give a model of one of {', '.join(CUTS)}; {ANOTHER_FAMILY}"
         expected = model.family if seen else None
-        yield Diagnostic("not-a-model-folder", f"{folder} {problem}", help, "model.path", origins.near("model.path"), expected, seen)
+        yield Diagnostic(
+            "not-a-model-folder",
+            f"{folder} {problem}",
+            help,
+            "model.path",
+            origins.near("model.path"),
+            expected,
+            seen,
+        )
 
 
 def not_a_model_class(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """model.modeling names a class that stands in a Python file. Whether it fits is seen when the file is imported, which no rule does."""
+    """model.modeling names a class that stands in a Python file.
+
+    Whether it fits is seen when the file is imported, which no rule does.
+    """
     given = run.model.modeling
     if given is None:
         return
     near = origins.near(modeling.SETTING)
     if not modeling.well_formed(given):
         message = f"model.modeling takes FILE.py:CLASS, not {given}"
-        yield Diagnostic(modeling.RULE, message, "name a class behind the file: my_model.py:MyModel", modeling.SETTING, near)
+        yield Diagnostic(
+            modeling.RULE,
+            message,
+            "name a class behind the file: my_model.py:MyModel",
+            modeling.SETTING,
+            near,
+        )
     elif modeling.split(given)[0].is_file() and (found := modeling.problem(given)):
         yield replace(found, origin=found.origin or near)
 
 
 def modeling_on_megatron(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """The class is the one that computes: megatron-core has layers of its own, and would leave it out without a word."""
+    """The class is the one that computes:
+
+    megatron-core has layers of its own, and would leave it out without a word.
+    """
     if run.model.modeling is not None and isinstance(run.engine, Megatron):
-        message = "model.modeling names a class, but engine=megatron computes with layers of megatron-core's: it would not be used"
+        message = (
+            "model.modeling names a class, but engine=megatron computes with layers of"
+            " megatron-core's: it would not be used"
+        )
         help = "leave it out, or set engine=fsdp2 or engine=ddp"
-        yield Diagnostic("not-built-on-engine", message, help, modeling.SETTING, origins.near(modeling.SETTING))
+        yield Diagnostic(
+            "not-built-on-engine", message, help, modeling.SETTING, origins.near(modeling.SETTING)
+        )
 
 
 def patch_mismatch(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """The image processor cuts images as the tower takes them: else pixels end up elsewhere, or tokens and features differ in number."""
+    """The image processor cuts images as the tower takes them:
+
+    else pixels end up elsewhere, or tokens and features differ in number.
+    """
     if run.model.path is None:
         return
     folder = Path(run.model.path)
@@ -84,7 +126,10 @@ def patch_mismatch(run: Run, origins: Origins) -> Iterator[Diagnostic]:
         for name in names
         if getattr(processor, name) != getattr(tower, name)
     ]
-    message = f"{folder}: the image processor has {' and '.join(apart)}, which the vision tower takes (vision_config in config.json)"
+    message = (
+        f"{folder}: the image processor has {' and '.join(apart)}, which the vision tower takes"
+        " (vision_config in config.json)"
+    )
     help = "take preprocessor_config.json from the folder that the weights are from"
     yield Diagnostic("patch-mismatch", message, help, "model.path", origins.near("model.path"))
 
@@ -102,7 +147,14 @@ def _problem(folder: Path, family: str) -> tuple[str | None, str | None]:
     found = config.get("model_type") if isinstance(config, dict) else None
     if found == family:
         there = isinstance(config.get("vision_config"), dict)
-        return None if there else "has a config.json without a vision_config: transformers would make up a tower of its default size", None
+        return (
+            None
+            if there
+            else (
+                "has a config.json without a vision_config: transformers would make up a tower of"
+                " its default size"
+            )
+        ), None
     if found is None:
         return "has a config.json without a model_type", None
     return f"is a model of type {found}, but model.family is {family}", str(found)

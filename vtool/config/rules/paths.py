@@ -21,7 +21,12 @@ def rows(run: Run, origins: Origins) -> Iterator[Diagnostic]:
 def model(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     """The model's folder is there."""
     if run.model.path is not None and not Path(run.model.path).exists():
-        yield _missing("model.path", run.model.path, origins, "a model is not fetched from a hub: save it to a folder first, and give that")
+        yield _missing(
+            "model.path",
+            run.model.path,
+            origins,
+            "a model is not fetched from a hub: save it to a folder first, and give that",
+        )
 
 
 def modeling(run: Run, origins: Origins) -> Iterator[Diagnostic]:
@@ -36,14 +41,21 @@ def resume(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     """What is continued is there."""
     given = run.checkpoint.resume
     if given not in ("auto", "never") and not Path(given).exists():
-        help = did_you_mean(near(given, ("auto", "never"))) or "it takes auto, never, or the folder of a run or of a checkpoint"
+        help = (
+            did_you_mean(near(given, ("auto", "never")))
+            or "it takes auto, never, or the folder of a run or of a checkpoint"
+        )
         yield _missing("checkpoint.resume", given, origins, help)
 
 
 def _missing(name: str, given: str, origins: Origins, help: str | None) -> Diagnostic:
     path = Path(given)
     what = "is a folder, not a file" if path.is_dir() else "is not there"
-    message = f"{name}: {given} {what}" if path.is_absolute() else f"{name}: {given} {what} (looked for {path.absolute()})"
+    message = (
+        f"{name}: {given} {what}"
+        if path.is_absolute()
+        else f"{name}: {given} {what} (looked for {path.absolute()})"
+    )
     return Diagnostic("path-not-found", message, _beside(path) or help, name, origins.near(name))
 
 
@@ -53,4 +65,6 @@ def _beside(path: Path) -> str | None:
         beside = [each.name for each in path.parent.iterdir()] if not path.exists() else []
     except OSError:
         return None
-    return did_you_mean([str(path.with_name(name)) for name in near(path.name, beside) if path.name])
+    return did_you_mean(
+        [str(path.with_name(name)) for name in near(path.name, beside) if path.name]
+    )

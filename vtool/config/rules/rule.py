@@ -15,7 +15,10 @@ class CrossField:
     name: str
     """Of the table of rules."""
     groups: tuple[str, ...]
-    """The groups of settings that it looks at: it is not run where the schema has a finding in one of them."""
+    """The groups of settings that it looks at:
+
+    it is not run where the schema has a finding in one of them.
+    """
     check: Callable[[Run, Origins], Iterator[Diagnostic]]
     misses: Callable[[Run], str | None] = lambda run: None
     """Why it cannot be asked of a run here; None where it can."""

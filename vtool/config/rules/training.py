@@ -11,22 +11,47 @@ def steps_or_epochs(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     """Exactly one of train.steps and train.epochs is given."""
     steps, epochs = run.train.steps, run.train.epochs
     if steps is not None and epochs is not None:
-        message = f"train.steps is {steps} and train.epochs is {epochs}, but only one can say how long to train"
+        message = (
+            f"train.steps is {steps} and train.epochs is {epochs}, but only one can say how long to"
+            " train"
+        )
         help = "set the other one to null: train.steps=null, or train.epochs=null"
-        yield Diagnostic("steps-or-epochs", message, help, "train.epochs", origins.near("train.epochs"))
+        yield Diagnostic(
+            "steps-or-epochs", message, help, "train.epochs", origins.near("train.epochs")
+        )
     elif steps is None and epochs is None:
         message = "neither train.steps nor train.epochs says how long to train"
-        yield Diagnostic("steps-or-epochs", message, "set one of them: train.epochs=3", "train.steps", origins.near("train.steps"))
+        yield Diagnostic(
+            "steps-or-epochs",
+            message,
+            "set one of them: train.epochs=3",
+            "train.steps",
+            origins.near("train.steps"),
+        )
 
 
 def warmup_too_long(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """The warm-up ends before the training does. A run of epochs has a number of steps that only the rows tell."""
+    """The warm-up ends before the training does.
+
+    A run of epochs has a number of steps that only the rows tell.
+    """
     warmup, steps = run.optim.warmup_steps, run.train.steps
     if steps is not None and warmup >= steps:
-        message = f"optim.warmup_steps is {warmup}, and the run ends after {steps} steps, before the learning rate is reached"
+        message = (
+            f"optim.warmup_steps is {warmup}, and the run ends after {steps} steps, before the"
+            " learning rate is reached"
+        )
         help = f"set optim.warmup_steps below {steps}, or raise train.steps"
         origin = origins.near("optim.warmup_steps")
-        yield Diagnostic("warmup-too-long", message, help, "optim.warmup_steps", origin, f"below {steps}", str(warmup))
+        yield Diagnostic(
+            "warmup-too-long",
+            message,
+            help,
+            "optim.warmup_steps",
+            origin,
+            f"below {steps}",
+            str(warmup),
+        )
 
 
 def evaluation_without_data(run: Run, origins: Origins) -> Iterator[Diagnostic]:
@@ -35,4 +60,10 @@ def evaluation_without_data(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     if every is not None and not run.data.validation:
         message = f"evaluation.every_steps is {every}, but data.validation is empty"
         help = "give data.validation, or set evaluation.every_steps=null"
-        yield Diagnostic("evaluation-without-data", message, help, "evaluation.every_steps", origins.near("evaluation.every_steps"))
+        yield Diagnostic(
+            "evaluation-without-data",
+            message,
+            help,
+            "evaluation.every_steps",
+            origins.near("evaluation.every_steps"),
+        )

@@ -12,7 +12,17 @@ from vtool.config.schema.model import Freeze, Model
 from vtool.config.schema.profiler import Profiler
 from vtool.config.schema.run import Device, Launch, RunSettings
 from vtool.config.schema.tracking import TensorBoard, Tracker, Wandb
-from vtool.config.schema.training import Checkpoint, Ddp, Engine, Evaluation, Fsdp2, Generate, Optim, Part, Train
+from vtool.config.schema.training import (
+    Checkpoint,
+    Ddp,
+    Engine,
+    Evaluation,
+    Fsdp2,
+    Generate,
+    Optim,
+    Part,
+    Train,
+)
 
 
 class Run(Settings):
@@ -32,7 +42,10 @@ class Run(Settings):
     checkpoint: Checkpoint = Checkpoint()
     evaluation: Evaluation = Evaluation()
     tracking: tuple[Tracker, ...] = ()
-    """Where the run's numbers go besides metrics.jsonl: a list of trackers. None of them can end a run."""
+    """Where the run's numbers go besides metrics.jsonl:
+
+    a list of trackers. None of them can end a run.
+    """
     train: Train
 
     @property

@@ -8,7 +8,9 @@ from vtool.config.schema.base import Settings
 
 
 class DigitsSource(Settings):
-    """scikit-learn's 1797 scans of handwritten digits, as an image, a question and a one-digit answer."""
+    """scikit-learn's 1797 scans of handwritten digits, as an image, a question and a one-digit
+    answer.
+    """
 
     format: Literal["digits"]
     """Where rows come from, and how they are written."""
@@ -27,8 +29,14 @@ class MessagesSource(Settings):
 
 Source = Annotated[DigitsSource | MessagesSource, Field(discriminator="format")]
 ModelInput = Literal[
-    "attention_mask", "mm_token_type_ids", "pixel_values", "image_grid_thw", "pixel_values_videos", "video_grid_thw", "second_per_grid_ts"
-]  # fmt: skip
+    "attention_mask",
+    "mm_token_type_ids",
+    "pixel_values",
+    "image_grid_thw",
+    "pixel_values_videos",
+    "video_grid_thw",
+    "second_per_grid_ts",
+]
 
 
 class Image(Settings):
@@ -41,18 +49,31 @@ class Image(Settings):
 
 
 class Video(Settings):
-    """Which frames of a video are shown, and how large, in pixels. A list of frames is shown as it is."""
+    """Which frames of a video are shown, and how large, in pixels.
+
+    A list of frames is shown as it is.
+    """
 
     fps: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    """Frames shown of each second of a file, and frames a second that a list is taken to have; a row's own `fps` goes before it. Default:
-    what the video processor says, or 2."""
+    """Frames shown of each second of a file, and frames a second that a list is taken to have; a
+    row's own `fps` goes before it. Default: what the video processor says, or 2.
+    """
     max_frames: int | None = Field(default=None, ge=2)
-    """The most frames of a video: more of a file are thinned out evenly, and a longer list is refused. Default: what the processor says."""
+    """The most frames of a video:
+
+    more of a file are thinned out evenly, and a longer list is refused. Default: what the processor
+    says.
+    """
     min_pixels: int | None = Field(default=None, gt=0)
-    """Smaller videos are enlarged to this many pixels: of a frame in Qwen2-VL and Qwen2.5-VL, of all frames together in the other families,
-    as their video processors count. Default: what the processor says."""
+    """Smaller videos are enlarged to this many pixels: of a frame in Qwen2-VL and Qwen2.5-VL, of
+    all frames together in the other families, as their video processors count. Default: what the
+    processor says.
+    """
     max_pixels: int | None = Field(default=None, gt=0)
-    """Larger videos are shrunk to this many pixels, counted in the same way. Default: what the video processor says."""
+    """Larger videos are shrunk to this many pixels, counted in the same way.
+
+    Default: what the video processor says.
+    """
 
 
 class Data(Settings):
@@ -71,15 +92,24 @@ class Data(Settings):
     max_dropped_rows: int = Field(default=0, ge=0)
     """How many rows of a split may be left out, for whatever reason, before the run is refused."""
     global_batch_size: int = Field(ge=1)
-    """Rows of one optimiser step, over all ranks and micro-batches."""
+    """Rows of one optimizer step, over all ranks and micro-batches."""
     micro_batch_size: int = Field(default=1, ge=1)
     """Rows of one forward pass of one rank."""
     packing: Literal["none", "token_budget"] = "none"
-    """`token_budget`: a forward pass is one row of several, without padding, each with attention to itself alone."""
+    """`token_budget`:
+
+    a forward pass is one row of several, without padding, each with attention to itself alone.
+    """
     micro_batch_tokens: int | None = Field(default=None, ge=2)
-    """With `token_budget`, in the place of `micro_batch_size`: the most tokens of one forward pass of one rank."""
+    """With `token_budget`, in the place of `micro_batch_size`:
+
+    the most tokens of one forward pass of one rank.
+    """
     workers: int = Field(default=0, ge=0)
-    """Processes of each rank that read and encode rows ahead of time. 0: the training process does it."""
+    """Processes of each rank that read and encode rows ahead of time.
+
+    0: the training process does it.
+    """
     image: Image = Image()
     video: Video = Video()
     drop_model_inputs: tuple[ModelInput, ...] = ()

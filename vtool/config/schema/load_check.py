@@ -7,12 +7,32 @@ from pydantic import Field
 from vtool.config.schema.base import Settings
 
 Check = Literal[
-    "stale-reference", "iterator-not-exhausted", "unwritten-parameter", "partly-written-parameter", "unconsumed-tensor", "retained-memory",
-    "order-dependent", "chunk-dependent", "reload-dependent", "aliased-parameter", "lossy-cast", "nondeterministic",
-    "shard-mismatch", "stale-after-processing", "quantised-load",
-]  # fmt: skip
+    "stale-reference",
+    "iterator-not-exhausted",
+    "unwritten-parameter",
+    "partly-written-parameter",
+    "unconsumed-tensor",
+    "retained-memory",
+    "order-dependent",
+    "chunk-dependent",
+    "reload-dependent",
+    "aliased-parameter",
+    "lossy-cast",
+    "nondeterministic",
+    "shard-mismatch",
+    "stale-after-processing",
+    "quantised-load",
+]
 Source = Literal[
-    "owned", "reusable_buffer", "bucketed", "shuffled", "sglang_marked", "safetensors", "runai", "runai_distributed", "fastsafetensors"
+    "owned",
+    "reusable_buffer",
+    "bucketed",
+    "shuffled",
+    "sglang_marked",
+    "safetensors",
+    "runai",
+    "runai_distributed",
+    "fastsafetensors",
 ]
 Framework = Literal["vllm", "transformers", "sglang"]
 
@@ -21,7 +41,10 @@ class Subjects(Settings):
     """Whose loading is checked."""
 
     names: tuple[str, ...] = ()
-    """Such as vllm:BertModel, or python:FILE.py:factory. What the command line names takes their place."""
+    """Such as vllm:BertModel, or python:FILE.py:factory.
+
+    What the command line names takes their place.
+    """
     all: Framework | None = None
     """Every class that this framework has registered."""
     match: str = Field(default="*", min_length=1)
@@ -44,15 +67,24 @@ class LoadCheck(Settings):
     """What the recipe is for: checking that every weight lands, whatever loads it."""
     subjects: Subjects = Subjects()
     sources: tuple[Source, ...] = ("owned", "reusable_buffer", "bucketed", "shuffled")
-    """The loaders that weights come from. `owned` is what the others are compared with, and is always there."""
+    """The loaders that weights come from.
+
+    `owned` is what the others are compared with, and is always there.
+    """
     slots: int = Field(default=1, ge=1)
-    """Buffers of the ring of `reusable_buffer`: a tensor is valid until so many more have been asked for."""
+    """Buffers of the ring of `reusable_buffer`:
+
+    a tensor is valid until so many more have been asked for.
+    """
     checks: tuple[Check, ...] = ()
     """The rules that are asked. Default: all."""
     limits: Limits = Limits()
     jobs: int = Field(default=2, ge=1)
     """Subjects that are checked at the same time."""
     python: str | None = Field(default=None, min_length=1)
-    """The interpreter that has the framework. Default: .vllm-venv/bin/python where that is there, else the one that runs vtool."""
+    """The interpreter that has the framework.
+
+    Default: .vllm-venv/bin/python where that is there, else the one that runs vtool.
+    """
     allow: tuple[str, ...] = ()
     """Patterns of parameters and tensors that may be left unwritten or unread."""

@@ -10,7 +10,10 @@ Module = Annotated[str, Field(min_length=1)]
 
 
 class Lora(Settings):
-    """Low-rank adapters (LoRA, arXiv 2106.09685): scale · B · A is added to the weights of linear layers, and A and B alone are trained."""
+    """Low-rank adapters (LoRA, arXiv 2106.09685):
+
+    scale · B · A is added to the weights of linear layers, and A and B alone are trained.
+    """
 
     rank: int = Field(default=16, ge=1)
     """The rows of A, and the columns of B."""
@@ -19,9 +22,15 @@ class Lora(Settings):
     dropout: float = Field(default=0.0, ge=0, lt=1)
     """The fraction of an adapter's inputs that is left out at random in training."""
     targets: tuple[Module, ...] | None = Field(default=None, min_length=1)
-    """Which linear layers get an adapter: ends of their names, such as `q_proj` or `merger.mlp.0`. Default: all but the head."""
+    """Which linear layers get an adapter:
+
+    ends of their names, such as `q_proj` or `merger.mlp.0`. Default: all but the head.
+    """
     exclude: tuple[Module, ...] = ()
-    """Which of these get none after all, named in the same way. A part in `model.freeze` gets none in any case."""
+    """Which of these get none after all, named in the same way.
+
+    A part in `model.freeze` gets none in any case.
+    """
 
     @property
     def scale(self) -> float:

@@ -8,16 +8,31 @@ from vtool.config.schema.base import Settings
 
 
 class Parallel(Settings):
-    """How a model is spread over the processes of a run. What is left over of these is data parallel."""
+    """How a model is spread over the processes of a run.
+
+    What is left over of these is data parallel.
+    """
 
     tensor: int = Field(default=1, ge=1)
-    """Processes over which each matrix of the language model is spread. It divides the heads, and the key and value heads."""
+    """Processes over which each matrix of the language model is spread.
+
+    It divides the heads, and the key and value heads.
+    """
     pipeline: int = Field(default=1, ge=1)
-    """Stages that a row goes through one after the other, each with as many layers. It divides the layers; the tower is on the first."""
+    """Stages that a row goes through one after the other, each with as many layers.
+
+    It divides the layers; the tower is on the first.
+    """
     context: int = Field(default=1, ge=1)
-    """Processes over which the tokens of a row are spread, in attention too. More than 1 needs Transformer Engine, and so CUDA."""
+    """Processes over which the tokens of a row are spread, in attention too.
+
+    More than 1 needs Transformer Engine, and so CUDA.
+    """
     sequence: bool = False
-    """Spread the tokens over the tensor parallel processes where matrices are whole: less memory for activations."""
+    """Spread the tokens over the tensor parallel processes where matrices are whole:
+
+    less memory for activations.
+    """
 
     @property
     def sharing(self) -> int:
@@ -29,34 +44,49 @@ class WrapConfig(Settings):
     """How a model is wrapped, by the names of verl's `McoreModuleWrapperConfig`."""
 
     wrap_with_ddp: bool = True
-    """Wrap it with megatron-core's DDP, from whose buffers its optimisers take the gradients."""
+    """Wrap it with megatron-core's DDP, from whose buffers its optimizers take the gradients."""
     use_distributed_optimizer: bool = False
-    """Each data parallel process keeps its share of the optimiser's state, and gradients are reduce-scattered."""
+    """Each data parallel process keeps its share of the optimizer's state, and gradients are
+    reduce-scattered.
+    """
     share_embeddings_and_output_weights: bool | None = None
-    """Whether embedding and head are one matrix. Default: what the model's own config says; anything else is an error."""
+    """Whether embedding and head are one matrix.
+
+    Default: what the model's own config says; anything else is an error.
+    """
     is_value_model: bool = False
     """A head with one output: not trained here."""
     use_layer_wise_distributed_optimizer: bool = False
-    """Share the optimiser's state out by layers: not built here."""
+    """Share the optimizer's state out by layers: not built here."""
     use_megatron_fsdp: bool = False
     """Megatron FSDP in the place of its DDP: not built here."""
 
 
 class DdpConfig(Settings):
-    """Fields of megatron-core 0.16's `DistributedDataParallelConfig`. What is left out follows from the other settings."""
+    """Fields of megatron-core 0.16's `DistributedDataParallelConfig`.
+
+    What is left out follows from the other settings.
+    """
 
     grad_reduce_in_fp32: bool | None = None
     """Reduce gradients in float32. Default: yes."""
     overlap_grad_reduce: bool | None = None
-    """Reduce the language model's gradients while the backward pass goes on. The vision tower's are reduced after it."""
+    """Reduce the language model's gradients while the backward pass goes on.
+
+    The vision tower's are reduced after it.
+    """
     overlap_param_gather: bool | None = None
     """Gather the language model's weights while the forward pass goes on."""
     align_param_gather: bool | None = None
     """All pipeline stages gather weights at the same time."""
     use_distributed_optimizer: bool | None = None
-    """Reduce-scatter gradients. Default, and only value: that of `wrap_config.use_distributed_optimizer`."""
+    """Reduce-scatter gradients.
+
+    Default, and only value: that of `wrap_config.use_distributed_optimizer`.
+    """
     num_distributed_optimizer_instances: int | None = Field(default=None, ge=1)
-    """Groups of data parallel processes that each share the optimiser's state out among themselves."""
+    """Groups of data parallel processes that each share the optimizer's state out among themselves.
+    """
     check_for_nan_in_grad: bool | None = None
     """Stop at a gradient that is not a number, before it is reduced."""
     check_for_large_grads: bool | None = None
@@ -102,7 +132,10 @@ class DdpConfig(Settings):
 
 
 class TransformerConfig(Settings):
-    """Fields of megatron-core's `TransformerConfig` that change how, not what, is computed. Each needs kernels for CUDA."""
+    """Fields of megatron-core's `TransformerConfig` that change how, not what, is computed.
+
+    Each needs kernels for CUDA.
+    """
 
     masked_softmax_fusion: bool = False
     """Mask and softmax in one kernel."""
@@ -117,13 +150,19 @@ class TransformerConfig(Settings):
 
 
 class Megatron(Settings):
-    """Megatron-core: tensor, sequence, pipeline and data parallel, with its own DDP and optimisers."""
+    """Megatron-core:
+
+    tensor, sequence, pipeline and data parallel, with its own DDP and optimizers.
+    """
 
     kind: Literal["megatron"]
     """Which engine trains."""
     parallel: Parallel = Parallel()
     bridge: Literal["native", "mbridge"] = "native"
-    """What builds the language model and wraps it: vtool itself, or mbridge's `get_model`, as verl does. That needs Transformer Engine."""
+    """What builds the language model and wraps it:
+
+    vtool itself, or mbridge's `get_model`, as verl does. That needs Transformer Engine.
+    """
     wrap_config: WrapConfig = WrapConfig()
     ddp_config: DdpConfig = DdpConfig()
     transformer_config: TransformerConfig = TransformerConfig()

@@ -26,22 +26,32 @@ class Model(Settings):
     path: str | None = Field(default=None, min_length=1)
     """A Hugging Face folder: config.json, tokenizer, image processor, safetensors."""
     modeling: str | None = Field(default=None, min_length=1)
-    """A class of your own in the place of transformers' of the family, as FILE.py:CLASS: the family's modelling file, edited, or a class
-    derived from its own. The file is imported, and so run. Null: transformers' own."""
+    """A class of your own in the place of transformers' of the family, as FILE.py:CLASS: the
+    family's modelling file, edited, or a class derived from its own. The file is imported, and so
+    run. Null: transformers' own.
+    """
     init: Literal["pretrained", "random"] | None = None
     """Where the weights come from. Default: `pretrained` with a path, else `random`."""
     size: Literal["tiny"] | None = None
     """The size of a random model."""
     dtype: Literal["float32", "bfloat16", "float64"] = "float32"
-    """The compute dtype. Weights, gradients and the optimiser's state stay float32 under bfloat16 (autocast)."""
+    """The compute dtype.
+
+    Weights, gradients and the optimizer's state stay float32 under bfloat16 (autocast).
+    """
     attention: Literal["sdpa", "eager"] = "sdpa"
     """The attention implementation, as transformers names it."""
     gradient_checkpointing: bool = False
-    """Keep only what goes into each block, and compute the rest again in the backward pass: the same gradients, less memory, more time."""
+    """Keep only what goes into each block, and compute the rest again in the backward pass:
+
+    the same gradients, less memory, more time.
+    """
     dummy_visual: Literal["auto", "always", "never"] = "auto"
-    """Whether the vision tower runs in micro-batches without images, for gradients of 0: with images elsewhere in the step; always, so that
-    the optimiser decays its weights in steps of text alone; or never, so that one micro-batch without an image stops a step with images on
-    several ranks."""
+    """Whether the vision tower runs in micro-batches without images, for gradients of 0: with
+    images elsewhere in the step; always, so that the optimizer decays its weights in steps of text
+    alone; or never, so that one micro-batch without an image stops a step with images on several
+    ranks.
+    """
 
     freeze: Freeze = Freeze()
 

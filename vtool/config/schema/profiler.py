@@ -18,7 +18,10 @@ class Record(Settings):
     stacks: bool = False
     """The lines of Python that it comes from. Steps take much longer while they are recorded."""
     flops: bool = True
-    """The arithmetic of matrix products, convolutions and attention. Model FLOPs utilisation (MFU) is not known without it."""
+    """The arithmetic of matrix products, convolutions and attention.
+
+    Model FLOPs utilisation (MFU) is not known without it.
+    """
     memory: bool = True
     """What it allocates and frees: the curve of memory."""
 
@@ -30,15 +33,25 @@ class NpuProfiler(Settings):
     """How much of the device's own work is collected: from nothing but marks to all there is."""
     aic_metrics: (
         Literal[
-            "PipeUtilization", "ArithmeticUtilization", "Memory", "MemoryL0", "MemoryUB", "ResourceConflictRatio", "L2Cache", "MemoryAccess"
+            "PipeUtilization",
+            "ArithmeticUtilization",
+            "Memory",
+            "MemoryL0",
+            "MemoryUB",
+            "ResourceConflictRatio",
+            "L2Cache",
+            "MemoryAccess",
         ]
         | None
-    ) = None  # fmt: skip
+    ) = None
     """A group of counters of the AI cores. It takes level1 or level2."""
     export_type: Literal["text", "db"] = "text"
     """The format of what the analysis writes: JSON and CSV, or a data base."""
     analysis: bool = True
-    """Make a trace and tables of the raw data when the interval ends, while the run waits; else `torch_npu.profiler.analyse` does."""
+    """Make a trace and tables of the raw data when the interval ends, while the run waits;
+
+    else `torch_npu.profiler.analyse` does.
+    """
 
 
 class MemoryHistory(Settings):
@@ -49,21 +62,36 @@ class MemoryHistory(Settings):
 
 
 class Profiler(Settings):
-    """Which steps are recorded, with what, and on which ranks. Files go to the run's folder, under profile/."""
+    """Which steps are recorded, with what, and on which ranks.
+
+    Files go to the run's folder, under profile/.
+    """
 
     tool: Literal["none", "torch", "npu", "nsys", "memory"] = "none"
-    """`torch`: torch.profiler. `npu`: torch_npu.profiler. `nsys`: Nsight Systems' range. `memory`: a snapshot of the allocator."""
+    """`torch`:
+
+    torch.profiler. `npu`: torch_npu.profiler. `nsys`: Nsight Systems' range. `memory`: a snapshot
+    of the allocator.
+    """
     profile_interval: tuple[int, int] = OFF
-    """The first and the last step that is recorded, counted from 1 over the whole run, both included. [-1, -1] records nothing."""
+    """The first and the last step that is recorded, counted from 1 over the whole run, both
+    included. [-1, -1] records nothing.
+    """
     warmup: int = Field(default=1, ge=0)
-    """Steps before the first in which the tool runs and nothing is kept: its own first step is slow. `torch` and `npu`."""
+    """Steps before the first in which the tool runs and nothing is kept:
+
+    its own first step is slow. `torch` and `npu`.
+    """
     ranks: tuple[Annotated[int, Field(ge=0)], ...] | None = None
     """The ranks that record. Default: all of them."""
     record: Record = Record()
     npu: NpuProfiler = NpuProfiler()
     memory: MemoryHistory = MemoryHistory()
     max_trace_mb: int | None = Field(default=100, ge=1)
-    """The largest trace of a rank, in MB as it is on the disk: of a larger one the shortest operations are left out. `torch`."""
+    """The largest trace of a rank, in MB as it is on the disk:
+
+    of a larger one the shortest operations are left out. `torch`.
+    """
 
     @property
     def starts(self) -> int:

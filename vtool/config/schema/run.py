@@ -29,8 +29,14 @@ class Device(Settings):
     """What the run computes on."""
 
     kind: Literal["auto", "cpu", "cuda", "npu"] = "auto"
-    """`auto` takes CUDA where there is one, else an Ascend NPU where torch_npu sees one. `npu` has not been run on hardware."""
+    """`auto` takes CUDA where there is one, else an Ascend NPU where torch_npu sees one.
+
+    `npu` has not been run on hardware.
+    """
     threads: int | None = Field(default=None, ge=1)
     """CPU threads of each process. Default: the cores of this machine divided by its processes."""
     numa: Literal["node", "socket", "exclusive", "core-complex"] | None = None
-    """The cores a process is bound to, by their way to its device. CUDA: torchrun's `--numa-binding`. NPU: `node`, CPU_AFFINITY_CONF=1."""
+    """The cores a process is bound to, by their way to its device.
+
+    CUDA: torchrun's `--numa-binding`. NPU: `node`, CPU_AFFINITY_CONF=1.
+    """

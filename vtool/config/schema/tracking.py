@@ -1,4 +1,7 @@
-"""Settings `tracking`: where the numbers of metrics.jsonl go besides, for viewers that one has already."""
+"""Settings `tracking`:
+
+where the numbers of metrics.jsonl go besides, for viewers that one has already.
+"""
 
 from typing import Annotated, Literal
 

@@ -11,7 +11,7 @@ Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Part(Settings):
-    """What the optimiser does to one part of the model. What is left out is as for the others."""
+    """What the optimizer does to one part of the model. What is left out is as for the others."""
 
     lr: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     """Its highest learning rate; it rises and falls as `optim.lr` does."""
@@ -28,10 +28,10 @@ class Parts(Settings):
 
 
 class Optim(Settings):
-    """The optimiser and its learning rate."""
+    """The optimizer and its learning rate."""
 
     name: Literal["adamw"] = "adamw"
-    """The optimiser."""
+    """The optimizer."""
     lr: float = Field(gt=0, allow_inf_nan=False)
     """The highest learning rate, reached when the warm-up ends."""
     betas: tuple[Beta, Beta] = (0.9, 0.999)
@@ -43,13 +43,19 @@ class Optim(Settings):
     clip_norm: float | None = Field(default=1.0, gt=0, allow_inf_nan=False)
     """The gradient's largest norm over all ranks; null does not clip."""
     schedule: Literal["cosine", "linear", "constant"] = "cosine"
-    """How the learning rate falls after the warm-up: towards 0 after the last step, or not at all."""
+    """How the learning rate falls after the warm-up:
+
+    towards 0 after the last step, or not at all.
+    """
     warmup_steps: int = Field(default=0, ge=0)
     """Steps in which the learning rate rises to `lr`, linearly."""
     groups: Parts = Parts()
 
     def treatment(self, part: str, dimensions: int) -> tuple[float, float]:
-        """Of a parameter of a part: its learning rate divided by `lr`, and its decay, which biases and norms have none of."""
+        """Of a parameter of a part:
+
+        its learning rate divided by `lr`, and its decay, which biases and norms have none of.
+        """
         own: Part = getattr(self.groups, part)
         decay = self.weight_decay if own.weight_decay is None else own.weight_decay
         return (1.0 if own.lr is None else own.lr / self.lr), (decay if dimensions >= 2 else 0.0)
@@ -67,14 +73,22 @@ class Ddp(Settings):
 
 
 class Fsdp2(Settings):
-    """torch's FSDP2 (`fully_shard`): each rank keeps its share of the weights, the gradients and the optimiser's state."""
+    """torch's FSDP2 (`fully_shard`):
+
+    each rank keeps its share of the weights, the gradients and the optimizer's state.
+    """
 
     kind: Literal["fsdp2"]
     """Which engine trains."""
     reshard_after_forward: bool = True
-    """A block's gathered weights are freed after its forward pass and gathered again for its backward: less memory, more traffic."""
+    """A block's gathered weights are freed after its forward pass and gathered again for its
+    backward: less memory, more traffic.
+    """
     cpu_offload: bool = False
-    """The shares lie in the CPU's memory, and the optimiser works there. On a CPU that is so in any case."""
+    """The shares lie in the CPU's memory, and the optimizer works there.
+
+    On a CPU that is so in any case.
+    """
 
 
 Engine = Annotated[Ddp | Fsdp2 | Megatron, Field(discriminator="kind")]
@@ -84,7 +98,7 @@ class Train(Settings):
     """How long to train."""
 
     steps: int | None = Field(default=None, ge=1)
-    """Optimiser steps in all."""
+    """Optimizer steps in all."""
     epochs: int | None = Field(default=None, ge=1)
     """Passes over the training rows, instead of `steps`."""
 
@@ -93,13 +107,21 @@ class Checkpoint(Settings):
     """When the run is saved, and what it continues from."""
 
     every_steps: int | None = Field(default=None, ge=1)
-    """Save after every so many steps. One is saved at the end, and when the run is asked to stop, in any case."""
+    """Save after every so many steps.
+
+    One is saved at the end, and when the run is asked to stop, in any case.
+    """
     keep_last: int = Field(default=2, ge=1)
     """How many checkpoints are kept."""
     asynchronous: bool = False
-    """Train on while a checkpoint is written, from a copy in rank 0's memory. One that fails ends the run at the next, or at the end."""
+    """Train on while a checkpoint is written, from a copy in rank 0's memory.
+
+    One that fails ends the run at the next, or at the end.
+    """
     resume: str = Field(default="auto", min_length=1)
-    """`auto` continues what is in the run's folder, `never` refuses to, else a run's or a checkpoint's folder to start from."""
+    """`auto` continues what is in the run's folder, `never` refuses to, else a run's or a
+    checkpoint's folder to start from.
+    """
 
 
 class Generate(Settings):
@@ -113,7 +135,10 @@ class Evaluation(Settings):
     """When and how the model is evaluated."""
 
     every_steps: int | None = Field(default=None, ge=1)
-    """Evaluate on `data.validation` after every so many steps. It is evaluated at the end in any case."""
+    """Evaluate on `data.validation` after every so many steps.
+
+    It is evaluated at the end in any case.
+    """
     batch_size: int = Field(default=32, ge=1)
     """Rows of one forward pass of one rank while evaluating."""
     generate: Generate = Generate()

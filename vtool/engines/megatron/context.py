@@ -1,12 +1,14 @@
 """Context parallelism: a row's tokens over several ranks, in attention too.
 
-A row is cut into twice as many pieces as there are ranks, and each rank has one from the front and one from the back: 0 and 3, and 1 and 2
-of two ranks. What comes first is seen by all that comes after, so all have as much to do. Transformer Engine's attention, and what
-megatron-core cuts out of rotary positions for a rank (`models/common/embeddings/rope_utils.py`), go by this order.
+A row is cut into twice as many pieces as there are ranks, and each rank has one from the front and
+one from the back: 0 and 3, and 1 and 2 of two ranks. What comes first is seen by all that comes
+after, so all have as much to do. Transformer Engine's attention, and what megatron-core cuts out of
+rotary positions for a rank (`models/common/embeddings/rope_utils.py`), go by this order.
 
-A row is cut after the image features have been merged, and joined again before the head, as under sequence parallelism: the tower is run
-whole on each of the ranks, and so is the head, for the few tokens that have a target. What the loss hangs on is so the same on each, and
-counts one part in as many as they are (`Megatron._passes`); all gradients are then summed.
+A row is cut after the image features have been merged, and joined again before the head, as under
+sequence parallelism: the tower is run whole on each of the ranks, and so is the head, for the few
+tokens that have a target. What the loss hangs on is so the same on each, and counts one part in as
+many as they are (`Megatron._passes`); all gradients are then summed.
 """
 
 from typing import Any
@@ -36,8 +38,15 @@ def on_this_rank(tokens: Tensor, group: Any) -> Tensor:
 
 
 def of_all_ranks(tokens: Tensor, group: Any) -> Tensor:
-    """All tokens on each rank, from the own pieces of each; their gradients are summed on the way back."""
+    """All tokens on each rank, from the own pieces of each;
+
+    their gradients are summed on the way back.
+    """
     from megatron.core import tensor_parallel
 
     ranks = dist.get_world_size(group)
-    return tokens if ranks == 1 else join(tensor_parallel.gather_from_sequence_parallel_region(tokens, group=group), ranks)
+    return (
+        tokens
+        if ranks == 1
+        else join(tensor_parallel.gather_from_sequence_parallel_region(tokens, group=group), ranks)
+    )

@@ -17,5 +17,10 @@ def live_ddp_config(wrap: WrapConfig, ddp: DdpConfig, *, dtype: str, cpu: bool) 
     from megatron.core.distributed import DistributedDataParallelConfig
 
     if found := problems(wrap, ddp, dtype=dtype, cpu=cpu):
-        raise SharedFindings([Diagnostic("megatron-ddp-conflict", one.message, one.help, one.setting) for one in found])
+        raise SharedFindings(
+            [
+                Diagnostic("megatron-ddp-conflict", one.message, one.help, one.setting)
+                for one in found
+            ]
+        )
     return DistributedDataParallelConfig(**live_fields(wrap, ddp))

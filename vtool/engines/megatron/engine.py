@@ -1,8 +1,10 @@
-"""The engine `megatron`: megatron-core's tensor, sequence, pipeline and data parallelism, its DDP and its optimisers.
+"""The engine `megatron`: megatron-core's tensor, sequence, pipeline and data parallelism, its DDP
+and its optimizers.
 
-Losses are divided by N before the backward pass, so that megatron-core has to add up and nothing else: with
-`calculate_per_token_loss` its DDP leaves out the division by the data parallel ranks that it would make. Its collective makes that
-division where `ddp_config.average_in_collective` asks for it; the loss is then multiplied by as much.
+Losses are divided by N before the backward pass, so that megatron-core has to add up and nothing
+else: with `calculate_per_token_loss` its DDP leaves out the division by the data parallel ranks
+that it would make. Its collective makes that division where `ddp_config.average_in_collective` asks
+for it; the loss is then multiplied by as much.
 """
 
 import math
@@ -64,22 +66,26 @@ class Megatron:
         *,
         checkpointing: bool = False,
     ) -> None:
-        """Take a transformers model apart; its language part is let go. What in it is frozen stays so, and its adapters are taken over.
+        """Take a transformers model apart; its language part is let go. What in it is frozen stays
+        so, and its adapters are taken over.
 
         Args:
             part: which of `optim.groups` a parameter is of, by its name.
-            checkpointing: keep only what goes into each layer of the language model, and compute the rest again. (The tower has its own.)
+            checkpointing: keep only what goes into each layer of the language model, and compute
+                the rest again. (The tower has its own.)
 
         Raises:
-            SharedFindings: `extra-not-installed`, `megatron-ddp-conflict`, `needs-transformer-engine`, `not-built-on-engine`,
-                `parallel-sizes`.
+            SharedFindings: `extra-not-installed`, `megatron-ddp-conflict`,
+                `needs-transformer-engine`, `not-built-on-engine`, `parallel-sizes`.
         """
         text = module.config.get_text_config()  # type: ignore[operator,union-attr]
         dtype, cpu = str(compute_dtype).removeprefix("torch."), ranks.device.type == "cpu"
         self.adapted = has_adapters(module)
         _check(module.config.model_type, text, settings, ranks, dtype, self.adapted)  # type: ignore[arg-type,union-attr]
         silence()
-        ddp_config = live_ddp_config(settings.wrap_config, settings.ddp_config, dtype=dtype, cpu=cpu)
+        ddp_config = live_ddp_config(
+            settings.wrap_config, settings.ddp_config, dtype=dtype, cpu=cpu
+        )
 
         self.ranks = ranks
         self.size, self.trained = common.sizes(module)
@@ -102,16 +108,28 @@ class Megatron:
                 "calculate_per_token_loss": not averaged,
             },
         )
-        whole = {saved_name(name): parameter.detach() for name, parameter in module.named_parameters()}
-        trained = {saved_name(name) for name, parameter in module.named_parameters() if parameter.requires_grad}
+        whole = {
+            saved_name(name): parameter.detach() for name, parameter in module.named_parameters()
+        }
+        trained = {
+            saved_name(name)
+            for name, parameter in module.named_parameters()
+            if parameter.requires_grad
+        }
         self._scale = scale_of(module) if self.adapted else 0.0
         tower: nn.Module = module.model.visual  # type: ignore[union-attr,assignment]
 
         def in_model(gpt: Any) -> Callable[[str], str]:
-            return partial(name_in_model, before=gpt.decoder.layers[0].layer_number - 1, tied=text.tie_word_embeddings)
+            return partial(
+                name_in_model,
+                before=gpt.decoder.layers[0].layer_number - 1,
+                tied=text.tie_word_embeddings,
+            )
 
         def ready(gpt: Any) -> None:
-            add_adapters(gpt, whole, text_shape(text), self._scale, self.groups.tensor_rank, in_model(gpt))
+            add_adapters(
+                gpt, whole, text_shape(text), self._scale, self.groups.tensor_rank, in_model(gpt)
+            )
             for name, parameter in gpt.named_parameters():
                 parameter.requires_grad_(trained.issuperset(hf_names(in_model(gpt)(name))))
             if checkpointing:
@@ -120,7 +138,9 @@ class Megatron:
         ddp, self.bridge = None, None
         if settings.bridge == "mbridge":
             wrapped = any(not name.startswith(TOWER) for name in trained)
-            gpt, ddp, self.bridge = mbridge.build_language(text, fields, ddp_config, ranks.device, ready, wrapped=wrapped)
+            gpt, ddp, self.bridge = mbridge.build_language(
+                text, fields, ddp_config, ranks.device, ready, wrapped=wrapped
+            )
         else:
             gpt = build_language(text, fields, ranks.device, own_layers=self.adapted)
             ready(gpt)
@@ -129,7 +149,8 @@ class Megatron:
         self.heeds_masks: bool = gpt.heeds_masks
         tower = tower if self.stage.first else nn.Module()
         self.module = module.to(ranks.device)
-        for parameter in tower.parameters():  # not its buffers: frequencies of positions stay float32
+        # not its buffers: frequencies of positions stay float32
+        for parameter in tower.parameters():
             parameter.data = parameter.data.to(compute_dtype)
         self._tower_ran = False
         tower.register_forward_pre_hook(self._note_the_tower)
@@ -139,7 +160,7 @@ class Megatron:
                 self._tower_part(tower, ddp_config, optim, part),
             ]
             for one in self.parts:
-                one.load(whole, {})  # again, in the optimisers' precision
+                one.load(whole, {})  # again, in the optimizers' precision
         self.trained_parts = [one for one in self.parts if one.ddp is not None]
         self.active: list[Part] = []
         shares = settings.wrap_config.use_distributed_optimizer
@@ -161,10 +182,13 @@ class Megatron:
         with on_cpu(self.ranks.device):
             for part in self.trained_parts:
                 part.zero()
-            sums = self._passes(batches, lambda batch: nll(self.module, batch), self._factor / supervised, role)
+            sums = self._passes(
+                batches, lambda batch: nll(self.module, batch), self._factor / supervised, role
+            )
             self.active = self.trained_parts
             if not every_parameter:
-                # Whether the tower has run is asked of all: where it ran on one rank, its gradients are those of all.
+                # Whether the tower has run is asked of all: where it ran on one rank, its gradients
+                # are those of all.
                 ran = any(report[0] for report in self.data.all_gather([self._tower_ran]))
                 self.active = [part for part in self.trained_parts if ran or part is language]
             with role("backward"):
@@ -177,8 +201,13 @@ class Megatron:
                     part.optimizer.prepare_grads()
         return sums
 
-    def _passes(self, batches: Sequence[B], nll: Callable[[B], Tensor], factor: float, role: Role) -> list[float]:
-        """Forwards and backwards of all micro-batches; their NLLs. `factor`: what a loss is multiplied by."""
+    def _passes(
+        self, batches: Sequence[B], nll: Callable[[B], Tensor], factor: float, role: Role
+    ) -> list[float]:
+        """Forwards and backwards of all micro-batches;
+
+        their NLLs. `factor`: what a loss is multiplied by.
+        """
         no_sync = self.parts[0].ddp.no_sync if self.parts[0].ddp is not None else None
         if self.groups.stages.world > 1:
             gpt = self.module.model.language_model.gpt  # type: ignore[union-attr]
@@ -198,9 +227,11 @@ class Megatron:
             squares = torch.zeros((), device=self.ranks.device)
             for part in self.active:
                 squares += part.norm_squared().to(self.ranks.device)
-            dist.all_reduce(squares, group=self._norm_group)  # a pipeline stage may have nothing to train, and adds 0
+            # a pipeline stage may have nothing to train, and adds 0
+            dist.all_reduce(squares, group=self._norm_group)
             norm = squares.sqrt().item()
-            factor = 1.0 if largest is None or not math.isfinite(norm) else largest / (norm + 1e-6)  # as torch clips
+            # as torch clips
+            factor = 1.0 if largest is None or not math.isfinite(norm) else largest / (norm + 1e-6)
             if factor < 1:
                 for part in self.active:
                     part.scale(factor)
@@ -238,12 +269,18 @@ class Megatron:
         return self._kept(pair for pairs in mine for pair in self.stage.over_stages(pairs))
 
     def optimizer_state(self) -> dict[str, Tensor]:
-        return self._kept(pair for part in self.parts for pair in self.stage.over_stages(part.state()))
+        return self._kept(
+            pair for part in self.parts for pair in self.stage.over_stages(part.state())
+        )
 
     def load_state(self, model: Mapping[str, Tensor], optimizer: Mapping[str, Tensor]) -> None:
-        mine = {whole for part in self.parts for name in part.parameters for whole in part.names(name)}
+        mine = {
+            whole for part in self.parts for name in part.parameters for whole in part.names(name)
+        }
         own = set[str]().union(*self.groups.stages.all_gather_objects(mine))
-        assert model.keys() == {name for name in own if is_adapter(name) or not self.adapted}, "the same config has the same tensors"
+        assert model.keys() == {name for name in own if is_adapter(name) or not self.adapted}, (
+            "the same config has the same tensors"
+        )
         with on_cpu(self.ranks.device):
             for part in self.parts:
                 part.load(model, optimizer)
@@ -261,7 +298,11 @@ class Megatron:
                 yield from live.read_optimizer(one.optimizer)
         if self.stage.first:
             visual: Any = self.module.model.visual  # type: ignore[union-attr]
-            yield Seen("model.dtype", models.dtype_name(next(visual.parameters()).dtype), "the tower's weights")
+            yield Seen(
+                "model.dtype",
+                models.dtype_name(next(visual.parameters()).dtype),
+                "the tower's weights",
+            )
             yield from models.read_back(visual)
             yield from models.read_adapters(visual, part, TOWER)
 
@@ -287,9 +328,15 @@ class Megatron:
         self._tower_ran = True
 
     def _language_part(
-        self, text: Any, ddp_config: Any, optim: Optim, whole: Mapping[str, Tensor], part: Callable[[str], str],
-        in_model: Callable[[str], str], ddp: Any,
-    ) -> Part:  # fmt: skip
+        self,
+        text: Any,
+        ddp_config: Any,
+        optim: Optim,
+        whole: Mapping[str, Tensor],
+        part: Callable[[str], str],
+        in_model: Callable[[str], str],
+        ddp: Any,
+    ) -> Part:
         shape, size, rank = text_shape(text), self.groups.tensor_size, self.groups.tensor_rank
         gpt: Any = self.module.model.language_model.gpt  # type: ignore[union-attr]
         with torch.no_grad():
@@ -307,33 +354,71 @@ class Megatron:
 
         return Part(gpt, self.config, ddp_config, optim, self.groups, names, join, cut, part, ddp)
 
-    def _tower_part(self, tower: nn.Module, ddp_config: Any, optim: Optim, part: Callable[[str], str]) -> Part:
+    def _tower_part(
+        self, tower: nn.Module, ddp_config: Any, optim: Optim, part: Callable[[str], str]
+    ) -> Part:
         def join(name: str, shares: Sequence[Tensor]) -> dict[str, Tensor]:
-            return {saved_name(TOWER + name): shares[0]}  # every tensor parallel rank has the whole of it
+            # every tensor parallel rank has the whole of it
+            return {saved_name(TOWER + name): shares[0]}
 
         def cut(name: str, tensors: Mapping[str, Tensor]) -> Tensor:
             return tensors[saved_name(TOWER + name)]
 
-        # When the tower runs is not the same on every rank: a row without an image comes to it late, or not at all. Its collectives
-        # overlap with nothing, so that all ranks have theirs in one order (gloo aborts otherwise, and NCCL would wait for ever).
-        apart = replace(ddp_config, overlap_grad_reduce=False, overlap_param_gather=False, align_param_gather=False, bucket_size=None)
-        return Part(tower, self.config, apart, optim, self.groups, lambda name: (saved_name(TOWER + name),), join, cut, part)
+        # When the tower runs is not the same on every rank: a row without an image comes to it
+        # late, or not at all. Its collectives overlap with nothing, so that all ranks have theirs
+        # in one order (gloo aborts otherwise, and NCCL would wait for ever).
+        apart = replace(
+            ddp_config,
+            overlap_grad_reduce=False,
+            overlap_param_gather=False,
+            align_param_gather=False,
+            bucket_size=None,
+        )
+        return Part(
+            tower,
+            self.config,
+            apart,
+            optim,
+            self.groups,
+            lambda name: (saved_name(TOWER + name),),
+            join,
+            cut,
+            part,
+        )
 
 
-def _check(family: str, text: Any, settings: MegatronSettings, ranks: Ranks, dtype: str, adapters: bool) -> None:
+def _check(
+    family: str, text: Any, settings: MegatronSettings, ranks: Ranks, dtype: str, adapters: bool
+) -> None:
     shape = text_shape(text)
     language = Language(shape.heads, shape.groups, text.num_hidden_layers)
     elsewhere = "use engine=ddp or engine=fsdp2"
-    unbuilt = [Problem("kind", f"engine=megatron: {one}", elsewhere) for one in (unsupported(text) if family in BUILT else ())]
+    unbuilt = [
+        Problem("kind", f"engine=megatron: {one}", elsewhere)
+        for one in (unsupported(text) if family in BUILT else ())
+    ]
     unbuilt += _tying(text, settings)
-    check_start(settings, ranks, family=family, dtype=dtype, adapters=adapters, language=language, unbuilt=unbuilt)
+    check_start(
+        settings,
+        ranks,
+        family=family,
+        dtype=dtype,
+        adapters=adapters,
+        language=language,
+        unbuilt=unbuilt,
+    )
 
 
 def _tying(text: Any, settings: MegatronSettings) -> list[Problem]:
     """What `wrap_config` says of embedding and head against the model's config."""
-    wanted, tied = settings.wrap_config.share_embeddings_and_output_weights, bool(text.tie_word_embeddings)
+    wanted, tied = (
+        settings.wrap_config.share_embeddings_and_output_weights,
+        bool(text.tie_word_embeddings),
+    )
     if wanted is None or wanted is tied:
         return []
     name = "wrap_config.share_embeddings_and_output_weights"
-    message = f"engine.{name} is {str(wanted).lower()}, but the model's config says {str(tied).lower()}"
+    message = (
+        f"engine.{name} is {str(wanted).lower()}, but the model's config says {str(tied).lower()}"
+    )
     return [Problem(name, message, "leave it out")]

@@ -23,13 +23,22 @@ class Groups:
     data: Ranks
     """This rank among those that compute other rows, with the same weights."""
     stages: Ranks
-    """This rank among the stages of its pipeline: others have other layers, and compute the same rows."""
+    """This rank among the stages of its pipeline:
+
+    others have other layers, and compute the same rows.
+    """
     model: Any
-    """The ranks that have the whole model together: those of all stages, and of each the tensor parallel ones."""
+    """The ranks that have the whole model together:
+
+    those of all stages, and of each the tensor parallel ones.
+    """
     copies: Ranks
-    """This rank among those that have the same weights, and sum their gradients: `data` and its context parallel ranks."""
+    """This rank among those that have the same weights, and sum their gradients:
+
+    `data` and its context parallel ranks.
+    """
     everyone: Any
-    """All of these, with the data parallel ones: who shares a distributed optimiser."""
+    """All of these, with the data parallel ones: who shares a distributed optimizer."""
 
     def any_tensor_rank(self, mine: bool) -> bool:
         """Whether it is so on any tensor parallel rank."""
@@ -49,7 +58,8 @@ class Groups:
 
 
 def start_groups(parallel: Parallel, ranks: Ranks) -> Groups:
-    """Set megatron-core's groups up anew; they are global to a process, and those of an engine before this one end.
+    """Set megatron-core's groups up anew; they are global to a process, and those of an engine
+    before this one end.
 
     A rank by itself gets a process group of its own, without which megatron-core builds nothing.
     """
@@ -70,7 +80,14 @@ def start_groups(parallel: Parallel, ranks: Ranks) -> Groups:
     seed_megatron(0, ranks.device)  # nothing draws from it: dropout is 0
 
     def among(group: Any) -> Ranks:
-        return Ranks(dist.get_rank(group), dist.get_world_size(group), ranks.local_rank, ranks.local_world, ranks.device, group)
+        return Ranks(
+            dist.get_rank(group),
+            dist.get_world_size(group),
+            ranks.local_rank,
+            ranks.local_world,
+            ranks.device,
+            group,
+        )
 
     return Groups(
         parallel_state.get_tensor_model_parallel_group(),
@@ -85,13 +102,19 @@ def start_groups(parallel: Parallel, ranks: Ranks) -> Groups:
 
 
 def _end_groups() -> None:
-    """End megatron-core's groups. It forgets them itself, but each keeps its threads: hundreds of them after some engines."""
+    """End megatron-core's groups.
+
+    It forgets them itself, but each keeps its threads: hundreds of them after some engines.
+    """
     from megatron.core import parallel_state
 
-    groups = [group for group in parallel_state._global_process_group_list or () if group is not None]
+    groups = [
+        group for group in parallel_state._global_process_group_list or () if group is not None
+    ]
     parallel_state.destroy_model_parallel()
     dist.barrier()  # nobody is still in the middle of something
     for group in groups:
         dist.destroy_process_group(group)
     del groups
-    gc.collect()  # threads end with the last that holds their group: an engine, which is held by what it holds
+    # threads end with the last that holds their group: an engine, which is held by what it holds
+    gc.collect()

@@ -1,10 +1,14 @@
-"""engine.bridge=mbridge: the language model is built and wrapped by mbridge's `get_model`, as verl does.
+"""engine.bridge=mbridge: the language model is built and wrapped by mbridge's `get_model`, as verl
+does.
 
-mbridge has one class a text model; Qwen2-VL's and Qwen2.5-VL's language part is Qwen2 with positions in three dimensions, and Qwen2's class
-is what builds it here. What it would choose itself, and differently, it is told: the fields of `TransformerConfig`, and those of the DDP
-config, from the one function that the native bridge takes them from (verl#5775). What is built has the same parameters by the same names,
-so all else of the engine goes on with it. The tower stays transformers'. mbridge's own Qwen2.5-VL class (0.15.1) has the sizes of one tower
-written into it (`models/qwen2_5_vl/transformer_config.py`), in one DDP with the language model: a step without an image would change it.
+mbridge has one class a text model; Qwen2-VL's and Qwen2.5-VL's language part is Qwen2 with
+positions in three dimensions, and Qwen2's class is what builds it here. What it would choose
+itself, and differently, it is told: the fields of `TransformerConfig`, and those of the DDP config,
+from the one function that the native bridge takes them from (verl#5775). What is built has the same
+parameters by the same names, so all else of the engine goes on with it. The tower stays
+transformers'. mbridge's own Qwen2.5-VL class (0.15.1) has the sizes of one tower written into it
+(`models/qwen2_5_vl/transformer_config.py`), in one DDP with the language model: a step without an
+image would change it.
 """
 
 import contextlib
@@ -20,7 +24,13 @@ from vtool.engines.megatron.shim import on_cpu
 
 
 def build_language(
-    config: Any, fields: Mapping[str, Any], ddp_config: Any, device: torch.device, ready: Callable[[Any], None], *, wrapped: bool
+    config: Any,
+    fields: Mapping[str, Any],
+    ddp_config: Any,
+    device: torch.device,
+    ready: Callable[[Any], None],
+    *,
+    wrapped: bool,
 ) -> tuple[Any, Any, Any]:
     """This pipeline stage's share of the language part.
 
@@ -37,19 +47,29 @@ def build_language(
     from mbridge import AutoBridge
     from transformers import Qwen2Config
 
-    fields_of_text = {name: value for name, value in config.to_dict().items() if name not in ("model_type", "rope_parameters")}
+    fields_of_text = {
+        name: value
+        for name, value in config.to_dict().items()
+        if name not in ("model_type", "rope_parameters")
+    }
     as_text = Qwen2Config(**fields_of_text)
     tensor = fields["tensor_model_parallel_size"]
-    with on_cpu(device), contextlib.redirect_stdout(io.StringIO()):  # it prints the number of parameters
+    # it prints the number of parameters
+    with on_cpu(device), contextlib.redirect_stdout(io.StringIO()):
         bridge = AutoBridge.from_config(as_text, dtype=fields["params_dtype"])
         bridge.set_extra_args(**fields)
         # Its own has positions in one dimension, and a vocabulary that TP must divide.
         bridge._get_gptmodel_args = lambda: model_fields(config, tensor)
         made = bridge.get_model(
             wrap_with_ddp=wrapped,
-            bf16=False,  # its wrapper turns inputs and outputs into other dtypes; weights are in params_dtype without it
+            # its wrapper turns inputs and outputs into other dtypes; weights are in params_dtype
+            # without it
+            bf16=False,
             ddp_config=asdict(ddp_config),
-            post_model_creation_callbacks=[lambda gpt, **_: prepare(gpt, device), lambda gpt, **_: ready(gpt)],
+            post_model_creation_callbacks=[
+                lambda gpt, **_: prepare(gpt, device),
+                lambda gpt, **_: ready(gpt),
+            ],
         )
     (outer,) = made
     return (outer.module, outer, bridge) if wrapped else (outer, None, bridge)

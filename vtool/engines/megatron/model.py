@@ -1,12 +1,14 @@
 """A Qwen2-VL model whose language part is megatron-core's.
 
-The model stays transformers' own, with its vision tower, its positions in three dimensions and its merging of image features; its language
-model, embedding and head are replaced by thin modules around one `GPTModel` with multimodal rotary positions. So whoever calls it, the
-loss or `generate`, calls what it knows.
+The model stays transformers' own, with its vision tower, its positions in three dimensions and its
+merging of image features; its language model, embedding and head are replaced by thin modules
+around one `GPTModel` with multimodal rotary positions. So whoever calls it, the loss or `generate`,
+calls what it knows.
 
-Each tensor parallel rank computes the whole tower, from the same images; of a pipeline's stages the first has it, and no other. Under
-sequence parallelism tokens are shared out among the tensor parallel ranks, and under context parallelism (`context`) among its ranks,
-after the image features have been merged, and padded to a number that all can share. There is no key and value cache.
+Each tensor parallel rank computes the whole tower, from the same images; of a pipeline's stages the
+first has it, and no other. Under sequence parallelism tokens are shared out among the tensor
+parallel ranks, and under context parallelism (`context`) among its ranks, after the image features
+have been merged, and padded to a number that all can share. There is no key and value cache.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +24,14 @@ from vtool.engines.megatron.pipeline import Stage, no_features, no_video_feature
 from vtool.engines.megatron.shim import on_cpu
 from vtool.engines.megatron.start import has_transformer_engine
 from vtool.engines.megatron.weights import TextShape, partition_dim
-from vtool.models.masks import allowed_in_documents, allowed_in_rows, multiple_of, pad_rows, to_megatron, unpad_rows
+from vtool.models.masks import (
+    allowed_in_documents,
+    allowed_in_rows,
+    multiple_of,
+    pad_rows,
+    to_megatron,
+    unpad_rows,
+)
 
 
 def text_shape(config: Any) -> TextShape:
@@ -37,26 +46,41 @@ def unsupported(config: Any) -> list[str]:
     found = []
     rope = config.rope_parameters
     if rope.get("rope_type", "default") != "default" or "mrope_section" not in rope:
-        found.append(f"rope_parameters {rope}: only multimodal rotary positions without scaling are built")
+        found.append(
+            f"rope_parameters {rope}: only multimodal rotary positions without scaling are built"
+        )
     if config.hidden_act != "silu":
         found.append(f"hidden_act {config.hidden_act}: only silu is built")
     if getattr(config, "use_sliding_window", False):
         found.append("use_sliding_window: every token sees all before it")
     if getattr(config, "attention_dropout", 0.0):
-        found.append(f"attention_dropout {config.attention_dropout}: megatron-core's random states are not those of the other engines")
+        found.append(
+            f"attention_dropout {config.attention_dropout}: megatron-core's random states are not"
+            " those of the other engines"
+        )
     return found
 
 
-def transformer_fields(config: Any, dtype: torch.dtype, device: torch.device, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of megatron-core's `TransformerConfig`, of transformers' config of the language part.
+def transformer_fields(
+    config: Any, dtype: torch.dtype, device: torch.device, settings: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The fields of megatron-core's `TransformerConfig`, of transformers' config of the language
+    part.
 
     Args:
         dtype: of the weights that are computed with.
         device: the run's.
-        settings: further fields, by megatron-core's names: the parallel sizes, and what the recipe sets.
+        settings: further fields, by megatron-core's names: the parallel sizes, and what the recipe
+            sets.
     """
     shape = text_shape(config)
-    fused = ("masked_softmax_fusion", "bias_activation_fusion", "bias_dropout_fusion", "gradient_accumulation_fusion", "apply_rope_fusion")
+    fused = (
+        "masked_softmax_fusion",
+        "bias_activation_fusion",
+        "bias_dropout_fusion",
+        "gradient_accumulation_fusion",
+        "apply_rope_fusion",
+    )
     fields: dict[str, Any] = {
         "num_layers": config.num_hidden_layers,
         "hidden_size": config.hidden_size,
@@ -75,8 +99,10 @@ def transformer_fields(config: Any, dtype: torch.dtype, device: torch.device, se
         "attention_dropout": 0.0,
         "params_dtype": dtype,
         "pipeline_dtype": dtype,
-        "variable_seq_lengths": True,  # micro-batches differ in length and in rows: stages tell each other what comes
-        "moe_token_dispatcher_type": "alltoall",  # there are no experts; the default refuses the line above
+        # micro-batches differ in length and in rows: stages tell each other what comes
+        "variable_seq_lengths": True,
+        # there are no experts; the default refuses the line above
+        "moe_token_dispatcher_type": "alltoall",
         "bf16": dtype == torch.bfloat16,
         "use_cpu_initialization": device.type == "cpu",
         "perform_initialization": False,  # weights follow, every one of them
@@ -86,7 +112,10 @@ def transformer_fields(config: Any, dtype: torch.dtype, device: torch.device, se
 
 
 def model_fields(config: Any, tensor: int) -> dict[str, Any]:
-    """What `GPTModel` is told beside that and its layers. `tensor`: ranks over which the vocabulary is spread."""
+    """What `GPTModel` is told beside that and its layers.
+
+    `tensor`: ranks over which the vocabulary is spread.
+    """
     return {
         "vocab_size": text_shape(config).padded_vocabulary(tensor),
         "max_sequence_length": config.max_position_embeddings,
@@ -97,15 +126,18 @@ def model_fields(config: Any, tensor: int) -> dict[str, Any]:
     }
 
 
-def build_language(config: Any, fields: Mapping[str, Any], device: torch.device, *, own_layers: bool = False) -> Any:
-    """This pipeline stage's share of the language part as megatron-core's `GPTModel`; its weights are whatever was in the memory.
+def build_language(
+    config: Any, fields: Mapping[str, Any], device: torch.device, *, own_layers: bool = False
+) -> Any:
+    """This pipeline stage's share of the language part as megatron-core's `GPTModel`; its weights
+    are whatever was in the memory.
 
     Args:
         config: transformers' config of the language part.
         fields: of it, `transformer_fields`.
         device: the run's.
-        own_layers: megatron-core's layers also where Transformer Engine is: that joins a norm with the matrix behind it, and so hides what
-            goes into the matrix from an adapter.
+        own_layers: megatron-core's layers also where Transformer Engine is: that joins a norm with
+            the matrix behind it, and so hides what goes into the matrix from an adapter.
     """
     from megatron.core import parallel_state
     from megatron.core.models.gpt import GPTModel
@@ -128,7 +160,8 @@ def build_language(config: Any, fields: Mapping[str, Any], device: torch.device,
 def prepare(gpt: Any, device: torch.device, *, own_layers: bool = False) -> None:
     """What is done to a new `GPTModel`, whoever built it, before megatron-core's DDP wraps it."""
     for name, parameter in gpt.named_parameters():
-        # Set when megatron-core fills in weights of its own. Without it a norm over all ranks takes shares for copies of each other.
+        # Set when megatron-core fills in weights of its own. Without it a norm over all ranks takes
+        # shares for copies of each other.
         dim = partition_dim(name)
         for attribute, value in (
             ("tensor_model_parallel", dim is not None),
@@ -138,13 +171,15 @@ def prepare(gpt: Any, device: torch.device, *, own_layers: bool = False) -> None
             setattr(parameter, attribute, value)
     gpt.heeds_masks = heeds_masks(gpt.config, device, own_layers)
     if gpt.config.sequence_parallel and gpt.post_process:
-        # Its input is gathered before it, for the few positions that are asked for; the gather sums the gradients of the ranks.
+        # Its input is gathered before it, for the few positions that are asked for; the gather sums
+        # the gradients of the ranks.
         gpt.output_layer.sequence_parallel = False
         gpt.output_layer.disable_grad_reduce = True
 
 
 def replace_language(model: Any, gpt: Any, stage: Stage) -> None:
-    """Put a `GPTModel` in the place of the language part of transformers' model, and let go of that.
+    """Put a `GPTModel` in the place of the language part of transformers' model, and let go of
+    that.
 
     On a pipeline stage behind the first the tower goes too.
     """
@@ -153,7 +188,8 @@ def replace_language(model: Any, gpt: Any, stage: Stage) -> None:
     model.lm_head = _Head(gpt, text.vocab_size, stage)
     if not stage.first:
         model.model.visual = None
-        model.model.get_image_features = no_features  # `generate` asks for them before it calls the model
+        # `generate` asks for them before it calls the model
+        model.model.get_image_features = no_features
         model.model.get_video_features = no_video_features
         model.register_forward_pre_hook(without_tokens, with_kwargs=True)
     # Without a cache: `generate` calls the model with the whole text for each token.
@@ -167,18 +203,24 @@ def recompute_layers(gpt: Any, device: torch.device) -> None:
     With torch's own checkpointing: megatron-core's asks for the state of CUDA's generators.
     """
     for layer in gpt.decoder.layers:
-        layer.forward = partial(checkpoint, partial(_under_the_shim, device, layer.forward), use_reentrant=False)
+        layer.forward = partial(
+            checkpoint, partial(_under_the_shim, device, layer.forward), use_reentrant=False
+        )
 
 
-def _under_the_shim(device: torch.device, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _under_the_shim(
+    device: torch.device, forward: Callable[..., Any], *args: Any, **kwargs: Any
+) -> Any:
     with on_cpu(device):  # the backward pass that computes it again is not in that of its caller
         return forward(*args, **kwargs)
 
 
 class Language(nn.Module):
-    """Stands where transformers has its text model: from embeddings [B, S, H] to hidden states [B, S, H].
+    """Stands where transformers has its text model: from embeddings [B, S, H] to hidden states [B,
+    S, H].
 
-    On a pipeline stage that is not the first, the embeddings are not read; on one that is not the last, nobody reads the hidden states.
+    On a pipeline stage that is not the first, the embeddings are not read; on one that is not the
+    last, nobody reads the hidden states.
     """
 
     def __init__(self, gpt: Any, stage: Stage) -> None:
@@ -193,18 +235,30 @@ class Language(nn.Module):
         return self.embedding
 
     def forward(
-        self, inputs_embeds: Tensor, position_ids: Tensor | None = None, attention_mask: Tensor | None = None,
-        documents: Sequence[int] | None = None, **_: Any,
-    ) -> Any:  # fmt: skip
+        self,
+        inputs_embeds: Tensor,
+        position_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        documents: Sequence[int] | None = None,
+        **_: Any,
+    ) -> Any:
         from megatron.core import tensor_parallel
         from transformers.modeling_outputs import BaseModelOutputWithPast
 
         config, gpt, context = self.gpt.config, self.gpt, self.gpt.pg_collection.cp
         rows, length, size = inputs_embeds.shape
         multiple = multiple_of(self.sharing, config.context_parallel_size)
-        keep = inputs_embeds.new_ones(rows, length, dtype=torch.bool) if attention_mask is None else attention_mask != 0
+        keep = (
+            inputs_embeds.new_ones(rows, length, dtype=torch.bool)
+            if attention_mask is None
+            else attention_mask != 0
+        )
         # Of whole rows: megatron-core cuts a context parallel rank's own pieces out of them.
-        places, kept = pad_rows(_positions(position_ids, rows, length, inputs_embeds.device).permute(1, 2, 0), keep, multiple)
+        places, kept = pad_rows(
+            _positions(position_ids, rows, length, inputs_embeds.device).permute(1, 2, 0),
+            keep,
+            multiple,
+        )
         with on_cpu(self.stage.ranks.device):
             hidden = None
             if self.stage.first:
@@ -216,7 +270,9 @@ class Language(nn.Module):
                 share = kept.shape[1] // (config.context_parallel_size * self.sharing)
                 gpt.set_input_tensor(self.stage.receive((share, rows, size), config.pipeline_dtype))
             mask = _mask(kept) if documents is None else _block_mask(documents, kept)
-            assert mask is None or gpt.heeds_masks, "rows that are padded on the left come one by one to layers that look at no mask"
+            assert mask is None or gpt.heeds_masks, (
+                "rows that are padded on the left come one by one to layers that look at no mask"
+            )
             hidden = gpt.decoder(
                 hidden_states=hidden,
                 attention_mask=mask,
@@ -250,7 +306,10 @@ class _Embedding(nn.Module):
 
 
 class _Head(nn.Module):
-    """Stands where transformers has its head: from hidden states [B, K, H] to logits [B, K, V], whole on every rank and every stage."""
+    """Stands where transformers has its head:
+
+    from hidden states [B, K, H] to logits [B, K, V], whole on every rank and every stage.
+    """
 
     def __init__(self, gpt: Any, vocabulary: int, stage: Stage) -> None:
         super().__init__()
@@ -263,8 +322,14 @@ class _Head(nn.Module):
 
         (gpt,) = self._gpt
         if not self.stage.last:
-            return self.stage.from_last(hidden.new_empty(*hidden.shape[:2], self.vocabulary, dtype=gpt.config.params_dtype))
-        weight = gpt.shared_embedding_or_output_weight() if gpt.share_embeddings_and_output_weights else None
+            return self.stage.from_last(
+                hidden.new_empty(*hidden.shape[:2], self.vocabulary, dtype=gpt.config.params_dtype)
+            )
+        weight = (
+            gpt.shared_embedding_or_output_weight()
+            if gpt.share_embeddings_and_output_weights
+            else None
+        )
         with on_cpu(self.stage.ranks.device):
             logits, _ = gpt.output_layer(hidden.transpose(0, 1).contiguous(), weight=weight)
             whole: Tensor = tensor_parallel.gather_from_tensor_model_parallel_region(logits)
@@ -274,14 +339,17 @@ class _Head(nn.Module):
 class RMSNorm(nn.Module):
     """Root mean square norm (arXiv 1910.07467), computed in float32 as transformers does.
 
-    Megatron-core's own, without Transformer Engine, refuses sequence parallelism (`transformer/torch_norm.py`). Under that each rank
-    has the gradient of its share of the tokens; the mark on the weight has them summed.
+    Megatron-core's own, without Transformer Engine, refuses sequence parallelism
+    (`transformer/torch_norm.py`). Under that each rank has the gradient of its share of the tokens;
+    the mark on the weight has them summed.
     """
 
     def __init__(self, config: Any, hidden_size: int, eps: float = 1e-6, **_: Any) -> None:
         super().__init__()
         self.eps = eps
-        self.weight = nn.Parameter(torch.ones(hidden_size, dtype=config.params_dtype, device=torch.cuda.current_device()))
+        self.weight = nn.Parameter(
+            torch.ones(hidden_size, dtype=config.params_dtype, device=torch.cuda.current_device())
+        )
         self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
 
     def forward(self, hidden: Tensor) -> Tensor:
@@ -293,8 +361,9 @@ class RMSNorm(nn.Module):
 def heeds_masks(config: Any, device: torch.device, own: bool) -> bool:
     """Whether attention looks at the mask that it is given.
 
-    Told that it is causal, that of Transformer Engine does not (`extensions/transformer_engine.py`), nor does megatron-core's own fused
-    softmax (`fusions/fused_softmax.py`): padding on the left of a row would be read.
+    Told that it is causal, that of Transformer Engine does not
+    (`extensions/transformer_engine.py`), nor does megatron-core's own fused softmax
+    (`fusions/fused_softmax.py`): padding on the left of a row would be read.
 
     Args:
         config: megatron-core's `TransformerConfig`.
@@ -306,9 +375,14 @@ def heeds_masks(config: Any, device: torch.device, own: bool) -> bool:
 
 
 def layers_of(config: Any, device: torch.device, own: bool) -> Any:
-    """Transformer Engine's layers where it is installed and the run has a GPU, else megatron-core's own."""
+    """Transformer Engine's layers where it is installed and the run has a GPU, else megatron-core's
+    own.
+    """
     from megatron.core.models.gpt import gpt_layer_specs
-    from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
+    from megatron.core.transformer.transformer_block import (
+        TransformerBlockSubmodules,
+        get_num_layers_to_build,
+    )
 
     if has_transformer_engine(device) and not own:
         return gpt_layer_specs.get_gpt_layer_with_transformer_engine_spec()
@@ -316,18 +390,25 @@ def layers_of(config: Any, device: torch.device, own: bool) -> Any:
     layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = RMSNorm
     if config.context_parallel_size > 1:
         layer.submodules.self_attention.submodules.core_attention = attention_over_ranks()
-    return TransformerBlockSubmodules(layer_specs=[layer] * get_num_layers_to_build(config), layer_norm=RMSNorm)
+    return TransformerBlockSubmodules(
+        layer_specs=[layer] * get_num_layers_to_build(config), layer_norm=RMSNorm
+    )
 
 
 def attention_over_ranks() -> Any:
-    """Attention over context parallel ranks: Transformer Engine's, for megatron-core's own asserts that there is one (see `context`)."""
+    """Attention over context parallel ranks:
+
+    Transformer Engine's, for megatron-core's own asserts that there is one (see `context`).
+    """
     from megatron.core.extensions.transformer_engine import TEDotProductAttention
 
     return TEDotProductAttention
 
 
 def _positions(given: Tensor | None, rows: int, length: int, device: torch.device) -> Tensor:
-    """Positions in time, height and width [3, B, S], from whatever transformers' model hands to its text model."""
+    """Positions in time, height and width [3, B, S], from whatever transformers' model hands to its
+    text model.
+    """
     if given is None:
         return torch.arange(length, device=device).expand(3, rows, length)
     if given.ndim == 2:
@@ -336,15 +417,21 @@ def _positions(given: Tensor | None, rows: int, length: int, device: torch.devic
 
 
 def _mask(kept: Tensor) -> Tensor | None:
-    """What each token must not see, bool [B, 1, S, S], or None where that is no more than what comes after it.
+    """What each token must not see, bool [B, 1, S, S], or None where that is no more than what
+    comes after it.
 
-    A row that is padded at its end needs no mask: nothing before the padding sees it. Megatron-core takes None for causal, and adds
-    nothing to a mask that it is given.
+    A row that is padded at its end needs no mask: nothing before the padding sees it. Megatron-core
+    takes None for causal, and adds nothing to a mask that it is given.
     """
     return to_megatron(allowed_in_rows(kept)) if bool((kept[:, 1:] > kept[:, :-1]).any()) else None
 
 
 def _block_mask(documents: Sequence[int], kept: Tensor) -> Tensor:
-    """The same for documents in one row; the padding at its end, of tensor parallelism, is one more."""
+    """The same for documents in one row;
+
+    the padding at its end, of tensor parallelism, is one more.
+    """
     missing = kept.shape[1] - sum(documents)
-    return to_megatron(allowed_in_documents([*documents, *([missing] if missing else [])], kept.device))
+    return to_megatron(
+        allowed_in_documents([*documents, *([missing] if missing else [])], kept.device)
+    )

@@ -1,10 +1,13 @@
-"""Pipeline parallelism: a run of layers on each stage, and hidden states from one stage to the next.
+"""Pipeline parallelism: a run of layers on each stage, and hidden states from one stage to the
+next.
 
-Training goes by megatron-core's own schedule, one forward and one backward pass in turn (1F1B). It asks each stage for its part of a
-micro-batch; the loss is a function of a whole model's logits, which only the last stage has. So on every other stage the call of the model
-inside that function ends where the stage does, with `Onward`, and the function with it.
+Training goes by megatron-core's own schedule, one forward and one backward pass in turn (1F1B). It
+asks each stage for its part of a micro-batch; the loss is a function of a whole model's logits,
+which only the last stage has. So on every other stage the call of the model inside that function
+ends where the stage does, with `Onward`, and the function with it.
 
-Outside training all stages are called with the same inputs at the same time, pass hidden states on, and get the last one's logits.
+Outside training all stages are called with the same inputs at the same time, pass hidden states on,
+and get the last one's logits.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -57,7 +60,9 @@ class Stage:
 
     def receive(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """What the stage before this one has handed on."""
-        assert not torch.is_grad_enabled(), "gradients go through the stages by megatron-core's schedule alone"
+        assert not torch.is_grad_enabled(), (
+            "gradients go through the stages by megatron-core's schedule alone"
+        )
         hidden = torch.empty(*shape, dtype=dtype, device=self.ranks.device)
         dist.recv(hidden, group=self.ranks.group, group_src=self.ranks.rank - 1)
         return hidden
@@ -70,11 +75,16 @@ class Stage:
         """
         if self.scheduled:
             raise Onward(hidden.contiguous())
-        assert not torch.is_grad_enabled(), "gradients go through the stages by megatron-core's schedule alone"
+        assert not torch.is_grad_enabled(), (
+            "gradients go through the stages by megatron-core's schedule alone"
+        )
         dist.send(hidden.contiguous(), group=self.ranks.group, group_dst=self.ranks.rank + 1)
 
     def from_last(self, tensor: Tensor) -> Tensor:
-        """The last stage's tensor, on every stage; of the others' the shape and the dtype matter."""
+        """The last stage's tensor, on every stage;
+
+        of the others' the shape and the dtype matter.
+        """
         if self.ranks.world == 1 or self.scheduled:
             return tensor
         tensor = tensor.contiguous()
@@ -82,27 +92,43 @@ class Stage:
         return tensor
 
     def over_stages(self, mine: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-        """What each stage has, one stage after the other, on all of them. What two stages have, a tied embedding, comes once."""
+        """What each stage has, one stage after the other, on all of them.
+
+        What two stages have, a tied embedding, comes once.
+        """
         if self.ranks.world == 1:
             yield from mine
             return
         seen: set[str] = set()
         for stage in range(self.ranks.world):
             while True:
-                pair = next((pair for pair in mine if pair[0] not in seen), None) if stage == self.ranks.rank else None
+                pair = (
+                    next((pair for pair in mine if pair[0] not in seen), None)
+                    if stage == self.ranks.rank
+                    else None
+                )
                 header: list[Any] = [pair and (pair[0], pair[1].shape, pair[1].dtype)]
                 dist.broadcast_object_list(header, group=self.ranks.group, group_src=stage)
                 if header[0] is None:
                     break
                 name, shape, dtype = header[0]
-                tensor = torch.empty(shape, dtype=dtype, device=self.ranks.device) if pair is None else pair[1].contiguous()
+                tensor = (
+                    torch.empty(shape, dtype=dtype, device=self.ranks.device)
+                    if pair is None
+                    else pair[1].contiguous()
+                )
                 dist.broadcast(tensor, group=self.ranks.group, group_src=stage)
                 seen.add(name)
                 yield name, tensor
 
 
-def without_tokens(module: Any, _arguments: Any, inputs: Mapping[str, Any]) -> tuple[tuple[()], dict[str, Any]]:
-    """What a stage behind the first makes of a model's inputs: positions in three dimensions, and nothing to embed. A forward pre-hook."""
+def without_tokens(
+    module: Any, _arguments: Any, inputs: Mapping[str, Any]
+) -> tuple[tuple[()], dict[str, Any]]:
+    """What a stage behind the first makes of a model's inputs:
+
+    positions in three dimensions, and nothing to embed. A forward pre-hook.
+    """
     given = dict(inputs)
     ids = given.pop("input_ids")
     for name in ("pixel_values", "pixel_values_videos", "mm_encoder_outputs"):
@@ -112,24 +138,52 @@ def without_tokens(module: Any, _arguments: Any, inputs: Mapping[str, Any]) -> t
     given["inputs_embeds"] = torch.zeros((), device=ids.device).expand(rows, length, size)
     # As the stage with the tokens does, which is transformers' own code.
     if given.get("position_ids") is None:
-        names = ("image_grid_thw", "video_grid_thw", "mm_token_type_ids", "attention_mask", "past_key_values", "inputs_embeds")
-        seconds = {"second_per_grid_ts": given["second_per_grid_ts"]} if given.get("second_per_grid_ts") is not None else {}
-        found = module.model.compute_3d_position_ids(input_ids=ids, **seconds, **{name: given.get(name) for name in names})
-        # Without images there are none, and transformers, which sees no tokens here, would take the last row's with images.
-        given["position_ids"] = torch.arange(length, device=ids.device).expand(3, rows, length) if found is None else found
+        names = (
+            "image_grid_thw",
+            "video_grid_thw",
+            "mm_token_type_ids",
+            "attention_mask",
+            "past_key_values",
+            "inputs_embeds",
+        )
+        seconds = (
+            {"second_per_grid_ts": given["second_per_grid_ts"]}
+            if given.get("second_per_grid_ts") is not None
+            else {}
+        )
+        found = module.model.compute_3d_position_ids(
+            input_ids=ids, **seconds, **{name: given.get(name) for name in names}
+        )
+        # Without images there are none, and transformers, which sees no tokens here, would take the
+        # last row's with images.
+        given["position_ids"] = (
+            torch.arange(length, device=ids.device).expand(3, rows, length)
+            if found is None
+            else found
+        )
     return (), given
 
 
-def no_features(pixel_values: Tensor | None = None, image_grid_thw: Tensor | None = None, **_: Any) -> None:
-    """What a stage behind the first makes of images. `generate` goes by the names of these arguments."""
+def no_features(
+    pixel_values: Tensor | None = None, image_grid_thw: Tensor | None = None, **_: Any
+) -> None:
+    """What a stage behind the first makes of images.
+
+    `generate` goes by the names of these arguments.
+    """
 
 
-def no_video_features(pixel_values_videos: Tensor | None = None, video_grid_thw: Tensor | None = None, **_: Any) -> None:
+def no_video_features(
+    pixel_values_videos: Tensor | None = None, video_grid_thw: Tensor | None = None, **_: Any
+) -> None:
     """The same of videos."""
 
 
 class Timers:
-    """What megatron-core's schedule tells of its passes: it starts and stops a timer around each, which marks that part of the step."""
+    """What megatron-core's schedule tells of its passes:
+
+    it starts and stops a timer around each, which marks that part of the step.
+    """
 
     PARTS: ClassVar = {"forward-compute": "forward", "backward-compute": "backward"}
 
@@ -180,7 +234,8 @@ def run_schedule(
         nll: the summed NLL of a micro-batch, on the last stage; elsewhere it ends with `Onward`.
         factor: what a loss is multiplied by in front of its backward pass.
         no_sync: megatron-core's DDP's; None where nothing of the language model is trained.
-        role: marks the schedule's passes. Between them, hidden states and their gradients go from stage to stage.
+        role: marks the schedule's passes. Between them, hidden states and their gradients go from
+            stage to stage.
 
     Returns:
         The NLLs, on every stage.
@@ -190,7 +245,8 @@ def run_schedule(
     config: Any = gpt.config
     config.no_sync_func = no_sync
     config.timers = None if role is unmarked else Timers(role)
-    # With a number of tokens beside it, the schedule divides a loss by both of these, unless calculate_per_token_loss says otherwise.
+    # With a number of tokens beside it, the schedule divides a loss by both of these, unless
+    # calculate_per_token_loss says otherwise.
     factor = factor if config.calculate_per_token_loss else factor * len(batches)
     one = torch.ones((), dtype=torch.int)
 
@@ -207,7 +263,8 @@ def run_schedule(
             data_iterator=iter(batches),
             model=gpt,
             num_microbatches=len(batches),
-            # Not looked at: micro-batches differ in both, and each comes with its shape (variable_seq_lengths).
+            # Not looked at: micro-batches differ in both, and each comes with its shape
+            # (variable_seq_lengths).
             seq_length=config.tensor_model_parallel_size,
             micro_batch_size=1,
             forward_only=False,

@@ -35,7 +35,10 @@ def read_bridge(gpt: Any, bridge: Any) -> Iterator[Seen]:
         bridge: mbridge's; None where there is none.
     """
     theirs = bridge is not None and gpt.config is bridge.config
-    where = f"{'the config of ' + type(bridge).__name__ if theirs else 'a config of vtool'} in megatron-core's GPTModel"
+    where = (
+        f"{'the config of ' + type(bridge).__name__ if theirs else 'a config of vtool'} in"
+        " megatron-core's GPTModel"
+    )
     yield Seen("engine.bridge", "mbridge" if theirs else "native", where)
 
 
@@ -46,19 +49,33 @@ def read_language(gpt: Any) -> Iterator[Seen]:
     where = f"megatron-core's {type(linear).__name__}"
     yield Seen("engine.parallel.sequence", bool(linear.sequence_parallel), where)
     for name in TransformerConfig.model_fields:
-        yield Seen(f"engine.transformer_config.{name}", getattr(layer.config, name), f"megatron-core's {type(layer).__name__}")
+        yield Seen(
+            f"engine.transformer_config.{name}",
+            getattr(layer.config, name),
+            f"megatron-core's {type(layer).__name__}",
+        )
     yield Seen(
-        "engine.wrap_config.share_embeddings_and_output_weights", gpt.share_embeddings_and_output_weights, "megatron-core's GPTModel"
+        "engine.wrap_config.share_embeddings_and_output_weights",
+        gpt.share_embeddings_and_output_weights,
+        "megatron-core's GPTModel",
     )
     if gpt.post_process:
-        yield Seen("engine.wrap_config.is_value_model", gpt.output_layer.output_size == 1, "megatron-core's head")
+        yield Seen(
+            "engine.wrap_config.is_value_model",
+            gpt.output_layer.output_size == 1,
+            "megatron-core's head",
+        )
     yield Seen("model.dtype", dtype_name(next(gpt.parameters()).dtype), "megatron-core's weights")
     for each in gpt.decoder.layers:
         recomputing = isinstance(each.forward, partial) and each.forward.func is checkpoint
-        yield Seen("model.gradient_checkpointing", recomputing, f"megatron-core's {type(each).__name__}")
+        yield Seen(
+            "model.gradient_checkpointing", recomputing, f"megatron-core's {type(each).__name__}"
+        )
 
 
-def read_adapters(gpt: Any, names: Callable[[str], tuple[str, ...]], part: Callable[[str], str]) -> Iterator[Seen]:
+def read_adapters(
+    gpt: Any, names: Callable[[str], tuple[str, ...]], part: Callable[[str], str]
+) -> Iterator[Seen]:
     """Each linear layer that megatron-core's are made of, with an adapter or without.
 
     Args:
@@ -71,38 +88,58 @@ def read_adapters(gpt: Any, names: Callable[[str], tuple[str, ...]], part: Calla
         pairs = dict(linear.adapters.named_children()) if hasattr(linear, "adapters") else {}
         for layer in (weight.removesuffix(".weight") for weight in names(f"{stem}.weight")):
             pair = pairs.get(layer.rpartition(".")[2])
-            yield Seen("lora.layers", "an adapter" if pair else "no adapter", layer, (layer, part(layer)))
+            yield Seen(
+                "lora.layers", "an adapter" if pair else "no adapter", layer, (layer, part(layer))
+            )
             if pair:
                 rank = pair.A.shape[0]
                 yield Seen("lora.rank", rank, f"A of {layer}")
                 yield Seen("lora.alpha", linear.adapters.scale * rank, f"the scaling of {layer}")
 
 
-def read_ddp(ddp: Any, where: str = "megatron-core's DistributedDataParallel", *, overlaps: bool = True) -> Iterator[Seen]:
+def read_ddp(
+    ddp: Any, where: str = "megatron-core's DistributedDataParallel", *, overlaps: bool = True
+) -> Iterator[Seen]:
     """Megatron-core's DDP.
 
     Args:
-        overlaps: whether its collectives overlap with computation as the settings say; those of a part that is set apart do not.
+        overlaps: whether its collectives overlap with computation as the settings say; those of a
+            part that is set apart do not.
     """
     config, fsdp = ddp.ddp_config, type(ddp).__name__ == "FullyShardedDataParallel"
     yield Seen("engine.kind", "megatron", where)
     yield Seen("engine.wrap_config.wrap_with_ddp", True, where)
     yield Seen("engine.wrap_config.use_megatron_fsdp", fsdp, where)
-    yield Seen("engine.wrap_config.use_distributed_optimizer", config.use_distributed_optimizer, where)
+    yield Seen(
+        "engine.wrap_config.use_distributed_optimizer", config.use_distributed_optimizer, where
+    )
     for name in DdpConfig.model_fields:
         if overlaps or name not in OVERLAPS:
             yield Seen(f"engine.ddp_config.{name}", getattr(config, name), where)
     for buffer in () if fsdp else ddp.buffers:
-        if dtype_name(buffer.param_dtype) != "float32":  # gradients of float32 weights are float32 whatever is asked
+        # gradients of float32 weights are float32 whatever is asked
+        if dtype_name(buffer.param_dtype) != "float32":
             in_fp32 = dtype_name(buffer.grad_dtype) == "float32"
-            yield Seen("engine.ddp_config.grad_reduce_in_fp32", in_fp32, f"the buffer of gradients of {where}")
+            yield Seen(
+                "engine.ddp_config.grad_reduce_in_fp32",
+                in_fp32,
+                f"the buffer of gradients of {where}",
+            )
 
 
 def read_optimizer(optimizer: Any) -> Iterator[Seen]:
-    """One of megatron-core's optimisers, or a chain of them."""
+    """One of megatron-core's optimizers, or a chain of them."""
     from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 
     for one in getattr(optimizer, "chained_optimizers", None) or [optimizer]:
         where = f"megatron-core's {type(one).__name__}"
-        yield Seen("engine.wrap_config.use_distributed_optimizer", isinstance(one, DistributedOptimizer), where)
-        yield Seen("engine.wrap_config.use_layer_wise_distributed_optimizer", "LayerWise" in type(one).__name__, where)
+        yield Seen(
+            "engine.wrap_config.use_distributed_optimizer",
+            isinstance(one, DistributedOptimizer),
+            where,
+        )
+        yield Seen(
+            "engine.wrap_config.use_layer_wise_distributed_optimizer",
+            "LayerWise" in type(one).__name__,
+            where,
+        )

@@ -1,18 +1,24 @@
 """Megatron-core 0.16.1 on a CPU.
 
-Megatron-core asks for CUDA by name, also where any device would do. What it asks for is answered with the CPU, while `on_cpu` is in
-force and nowhere else. Whether it is, the run's device says, not the machine: a GPU that a run does not use changes nothing. It replaces:
+Megatron-core asks for CUDA by name, also where any device would do. What it asks for is answered
+with the CPU, while `on_cpu` is in force and nowhere else. Whether it is, the run's device says, not
+the machine: a GPU that a run does not use changes nothing. It replaces:
 
 - `torch.cuda.current_device()`, used as the device of weights and buffers: the CPU;
 - `torch.cuda.synchronize()`: nothing, the CPU is never behind;
-- `device="cuda"` of any torch function, such as that of the causal mask (`transformer/utils.py`): `"cpu"`;
-- `pin_memory=True` of any torch function: nothing, there is no GPU to copy to (`models/common/embeddings/rope_utils.py`);
+- `device="cuda"` of any torch function, such as that of the causal mask (`transformer/utils.py`):
+  `"cpu"`;
+- `pin_memory=True` of any torch function: nothing, there is no GPU to copy to
+  (`models/common/embeddings/rope_utils.py`);
 - `Tensor.cuda()`: the tensor itself;
-- `Tensor.type()` of a tensor: `torch.FloatTensor` becomes `torch.cuda.FloatTensor`. The optimisers look for that text, to tell bfloat16
-  weights, which need a copy in float32, from float32 ones (`optimizer/optimizer.py`, `optimizer/distrib_optimizer.py`); the dtype is kept;
-- the tracker of random states, by the one that megatron-core has for inference, which forks no CUDA generator. Dropout must be 0.
+- `Tensor.type()` of a tensor: `torch.FloatTensor` becomes `torch.cuda.FloatTensor`. The optimizers
+  look for that text, to tell bfloat16 weights, which need a copy in float32, from float32 ones
+  (`optimizer/optimizer.py`, `optimizer/distrib_optimizer.py`); the dtype is kept;
+- the tracker of random states, by the one that megatron-core has for inference, which forks no CUDA
+  generator. Dropout must be 0.
 
-No number that is computed passes through here. Transformer Engine, the fused kernels and NCCL are what it cannot stand in for.
+No number that is computed passes through here. Transformer Engine, the fused kernels and NCCL are
+what it cannot stand in for.
 """
 
 import warnings
@@ -28,7 +34,10 @@ CPU = torch.device("cpu")
 
 @contextmanager
 def on_cpu(device: torch.device) -> Iterator[None]:
-    """Answer with the CPU when megatron-core asks for CUDA; nothing where the run's `device` is another. May be nested."""
+    """Answer with the CPU when megatron-core asks for CUDA;
+
+    nothing where the run's `device` is another. May be nested.
+    """
     if device.type != "cpu":
         yield
         return
@@ -42,11 +51,19 @@ def on_cpu(device: torch.device) -> Iterator[None]:
 
 
 def silence() -> None:
-    """Drop megatron-core's warnings, on each rank at each start: of kernels that are not there, and of torch functions with new names."""
+    """Drop megatron-core's warnings, on each rank at each start:
+
+    of kernels that are not there, and of torch functions with new names.
+    """
     warnings.filterwarnings("ignore", module=r"megatron\.core")
-    # The distributed optimiser asks its shares for a gradient; through this module, so that the line above does not meet it.
-    warnings.filterwarnings("ignore", message=r"The \.grad attribute of a Tensor that is not a leaf")
-    warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed\.c10d_logger")
+    # The distributed optimizer asks its shares for a gradient; through this module, so that the
+    # line above does not meet it.
+    warnings.filterwarnings(
+        "ignore", message=r"The \.grad attribute of a Tensor that is not a leaf"
+    )
+    warnings.filterwarnings(
+        "ignore", category=FutureWarning, module=r"torch\.distributed\.c10d_logger"
+    )
 
 
 def seed_megatron(seed: int, device: torch.device) -> None:
@@ -56,7 +73,10 @@ def seed_megatron(seed: int, device: torch.device) -> None:
         seed: of the generators that differ from one tensor parallel rank to the next.
         device: the run's.
     """
-    from megatron.core.tensor_parallel.random import initialize_rng_tracker, model_parallel_cuda_manual_seed
+    from megatron.core.tensor_parallel.random import (
+        initialize_rng_tracker,
+        model_parallel_cuda_manual_seed,
+    )
 
     if device.type != "cpu":
         model_parallel_cuda_manual_seed(seed)
@@ -68,7 +88,11 @@ def seed_megatron(seed: int, device: torch.device) -> None:
 
 class _Answers(TorchFunctionMode):
     def __torch_function__(
-        self, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         given = dict(kwargs or {})
         if str(given.get("device", "")).startswith("cuda"):
@@ -77,6 +101,11 @@ class _Answers(TorchFunctionMode):
         if func is torch.Tensor.cuda:
             return args[0]
         result = func(*args, **given)
-        if func is torch.Tensor.type and len(args) == 1 and not given and not result.startswith("torch.cuda."):
+        if (
+            func is torch.Tensor.type
+            and len(args) == 1
+            and not given
+            and not result.startswith("torch.cuda.")
+        ):
             return result.replace("torch.", "torch.cuda.", 1)
         return result

@@ -1,4 +1,7 @@
-"""What is checked of engine=megatron before anything is read or built: what is installed, and what the settings ask of it."""
+"""What is checked of engine=megatron before anything is read or built:
+
+what is installed, and what the settings ask of it.
+"""
 
 from collections.abc import Iterable
 from importlib.util import find_spec
@@ -13,9 +16,15 @@ from vtool.engines.ranks import Ranks, SharedFindings
 
 
 def check_start(
-    settings: Megatron, ranks: Ranks, *, family: str, dtype: str, adapters: bool,
-    language: Language | None = None, unbuilt: Iterable[Problem] = (),
-) -> None:  # fmt: skip
+    settings: Megatron,
+    ranks: Ranks,
+    *,
+    family: str,
+    dtype: str,
+    adapters: bool,
+    language: Language | None = None,
+    unbuilt: Iterable[Problem] = (),
+) -> None:
     """Raise all that cannot be, at once.
 
     Args:
@@ -26,22 +35,41 @@ def check_start(
         unbuilt: what else is not built, of a model that there is.
 
     Raises:
-        SharedFindings: `extra-not-installed`, `needs-transformer-engine`, `not-built-on-engine`, `parallel-sizes`.
+        SharedFindings: `extra-not-installed`, `needs-transformer-engine`, `not-built-on-engine`,
+            `parallel-sizes`.
     """
     if find_spec("megatron") is None or find_spec("megatron.core") is None:
-        message, help = "engine=megatron needs megatron-core, which is not installed", "pip install 'vtool[megatron]'"
+        message, help = (
+            "engine=megatron needs megatron-core, which is not installed",
+            "pip install 'vtool[megatron]'",
+        )
         raise SharedFindings(Diagnostic("extra-not-installed", message, help, "engine.kind"))
     device = ranks.device.type
-    unbuilt = (*unbuilt, *not_built(settings, family=family, dtype=dtype, device=device, adapters=adapters))
+    unbuilt = (
+        *unbuilt,
+        *not_built(settings, family=family, dtype=dtype, device=device, adapters=adapters),
+    )
     found = [("not-built-on-engine", one) for one in unbuilt]
-    without = needs_transformer_engine(settings, device=device, installed=has_transformer_engine(ranks.device))
+    without = needs_transformer_engine(
+        settings, device=device, installed=has_transformer_engine(ranks.device)
+    )
     found += [("needs-transformer-engine", one) for one in without]
     if settings.bridge == "mbridge" and find_spec("mbridge") is None:
         help = "pip install 'vtool[megatron,mbridge]', or set engine.bridge=native"
-        found.append(("extra-not-installed", Problem("bridge", "engine.bridge is mbridge, which is not installed", help)))
-    found += [("parallel-sizes", one) for one in bad_sizes(settings.parallel, world=ranks.world, language=language)]
+        found.append(
+            (
+                "extra-not-installed",
+                Problem("bridge", "engine.bridge is mbridge, which is not installed", help),
+            )
+        )
+    found += [
+        ("parallel-sizes", one)
+        for one in bad_sizes(settings.parallel, world=ranks.world, language=language)
+    ]
     if found:
-        raise SharedFindings([Diagnostic(rule, one.message, one.help, one.setting) for rule, one in found])
+        raise SharedFindings(
+            [Diagnostic(rule, one.message, one.help, one.setting) for rule, one in found]
+        )
 
 
 def has_transformer_engine(device: torch.device) -> bool:

@@ -1,21 +1,23 @@
 """Weights between transformers' names and megatron-core's: pure functions on tensors.
 
-Megatron-core joins q, k and v into one matrix and gate and up into another, and spreads matrices over the ranks of a tensor parallel (TP)
-group. A tensor of megatron-core is told by its own name in a `GPTModel`, with the layer's number in the whole model:
+Megatron-core joins q, k and v into one matrix and gate and up into another, and spreads matrices
+over the ranks of a tensor parallel (TP) group. A tensor of megatron-core is told by its own name in
+a `GPTModel`, with the layer's number in the whole model:
 
-| megatron-core | transformers | cut for TP |
-|---|---|---|
-| `embedding.word_embeddings.weight`, `output_layer.weight` [V, H] | `embed_tokens`, `lm_head` | rows, padded with zeros |
-| `…self_attention.linear_qkv.{weight,bias}` | q, k, v of each query group together: `[q … q; k; v]` | rows, by query groups |
-| `…self_attention.linear_proj.weight` [H, heads × D] | `o_proj` | columns |
-| `…mlp.linear_fc1.weight` [2 F, H] | gate and up, each cut, then joined | rows of each |
-| `…mlp.linear_fc2.weight` [H, F] | `down_proj` | columns |
-| `…input_layernorm`, `…pre_mlp_layernorm`, `decoder.final_layernorm` | the norms of the same places | not at all |
+| megatron-core | transformers | cut for TP | |---|---|---| | `embedding.word_embeddings.weight`,
+`output_layer.weight` [V, H] | `embed_tokens`, `lm_head` | rows, padded with zeros | |
+`…self_attention.linear_qkv.{weight,bias}` | q, k, v of each query group together: `[q … q; k; v]` |
+rows, by query groups | | `…self_attention.linear_proj.weight` [H, heads × D] | `o_proj` | columns |
+| `…mlp.linear_fc1.weight` [2 F, H] | gate and up, each cut, then joined | rows of each | |
+`…mlp.linear_fc2.weight` [H, F] | `down_proj` | columns | | `…input_layernorm`,
+`…pre_mlp_layernorm`, `decoder.final_layernorm` | the norms of the same places | not at all |
 
-| `….adapters.q_proj.A` [r, in], `….B` [out, r] (see `lora`) | `….q_proj.lora_A`, `….lora_B`, by peft's names | A by columns, or B by rows |
+| `….adapters.q_proj.A` [r, in], `….B` [out, r] (see `lora`) | `….q_proj.lora_A`, `….lora_B`, by
+peft's names | A by columns, or B by rows |
 
-Where Transformer Engine joins a norm with the matrix behind it, the norm's name is `…linear_qkv.layer_norm_weight` or
-`…linear_fc1.layer_norm_weight`. What is true of a weight is true of its gradient and of each entry of its optimiser state.
+Where Transformer Engine joins a norm with the matrix behind it, the norm's name is
+`…linear_qkv.layer_norm_weight` or `…linear_fc1.layer_norm_weight`. What is true of a weight is true
+of its gradient and of each entry of its optimizer state.
 """
 
 import re
@@ -51,7 +53,10 @@ _IN_LAYER = {
 
 @dataclass(frozen=True, slots=True)
 class TextShape:
-    """What the mapping must know of a language model. `heads` query heads share `groups` key and value heads, of `head_dim` features."""
+    """What the mapping must know of a language model.
+
+    `heads` query heads share `groups` key and value heads, of `head_dim` features.
+    """
 
     vocabulary: int
     heads: int
@@ -105,9 +110,16 @@ def to_megatron(name: str, parts: Sequence[Tensor], shape: TextShape, tp: int, r
     if kind == "vocabulary":
         missing = shape.padded_vocabulary(tp) - shape.vocabulary
         (whole,) = parts
-        return torch.cat([whole, whole.new_zeros(missing, whole.shape[1])]).chunk(tp)[rank].contiguous()
+        return (
+            torch.cat([whole, whole.new_zeros(missing, whole.shape[1])])
+            .chunk(tp)[rank]
+            .contiguous()
+        )
     if kind == "qkv":
-        grouped = [part.reshape(shape.groups, -1, shape.head_dim, *part.shape[1:]) for part in parts]  # [G, heads in a group, D, …]
+        # [G, heads in a group, D, …]
+        grouped = [
+            part.reshape(shape.groups, -1, shape.head_dim, *part.shape[1:]) for part in parts
+        ]
         return torch.cat(grouped, 1).flatten(0, 2).chunk(tp)[rank].contiguous()
     if kind == "halves":
         return torch.cat([part.chunk(tp)[rank] for part in parts])
@@ -118,7 +130,10 @@ def to_megatron(name: str, parts: Sequence[Tensor], shape: TextShape, tp: int, r
 
 
 def from_megatron(name: str, shares: Sequence[Tensor], shape: TextShape) -> dict[str, Tensor]:
-    """The whole tensors of transformers, by name, from the shares of all TP ranks, in order: bit for bit what `to_megatron` was given."""
+    """The whole tensors of transformers, by name, from the shares of all TP ranks, in order:
+
+    bit for bit what `to_megatron` was given.
+    """
     names, kind = hf_names(name), _kind(name)
     if kind == "vocabulary":
         return {names[0]: torch.cat(list(shares))[: shape.vocabulary]}
@@ -130,19 +145,26 @@ def from_megatron(name: str, shares: Sequence[Tensor], shape: TextShape) -> dict
         return {name: part.flatten(0, 2) for name, part in zip(names, cut, strict=True)}
     if kind == "halves":
         halves = [share.chunk(2) for share in shares]
-        return {name: torch.cat([half[place] for half in halves]) for place, name in enumerate(names)}
+        return {
+            name: torch.cat([half[place] for half in halves]) for place, name in enumerate(names)
+        }
     if kind == "replicated":
         return {names[0]: shares[0]}
     return {names[0]: torch.cat(list(shares), 1 if kind == "columns" else 0)}
 
 
-def share_of(name: str, tensors: Mapping[str, Tensor], shape: TextShape, tp: int, rank: int) -> Tensor:
+def share_of(
+    name: str, tensors: Mapping[str, Tensor], shape: TextShape, tp: int, rank: int
+) -> Tensor:
     """`to_megatron` with its parts taken from a state dict of transformers."""
     return to_megatron(name, [tensors[part] for part in hf_names(name)], shape, tp, rank)
 
 
 def partition_dim(name: str) -> int | None:
-    """The dimension along which a tensor is cut for TP; None where every rank has the whole of it."""
+    """The dimension along which a tensor is cut for TP;
+
+    None where every rank has the whole of it.
+    """
     return {"columns": 1, "replicated": None}.get(_kind(name), 0)
 
 
@@ -164,4 +186,8 @@ def _kind(name: str) -> str:
         return "qkv"
     if rest == "mlp.linear_fc1.weight":
         return "halves"
-    return "columns" if rest in ("self_attention.linear_proj.weight", "mlp.linear_fc2.weight") else "replicated"
+    return (
+        "columns"
+        if rest in ("self_attention.linear_proj.weight", "mlp.linear_fc2.weight")
+        else "replicated"
+    )

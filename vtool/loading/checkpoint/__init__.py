@@ -1,4 +1,7 @@
-"""The audit of a checkpoint folder: headers, index, shards, values. Imports no torch, opens no pickle, writes nothing."""
+"""The audit of a checkpoint folder:
+
+headers, index, shards, values. Imports no torch, opens no pickle, writes nothing.
+"""
 
 from vtool.loading.checkpoint.audit import audit_folder
 

@@ -15,19 +15,28 @@ from vtool.loading.checkpoint.index import Index, compare, read_index, without_i
 
 RULES = tuple(rule.name for rule in rules_folder.RULES)
 _OF_FOLDERS = ("index-mismatch", "missing-shard", "duplicate-tensor", "no-config")
-_OF_HEADERS = ("truncated-file", "bad-header", "index-mismatch", "missing-shard", "duplicate-tensor", "nonfinite-value")
+_OF_HEADERS = (
+    "truncated-file",
+    "bad-header",
+    "index-mismatch",
+    "missing-shard",
+    "duplicate-tensor",
+    "nonfinite-value",
+)
 
 
 def audit_folder(path: Path, *, digest: bool = False, threads: int = 2) -> Result:
-    """Audit a checkpoint folder, or one .safetensors file. All findings at once; nothing is opened but safetensors and their index.
+    """Audit a checkpoint folder, or one .safetensors file. All findings at once; nothing is opened
+    but safetensors and their index.
 
     Args:
         digest: also digest every file (xxh3-128, as `xxhsum -H2` prints it), into `details`.
         threads: what the files are read and tested with.
 
     Returns:
-        A result with a check for every rule of `vtool.diagnostics.rules_folder`: `not-run` where what it would look at is not there or
-        cannot be read. The verdict is `not-run` where there was nothing to check at all.
+        A result with a check for every rule of `vtool.diagnostics.rules_folder`: `not-run` where
+        what it would look at is not there or cannot be read. The verdict is `not-run` where there
+        was nothing to check at all.
     """
     try:
         if path.is_dir():
@@ -35,24 +44,40 @@ def audit_folder(path: Path, *, digest: bool = False, threads: int = 2) -> Resul
         else:
             files, findings = _single(path)
     except OSError as error:
-        finding = Diagnostic("unreadable-weights", f"{path} cannot be read: {error.strerror}", origin=Origin(str(path)))
+        finding = Diagnostic(
+            "unreadable-weights",
+            f"{path} cannot be read: {error.strerror}",
+            origin=Origin(str(path)),
+        )
         return _result(path, [finding], (), {}, {})
     headers, found = _headers(path, files)
     findings += found
     scanned = scan(list(headers.values()), threads=threads, digest=digest)
     findings += map(_nonfinite, scanned.nonfinite)
     findings += [
-        Diagnostic("unreadable-weights", f"{file.name} cannot be read to its end: {why}", origin=Origin(str(file)))
+        Diagnostic(
+            "unreadable-weights",
+            f"{file.name} cannot be read to its end: {why}",
+            origin=Origin(str(file)),
+        )
         for file, why in scanned.unreadable.items()
     ]
     measured: dict[str, dict[str, Any]] = {}
     if digest:
         sizes = {header.file: header.size for header in headers.values()}
-        digests = {file.name: {"bytes": sizes[file], "xxh3_128": text} for file, text in scanned.digests.items()}
+        digests = {
+            file.name: {"bytes": sizes[file], "xxh3_128": text}
+            for file, text in scanned.digests.items()
+        }
         measured["truncated-file"] = {"measured": digests}
     if headers:
-        tensors, size = sum(len(header.tensors) for header in headers.values()), sum(header.size for header in headers.values())
-        measured["nonfinite-value"] = {"measured": f"{tensors} tensors in {len(headers)} files, {size} bytes"}
+        tensors, size = (
+            sum(len(header.tensors) for header in headers.values()),
+            sum(header.size for header in headers.values()),
+        )
+        measured["nonfinite-value"] = {
+            "measured": f"{tensors} tensors in {len(headers)} files, {size} bytes"
+        }
     not_run = _not_run(path, files, headers)
     if scanned.unreadable:
         not_run.setdefault("nonfinite-value", "a file cannot be read to its end")
@@ -61,9 +86,15 @@ def audit_folder(path: Path, *, digest: bool = False, threads: int = 2) -> Resul
 
 def _not_run(path: Path, files: Files, headers: Mapping[str, Header]) -> dict[str, str]:
     """The rules that were not, or not fully, looked for, and why."""
-    reasons = {} if path.is_dir() else dict.fromkeys(_OF_FOLDERS, "one file was asked for, not its folder")
+    reasons = (
+        {}
+        if path.is_dir()
+        else dict.fromkeys(_OF_FOLDERS, "one file was asked for, not its folder")
+    )
     if not headers:
-        return reasons | dict.fromkeys(_OF_HEADERS, "there is no safetensors file whose header can be read")
+        return reasons | dict.fromkeys(
+            _OF_HEADERS, "there is no safetensors file whose header can be read"
+        )
     if len(headers) < len(files.safetensors):
         return dict.fromkeys(_OF_HEADERS, "a file's header cannot be read") | reasons
     if not all(header.whole for header in headers.values()):
@@ -76,9 +107,15 @@ def _single(path: Path) -> tuple[Files, list[Diagnostic]]:
         return Files((path,), None), outside_link(path, path.parent)
     if path.name.endswith(".index.json"):
         message = f"{path.name} is an index; its shards are audited with their folder"
-        return Files((), None), [Diagnostic("no-weights", message, f"name the folder: {path.parent}", origin=Origin(str(path)))]
+        return Files((), None), [
+            Diagnostic(
+                "no-weights", message, f"name the folder: {path.parent}", origin=Origin(str(path))
+            )
+        ]
     if not path.exists():
-        return Files((), None), [Diagnostic("no-weights", f"there is no {path}", origin=Origin(str(path)))]
+        return Files((), None), [
+            Diagnostic("no-weights", f"there is no {path}", origin=Origin(str(path)))
+        ]
     return Files((), None), [unsafe(path)]
 
 
@@ -86,13 +123,21 @@ def _headers(path: Path, files: Files) -> tuple[dict[str, Header], list[Diagnost
     """The headers by file name, and what is wrong with them, with the index, and between the files."""
     folder = path if path.is_dir() else path.parent
     index, findings = read_index(files.index) if files.index else (None, [])
-    below = [folder / name for name in (index.shards if index else ()) if "/" in name and (folder / name).is_file()]
+    below = [
+        folder / name
+        for name in (index.shards if index else ())
+        if "/" in name and (folder / name).is_file()
+    ]
     headers, unusable = {}, []
     for file in (*files.safetensors, *below):
         name = file.relative_to(folder).as_posix()
         if file.is_symlink() and not file.exists():
             if not (index and name in index.shards):
-                findings.append(Diagnostic("missing-shard", f"{name} is a link to nothing", origin=Origin(str(file))))
+                findings.append(
+                    Diagnostic(
+                        "missing-shard", f"{name} is a link to nothing", origin=Origin(str(file))
+                    )
+                )
             continue
         header, found = read_header(file)
         findings += found
@@ -105,7 +150,13 @@ def _headers(path: Path, files: Files) -> tuple[dict[str, Header], list[Diagnost
     return headers, findings
 
 
-def _between(folder: Path, index: Index | None, files: Files, headers: dict[str, Header], unusable: Sequence[str]) -> list[Diagnostic]:
+def _between(
+    folder: Path,
+    index: Index | None,
+    files: Files,
+    headers: dict[str, Header],
+    unusable: Sequence[str],
+) -> list[Diagnostic]:
     findings = []
     if index:
         findings += compare(index, headers, unusable)
@@ -113,20 +164,38 @@ def _between(folder: Path, index: Index | None, files: Files, headers: dict[str,
         findings += without_index(folder, [file.name for file in files.safetensors])
     weights = [header for header in headers.values() if is_weights(header.file)]
     findings += duplicates(weights, frozenset(index.shards) if index else None)
-    if headers and not unusable and not any(header.tensors for header in weights) and all(header.whole for header in weights):
-        findings.append(Diagnostic("no-weights", "the safetensors files hold no tensor", origin=Origin(str(folder))))
+    if (
+        headers
+        and not unusable
+        and not any(header.tensors for header in weights)
+        and all(header.whole for header in weights)
+    ):
+        findings.append(
+            Diagnostic(
+                "no-weights", "the safetensors files hold no tensor", origin=Origin(str(folder))
+            )
+        )
     return findings
 
 
 def _nonfinite(found: NonFinite) -> Diagnostic:
     tensor = found.tensor
-    counts = [f"{count:,} {word}" for count, word in ((found.nans, "NaN"), (found.infinities, "infinite")) if count]
-    what = f"{' and '.join(counts)} of {math.prod(tensor.shape):,} values, the first at {_place(tensor, found.first)}"
-    # Attention masks that are saved with the weights hold -inf where nothing is attended to, and mean it.
+    counts = [
+        f"{count:,} {word}"
+        for count, word in ((found.nans, "NaN"), (found.infinities, "infinite"))
+        if count
+    ]
+    what = (
+        f"{' and '.join(counts)} of {math.prod(tensor.shape):,} values, the first at"
+        f" {_place(tensor, found.first)}"
+    )
+    # Attention masks that are saved with the weights hold -inf where nothing is attended to, and
+    # mean it.
     mask = not found.nans and "mask" in tensor.name.rpartition(".")[2]
     return Diagnostic(
         "nonfinite-value",
-        f"`{tensor.name}` in {found.file.name}: {what}" + (", as an attention mask may have" if mask else ""),
+        f"`{tensor.name}` in {found.file.name}: {what}"
+        + (", as an attention mask may have" if mask else ""),
         origin=Origin(str(found.file)),
         parameter=tensor.name,
         tensors=(tensor.name,),
@@ -146,15 +215,32 @@ def _place(tensor: Tensor, flat: int) -> list[int]:
 
 
 def _result(
-    path: Path, findings: list[Diagnostic], headers: Sequence[Header], not_run: Mapping[str, str], measured: Mapping[str, Mapping[str, Any]]
+    path: Path,
+    findings: list[Diagnostic],
+    headers: Sequence[Header],
+    not_run: Mapping[str, str],
+    measured: Mapping[str, Mapping[str, Any]],
 ) -> Result:
-    """The result. `not_run` has the rules that were not, or not fully, looked for, and why; what was found all the same has failed."""
+    """The result.
+
+    `not_run` has the rules that were not, or not fully, looked for, and why; what was found all the
+    same has failed.
+    """
     failed = {finding.rule for finding in findings if finding.severity == "error"}
     nothing = not headers and failed <= {"no-weights", "unreadable-weights"}
     if nothing:
         not_run = dict.fromkeys(RULES, "there was nothing to check")
-    checks = {rule: "failed" if rule in failed else "not-run" if rule in not_run else "passed" for rule in RULES}
-    reasons = {rule: {"reason": not_run[rule]} for rule, state in checks.items() if state == "not-run"}
-    details = {rule: {**measured.get(rule, {}), **reasons.get(rule, {})} for rule in RULES if rule in measured or rule in reasons}
+    checks = {
+        rule: "failed" if rule in failed else "not-run" if rule in not_run else "passed"
+        for rule in RULES
+    }
+    reasons = {
+        rule: {"reason": not_run[rule]} for rule, state in checks.items() if state == "not-run"
+    }
+    details = {
+        rule: {**measured.get(rule, {}), **reasons.get(rule, {})}
+        for rule in RULES
+        if rule in measured or rule in reasons
+    }
     verdict: Verdict = "not-run" if nothing else "unsafe" if failed else "clean"
     return Result(str(path), verdict, checks, tuple(findings), details)

@@ -7,12 +7,19 @@ from vtool.loading.checkpoint.dtypes import FLOATS, Float
 from vtool.loading.checkpoint.headers import Header, Tensor
 
 BLOCK = 512 << 10
-"""Bytes. It stays in a core's cache between being read and being tested; measured as the fastest from 128 KiB to 2 MiB."""
+"""Bytes.
+
+It stays in a core's cache between being read and being tested; measured as the fastest from 128 KiB
+to 2 MiB.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Bytes `start` to `end` of a block, counted from its beginning: whole numbers of one type, perhaps of several tensors."""
+    """Bytes `start` to `end` of a block, counted from its beginning:
+
+    whole numbers of one type, perhaps of several tensors.
+    """
 
     start: int
     end: int
@@ -30,12 +37,16 @@ class Block:
 
 
 def blocks(header: Header) -> Iterator[Block]:
-    """The whole file, in order. What belongs to no tensor, or to one without floats, is in it, but in no piece."""
+    """The whole file, in order.
+
+    What belongs to no tensor, or to one without floats, is in it, but in no piece.
+    """
     offset = 0
     pieces: list[Piece] = []
     for start, end, type in _spans(header):
         position = start
-        # An array of numbers must begin at a multiple of their size, which a header of odd length does not promise within the file.
+        # An array of numbers must begin at a multiple of their size, which a header of odd length
+        # does not promise within the file.
         if type and (start - offset) % type.itemsize:
             yield Block(header, offset, start - offset, tuple(pieces))
             offset, pieces = start, []
@@ -54,7 +65,10 @@ def blocks(header: Header) -> Iterator[Block]:
 
 
 def whole_tensors(header: Header) -> list[Tensor]:
-    """The tensors whose bytes are all there and their own. What overlaps another, or is cut off, is a finding without its values."""
+    """The tensors whose bytes are all there and their own.
+
+    What overlaps another, or is cut off, is a finding without its values.
+    """
     found, end = [], 0
     for tensor in header.tensors:
         if tensor.start >= end and tensor.start < tensor.end <= header.size:
@@ -64,7 +78,10 @@ def whole_tensors(header: Header) -> list[Tensor]:
 
 
 def _spans(header: Header) -> Iterator[tuple[int, int, Float | None]]:
-    """Neighbouring bytes of one type: tensors are often smaller than a block, and their neighbours mostly of the same type."""
+    """Neighbouring bytes of one type:
+
+    tensors are often smaller than a block, and their neighbours mostly of the same type.
+    """
     start, end, type = 0, 0, None
     for tensor in whole_tensors(header):
         its = FLOATS.get(tensor.dtype)

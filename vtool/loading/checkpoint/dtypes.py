@@ -13,8 +13,9 @@ Bytes = NDArray[np.uint8]
 class Float:
     """A type with values that are not finite, told by their bits.
 
-    Where `infinity` is the pattern of +inf, everything from it up to the sign bit is +inf or NaN, and the same with the sign bit set: a
-    comparison of integers, which is several times faster than one of floats. Types without infinity have one or two patterns of NaN.
+    Where `infinity` is the pattern of +inf, everything from it up to the sign bit is +inf or NaN,
+    and the same with the sign bit set: a comparison of integers, which is several times faster than
+    one of floats. Types without infinity have one or two patterns of NaN.
     """
 
     itemsize: int
@@ -28,7 +29,10 @@ class Float:
         if self.infinity is None:
             return any(bool((unsigned == pattern).any()) for pattern in self.nan)
         sign = 1 << (8 * self.itemsize - 1)
-        return bool(unsigned.view(f"i{self.itemsize}").max() >= self.infinity or unsigned.max() >= sign | self.infinity)
+        return bool(
+            unsigned.view(f"i{self.itemsize}").max() >= self.infinity
+            or unsigned.max() >= sign | self.infinity
+        )
 
     def nans_and_infinities(self, data: Bytes) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
         """Where the NaNs are, and where the infinities: arrays of one bool a number."""
@@ -42,7 +46,8 @@ class Float:
         return data.view(f"u{self.itemsize}")
 
 
-# OCP 8-bit formats (2023): E4M3 has no infinity and one NaN a sign, E8M0 is a scale without sign; FNUZ types have -0 for NaN.
+# OCP 8-bit formats (2023): E4M3 has no infinity and one NaN a sign, E8M0 is a scale without sign;
+# FNUZ types have -0 for NaN.
 _BF16, _F32 = Float(2, 0x7F80), Float(4, 0x7F80_0000)
 FLOATS: dict[str, Float] = {
     "F16": Float(2, 0x7C00),
@@ -59,7 +64,9 @@ FLOATS: dict[str, Float] = {
 
 BITS: dict[str, int] = {
     **{"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6},
-    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E5M2", "F8_E4M3", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"), 8),
+    **dict.fromkeys(
+        ("BOOL", "U8", "I8", "F8_E5M2", "F8_E4M3", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"), 8
+    ),
     **dict.fromkeys(("I16", "U16", "F16", "BF16"), 16),
     **dict.fromkeys(("I32", "U32", "F32"), 32),
     **dict.fromkeys(("I64", "U64", "F64", "C64"), 64),

@@ -12,41 +12,81 @@ from vtool.loading.checkpoint.headers import Header, Tensor, named
 Severity = Literal["error", "warning", "note"]
 _PART = 1 << 20
 _VARIANT = re.compile(r"model(-\d{5}-of-\d{5})?\.[a-zA-Z]\w*(-\d{5}-of-\d{5})?\.safetensors")
-"""How transformers and diffusers name another precision of the same weights, as in model.fp16.safetensors."""
+"""How transformers and diffusers name another precision of the same weights, as in
+model.fp16.safetensors.
+"""
 
 
 def duplicates(headers: Sequence[Header], indexed: frozenset[str] | None) -> list[Diagnostic]:
     """One finding for each pair of files that have tensors in common.
 
-    An error where their values differ, a warning where one of them is a variant by its name; a note where they are the same to
-    the byte, so that it does not matter which a loader takes.
+    An error where their values differ, a warning where one of them is a variant by its name; a note
+    where they are the same to the byte, so that it does not matter which a loader takes.
 
     Args:
         indexed: the names of the files that the index knows, None where there is no index.
     """
     findings = []
-    by_file = {header.file: {tensor.name: tensor for tensor in header.tensors} for header in headers}
+    by_file = {
+        header.file: {tensor.name: tensor for tensor in header.tensors} for header in headers
+    }
     for one, other in combinations(headers, 2):
         common = [name for name in by_file[one.file] if name in by_file[other.file]]
         if not common:
             continue
-        differing = tuple(name for name in common if not _equal(one, by_file[one.file][name], other, by_file[other.file][name]))
+        differing = tuple(
+            name
+            for name in common
+            if not _equal(one, by_file[one.file][name], other, by_file[other.file][name])
+        )
         origin = Origin(str(_stale(one, other, indexed).file))
         if differing:
-            what = f"{one.file.name} and {other.file.name} both hold {named(differing)}, with different values"
+            what = (
+                f"{one.file.name} and {other.file.name} both hold {named(differing)}, with"
+                " different values"
+            )
             message = what + _who_takes_what(one, other, indexed)
-            variant = bool(_VARIANT.fullmatch(one.file.name)) != bool(_VARIANT.fullmatch(other.file.name))
-            help = "keep it in a folder of its own, where loaders that read every file do not find it" if variant else None
+            variant = bool(_VARIANT.fullmatch(one.file.name)) != bool(
+                _VARIANT.fullmatch(other.file.name)
+            )
+            help = (
+                "keep it in a folder of its own, where loaders that read every file do not find it"
+                if variant
+                else None
+            )
             severity: Severity = "warning" if variant else "error"
-            findings.append(Diagnostic("duplicate-tensor", message, help, origin=origin, tensors=differing, severity=severity))
+            findings.append(
+                Diagnostic(
+                    "duplicate-tensor",
+                    message,
+                    help,
+                    origin=origin,
+                    tensors=differing,
+                    severity=severity,
+                )
+            )
         else:
-            message = f"{one.file.name} and {other.file.name} both hold {named(common)}, with the same values"
-            findings.append(Diagnostic("duplicate-tensor", message, origin=origin, tensors=tuple(common), severity="note"))
+            message = (
+                f"{one.file.name} and {other.file.name} both hold {named(common)}, with the same"
+                " values"
+            )
+            findings.append(
+                Diagnostic(
+                    "duplicate-tensor",
+                    message,
+                    origin=origin,
+                    tensors=tuple(common),
+                    severity="note",
+                )
+            )
     return findings
 
 
 def _stale(one: Header, other: Header, indexed: frozenset[str] | None) -> Header:
-    """The file that does not belong: the one that the index does not know, or that is not model.safetensors."""
+    """The file that does not belong:
+
+    the one that the index does not know, or that is not model.safetensors.
+    """
     if indexed is not None:
         return one if one.file.name not in indexed else other
     return one if other.file.name == "model.safetensors" else other
@@ -56,21 +96,33 @@ def _who_takes_what(one: Header, other: Header, indexed: frozenset[str] | None) 
     if "model.safetensors" in (one.file.name, other.file.name):
         follows = "the index's shards" if indexed else "nothing else"
         return (
-            f": transformers reads model.safetensors and {'not ' if indexed else ''}{follows}, other loaders every file, and keep the last"
+            f": transformers reads model.safetensors and {'not ' if indexed else ''}{follows},"
+            " other loaders every file, and keep the last"
         )
     if indexed is not None and not {one.file.name, other.file.name} <= indexed:
-        return f": the index does not know {_stale(one, other, indexed).file.name}, but loaders that read every *.safetensors do"
+        return (
+            f": the index does not know {_stale(one, other, indexed).file.name}, but loaders that"
+            " read every *.safetensors do"
+        )
     return ": a loader that reads every file keeps the last"
 
 
 def _equal(one: Header, mine: Tensor, other: Header, its: Tensor) -> bool:
     """Whether two tensors have the same type, shape and bytes; what is cut off is not the same."""
-    if (mine.dtype, mine.shape) != (its.dtype, its.shape) or mine.end > one.size or its.end > other.size:
+    if (
+        (mine.dtype, mine.shape) != (its.dtype, its.shape)
+        or mine.end > one.size
+        or its.end > other.size
+    ):
         return False
     try:
-        with one.file.open("rb", buffering=0) as first, other.file.open("rb", buffering=0) as second:
+        with (
+            one.file.open("rb", buffering=0) as first,
+            other.file.open("rb", buffering=0) as second,
+        ):
             return all(
-                os.pread(first.fileno(), size, mine.start + offset) == os.pread(second.fileno(), size, its.start + offset)
+                os.pread(first.fileno(), size, mine.start + offset)
+                == os.pread(second.fileno(), size, its.start + offset)
                 for offset in range(0, mine.end - mine.start, _PART)
                 for size in (min(_PART, mine.end - mine.start - offset),)
             )

@@ -1,4 +1,6 @@
-"""Which files a checkpoint folder holds, what they are for, and what is wrong with how they lie there."""
+"""Which files a checkpoint folder holds, what they are for, and what is wrong with how they lie
+there.
+"""
 
 import os
 from dataclasses import dataclass
@@ -26,26 +28,37 @@ class Files:
 
 
 def is_weights(file: Path) -> bool:
-    """Whether a file's name is not that of an optimiser's state and the like."""
+    """Whether a file's name is not that of an optimizer's state and the like."""
     return not file.name.startswith(_BESIDE_WEIGHTS)
 
 
 def list_folder(folder: Path) -> tuple[Files, list[Diagnostic]]:
-    """The files to audit, and findings about those that are not: pickles, links out of the folder, no weights, no config.
+    """The files to audit, and findings about those that are not: pickles, links out of the folder,
+    no weights, no config.
 
     Raises:
         OSError: the folder cannot be listed.
     """
     entries = sorted(folder.iterdir())
-    safetensors = tuple(entry for entry in entries if entry.name.endswith(".safetensors") and not entry.name.startswith("."))
+    safetensors = tuple(
+        entry
+        for entry in entries
+        if entry.name.endswith(".safetensors") and not entry.name.startswith(".")
+    )
     indexes = [entry for entry in entries if entry.name.endswith(".safetensors.index.json")]
-    index = next((entry for entry in indexes if entry.name == INDEX), indexes[0] if indexes else None)
+    index = next(
+        (entry for entry in indexes if entry.name == INDEX), indexes[0] if indexes else None
+    )
     pickles = [entry for entry in entries if entry.suffix in _PICKLES and not entry.is_dir()]
     findings = _pickles(folder, pickles, safetensors, index)
     if not any(map(is_weights, (*safetensors, *pickles))) and not index:
         findings.append(_no_weights(folder, entries))
     elif not any((folder / name).exists() for name in _CONFIGS):
-        findings.append(Diagnostic("no-config", f"{folder} has weights, and no config.json", origin=Origin(str(folder))))
+        findings.append(
+            Diagnostic(
+                "no-config", f"{folder} has weights, and no config.json", origin=Origin(str(folder))
+            )
+        )
     if (folder / "config.json").exists():
         findings += _config(folder / "config.json")
     for file in (*safetensors, *indexes, folder / "config.json"):
@@ -54,10 +67,15 @@ def list_folder(folder: Path) -> tuple[Files, list[Diagnostic]]:
 
 
 def _config(file: Path) -> list[Diagnostic]:
-    """What is wrong with a config.json by itself. It is read in any case: the class that would be asked may not be at hand."""
+    """What is wrong with a config.json by itself.
+
+    It is read in any case: the class that would be asked may not be at hand.
+    """
 
     def bad(message: str, severity: Severity | None = "error") -> Diagnostic:
-        return Diagnostic("no-config", f"{file.name}: {message}", origin=Origin(str(file)), severity=severity)
+        return Diagnostic(
+            "no-config", f"{file.name}: {message}", origin=Origin(str(file)), severity=severity
+        )
 
     if not file.is_file():
         return [bad("it is not a regular file")]
@@ -73,8 +91,11 @@ def _config(file: Path) -> list[Diagnostic]:
 
 
 def outside_link(file: Path, folder: Path) -> list[Diagnostic]:
-    """A finding where a file is a link that leads out of its folder, but not into the blobs of the same Hugging Face cache."""
-    if not file.is_symlink() or not file.exists():  # what a link to nothing lacks is told as missing-shard
+    """A finding where a file is a link that leads out of its folder, but not into the blobs of the
+    same Hugging Face cache.
+    """
+    # what a link to nothing lacks is told as missing-shard
+    if not file.is_symlink() or not file.exists():
         return []
     target, real = file.resolve(), folder.resolve()
     cached = real.parent.name == "snapshots" and target.is_relative_to(real.parent.parent / "blobs")
@@ -87,35 +108,57 @@ def outside_link(file: Path, folder: Path) -> list[Diagnostic]:
 def unsafe(file: Path) -> Diagnostic:
     """The finding of a single file that is not safetensors."""
     if file.suffix in _PICKLES:
-        return Diagnostic("unsafe-format", f"{file.name} may be a pickle; it was not opened", origin=Origin(str(file)))
-    return Diagnostic("no-weights", f"{file.name} is not a .safetensors file", origin=Origin(str(file)))
+        return Diagnostic(
+            "unsafe-format",
+            f"{file.name} may be a pickle; it was not opened",
+            origin=Origin(str(file)),
+        )
+    return Diagnostic(
+        "no-weights", f"{file.name} is not a .safetensors file", origin=Origin(str(file))
+    )
 
 
-def _pickles(folder: Path, pickles: list[Path], safetensors: tuple[Path, ...], index: Path | None) -> list[Diagnostic]:
+def _pickles(
+    folder: Path, pickles: list[Path], safetensors: tuple[Path, ...], index: Path | None
+) -> list[Diagnostic]:
     """An error for those that a loader would open for want of safetensors, a note for the rest."""
     main = index is not None or any(file.name.startswith("model") for file in safetensors)
     loaded = [
         file
         for file in pickles
-        if is_weights(file) and (not any(map(is_weights, safetensors)) or (not main and file.name.startswith("pytorch_model")))
+        if is_weights(file)
+        and (
+            not any(map(is_weights, safetensors))
+            or (not main and file.name.startswith("pytorch_model"))
+        )
     ]
     beside = [file for file in pickles if file not in loaded]
     findings = []
     if loaded:
         names = named([file.name for file in loaded])
-        message = f"the weights are {names}, which may be pickles; not opened, so that their tensors were not checked"
+        message = (
+            f"the weights are {names}, which may be pickles; not opened, so that their tensors were"
+            " not checked"
+        )
         findings.append(Diagnostic("unsafe-format", message, origin=Origin(str(loaded[0]))))
     if beside:
         message = (
-            f"beside the weights are {named([file.name for file in beside])}, which may be pickles; not opened, and no loader needs them"
+            f"beside the weights are {named([file.name for file in beside])}, which may be pickles;"
+            " not opened, and no loader needs them"
         )
         help = "nothing, unless the folder is handed on"
-        findings.append(Diagnostic("unsafe-format", message, help, origin=Origin(str(folder)), severity="note"))
+        findings.append(
+            Diagnostic("unsafe-format", message, help, origin=Origin(str(folder)), severity="note")
+        )
     return findings
 
 
 def _no_weights(folder: Path, entries: list[Path]) -> Diagnostic:
-    below = [entry for pattern in ("*.safetensors", "*/*.safetensors") for entry in folder.glob(f"*/{pattern}")]
+    below = [
+        entry
+        for pattern in ("*.safetensors", "*/*.safetensors")
+        for entry in folder.glob(f"*/{pattern}")
+    ]
     likely = list(dict.fromkeys(sorted(str(file.parent) for file in below)))
     help = f"did you mean {named(likely)}?" if likely else None
     message = f"{folder} holds no *.safetensors" + ("; it is empty" if not entries else "")

@@ -40,9 +40,11 @@ class Scan:
 
 
 def scan(headers: Sequence[Header], *, threads: int, digest: bool) -> Scan:
-    """Read every byte of the files once, each thread into a buffer of its own, and test the numbers in it.
+    """Read every byte of the files once, each thread into a buffer of its own, and test the numbers
+    in it.
 
-    Blocks are handed out in order, so that the threads share one large file as well as many small ones.
+    Blocks are handed out in order, so that the threads share one large file as well as many small
+    ones.
     """
     pass_ = _Pass(headers, digest)
     with ThreadPoolExecutor(threads) as pool:
@@ -50,7 +52,11 @@ def scan(headers: Sequence[Header], *, threads: int, digest: bool) -> Scan:
             done.result()
     order = {header.file: number for number, header in enumerate(headers)}
     found = sorted(pass_.found.values(), key=lambda item: (order[item.file], item.tensor.start))
-    digests = {file: state.hexdigest() for file, state in pass_.states.items() if file not in pass_.unreadable}
+    digests = {
+        file: state.hexdigest()
+        for file, state in pass_.states.items()
+        if file not in pass_.unreadable
+    }
     return Scan(found, digests, pass_.unreadable)
 
 
@@ -59,7 +65,9 @@ class _Pass:
 
     def __init__(self, headers: Sequence[Header], digest: bool) -> None:
         self.tensors = {header.file: whole_tensors(header) for header in headers}
-        self.blocks: Iterator[tuple[int, Block]] = enumerate(block for header in headers for block in blocks(header))
+        self.blocks: Iterator[tuple[int, Block]] = enumerate(
+            block for header in headers for block in blocks(header)
+        )
         self.found: dict[tuple[Path, int, str], NonFinite] = {}
         self.unreadable: dict[Path, str] = {}
         self.lock = threading.Lock()
@@ -86,11 +94,17 @@ class _Pass:
                         if descriptor >= 0:
                             os.close(descriptor)
                         descriptor, opened = -1, None
-                        descriptor, opened = os.open(block.header.file, os.O_RDONLY | os.O_CLOEXEC), block.header.file
+                        descriptor, opened = (
+                            os.open(block.header.file, os.O_RDONLY | os.O_CLOEXEC),
+                            block.header.file,
+                        )
                     _read_into(descriptor, buffer[: block.length], block.offset)
                 except OSError as error:
                     with self.lock:
-                        self.unreadable.setdefault(block.header.file, f"at byte {block.offset:,}: {error.strerror or error}")
+                        self.unreadable.setdefault(
+                            block.header.file,
+                            f"at byte {block.offset:,}: {error.strerror or error}",
+                        )
                     self._hash(number, block, None)
                     continue
                 self._hash(number, block, buffer[: block.length])
@@ -107,7 +121,8 @@ class _Pass:
         with self.turn:
             self.turn.wait_for(lambda: self.hashed == number)
         if data is not None:
-            self.states[block.header.file].update(data.data)  # alone here: nobody else's turn comes before the next line
+            # alone here: nobody else's turn comes before the next line
+            self.states[block.header.file].update(data.data)
         with self.turn:
             self.hashed += 1
             self.turn.notify_all()
@@ -115,7 +130,11 @@ class _Pass:
     def _record(self, block: Block, piece: Piece, buffer: Bytes) -> None:
         """Count what is not finite, by tensor."""
         nans, infinities = piece.type.nans_and_infinities(buffer[piece.start : piece.end])
-        tensors, begin, size = self.tensors[block.header.file], block.offset + piece.start, piece.type.itemsize
+        tensors, begin, size = (
+            self.tensors[block.header.file],
+            block.offset + piece.start,
+            piece.type.itemsize,
+        )
         places = np.flatnonzero(nans | infinities)
         while len(places):
             tensor = _holding(tensors, begin + int(places[0]) * size)
@@ -137,7 +156,10 @@ def _holding(tensors: Sequence[Tensor], byte: int) -> Tensor:
 
 
 def _read_into(descriptor: int, buffer: Bytes, offset: int) -> None:
-    """Fill the buffer from a place of the file. Raises OSError where the file has become shorter."""
+    """Fill the buffer from a place of the file.
+
+    Raises OSError where the file has become shorter.
+    """
     read = 0
     view = buffer.data
     while read < len(view):

@@ -1,6 +1,8 @@
-"""The header of a safetensors file: 8 bytes of length, that many of JSON, then the tensors' bytes without a gap.
+"""The header of a safetensors file: 8 bytes of length, that many of JSON, then the tensors' bytes
+without a gap.
 
-Source: the format's description and `SafeTensors::read_metadata` of https://github.com/huggingface/safetensors (0.8).
+Source: the format's description and `SafeTensors::read_metadata` of
+https://github.com/huggingface/safetensors (0.8).
 """
 
 import math
@@ -41,7 +43,10 @@ class Header:
     size: int
     """Bytes of the file, as it is on the disk."""
     tensors: tuple[Tensor, ...]
-    """In the order of their bytes. Entries that make no sense are left out; some may lie beyond the end of a truncated file."""
+    """In the order of their bytes.
+
+    Entries that make no sense are left out; some may lie beyond the end of a truncated file.
+    """
     whole: bool
     """Nothing was wrong with it."""
 
@@ -54,7 +59,13 @@ def read_header(file: Path) -> tuple[Header | None, list[Diagnostic]]:
         try:
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode):
-                return None, [Diagnostic("unreadable-weights", f"{file.name} is not a regular file", origin=Origin(str(file)))]
+                return None, [
+                    Diagnostic(
+                        "unreadable-weights",
+                        f"{file.name} is not a regular file",
+                        origin=Origin(str(file)),
+                    )
+                ]
             length = _length(descriptor, file, status.st_size)
             return _checked(file, status.st_size, 8 + length, *_content(descriptor, file, length))
         finally:
@@ -67,7 +78,10 @@ def read_header(file: Path) -> tuple[Header | None, list[Diagnostic]]:
 
 
 def _length(descriptor: int, file: Path, size: int) -> int:
-    """The length of the JSON. Raises Findings where that cannot be it; nothing of that length is allocated before."""
+    """The length of the JSON.
+
+    Raises Findings where that cannot be it; nothing of that length is allocated before.
+    """
     origin = Origin(str(file))
     begin = os.pread(descriptor, 64, 0)
     if len(begin) < 8:
@@ -75,18 +89,34 @@ def _length(descriptor: int, file: Path, size: int) -> int:
         raise Findings(Diagnostic("truncated-file", message, origin=origin, seen=f"{size} bytes"))
     if begin.startswith(b"version https://git-lfs"):
         message = f"{file.name} is a Git LFS pointer, not the weights"
-        raise Findings(Diagnostic("bad-header", message, "fetch the weights: git lfs pull", origin=origin))
+        raise Findings(
+            Diagnostic("bad-header", message, "fetch the weights: git lfs pull", origin=origin)
+        )
     length = int.from_bytes(begin[:8], "little")
     not_one = "it is no safetensors file, or its beginning is damaged: fetch it again"
     if length > LARGEST_HEADER:
-        message = f"{file.name} begins with {begin[:8]!r}, a header of {length:,} bytes; the format allows {LARGEST_HEADER:,}"
+        message = (
+            f"{file.name} begins with {begin[:8]!r}, a header of {length:,} bytes; the format"
+            f" allows {LARGEST_HEADER:,}"
+        )
         raise Findings(Diagnostic("bad-header", message, not_one, origin=origin))
     if begin[8:9] not in (b"{", b""):
         message = f"{file.name}: its header begins with {begin[8:9]!r}, not with {{"
         raise Findings(Diagnostic("bad-header", message, not_one, origin=origin))
     if 8 + length > size:
-        message = f"{file.name} ends inside its header: {size:,} bytes are there, and the header takes {8 + length:,}"
-        raise Findings(Diagnostic("truncated-file", message, origin=origin, expected=f"at least {8 + length} bytes", seen=f"{size} bytes"))
+        message = (
+            f"{file.name} ends inside its header: {size:,} bytes are there, and the header takes"
+            f" {8 + length:,}"
+        )
+        raise Findings(
+            Diagnostic(
+                "truncated-file",
+                message,
+                origin=origin,
+                expected=f"at least {8 + length} bytes",
+                seen=f"{size} bytes",
+            )
+        )
     return length
 
 
@@ -95,17 +125,33 @@ def _content(descriptor: int, file: Path, length: int) -> tuple[dict[str, Any], 
     try:
         content, repeated = strict_json.parse(os.pread(descriptor, length, 8))
     except ValueError as error:
-        raise Findings(Diagnostic("bad-header", f"{file.name}: its header is not JSON: {error}", origin=Origin(str(file)))) from error
+        raise Findings(
+            Diagnostic(
+                "bad-header",
+                f"{file.name}: its header is not JSON: {error}",
+                origin=Origin(str(file)),
+            )
+        ) from error
     if not isinstance(content, dict):
-        raise Findings(Diagnostic("bad-header", f"{file.name}: its header is not a JSON object", origin=Origin(str(file))))
+        raise Findings(
+            Diagnostic(
+                "bad-header",
+                f"{file.name}: its header is not a JSON object",
+                origin=Origin(str(file)),
+            )
+        )
     return content, repeated
 
 
-def _checked(file: Path, size: int, data: int, content: dict[str, Any], repeated: list[str]) -> tuple[Header, list[Diagnostic]]:
+def _checked(
+    file: Path, size: int, data: int, content: dict[str, Any], repeated: list[str]
+) -> tuple[Header, list[Diagnostic]]:
     origin = Origin(str(file))
     problems = [(f"`{name}` is there twice, and readers take the last", name) for name in repeated]
     metadata = content.pop("__metadata__", {})
-    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+    if not isinstance(metadata, dict) or not all(
+        isinstance(value, str) for value in metadata.values()
+    ):
         problems.append(("__metadata__ is not an object of strings", "__metadata__"))
     tensors = []
     for name, entry in content.items():
@@ -114,7 +160,8 @@ def _checked(file: Path, size: int, data: int, content: dict[str, Any], repeated
         except ValueError as error:
             problems.append((f"`{name}`: {error}", name))
     tensors.sort(key=lambda tensor: (tensor.start, tensor.end))
-    if not problems:  # an entry that makes no sense leaves a hole, which would be told a second time
+    # an entry that makes no sense leaves a hole, which would be told a second time
+    if not problems:
         problems += _gaps(tensors, data)
     findings = [
         Diagnostic("bad-header", f"{file.name}: {message}", origin=origin, tensors=(name,))
@@ -122,22 +169,46 @@ def _checked(file: Path, size: int, data: int, content: dict[str, Any], repeated
     ]
     if len(problems) > _SHOWN_PROBLEMS:
         rest = tuple(name for _, name in problems[_SHOWN_PROBLEMS:])
-        findings.append(Diagnostic("bad-header", f"{file.name}: {len(rest)} more entries like these", origin=origin, tensors=rest))
+        findings.append(
+            Diagnostic(
+                "bad-header",
+                f"{file.name}: {len(rest)} more entries like these",
+                origin=origin,
+                tensors=rest,
+            )
+        )
     end = max((tensor.end for tensor in tensors), default=data)
     if end > size:
         cut = tuple(tensor.name for tensor in tensors if tensor.end > size)
         message = (
-            f"{file.name} ends {end - size:,} bytes early, and {len(cut)} of its {len(tensors)} tensors are cut off or gone: {named(cut)}"
+            f"{file.name} ends {end - size:,} bytes early, and {len(cut)} of its {len(tensors)}"
+            f" tensors are cut off or gone: {named(cut)}"
         )
-        findings.append(Diagnostic("truncated-file", message, origin=origin, expected=f"{end} bytes", seen=f"{size} bytes", tensors=cut))
+        findings.append(
+            Diagnostic(
+                "truncated-file",
+                message,
+                origin=origin,
+                expected=f"{end} bytes",
+                seen=f"{size} bytes",
+                tensors=cut,
+            )
+        )
     elif end < size and not problems:
         message = f"{file.name}: {size - end:,} bytes after the last tensor belong to none"
-        findings.append(Diagnostic("bad-header", message, origin=origin, expected=f"{end} bytes", seen=f"{size} bytes"))
+        findings.append(
+            Diagnostic(
+                "bad-header", message, origin=origin, expected=f"{end} bytes", seen=f"{size} bytes"
+            )
+        )
     return Header(file, size, tuple(tensors), whole=not findings), findings
 
 
 def _tensor(name: str, entry: object, data: int) -> Tensor:
-    """The tensor that a header's entry describes. Raises ValueError where the entry makes no sense."""
+    """The tensor that a header's entry describes.
+
+    Raises ValueError where the entry makes no sense.
+    """
     if not isinstance(entry, dict):
         raise ValueError("its entry is not an object")
     dtype = entry.get("dtype")
@@ -152,13 +223,18 @@ def _tensor(name: str, entry: object, data: int) -> Tensor:
         raise ValueError(f"its shape {reprlib.repr(shape)} is larger than any file")
     if bits != 8 * (end - begin):
         takes = f"{bits // 8:,} bytes" if bits % 8 == 0 else f"{bits:,} bits"
-        raise ValueError(f"{dtype} {reprlib.repr(shape)} takes {takes}, and its data_offsets give it {end - begin:,}")
+        raise ValueError(
+            f"{dtype} {reprlib.repr(shape)} takes {takes}, and its data_offsets give it"
+            f" {end - begin:,}"
+        )
     return Tensor(name, dtype, tuple(shape), data + begin, data + end)
 
 
 def _whole_numbers(entry: dict[str, Any], key: str) -> list[int]:
     value = entry.get(key)
-    if not isinstance(value, list) or not all(type(item) is int and 0 <= item < 2**63 for item in value):
+    if not isinstance(value, list) or not all(
+        type(item) is int and 0 <= item < 2**63 for item in value
+    ):
         raise ValueError(f"its {key}, {reprlib.repr(value)}, is not a list of whole numbers")
     return value
 
@@ -168,9 +244,18 @@ def _gaps(tensors: list[Tensor], data: int) -> Iterator[tuple[str, str]]:
     position, before = data, ""
     for tensor in tensors:
         if tensor.start < position:
-            yield f"`{tensor.name}` overlaps `{before}` by {min(position, tensor.end) - tensor.start:,} bytes", tensor.name
+            yield (
+                (
+                    f"`{tensor.name}` overlaps `{before}` by"
+                    f" {min(position, tensor.end) - tensor.start:,} bytes"
+                ),
+                tensor.name,
+            )
         elif tensor.start > position:
-            yield f"{tensor.start - position:,} bytes before `{tensor.name}` belong to no tensor", tensor.name
+            yield (
+                f"{tensor.start - position:,} bytes before `{tensor.name}` belong to no tensor",
+                tensor.name,
+            )
         if tensor.end >= position:
             position, before = tensor.end, tensor.name
 

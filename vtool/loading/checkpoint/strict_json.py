@@ -4,14 +4,19 @@ import json
 from typing import Any
 
 MOST_VALUES = 1_000_000
-"""Objects, lists and their entries: a header of 100,000 tensors has nine tenths of them. Parsed, they take up to 300 MiB."""
+"""Objects, lists and their entries:
+
+a header of 100,000 tensors has nine tenths of them. Parsed, they take up to 300 MiB.
+"""
 
 
 def parse(text: bytes) -> tuple[Any, list[str]]:
-    """The value, and the keys that an object has twice (of which the last value counts, as with every reader).
+    """The value, and the keys that an object has twice (of which the last value counts, as with
+    every reader).
 
     Raises:
-        ValueError: it is not JSON in UTF-8, nested too deeply, or of more values than any checkpoint has.
+        ValueError: it is not JSON in UTF-8, nested too deeply, or of more values than any
+            checkpoint has.
     """
     values = sum(map(text.count, (b",", b"[", b"{")))
     if values > MOST_VALUES:
@@ -26,6 +31,8 @@ def parse(text: bytes) -> tuple[Any, list[str]]:
         return found
 
     try:
-        return json.loads(text.decode("utf-8"), object_pairs_hook=pairs), list(dict.fromkeys(repeated))
+        return json.loads(text.decode("utf-8"), object_pairs_hook=pairs), list(
+            dict.fromkeys(repeated)
+        )
     except RecursionError as error:
         raise ValueError("nested too deeply") from error

@@ -1,4 +1,7 @@
-"""Runs the folder by its path: makes a package of it under a name of its own, and hides its files from `import`."""
+"""Runs the folder by its path:
+
+makes a package of it under a name of its own, and hides its files from `import`.
+"""
 
 import importlib.util
 import sys
@@ -11,7 +14,9 @@ def main() -> None:
     """Entry point: `python FOLDER request.json`."""
     folder = Path(__file__).resolve().parent
     sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != folder]
-    spec = importlib.util.spec_from_file_location(NAME, folder / "__init__.py", submodule_search_locations=[str(folder)])
+    spec = importlib.util.spec_from_file_location(
+        NAME, folder / "__init__.py", submodule_search_locations=[str(folder)]
+    )
     assert spec is not None
     assert spec.loader is not None
     sys.modules[NAME] = package = importlib.util.module_from_spec(spec)

@@ -1,7 +1,9 @@
-"""Finds a checkpoint's names for a class without a twin: names are tried, one at a time, and kept if they write something.
+"""Finds a checkpoint's names for a class without a twin: names are tried, one at a time, and kept
+if they write something.
 
-Candidates come from the class's own code: the pairs of names in its mapping of fused weights, and its prefixes. What is found loads;
-it need not be all, and says nothing of names that the class should take and does not.
+Candidates come from the class's own code: the pairs of names in its mapping of fused weights, and
+its prefixes. What is found loads; it need not be all, and says nothing of names that the class
+should take and does not.
 """
 
 import ast
@@ -23,7 +25,9 @@ MOST_PREFIXES = 12
 LEAST = 0.5
 """The share of the elements of all parameters that must be reached for a verdict."""
 GIVE_UP = 0.1
-"""Where half of the parameters have been tried, and no more than this share of their elements was reached, the others are not tried."""
+"""Where half of the parameters have been tried, and no more than this share of their elements was
+reached, the others are not tried.
+"""
 FUSED: Mapping[str, Sequence[str]] = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"),
     "gate_up_proj": ("gate_proj", "up_proj"),
@@ -48,15 +52,19 @@ def discover(model: nn.Module, progress: Callable[[str], None]) -> dict[str, Ten
     """
     found, reached, raised = _search(model, progress, bear=False)
     if raised and (not found or reached < LEAST):
-        # Some count at the end whether everything has come, and raise: what was written until then is written.
+        # Some count at the end whether everything has come, and raise: what was written until then
+        # is written.
         found, reached, _ = _search(model, progress, bear=True)
     if not found or reached < LEAST:
         raise NotRun(f"no twin, and names were found for {reached:.0%} of its elements only")
     return found
 
 
-def _search(model: nn.Module, progress: Callable[[str], None], bear: bool) -> tuple[dict[str, Tensor], float, bool]:
-    """The tensors that write something, the share of all elements that was reached, and whether any wrote but raised.
+def _search(
+    model: nn.Module, progress: Callable[[str], None], bear: bool
+) -> tuple[dict[str, Tensor], float, bool]:
+    """The tensors that write something, the share of all elements that was reached, and whether any
+    wrote but raised.
 
     Those count only where `bear` says so: a name may also be wrong, and stop half-way.
     """
@@ -80,7 +88,11 @@ def _search(model: nn.Module, progress: Callable[[str], None], bear: bool) -> tu
             if not left:
                 break
             # What none of them reached in one layer, none reaches in the next.
-            renames = endings[:] if kind in hopeless else [*endings, *(rename for rename in prefixes if rename not in endings)]
+            renames = (
+                endings[:]
+                if kind in hopeless
+                else [*endings, *(rename for rename in prefixes if rename not in endings)]
+            )
             for rename in renames:
                 full = rename(candidate)
                 if full in found:
@@ -109,8 +121,12 @@ def _left(parameter: Tensor) -> int:
     return int(marked(parameter, MARKS[0]).count_nonzero())
 
 
-def _writes(model: Any, parameter: Tensor, name: str, tensor: Tensor, left: int) -> tuple[bool, bool]:
-    """Whether a load of this one tensor writes as many elements, that no other has written, to the parameter; and comes to its end."""
+def _writes(
+    model: Any, parameter: Tensor, name: str, tensor: Tensor, left: int
+) -> tuple[bool, bool]:
+    """Whether a load of this one tensor writes as many elements, that no other has written, to the
+    parameter; and comes to its end.
+    """
     whole = False
     with suppress(Exception):
         model.load_weights(iter([(name, tensor.clone())]))
@@ -125,7 +141,9 @@ def _owner(model: nn.Module, name: str) -> nn.Module | None:
         return None
 
 
-def _candidates(name: str, parameter: Tensor, owner: nn.Module | None, pairs: Sequence[tuple[str, str]]) -> Iterator[Candidate]:
+def _candidates(
+    name: str, parameter: Tensor, owner: nn.Module | None, pairs: Sequence[tuple[str, str]]
+) -> Iterator[Candidate]:
     shape = tuple(parameter.shape)
     leaf = name.rpartition(".")[2]
     if leaf in EXPERTS and len(shape) == 3:
@@ -147,7 +165,10 @@ def _sizes(owner: nn.Module | None, shape: tuple[int, ...]) -> list[int]:
     sizes: list[int] = []
     if owner is not None and hasattr(owner, "total_num_kv_heads"):
         fused: Any = owner
-        sizes += [fused.total_num_heads * fused.head_size, fused.total_num_kv_heads * fused.head_size]
+        sizes += [
+            fused.total_num_heads * fused.head_size,
+            fused.total_num_kv_heads * fused.head_size,
+        ]
     sizes += list(getattr(owner, "output_sizes", None) or ())
     sizes += [shape[0], *(shape[0] // parts for parts in (2, 3, 4) if shape[0] % parts == 0)]
     return [int(size) for size in dict.fromkeys(sizes) if 0 < size <= shape[0]]
@@ -159,16 +180,26 @@ def _experts(name: str, leaf: str, shape: tuple[int, ...]) -> Iterator[Candidate
     rows = shape[1] // 2 if leaf == "w13_weight" else shape[1]
     for endings in EXPERTS[leaf]:
         for expert, ending in itertools.product(range(shape[0]), endings):
-            yield f"{around}.{expert}.{ending}", (shape[1] if len(endings) == 1 and leaf == "w13_weight" else rows, shape[2])
+            yield (
+                f"{around}.{expert}.{ending}",
+                (
+                    shape[1] if len(endings) == 1 and leaf == "w13_weight" else rows,
+                    shape[2],
+                ),
+            )
 
 
 def _pairs(model: nn.Module) -> list[tuple[str, str]]:
-    """Pairs (parameter's part of a name, checkpoint's part) that the code of the model's classes writes down."""
+    """Pairs (parameter's part of a name, checkpoint's part) that the code of the model's classes
+    writes down.
+    """
     found = {(fused, part): None for fused, parts in FUSED.items() for part in parts}
     for module in {type(each).__module__ for each in model.modules()}:
         for node in ast.walk(_tree(module)):
             match node:
-                case ast.Tuple(elts=[ast.Constant(value=str(old)), ast.Constant(value=str(new)), *_]):
+                case ast.Tuple(
+                    elts=[ast.Constant(value=str(old)), ast.Constant(value=str(new)), *_]
+                ):
                     found[old.strip("."), new.strip(".")] = None
                 case ast.Dict(keys=keys, values=values):
                     for key, value in zip(keys, values, strict=True):
@@ -177,11 +208,14 @@ def _pairs(model: nn.Module) -> list[tuple[str, str]]:
                                 found |= {
                                     (old, part.value): None
                                     for part in parts
-                                    if isinstance(part, ast.Constant) and isinstance(part.value, str)
+                                    if isinstance(part, ast.Constant)
+                                    and isinstance(part.value, str)
                                 }
                             case ast.Constant(value=str(new)), ast.Constant(value=str(old)):
                                 found[old.strip("."), new.strip(".")] = None
-                            case ast.Constant(value=str(new)), ast.Tuple(elts=[ast.Constant(value=str(old)), *_]):
+                            case ast.Constant(value=str(new)), ast.Tuple(
+                                elts=[ast.Constant(value=str(old)), *_]
+                            ):
                                 found[old.strip("."), new.strip(".")] = None
                             case _:
                                 pass
@@ -194,7 +228,10 @@ def _written_prefixes(model: nn.Module) -> list[str]:
     for module in {type(each).__module__ for each in [model, *model.children()]}:
         for node in ast.walk(_tree(module)):
             match node:
-                case ast.Call(func=ast.Attribute(attr="startswith" | "removeprefix"), args=[ast.Constant(value=str(prefix)), *_]):
+                case ast.Call(
+                    func=ast.Attribute(attr="startswith" | "removeprefix"),
+                    args=[ast.Constant(value=str(prefix)), *_],
+                ):
                     found[f"{prefix.rstrip('.')}."] = None
                 case _:
                     pass
@@ -203,16 +240,27 @@ def _written_prefixes(model: nn.Module) -> list[str]:
 
 def _tree(module: str) -> ast.AST:
     try:
-        return ast.parse(inspect.getsource(sys.modules[module])) if ".models." in module else ast.Module([], [])
+        return (
+            ast.parse(inspect.getsource(sys.modules[module]))
+            if ".models." in module
+            else ast.Module([], [])
+        )
     except (OSError, TypeError, SyntaxError):
         return ast.Module([], [])
 
 
 def _prefixes(model: nn.Module) -> list[Callable[[str], str]]:
-    """Ways from a parameter's name to the checkpoint's: as it is, without or with `model.`, and the class's own mapping backwards."""
+    """Ways from a parameter's name to the checkpoint's:
+
+    as it is, without or with `model.`, and the class's own mapping backwards.
+    """
     rules: list[tuple[str, str]] = []
     mapper = getattr(model, "hf_to_vllm_mapper", None)
-    for kind, pattern in (("orig_to_new_prefix", "^{}"), ("orig_to_new_substr", "{}"), ("orig_to_new_suffix", "{}$")):
+    for kind, pattern in (
+        ("orig_to_new_prefix", "^{}"),
+        ("orig_to_new_substr", "{}"),
+        ("orig_to_new_suffix", "{}$"),
+    ):
         for old, new in (getattr(mapper, kind, None) or {}).items():
             if isinstance(new, str) and new:
                 rules.append((pattern.format(re.escape(new)), old))
@@ -232,7 +280,11 @@ def _prefixes(model: nn.Module) -> list[Callable[[str], str]]:
 
 def _below(prefix: str, rename: Callable[[str], str]) -> Callable[[str], str]:
     """The same renaming, of what is in a part of the model."""
-    return lambda name: f"{prefix}.{rename(name.removeprefix(f'{prefix}.'))}" if name.startswith(f"{prefix}.") else name
+    return lambda name: (
+        f"{prefix}.{rename(name.removeprefix(f'{prefix}.'))}"
+        if name.startswith(f"{prefix}.")
+        else name
+    )
 
 
 def _one(rule: tuple[str, str]) -> Callable[[str], str]:

@@ -18,12 +18,16 @@ Line = tuple[str, int]
 
 
 class Keepers(Owned):
-    """Like `Owned`. While its `trace` is set, notes for each wanted tensor the last line that took a hold of it that still stands.
+    """Like `Owned`. While its `trace` is set, notes for each wanted tensor the last line that took
+    a hold of it that still stands.
 
-    A hold is a reference to the tensor, or a view of its memory. A line in `home`, the class's own file, comes before others.
+    A hold is a reference to the tensor, or a view of its memory. A line in `home`, the class's own
+    file, comes before others.
     """
 
-    def __init__(self, checkpoint: Mapping[str, Tensor], wanted: set[str], code: Sequence[str], home: str) -> None:
+    def __init__(
+        self, checkpoint: Mapping[str, Tensor], wanted: set[str], code: Sequence[str], home: str
+    ) -> None:
         super().__init__(checkpoint)
         self.wanted = wanted
         self.code = tuple(code)
@@ -36,7 +40,11 @@ class Keepers(Owned):
     def __iter__(self) -> Iterator[Named]:
         for name in self.names:
             tensor = self.checkpoint[name].clone()
-            self._tensor, self._rises, self._count = (tensor if name in self.wanted else None), [], 0
+            self._tensor, self._rises, self._count = (
+                (tensor if name in self.wanted else None),
+                [],
+                0,
+            )
             yield name, tensor
             if self._tensor is not None:
                 self._settle()
@@ -49,7 +57,9 @@ class Keepers(Owned):
     def _settle(self) -> int:
         """Forget the holds that have been let go of; how many there are."""
         assert self._tensor is not None
-        count = sys.getrefcount(self._tensor) + torch._C._storage_Use_Count(self._tensor.untyped_storage()._cdata)
+        count = sys.getrefcount(self._tensor) + torch._C._storage_Use_Count(
+            self._tensor.untyped_storage()._cdata
+        )
         while self._rises and self._rises[-1][0] > count:
             self._rises.pop()
         return count
@@ -59,7 +69,10 @@ class Keepers(Owned):
         return file.startswith(self.code) and not file.startswith(PROBE)
 
     def _asking(self) -> Line | None:
-        """The line that asks for the next tensor: that of the innermost function that is not itself a generator."""
+        """The line that asks for the next tensor:
+
+        that of the innermost function that is not itself a generator.
+        """
         frame: FrameType | None = sys._getframe(2)
         passed: Line | None = None
         while frame is not None:

@@ -1,4 +1,6 @@
-"""Gets a class made where its config lacks a field that only files on the hub have, or where a part of it does not run on a CPU."""
+"""Gets a class made where its config lacks a field that only files on the hub have, or where a part
+of it does not run on a CPU.
+"""
 
 import re
 from collections.abc import Callable, Mapping
@@ -20,7 +22,20 @@ WORDS: Mapping[str, Any] = {
     "limit": 7.0,
 }
 """The value of a field by the last word of its name."""
-SWITCHES = ("use", "is", "has", "add", "enable", "apply", "with", "do", "norm", "tie", "include", "skip")
+SWITCHES = (
+    "use",
+    "is",
+    "has",
+    "add",
+    "enable",
+    "apply",
+    "with",
+    "do",
+    "norm",
+    "tie",
+    "include",
+    "skip",
+)
 
 
 def guess(name: str, table: Mapping[str, Any]) -> Any:
@@ -48,15 +63,23 @@ def _inner_config(name: str) -> Any:
     """A config for a part: what it lacks is mended in turn."""
     import transformers
 
-    kinds = {"vision": ("SiglipVisionConfig", "SiglipVisionModel"), "audio": ("WhisperConfig", "WhisperModel")}
-    word, architecture = next((kinds[part] for part in kinds if part in name), ("Qwen2Config", "Qwen2ForCausalLM"))
+    kinds = {
+        "vision": ("SiglipVisionConfig", "SiglipVisionModel"),
+        "audio": ("WhisperConfig", "WhisperModel"),
+    }
+    word, architecture = next(
+        (kinds[part] for part in kinds if part in name), ("Qwen2Config", "Qwen2ForCausalLM")
+    )
     made = shrink(getattr(transformers, word)())
     made.architectures = [architecture]
     return made
 
 
 class Mender:
-    """Runs the steps that make a class; mends what is known to be missing, and remembers what it has replaced."""
+    """Runs the steps that make a class;
+
+    mends what is known to be missing, and remembers what it has replaced.
+    """
 
     def __init__(self, fields: Mapping[str, Any], stubs: "tuple[Stub, ...]") -> None:
         self.fields, self.stubs = fields, stubs
@@ -78,7 +101,9 @@ class Mender:
         if not isinstance(error, AttributeError) or not error.name:
             return False
         owner = type(error.obj)
-        if not any(base.__name__ in ("PretrainedConfig", "PreTrainedConfig") for base in owner.__mro__):
+        if not any(
+            base.__name__ in ("PretrainedConfig", "PreTrainedConfig") for base in owner.__mro__
+        ):
             return False
         key = f"{owner.__name__}.{error.name}"
         if key in self.added:
@@ -99,4 +124,8 @@ class Mender:
 
 
 Stub = tuple[str, str, Callable[..., None]]
-"""What is replaced, in words; the error that asks for it; how. The pattern's groups fill the words, and are given to the replacement."""
+"""What is replaced, in words;
+
+the error that asks for it; how. The pattern's groups fill the words, and are given to the
+replacement.
+"""

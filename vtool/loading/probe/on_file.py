@@ -29,7 +29,9 @@ def names() -> list[str]:
     return []
 
 
-def subject(name: str, folder: Path, progress: Callable[[str], None], checkpoint: str | None = None) -> Subject:
+def subject(
+    name: str, folder: Path, progress: Callable[[str], None], checkpoint: str | None = None
+) -> Subject:
     """The object that `FILE.py:function` makes.
 
     Raises:
@@ -40,8 +42,15 @@ def subject(name: str, folder: Path, progress: Callable[[str], None], checkpoint
     module = _imported(Path(path).resolve())
     factory = getattr(module, function, None)
     if not callable(factory):
-        there = [word for word, value in vars(module).items() if callable(value) and getattr(value, "__module__", None) == module.__name__]
-        raise LoadFailed(f"{path} has no function `{function}`" + (f"; it has {', '.join(there)}" if there else ""))
+        there = [
+            word
+            for word, value in vars(module).items()
+            if callable(value) and getattr(value, "__module__", None) == module.__name__
+        ]
+        raise LoadFailed(
+            f"{path} has no function `{function}`"
+            + (f"; it has {', '.join(there)}" if there else "")
+        )
     progress(f"{function}()")
     given, files = read_folder(Path(checkpoint)) if checkpoint else (None, {})
     if given is None and callable(own := getattr(module, "checkpoint", None)):
@@ -53,9 +62,12 @@ def subject(name: str, folder: Path, progress: Callable[[str], None], checkpoint
 
 
 def of_factory(
-    factory: Callable[[], Any], checkpoint: Mapping[str, Tensor] | None, files: Mapping[str, str] = MappingProxyType({})
+    factory: Callable[[], Any],
+    checkpoint: Mapping[str, Tensor] | None,
+    files: Mapping[str, str] = MappingProxyType({}),
 ) -> Subject:
-    """A subject of the user's, with its own checkpoint; else with one that has the names of its parameters.
+    """A subject of the user's, with its own checkpoint; else with one that has the names of its
+    parameters.
 
     Args:
         files: the shards that tensors are from.
@@ -75,11 +87,18 @@ def of_factory(
     for method in ("load_weights", "named_parameters"):
         if not callable(getattr(made, method, None)):
             raise LoadFailed(f"what the factory makes, a {type(made).__name__}, has no {method}()")
-    about: dict[str, Any] = {"class": f"{type(made).__module__}.{type(made).__name__}", "files": dict(files)}
+    about: dict[str, Any] = {
+        "class": f"{type(made).__module__}.{type(made).__name__}",
+        "files": dict(files),
+    }
     if checkpoint is None:
         about["own_names"] = True
         kept = set(made.state_dict()) if isinstance(made, torch.nn.Module) else None
-        own = {name: tensor.detach() for name, tensor in named_tensors(made).items() if kept is None or name in kept}
+        own = {
+            name: tensor.detach()
+            for name, tensor in named_tensors(made).items()
+            if kept is None or name in kept
+        }
         checkpoint = random_values(own)
     if not checkpoint:
         raise LoadFailed("the checkpoint has no tensors")
@@ -98,20 +117,34 @@ def of_factory(
 
 
 def facts_of(
-    factory: Callable[[], Any], checkpoint: Mapping[str, Tensor], checks: Sequence[str], slots: int, sources: Sequence[str]
+    factory: Callable[[], Any],
+    checkpoint: Mapping[str, Tensor],
+    checks: Sequence[str],
+    slots: int,
+    sources: Sequence[str],
 ) -> dict[str, Any]:
-    """The facts of a subject that is checked in this process. What is not judged has failed: it is all of the user's own."""
+    """The facts of a subject that is checked in this process.
+
+    What is not judged has failed: it is all of the user's own.
+    """
     try:
         made = of_factory(factory, checkpoint)
         found = audit(made, checks, slots, sources)
     except Exception as error:
         return {"status": "failed", "reason": text_of(error)}
-    return {"status": "judged", "origin": made.origin, "streams": made.streams, "about": made.about, "checks": found, "paths": {}}
+    return {
+        "status": "judged",
+        "origin": made.origin,
+        "streams": made.streams,
+        "about": made.about,
+        "checks": found,
+        "paths": {},
+    }
 
 
 def read_folder(folder: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors of a folder's safetensors files, in the order of its index, if it has one, and of its files; where it has several, each
-    tensor's file.
+    """The tensors of a folder's safetensors files, in the order of its index, if it has one, and of
+    its files; where it has several, each tensor's file.
 
     Raises:
         LoadFailed: they cannot be read, or there are none.
@@ -123,7 +156,9 @@ def read_folder(folder: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     files: dict[str, str] = {}
     try:
         names = (
-            json.loads(index.read_text())["weight_map"].values() if index.exists() else [path.name for path in folder.glob("*.safetensors")]
+            json.loads(index.read_text())["weight_map"].values()
+            if index.exists()
+            else [path.name for path in folder.glob("*.safetensors")]
         )
         for file in sorted(set(names)):
             found = load_file(folder / file)

@@ -42,7 +42,8 @@ def names() -> list[str]:
 
 
 def subject(name: str, folder: Path, progress: Callable[[str], None]) -> Subject:
-    """An architecture at tiny size: with the checkpoint of transformers' twin, else with one whose names the class has shown to take.
+    """An architecture at tiny size: with the checkpoint of transformers' twin, else with one whose
+    names the class has shown to take.
 
     Raises:
         NotRun: why there is none.
@@ -62,7 +63,9 @@ def subject(name: str, folder: Path, progress: Callable[[str], None]) -> Subject
     for number, template in enumerate(sglang_config.templates(name, found)):
         home = folder / f"template{number}"
         home.mkdir()
-        words = f"transformers' {template.like}" if template.like else template.config_class.__name__
+        words = (
+            f"transformers' {template.like}" if template.like else template.config_class.__name__
+        )
         try:
             progress(f"tiny twin of {words}")
             tensors: Mapping[str, Tensor] | None = sglang_config.write(template, home, name, mender)
@@ -123,8 +126,11 @@ def _maker(found: Any, folder: Path) -> Callable[[], Any]:
     return make
 
 
-def _best_names(make: Callable[[], Any], checkpoint: Mapping[str, Tensor], mender: Mender) -> tuple[Mapping[str, Tensor], float]:
-    """The checkpoint, under the names that the class loads whole, and how many parameters are never written.
+def _best_names(
+    make: Callable[[], Any], checkpoint: Mapping[str, Tensor], mender: Mender
+) -> tuple[Mapping[str, Tensor], float]:
+    """The checkpoint, under the names that the class loads whole, and how many parameters are never
+    written.
 
     transformers saves some that are not those of the hub's files.
     """
@@ -133,12 +139,17 @@ def _best_names(make: Callable[[], Any], checkpoint: Mapping[str, Tensor], mende
         if not fewest:
             break
         tried = twin.renamed(checkpoint, rules)
-        if list(tried) != list(checkpoint) and (left := _never_written(make, tried, mender)) < fewest:
+        if (
+            list(tried) != list(checkpoint)
+            and (left := _never_written(make, tried, mender)) < fewest
+        ):
             best, fewest = tried, left
     return best, fewest
 
 
-def _never_written(make: Callable[[], Any], checkpoint: Mapping[str, Tensor], mender: Mender) -> float:
+def _never_written(
+    make: Callable[[], Any], checkpoint: Mapping[str, Tensor], mender: Mender
+) -> float:
     """How many parameters a load leaves as they were; infinitely many where it raises."""
 
     def load() -> Any:
@@ -166,10 +177,11 @@ def _said_of(make: Callable[[], Any], checkpoint: Mapping[str, Tensor], left: fl
 
 
 def start(folder: Path) -> None:
-    """What SGLang's layers ask of the process that they are made in: its arguments, and groups of one rank.
+    """What SGLang's layers ask of the process that they are made in: its arguments, and groups of
+    one rank.
 
-    The arguments are those of a plain Llama: SGLang checks them against the architecture, that the engine may run it on this device,
-    which is not asked here.
+    The arguments are those of a plain Llama: SGLang checks them against the architecture, that the
+    engine may run it on this device, which is not asked here.
     """
     import sglang.srt.runtime_context as context
     import sglang.srt.server_args as arguments
@@ -192,9 +204,15 @@ def start(folder: Path) -> None:
             getattr(arguments, name)(given)
             break
     meeting = f"file://{folder / 'meeting'}"
-    init_distributed_environment(world_size=1, rank=0, local_rank=0, distributed_init_method=meeting, backend="gloo")
+    init_distributed_environment(
+        world_size=1, rank=0, local_rank=0, distributed_init_method=meeting, backend="gloo"
+    )
     initialize_model_parallel()
-    fields = [name for name in context._parallel_fields() if name.endswith(("_rank", "_size")) and name != "moe_dense_tp_size"]
+    fields = [
+        name
+        for name in context._parallel_fields()
+        if name.endswith(("_rank", "_size")) and name != "moe_dense_tp_size"
+    ]
     for name in fields:
         context.get_parallel().override_permanently(**{name: 0 if name.endswith("_rank") else 1})
     try:
@@ -202,4 +220,5 @@ def start(folder: Path) -> None:
 
         initialize_dp_attention(given)
     except Exception as error:
-        print(f"initialize_dp_attention: {type(error).__name__}: {error}")  # classes that ask for it say so themselves
+        # classes that ask for it say so themselves
+        print(f"initialize_dp_attention: {type(error).__name__}: {error}")

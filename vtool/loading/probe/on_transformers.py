@@ -1,4 +1,7 @@
-"""transformers' classes at tiny size, loaded as everyone loads them: `from_pretrained`, of a folder."""
+"""transformers' classes at tiny size, loaded as everyone loads them:
+
+`from_pretrained`, of a folder.
+"""
 
 import inspect
 import os
@@ -19,7 +22,9 @@ from .subject import Named, NotRun, Subject
 
 def prepare(several: bool) -> Mapping[str, str]:
     """Import it once, before any fork; its version."""
-    os.environ.update({"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"})
+    os.environ.update(
+        {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
+    )
     import transformers
     import transformers.modeling_utils
 
@@ -41,7 +46,10 @@ def names() -> list[str]:
 
 
 class Holder:
-    """What a load is into. `from_pretrained` makes the model itself; before that there is nothing to mark."""
+    """What a load is into.
+
+    `from_pretrained` makes the model itself; before that there is nothing to mark.
+    """
 
     def __init__(self) -> None:
         self.model: Any = None
@@ -50,11 +58,19 @@ class Holder:
 
     def named_parameters(self, remove_duplicate: bool = True) -> Iterable[Named]:
         """Those of the model, once it is there."""
-        return self.model.named_parameters(remove_duplicate=remove_duplicate) if self.model is not None else ()
+        return (
+            self.model.named_parameters(remove_duplicate=remove_duplicate)
+            if self.model is not None
+            else ()
+        )
 
     def named_buffers(self, remove_duplicate: bool = True) -> Iterable[Named]:
         """Those of the model, once it is there."""
-        return self.model.named_buffers(remove_duplicate=remove_duplicate) if self.model is not None else ()
+        return (
+            self.model.named_buffers(remove_duplicate=remove_duplicate)
+            if self.model is not None
+            else ()
+        )
 
     def mark_with(self, byte: int) -> None:
         """The byte that parameters without a tensor of their own are to be filled with."""
@@ -74,14 +90,18 @@ def subject(name: str, folder: Path, progress: Callable[[str], None]) -> Subject
     progress("tiny twin")
     said = twin.entry(name)
     mender = Mender(twin.TABLE["fields"], ())
-    checkpoint = mender.run(lambda: twin.save_twin(name, said if "like" not in said else {}, folder, name))
+    checkpoint = mender.run(
+        lambda: twin.save_twin(name, said if "like" not in said else {}, folder, name)
+    )
     found = getattr(transformers, name)
 
     def load(holder: Holder, weights: Iterable[Named]) -> None:
         _write(folder, dict(weights))
         torch.manual_seed(0)
         with _marking(holder.byte):
-            holder.model, told = found.from_pretrained(folder, dtype="auto", output_loading_info=True)
+            holder.model, told = found.from_pretrained(
+                folder, dtype="auto", output_loading_info=True
+            )
         holder.unread = set(told["unexpected_keys"])
 
     method = inspect.unwrap(found.__init__)
@@ -106,11 +126,18 @@ def _write(folder: Path, tensors: Mapping[str, Tensor]) -> None:
 
     for file in [*folder.glob("*.safetensors"), *folder.glob("*.index.json")]:
         file.unlink()
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors", metadata={"format": "pt"})
+    save_file(
+        {name: tensor.contiguous() for name, tensor in tensors.items()},
+        folder / "model.safetensors",
+        metadata={"format": "pt"},
+    )
 
 
 def _destroy(file: Path) -> None:
-    """Overwrite its tensors, in place: a model that has the file mapped into its memory changes with it."""
+    """Overwrite its tensors, in place:
+
+    a model that has the file mapped into its memory changes with it.
+    """
     with file.open("r+b") as opened:
         start = 8 + int.from_bytes(opened.read(8), "little")
         length = opened.seek(0, os.SEEK_END) - start
@@ -129,7 +156,11 @@ def _marking(byte: int) -> Any:
     original = PreTrainedModel._initialize_weights
 
     def initialise(self: Any, module: Any, *arguments: Any, **more: Any) -> None:
-        missing = [parameter for parameter in module.parameters(recurse=False) if not getattr(parameter, "_is_hf_initialized", False)]
+        missing = [
+            parameter
+            for parameter in module.parameters(recurse=False)
+            if not getattr(parameter, "_is_hf_initialized", False)
+        ]
         if getattr(module, "_is_hf_initialized", False):
             missing = []
         original(self, module, *arguments, **more)  # buffers are computed there

@@ -37,20 +37,43 @@ ENVIRONMENT = {
 }
 
 NEEDS_PROCESSOR = (
-    "KeyError: '<image>'|Can't load image processor|skip_tokenizer_init|Failed to load the processor|has no attribute '(?:get_vocab|vocab)'"
+    "KeyError: '<image>'|Can't load image processor|skip_tokenizer_init|Failed to load the"
+    " processor|has no attribute '(?:get_vocab|vocab)'"
 )
 SPECIAL = {
-    f"{name}_token": f"<|{name}|>" for name in ("image", "video", "audio", "boi", "eoi", "boa", "eoa", "eol", "eof", "image_wrapper")
+    f"{name}_token": f"<|{name}|>"
+    for name in (
+        "image",
+        "video",
+        "audio",
+        "boi",
+        "eoi",
+        "boa",
+        "eoa",
+        "eol",
+        "eof",
+        "image_wrapper",
+    )
 }
 COMMON = (
-    "vllm.model_executor.kernels.linear", "vllm.model_executor.layers.rotary_embedding", "vllm.model_executor.layers.fused_moe",
-    "vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors", "vllm.distributed.ec_transfer.ec_transfer_state",
-    "vllm.v1.executor.uniproc_executor", "vllm.v1.attention.backends.cpu_attn", "transformers.modeling_layers",
-    "transformers.models.auto.image_processing_auto", "transformers.models.auto.processing_auto",
-)  # fmt: skip
+    "vllm.model_executor.kernels.linear",
+    "vllm.model_executor.layers.rotary_embedding",
+    "vllm.model_executor.layers.fused_moe",
+    "vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors",
+    "vllm.distributed.ec_transfer.ec_transfer_state",
+    "vllm.v1.executor.uniproc_executor",
+    "vllm.v1.attention.backends.cpu_attn",
+    "transformers.modeling_layers",
+    "transformers.models.auto.image_processing_auto",
+    "transformers.models.auto.processing_auto",
+)
 POOLING = (
-    "_EMBEDDING_MODELS", "_LATE_INTERACTION_MODELS", "_REWARD_MODELS", "_TOKEN_CLASSIFICATION_MODELS", "_SEQUENCE_CLASSIFICATION_MODELS",
-)  # fmt: skip
+    "_EMBEDDING_MODELS",
+    "_LATE_INTERACTION_MODELS",
+    "_REWARD_MODELS",
+    "_TOKEN_CLASSIFICATION_MODELS",
+    "_SEQUENCE_CLASSIFICATION_MODELS",
+)
 GENERATING = ("_TEXT_GENERATION_MODELS", "_MULTIMODAL_MODELS")
 """Groups of vLLM's registry: classes that pool, and classes that generate."""
 
@@ -63,7 +86,8 @@ def prepare(several: bool) -> Mapping[str, str]:
     import vllm.model_executor.model_loader.utils
     from vllm.model_executor.models import registry
 
-    # vLLM looks at each class in a process of its own, which takes seconds; here every class has one already.
+    # vLLM looks at each class in a process of its own, which takes seconds; here every class has
+    # one already.
     lazy: Any = registry._LazyRegisteredModel
     lazy.inspect_model_cls = lambda self: registry._ModelInfo.from_model_cls(self.load_model_cls())
     import vllm.model_executor.models.transformers
@@ -83,7 +107,9 @@ def _import_for_all() -> None:
 
 
 def _import_beside_cuda_builds() -> None:
-    """torchvision, torchaudio and torchcodec are often builds for CUDA, whose libraries do not load here. None is called."""
+    """torchvision, torchaudio and torchcodec are often builds for CUDA, whose libraries do not load
+    here. None is called.
+    """
     for absent in ("torchaudio", "torchcodec"):
         sys.modules.setdefault(absent, None)  # type: ignore[arg-type]
     try:
@@ -108,7 +134,8 @@ def names() -> list[str]:
 
 
 def subject(name: str, folder: Path, progress: Callable[[str], None]) -> Subject:
-    """An architecture at tiny size: with the checkpoint of transformers' twin, else with one whose names the class has shown to take.
+    """An architecture at tiny size: with the checkpoint of transformers' twin, else with one whose
+    names the class has shown to take.
 
     Raises:
         NotRun: why there is none.
@@ -130,11 +157,19 @@ def subject(name: str, folder: Path, progress: Callable[[str], None]) -> Subject
         for config in built:
             config.model_config.skip_tokenizer_init = False
 
-    mender = Mender(twin.TABLE["fields"], (*STUBS, ("a tokenizer", NEEDS_PROCESSOR, give_tokenizer)))
+    mender = Mender(
+        twin.TABLE["fields"], (*STUBS, ("a tokenizer", NEEDS_PROCESSOR, give_tokenizer))
+    )
     progress("import")
-    shrink_constants(sys.modules[mender.run(registry.ModelRegistry.models[served].load_model_cls).__module__])
+    shrink_constants(
+        sys.modules[mender.run(registry.ModelRegistry.models[served].load_model_cls).__module__]
+    )
     progress("tiny twin")
-    like = None if "config_class" in said else said.get("like") or _class_like(name, registry.ModelRegistry.models)
+    like = (
+        None
+        if "config_class" in said
+        else said.get("like") or _class_like(name, registry.ModelRegistry.models)
+    )
     checkpoint: Mapping[str, Tensor] | None = None
     why = ""
     if like:
@@ -143,7 +178,9 @@ def subject(name: str, folder: Path, progress: Callable[[str], None]) -> Subject
         except Exception as error:
             why = f"transformers' {like} cannot be made tiny: {text_of(error)}"
     if checkpoint is None:
-        config_class = _config_class(name, said.get("config_class"), like, registry.ModelRegistry.models[served])
+        config_class = _config_class(
+            name, said.get("config_class"), like, registry.ModelRegistry.models[served]
+        )
         mender.run(lambda: twin.tiny_config(config_class, said).save_pretrained(folder))
         twin.write_config(folder, said, served)
     if said.get("processor"):
@@ -151,7 +188,11 @@ def subject(name: str, folder: Path, progress: Callable[[str], None]) -> Subject
     progress("vLLM's config")
     _start_distributed(0, 1, folder / "alone")
     runner = _runner(registry, name)
-    method = said.get("drafts", "eagle3" if "agle3" in name else "mtp" if "MTP" in name else "eagle") if runner == "draft" else None
+    method = (
+        said.get("drafts", "eagle3" if "agle3" in name else "mtp" if "MTP" in name else "eagle")
+        if runner == "draft"
+        else None
+    )
     configure = lambda: _as_draft(_vllm_config(folder, runner), method)  # noqa: E731
     built.append(config := mender.run(configure))
     progress("construction")
@@ -179,16 +220,24 @@ def subject(name: str, folder: Path, progress: Callable[[str], None]) -> Subject
         load=lambda model, weights: model.load_weights(weights),
         origin=origin,
         code=(os.path.dirname(sys.modules["vllm"].__file__ or ""),),
-        about={key: value for key, value in about.items() if value} | ({"no_twin": why} if why else {}),
+        about={key: value for key, value in about.items() if value}
+        | ({"no_twin": why} if why else {}),
         paths=lambda subject: drive(subject, config),
-        shards=lambda subject, reference: sharded(subject, lambda rank, meeting: _be_rank(config, rank, meeting), reference, folder),
+        shards=lambda subject, reference: sharded(
+            subject, lambda rank, meeting: _be_rank(config, rank, meeting), reference, folder
+        ),
         process=processing(config),
     )
-    return replace(found, quantised=lambda into: quantised_subject(found, folder, configure, _maker, into))
+    return replace(
+        found, quantised=lambda into: quantised_subject(found, folder, configure, _maker, into)
+    )
 
 
 def _runner(registry: Any, name: str) -> str:
-    """What vLLM would start for it: where it generates and pools, what generates, for the other is made of that class."""
+    """What vLLM would start for it:
+
+    where it generates and pools, what generates, for the other is made of that class.
+    """
     groups = [group for group in (*GENERATING, *POOLING) if name in getattr(registry, group, {})]
     if name in registry._SPECULATIVE_DECODING_MODELS:
         return "draft"
@@ -199,28 +248,48 @@ def _class_like(name: str, models: Mapping[str, Any]) -> str | None:
     """The transformers class of this name; else of another name for the same class of vLLM's."""
     if twin.known(name):
         return name
-    same = [other for other, model in models.items() if _target(model) == _target(models[name]) and twin.known(other)]
+    same = [
+        other
+        for other, model in models.items()
+        if _target(model) == _target(models[name]) and twin.known(other)
+    ]
     return None if "transformers" in _target(models[name])[0] else next(iter(same), None)
 
 
 def _config_class(name: str, said: str | None, like: str | None, model: Any) -> Any:
-    """The class of configs for an architecture that has no twin: of its name, of its module, else Llama's."""
+    """The class of configs for an architecture that has no twin:
+
+    of its name, of its module, else Llama's.
+    """
     import transformers
     import vllm.transformers_utils.configs as own
 
     if said or like:
-        return getattr(own, said, None) or getattr(transformers, said) if said else getattr(transformers, str(like)).config_class
+        return (
+            getattr(own, said, None) or getattr(transformers, said)
+            if said
+            else getattr(transformers, str(like)).config_class
+        )
     stem = re.sub(
-        r"(MTP|MTPModel|ForCausalLM|ForConditionalGeneration|Model|ForRewardModel|ForSequenceClassification|Chat|DraftModel)+$", "", name
+        r"(MTP|MTPModel|ForCausalLM|ForConditionalGeneration|Model|ForRewardModel|ForSequenceClassification|Chat|DraftModel)+$",
+        "",
+        name,
     )
     for module in (own, transformers):
         for word in dir(module):
             if word.casefold() == f"{stem}Config".casefold():
                 return getattr(module, word)
     home = sys.modules[model.load_model_cls().__module__]
-    there = [value for value in vars(home).values() if isinstance(value, type) and issubclass(value, transformers.PretrainedConfig)]
+    there = [
+        value
+        for value in vars(home).values()
+        if isinstance(value, type) and issubclass(value, transformers.PretrainedConfig)
+    ]
     whole = [
-        value for value in there if value is not transformers.PretrainedConfig and not re.search("Vision|Audio|Siglip|CLIP", value.__name__)
+        value
+        for value in there
+        if value is not transformers.PretrainedConfig
+        and not re.search("Vision|Audio|Siglip|CLIP", value.__name__)
     ]
     return next(iter(whole), transformers.LlamaConfig)
 
@@ -240,13 +309,20 @@ def _start_distributed(rank: int, ranks: int, meeting: Path) -> None:
 
     with set_current_vllm_config(VllmConfig()):
         init_distributed_environment(
-            world_size=ranks, rank=rank, local_rank=rank, distributed_init_method=f"file://{meeting}", backend="gloo"
+            world_size=ranks,
+            rank=rank,
+            local_rank=rank,
+            distributed_init_method=f"file://{meeting}",
+            backend="gloo",
         )
         initialize_model_parallel(ranks, 1)
 
 
 def _be_rank(config: Any, rank: int, meeting: Path) -> None:
-    """Turn this process, a fork of one that was alone, into one of two. The groups from before have no threads here, and are let lie."""
+    """Turn this process, a fork of one that was alone, into one of two.
+
+    The groups from before have no threads here, and are let lie.
+    """
     import vllm.distributed.device_communicators.cpu_communicator as communicator
     import vllm.distributed.parallel_state as groups
 
@@ -267,16 +343,28 @@ def _vllm_config(folder: Path, runner: str) -> Any:
     from vllm.config import CacheConfig, DeviceConfig, LoadConfig, ModelConfig, VllmConfig
 
     model = ModelConfig(
-        model=str(folder), tokenizer=str(folder), skip_tokenizer_init=not (folder / "tokenizer.json").exists(), trust_remote_code=False,
-        dtype="bfloat16", seed=0, enforce_eager=True, max_model_len=64, runner=runner,
-    )  # fmt: skip
-    whole = {"model_config": model, "load_config": LoadConfig(), "device_config": DeviceConfig(device="cpu")}
+        model=str(folder),
+        tokenizer=str(folder),
+        skip_tokenizer_init=not (folder / "tokenizer.json").exists(),
+        trust_remote_code=False,
+        dtype="bfloat16",
+        seed=0,
+        enforce_eager=True,
+        max_model_len=64,
+        runner=runner,
+    )
+    whole = {
+        "model_config": model,
+        "load_config": LoadConfig(),
+        "device_config": DeviceConfig(device="cpu"),
+    }
     try:
         return VllmConfig(**whole)
     except ValueError as error:
         if "enable-prefix-caching" not in str(error):
             raise
-        return VllmConfig(**whole, cache_config=CacheConfig(enable_prefix_caching=True))  # some linear attention asks for it
+        # some linear attention asks for it
+        return VllmConfig(**whole, cache_config=CacheConfig(enable_prefix_caching=True))
 
 
 def _maker(config: Any) -> Callable[[], Any]:
@@ -296,8 +384,11 @@ def _maker(config: Any) -> Callable[[], Any]:
     return make
 
 
-def _best_names(make: Callable[[], Any], model: Any, checkpoint: Mapping[str, Tensor]) -> tuple[Mapping[str, Tensor], float]:
-    """The checkpoint, under the names that the class loads whole: transformers saves some that are not those of the hub's files.
+def _best_names(
+    make: Callable[[], Any], model: Any, checkpoint: Mapping[str, Tensor]
+) -> tuple[Mapping[str, Tensor], float]:
+    """The checkpoint, under the names that the class loads whole: transformers saves some that are
+    not those of the hub's files.
 
     And how many parameters are never written.
     """
@@ -322,28 +413,54 @@ def _never_written(model: Any, checkpoint: Mapping[str, Tensor]) -> float:
 
 
 def _save_processor(folder: Path) -> None:
-    """A tokenizer and image processors of Qwen's kind, for classes that ask for them when they are made."""
+    """A tokenizer and image processors of Qwen's kind, for classes that ask for them when they are
+    made.
+    """
     from tokenizers import Tokenizer, models
     from transformers import PreTrainedTokenizerFast, Qwen2VLImageProcessor, Qwen3VLVideoProcessor
 
-    words = ["[UNK]", "<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>", "<image>", *SPECIAL.values()]
-    tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="[UNK]"))
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[UNK]", extra_special_tokens=SPECIAL).save_pretrained(folder)
+    words = [
+        "[UNK]",
+        "<|image_pad|>",
+        "<|video_pad|>",
+        "<|vision_start|>",
+        "<|vision_end|>",
+        "<image>",
+        *SPECIAL.values(),
+    ]
+    tokenizer = Tokenizer(
+        models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="[UNK]")
+    )
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, unk_token="[UNK]", extra_special_tokens=SPECIAL
+    ).save_pretrained(folder)
     Qwen2VLImageProcessor().save_pretrained(folder)
     Qwen3VLVideoProcessor().save_pretrained(folder)
 
 
 def _as_draft(config: Any, method: str | None) -> Any:
-    """The config; for a draft model, made to answer what its constructor asks of the model that it drafts for: one of its own shape."""
+    """The config;
+
+    for a draft model, made to answer what its constructor asks of the model that it drafts for: one
+    of its own shape.
+    """
     if method is None:
         return config
     from vllm.config import SpeculativeConfig
 
     fields = {
-        **{f"{whose}_{what}": getattr(config, what) for whose in ("draft", "target") for what in ("model_config", "parallel_config")},
-        "method": method, "num_speculative_tokens": 2, "parallel_drafting": False, "draft_tensor_parallel_size": 1,
-        "disable_padded_drafter_batch": False, "eagle3_use_aux_hidden_state": True,
-    }  # fmt: skip
+        **{
+            f"{whose}_{what}": getattr(config, what)
+            for whose in ("draft", "target")
+            for what in ("model_config", "parallel_config")
+        },
+        "method": method,
+        "num_speculative_tokens": 2,
+        "parallel_drafting": False,
+        "draft_tensor_parallel_size": 1,
+        "disable_padded_drafter_batch": False,
+        "eagle3_use_aux_hidden_state": True,
+    }
     draft = object.__new__(SpeculativeConfig)
     for name in SpeculativeConfig.__dataclass_fields__:
         object.__setattr__(draft, name, fields.pop(name, None))

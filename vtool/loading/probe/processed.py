@@ -1,4 +1,7 @@
-"""A model after the framework has made of the loaded weights what its kernels want: everything that it holds, not its parameters alone."""
+"""A model after the framework has made of the loaded weights what its kernels want:
+
+everything that it holds, not its parameters alone.
+"""
 
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -26,6 +29,8 @@ def _tensors(name: str, value: Any, depth: int = 0) -> Iterator[tuple[str, Tenso
         if value.device.type != "meta" and not value.is_sparse:
             yield name, value
     elif depth < DEEPEST and isinstance(value, dict | list | tuple):
-        pairs: Iterable[tuple[Any, Any]] = value.items() if isinstance(value, dict) else enumerate(value)
+        pairs: Iterable[tuple[Any, Any]] = (
+            value.items() if isinstance(value, dict) else enumerate(value)
+        )
         for key, inner in pairs:
             yield from _tensors(f"{name}[{key!r}]", inner, depth + 1)

@@ -1,4 +1,8 @@
-"""Quantised twins: the tensors that a class takes once its linear layers are made for fp8, beside those that it takes in any case."""
+"""Quantised twins:
+
+the tensors that a class takes once its linear layers are made for fp8, beside those that it takes
+in any case.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,23 +21,43 @@ QUANTISATION: Mapping[str, Any] = {
     "config_groups": {
         "group_0": {
             "targets": ["Linear"],
-            "weights": {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "channel", "dynamic": False},
-            "input_activations": {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "token", "dynamic": True},
+            "weights": {
+                "num_bits": 8,
+                "type": "float",
+                "symmetric": True,
+                "strategy": "channel",
+                "dynamic": False,
+            },
+            "input_activations": {
+                "num_bits": 8,
+                "type": "float",
+                "symmetric": True,
+                "strategy": "token",
+                "dynamic": True,
+            },
         }
     },
 }
-"""fp8 with a scale for each row, as compressed-tensors writes it (llm-compressor's FP8_DYNAMIC). Routers stay as they are, as there."""
+"""fp8 with a scale for each row, as compressed-tensors writes it (llm-compressor's FP8_DYNAMIC).
+
+Routers stay as they are, as there.
+"""
 
 
-def quantised_tensors(checkpoint: Mapping[str, Tensor], into: Mapping[str, Sequence[str]], parameters: State) -> dict[str, Tensor]:
-    """The checkpoint with fp8 weights, and a scale behind each, where the class has parameters for them.
+def quantised_tensors(
+    checkpoint: Mapping[str, Tensor], into: Mapping[str, Sequence[str]], parameters: State
+) -> dict[str, Tensor]:
+    """The checkpoint with fp8 weights, and a scale behind each, where the class has parameters for
+    them.
 
     Args:
-        into: for each parameter, the checkpoint's tensors that go into it when nothing is quantised.
+        into: for each parameter, the checkpoint's tensors that go into it when nothing is
+            quantised.
         parameters: those of the class when it is made for quantised weights.
 
     Raises:
-        NotRun: nothing can be quantised, or a tensor of a quantised parameter is no `X.weight` of two dimensions.
+        NotRun: nothing can be quantised, or a tensor of a quantised parameter is no `X.weight` of
+            two dimensions.
     """
     wanted = {tensor for parameter in quantised(parameters) for tensor in into.get(parameter, ())}
     if not wanted:
@@ -45,11 +69,17 @@ def quantised_tensors(checkpoint: Mapping[str, Tensor], into: Mapping[str, Seque
         if name in wanted:
             if tensor.dim() != 2 or not name.endswith(".weight"):
                 raise NotRun(f"compressed-tensors has no form for `{name}`, {list(tensor.shape)}")
-            made[name] = (torch.randn(tensor.shape, generator=generator) * 0.5).to(torch.float8_e4m3fn)
+            made[name] = (torch.randn(tensor.shape, generator=generator) * 0.5).to(
+                torch.float8_e4m3fn
+            )
             made[f"{name}_scale"] = torch.rand(tensor.shape[0], 1, generator=generator) + 0.01
     return made
 
 
 def quantised(parameters: State) -> list[str]:
     """The names of quantised parameters: of one byte an element, with a scale beside them."""
-    return [name for name, tensor in parameters.items() if tensor.element_size() == 1 and f"{name}_scale" in parameters]
+    return [
+        name
+        for name, tensor in parameters.items()
+        if tensor.element_size() == 1 and f"{name}_scale" in parameters
+    ]

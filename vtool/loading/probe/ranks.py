@@ -1,4 +1,7 @@
-"""Two ranks of tensor parallelism over gloo: what they have loaded together is the checkpoint, no part left out and none strange."""
+"""Two ranks of tensor parallelism over gloo:
+
+what they have loaded together is the checkpoint, no part left out and none strange.
+"""
 
 import os
 import time
@@ -19,7 +22,8 @@ TICK = 0.01
 
 
 def on_ranks(run: Callable[[int], Any], folder: Path) -> list[Any] | str:
-    """What each of two ranks, in processes of their own, has to say; or, as a text, why one of them has not.
+    """What each of two ranks, in processes of their own, has to say; or, as a text, why one of them
+    has not.
 
     Args:
         run: given a rank's number; what it returns must be what torch can save.
@@ -43,7 +47,12 @@ def on_ranks(run: Callable[[int], Any], folder: Path) -> list[Any] | str:
     return [torch.load(file) for file in files]
 
 
-def sharded(subject: Subject, start: Callable[[int, Path], None], reference: Mapping[str, Tensor], folder: Path) -> dict[str, Any]:
+def sharded(
+    subject: Subject,
+    start: Callable[[int, Path], None],
+    reference: Mapping[str, Tensor],
+    folder: Path,
+) -> dict[str, Any]:
     """Load the checkpoint on each of two ranks and compare with what one rank alone has loaded.
 
     Args:
@@ -61,12 +70,26 @@ def sharded(subject: Subject, start: Callable[[int, Path], None], reference: Map
     states = on_ranks(load, folder / "ranks")
     if isinstance(states, str):
         return {"reason": states}
-    items = [{"kind": "differs", "parameter": name, **found} for name in reference if (found := unlike(name, reference, states))]
-    return {"items": items, "measured": {"ranks": RANKS, "parted": sum(_parted(name, reference, states) for name in reference)}}
+    items = [
+        {"kind": "differs", "parameter": name, **found}
+        for name in reference
+        if (found := unlike(name, reference, states))
+    ]
+    return {
+        "items": items,
+        "measured": {
+            "ranks": RANKS,
+            "parted": sum(_parted(name, reference, states) for name in reference),
+        },
+    }
 
 
 def leave_groups() -> None:
-    """Of a fork: forget the process groups of before, which have no threads here. Ending them would wait for these."""
+    """Of a fork:
+
+    forget the process groups of before, which have no threads here. Ending them would wait for
+    these.
+    """
     import torch.distributed.distributed_c10d as c10d
 
     _KEPT.append(c10d._world)
@@ -87,7 +110,9 @@ def _forked(run: Callable[[int], Any], rank: int, folder: Path) -> int:
         torch.save(said, part)
         part.rename(folder / f"rank{rank}.pt")
     except BaseException as error:
-        (folder / f"part{rank}").write_text(f"{type(error).__name__}: {' '.join(str(error).split())[:200]}")
+        (folder / f"part{rank}").write_text(
+            f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        )
         (folder / f"part{rank}").rename(folder / f"failed{rank}")
     finally:
         os._exit(0)
@@ -97,11 +122,15 @@ def _parted(name: str, reference: Mapping[str, Tensor], states: list[State]) -> 
     return any(name in state and state[name].shape != reference[name].shape for state in states)
 
 
-def unlike(name: str, reference: Mapping[str, Tensor], states: list[State]) -> dict[str, str] | None:
-    """How the ranks' shards of a parameter are not the whole: values that no rank has, and values that are not in the whole.
+def unlike(
+    name: str, reference: Mapping[str, Tensor], states: list[State]
+) -> dict[str, str] | None:
+    """How the ranks' shards of a parameter are not the whole: values that no rank has, and values
+    that are not in the whole.
 
-    Parts that every rank has, as of norms and of shared key heads, are allowed, and so are zeros: of a bias whose sum the ranks take, one
-    rank has the values and the others none. Elements that nothing was loaded into are not looked at.
+    Parts that every rank has, as of norms and of shared key heads, are allowed, and so are zeros:
+    of a bias whose sum the ranks take, one rank has the values and the others none. Elements that
+    nothing was loaded into are not looked at.
     """
     if not all(name in state for state in states):
         return {"expected": "there on every rank", "seen": "not there"}
@@ -110,12 +139,19 @@ def unlike(name: str, reference: Mapping[str, Tensor], states: list[State]) -> d
     together = torch.cat([_loaded(state[name]) for state in states])
     seen, seen_counts = torch.unique(together, return_counts=True)
     position = torch.searchsorted(seen, values).clamp(max=max(len(seen) - 1, 0))
-    there = torch.where(seen[position] == values, seen_counts[position], 0) if len(seen) else torch.zeros_like(counts)
+    there = (
+        torch.where(seen[position] == values, seen_counts[position], 0)
+        if len(seen)
+        else torch.zeros_like(counts)
+    )
     missing = int((counts - there).clamp(min=0).sum())
     strange = int((~torch.isin(seen, values) & (seen != 0)).sum())
     if not missing and not strange:
         return None
-    return {"expected": f"all {len(whole)} elements, on one rank or the other", "seen": f"{missing} on none; {strange} values are strange"}
+    return {
+        "expected": f"all {len(whole)} elements, on one rank or the other",
+        "seen": f"{missing} on none; {strange} values are strange",
+    }
 
 
 def _loaded(tensor: Tensor) -> Tensor:

@@ -21,21 +21,28 @@ def safetensors_mmap(file: Path) -> Iterator[Named]:
 
 
 def runai(file: Path, *, distributed: bool = False) -> Iterator[Named]:
-    """Run:ai's streamer with as little memory as the largest tensor needs, and without copies where it can be told so.
+    """Run:ai's streamer with as little memory as the largest tensor needs, and without copies where
+    it can be told so.
 
     Args:
-        distributed: each rank of torch's process group reads a part of the file, and the ranks pass it on to each other.
+        distributed: each rank of torch's process group reads a part of the file, and the ranks pass
+            it on to each other.
     """
     import inspect
 
     size = max(_sizes(file)) + (1 << 16)
     os.environ.update(RUNAI_STREAMER_MEMORY_LIMIT=str(size), RUNAI_STREAMER_CONCURRENCY="1")
-    # Ranks pass tensors on through a buffer of a gigabyte, which a real checkpoint fills again and again, and a tiny one never.
+    # Ranks pass tensors on through a buffer of a gigabyte, which a real checkpoint fills again and
+    # again, and a tiny one never.
     os.environ.update(RUNAI_STREAMER_DIST="1", RUNAI_STREAMER_DIST_BUFFER_MIN_BYTESIZE="0")
     from runai_model_streamer import SafetensorsStreamer
 
     with SafetensorsStreamer() as streamer:
-        more: dict[str, object] = {"owned": False} if "owned" in inspect.signature(streamer.stream_files).parameters else {}
+        more: dict[str, object] = (
+            {"owned": False}
+            if "owned" in inspect.signature(streamer.stream_files).parameters
+            else {}
+        )
         if "device" in inspect.signature(streamer.stream_files).parameters:
             more["device"] = "cpu"
         if distributed:
@@ -68,18 +75,22 @@ ON_RANKS = "runai_distributed"
 """A source that is no iterator of one process."""
 
 
-def runai_on_ranks(load: Callable[[Iterator[Named]], list[str]], file: Path, folder: Path) -> list[list[str]] | str:
-    """Run:ai's streamer on two ranks over gloo, which share the reading; for each rank what `load` makes of it, or why it could not.
+def runai_on_ranks(
+    load: Callable[[Iterator[Named]], list[str]], file: Path, folder: Path
+) -> list[list[str]] | str:
+    """Run:ai's streamer on two ranks over gloo, which share the reading; for each rank what `load`
+    makes of it, or why it could not.
 
     Args:
         load: loads a new object from an iterator and says what is wrong with it.
         folder: where the ranks meet, and leave what they have to say.
     """
-    from runai_model_streamer import SafetensorsStreamer  # noqa: F401  an ImportError is told here, not on a rank
 
     def on_rank(rank: int) -> list[str]:
         leave_groups()
-        torch.distributed.init_process_group("gloo", init_method=f"file://{folder / 'meeting'}", rank=rank, world_size=RANKS)
+        torch.distributed.init_process_group(
+            "gloo", init_method=f"file://{folder / 'meeting'}", rank=rank, world_size=RANKS
+        )
         return load(runai(file, distributed=True))
 
     return on_ranks(on_rank, folder / "ranks")
@@ -97,4 +108,8 @@ def _sizes(file: Path) -> list[int]:
 
     with file.open("rb") as opened:
         header = json.loads(opened.read(int.from_bytes(opened.read(8), "little")))
-    return [entry["data_offsets"][1] - entry["data_offsets"][0] for name, entry in header.items() if name != "__metadata__"]
+    return [
+        entry["data_offsets"][1] - entry["data_offsets"][0]
+        for name, entry in header.items()
+        if name != "__metadata__"
+    ]

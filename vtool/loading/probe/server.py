@@ -1,4 +1,7 @@
-"""Imports the framework once, then gives each subject a process of its own: a crash or a hang is that subject's own result."""
+"""Imports the framework once, then gives each subject a process of its own:
+
+a crash or a hang is that subject's own result.
+"""
 
 import ctypes
 import gc
@@ -18,13 +21,22 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TextIO
 
-HOSTS = {"vllm": ".on_vllm", "transformers": ".on_transformers", "sglang": ".on_sglang", "python": ".on_file"}
+HOSTS = {
+    "vllm": ".on_vllm",
+    "transformers": ".on_transformers",
+    "sglang": ".on_sglang",
+    "python": ".on_file",
+}
 TICK = 0.01
 PR_SET_PDEATHSIG = 1
 
 
 def serve(request_file: str) -> int:
-    """Answer the request: a line of JSON for the start, for each subject, and for the end, through the descriptor that it names."""
+    """Answer the request:
+
+    a line of JSON for the start, for each subject, and for the end, through the descriptor that it
+    names.
+    """
     request = json.loads(Path(request_file).read_text())
     out = os.fdopen(request["descriptor"], "w", buffering=1)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
@@ -39,11 +51,20 @@ def serve(request_file: str) -> int:
     host = importlib.import_module(HOSTS[request["host"]], __package__)
     started = time.monotonic()
     try:
-        about = dict(host.prepare(several=request["subjects"] is None or len(request["subjects"]) > request["jobs"]))
+        about = dict(
+            host.prepare(
+                several=request["subjects"] is None or len(request["subjects"]) > request["jobs"]
+            )
+        )
         known = host.names()
     except Exception as error:
         _say(
-            out, event="unusable", reason=f"this interpreter cannot import {request['host']}: {type(error).__name__}: {_first_line(error)}"
+            out,
+            event="unusable",
+            reason=(
+                f"this interpreter cannot import {request['host']}: {type(error).__name__}:"
+                f" {_first_line(error)}"
+            ),
         )
         return 0
     subjects = known if request["subjects"] is None else request["subjects"]
@@ -52,8 +73,17 @@ def serve(request_file: str) -> int:
 
         subjects = [name for name in known if fnmatchcase(name, request["match"])]
     gc.collect()
-    gc.freeze()  # what is imported is never looked through again, and stays shared with the children
-    _say(out, event="ready", **about, torch=torch.__version__, seconds=time.monotonic() - started, known=known, subjects=subjects)
+    # what is imported is never looked through again, and stays shared with the children
+    gc.freeze()
+    _say(
+        out,
+        event="ready",
+        **about,
+        torch=torch.__version__,
+        seconds=time.monotonic() - started,
+        known=known,
+        subjects=subjects,
+    )
     with tempfile.TemporaryDirectory(prefix="vtool-load-") as scratch:
         Pool(host, request, Path(scratch), out).run(subjects)
     _say(out, event="done")
@@ -82,7 +112,9 @@ class Child:
 class Pool:
     """Runs `jobs` subjects at a time, within limits of seconds and of resident bytes each."""
 
-    def __init__(self, host: ModuleType, request: dict[str, Any], scratch: Path, out: TextIO) -> None:
+    def __init__(
+        self, host: ModuleType, request: dict[str, Any], scratch: Path, out: TextIO
+    ) -> None:
         self.host, self.request, self.scratch, self.out = host, request, scratch, out
         self.children: dict[int, Child] = {}
 
@@ -128,25 +160,46 @@ class Pool:
         with suppress(ProcessLookupError):
             os.killpg(process, signal.SIGKILL)  # what it may have started itself
         result = child.folder / "result.json"
-        stage = (child.folder / "stage").read_text() if (child.folder / "stage").exists() else "start"
+        stage = (
+            (child.folder / "stage").read_text() if (child.folder / "stage").exists() else "start"
+        )
         how = child.killed or _end(status, child.folder / "log")
         if result.exists():
             facts = json.loads(result.read_text())
-            if facts["status"] == "judged":  # an end before its time takes nothing away from what was known by then
-                facts["checks"] = {rule: {"reason": f"{how} (at: {stage})"} for rule in self.request["checks"]} | facts["checks"]
+            # an end before its time takes nothing away from what was known by then
+            if facts["status"] == "judged":
+                facts["checks"] = {
+                    rule: {"reason": f"{how} (at: {stage})"} for rule in self.request["checks"]
+                } | facts["checks"]
         else:
-            # What is stopped may be our tiny model's fault; what crashes, or is the user's own, is its own.
+            # What is stopped may be our tiny model's fault; what crashes, or is the user's own, is
+            # its own.
             ours = child.killed is not None and self.request["host"] != "python"
             facts = {"status": "not-run" if ours else "failed", "reason": f"{how} (at: {stage})"}
-        _say(self.out, event="subject", subject=child.name, seconds=round(time.monotonic() - child.started, 3), peak=peak, **facts)
+        _say(
+            self.out,
+            event="subject",
+            subject=child.name,
+            seconds=round(time.monotonic() - child.started, 3),
+            peak=peak,
+            **facts,
+        )
         shutil.rmtree(child.folder, ignore_errors=True)  # 391 tiny checkpoints are a gigabyte
 
 
 def _end(status: int, log: Path) -> str:
     """How a process ended, and the last line that it wrote."""
     ended = os.waitstatus_to_exitcode(status)
-    how = f"it was ended by {signal.Signals(-ended).name}" if ended < 0 else f"it exited with status {ended}"
-    said = log.read_bytes()[-2000:].decode(errors="replace").strip().splitlines() if log.exists() else []
+    how = (
+        f"it was ended by {signal.Signals(-ended).name}"
+        if ended < 0
+        else f"it exited with status {ended}"
+    )
+    said = (
+        log.read_bytes()[-2000:].decode(errors="replace").strip().splitlines()
+        if log.exists()
+        else []
+    )
     return f"{how}, its last words: {said[-1][:300]}" if said else how
 
 
@@ -198,7 +251,14 @@ def _facts(host: ModuleType, request: dict[str, Any], name: str, folder: Path) -
 
     def judged(checks: dict[str, Any]) -> dict[str, Any]:
         assert subject is not None
-        if subject.paths and not paths and any(checks.get(rule, {}).get("items") for rule in ("stale-reference", "stale-after-processing")):
+        if (
+            subject.paths
+            and not paths
+            and any(
+                checks.get(rule, {}).get("items")
+                for rule in ("stale-reference", "stale-after-processing")
+            )
+        ):
             progress("the framework's own paths")
             paths.update(subject.paths(subject))
         return {
@@ -214,14 +274,22 @@ def _facts(host: ModuleType, request: dict[str, Any], name: str, folder: Path) -
     work.mkdir()
     subject = None
     try:
-        subject = host.subject(name, work, progress, **({"checkpoint": request["checkpoint"]} if request["host"] == "python" else {}))
+        subject = host.subject(
+            name,
+            work,
+            progress,
+            **({"checkpoint": request["checkpoint"]} if request["host"] == "python" else {}),
+        )
         keep = lambda checks: _keep(judged(checks), folder)  # noqa: E731
-        return judged(audit(subject, request["checks"], request["slots"], request["sources"], progress, keep))
+        return judged(
+            audit(subject, request["checks"], request["slots"], request["sources"], progress, keep)
+        )
     except NotRun as why:
         return {"status": "not-run", "reason": str(why)}
     except LoadFailed as why:
         return {"status": "failed", "reason": str(why)}
     except Exception as error:
-        # What has loaded once, or is the user's own, fails by itself; else our tiny model may be at fault.
+        # What has loaded once, or is the user's own, fails by itself; else our tiny model may be at
+        # fault.
         own = request["host"] == "python" or (subject is not None and subject.origin == "given")
         return {"status": "failed" if own else "not-run", "reason": f"{stage[0]}: {text_of(error)}"}

@@ -1,4 +1,7 @@
-"""Parts of SGLang that cannot be made on a CPU. None of them runs while weights are loaded; the class's own code is not touched."""
+"""Parts of SGLang that cannot be made on a CPU.
+
+None of them runs while weights are loaded; the class's own code is not touched.
+"""
 
 import importlib
 import re
@@ -27,7 +30,9 @@ class Mender(mend.Mender):
 
 
 def _cuda() -> None:
-    """Questions about a GPU that constructors ask, and streams and events that they keep for a forward pass."""
+    """Questions about a GPU that constructors ask, and streams and events that they keep for a
+    forward pass.
+    """
 
     class Idle:
         def __init__(self, *arguments: Any, **more: Any) -> None:
@@ -38,7 +43,17 @@ def _cuda() -> None:
     device.get_device_capability = lambda *arguments: (9, 0)
     device.current_stream = lambda *arguments: Idle()
     device.current_device = lambda: 0
-    properties = type("Properties", (), {"multi_processor_count": 1, "total_memory": 1 << 34, "name": "none", "major": 9, "minor": 0})
+    properties = type(
+        "Properties",
+        (),
+        {
+            "multi_processor_count": 1,
+            "total_memory": 1 << 34,
+            "name": "none",
+            "major": 9,
+            "minor": 0,
+        },
+    )
     device.get_device_properties = lambda *arguments: properties()
 
 
@@ -71,7 +86,10 @@ def _rotary() -> None:
 STUBS: tuple[Stub, ...] = (
     (
         "CUDA's streams, and what it says of the device",
-        r"Torch not compiled with CUDA enabled|No CUDA GPUs|Found no NVIDIA driver|requires CUDA support",
+        (
+            r"Torch not compiled with CUDA enabled|No CUDA GPUs|Found no NVIDIA driver|requires"
+            r" CUDA support"
+        ),
         _cuda,
     ),
     ("the rotary embedding for CPUs", r"^AssertionError: .*\(factory\.py:\d+\)", _rotary),

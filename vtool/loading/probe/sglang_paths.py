@@ -1,4 +1,6 @@
-"""Drives SGLang's own ways of loading, to see which of them hand a class tensors that do not stay valid."""
+"""Drives SGLang's own ways of loading, to see which of them hand a class tensors that do not stay
+valid.
+"""
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -21,15 +23,19 @@ STREAMER = "runai_model_streamer"
 def drive(subject: Subject) -> dict[str, str]:
     """For each path: `unprotected`, `protected`, or why it was not run.
 
-    `load_format=runai_streamer` is SGLang's own iterator over a streamer that uses one buffer again: it marks what it yields (attribute
-    `_sglang_runai_streamer_tensor`, model_loader/weight_utils.py), and a class that looks at the mark copies. Weight updates hand over a
-    list, whose tensors stay until the call is over. `model.load_weights` is the class's own method, as loaders of others call it.
+    `load_format=runai_streamer` is SGLang's own iterator over a streamer that uses one buffer
+    again: it marks what it yields (attribute `_sglang_runai_streamer_tensor`,
+    model_loader/weight_utils.py), and a class that looks at the mark copies. Weight updates hand
+    over a list, whose tensors stay until the call is over. `model.load_weights` is the class's own
+    method, as loaders of others call it.
     """
     ways: dict[str, Callable[[], str]] = {
         "load_format=safetensors": lambda: _from_file(subject),
         "load_format=runai_streamer": lambda: _streamed(subject),
         "update_weights_from_distributed": lambda: _updated(subject),
-        "model.load_weights": lambda: _verdict(subject, _loaded(subject, ReusableBuffer(subject.checkpoint, 1))),
+        "model.load_weights": lambda: _verdict(
+            subject, _loaded(subject, ReusableBuffer(subject.checkpoint, 1))
+        ),
     }
     return {path: _attempt(run) for path, run in ways.items()}
 
@@ -54,7 +60,10 @@ def _verdict(subject: Subject, model: Any) -> str:
 
 
 def _from_file(subject: Subject) -> str:
-    """SGLang's loader of safetensors; whether what it yields is still right when it has yielded everything."""
+    """SGLang's loader of safetensors;
+
+    whether what it yields is still right when it has yielded everything.
+    """
     from sglang.srt.configs.load_config import LoadConfig
     from sglang.srt.model_loader.loader import DefaultModelLoader
 
@@ -68,17 +77,24 @@ def _streamed(subject: Subject) -> str:
     from sglang.srt.model_loader.weight_utils import runai_safetensors_weights_iterator
 
     with _streamer(ReusableBuffer(subject.checkpoint, 1)):
-        return _verdict(subject, _loaded(subject, runai_safetensors_weights_iterator(["model.safetensors"])))
+        return _verdict(
+            subject, _loaded(subject, runai_safetensors_weights_iterator(["model.safetensors"]))
+        )
 
 
 def _updated(subject: Subject) -> str:
-    """As `update_weights_from_distributed` loads what it has received: all of it at once, and freed when the call is over."""
+    """As `update_weights_from_distributed` loads what it has received:
+
+    all of it at once, and freed when the call is over.
+    """
     from sglang.srt.model_executor.model_runner_components.weight_updater import WeightUpdater
 
     model = subject.make()
     mark(model, MARKS[0])
     received = Tracked(subject.checkpoint)
-    runner: Any = SimpleNamespace(get_model=lambda: model, _assert_weight_cache_inactive=lambda *arguments: None)
+    runner: Any = SimpleNamespace(
+        get_model=lambda: model, _assert_weight_cache_inactive=lambda *arguments: None
+    )
     done, said = WeightUpdater.load_weights_from_distributed(runner, list(received))
     if not done:
         return f"not run: {said}"
@@ -91,13 +107,19 @@ def _saved(subject: Subject) -> Iterator[Path]:
     from safetensors.torch import save_file
 
     with TemporaryDirectory(prefix="vtool-") as folder:
-        save_file({name: tensor.contiguous() for name, tensor in subject.checkpoint.items()}, Path(folder) / "model.safetensors")
+        save_file(
+            {name: tensor.contiguous() for name, tensor in subject.checkpoint.items()},
+            Path(folder) / "model.safetensors",
+        )
         yield Path(folder)
 
 
 @contextmanager
 def _streamer(weights: ReusableBuffer) -> Iterator[None]:
-    """Run:ai's library, with one buffer for every tensor: the hardest case, whatever version is installed, or none."""
+    """Run:ai's library, with one buffer for every tensor:
+
+    the hardest case, whatever version is installed, or none.
+    """
 
     class SafetensorsStreamer:
         def __init__(self) -> None:

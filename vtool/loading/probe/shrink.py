@@ -1,30 +1,56 @@
-"""Makes a transformers config tiny, whatever its class: known fields get small values that go together."""
+"""Makes a transformers config tiny, whatever its class:
+
+known fields get small values that go together.
+"""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-HIDDEN, HEADS, KV_HEADS, HEAD_DIM, INTERMEDIATE, VOCAB, LAYERS, EXPERTS = 128, 4, 2, 32, 256, 1024, 2, 4
+HIDDEN, HEADS, KV_HEADS, HEAD_DIM, INTERMEDIATE, VOCAB, LAYERS, EXPERTS = (
+    128,
+    4,
+    2,
+    32,
+    256,
+    1024,
+    2,
+    4,
+)
 
 
 def _table() -> Iterator[tuple[str, int]]:
     rows = {
-        HIDDEN: "hidden_size d_model n_embd embed_dim dim out_hidden_size projection_dim projection_hidden_size hidden_dim "
-        "text_hidden_size output_dim vision_output_dim projector_input_dim projector_output_dim qformer_hidden_size "
-        "embedding_dim vision_hidden_size "
-        "block_dim conv_dim encoder_hidden_size decoder_hidden_size audio_hidden_size model_dim width d_text_config mm_hidden_size "
-        "upsample_initial_channel decoder_dim mm_embed_dim",
-        INTERMEDIATE: "encoder_ffn_dim decoder_ffn_dim ffn_dim n_inner ffn_hidden_size d_inner mlp_dim feed_forward_length block_ff_dim "
-        "mamba_d_ssm attention_hidden_size mlp_hidden_size",
-        HEADS: "num_attention_heads n_head num_heads encoder_attention_heads decoder_attention_heads n_heads linear_num_key_heads "
-        "linear_num_value_heads mamba_n_heads mamba_num_heads num_attention_groups_q index_n_heads",
-        HEAD_DIM: "head_dim kv_channels v_head_dim qk_nope_head_dim qk_rope_head_dim attention_head_dim global_head_dim "
-        "linear_key_head_dim linear_value_head_dim hidden_size_per_layer_input swa_head_dim swa_v_head_dim",
+        HIDDEN: (
+            "hidden_size d_model n_embd embed_dim dim out_hidden_size projection_dim"
+            " projection_hidden_size hidden_dim text_hidden_size output_dim vision_output_dim"
+            " projector_input_dim projector_output_dim qformer_hidden_size embedding_dim"
+            " vision_hidden_size block_dim conv_dim encoder_hidden_size decoder_hidden_size"
+            " audio_hidden_size model_dim width d_text_config mm_hidden_size"
+            " upsample_initial_channel decoder_dim mm_embed_dim"
+        ),
+        INTERMEDIATE: (
+            "encoder_ffn_dim decoder_ffn_dim ffn_dim n_inner ffn_hidden_size d_inner mlp_dim"
+            " feed_forward_length block_ff_dim mamba_d_ssm attention_hidden_size mlp_hidden_size"
+        ),
+        HEADS: (
+            "num_attention_heads n_head num_heads encoder_attention_heads decoder_attention_heads"
+            " n_heads linear_num_key_heads linear_num_value_heads mamba_n_heads mamba_num_heads"
+            " num_attention_groups_q index_n_heads"
+        ),
+        HEAD_DIM: (
+            "head_dim kv_channels v_head_dim qk_nope_head_dim qk_rope_head_dim attention_head_dim"
+            " global_head_dim linear_key_head_dim linear_value_head_dim hidden_size_per_layer_input"
+            " swa_head_dim swa_v_head_dim"
+        ),
         64: "mamba_head_dim mamba_d_head kv_lora_rank index_head_dim",
         48: "q_lora_rank",
         16: "rotary_dim o_lora_rank",
         1: "n_group topk_group num_expert_group mamba_n_groups n_groups mamba_ngroups",
         VOCAB: "vocab_size_per_layer_input",
-        256: "max_position_embeddings n_positions max_seq_len max_sequence_length seq_length max_source_positions n_ctx",
+        256: (
+            "max_position_embeddings n_positions max_seq_len max_sequence_length seq_length"
+            " max_source_positions n_ctx"
+        ),
     }
     for value, names in rows.items():
         yield from ((name, value) for name in names.split())
@@ -46,9 +72,18 @@ CAPPED = {
         ],
         LAYERS,
     ),
-    **dict.fromkeys(["num_key_value_heads", "num_kv_heads", "n_kv_heads", "multi_query_group_num", "n_head_kv"], KV_HEADS),
-    **dict.fromkeys(["num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "n_experts"], EXPERTS),
-    **dict.fromkeys(["num_experts_per_tok", "top_k", "moe_topk", "moe_k", "moe_top_k", "num_experts_per_token"], 2),
+    **dict.fromkeys(
+        ["num_key_value_heads", "num_kv_heads", "n_kv_heads", "multi_query_group_num", "n_head_kv"],
+        KV_HEADS,
+    ),
+    **dict.fromkeys(
+        ["num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "n_experts"],
+        EXPERTS,
+    ),
+    **dict.fromkeys(
+        ["num_experts_per_tok", "top_k", "moe_topk", "moe_k", "moe_top_k", "num_experts_per_token"],
+        2,
+    ),
     **dict.fromkeys(["first_k_dense_replace", "num_dense_layers"], 1),
     **dict.fromkeys(["vocab_size", "text_vocab_size", "audio_vocab_size"], VOCAB),
     **dict.fromkeys(["image_size", "input_size"], 56),
@@ -65,7 +100,12 @@ def small(name: str, value: Any) -> Any:
         return min(value, CAPPED[name])
     if name in FIXED or "intermediate" in name:
         return FIXED.get(name, INTERMEDIATE)
-    for ending, most in (("hidden_size", HIDDEN), ("vocab_size", VOCAB), ("ffn_size", INTERMEDIATE), ("ffn_hidden_size", INTERMEDIATE)):
+    for ending, most in (
+        ("hidden_size", HIDDEN),
+        ("vocab_size", VOCAB),
+        ("ffn_size", INTERMEDIATE),
+        ("ffn_hidden_size", INTERMEDIATE),
+    ):
         if name.endswith(ending):
             return min(value, most)
     is_token = name.endswith(("_token_id", "_token_index", "_token")) and value >= VOCAB
@@ -76,19 +116,30 @@ def shrink(config: Any, layers: int = LAYERS) -> Any:
     """Shrink a config in place, and those inside of it."""
     from transformers import PretrainedConfig
 
-    counts = {value for name, value in vars(config).items() if CAPPED.get(name) == LAYERS and isinstance(value, int) and value > layers}
+    counts = {
+        value
+        for name, value in vars(config).items()
+        if CAPPED.get(name) == LAYERS and isinstance(value, int) and value > layers
+    }
     for name, value in list(vars(config).items()):
         if isinstance(value, PretrainedConfig):
             shrink(value, layers)
         elif name in ONE_INDEX and isinstance(value, list):
             _set(config, name, [0])
-        elif isinstance(value, list | tuple) and (len(value) in counts or (name.endswith("_types") and len(value) > layers)):
+        elif isinstance(value, list | tuple) and (
+            len(value) in counts or (name.endswith("_types") and len(value) > layers)
+        ):
             # An entry a layer: as many as there are layers now, and no more.
             _set(config, name, [small(name, entry) for entry in list(value)[:layers]])
         elif isinstance(value, dict) and value and all(isinstance(key, int) for key in value):
-            if kept := {key: entry for key, entry in value.items() if key < layers}:  # else its keys are not layers
+            # else its keys are not layers
+            if kept := {key: entry for key, entry in value.items() if key < layers}:
                 _set(config, name, kept)
-        elif isinstance(value, dict) and name.endswith("_config") and all(isinstance(key, str) for key in value):
+        elif (
+            isinstance(value, dict)
+            and name.endswith("_config")
+            and all(isinstance(key, str) for key in value)
+        ):
             _set(config, name, {key: small(key, entry) for key, entry in value.items()})
         elif (tiny := small(name, value)) != value:
             _set(config, name, min(value, layers) if CAPPED.get(name) == LAYERS else tiny)
@@ -102,7 +153,13 @@ def shrink(config: Any, layers: int = LAYERS) -> Any:
 def _whole_patches(config: Any) -> None:
     """An image is a whole number of patches wide."""
     image, patch = getattr(config, "image_size", None), getattr(config, "patch_size", None)
-    if isinstance(image, int) and isinstance(patch, int) and not isinstance(image, bool) and patch > 0 and image % patch:
+    if (
+        isinstance(image, int)
+        and isinstance(patch, int)
+        and not isinstance(image, bool)
+        and patch > 0
+        and image % patch
+    ):
         _set(config, "image_size", 2 * patch)
 
 
@@ -120,7 +177,10 @@ def assign(config: Any, values: Mapping[str, Any]) -> None:
 
 
 def _set(config: Any, name: str, value: Any) -> None:
-    """Some fields are read-only, or refuse a value that others still contradict; then the old one stays."""
+    """Some fields are read-only, or refuse a value that others still contradict;
+
+    then the old one stays.
+    """
     try:
         setattr(config, name, value)
     except (AttributeError, ValueError, TypeError, NotImplementedError):

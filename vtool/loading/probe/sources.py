@@ -16,9 +16,14 @@ POISON = 0xC7
 
 
 class Owned:
-    """Gives each tensor in memory of its own: what every other source is compared with. Counts what it is asked for."""
+    """Gives each tensor in memory of its own:
 
-    def __init__(self, checkpoint: Mapping[str, Tensor], names: Sequence[str] | None = None) -> None:
+    what every other source is compared with. Counts what it is asked for.
+    """
+
+    def __init__(
+        self, checkpoint: Mapping[str, Tensor], names: Sequence[str] | None = None
+    ) -> None:
         self.checkpoint = checkpoint
         self.names = list(checkpoint if names is None else names)
         self.given = 0
@@ -32,7 +37,10 @@ class Owned:
 
 
 class ReusableBuffer(Owned):
-    """A ring of `slots` buffers, as a streaming loader has: a tensor is valid until `slots` more have been asked for, then destroyed."""
+    """A ring of `slots` buffers, as a streaming loader has:
+
+    a tensor is valid until `slots` more have been asked for, then destroyed.
+    """
 
     def __init__(self, checkpoint: Mapping[str, Tensor], slots: int) -> None:
         super().__init__(checkpoint)
@@ -40,7 +48,9 @@ class ReusableBuffer(Owned):
 
     def __iter__(self) -> Iterator[Named]:
         size = max((nbytes(tensor) for tensor in self.checkpoint.values()), default=0)
-        ring = [torch.empty(size, dtype=torch.uint8) for _ in range(min(self.slots, len(self.names)))]
+        ring = [
+            torch.empty(size, dtype=torch.uint8) for _ in range(min(self.slots, len(self.names)))
+        ]
         for number, name in enumerate(self.names):
             tensor = self.checkpoint[name]
             self.given += 1
@@ -53,7 +63,9 @@ class ReusableBuffer(Owned):
 
 
 class SglangMarked(ReusableBuffer):
-    """The ring, with SGLang's mark on each tensor, by which a class that looks for it copies (sglang/srt/model_loader/weight_utils.py)."""
+    """The ring, with SGLang's mark on each tensor, by which a class that looks for it copies
+    (sglang/srt/model_loader/weight_utils.py).
+    """
 
     def __iter__(self) -> Iterator[Named]:
         for name, tensor in super().__iter__():
@@ -62,7 +74,10 @@ class SglangMarked(ReusableBuffer):
 
 
 class Tracked(Owned):
-    """Like `Owned`; knows which of its memory is still held, by whatever view, and where it lies."""
+    """Like `Owned`;
+
+    knows which of its memory is still held, by whatever view, and where it lies.
+    """
 
     def __init__(self, checkpoint: Mapping[str, Tensor]) -> None:
         super().__init__(checkpoint)
@@ -84,7 +99,9 @@ class Tracked(Owned):
             weakref.finalize(array, self._released, name, address)
             self.most_held = max(self.most_held, len(self.held))
             self.most_bytes = max(self.most_bytes, sum(self.held.values()))
-            view = torch.from_numpy(array)[: len(self.raw[name])].view(tensor.dtype).view(tensor.shape)
+            view = (
+                torch.from_numpy(array)[: len(self.raw[name])].view(tensor.dtype).view(tensor.shape)
+            )
             self.given += 1
             self.addresses[address] = name  # last, so that the views above are not taken for reads
             del array
@@ -127,22 +144,32 @@ def buckets(names: Sequence[str], size: int) -> list[list[str]]:
     return [list(names[start : start + size]) for start in range(0, len(names), size)]
 
 
-def other_values(checkpoint: Mapping[str, Tensor], names: set[str] | None = None) -> dict[str, Tensor]:
-    """The same checkpoint with other numbers: what was loaded before, or what a tensor that is not read may hold."""
+def other_values(
+    checkpoint: Mapping[str, Tensor], names: set[str] | None = None
+) -> dict[str, Tensor]:
+    """The same checkpoint with other numbers:
+
+    what was loaded before, or what a tensor that is not read may hold.
+    """
     generator = torch.Generator().manual_seed(7)
     changed = {}
     for name, tensor in checkpoint.items():
         if names is not None and name not in names:
             changed[name] = tensor
         elif tensor.is_floating_point():
-            changed[name] = (torch.randn(tensor.shape, generator=generator) * 0.5 + 0.01).to(tensor.dtype)
+            changed[name] = (torch.randn(tensor.shape, generator=generator) * 0.5 + 0.01).to(
+                tensor.dtype
+            )
         else:
             changed[name] = _turned(tensor)
     return changed
 
 
 def _turned(tensor: Tensor) -> Tensor:
-    """Its elements in other places, for whole numbers are often places in something; where they are all alike, another in each."""
+    """Its elements in other places, for whole numbers are often places in something;
+
+    where they are all alike, another in each.
+    """
     elements = as_bytes(tensor)
     turned = elements.roll(1, 0)
     if torch.equal(turned, elements):

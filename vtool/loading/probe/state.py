@@ -8,7 +8,10 @@ import torch
 from torch import Tensor
 
 MARKS = (0x4B, 0x5A)
-"""Bytes that parameters are filled with before the first and the second load: as bfloat16 and float32, large finite numbers."""
+"""Bytes that parameters are filled with before the first and the second load:
+
+as bfloat16 and float32, large finite numbers.
+"""
 
 State = dict[str, Tensor]
 
@@ -30,30 +33,50 @@ def _all(model: Any, method: str) -> State:
         pairs = getattr(model, method)(remove_duplicate=False)
     except TypeError:
         pairs = getattr(model, method)()
-    return {name: tensor for name, tensor in pairs if isinstance(tensor, Tensor) and tensor.device.type != "meta"}
+    return {
+        name: tensor
+        for name, tensor in pairs
+        if isinstance(tensor, Tensor) and tensor.device.type != "meta"
+    }
 
 
 def mark(model: Any, byte: int, buffers: Collection[str] = ()) -> None:
-    """Fill every parameter with one byte, and the buffers named. Others are left: what is computed would not be computed again."""
+    """Fill every parameter with one byte, and the buffers named.
+
+    Others are left: what is computed would not be computed again.
+    """
     if hasattr(model, "mark_with"):
         model.mark_with(byte)
     with torch.no_grad():
-        for tensor in (named_parameters(model) | {name: named_tensors(model)[name] for name in buffers}).values():
+        for tensor in (
+            named_parameters(model) | {name: named_tensors(model)[name] for name in buffers}
+        ).values():
             tensor.untyped_storage().fill_(byte)  # type: ignore[attr-defined]
 
 
 def snapshot(model: Any) -> State:
     """A copy of every tensor."""
-    return {name: tensor.detach().clone(memory_format=torch.contiguous_format) for name, tensor in named_tensors(model).items()}
+    return {
+        name: tensor.detach().clone(memory_format=torch.contiguous_format)
+        for name, tensor in named_tensors(model).items()
+    }
 
 
 def as_bytes(tensor: Tensor) -> Tensor:
     """Its bytes, of shape (elements, bytes of one)."""
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8).view(tensor.numel(), tensor.element_size())
+    return (
+        tensor.detach()
+        .contiguous()
+        .reshape(-1)
+        .view(torch.uint8)
+        .view(tensor.numel(), tensor.element_size())
+    )
 
 
 def as_words(tensor: Tensor) -> Tensor:
-    """Its elements as whole numbers of their bits, of shape (elements,), or (elements, 2) for complex128: equal where the bits are."""
+    """Its elements as whole numbers of their bits, of shape (elements,), or (elements, 2) for
+    complex128: equal where the bits are.
+    """
     word = _WORDS[min(tensor.element_size(), 8)]
     words = tensor.detach().contiguous().reshape(-1).view(word)
     return words if words.numel() == tensor.numel() else words.view(tensor.numel(), -1)
@@ -69,19 +92,26 @@ def differing(left: Tensor, right: Tensor) -> Tensor:
 
 
 def same(left: Tensor, right: Tensor) -> bool:
-    """Whether two tensors of one shape and dtype are the same in every bit: one pass over memory, which most comparisons end with."""
+    """Whether two tensors of one shape and dtype are the same in every bit:
+
+    one pass over memory, which most comparisons end with.
+    """
     return torch.equal(as_words(left), as_words(right))
 
 
 def marked(tensor: Tensor, byte: int) -> Tensor:
     """For each element, whether it still has the bytes that it was filled with."""
     words = as_words(tensor)
-    alike = words == int.from_bytes(bytes([byte]) * words.element_size(), sys.byteorder, signed=words.dtype.is_signed)
+    alike = words == int.from_bytes(
+        bytes([byte]) * words.element_size(), sys.byteorder, signed=words.dtype.is_signed
+    )
     return alike.all(-1) if alike.dim() > 1 else alike
 
 
 def compare(
-    expected: Mapping[str, Tensor], seen: Mapping[str, Tensor], skip: Mapping[str, Tensor] | None = None
+    expected: Mapping[str, Tensor],
+    seen: Mapping[str, Tensor],
+    skip: Mapping[str, Tensor] | None = None,
 ) -> dict[str, dict[str, Any]]:
     """The tensors that differ, and by how much.
 
@@ -91,7 +121,10 @@ def compare(
     found: dict[str, dict[str, Any]] = {}
     for name in [*expected, *(name for name in seen if name not in expected)]:
         if name not in expected or name not in seen:
-            found[name] = {"expected": "there" if name in expected else "not there", "seen": "there" if name in seen else "not there"}
+            found[name] = {
+                "expected": "there" if name in expected else "not there",
+                "seen": "there" if name in seen else "not there",
+            }
             continue
         left, right = expected[name], seen[name]
         if left.shape != right.shape or left.dtype != right.dtype:

@@ -1,4 +1,8 @@
-"""Tiny twins: a transformers class, shrunk, with random values, saved and read back under the names that files have."""
+"""Tiny twins:
+
+a transformers class, shrunk, with random values, saved and read back under the names that files
+have.
+"""
 
 import json
 import re
@@ -17,7 +21,9 @@ TABLE: Mapping[str, Any] = json.loads((Path(__file__).parent / "twins.json").rea
 
 
 def warm() -> None:
-    """Build, before any fork, the table of renamings that transformers otherwise builds whenever a process saves its first model."""
+    """Build, before any fork, the table of renamings that transformers otherwise builds whenever a
+    process saves its first model.
+    """
     with suppress(ImportError, AttributeError):  # younger than the oldest version that is looked at
         from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
@@ -42,14 +48,25 @@ def tiny_config(config_class: Any, said: Mapping[str, Any]) -> Any:
 
 
 def _without_exceptions(values: Any) -> Any:
-    """Without what single layers have of their own: it names layers that are no longer there, and follows from the others."""
+    """Without what single layers have of their own:
+
+    it names layers that are no longer there, and follows from the others.
+    """
     if isinstance(values, dict):
-        return {key: _without_exceptions(value) for key, value in values.items() if key != "per_layer_config"}
+        return {
+            key: _without_exceptions(value)
+            for key, value in values.items()
+            if key != "per_layer_config"
+        }
     return values
 
 
-def save_twin(class_name: str, said: Mapping[str, Any], folder: Path, architecture: str) -> dict[str, Tensor]:
-    """Build the tiny model, save it into `folder`, and give its tensors as the files have them, with other, distinct values."""
+def save_twin(
+    class_name: str, said: Mapping[str, Any], folder: Path, architecture: str
+) -> dict[str, Tensor]:
+    """Build the tiny model, save it into `folder`, and give its tensors as the files have them,
+    with other, distinct values.
+    """
     import transformers
     from safetensors.torch import load_file
 
@@ -58,21 +75,29 @@ def save_twin(class_name: str, said: Mapping[str, Any], folder: Path, architectu
     torch.manual_seed(0)
     with _no_random_values():
         model = model_class(config)
-    kept = [*(getattr(model, "_keep_in_fp32_modules", None) or ()), *(getattr(model, "_keep_in_fp32_modules_strict", None) or ())]
+    kept = [
+        *(getattr(model, "_keep_in_fp32_modules", None) or ()),
+        *(getattr(model, "_keep_in_fp32_modules_strict", None) or ()),
+    ]
     model.to(torch.bfloat16).save_pretrained(folder)
     write_config(folder, said, architecture)
     tensors: dict[str, Tensor] = {}
     for file in sorted(folder.glob("*.safetensors")):
         tensors |= load_file(file)
-    tensors = {name: tensor.float() if _is_kept(name, kept, tensor) else tensor for name, tensor in tensors.items()}
+    tensors = {
+        name: tensor.float() if _is_kept(name, kept, tensor) else tensor
+        for name, tensor in tensors.items()
+    }
     return changed_names(random_values(tensors), said)
 
 
 @contextmanager
 def _no_random_values() -> Iterator[None]:
-    """Zeros for what a constructor draws: to draw takes longer than all else, and other values replace them.
+    """Zeros for what a constructor draws: to draw takes longer than all else, and other values
+    replace them.
 
-    Zeros, for what is in fresh memory may be outside of the bounds within which `trunc_normal_` draws until it is.
+    Zeros, for what is in fresh memory may be outside of the bounds within which `trunc_normal_`
+    draws until it is.
     """
     names = ("normal_", "uniform_")
     kept = {name: getattr(Tensor, name) for name in names}
@@ -103,7 +128,11 @@ def random_values(tensors: Mapping[str, Tensor], seed: int = 1) -> dict[str, Ten
     """Every float replaced by a random one: biases of zero and norms of one would hide a swap."""
     generator = torch.Generator().manual_seed(seed)
     return {
-        name: (torch.randn(tensor.shape, generator=generator) * 0.5 + 0.01).to(tensor.dtype) if tensor.is_floating_point() else tensor
+        name: (
+            (torch.randn(tensor.shape, generator=generator) * 0.5 + 0.01).to(tensor.dtype)
+            if tensor.is_floating_point()
+            else tensor
+        )
         for name, tensor in tensors.items()
     }
 
@@ -111,9 +140,14 @@ def random_values(tensors: Mapping[str, Tensor], seed: int = 1) -> dict[str, Ten
 def changed_names(tensors: Mapping[str, Tensor], said: Mapping[str, Any]) -> dict[str, Tensor]:
     """Without what the table drops, renamed, and with what it adds."""
     drop = said.get("drop")
-    tensors = {name: tensor for name, tensor in tensors.items() if not (drop and re.search(drop, name))}
+    tensors = {
+        name: tensor for name, tensor in tensors.items() if not (drop and re.search(drop, name))
+    }
     tensors = renamed(tensors, said.get("rename", ()))
-    extra = {name: torch.empty(shape, dtype=torch.bfloat16) for name, shape in said.get("extra", {}).items()}
+    extra = {
+        name: torch.empty(shape, dtype=torch.bfloat16)
+        for name, shape in said.get("extra", {}).items()
+    }
     return tensors | random_values(extra, seed=2)
 
 
@@ -128,4 +162,6 @@ def known(class_name: str) -> bool:
     """Whether transformers has a class of this name."""
     import transformers
 
-    return hasattr(transformers, class_name) and hasattr(getattr(transformers, class_name), "config_class")
+    return hasattr(transformers, class_name) and hasattr(
+        getattr(transformers, class_name), "config_class"
+    )

@@ -1,4 +1,6 @@
-"""The class of vLLM's that will load a folder, made from the folder's own config and loaded with its own tensors."""
+"""The class of vLLM's that will load a folder, made from the folder's own config and loaded with
+its own tensors.
+"""
 
 import json
 import os
@@ -19,7 +21,19 @@ from .vllm_parts import STUBS
 from .vllm_paths import drive
 from .vllm_quantised import processing, quantised_subject
 
-WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".pkl", ".gguf", ".npz", ".h5", ".msgpack", ".onnx")
+WEIGHTS = (
+    ".safetensors",
+    ".bin",
+    ".pt",
+    ".pth",
+    ".ckpt",
+    ".pkl",
+    ".gguf",
+    ".npz",
+    ".h5",
+    ".msgpack",
+    ".onnx",
+)
 LARGEST = 64 * 2**20
 """Bytes of a file beside the weights that is copied: tokenizers are the largest."""
 
@@ -38,7 +52,8 @@ def subject(given: Path, folder: Path, progress: Callable[[str], None]) -> Subje
     """The class that the folder's config.json names, with the folder's tensors.
 
     Args:
-        given: the user's folder, of which nothing is written: vLLM is shown `folder`, with copies of the small files.
+        given: the user's folder, of which nothing is written: vLLM is shown `folder`, with copies
+            of the small files.
 
     Raises:
         NotRun: why there is none.
@@ -50,7 +65,10 @@ def subject(given: Path, folder: Path, progress: Callable[[str], None]) -> Subje
     written = json.loads((given / "config.json").read_text(encoding="utf-8"))
     names = written.get("architectures") or []
     if not any(name in ModelRegistry.models for name in names):
-        raise NotRun(f"vLLM {sys.modules['vllm'].__version__} has registered no {' or '.join(names) or 'class: config.json names none'}")
+        raise NotRun(
+            f"vLLM {sys.modules['vllm'].__version__} has registered no"
+            f" {' or '.join(names) or 'class: config.json names none'}"
+        )
     copy_beside_weights(given, folder)
     mender = Parts()
     _start_distributed(0, 1, folder / "alone")
@@ -76,10 +94,17 @@ def subject(given: Path, folder: Path, progress: Callable[[str], None]) -> Subje
             "files": files,
         },
         paths=lambda subject: drive(subject, config),
-        shards=lambda subject, reference: sharded(subject, lambda rank, meeting: _be_rank(config, rank, meeting), reference, folder),
+        shards=lambda subject, reference: sharded(
+            subject, lambda rank, meeting: _be_rank(config, rank, meeting), reference, folder
+        ),
         process=processing(config),
     )
-    return replace(plain, quantised=lambda into: quantised_subject(plain, folder, lambda: _config(folder), _maker, into))
+    return replace(
+        plain,
+        quantised=lambda into: quantised_subject(
+            plain, folder, lambda: _config(folder), _maker, into
+        ),
+    )
 
 
 def _config(folder: Path) -> Any:
@@ -88,13 +113,22 @@ def _config(folder: Path) -> Any:
 
     tokenizer = (folder / "tokenizer.json").exists()
     model = ModelConfig(
-        model=str(folder), tokenizer=str(folder), skip_tokenizer_init=not tokenizer, seed=0, enforce_eager=True, max_model_len=64
+        model=str(folder),
+        tokenizer=str(folder),
+        skip_tokenizer_init=not tokenizer,
+        seed=0,
+        enforce_eager=True,
+        max_model_len=64,
     )
-    return VllmConfig(model_config=model, load_config=LoadConfig(), device_config=DeviceConfig(device="cpu"))
+    return VllmConfig(
+        model_config=model, load_config=LoadConfig(), device_config=DeviceConfig(device="cpu")
+    )
 
 
 def copy_beside_weights(given: Path, folder: Path) -> None:
-    """Copy what is no weights, so that whatever the framework may write is not written beside the user's files."""
+    """Copy what is no weights, so that whatever the framework may write is not written beside the
+    user's files.
+    """
     for file in given.iterdir():
         if file.is_file() and not file.name.endswith(WEIGHTS) and file.stat().st_size <= LARGEST:
             shutil.copyfile(file, folder / file.name)
@@ -103,7 +137,15 @@ def copy_beside_weights(given: Path, folder: Path) -> None:
 def _word(written: dict[str, Any]) -> str | None:
     """The dtype that a config declares, of its own or of its text's."""
     inner = written.get("text_config") or {}
-    return next((str(one[key]) for one in (written, inner) for key in ("dtype", "torch_dtype") if one.get(key)), None)
+    return next(
+        (
+            str(one[key])
+            for one in (written, inner)
+            for key in ("dtype", "torch_dtype")
+            if one.get(key)
+        ),
+        None,
+    )
 
 
 class Followed:
@@ -119,7 +161,9 @@ class Followed:
 
     def __next__(self) -> Named:
         pair = next(self.weights)
-        self.last = f"`{pair[0]}`, {list(pair[1].shape)}" + (f", of {self.files[pair[0]]}" if pair[0] in self.files else "")
+        self.last = f"`{pair[0]}`, {list(pair[1].shape)}" + (
+            f", of {self.files[pair[0]]}" if pair[0] in self.files else ""
+        )
         return pair
 
 

@@ -1,4 +1,7 @@
-"""Parts of vLLM that cannot be made on a CPU. None of them runs while weights are loaded; the class's own code is not touched."""
+"""Parts of vLLM that cannot be made on a CPU.
+
+None of them runs while weights are loaded; the class's own code is not touched.
+"""
 
 import importlib
 import inspect
@@ -23,13 +26,21 @@ def _sparse_attention() -> None:
     chosen = CpuPlatform.get_attn_backend_cls.__func__
 
     def dense(cls: Any, *arguments: Any, **more: Any) -> Any:
-        return chosen(cls, *map(_not_sparse, arguments), **{name: _not_sparse(value) for name, value in more.items()})
+        return chosen(
+            cls,
+            *map(_not_sparse, arguments),
+            **{name: _not_sparse(value) for name, value in more.items()},
+        )
 
     CpuPlatform.get_attn_backend_cls = classmethod(dense)
 
 
 def _not_sparse(value: Any) -> Any:
-    return value._replace(use_sparse=False) if getattr(value, "use_sparse", False) and hasattr(value, "_replace") else value
+    return (
+        value._replace(use_sparse=False)
+        if getattr(value, "use_sparse", False) and hasattr(value, "_replace")
+        else value
+    )
 
 
 def _latent_attention() -> None:
@@ -50,7 +61,10 @@ def _latent_attention() -> None:
 
 
 def _compiled_kernels(name: str) -> None:
-    """A kernel that this build of vLLM lacks: layers take hold of it when they are made, and call it when they run."""
+    """A kernel that this build of vLLM lacks:
+
+    layers take hold of it when they are made, and call it when they run.
+    """
 
     def absent(*arguments: Any, **more: Any) -> Any:
         raise NotImplementedError(f"there is no kernel {name}")
@@ -69,7 +83,10 @@ def _absent_class(name: str, module: str) -> None:
 
 
 class _AbsentName(type):
-    """The class of whatever is asked of a package that is not there. To inherit from, to decorate with; called, it gives a zero."""
+    """The class of whatever is asked of a package that is not there.
+
+    To inherit from, to decorate with; called, it gives a zero.
+    """
 
     def __getattr__(cls, name: str) -> Any:
         if name.startswith("__"):
@@ -87,7 +104,9 @@ class _Absent(metaclass=_AbsentName):
 
 
 class _EmptyPackage(ModuleType):
-    """A package that is there to be imported, whatever is asked of it, and whose functions are not there."""
+    """A package that is there to be imported, whatever is asked of it, and whose functions are not
+    there.
+    """
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -114,7 +133,10 @@ class _EmptyFinder:
 
 
 def _empty_package(name: str) -> None:
-    """What reads sound, or multiplies on a GPU: imported by a class's module, and not called while weights are loaded."""
+    """What reads sound, or multiplies on a GPU:
+
+    imported by a class's module, and not called while weights are loaded.
+    """
     for loaded in [each for each in sys.modules if each == name or each.startswith(f"{name}.")]:
         del sys.modules[loaded]
     sys.meta_path.insert(0, _EmptyFinder(name))
@@ -133,8 +155,12 @@ def _vision_attention() -> None:
     from vllm.platforms.cpu import CpuPlatform
     from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
-    CpuPlatform.get_vit_attn_backend = classmethod(lambda cls, *arguments, **more: AttentionBackendEnum.FLASH_ATTN)
-    CpuPlatform.get_supported_vit_attn_backends = classmethod(lambda cls: list(AttentionBackendEnum))
+    CpuPlatform.get_vit_attn_backend = classmethod(
+        lambda cls, *arguments, **more: AttentionBackendEnum.FLASH_ATTN
+    )
+    CpuPlatform.get_supported_vit_attn_backends = classmethod(
+        lambda cls: list(AttentionBackendEnum)
+    )
 
 
 def _second_runner() -> None:
@@ -142,7 +168,10 @@ def _second_runner() -> None:
 
 
 def _argument_of_attention(name: str) -> None:
-    """An argument that this build's attention does not know; it says what is computed, not what is loaded."""
+    """An argument that this build's attention does not know;
+
+    it says what is computed, not what is loaded.
+    """
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackendImpl
 
     made = CPUAttentionBackendImpl.__init__
@@ -156,7 +185,9 @@ def _argument_of_attention(name: str) -> None:
 def _supported_by_attention(name: str) -> None:
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 
-    setattr(CPUAttentionBackend, f"supports_{name.removeprefix('use_')}", classmethod(lambda cls: True))
+    setattr(
+        CPUAttentionBackend, f"supports_{name.removeprefix('use_')}", classmethod(lambda cls: True)
+    )
 
 
 def _moe_without_gate() -> None:
@@ -164,7 +195,9 @@ def _moe_without_gate() -> None:
 
     for module in (config, layer):  # where it is asked depends on the version
         if hasattr(module, "current_platform"):
-            module.current_platform = _answering(module.current_platform, is_cuda_alike=lambda: True)
+            module.current_platform = _answering(
+                module.current_platform, is_cuda_alike=lambda: True
+            )
 
 
 def _answering(platform: Any, **answers: Any) -> Any:
@@ -229,24 +262,52 @@ def shrink_constants(module: ModuleType) -> None:
 
 
 STUBS: tuple[Stub, ...] = (
-    ("transformers' {0}", r"cannot import name '(\w+)' from '(transformers\.[\w.]+)'", _absent_class),
+    (
+        "transformers' {0}",
+        r"cannot import name '(\w+)' from '(transformers\.[\w.]+)'",
+        _absent_class,
+    ),
     ("the kernel {0}", r"'_OpNamespace' '_C' object has no attribute '(\w+)'", _compiled_kernels),
     ("latent attention", r"MLA is not supported on CPU", _latent_attention),
     ("vLLM's check of the config's class", r"Assertion failed", _config_checks),
     ("sparse attention", r"Sparse Attention is not supported on CPU", _sparse_attention),
-    ("kernels of experts without a gate", r"is_act_and_mul=False is supported only", _moe_without_gate),
+    (
+        "kernels of experts without a gate",
+        r"is_act_and_mul=False is supported only",
+        _moe_without_gate,
+    ),
     ("kernels of experts", r"No \w+ MoE backend supports", _expert_kernels),
-    ("the package {0}", r"No module named '(torchaudio|cutlass|cuda|quack)(?=[.'])", _empty_package),
+    (
+        "the package {0}",
+        r"No module named '(torchaudio|cutlass|cuda|quack)(?=[.'])",
+        _empty_package,
+    ),
     ("the package {0}", r"(vllm\.vllm_flash_attn) requires the CUDA", _empty_package),
     (
         "attention's argument {0}",
         r"CPUAttentionBackendImpl.__init__\(\) got an unexpected keyword argument '(\w+)'",
         _argument_of_attention,
     ),
-    ("attention's support of {0}", r"(use_\w+) is not supported by backend CPU_ATTN", _supported_by_attention),
-    ("{1}'s {0}", r"cannot import name '(\w+)' from '(vllm\.v1\.attention\.[\w.]+)'", _absent_function),
+    (
+        "attention's support of {0}",
+        r"(use_\w+) is not supported by backend CPU_ATTN",
+        _supported_by_attention,
+    ),
+    (
+        "{1}'s {0}",
+        r"cannot import name '(\w+)' from '(vllm\.v1\.attention\.[\w.]+)'",
+        _absent_function,
+    ),
     ("a GPU's {0}", r"(?:torch\.cuda\.|dummy base class )(Stream|Event)", _of_a_gpu),
-    ("attention of the vision tower", r"(?:does not support|Backend) AttentionBackendEnum", _vision_attention),
-    ("the second model runner", r"Model Runner V1 does not support|requires the V2 model runner", _second_runner),
+    (
+        "attention of the vision tower",
+        r"(?:does not support|Backend) AttentionBackendEnum",
+        _vision_attention,
+    ),
+    (
+        "the second model runner",
+        r"Model Runner V1 does not support|requires the V2 model runner",
+        _second_runner,
+    ),
     ("triton's allocator", r"has no attribute 'set_allocator'", _triton_allocator),
 )

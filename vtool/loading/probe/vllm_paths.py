@@ -1,4 +1,6 @@
-"""Drives vLLM's own ways of loading, to see which of them hand a class tensors that do not stay valid."""
+"""Drives vLLM's own ways of loading, to see which of them hand a class tensors that do not stay
+valid.
+"""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,7 +24,10 @@ DISK = ("safetensors", "runai_streamer", "fastsafetensors")
 
 def drive(subject: Subject, config: Any) -> dict[str, str]:
     """For each path: `unprotected`, `protected`, or why it was not run."""
-    found = {f"load_format={kind}": _attempt(lambda kind=kind: _from_disk(subject, config, kind)) for kind in DISK}
+    found = {
+        f"load_format={kind}": _attempt(lambda kind=kind: _from_disk(subject, config, kind))
+        for kind in DISK
+    }
     found["reload_weights(weights_iterator)"] = _attempt(lambda: _reload(subject, config))
     found["model.load_weights"] = _attempt(lambda: _direct(subject))
     return found
@@ -45,9 +50,15 @@ def _loaded(subject: Subject, source: Owned) -> Any:
 
 
 def _direct(subject: Subject) -> str:
-    """As weight synchronisation calls it: the class's own method, with the sender's buffer, and what is then made of the weights."""
+    """As weight synchronisation calls it:
 
-    models = [_loaded(subject, source) for source in (Owned(subject.checkpoint), ReusableBuffer(subject.checkpoint, 1))]
+    the class's own method, with the sender's buffer, and what is then made of the weights.
+    """
+
+    models = [
+        _loaded(subject, source)
+        for source in (Owned(subject.checkpoint), ReusableBuffer(subject.checkpoint, 1))
+    ]
     if compare(*(snapshot(model) for model in models)):
         return "unprotected"
     if subject.process is None:
@@ -58,7 +69,9 @@ def _direct(subject: Subject) -> str:
 
 
 def _reload(subject: Subject, config: Any) -> str:
-    """`reload_weights` of the model runner, with an iterator of the caller's, into a model made ready as vLLM's loader does."""
+    """`reload_weights` of the model runner, with an iterator of the caller's, into a model made
+    ready as vLLM's loader does.
+    """
     from vllm.model_executor.model_loader.utils import process_weights_after_loading
 
     run = _reload_weights(config)
@@ -76,14 +89,21 @@ def _reload(subject: Subject, config: Any) -> str:
 
 
 def _reload_weights(config: Any) -> Callable[[Any, Owned], None]:
-    """A function of its own since vLLM 0.3x; before, a method of the runner, which asks the runner for three things only."""
+    """A function of its own since vLLM 0.3x;
+
+    before, a method of the runner, which asks the runner for three things only.
+    """
     try:
         from vllm.model_executor.model_loader.reload.inplace import reload_weights
     except ImportError:
         from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
         def of_runner(model: Any, source: Owned) -> None:
-            runner = SimpleNamespace(get_model=lambda: model, model_config=config.model_config, load_config=config.load_config)
+            runner = SimpleNamespace(
+                get_model=lambda: model,
+                model_config=config.model_config,
+                load_config=config.load_config,
+            )
             GPUModelRunner.reload_weights(runner, iter(source))
 
         return of_runner
@@ -92,7 +112,10 @@ def _reload_weights(config: Any) -> Callable[[Any, Owned], None]:
 
 @contextmanager
 def _weights_stay() -> Iterator[None]:
-    """Layers multiply by torch's own product. The packed ones keep an empty weight, and nothing is left to compare."""
+    """Layers multiply by torch's own product.
+
+    The packed ones keep an empty weight, and nothing is left to compare.
+    """
     import vllm._custom_ops as operators
     import vllm.model_executor.layers.utils as layers
 
@@ -105,13 +128,19 @@ def _weights_stay() -> Iterator[None]:
 
 
 def _from_disk(subject: Subject, config: Any, kind: str) -> str:
-    """A loader of vLLM's own over a file; whether what it yields is still right when it has yielded everything."""
+    """A loader of vLLM's own over a file;
+
+    whether what it yields is still right when it has yielded everything.
+    """
     from safetensors.torch import save_file
     from vllm.config import LoadConfig
     from vllm.model_executor.model_loader import get_model_loader
 
     with TemporaryDirectory(prefix="vtool-") as folder:
-        save_file({name: tensor.contiguous() for name, tensor in subject.checkpoint.items()}, Path(folder) / "model.safetensors")
+        save_file(
+            {name: tensor.contiguous() for name, tensor in subject.checkpoint.items()},
+            Path(folder) / "model.safetensors",
+        )
         import copy
 
         model_config = copy.copy(config.model_config)

@@ -15,7 +15,10 @@ from .vllm_paths import drive
 
 
 def processing(config: Any) -> Callable[[Any], None]:
-    """What vLLM does between loading and serving: packs weights for its kernels, ties heads, folds scales."""
+    """What vLLM does between loading and serving:
+
+    packs weights for its kernels, ties heads, folds scales.
+    """
 
     def process(model: Any) -> None:
         from vllm.config import set_current_vllm_config
@@ -28,7 +31,11 @@ def processing(config: Any) -> Callable[[Any], None]:
 
 
 def quantised_subject(
-    plain: Subject, folder: Path, configure: Callable[[], Any], maker: Callable[[Any], Callable[[], Any]], into: Mapping[str, Sequence[str]]
+    plain: Subject,
+    folder: Path,
+    configure: Callable[[], Any],
+    maker: Callable[[Any], Callable[[], Any]],
+    into: Mapping[str, Sequence[str]],
 ) -> Subject:
     """The same class, made from the folder's config with a `quantization_config` in it.
 
@@ -36,7 +43,8 @@ def quantised_subject(
         plain: the class as it is without.
         configure: makes a VllmConfig of the folder.
         maker: given that, what makes models.
-        into: for each parameter, the checkpoint's tensors that go into it when nothing is quantised.
+        into: for each parameter, the checkpoint's tensors that go into it when nothing is
+            quantised.
 
     Raises:
         NotRun: nothing of it can be quantised.

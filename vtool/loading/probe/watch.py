@@ -1,4 +1,7 @@
-"""Watches every operation of a load: which checkpoint tensors are read, into which parameters they go, and where they lose bits."""
+"""Watches every operation of a load:
+
+which checkpoint tensors are read, into which parameters they go, and where they lose bits.
+"""
 
 from typing import Any
 
@@ -10,11 +13,43 @@ from torch.utils._pytree import tree_leaves
 from .sources import Tracked
 
 # Operations that hand on the same memory and read nothing of it.
-VIEWS = frozenset({
-    "view", "slice", "select", "narrow", "transpose", "t", "permute", "unsqueeze", "squeeze", "detach", "alias", "expand", "_unsafe_view",
-    "split", "chunk", "reshape", "as_strided", "unbind", "split_with_sizes", "_reshape_alias", "diagonal", "unfold", "movedim", "real",
-    "lift_fresh", "empty_like", "zeros_like", "ones_like", "new_empty", "new_zeros", "resize_", "set_", "numpy_T",
-})  # fmt: skip
+VIEWS = frozenset(
+    {
+        "view",
+        "slice",
+        "select",
+        "narrow",
+        "transpose",
+        "t",
+        "permute",
+        "unsqueeze",
+        "squeeze",
+        "detach",
+        "alias",
+        "expand",
+        "_unsafe_view",
+        "split",
+        "chunk",
+        "reshape",
+        "as_strided",
+        "unbind",
+        "split_with_sizes",
+        "_reshape_alias",
+        "diagonal",
+        "unfold",
+        "movedim",
+        "real",
+        "lift_fresh",
+        "empty_like",
+        "zeros_like",
+        "ones_like",
+        "new_empty",
+        "new_zeros",
+        "resize_",
+        "set_",
+        "numpy_T",
+    }
+)
 
 
 class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -30,7 +65,11 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor) and leaf.device.type == "cpu"]
+        inputs = [
+            leaf
+            for leaf in tree_leaves((args, kwargs))
+            if isinstance(leaf, Tensor) and leaf.device.type == "cpu"
+        ]
         name = func._schema.name.split("::")[-1]
         if name in VIEWS or not inputs:
             return result
@@ -61,11 +100,14 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if address in before:
                 self.came_from.setdefault(address, set()).update(origins)
             else:
-                self.came_from[address] = set(origins)  # a new storage, perhaps where a freed one lay
+                # a new storage, perhaps where a freed one lay
+                self.came_from[address] = set(origins)
         return result
 
     def _note_narrowing(self, names: set[str], tensor: Tensor, result: Any) -> None:
-        """Values of checkpoint tensors that are copied or converted, as they are, into a dtype that holds less than the checkpoint's."""
+        """Values of checkpoint tensors that are copied or converted, as they are, into a dtype that
+        holds less than the checkpoint's.
+        """
         if not isinstance(result, Tensor) or result.numel() != tensor.numel():
             return
         for name in names:

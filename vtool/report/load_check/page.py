@@ -17,7 +17,14 @@ from vtool.report.words import plural
 _ORDER = ("unsafe", "failed", "not-run", "clean")
 _SEVERITIES = ("error", "warning", "note")
 _MARKS = {"error": "✗", "warning": "!", "failed": "✗", "not-run": "–", "passed": "✓", "": ""}
-_WORDS = {"error": "error", "warning": "warning", "failed": "failed", "not-run": "not run", "passed": "passed", "": "not asked for"}
+_WORDS = {
+    "error": "error",
+    "warning": "warning",
+    "failed": "failed",
+    "not-run": "not run",
+    "passed": "passed",
+    "": "not asked for",
+}
 
 
 def write_load_check(document: Mapping[str, Any], output: Path) -> Path:
@@ -36,7 +43,10 @@ def write_load_check(document: Mapping[str, Any], output: Path) -> Path:
 def render(document: Mapping[str, Any]) -> str:
     """The page. The same document gives the same bytes."""
     if document.get("version") != 1:
-        raise ValueError(f"this is version {document.get('version')!r} of the results' layout, and the page is made from version 1")
+        raise ValueError(
+            f"this is version {document.get('version')!r} of the results' layout, and the page is"
+            " made from version 1"
+        )
     here = Path(__file__).parent
     environment = Environment(
         loader=FileSystemLoader([here, here.parent]),
@@ -49,8 +59,13 @@ def render(document: Mapping[str, Any]) -> str:
     environment.filters["breakable"] = _breakable
     results: Sequence[Mapping[str, Any]] = document["results"]
     rules = list(dict.fromkeys(rule for result in results for rule in result["checks"]))
-    ranked = sorted(enumerate(results), key=lambda pair: (_ORDER.index(pair[1]["verdict"]), pair[0]))
-    subjects = [_subject(result, rules, number, document["tool"]) for number, (_, result) in enumerate(ranked, 1)]
+    ranked = sorted(
+        enumerate(results), key=lambda pair: (_ORDER.index(pair[1]["verdict"]), pair[0])
+    )
+    subjects = [
+        _subject(result, rules, number, document["tool"])
+        for number, (_, result) in enumerate(ranked, 1)
+    ]
     verdicts = [result["verdict"] for result in results]
     return environment.get_template("load_check.html.j2").render(
         version=__version__,
@@ -73,29 +88,50 @@ def _counts(results: Sequence[Mapping[str, Any]], rule: str) -> dict[str, int]:
     return {state: states.count(state) for state in ("passed", "failed", "not-run")}
 
 
-def _subject(result: Mapping[str, Any], rules: Sequence[str], number: int, tool: Mapping[str, Any]) -> dict[str, Any]:
+def _subject(
+    result: Mapping[str, Any], rules: Sequence[str], number: int, tool: Mapping[str, Any]
+) -> dict[str, Any]:
     details = result.get("details", {})
-    findings = sorted(result["findings"], key=lambda finding: _SEVERITIES.index(finding["severity"]))
+    findings = sorted(
+        result["findings"], key=lambda finding: _SEVERITIES.index(finding["severity"])
+    )
     return {
         "id": f"subject-{number}",
         "name": result["subject"],
         "verdict": result["verdict"],
         "cells": [(rule, *_cell(result, rule)) for rule in rules],
         "findings": [_finding(finding) for finding in findings],
-        "counts": [(severity, sum(finding["severity"] == severity for finding in findings)) for severity in _SEVERITIES],
+        "counts": [
+            (severity, sum(finding["severity"] == severity for finding in findings))
+            for severity in _SEVERITIES
+        ],
         "measured": [(rule, facts) for rule, found in details.items() if (facts := _facts(found))],
         "reasons": _reasons(result["checks"], details),
-        "again": shlex.join(["vtool", *tool["command"].split(), result["subject"], *_options(result["subject"], tool)]),
+        "again": shlex.join(
+            [
+                "vtool",
+                *tool["command"].split(),
+                result["subject"],
+                *_options(result["subject"], tool),
+            ]
+        ),
     }
 
 
 def _options(subject: str, tool: Mapping[str, Any]) -> list[str]:
     """What was asked beside the subject. A checkpoint is given to a user's own classes alone."""
-    return [word for word in tool.get("options", []) if subject.startswith("python:") or not word.startswith("--checkpoint=")]
+    return [
+        word
+        for word in tool.get("options", [])
+        if subject.startswith("python:") or not word.startswith("--checkpoint=")
+    ]
 
 
 def _cell(result: Mapping[str, Any], rule: str) -> tuple[str, str, str]:
-    """Class, mark and word of a check: how it ended, or, where it failed, how grave its worst finding is."""
+    """Class, mark and word of a check:
+
+    how it ended, or, where it failed, how grave its worst finding is.
+    """
     state = result["checks"].get(rule, "")
     severities = [finding["severity"] for finding in result["findings"] if finding["rule"] == rule]
     if state == "failed" and severities:
@@ -109,7 +145,10 @@ def _finding(finding: Mapping[str, Any]) -> dict[str, Any]:
     place = ":".join(str(origin[part]) for part in ("file", "line", "column") if part in origin)
     rule = RULES.get(finding["rule"])
     return {
-        **{key: finding.get(key) for key in ("rule", "code", "severity", "message", "parameter", "expected", "seen")},
+        **{
+            key: finding.get(key)
+            for key in ("rule", "code", "severity", "message", "parameter", "expected", "seen")
+        },
         "help": finding.get("help") or (rule.fix if rule else None),
         "tensors": finding.get("tensors", []),
         "place": place,
@@ -119,7 +158,11 @@ def _finding(finding: Mapping[str, Any]) -> dict[str, Any]:
 
 def _facts(found: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
     """What was measured, as names and lines of text."""
-    return [(name.replace("_", " "), _texts(value)) for name, value in found.items() if name != "reason" and value not in (None, [], {})]
+    return [
+        (name.replace("_", " "), _texts(value))
+        for name, value in found.items()
+        if name != "reason" and value not in (None, [], {})
+    ]
 
 
 def _texts(value: object) -> list[str]:
@@ -128,13 +171,20 @@ def _texts(value: object) -> list[str]:
     return [str(item) for item in value] if isinstance(value, list | tuple) else [str(value)]
 
 
-def _reasons(checks: Mapping[str, str], details: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, list[str]]]:
+def _reasons(
+    checks: Mapping[str, str], details: Mapping[str, Mapping[str, Any]]
+) -> list[tuple[str, list[str]]]:
     """Why checks were not run: each reason, and the checks that it is of."""
     reasons: dict[str, list[str]] = {}
     for rule, state in checks.items():
         if state == "not-run":
             reasons.setdefault(str(details.get(rule, {}).get("reason", "")), []).append(rule)
-    if len(reasons) == 2 and "" in reasons and "not-run" in checks.values() and "passed" not in checks.values():
+    if (
+        len(reasons) == 2
+        and "" in reasons
+        and "not-run" in checks.values()
+        and "passed" not in checks.values()
+    ):
         # A subject that could not be judged has its one reason at the first check.
         (reason,) = (reason for reason in reasons if reason)
         return [(reason, list(checks))]

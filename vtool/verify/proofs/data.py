@@ -23,7 +23,10 @@ RANKS = (1, 2, 3)
 
 def label_masks(ground: Ground) -> Proof:
     """`label-masks-disagree`: two ways of masking, and the words of the row."""
-    rule, what = "label-masks-disagree", f"labels of {len(ground.rows)} rows against the characters of their answers"
+    rule, what = (
+        "label-masks-disagree",
+        f"labels of {len(ground.rows)} rows against the characters of their answers",
+    )
     ground = ground.as_encoded()
     untold = []
     for place, sample in enumerate(ground.samples):
@@ -37,17 +40,35 @@ def label_masks(ground: Ground) -> Proof:
         tokenizer = ground.processor.tokenizer
         whole = tokenizer(_whole(ground, place), add_special_tokens=False).input_ids
         if whole == ids or (sample.truncated and whole[: len(ids)] == ids):
-            wrong = [at for at, (one, other) in enumerate(zip(supervised, inside, strict=False)) if one != other]
+            wrong = [
+                at
+                for at, (one, other) in enumerate(zip(supervised, inside, strict=False))
+                if one != other
+            ]
             if wrong:
                 token = tokenizer.decode([ids[wrong[0]]])
-                kind = "is supervised, and is not of an answer" if supervised[wrong[0]] else "is of an answer, and is not supervised"
-                return failed(rule, what, f"{row.id}: token {wrong[0]}, {token!r}, {kind}{_more(wrong)}")
-        else:  # the pieces that a chat is tokenized in give other tokens than all of it at once: their text is the same
+                kind = (
+                    "is supervised, and is not of an answer"
+                    if supervised[wrong[0]]
+                    else "is of an answer, and is not supervised"
+                )
+                return failed(
+                    rule, what, f"{row.id}: token {wrong[0]}, {token!r}, {kind}{_more(wrong)}"
+                )
+        # the pieces that a chat is tokenized in give other tokens than all of it at once: their
+        # text is the same
+        else:
             kept = sample.labels[sample.labels != IGNORED].tolist()
-            decoded = tokenizer.decode(kept, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+            decoded = tokenizer.decode(
+                kept, skip_special_tokens=False, clean_up_tokenization_spaces=False
+            )
             if not same_text(decoded, text, truncated=sample.truncated):
                 return failed(
-                    rule, what, f"{row.id}: what is supervised is not what the answers are", expected=repr(text), seen=repr(decoded)
+                    rule,
+                    what,
+                    f"{row.id}: what is supervised is not what the answers are",
+                    expected=repr(text),
+                    seen=repr(decoded),
                 )
     if len(untold) == len(ground.rows):
         return Proof(rule, what, "not-run", reason=untold[0])
@@ -60,25 +81,41 @@ def _more(wrong: list[int]) -> str:
 
 def _whole(ground: Ground, place: int) -> str:
     row = ground.rows[place]
-    text: str = ground.processor.tokenizer.apply_chat_template(list(row.messages), tools=row.tools, tokenize=False)
+    text: str = ground.processor.tokenizer.apply_chat_template(
+        list(row.messages), tools=row.tools, tokenize=False
+    )
     return text
 
 
 def positions(ground: Ground) -> Proof:
     """`positions-differ`: what the language model is given, padded and packed."""
     rule = "positions-differ"
-    what = "positions that the language model is given, of rows by themselves, padded" + (", and packed" if ground.packs else "")
+    what = "positions that the language model is given, of rows by themselves, padded" + (
+        ", and packed" if ground.packs else ""
+    )
     session, _ = ground.open()
     places = range(len(ground.rows))
-    cases = [(f"{reference.row_name(place)} by itself", session, ground.batch(session, [place])) for place in places]
+    cases = [
+        (f"{reference.row_name(place)} by itself", session, ground.batch(session, [place]))
+        for place in places
+    ]
     cases.append(("padded", session, ground.batch(session, places)))
     if ground.packs:
         packed, _ = ground.open(**ground.packing)
         cases.append(("packed", packed, ground.batch(packed, places, packed=True)))
-    differences = [difference for case, opened, batch in cases for difference in _positions(ground, opened, batch, case)]
+    differences = [
+        difference
+        for case, opened, batch in cases
+        for difference in _positions(ground, opened, batch, case)
+    ]
     if reference.counts_images_as_text(ground):
-        message = "mm_token_type_ids is left out, so that transformers counts an image's tokens as text, and M-RoPE does not"
-        return held(rule, what, differences, message, "take mm_token_type_ids out of data.drop_model_inputs")
+        message = (
+            "mm_token_type_ids is left out, so that transformers counts an image's tokens as text,"
+            " and M-RoPE does not"
+        )
+        return held(
+            rule, what, differences, message, "take mm_token_type_ids out of data.drop_model_inputs"
+        )
     return held(rule, what, differences, "tokens are at other positions than M-RoPE gives them")
 
 
@@ -88,7 +125,11 @@ def _positions(ground: Ground, session: Session, batch: Batch, case: str) -> Ite
     start = 0
     for line, place in enumerate(batch.indices):
         wanted = reference.positions(ground, ground.samples[place])
-        row, own = (0, slice(start, start + wanted.shape[1])) if batch.documents else (line, slice(0, wanted.shape[1]))
+        row, own = (
+            (0, slice(start, start + wanted.shape[1]))
+            if batch.documents
+            else (line, slice(0, wanted.shape[1]))
+        )
         start = own.stop
         seen = torch.arange(length).expand(3, 1, -1) if given is None else given
         row = min(row, seen.shape[1] - 1)  # positions may be given once for all rows
@@ -102,7 +143,9 @@ def position_ids(session: Session, batch: Batch) -> Tensor | None:
     seen: list[Tensor | None] = []
     model = session.engine.module
     language = model.model.language_model  # type: ignore[union-attr]
-    hook = language.register_forward_pre_hook(lambda _, __, given: seen.append(given.get("position_ids")), with_kwargs=True)  # type: ignore[union-attr]
+    hook = language.register_forward_pre_hook(
+        lambda _, __, given: seen.append(given.get("position_ids")), with_kwargs=True
+    )  # type: ignore[union-attr]
     try:
         forward(session, batch)
     finally:
@@ -120,14 +163,26 @@ def forward(session: Session, batch: Batch) -> Tensor:
 
 
 def rows_lost(ground: Ground) -> Proof:
-    """`rows-lost`: each row once an epoch, whatever the ranks, in another order each time; and a batch has the rows that it says."""
-    rule, what = "rows-lost", f"{PLANNED} rows over two epochs on {listed([str(one) for one in RANKS])} ranks; the tokens of each batch"
+    """`rows-lost`:
+
+    each row once an epoch, whatever the ranks, in another order each time; and a batch has the rows
+    that it says.
+    """
+    rule, what = (
+        "rows-lost",
+        (
+            f"{PLANNED} rows over two epochs on {listed([str(one) for one in RANKS])} ranks; the"
+            " tokens of each batch"
+        ),
+    )
     batch_size = min(ground.asked_batch, PLANNED)
     plan = Plan(PLANNED, batch_size, ground.run.run.seed)
     lengths = tuple(int(one) for one in np.random.RandomState(0).randint(4, 64, PLANNED))
     settings = ground.run.data
     if settings.micro_batch_tokens is not None:
-        settings = settings.model_copy(update={"micro_batch_tokens": max(settings.micro_batch_tokens, 64)})
+        settings = settings.model_copy(
+            update={"micro_batch_tokens": max(settings.micro_batch_tokens, 64)}
+        )
     orders = []
     for epoch in (0, 1):
         steps = range(epoch * plan.steps_per_epoch + 1, (epoch + 1) * plan.steps_per_epoch + 1)
@@ -144,16 +199,24 @@ def rows_lost(ground: Ground) -> Proof:
             if sorted(seen) != list(range(PLANNED)):
                 twice, never = len(seen) - len(set(seen)), PLANNED - len(set(seen))
                 message = (
-                    f"epoch {epoch + 1} on {world} ranks: of {PLANNED} rows {never} are in no batch, and {twice} are in one more than once"
+                    f"epoch {epoch + 1} on {world} ranks: of {PLANNED} rows {never} are in no"
+                    f" batch, and {twice} are in one more than once"
                 )
                 return failed(rule, what, message)
     if orders[0] == orders[1]:
         return failed(rule, what, "the second epoch has its rows in the order of the first")
     session, _ = ground.open()
-    for micro_batch in (MicroBatch(tuple(range(len(ground.rows)))), MicroBatch((len(ground.rows) - 1, 0))):
+    for micro_batch in (
+        MicroBatch(tuple(range(len(ground.rows)))),
+        MicroBatch((len(ground.rows) - 1, 0)),
+    ):
         batch = session.rows["train"][micro_batch]
         for line, place in enumerate(micro_batch.rows):
             wanted = ground.samples[place].input_ids
-            if batch.indices[line] != place or not torch.equal(batch.inputs["input_ids"][line, : len(wanted)], wanted):
-                return failed(rule, what, f"a batch of row {place + 1} has the tokens of another row")
+            if batch.indices[line] != place or not torch.equal(
+                batch.inputs["input_ids"][line, : len(wanted)], wanted
+            ):
+                return failed(
+                    rule, what, f"a batch of row {place + 1} has the tokens of another row"
+                )
     return Proof(rule, what, "passed", 0.0, 0.0)

@@ -1,4 +1,7 @@
-"""Proofs of the forward pass: the loss, padding, documents that share a row, attention, and what writes over the embeddings."""
+"""Proofs of the forward pass:
+
+the loss, padding, documents that share a row, attention, and what writes over the embeddings.
+"""
 
 import traceback
 from collections.abc import Iterator, Mapping
@@ -28,12 +31,20 @@ _OURS = str(Path(__file__).parents[2])  # vtool itself
 
 
 def loss(ground: Ground, alone: Mapping[str, Tensor], allowed: Allowed) -> Proof:
-    """`loss-differs`: the loop's loss and N, and the NLL of an evaluation, against those of each row by itself."""
+    """`loss-differs`:
+
+    the loop's loss and N, and the NLL of an evaluation, against those of each row by itself.
+    """
     rule = "loss-differs"
-    what = f"the loss of a step and of an evaluation of {len(ground.rows)} rows against −log p of each supervised token, in float64"
+    what = (
+        f"the loss of a step and of an evaluation of {len(ground.rows)} rows against −log p of each"
+        " supervised token, in float64"
+    )
     session, progress = ground.open(micro_batch_size=2)
     with session.engine.evaluating(), torch.no_grad():
-        scored = mean_nll(session.engine, session.rows["train"], range(len(ground.rows)), batch_size=2)
+        scored = mean_nll(
+            session.engine, session.rows["train"], range(len(ground.rows)), batch_size=2
+        )
     taken = take(session, progress)
     wanted = reference.loss(ground, alone)
     # Of a mean of NLLs: what the logits of a row may move, its largest share of the loss.
@@ -41,7 +52,9 @@ def loss(ground: Ground, alone: Mapping[str, Tensor], allowed: Allowed) -> Proof
     found = [
         Difference("the loss", abs(taken.loss - wanted), tolerance),
         Difference("the NLL of an evaluation", abs(scored - wanted), tolerance),
-        Difference("the number of supervised tokens", float(abs(taken.supervised - ground.supervised)), 0.0),
+        Difference(
+            "the number of supervised tokens", float(abs(taken.supervised - ground.supervised)), 0.0
+        ),
     ]
     return held(rule, what, found, "the loss of a step is not that of its rows")
 
@@ -49,9 +62,13 @@ def loss(ground: Ground, alone: Mapping[str, Tensor], allowed: Allowed) -> Proof
 def padding(ground: Ground, alone: Mapping[str, Tensor], allowed: Allowed) -> Proof:
     """`padding-changes-row`: right for training, left for answers."""
     dropped = ground.run.data.drop_model_inputs
-    masked = "attention_mask" not in dropped  # without it, answers are asked for one by one, and nothing is padded on the left
+    # without it, answers are asked for one by one, and nothing is padded on the left
+    masked = "attention_mask" not in dropped
     sides = "right and left" if masked else "right"
-    rule, what = "padding-changes-row", f"logits of {len(ground.rows)} rows in one batch, padded {sides}, against each by itself"
+    rule, what = (
+        "padding-changes-row",
+        f"logits of {len(ground.rows)} rows in one batch, padded {sides}, against each by itself",
+    )
     if len(ground.rows) < 2:
         return Proof(rule, what, "not-run", reason=ONE_ROW)
     session, _ = ground.open()
@@ -60,7 +77,9 @@ def padding(ground: Ground, alone: Mapping[str, Tensor], allowed: Allowed) -> Pr
     padded = [("padded right", right, 0)]
     if masked:
         with torch.no_grad(), session.engine.autocast():
-            left = session.engine.module(**collate_prompts(prompts, ground.processor, dropped), use_cache=False).logits
+            left = session.engine.module(
+                **collate_prompts(prompts, ground.processor, dropped), use_cache=False
+            ).logits
         padded.append(("padded left", left, left.shape[1]))
     found = []
     for place, length in enumerate(ground.lengths):
@@ -79,13 +98,23 @@ def attention(ground: Ground, alone: Mapping[str, Tensor], allowed: Allowed) -> 
         return Proof(rule, what, "not-run", reason="model.attention is eager")
     model = ground.model()
     model.set_attn_implementation("eager")  # type: ignore[operator]
-    return held(rule, what, differences(reference.all_logits(ground, model), alone, allowed), "attention computes something else")
+    return held(
+        rule,
+        what,
+        differences(reference.all_logits(ground, model), alone, allowed),
+        "attention computes something else",
+    )
 
 
 def leak(ground: Ground) -> Proof:
-    """`documents-see-each-other`: another row's tokens and pixels are replaced, and this row's logits must not move a bit."""
+    """`documents-see-each-other`:
+
+    another row's tokens and pixels are replaced, and this row's logits must not move a bit.
+    """
     rule = "documents-see-each-other"
-    what = "logits of a row while the others in its batch change" + (", padded and packed" if ground.packs else "")
+    what = "logits of a row while the others in its batch change" + (
+        ", padded and packed" if ground.packs else ""
+    )
     if len(ground.rows) < 2:
         return Proof(rule, what, "not-run", reason=ONE_ROW)
     places = range(len(ground.rows))
@@ -97,7 +126,13 @@ def leak(ground: Ground) -> Proof:
     for case, opened, packed in cases:
         before = forward(opened, ground.batch(opened, places, packed=packed))
         for kept in places:
-            others = replace(ground, samples=tuple(one if at == kept else _changed(ground, one) for at, one in enumerate(ground.samples)))
+            others = replace(
+                ground,
+                samples=tuple(
+                    one if at == kept else _changed(ground, one)
+                    for at, one in enumerate(ground.samples)
+                ),
+            )
             rows = opened.rows["train"]
             rows.cache.update({one.index: one for one in others.samples})
             after = forward(opened, ground.batch(opened, places, packed=packed))
@@ -120,32 +155,49 @@ def _changed(ground: Ground, sample: Sample) -> Sample:
     plain = torch.tensor([int(token) not in special for token in ids])
     ids[plain] = ids[plain].flip(0)
     first = plain.nonzero()[0]
-    ids[first] = next(word for word in range(len(ground.vocabulary)) if word not in special and word != int(ids[first]))
+    ids[first] = next(
+        word
+        for word in range(len(ground.vocabulary))
+        if word not in special and word != int(ids[first])
+    )
     given = sample.visuals.tensors()
-    pixels = {name: -tensor.flip(0) for name, tensor in given.items() if name.startswith("pixel_values")}
+    pixels = {
+        name: -tensor.flip(0) for name, tensor in given.items() if name.startswith("pixel_values")
+    }
     return replace(sample, input_ids=ids, visuals=replace(sample.visuals, **pixels))
 
 
 def written_in_place(ground: Ground) -> Proof:
-    """`embeddings-written-in-place`: no operation of the forward pass writes into the embeddings, as they come from their layer and as the
-    language model is given them; with images, without, and with the dummy in their place (verl#5881)."""
+    """`embeddings-written-in-place`: no operation of the forward pass writes into the embeddings,
+    as they come from their layer and as the language model is given them; with images, without, and
+    with the dummy in their place (verl#5881).
+    """
     ways = {
         "with images": (ground.with_images(), False),
         "without": (ground.without_images(), False),
         "with the dummy in their place": (ground.without_images(), True),
     }
     cases = {name: way for name, way in ways.items() if way[0]}
-    rule, what = "embeddings-written-in-place", f"every operation of the forward pass, {', '.join(cases)}"
+    rule, what = (
+        "embeddings-written-in-place",
+        f"every operation of the forward pass, {', '.join(cases)}",
+    )
     session, _ = ground.open()
     model = session.engine.module
     for places, dummy in cases.values():
         batch = ground.batch(session, places)
-        with adding_dummy(ground.family, model) if dummy else nullcontext(), _watching(model) as watch:
+        with (
+            adding_dummy(ground.family, model) if dummy else nullcontext(),
+            _watching(model) as watch,
+        ):
             model(**batch.inputs, use_cache=False)
         if watch.written:
             operation, origin = watch.written[0]
             where = f"{origin.file}:{origin.line}: " if origin else ""
-            message = f"{where}{operation} writes into the embeddings, which a backward pass, or whoever holds a view of them, may need"
+            message = (
+                f"{where}{operation} writes into the embeddings, which a backward pass, or whoever"
+                " holds a view of them, may need"
+            )
             return Proof(rule, what, "failed", finding=Diagnostic(rule, message, origin=origin))
     return Proof(rule, what, "passed", 0.0, 0.0)
 
@@ -163,7 +215,8 @@ def _watching(model: Any) -> Iterator["_Watch"]:
             watch.storages.append(embedded.untyped_storage())
 
     layer = model.get_input_embeddings()
-    # The layer's own result, what other hooks have made of it, and what goes into the language model.
+    # The layer's own result, what other hooks have made of it, and what goes into the language
+    # model.
     hooks = [layer.register_forward_hook(made, prepend=True), layer.register_forward_hook(made)]
     hooks.append(model.model.language_model.register_forward_pre_hook(given, with_kwargs=True))
     try:
@@ -182,19 +235,26 @@ class _Watch(TorchDispatchMode):
         self.storages: list[torch.UntypedStorage] = []
         self.written: list[tuple[str, Origin | None]] = []
 
-    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, operation: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         for place, argument in enumerate(operation._schema.arguments):
             if argument.alias_info is None or not argument.alias_info.is_write:
                 continue
             given = args[place] if place < len(args) else (kwargs or {}).get(argument.name)
             for tensor in given if isinstance(given, list | tuple) else [given]:
-                if isinstance(tensor, Tensor) and any(tensor.untyped_storage()._cdata == one._cdata for one in self.storages):
+                if isinstance(tensor, Tensor) and any(
+                    tensor.untyped_storage()._cdata == one._cdata for one in self.storages
+                ):
                     self.written.append((str(operation), _caller()))
         return operation(*args, **(kwargs or {}))
 
 
 def _caller() -> Origin | None:
-    """The line of a model's code that is running: the innermost that is neither torch's nor vtool's proofs'."""
+    """The line of a model's code that is running:
+
+    the innermost that is neither torch's nor vtool's proofs'.
+    """
     own = f"{Path(torch.__file__).parent}/"
     for frame in reversed(traceback.extract_stack()):
         if not frame.filename.startswith((own, f"{_OURS}/verify")):

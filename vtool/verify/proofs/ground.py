@@ -1,4 +1,7 @@
-"""What proofs stand on: the recipe's model at its tiny size, on the CPU in float32, and the first rows of its data."""
+"""What proofs stand on:
+
+the recipe's model at its tiny size, on the CPU in float32, and the first rows of its data.
+"""
 
 import copy
 from collections.abc import Sequence
@@ -56,7 +59,10 @@ class Ground:
     encoded: tuple[Processor, tuple[Sample, ...]] = field(repr=False)
     """Processor and samples as the run has them."""
     bare: nn.Module
-    """The model as it is built, before anything is frozen or put into it. Never computed with: `model` gives copies."""
+    """The model as it is built, before anything is frozen or put into it.
+
+    Never computed with: `model` gives copies.
+    """
     folder: Path
     asked_batch: int
     """The recipe's data.global_batch_size."""
@@ -86,7 +92,10 @@ class Ground:
         return sum(sample.supervised for sample in self.samples)
 
     def as_encoded(self) -> "Ground":
-        """The same, with processor and samples in the tokenizer's own ids. No model here can read them."""
+        """The same, with processor and samples in the tokenizer's own ids.
+
+        No model here can read them.
+        """
         processor, samples = self.encoded
         return replace(self, processor=processor, samples=samples)
 
@@ -100,7 +109,12 @@ class Ground:
         return model
 
     def open(
-        self, ranks: Ranks | None = None, *, own_engine: bool = False, run: Run | None = None, **data: Any
+        self,
+        ranks: Ranks | None = None,
+        *,
+        own_engine: bool = False,
+        run: Run | None = None,
+        **data: Any,
     ) -> tuple[Session, Progress]:
         """A run that is about to take its first step.
 
@@ -114,12 +128,25 @@ class Ground:
             made = made.model_copy(update={"engine": schema.Ddp(kind="ddp")})
         ranks = ranks or Ranks()
         engine = build_engine(made, self.model(made), ranks)
-        rows = EncodedRows(Rows((), [Picked(self.rows)]), self.processor, made.data, dict(enumerate(self.samples)))
+        rows = EncodedRows(
+            Rows((), [Picked(self.rows)]), self.processor, made.data, dict(enumerate(self.samples))
+        )
         count = len(self.rows)
         plan = Plan(count, made.data.global_batch_size, made.run.seed)
-        ledger = Ledger((), count, tuple(range(count)), (), self.lengths, (), self.supervised, 0, 0, 0, (), "")
+        ledger = Ledger(
+            (), count, tuple(range(count)), (), self.lengths, (), self.supervised, 0, 0, 0, (), ""
+        )
         session = Session(
-            made, RunFolder(self.folder), ranks, self.family, self.processor, {"train": rows}, {"train": ledger}, plan, 4, engine
+            made,
+            RunFolder(self.folder),
+            ranks,
+            self.family,
+            self.processor,
+            {"train": rows},
+            {"train": ledger},
+            plan,
+            4,
+            engine,
         )
         return session, Progress(0, 0.0, torch.zeros(count, dtype=torch.long))
 
@@ -151,15 +178,29 @@ def lay(asked: Run, folder: Path, *, full_size: bool = False) -> Ground:
     rows = Rows(asked.data.train)
     first = [read(rows, index) for index in range(min(len(rows), LOOKED_AT))]
     known = family(run.model.family)
-    processor = new_processor(asked.model, run.data.image, [text for row in first if row for text in row.texts()], run.data.video)
+    processor = new_processor(
+        asked.model,
+        run.data.image,
+        [text for row in first if row for text in row.texts()],
+        run.data.video,
+    )
     picked, samples, said = pick(rows, processor, run, asked)
     changes += said
-    run = run.model_copy(update={"data": run.data.model_copy(update={"global_batch_size": PROCESSES * len(picked), "workers": 0})})
+    run = run.model_copy(
+        update={
+            "data": run.data.model_copy(
+                update={"global_batch_size": PROCESSES * len(picked), "workers": 0}
+            )
+        }
+    )
     words = vocabulary(processor, samples, whole=full_size)
     if (whole := len(processor.tokenizer)) != len(words):
         changes += (f"a vocabulary of {whole} tokens → the {len(words)} that these rows use",)
     encoded = (processor, samples)
-    processor, samples = words.processor(processor), tuple(words.sample(sample) for sample in samples)
+    processor, samples = (
+        words.processor(processor),
+        tuple(words.sample(sample) for sample in samples),
+    )
     config = model_config(run.model, processor, len(words))
     if asked.model.path is not None and not full_size:
         keep_flags(config, asked.model)
@@ -167,22 +208,53 @@ def lay(asked: Run, folder: Path, *, full_size: bool = False) -> Ground:
     bare = build_model(run.model, processor, folder, run.run.seed)
     changes += _without_dropout(bare)
     packs_not = _packs_not(run, sum(len(sample.input_ids) for sample in samples))
-    if packs_not and run.data.packing != "none":  # the recipe's own rows are short enough, and these are not
-        changes += ("data.packing token_budget → none: the rows here, packed, are longer than the model's window",)
-        run = run.model_copy(update={"data": run.data.model_copy(update={"packing": "none", "micro_batch_tokens": None})})
-    return Ground(run, known, processor, picked, samples, words, encoded, bare, folder, asked.data.global_batch_size, packs_not, changes)
+    # the recipe's own rows are short enough, and these are not
+    if packs_not and run.data.packing != "none":
+        changes += (
+            (
+                "data.packing token_budget → none: the rows here, packed, are longer than the"
+                " model's window"
+            ),
+        )
+        run = run.model_copy(
+            update={
+                "data": run.data.model_copy(update={"packing": "none", "micro_batch_tokens": None})
+            }
+        )
+    return Ground(
+        run,
+        known,
+        processor,
+        picked,
+        samples,
+        words,
+        encoded,
+        bare,
+        folder,
+        asked.data.global_batch_size,
+        packs_not,
+        changes,
+    )
 
 
 def _without_dropout(model: nn.Module) -> tuple[str, ...]:
-    """Turns off what draws at random: another draw is another number, however it is computed. What that was, in words."""
+    """Turns off what draws at random:
+
+    another draw is another number, however it is computed. What that was, in words.
+    """
     drawn = set()
     for module in model.modules():
         # transformers' attention has a rate of its own, and hands it to the function that computes.
-        for name in ("p",) if isinstance(module, nn.modules.dropout._DropoutNd) else ("attention_dropout", "dropout"):
+        for name in (
+            ("p",)
+            if isinstance(module, nn.modules.dropout._DropoutNd)
+            else ("attention_dropout", "dropout")
+        ):
             rate = getattr(module, name, 0)
             if isinstance(rate, float) and rate:
                 drawn.add(
-                    f"{'dropout' if name == 'p' else name} {rate:g} of the model → 0, as lora.dropout is: each draw is another number"
+                    f"{'dropout' if name == 'p' else name} {rate:g} of the model → 0, as"
+                    " lora.dropout is: each draw is another number"
                 )
                 setattr(module, name, 0.0)
     return tuple(sorted(drawn))
@@ -202,7 +274,10 @@ def _smaller(asked: Run, *, full_size: bool) -> tuple[Run, tuple[str, ...]]:
         run = run.model_copy(update={"model": asked.model, "lora": asked.lora})
         changes = [change for change in changes if change.startswith(("launch.", "engine."))]
     if asked.model.dtype != "float32":
-        changes.append(f"model.dtype {asked.model.dtype} → float32, in which a wrong number is told from a rounded one")
+        changes.append(
+            f"model.dtype {asked.model.dtype} → float32, in which a wrong number is told from a"
+            " rounded one"
+        )
         run = run.model_copy(update={"model": run.model.model_copy(update={"dtype": "float32"})})
     bounds = _bounds(run)
     for name in ("min_pixels", "max_pixels"):
@@ -212,9 +287,14 @@ def _smaller(asked: Run, *, full_size: bool) -> tuple[Run, tuple[str, ...]]:
     for name in ("min_pixels", "max_pixels", "max_frames"):
         if (before := getattr(run.data.video, name)) != (after := getattr(clips, name)):
             changes.append(f"data.video.{name} {before or 'of the model'} → {after}")
-    run = run.model_copy(update={"data": run.data.model_copy(update={"image": bounds, "video": clips})})
+    run = run.model_copy(
+        update={"data": run.data.model_copy(update={"image": bounds, "video": clips})}
+    )
     if run.lora is not None and run.lora.dropout:
-        changes.append(f"lora.dropout {run.lora.dropout} → 0: what is drawn at random is another with each number of micro-batches")
+        changes.append(
+            f"lora.dropout {run.lora.dropout} → 0: what is drawn at random is another with each"
+            " number of micro-batches"
+        )
         run = run.model_copy(update={"lora": run.lora.model_copy(update={"dropout": 0.0})})
     optim = _seen_in_a_step(run.optim, changes)
     train = run.train.model_copy(update={"steps": 4, "epochs": None})
@@ -222,8 +302,10 @@ def _smaller(asked: Run, *, full_size: bool) -> tuple[Run, tuple[str, ...]]:
 
 
 def _seen_in_a_step(asked: schema.Optim, changes: list[str]) -> schema.Optim:
-    """Rates that float32 shows in each parameter that is updated. AdamW's first step is lr · g / (|g| + eps), which is lr where |g| is far
-    above eps. So those of parts are within a factor of 10 of the others', and neither eps nor clipping makes steps small."""
+    """Rates that float32 shows in each parameter that is updated. AdamW's first step is lr · g /
+    (|g| + eps), which is lr where |g| is far above eps. So those of parts are within a factor of 10
+    of the others', and neither eps nor clipping makes steps small.
+    """
     groups = {}
     for name in ("vision", "projector", "language"):
         part: schema.Part = getattr(asked.groups, name)
@@ -231,9 +313,17 @@ def _seen_in_a_step(asked: schema.Optim, changes: list[str]) -> schema.Optim:
             factor = part.lr / asked.lr
             seen = min(max(factor, 1 / FACTOR), FACTOR)
             if seen != factor:
-                changes.append(f"optim.groups.{name}.lr {factor:g} → {seen:g} of optim.lr, which one step shows")
+                changes.append(
+                    f"optim.groups.{name}.lr {factor:g} → {seen:g} of optim.lr, which one step"
+                    " shows"
+                )
             groups[name] = part.model_copy(update={"lr": RATE * seen})
-    update: dict[str, Any] = {"lr": RATE, "warmup_steps": 0, "schedule": "constant", "groups": asked.groups.model_copy(update=groups)}
+    update: dict[str, Any] = {
+        "lr": RATE,
+        "warmup_steps": 0,
+        "schedule": "constant",
+        "groups": asked.groups.model_copy(update=groups),
+    }
     if asked.eps > EPS:
         changes.append(f"optim.eps {asked.eps:g} → {EPS:g}, beside which one step is seen")
         update["eps"] = EPS
@@ -244,22 +334,33 @@ def _seen_in_a_step(asked: schema.Optim, changes: list[str]) -> schema.Optim:
 
 
 def _bounds(run: Run) -> schema.Image:
-    """Images of four tokens at least, so that their positions are not those of text, and of not too many."""
+    """Images of four tokens at least, so that their positions are not those of text, and of not too
+    many.
+    """
     cut, asked = family(run.model.family).images, run.data.image
     token = (cut.patch_size * cut.merge_size) ** 2
     least = min(max(asked.min_pixels or 0, FEWEST * token), MOST * token)
-    return asked.model_copy(update={"min_pixels": least, "max_pixels": max(least, min(asked.max_pixels or MOST * token, MOST * token))})
+    return asked.model_copy(
+        update={
+            "min_pixels": least,
+            "max_pixels": max(least, min(asked.max_pixels or MOST * token, MOST * token)),
+        }
+    )
 
 
 def _video_bounds(run: Run) -> schema.Video:
     """The same of videos: of each frame, or of all together; and of few frames."""
     known = family(run.model.family)
     frames = 1 if known.frames_are_sized else known.images.temporal_patch_size
-    image = _bounds(run.model_copy(update={"data": run.data.model_copy(update={"image": schema.Image()})}))
+    image = _bounds(
+        run.model_copy(update={"data": run.data.model_copy(update={"image": schema.Image()})})
+    )
     assert image.min_pixels is not None
     assert image.max_pixels is not None
     low, high = image.min_pixels * frames, image.max_pixels * frames
     least = min(max(run.data.video.min_pixels or 0, low), high)
     most = max(least, min(run.data.video.max_pixels or high, high))
     frames = min(run.data.video.max_frames or FRAMES, FRAMES)
-    return run.data.video.model_copy(update={"min_pixels": least, "max_pixels": most, "max_frames": frames})
+    return run.data.video.model_copy(
+        update={"min_pixels": least, "max_pixels": most, "max_frames": frames}
+    )

@@ -1,4 +1,7 @@
-"""The few rows that proofs compute with: those of data.train that come first, made short enough, and some made of these."""
+"""The few rows that proofs compute with:
+
+those of data.train that come first, made short enough, and some made of these.
+"""
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -47,17 +50,26 @@ class Picked:
 
 
 def read(rows: Rows, index: int) -> Row | None:
-    """Row `index`, a list of frames not longer than it is shown here; None where it cannot be understood, which the audit of rows tells."""
+    """Row `index`, a list of frames not longer than it is shown here;
+
+    None where it cannot be understood, which the audit of rows tells.
+    """
     try:
         row = rows.row(index)
     except Findings:
         return None
-    cut = [video if isinstance(video.source, str) else replace(video, source=video.source[:FRAMES]) for video in row.videos]
+    cut = [
+        video if isinstance(video.source, str) else replace(video, source=video.source[:FRAMES])
+        for video in row.videos
+    ]
     return replace(row, videos=cut) if row.videos else row
 
 
-def pick(rows: Rows, processor: Processor, run: Run, asked: Run) -> tuple[tuple[Row, ...], tuple[Sample, ...], tuple[str, ...]]:
-    """Two rows with images or videos, if any have some, and one without; two of them as one chat. And what is different here, in words.
+def pick(
+    rows: Rows, processor: Processor, run: Run, asked: Run
+) -> tuple[tuple[Row, ...], tuple[Sample, ...], tuple[str, ...]]:
+    """Two rows with images or videos, if any have some, and one without; two of them as one chat.
+    And what is different here, in words.
 
     Args:
         run: as it is here, with images of other sizes than are asked.
@@ -74,17 +86,28 @@ def pick(rows: Rows, processor: Processor, run: Run, asked: Run) -> tuple[tuple[
     images = [one for one in usable if one.sample.images and not one.row.videos]
     picked = (videos + images)[: ROWS - 1]
     picked += [one for one in usable if not one.sample.images][: ROWS - len(picked)]
-    picked += [one for one in usable if not any(one is other for other in picked)][: ROWS - len(picked)]
+    picked += [one for one in usable if not any(one is other for other in picked)][
+        : ROWS - len(picked)
+    ]
     for made in _made([one.row for one in picked]):
-        if isinstance(one := encoder.encode(made, made=True), _Usable) and len(one.sample.input_ids) <= 2 * TOKENS:
+        if (
+            isinstance(one := encoder.encode(made, made=True), _Usable)
+            and len(one.sample.input_ids) <= 2 * TOKENS
+        ):
             picked.append(one)
     changes = []
     if shortened := [one.row.id for one in picked if one.shortened]:
-        changes.append(f"of {listed(shortened)}, longer than {TOKENS} tokens, the last turns, and the beginning of each text")
-    if over := [one for one in picked if len(one.sample.input_ids) > (asked.data.max_length or sys.maxsize)]:
+        changes.append(
+            f"of {listed(shortened)}, longer than {TOKENS} tokens, the last turns, and the"
+            " beginning of each text"
+        )
+    if over := [
+        one for one in picked if len(one.sample.input_ids) > (asked.data.max_length or sys.maxsize)
+    ]:
         longest = max(len(one.sample.input_ids) for one in over)
         changes.append(
-            f"data.max_length {asked.data.max_length} → {longest} for {listed([one.row.id for one in over])}: what is larger here"
+            f"data.max_length {asked.data.max_length} → {longest} for"
+            f" {listed([one.row.id for one in over])}: what is larger here"
         )
     samples = tuple(replace(one.sample, index=place) for place, one in enumerate(picked))
     return tuple(one.row for one in picked), samples, tuple(changes)
@@ -98,7 +121,10 @@ class _Usable:
 
 
 def _usable(rows: Rows, encoder: "_Encoder") -> Iterator[_Usable]:
-    """Those of the first rows that can be used, until there are enough; where there are few, of as many more as the recipe may drop."""
+    """Those of the first rows that can be used, until there are enough;
+
+    where there are few, of as many more as the recipe may drop.
+    """
     found: list[bool] = []
     most = min(len(rows), LOOKED_AT + encoder.asked.data.max_dropped_rows, FURTHEST)
     for index in range(most):
@@ -118,7 +144,8 @@ def _none(rows: Rows, encoder: "_Encoder", may_go: int) -> Exception:
     looked, refused, long = encoder.looked_at, encoder.refused, encoder.too_long
     if long:
         return NotProvable(
-            f"{long[0]} has more than {TOKENS} tokens however it is shortened, and so have all rows looked at that can be used"
+            f"{long[0]} has more than {TOKENS} tokens however it is shortened, and so have all rows"
+            " looked at that can be used"
         )
     why = f"; the first: {refused[0].diagnostics[0].message}" if refused else ""
     message = f"none of the first {looked} rows of data.train can be used{why}"
@@ -157,7 +184,8 @@ class _Encoder:
         """A row, with as much more room than data.max_length as its images are larger here.
 
         Args:
-            made: it is no row of the recipe, so that where such rows are refused or dropped, its length does not count.
+            made: it is no row of the recipe, so that where such rows are refused or dropped, its
+                length does not count.
         """
         data = self.run.data
         if made and data.on_overlong != "truncate":
@@ -167,8 +195,13 @@ class _Encoder:
             if not found.truncated or not found.images:
                 return _Usable(row, found)
         except Findings as findings:
-            # Of the rules that speak of a length, and where there is something that can be larger than it is asked.
-            if data.max_length is None or findings.diagnostics[0].parameter != "data.max_length" or not (row.images or row.videos):
+            # Of the rules that speak of a length, and where there is something that can be larger
+            # than it is asked.
+            if (
+                data.max_length is None
+                or findings.diagnostics[0].parameter != "data.max_length"
+                or not (row.images or row.videos)
+            ):
                 return findings
             if not (room := self._room(row)):
                 return findings
@@ -177,28 +210,47 @@ class _Encoder:
                 return _Usable(row, found)
         assert data.max_length is not None
         try:
-            return _Usable(row, _sample(row, self.processor, data.model_copy(update={"max_length": data.max_length + room})))
+            return _Usable(
+                row,
+                _sample(
+                    row,
+                    self.processor,
+                    data.model_copy(update={"max_length": data.max_length + room}),
+                ),
+            )
         except Findings as findings:
             return findings
 
     def _room(self, row: Row) -> int:
         """The tokens that a row has more here than as it is asked."""
         unlimited = self.run.data.model_copy(update={"max_length": None})
-        here, there = (len(_sample(row, one, unlimited).input_ids) for one in (self.processor, self._as_asked))
+        here, there = (
+            len(_sample(row, one, unlimited).input_ids) for one in (self.processor, self._as_asked)
+        )
         return max(0, here - there)
 
     @cached_property
     def _as_asked(self) -> Processor:
-        """With images and videos that are as small as is asked; not larger than here, for that costs time and changes nothing."""
+        """With images and videos that are as small as is asked;
+
+        not larger than here, for that costs time and changes nothing.
+        """
         asked, here = self.asked.data, self.run.data
         image, video = (
             bounds.model_copy(update={"max_pixels": min(bounds.max_pixels or most, most)})
-            for bounds, most in ((asked.image, here.image.max_pixels or 0), (asked.video, here.video.max_pixels or 0))
+            for bounds, most in (
+                (asked.image, here.image.max_pixels or 0),
+                (asked.video, here.video.max_pixels or 0),
+            )
         )
         assert isinstance(image, Image)
         assert isinstance(video, VideoBounds)
         video = video.model_copy(update={"max_frames": here.video.max_frames})
-        return replace(new_processor(self.asked.model, image, (), video), tokenizer=self.processor.tokenizer, ids=self.processor.ids)
+        return replace(
+            new_processor(self.asked.model, image, (), video),
+            tokenizer=self.processor.tokenizer,
+            ids=self.processor.ids,
+        )
 
 
 def _sample(row: Row, processor: Processor, data: Any) -> Sample:
@@ -206,7 +258,11 @@ def _sample(row: Row, processor: Processor, data: Any) -> Sample:
 
 
 def _shortened(row: Row) -> Iterator[Row]:
-    """Less and less of a row: first its last turns alone, then the beginning of each text and the first images and videos of these."""
+    """Less and less of a row:
+
+    first its last turns alone, then the beginning of each text and the first images and videos of
+    these.
+    """
     last = _last_turns(row)
     if len(last.messages) < len(row.messages):
         yield last
@@ -217,9 +273,17 @@ def _shortened(row: Row) -> Iterator[Row]:
 def _last_turns(row: Row) -> Row:
     """The system prompt, and from the last question on that has an answer to be learnt."""
     answers = [*row.supervised()]
-    questions = [place for place, message in enumerate(row.messages) if message["role"] == "user" and answers and place < answers[-1]]
+    questions = [
+        place
+        for place, message in enumerate(row.messages)
+        if message["role"] == "user" and answers and place < answers[-1]
+    ]
     begin = questions[-1] if questions else 0
-    kept = [place for place, message in enumerate(row.messages) if place >= begin or message["role"] == "system"]
+    kept = [
+        place
+        for place, message in enumerate(row.messages)
+        if place >= begin or message["role"] == "system"
+    ]
     return _with(row, {place: row.messages[place] for place in kept})
 
 
@@ -238,18 +302,30 @@ def _cut(row: Row, characters: int, visuals: int) -> Row:
                 if shows and not left:
                     continue
                 left -= shows
-                parts.append({**part, "text": _begin(part["text"], characters)} if part.get("type") == "text" else part)
+                parts.append(
+                    {**part, "text": _begin(part["text"], characters)}
+                    if part.get("type") == "text"
+                    else part
+                )
             content = parts
         messages[place] = {**message, "content": content}
     return _with(row, messages)
 
 
 def _begin(text: str, characters: int) -> str:
-    return text if len(text) <= characters else text[:characters] if text[:characters].strip() else text.strip()[:characters]
+    return (
+        text
+        if len(text) <= characters
+        else text[:characters]
+        if text[:characters].strip()
+        else text.strip()[:characters]
+    )
 
 
 def _with(row: Row, messages: Mapping[int, Mapping[str, Any]]) -> Row:
-    """A row of these of its messages, by their places, and of the images and videos that they show still: of each message the first."""
+    """A row of these of its messages, by their places, and of the images and videos that they show
+    still: of each message the first.
+    """
     given = {"image": iter(row.images), "video": iter(row.videos)}
     kept: dict[str, list[Any]] = {"image": [], "video": []}
     for place, message in enumerate(row.messages):
@@ -265,8 +341,9 @@ def _shows(message: Mapping[str, Any], kind: str) -> int:
 
 
 def _made(rows: Sequence[Row]) -> Iterator[Row]:
-    """Two chats as one, so that lengths differ and a row has several images (a single one twice, so that there are two rows); and one
-    without its images, if each has some."""
+    """Two chats as one, so that lengths differ and a row has several images (a single one twice, so
+    that there are two rows); and one without its images, if each has some.
+    """
     second = rows[1 % len(rows)]
     if rows[0].tools == second.tools:
         later = [message for message in second.messages if message["role"] != "system"]
@@ -278,5 +355,9 @@ def _made(rows: Sequence[Row]) -> Iterator[Row]:
             videos=[*rows[0].videos, *second.videos],
         )
     if all(row.images or row.videos for row in rows):
-        plain = [{**message, "content": " ".join(texts_of(message))} for message in rows[0].messages]
-        yield replace(rows[0], id=f"{rows[0].id} without its images", messages=plain, images=[], videos=[])
+        plain = [
+            {**message, "content": " ".join(texts_of(message))} for message in rows[0].messages
+        ]
+        yield replace(
+            rows[0], id=f"{rows[0].id} without its images", messages=plain, images=[], videos=[]
+        )

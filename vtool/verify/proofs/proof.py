@@ -19,7 +19,10 @@ class Proof:
     measured: float | None = None
     """The largest difference, of the place where it is largest for what is allowed there."""
     tolerance: float | None = None
-    """What is allowed there: derived (`vtool.verify.proofs.rounding`), or 0 where not a bit may differ."""
+    """What is allowed there:
+
+    derived (`vtool.verify.proofs.rounding`), or 0 where not a bit may differ.
+    """
     reason: str = ""
     """Why it was not run."""
     finding: Diagnostic | None = None
@@ -43,7 +46,9 @@ class Difference:
         return self.measured / self.allowed if self.allowed else math.inf
 
 
-def held(rule: str, what: str, differences: Iterable[Difference], message: str, help: str | None = None) -> Proof:
+def held(
+    rule: str, what: str, differences: Iterable[Difference], message: str, help: str | None = None
+) -> Proof:
     """Passed, where no difference is larger than what is allowed for it.
 
     Args:
@@ -56,18 +61,34 @@ def held(rule: str, what: str, differences: Iterable[Difference], message: str, 
         return Proof(rule, what, "passed", worst.measured, worst.allowed)
     several = sum(one.ratio > 1 for one in found)
     more = f", and in {several - 1} more" if several > 1 else ""
-    text = f"{message}: in {worst.where} by {worst.measured:.2g}, where {_allowed(worst.allowed)}{more}"
-    return Proof(rule, what, "failed", worst.measured, worst.allowed, finding=Diagnostic(rule, text, help=help))
+    text = (
+        f"{message}: in {worst.where} by {worst.measured:.2g}, where"
+        f" {_allowed(worst.allowed)}{more}"
+    )
+    return Proof(
+        rule,
+        what,
+        "failed",
+        worst.measured,
+        worst.allowed,
+        finding=Diagnostic(rule, text, help=help),
+    )
 
 
-def failed(rule: str, what: str, message: str, *, expected: str | None = None, seen: str | None = None) -> Proof:
+def failed(
+    rule: str, what: str, message: str, *, expected: str | None = None, seen: str | None = None
+) -> Proof:
     """Failed, and nothing to measure."""
-    return Proof(rule, what, "failed", finding=Diagnostic(rule, message, expected=expected, seen=seen))
+    return Proof(
+        rule, what, "failed", finding=Diagnostic(rule, message, expected=expected, seen=seen)
+    )
 
 
 def listed(names: Sequence[str], shown: int = 3) -> str:
     """The first names, and how many more there are."""
-    return ", ".join(names[:shown]) + (f" and {len(names) - shown} more" if len(names) > shown else "")
+    return ", ".join(names[:shown]) + (
+        f" and {len(names) - shown} more" if len(names) > shown else ""
+    )
 
 
 def _allowed(tolerance: float) -> str:

@@ -1,4 +1,7 @@
-"""Proofs of steps that update weights: what they change, what they leave alone, and what is kept of them. On any engine, and any ranks."""
+"""Proofs of steps that update weights:
+
+what they change, what they leave alone, and what is kept of them. On any engine, and any ranks.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,7 +24,11 @@ from vtool.verify.proofs.rounding import differences
 
 
 def trained_set(ground: Ground, ranks: Ranks, *, own_engine: bool = False) -> Proof:
-    """`trained-set-differs`: after two steps the parameters that have changed are those that the recipe trains, and no others."""
+    """`trained-set-differs`:
+
+    after two steps the parameters that have changed are those that the recipe trains, and no
+    others.
+    """
     rule = "trained-set-differs"
     session, progress = ground.open(ranks, own_engine=own_engine)
     what = f"which parameters two steps change{_on(session)}"
@@ -32,13 +39,24 @@ def trained_set(ground: Ground, ranks: Ranks, *, own_engine: bool = False) -> Pr
     changed = {name for name in before if not torch.equal(before[name], after[name])}
     declared = {name for name in before if _trained(ground, name)}
     if unasked := sorted(changed - declared):
-        return failed(rule, what, f"two steps have changed {listed(unasked)}, which the recipe does not train")
+        return failed(
+            rule, what, f"two steps have changed {listed(unasked)}, which the recipe does not train"
+        )
     if unchanged := sorted(declared - changed):
         seen = "" if ground.with_images() else "; no row has an image"
         towers = {name for name in unchanged if ground.family.part(_plain(name)) != "language"}
         if seen and len(towers) == len(unchanged):
-            return Proof(rule, what, "not-run", reason=f"the tower is trained, and of the rows looked at{seen[1:]}")
-        return failed(rule, what, f"two steps have not changed {listed(unchanged)}, which the recipe trains{seen}")
+            return Proof(
+                rule,
+                what,
+                "not-run",
+                reason=f"the tower is trained, and of the rows looked at{seen[1:]}",
+            )
+        return failed(
+            rule,
+            what,
+            f"two steps have not changed {listed(unchanged)}, which the recipe trains{seen}",
+        )
     return Proof(rule, what, "passed", 0.0, 0.0)
 
 
@@ -56,27 +74,55 @@ def _plain(name: str) -> str:
 def weights(session: Session) -> dict[str, Tensor]:
     """All of the model, adapters by themselves; every rank asks."""
     kinds = ("none", "only") if session.run.lora is not None else ("merged",)
-    return {name: tensor.detach().clone() for kind in kinds for name, tensor in session.engine.iter_hf_weights(kind)}  # type: ignore[arg-type]
+    return {
+        name: tensor.detach().clone()
+        for kind in kinds
+        for name, tensor in session.engine.iter_hf_weights(kind)
+    }  # type: ignore[arg-type]
 
 
 def text_only(ground: Ground, ranks: Ranks, *, own_engine: bool = False) -> Proof:
-    """`text-only-differs`: a step without any image leaves the tower and its optimiser state as they are, to the byte."""
+    """`text-only-differs`:
+
+    a step without any image leaves the tower and its optimizer state as they are, to the byte.
+    """
     rule = "text-only-differs"
     session, progress = ground.open(ranks, own_engine=own_engine)
     what = f"the tower after a step of text alone{_on(session)}"
     if ground.run.model.dummy_visual == "always":
-        return Proof(rule, what, "not-run", reason="model.dummy_visual=always: the tower takes part in every step, decays, and is updated")
+        return Proof(
+            rule,
+            what,
+            "not-run",
+            reason=(
+                "model.dummy_visual=always: the tower takes part in every step, decays, and is"
+                " updated"
+            ),
+        )
     plain, pictures = ground.without_images(), ground.with_images()
     if not plain or not pictures:
-        return Proof(rule, what, "not-run", reason="no row has an image" if plain else "no row could be made that has no image")
+        return Proof(
+            rule,
+            what,
+            "not-run",
+            reason="no row has an image" if plain else "no row could be made that has no image",
+        )
     take(session, progress, _shared(ground, session, pictures + plain))
     before, states = weights(session), _cloned(session.engine.optimizer_state())
     taken = take(session, progress, _shared(ground, session, plain), step=2)
     after, later = weights(session), session.engine.optimizer_state()
     tower = {name for name in before if ground.family.part(_plain(name)) != "language"}
     moved = sorted(name for name in tower if not torch.equal(before[name], after[name]))
-    kept = {name: tensor for name, tensor in states.items() if ground.family.part(_plain(name)) != "language"}
-    moved += sorted(name for name, tensor in kept.items() if name not in later or not torch.equal(tensor, later[name]))
+    kept = {
+        name: tensor
+        for name, tensor in states.items()
+        if ground.family.part(_plain(name)) != "language"
+    }
+    moved += sorted(
+        name
+        for name, tensor in kept.items()
+        if name not in later or not torch.equal(tensor, later[name])
+    )
     if moved:
         return failed(rule, what, f"a step of text alone has changed {listed(moved)}")
     finite = all(bool(torch.isfinite(one).all()) for one in taken.gradients.values())
@@ -89,10 +135,17 @@ def text_only(ground: Ground, ranks: Ranks, *, own_engine: bool = False) -> Proo
 
 
 def resume(ground: Ground, ranks: Ranks, *, own_engine: bool = False) -> Proof:
-    """`resume-differs`: two steps at once, and one, a checkpoint, and the other in a run that begins from it: the same to the bit."""
+    """`resume-differs`:
+
+    two steps at once, and one, a checkpoint, and the other in a run that begins from it: the same
+    to the bit.
+    """
     rule = "resume-differs"
     straight, progress = ground.open(ranks, own_engine=own_engine)
-    what = f"weights and optimiser state after two steps, against a checkpoint between them{_on(straight)}"
+    what = (
+        "weights and optimizer state after two steps, against a checkpoint between"
+        f" them{_on(straight)}"
+    )
     take(straight, progress)
     progress.step = 1
     saved = snapshot(straight, progress)
@@ -110,30 +163,53 @@ def resume(ground: Ground, ranks: Ranks, *, own_engine: bool = False) -> Proof:
         return failed(
             rule,
             what,
-            f"after step 1 come rows {planned} in a run that was never stopped, and {resumed} in one that goes on from step {went_on.step}",
+            f"after step 1 come rows {planned} in a run that was never stopped, and {resumed} in"
+            f" one that goes on from step {went_on.step}",
         )
     second = take(again, went_on, step=went_on.step + 1)
     found = [
         Difference("the loss of step 2", abs(first.loss - second.loss), 0.0),
-        Difference("how often each row has been trained on", float((progress.visits - went_on.visits).abs().max()), 0.0),
+        Difference(
+            "how often each row has been trained on",
+            float((progress.visits - went_on.visits).abs().max()),
+            0.0,
+        ),
     ]
     there = _state(again)
     for name in wanted.keys() | there.keys():
         if name not in wanted or name not in there:
             return failed(
-                rule, what, f"{name} is {'not ' * (name not in there)}there after a resume, and {'not ' * (name not in wanted)}without one"
+                rule,
+                what,
+                f"{name} is {'not ' * (name not in there)}there after a resume, and"
+                f" {'not ' * (name not in wanted)}without one",
             )
-        found.append(Difference(name, float((wanted[name].double() - there[name].double()).abs().max()), 0.0))
-    return held(rule, what, found, "a run that goes on from a checkpoint is not the run that was never stopped")
+        found.append(
+            Difference(name, float((wanted[name].double() - there[name].double()).abs().max()), 0.0)
+        )
+    return held(
+        rule,
+        what,
+        found,
+        "a run that goes on from a checkpoint is not the run that was never stopped",
+    )
 
 
 def _state(session: Session) -> dict[str, Tensor]:
-    state = {f"the optimiser's {name}": tensor for name, tensor in session.engine.optimizer_state().items()}
+    state = {
+        f"the optimizer's {name}": tensor
+        for name, tensor in session.engine.optimizer_state().items()
+    }
     return _cloned({**weights(session), **state})
 
 
-def exported(ground: Ground, ranks: Ranks, allowed: Mapping[str, float], *, own_engine: bool = False) -> Proof:
-    """`export-differs`: what is trained, written and opened again by transformers (and by peft) computes the same."""
+def exported(
+    ground: Ground, ranks: Ranks, allowed: Mapping[str, float], *, own_engine: bool = False
+) -> Proof:
+    """`export-differs`:
+
+    what is trained, written and opened again by transformers (and by peft) computes the same.
+    """
     rule = "export-differs"
     session, progress = ground.open(ranks, own_engine=own_engine)
     lora = session.run.lora
@@ -142,30 +218,58 @@ def exported(ground: Ground, ranks: Ranks, allowed: Mapping[str, float], *, own_
     take(session, progress)
     batches = [ground.batch(session, [place]) for place in range(len(ground.rows))]
     with session.engine.evaluating(), torch.no_grad(), session.engine.autocast():
-        live = {row_name(place): session.engine.module(**batch.inputs, use_cache=False).logits[0] for place, batch in enumerate(batches)}
-    merged = {name: tensor.detach().to("cpu", copy=True) for name, tensor in session.engine.iter_hf_weights("merged")}
-    base = {name: tensor.detach().to("cpu", copy=True) for name, tensor in session.engine.iter_hf_weights("none")} if lora else {}
+        live = {
+            row_name(place): session.engine.module(**batch.inputs, use_cache=False).logits[0]
+            for place, batch in enumerate(batches)
+        }
+    merged = {
+        name: tensor.detach().to("cpu", copy=True)
+        for name, tensor in session.engine.iter_hf_weights("merged")
+    }
+    base = (
+        {
+            name: tensor.detach().to("cpu", copy=True)
+            for name, tensor in session.engine.iter_hf_weights("none")
+        }
+        if lora
+        else {}
+    )
     adapter = session.engine.model_state() if lora else {}
 
     def reopened() -> list[Difference] | str:
         shell = ground.bare
         opened = {
-            "merged" if lora else "exported": export(shell, merged, ground.processor, ground.run.model.family, ground.folder / "merged")
+            "merged" if lora else "exported": export(
+                shell, merged, ground.processor, ground.run.model.family, ground.folder / "merged"
+            )
         }
         if lora:
-            same = [name for name in merged if pair_of(name)[0] in adapter and torch.equal(merged[name], base[name])]
+            same = [
+                name
+                for name in merged
+                if pair_of(name)[0] in adapter and torch.equal(merged[name], base[name])
+            ]
             if same:
                 return f"merged, {listed(same)} is what it was before training"
-            opened["adapter"] = export(shell, base, ground.processor, ground.run.model.family, ground.folder / "base")
-            export_adapter(lora, adapter, opened["adapter"], ground.processor, ground.folder / "adapter")
+            opened["adapter"] = export(
+                shell, base, ground.processor, ground.run.model.family, ground.folder / "base"
+            )
+            export_adapter(
+                lora, adapter, opened["adapter"], ground.processor, ground.folder / "adapter"
+            )
         found: list[Difference] = []
         for name, folder in opened.items():
             chosen = ground.run.model
-            model = load_model(Path(folder), chosen.family, torch.float32, chosen.attention, chosen.modeling).eval()
+            model = load_model(
+                Path(folder), chosen.family, torch.float32, chosen.attention, chosen.modeling
+            ).eval()
             if name == "adapter":
                 add_saved_adapter(model, ground.folder / "adapter")
             with torch.no_grad():
-                there = {row_name(place): model(**batch.inputs, use_cache=False).logits[0] for place, batch in enumerate(batches)}
+                there = {
+                    row_name(place): model(**batch.inputs, use_cache=False).logits[0]
+                    for place, batch in enumerate(batches)
+                }
             found += differences(there, live, allowed, name)
         return found
 
@@ -175,15 +279,29 @@ def exported(ground: Ground, ranks: Ranks, allowed: Mapping[str, float], *, own_
     return held(rule, what, found, "what is opened again computes something else")
 
 
-def across_ranks(ground: Ground, ranks: Ranks, wanted: Mapping[str, Tensor], allowed: Mapping[str, float]) -> Proof:
-    """`gradient-depends-on-ranks`: the recipe's engine, with its rows shared out, and with all images on the first rank."""
+def across_ranks(
+    ground: Ground, ranks: Ranks, wanted: Mapping[str, Tensor], allowed: Mapping[str, float]
+) -> Proof:
+    """`gradient-depends-on-ranks`:
+
+    the recipe's engine, with its rows shared out, and with all images on the first rank.
+    """
     rule = "gradient-depends-on-ranks"
     found: list[Difference] = []
     what = ""
     for case in ("rows shared out", "images on one rank alone"):
-        session, progress = ground.open(ranks, own_engine=True, micro_batch_size=2, packing="none", micro_batch_tokens=None)
-        what = f"gradient of a step of {len(ground.rows)} rows{_on(session)}, shared out, and with text alone on all but the first"
-        batches = None if case == "rows shared out" else _shared(ground, session, ground.with_images(), ground.without_images())
+        session, progress = ground.open(
+            ranks, own_engine=True, micro_batch_size=2, packing="none", micro_batch_tokens=None
+        )
+        what = (
+            f"gradient of a step of {len(ground.rows)} rows{_on(session)}, shared out, and with"
+            " text alone on all but the first"
+        )
+        batches = (
+            None
+            if case == "rows shared out"
+            else _shared(ground, session, ground.with_images(), ground.without_images())
+        )
         taken = take(session, progress, batches)
         if ranks.rank == 0:
             found += differences(taken.gradients, wanted, allowed, case)
@@ -194,8 +312,11 @@ def across_ranks(ground: Ground, ranks: Ranks, wanted: Mapping[str, Tensor], all
     )
 
 
-def _shared(ground: Ground, session: Session, first: list[int], others: list[int] | None = None) -> list[Batch]:
-    """This rank's micro-batches of rows that are given to ranks by hand: the first ones to rank 0, and the others to those after it.
+def _shared(
+    ground: Ground, session: Session, first: list[int], others: list[int] | None = None
+) -> list[Batch]:
+    """This rank's micro-batches of rows that are given to ranks by hand: the first ones to rank 0,
+    and the others to those after it.
 
     Where no others are named, all ranks share the first ones.
     """

@@ -1,4 +1,6 @@
-"""The tokens that a few rows use, in the place of a vocabulary of 150,000, which would be nearly all of a tiny model and of its time."""
+"""The tokens that a few rows use, in the place of a vocabulary of 150,000, which would be nearly
+all of a tiny model and of its time.
+"""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -37,8 +39,14 @@ class Vocabulary:
         return replace(sample, input_ids=self.ids(sample.input_ids), labels=labels)
 
     def processor(self, processor: Processor) -> Processor:
-        """The same, with this vocabulary's ids. Its tokenizer is as it was, and nothing is to be encoded with it."""
-        given = {part: None if token is None else int(self.ids(torch.tensor(token))) for part, token in asdict(processor.ids).items()}
+        """The same, with this vocabulary's ids.
+
+        Its tokenizer is as it was, and nothing is to be encoded with it.
+        """
+        given = {
+            part: None if token is None else int(self.ids(torch.tensor(token)))
+            for part, token in asdict(processor.ids).items()
+        }
         return replace(processor, ids=TokenIds(**given))  # type: ignore[arg-type]
 
     def ids(self, tokens: Tensor) -> Tensor:
@@ -50,11 +58,17 @@ class Vocabulary:
 
 def vocabulary(processor: Processor, samples: Sequence[Sample], *, whole: bool) -> Vocabulary:
     """That of these samples, or the tokenizer's whole."""
-    named = {token for token in asdict(processor.ids).values() if token is not None} | set(processor.tokenizer.all_special_ids)
+    named = {token for token in asdict(processor.ids).values() if token is not None} | set(
+        processor.tokenizer.all_special_ids
+    )
     size = len(processor.tokenizer)
     if whole or size <= LARGE:
         return Vocabulary(torch.arange(size), frozenset(named))
     used = named | {int(token) for sample in samples for token in sample.input_ids}
     plain = (token for token in range(size) if token not in used)
-    kept = torch.tensor(sorted(used | {token for token, _ in zip(plain, range(PLAIN), strict=False)}))
-    return Vocabulary(kept, frozenset(torch.searchsorted(kept, torch.tensor(sorted(named))).tolist()))
+    kept = torch.tensor(
+        sorted(used | {token for token, _ in zip(plain, range(PLAIN), strict=False)})
+    )
+    return Vocabulary(
+        kept, frozenset(torch.searchsorted(kept, torch.tensor(sorted(named))).tolist())
+    )
