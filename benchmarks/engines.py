@@ -181,9 +181,9 @@ def _turns(ranks: Ranks, made: Request) -> list[float]:
     steps = range(1, ROUNDS * TURN + 2)
 
     def batches(rank: int, world: int) -> list[Sequence[object]]:
-        plan = lambda step: micro_batches(
-            opened.plan, kept, step, rank, world, run.data.micro_batch_size
-        )
+        def plan(step):
+            return micro_batches(opened.plan, kept, step, rank, world, run.data.micro_batch_size)
+
         return list(load_steps(opened.rows["train"], steps, plan, 0))
 
     of_engine, of_torch = (

@@ -90,9 +90,10 @@ class Turns:
         opened, run = self.session, self.session.run
         steps = range(self.progress.step + 1, self.progress.step + 1 + TURN)
         kept = opened.ledgers["train"].kept
-        mine: Callable[[int], Any] = lambda step: micro_batches(
-            opened.plan, kept, step, 0, 1, run.data.micro_batch_size
-        )
+
+        def mine(step: int) -> Any:
+            return micro_batches(opened.plan, kept, step, 0, 1, run.data.micro_batch_size)
+
         loaded = load_steps(opened.rows["train"], steps, mine, 0)
         began = time.thread_time()
         for step in steps:
@@ -177,9 +178,9 @@ def _direct(off: Profiler) -> float:
     metrics: dict[str, Any] = {}
 
     def step() -> None:
-        role = off.begin(1)
+        span = off.begin(1)
         for _ in range(MARKS):
-            with role("forward"):
+            with span("forward"):
                 pass
         off.end(metrics)
 

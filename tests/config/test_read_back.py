@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from vtool.config.load import load_run
-from vtool.config.read_back import Seen, Wanted, compare, same, settings_seen, unseen
+from vtool.config.read_back import Expected, Observed, compare, same, settings_seen, unseen
 from vtool.config.wanted import wanted
 
 
@@ -37,7 +37,7 @@ def test_a_difference_is_one_finding_with_the_line_that_asked_however_many_objec
     None
 ):
     loaded = load_run("digits")
-    seen = [Seen("optim.betas", (0.9, 0.999), f"AdamW, group {number}") for number in range(3)]
+    seen = [Observed("optim.betas", (0.9, 0.999), f"AdamW, group {number}") for number in range(3)]
     (finding,) = compare(wanted(loaded.run), seen, loaded.origins)
     assert (
         finding.message
@@ -55,10 +55,10 @@ def test_a_difference_is_one_finding_with_the_line_that_asked_however_many_objec
 def test_what_is_asked_of_a_part_names_the_setting_that_says_it() -> None:
     run = load_run("digits", ["optim.groups.vision.lr=1e-4", "optim.weight_decay=0.1"]).run
     seen = [
-        Seen("optim.groups.vision.lr", 2e-3, "one"),
-        Seen("optim.groups.language.lr", 1e-3, "two"),
-        Seen("optim.groups.language.weight_decay", 0.1, "biases", (False,)),
-        Seen("optim.groups.language.weight_decay", 0.1, "matrices", (True,)),
+        Observed("optim.groups.vision.lr", 2e-3, "one"),
+        Observed("optim.groups.language.lr", 1e-3, "two"),
+        Observed("optim.groups.language.weight_decay", 0.1, "biases", (False,)),
+        Observed("optim.groups.language.weight_decay", 0.1, "matrices", (True,)),
     ]
     found = [(finding.parameter, finding.expected) for finding in compare(wanted(run), seen)]
     assert found == [
@@ -75,10 +75,10 @@ def test_what_is_asked_of_a_part_names_the_setting_that_says_it() -> None:
 
 def test_what_nothing_is_asked_of_is_let_be_and_what_nothing_is_seen_of_is_named() -> None:
     asked = {
-        "optim.eps": Wanted("optim.eps", 1e-8),
-        "optim.betas": Wanted("optim.betas", (0.9, 0.95)),
+        "optim.eps": Expected("optim.eps", 1e-8),
+        "optim.betas": Expected("optim.betas", (0.9, 0.95)),
     }
-    seen = [Seen("optim.eps", 1e-8, "AdamW"), Seen("optim.name", "adamw", "AdamW")]
+    seen = [Observed("optim.eps", 1e-8, "AdamW"), Observed("optim.name", "adamw", "AdamW")]
     assert compare(asked, seen) == []
     assert unseen(asked, seen) == ["optim.betas"]
 
@@ -100,6 +100,7 @@ def test_defaults_that_mean_something_elsewhere_are_not_asked() -> None:
 def test_of_another_device_the_finding_has_a_rule_of_its_own() -> None:
     run = load_run("digits", ["device.kind=cuda"]).run
     assert [
-        f.rule for f in compare(wanted(run), [Seen("device.kind", "cpu", "the model's weights")])
+        f.rule
+        for f in compare(wanted(run), [Observed("device.kind", "cpu", "the model's weights")])
     ] == ["device-not-used"]
-    assert compare(wanted(run), [Seen("device.kind", "cuda", "the model's weights")]) == []
+    assert compare(wanted(run), [Observed("device.kind", "cuda", "the model's weights")]) == []

@@ -8,7 +8,7 @@ import pytest
 
 from tests.rows import chat, decompression_bomb, mixed_rows, picture, write_rows
 from tests.runs import encoded, messages, request
-from vtool.data.audit import look, settle, warnings
+from vtool.data.audit import build_ledger, inspect_rows, warnings
 from vtool.data.loader import EncodedRows
 from vtool.data.row import Row
 from vtool.diagnostics import Diagnostic
@@ -21,7 +21,7 @@ def rows_of(folder: Path, rows: list[Any], *overrides: str) -> EncodedRows:
 
 
 def audit_of(rows: EncodedRows, workers: int = 0) -> Any:
-    return settle(rows, look(rows, range(len(rows.rows)), workers), "train")
+    return build_ledger(rows, inspect_rows(rows, range(len(rows.rows)), workers), "train")
 
 
 def test_the_audit_of_healthy_rows_finds_nothing(tmp_path: Path) -> None:
@@ -218,7 +218,7 @@ def test_answers_that_are_cut_are_told_and_not_those_whose_end_is_kept(tmp_path:
             "rows", messages(path), f"data.max_length={limit}", "data.on_overlong=truncate"
         )
         rows, _ = encoded(made)
-        ledger, findings = settle(rows, look(rows, range(2), 0), "train")
+        ledger, findings = build_ledger(rows, inspect_rows(rows, range(2), 0), "train")
         assert (ledger.truncated, ledger.cut, findings) == (1, cut, ())
         assert [warning.rule for warning in warnings(ledger, made.run, "train")] == [
             "answer-cut-off"
@@ -229,7 +229,13 @@ def test_other_bytes_of_an_image_are_other_rows(tmp_path: Path) -> None:
     rows, _ = encoded(
         request("rows", messages(write_rows(tmp_path / "rows.jsonl", mixed_rows(tmp_path, 2))))
     )
-    before = settle(rows, look(rows, range(2), 0), "train")[0]
-    assert settle(rows, look(rows, range(2), 0), "train")[0].images_digest == before.images_digest
+    before = build_ledger(rows, inspect_rows(rows, range(2), 0), "train")[0]
+    assert (
+        build_ledger(rows, inspect_rows(rows, range(2), 0), "train")[0].images_digest
+        == before.images_digest
+    )
     picture(tmp_path / "1-0.png", 56, 28, seed=9)
-    assert settle(rows, look(rows, range(2), 0), "train")[0].images_digest != before.images_digest
+    assert (
+        build_ledger(rows, inspect_rows(rows, range(2), 0), "train")[0].images_digest
+        != before.images_digest
+    )

@@ -15,7 +15,7 @@ from PIL import Image
 
 from tests.rows import chat, film, frames, picture, write_rows
 from tests.runs import encoded, messages, request
-from vtool.data.audit import look, settle
+from vtool.data.audit import build_ledger, inspect_rows
 from vtool.data.messages import Messages
 from vtool.data.row import Row, Video
 from vtool.data.video import Clip, open_clip
@@ -32,7 +32,7 @@ def audited(folder: Path, rows: list[Any], *more: str) -> tuple[Any, list[Diagno
     """The ledger of these rows, and the findings."""
     made = request("rows", messages(write_rows(folder / "rows.jsonl", rows)), SMALL, *more)
     encoding, _ = encoded(made)
-    ledger, findings = settle(encoding, look(encoding, range(len(rows)), 0), "train")
+    ledger, findings = build_ledger(encoding, inspect_rows(encoding, range(len(rows)), 0), "train")
     return ledger, list(findings)
 
 

@@ -51,9 +51,12 @@ def step_gradients(ranks: Ranks, made: Request) -> dict[str, Any]:
     torch.set_num_threads(1)
     opened, _ = session(made, ranks)
     run, kept = opened.run, opened.ledgers["train"].kept
-    plan = lambda step: micro_batches(
-        opened.plan, kept, step, ranks.rank, ranks.world, run.data.micro_batch_size
-    )
+
+    def plan(step):
+        return micro_batches(
+            opened.plan, kept, step, ranks.rank, ranks.world, run.data.micro_batch_size
+        )
+
     (batches,) = load_steps(opened.rows["train"], range(1, 2), plan, 0)
     counts = ranks.all_gather(
         [sum(batch.supervised for batch in batches), sum(batch.images for batch in batches)]

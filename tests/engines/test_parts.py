@@ -86,9 +86,12 @@ def _seen(ranks: Ranks, made: Request) -> dict[str, Any]:
         return clip(largest)
 
     engine.clip_gradient = look_and_clip  # type: ignore[method-assign]
-    plan = lambda step: micro_batches(
-        opened.plan, kept, step, ranks.rank, ranks.world, run.data.micro_batch_size
-    )
+
+    def plan(step):
+        return micro_batches(
+            opened.plan, kept, step, ranks.rank, ranks.world, run.data.micro_batch_size
+        )
+
     losses = []
     for step, batches in zip(
         (1, 2), load_steps(opened.rows["train"], range(1, 3), plan, 0), strict=True
@@ -382,9 +385,12 @@ def state_around_a_step_without_images(ranks: Ranks, made: Request) -> list[dict
     opened, progress = session(made, ranks)
     engine, kept = opened.engine, opened.ledgers["train"].kept
     before = {name: tensor.clone() for name, tensor in engine.model_state().items()}
-    plan = lambda step: micro_batches(
-        opened.plan, kept, step, ranks.rank, ranks.world, opened.run.data.micro_batch_size
-    )
+
+    def plan(step):
+        return micro_batches(
+            opened.plan, kept, step, ranks.rank, ranks.world, opened.run.data.micro_batch_size
+        )
+
     for step, batches in zip(
         (1, 2), load_steps(opened.rows["train"], range(1, 3), plan, 0), strict=True
     ):

@@ -23,7 +23,7 @@ from vtool.diagnostics.rules_loading import ASKED, OF_VLLM
 from vtool.export.huggingface import export
 from vtool.loading.probe.quantised import QUANTISATION
 from vtool.models.families import FAMILIES
-from vtool.verify.proofs.ground import lay
+from vtool.verify.proofs.context import build_proof_context
 
 Found = dict[str, object]
 FILES_ALONE = "limits.memory_mib=64"
@@ -259,7 +259,7 @@ OTHERS = sorted(FAMILIES.keys() - {"qwen2_5_vl"})
 
 def of_family(family: str, at: Path) -> Path:
     """An export of random weights."""
-    stand = lay(load_run("digits", [f"model.family={family}"]).run, at)
+    stand = build_proof_context(load_run("digits", [f"model.family={family}"]).run, at)
     return export(stand.bare, stand.bare.state_dict(), stand.processor, family, at / family)
 
 

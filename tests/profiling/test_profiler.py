@@ -268,8 +268,8 @@ def loop(
     """The loop's calls around a product of matrices: the rules that were found."""
     with open_profiler(made.run, Ranks(), folder, 0, 6, print) as profiler:
         for step in range(1, 7):
-            role = profiler.begin(step)
-            with role("train_batch"), role("forward"):
+            span = profiler.begin(step)
+            with span("train_batch"), span("forward"):
                 torch.mm(torch.ones(64, 64), torch.ones(64, 64))
             profiler.end({"tokens": 10, "samples": 1})
             if work:
@@ -446,8 +446,8 @@ class TestBeforeTheStart:
         run = made_run(folder, "any", *TORCH).run
         with open_profiler(run, Ranks(), tmp_path, 2, 6, print) as profiler:
             for step in range(3, 7):
-                role = profiler.begin(step)
-                with role("train_batch"):
+                span = profiler.begin(step)
+                with span("train_batch"):
                     torch.mm(torch.ones(9, 9), torch.ones(9, 9))
                 profiler.end({"tokens": 10, "samples": 1})
         assert profiler.verify() == []

@@ -26,13 +26,13 @@ def steps_of(run: Run, folder: Path, rank: int = 0) -> dict[str, list[int]]:
     running, kept = [], []
     with open_profiler(run, ranks, folder, 0, 6, lambda _: None) as profiler:
         for step in range(1, 7):
-            role = profiler.begin(step)
+            span = profiler.begin(step)
             tool = profiler.tool
             if isinstance(tool, TorchTool):
                 running.append(step)
                 if "RECORD" in str(tool.profile.current_action):
                     kept.append(step)
-            with role("train_batch"):
+            with span("train_batch"):
                 torch.ones(2) + 1
             profiler.end({"tokens": 1, "samples": 1})
     return {"running": running, "kept": kept}

@@ -14,17 +14,17 @@ from tests.runs import session
 from vtool.engines.ranks import Ranks, SharedFindings
 from vtool.training.setup import Request
 
-Told = list[tuple[str, str]]
+WorkerResult = list[tuple[str, str]]
 
 
-def told(ranks: Ranks, made: list[tuple[Request, Request]]) -> list[Told]:
+def told(ranks: Ranks, made: list[tuple[Request, Request]]) -> list[WorkerResult]:
     """What each run is refused for, of which rank 0 is given the first request, and the other rank
     the second.
     """
     return [_told(ranks, both[ranks.rank]) for both in made]
 
 
-def _told(ranks: Ranks, made: Request) -> Told:
+def _told(ranks: Ranks, made: Request) -> WorkerResult:
     torch.set_num_threads(1)
     try:
         session(made, ranks)

@@ -52,9 +52,12 @@ def _steps(ranks: Ranks, made: Request) -> dict[str, Any]:
     torch.set_num_threads(1)
     opened, progress = session(made, ranks)
     engine, kept = opened.engine, opened.ledgers["train"].kept
-    plan = lambda step: micro_batches(
-        opened.plan, kept, step, ranks.rank, ranks.world, made.run.data.micro_batch_size
-    )
+
+    def plan(step):
+        return micro_batches(
+            opened.plan, kept, step, ranks.rank, ranks.world, made.run.data.micro_batch_size
+        )
+
     seen: dict[str, Any] = {"before": tower(engine), "losses": [], "finding": None}
     steps = range(1, STEPS + 1)
     for step, batches in zip(steps, load_steps(opened.rows["train"], steps, plan, 0), strict=True):

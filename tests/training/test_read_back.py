@@ -31,7 +31,7 @@ from vtool.training import launch, setup
 from vtool.training.read_back import check_arrival, read_back
 from vtool.training.setup import Request, build_engine
 from vtool.training.sft import train
-from vtool.verify.leaves import READ
+from vtool.verify.readback_registry import READ
 
 # Read back on other devices only, or with kernels that are not here: see the tests that name them.
 ELSEWHERE = {"engine.cpu_offload"}
@@ -107,7 +107,7 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Any:
     from vtool.config.load import load_run
     from vtool.verify.live_rank import open_small_session
     from vtool.verify.live_task import Task
-    from vtool.verify.stand_in import stand_in
+    from vtool.verify.shrink_run import shrink_run
 
     rows = write_rows(tmp_path_factory.mktemp("rows") / "rows.jsonl", [{"messages": []}])
     more = (
@@ -115,12 +115,12 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Any:
         f"data.test=[{{format: messages, path: '{rows}'}}]",
     )
     loaded = load_run("digits", ["train={steps: null, epochs: 20}"])
-    small = stand_in(loaded.run)
+    small = shrink_run(loaded.run)
     opened = open_small_session(
         Task(loaded.run, small, loaded.origins), tmp_path_factory.mktemp("digits"), Ranks()
     )
     other = load_run("digits", more)
-    sources = stand_in(other.run)
+    sources = shrink_run(other.run)
     files = open_small_session(
         Task(other.run, sources, other.origins), tmp_path_factory.mktemp("files"), Ranks()
     )
@@ -309,9 +309,12 @@ class TestUpstream:
     ) -> None:
         """pytorch#149750."""
         shard = fsdp2.fully_shard
-        as_number = lambda part, **given: shard(
-            part, **{**given, "reshard_after_forward": given["reshard_after_forward"] and 1}
-        )
+
+        def as_number(part, **given):
+            return shard(
+                part, **{**given, "reshard_after_forward": given["reshard_after_forward"] and 1}
+            )
+
         monkeypatch.setattr(fsdp2, "fully_shard", as_number)
         assert found(small("engine=fsdp2")) == {"engine.reshard_after_forward"}
 
@@ -388,9 +391,10 @@ class TestUpstream:
 
         made = small("model.attention=eager")
         from_config = AutoModelForImageTextToText.from_config
-        chosen = lambda config, **given: from_config(
-            config, **{**given, "attn_implementation": "sdpa"}
-        )
+
+        def chosen(config, **given):
+            return from_config(config, **{**given, "attn_implementation": "sdpa"})
+
         monkeypatch.setattr(AutoModelForImageTextToText, "from_config", chosen)
         assert found(made) == {"model.attention"}
 

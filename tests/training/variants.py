@@ -9,7 +9,7 @@ from typing import Any
 
 from tests.rows import mixed_rows, write_rows
 from tests.runs import messages, request, session
-from vtool.config.read_back import Seen
+from vtool.config.read_back import Observed
 from vtool.diagnostics import Findings
 from vtool.engines.ranks import Ranks
 from vtool.training import read_back
@@ -80,7 +80,7 @@ VARIANTS: dict[str, tuple[str, ...]] = {
 class Look:
     """What one rank has seen of one run."""
 
-    seen: list[Seen]
+    seen: list[Observed]
     findings: list[str]
     """Of the comparison of all ranks."""
     of_one: list[str]
@@ -112,10 +112,10 @@ def _look(ranks: Ranks, made: Request) -> Look:
     seen = read_back.read_back(opened)
     right = read_back.read_back
 
-    def wrong(opened: Any) -> list[Seen]:
+    def wrong(opened: Any) -> list[Observed]:
         return [
             *right(opened),
-            *([Seen("optim.eps", 1.0, "an AdamW of its own")] if ranks.rank == 1 else []),
+            *([Observed("optim.eps", 1.0, "an AdamW of its own")] if ranks.rank == 1 else []),
         ]
 
     findings = _messages(opened, made)

@@ -27,11 +27,11 @@ from vtool.models.families import FAMILIES
 from vtool.training import setup
 from vtool.training.read_back import read_back
 from vtool.verify import live_check
-from vtool.verify.leaves import ACTS_LATER, NOT_READABLE, READ
 from vtool.verify.live import compare
 from vtool.verify.live_rank import open_small_session, tell
 from vtool.verify.live_task import Task
-from vtool.verify.stand_in import stand_in
+from vtool.verify.readback_registry import ACTS_LATER, NOT_READABLE, READ
+from vtool.verify.shrink_run import shrink_run
 
 ROOT = Path(__file__).parents[2]
 
@@ -41,7 +41,7 @@ class TestTable:
         leaves = {setting.name for setting in all_settings() if not setting.groups}
         claimed = [*READ, *ACTS_LATER, *NOT_READABLE]
         assert leaves - set(claimed) == set(), (
-            "say of each how it is known to arrive (vtool/verify/leaves.py)"
+            "say of each how it is known to arrive (vtool/verify/readback_registry.py)"
         )
         assert set(claimed) - leaves == set()
         assert len(claimed) == len(set(claimed))
@@ -291,7 +291,7 @@ def test_a_shipped_recipe_has_nothing_against_it(folder: Path, name: str) -> Non
     those of two processes are started further below, and all of them by `make soak`.
     """
     loaded = load_run(name, [one for one in RECIPES[name] if not one.startswith("launch.")])
-    small = stand_in(loaded.run)
+    small = shrink_run(loaded.run)
     assert small.processes == 1
     (folder / "live").mkdir()
     session = open_small_session(Task(loaded.run, small, loaded.origins), folder / "live", Ranks())
@@ -305,7 +305,7 @@ def test_a_recipe_of_any_family_has_nothing_against_it(tmp_path: Path, name: str
         "digits", [f"model.family={name}", "model.gradient_checkpointing=true", "lora={rank: 2}"]
     )
     session = open_small_session(
-        Task(loaded.run, stand_in(loaded.run), loaded.origins), tmp_path, Ranks()
+        Task(loaded.run, shrink_run(loaded.run), loaded.origins), tmp_path, Ranks()
     )
     seen = read_back(session)
     assert hold(wanted(loaded.run), seen) == []
@@ -381,7 +381,7 @@ class TestCommand:
         monkeypatch.setattr(
             setup, "build_optimizer", lambda module, _settings, part: build(module, without, part)
         )
-        told = tell(Task(loaded.run, stand_in(loaded.run), loaded.origins), tmp_path, 0)
+        told = tell(Task(loaded.run, shrink_run(loaded.run), loaded.origins), tmp_path, 0)
         monkeypatch.setattr(live_check, "_processes", lambda *_given: [told])
         code, out = run("digits")
         assert code == 1
@@ -427,7 +427,7 @@ def test_what_is_made_smaller_is_said() -> None:
             "engine.ddp_config.nccl_ub=true",
         ],
     ).run
-    small = stand_in(run)
+    small = shrink_run(run)
     assert small.processes == 2
     assert (small.run.engine.parallel.tensor, small.run.engine.parallel.pipeline) == (2, 1)  # type: ignore[union-attr]
     assert small.changes == (
@@ -459,13 +459,13 @@ def test_a_window_that_a_small_model_has_not_is_said(tmp_path: Path) -> None:
     )
     assert (
         "3 of 4 layers with a sliding_window of 24 tokens → none has a window"
-        in stand_in(run).changes
+        in shrink_run(run).changes
     )
     text["use_sliding_window"] = False
     (tmp_path / "config.json").write_text(
         json.dumps({"model_type": "qwen2_5_vl", "vision_config": {"depth": 2}, "text_config": text})
     )
-    assert not any("sliding_window" in change for change in stand_in(run).changes)
+    assert not any("sliding_window" in change for change in shrink_run(run).changes)
 
 
 def test_adapters_of_layers_that_a_small_model_has_not_are_put_on_those_that_it_has(
@@ -478,7 +478,7 @@ def test_adapters_of_layers_that_a_small_model_has_not_are_put_on_those_that_it_
     loaded = load_run(
         "qwen2_5_vl_7b_lora", [*LARGE[:2], "model.freeze={vision: false, projector: false}", lora]
     )
-    small = stand_in(loaded.run)
+    small = shrink_run(loaded.run)
     assert small.run.lora is not None
     assert small.run.lora.targets == (
         "layers.0.self_attn.q_proj",

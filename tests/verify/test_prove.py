@@ -24,10 +24,10 @@ from vtool.diagnostics import Findings
 from vtool.engines.ranks import Ranks
 from vtool.export.huggingface import export
 from vtool.models.families import FAMILIES
-from vtool.training.setup import Progress, take_up
+from vtool.training.setup import Progress, restore_checkpoint
 from vtool.verify.processes import Ended, run_processes
 from vtool.verify.proofs import reference, training
-from vtool.verify.proofs.ground import ONE_ROW, Ground, lay
+from vtool.verify.proofs.context import ONE_ROW, ProofContext, build_proof_context
 from vtool.verify.proofs.rounding import tolerances
 from vtool.verify.prove import prove, prove_on
 from vtool.verify.proved import ALONE, RANKED, NotProvable, as_record
@@ -38,8 +38,8 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def ground(folder: Path, *overrides: str) -> Ground:
-    return lay(load_run("digits", overrides).run, folder)
+def context(folder: Path, *overrides: str) -> ProofContext:
+    return build_proof_context(load_run("digits", overrides).run, folder)
 
 
 @pytest.mark.parametrize("family", sorted(FAMILIES))
@@ -127,7 +127,7 @@ def test_of_one_row_two_are_made(tmp_path: Path) -> None:
 
 
 def test_what_needs_two_rows_is_not_run_on_one(tmp_path: Path) -> None:
-    stand = ground(tmp_path)
+    stand = context(tmp_path)
     alone = replace(stand, rows=stand.rows[:1], samples=stand.samples[:1])
     asked = ["gradient-depends-on-packing", "padding-changes-row", "documents-see-each-other"]
     assert [(proof.state, proof.reason) for proof in prove_on(alone, Ranks(), asked)] == [
@@ -151,7 +151,7 @@ def test_a_step_of_text_alone_is_proved_as_the_recipe_takes_it(dummy: str, state
 def with_dropout(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
     """A folder's model that draws at random while it trains."""
     folder = tmp_path_factory.mktemp("dropout")
-    stand = ground(folder)
+    stand = context(folder)
     export(stand.bare, stand.bare.state_dict(), stand.processor, "qwen2_5_vl", folder / "model")
     config = json.loads((folder / "model/config.json").read_text())
     config["text_config"]["attention_dropout"] = 0.1
@@ -175,7 +175,7 @@ def test_dropout_of_the_model_is_off_and_that_is_said(
 def test_a_model_that_draws_at_random_all_the_same_is_not_proved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    language = type(ground(tmp_path).bare.model.language_model)  # type: ignore[union-attr]
+    language = type(context(tmp_path).bare.model.language_model)  # type: ignore[union-attr]
     forward = language.forward
 
     def draws(self: Any, *args: Any, inputs_embeds: torch.Tensor, **more: Any) -> Any:
@@ -195,7 +195,7 @@ def test_nothing_passes_where_rounding_is_all_there_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("vtool.verify.prove.HOLLOW", 1e-12)
-    one, other = prove_on(ground(tmp_path), Ranks(), ["padding-changes-row", "rows-lost"])
+    one, other = prove_on(context(tmp_path), Ranks(), ["padding-changes-row", "rows-lost"])
     assert one.state == "not-run"
     assert "rounding alone" in one.reason
     assert other.state == "passed"
@@ -214,10 +214,10 @@ def test_a_run_that_goes_on_from_another_step_takes_other_rows_and_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def forgetful(engine: Any, checkpoint: Path) -> Progress:
-        return replace(take_up(engine, checkpoint), step=0)
+        return replace(restore_checkpoint(engine, checkpoint), step=0)
 
     monkeypatch.setattr(training, "take_up", forgetful)
-    proof = training.resume(ground(tmp_path), Ranks())
+    proof = training.resume(context(tmp_path), Ranks())
     assert proof.state == "failed"
     assert proof.finding is not None
     assert "goes on from step 0" in proof.finding.message
@@ -231,7 +231,7 @@ class TestTolerance:
     def test_the_gradient_of_float64_is_within_it_and_a_wrong_one_is_not(
         self, tmp_path: Path
     ) -> None:
-        stand = ground(tmp_path)
+        stand = context(tmp_path)
         model = stand.model()
         single, _ = reference.gradient_and_logits(stand, model)
         allowed = tolerances(
@@ -250,7 +250,7 @@ class TestTolerance:
         )
 
     def test_a_loss_of_other_tokens_is_far_above_it(self, tmp_path: Path) -> None:
-        stand = ground(tmp_path)
+        stand = context(tmp_path)
         model = stand.model()
         logits = reference.all_logits(stand, model)
         allowed = tolerances(
@@ -267,7 +267,9 @@ class TestReference:
         rows = messages(
             write_rows(tmp_path / "rows.jsonl", mixed_rows(tmp_path, 6, text_only=(1,)))
         )
-        stand = lay(load_run("rows", [rows, f"model.family={family}"]).run, tmp_path)
+        stand = build_proof_context(
+            load_run("rows", [rows, f"model.family={family}"]).run, tmp_path
+        )
         model: Any = stand.model()
         assert any(sample.images > 1 for sample in stand.samples)
         for sample in stand.samples:
@@ -284,7 +286,7 @@ class TestReference:
     def test_without_token_types_transformers_does_what_the_rule_says(
         self, tmp_path: Path, family: str
     ) -> None:
-        stand = ground(tmp_path, f"model.family={family}")
+        stand = context(tmp_path, f"model.family={family}")
         model: Any = stand.model()
         sample = stand.samples[stand.with_images()[0]]
         given = reference.inputs(stand, sample)
@@ -301,7 +303,7 @@ class TestReference:
                 model(**given, use_cache=False)
 
     def test_the_loss_is_that_of_transformers_own(self, tmp_path: Path) -> None:
-        stand = ground(tmp_path)
+        stand = context(tmp_path)
         model: Any = stand.model()
         total = 0.0
         for sample in stand.samples:
@@ -319,7 +321,7 @@ class TestReference:
 def test_a_proof_that_cannot_be_computed_has_failed_and_says_where(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stand = ground(tmp_path)
+    stand = context(tmp_path)
 
     def broken(*_: Any) -> Any:
         raise RuntimeError("a model that does not run")
@@ -337,7 +339,7 @@ def test_a_proof_that_cannot_be_computed_has_failed_and_says_where(
 def test_an_in_place_write_is_named_with_its_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stand = ground(tmp_path)
+    stand = context(tmp_path)
     model: Any = stand.bare
     language = type(model.model.language_model)
     forward = language.forward

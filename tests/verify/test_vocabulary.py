@@ -12,7 +12,7 @@ from vtool.config.load import load_run
 from vtool.data.chat import IGNORED
 from vtool.models.build import model_config
 from vtool.models.processor import new_processor
-from vtool.verify.proofs.ground import Ground, lay
+from vtool.verify.proofs.context import ProofContext, build_proof_context
 from vtool.verify.prove import prove
 
 WORDS = 4000
@@ -33,30 +33,32 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def ground(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Ground:
-    return lay(
+def context(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> ProofContext:
+    return build_proof_context(
         load_run("digits", [f"model.path={folder}", "model.size=null"]).run,
         tmp_path_factory.mktemp("ground"),
     )
 
 
-def test_the_model_has_the_tokens_of_the_rows_and_they_are_told_apart(ground: Ground) -> None:
-    processor, samples = ground.encoded
+def test_the_model_has_the_tokens_of_the_rows_and_they_are_told_apart(
+    context: ProofContext,
+) -> None:
+    processor, samples = context.encoded
     assert len(processor.tokenizer) > WORDS
-    assert ground.bare.config.get_text_config().vocab_size == len(ground.vocabulary) < 100  # type: ignore[union-attr, operator]
+    assert context.bare.config.get_text_config().vocab_size == len(context.vocabulary) < 100  # type: ignore[union-attr, operator]
     assert any(
-        f"a vocabulary of {len(processor.tokenizer)} tokens" in change for change in ground.changes
+        f"a vocabulary of {len(processor.tokenizer)} tokens" in change for change in context.changes
     )
-    for here, there in zip(ground.samples, samples, strict=True):
-        assert torch.equal(ground.vocabulary.kept[here.input_ids], there.input_ids)
+    for here, there in zip(context.samples, samples, strict=True):
+        assert torch.equal(context.vocabulary.kept[here.input_ids], there.input_ids)
         supervised = there.labels != IGNORED
         assert torch.equal(here.labels != IGNORED, supervised)
         assert torch.equal(here.labels[supervised], here.input_ids[supervised])
     for part in ("image", "video", "vision_start", "end", "pad"):
-        token = getattr(ground.processor.ids, part)
-        assert int(ground.vocabulary.kept[token]) == getattr(processor.ids, part)
-        assert token in ground.vocabulary.special
-    assert ground.bare.config.image_token_id == ground.processor.ids.image  # type: ignore[union-attr]
+        token = getattr(context.processor.ids, part)
+        assert int(context.vocabulary.kept[token]) == getattr(processor.ids, part)
+        assert token in context.vocabulary.special
+    assert context.bare.config.image_token_id == context.processor.ids.image  # type: ignore[union-attr]
 
 
 def test_its_proofs_pass(folder: Path) -> None:

@@ -159,7 +159,7 @@ class Proved:
     world: int = 1
 
     def __call__(self, folder: Path) -> tuple[Diagnostic, ...]:
-        from vtool.verify.proofs.ground import lay
+        from vtool.verify.proofs.context import build_proof_context
         from vtool.verify.prove import prove_on
 
         run = made(folder, *self.overrides).run
@@ -167,7 +167,7 @@ class Proved:
         def work(ranks: Ranks) -> tuple[Diagnostic, ...]:
             own = folder / f"proofs-{ranks.rank}"
             own.mkdir()
-            (proof,) = prove_on(lay(run, own), ranks, [self.rule])
+            (proof,) = prove_on(build_proof_context(run, own), ranks, [self.rule])
             assert ranks.rank or proof.state != "not-run", proof.reason
             return (proof.finding,) if proof.finding else ()
 
@@ -182,13 +182,13 @@ class EveryProof:
     overrides: tuple[str, ...] = ()
 
     def __call__(self, folder: Path) -> tuple[Diagnostic, ...]:
-        from vtool.verify.proofs.ground import lay
+        from vtool.verify.proofs.context import build_proof_context
         from vtool.verify.prove import prove_on
         from vtool.verify.proved import ALONE
 
         (folder / "proofs").mkdir()
         proofs = prove_on(
-            lay(made(folder, *self.overrides).run, folder / "proofs"),
+            build_proof_context(made(folder, *self.overrides).run, folder / "proofs"),
             Ranks(),
             list(dict.fromkeys((*ALONE, self.rule))),
         )
@@ -202,13 +202,15 @@ class Family:
     family: str
 
     def __call__(self, folder: Path) -> tuple[Diagnostic, ...]:
-        from vtool.verify.proofs.ground import lay
+        from vtool.verify.proofs.context import build_proof_context
         from vtool.verify.prove import prove_on
         from vtool.verify.proved import ALONE
 
         named = f"model={self.family}_tiny"
         (folder / "proofs").mkdir()
-        proofs = prove_on(lay(made(folder, named).run, folder / "proofs"), Ranks(), ALONE)
+        proofs = prove_on(
+            build_proof_context(made(folder, named).run, folder / "proofs"), Ranks(), ALONE
+        )
         return (*Arrival((named,))(folder), *(proof.finding for proof in proofs if proof.finding))
 
 

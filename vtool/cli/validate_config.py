@@ -132,9 +132,9 @@ def _check(
         return Result(subject, "not-run", checks, findings.diagnostics), None
     verdict = "clean" if examined.loaded else "unsafe"
     return (
-        Result(subject, verdict, examined.checks, examined.findings, examined.details),
+        Result(subject, verdict, examined.checks, examined.findings, examined.details),  # type: ignore[arg-type]
         examined.loaded,
-    )  # type: ignore[arg-type]
+    )
 
 
 def _built(result: "Result", loaded: "Loaded | None") -> "tuple[Result, tuple[str, ...]]":

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import yaml
 
-from vtool.config.marks import YamlFile
+from vtool.config.yaml_positions import YamlFile
 from vtool.diagnostics import Origin
 
 Key = tuple[str, ...]

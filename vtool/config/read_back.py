@@ -20,7 +20,7 @@ DEVICE = ("device.kind", "engine.cpu_offload")
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class Observed:
     """What a live object has of a setting."""
 
     name: str
@@ -40,7 +40,7 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class Expected:
     """What is asked of a live object."""
 
     setting: str
@@ -50,7 +50,7 @@ class Wanted:
     """What is to have this value, where it is not the setting itself: `trained weights in `."""
 
 
-Asked = Wanted | Callable[..., Wanted | None]
+Asked = Expected | Callable[..., Expected | None]
 """What is asked under a name;
 
 of a name of which there are several, a function of `Seen.of` (None: nothing).
@@ -58,14 +58,14 @@ of a name of which there are several, a function of `Seen.of` (None: nothing).
 
 
 def compare(
-    wanted: Mapping[str, Asked], seen: Iterable[Seen], origins: Origins | None = None
+    wanted: Mapping[str, Asked], seen: Iterable[Observed], origins: Origins | None = None
 ) -> list[Diagnostic]:
     """Findings `setting-not-arrived` and `device-not-used`: one for each setting and each value
     that is there instead.
 
     What nothing is asked of is let be; what nothing is seen of, `unseen` tells.
     """
-    found: dict[tuple[str, str, str], list[Seen]] = {}
+    found: dict[tuple[str, str, str], list[Observed]] = {}
     for one in seen:
         asked = _asked(wanted, one)
         if asked is not None and not same(asked.value, one.value):
@@ -75,7 +75,7 @@ def compare(
     return [_finding(*key, places, origins) for key, places in found.items()]
 
 
-def unseen(wanted: Mapping[str, Asked], seen: Iterable[Seen]) -> list[str]:
+def unseen(wanted: Mapping[str, Asked], seen: Iterable[Observed]) -> list[str]:
     """The names that something is asked of, and nothing was seen of:
 
     those of settings that speak for themselves alone.
@@ -88,7 +88,7 @@ def unseen(wanted: Mapping[str, Asked], seen: Iterable[Seen]) -> list[str]:
     ]
 
 
-def settings_seen(wanted: Mapping[str, Asked], seen: Iterable[Seen]) -> set[str]:
+def settings_seen(wanted: Mapping[str, Asked], seen: Iterable[Observed]) -> set[str]:
     """The settings, dotted, of which something is asked that was seen;
 
     of entries of a list, the list's name.
@@ -130,13 +130,13 @@ def shown(value: Any) -> str:
             return str(value)
 
 
-def _asked(wanted: Mapping[str, Asked], seen: Seen) -> Wanted | None:
+def _asked(wanted: Mapping[str, Asked], seen: Observed) -> Expected | None:
     asked = wanted.get(seen.name)
     return asked(*seen.of) if callable(asked) else asked
 
 
 def _finding(
-    setting: str, asked: str, there: str, places: Sequence[Seen], origins: Origins | None
+    setting: str, asked: str, there: str, places: Sequence[Observed], origins: Origins | None
 ) -> Diagnostic:
     names = list(dict.fromkeys(place.where for place in places))
     more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""

@@ -14,8 +14,8 @@ from hydra.plugins.config_source import ConfigResult, ConfigSource
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from vtool.config.marks import YamlFile, not_yaml, read_yaml
 from vtool.config.resources import share
+from vtool.config.yaml_positions import YamlFile, not_yaml, read_yaml
 from vtool.diagnostics import Diagnostic, Findings, Origin
 
 

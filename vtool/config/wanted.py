@@ -13,7 +13,7 @@ from typing import Any
 
 from vtool.config.lora import chosen, trained_parts
 from vtool.config.modeling import resolved
-from vtool.config.read_back import Asked, Wanted
+from vtool.config.read_back import Asked, Expected
 from vtool.config.schema import Ddp, Fsdp2, Lora, Megatron, Optim, Run, Source
 
 PARTS = ("vision", "projector", "language")
@@ -27,24 +27,24 @@ def wanted(run: Run) -> dict[str, Asked]:
     found: dict[str, Asked] = {}
     for name, value in _plain(run):
         if value is not None:
-            found[name] = Wanted(name, value)
+            found[name] = Expected(name, value)
     found |= _data(run) | _model(run) | _optim(run.optim) | _engine(run)
     if run.lora is not None:
         found |= _lora(run.lora, trained_parts(run.model.freeze))
     return found
 
 
-def weight_decay(setting: str, value: float) -> Callable[..., Wanted | None]:
+def weight_decay(setting: str, value: float) -> Callable[..., Expected | None]:
     """The decay of a group: of matrices, what is asked, and of biases and norms nothing."""
-    return lambda decays: Wanted(
+    return lambda decays: Expected(
         setting, value if decays else 0.0, "" if decays else "a decay of biases and norms of "
     )
 
 
-def adapted(lora: Lora, parts: Collection[str | None] | None = None) -> Callable[..., Wanted]:
+def adapted(lora: Lora, parts: Collection[str | None] | None = None) -> Callable[..., Expected]:
     """Whether a linear layer has an adapter, by its name, and the part of the model that it is in."""
 
-    def asked(layer: str, part: str | None = None) -> Wanted:
+    def asked(layer: str, part: str | None = None) -> Expected:
         frozen = parts is not None and part not in parts
         excluded = (
             not frozen
@@ -54,7 +54,7 @@ def adapted(lora: Lora, parts: Collection[str | None] | None = None) -> Callable
         setting = (
             f"model.freeze.{part}" if frozen else "lora.exclude" if excluded else "lora.targets"
         )
-        return Wanted(
+        return Expected(
             setting, "an adapter" if chosen([layer], lora) and not frozen else "no adapter"
         )
 
@@ -87,8 +87,8 @@ def _plain(run: Run) -> Iterable[tuple[str, Any]]:
 
 
 def _data(run: Run) -> dict[str, Asked]:
-    def micro_batch(rows: int) -> Wanted:
-        return Wanted(
+    def micro_batch(rows: int) -> Expected:
+        return Expected(
             "data.micro_batch_size", min(run.data.micro_batch_size, rows), "a first micro-batch of "
         )
 
@@ -101,10 +101,10 @@ def _data(run: Run) -> dict[str, Asked]:
     return found
 
 
-def _entry(entries: Sequence[Source], where: str, name: str, number: int) -> Wanted:
+def _entry(entries: Sequence[Source], where: str, name: str, number: int) -> Expected:
     """A setting of one entry of a list of rows, by its number."""
     value = getattr(entries[number], name, None) if number < len(entries) else None
-    return Wanted(
+    return Expected(
         f"{where}.{number}.{name}", str(Path(value)) if name == "path" and value else value
     )
 
@@ -112,12 +112,12 @@ def _entry(entries: Sequence[Source], where: str, name: str, number: int) -> Wan
 def _model(run: Run) -> dict[str, Asked]:
     dtype = run.model.dtype
     found: dict[str, Asked] = {
-        "model.dtype": Wanted("model.dtype", dtype),
+        "model.dtype": Expected("model.dtype", dtype),
         # A pure bfloat16 AdamW loses updates of 1e-5 without a word.
-        "model.dtype.weights": Wanted(
+        "model.dtype.weights": Expected(
             "model.dtype", "float64" if dtype == "float64" else "float32", "trained weights in "
         ),
-        "model.dtype.reduction": Wanted(
+        "model.dtype.reduction": Expected(
             "model.dtype", "float64" if dtype == "float64" else "float32", "sums of gradients in "
         ),
     }
@@ -125,7 +125,7 @@ def _model(run: Run) -> dict[str, Asked]:
         frozen = getattr(run.model.freeze, part)
         # adapters freeze what they are beside; which layers have one is seen by itself
         if frozen or run.lora is None:
-            found[f"model.freeze.{part}"] = Wanted(f"model.freeze.{part}", frozen)
+            found[f"model.freeze.{part}"] = Expected(f"model.freeze.{part}", frozen)
     return found
 
 
@@ -133,17 +133,17 @@ def _optim(optim: Optim) -> dict[str, Asked]:
     # Over one step a constant rate, warm-up or not, is one and the same.
     warmup = 0 if optim.schedule == "constant" and optim.warmup_steps == 1 else optim.warmup_steps
     found: dict[str, Asked] = {
-        "optim.name": Wanted("optim.name", optim.name),
-        "optim.lr": Wanted("optim.lr", optim.lr),
-        "optim.betas": Wanted("optim.betas", optim.betas),
-        "optim.eps": Wanted("optim.eps", optim.eps),
-        "optim.schedule": Wanted("optim.schedule", optim.schedule),
-        "optim.warmup_steps": Wanted("optim.warmup_steps", warmup),
+        "optim.name": Expected("optim.name", optim.name),
+        "optim.lr": Expected("optim.lr", optim.lr),
+        "optim.betas": Expected("optim.betas", optim.betas),
+        "optim.eps": Expected("optim.eps", optim.eps),
+        "optim.schedule": Expected("optim.schedule", optim.schedule),
+        "optim.warmup_steps": Expected("optim.warmup_steps", warmup),
     }
     for part in PARTS:
         own, name = getattr(optim.groups, part), f"optim.groups.{part}"
         found[f"{name}.lr"] = (
-            Wanted("optim.lr", optim.lr) if own.lr is None else Wanted(f"{name}.lr", own.lr)
+            Expected("optim.lr", optim.lr) if own.lr is None else Expected(f"{name}.lr", own.lr)
         )
         decay = (
             ("optim.weight_decay", optim.weight_decay)
@@ -158,39 +158,39 @@ def _engine(run: Run) -> dict[str, Asked]:
     match run.engine:
         case Ddp() | Fsdp2():
             found = {
-                f"engine.{name}": Wanted(f"engine.{name}", value)
+                f"engine.{name}": Expected(f"engine.{name}", value)
                 for name, value in run.engine.model_dump().items()
             }
         case Megatron():
             plain = {
-                f"engine.{name}": Wanted(f"engine.{name}", getattr(run.engine, name))
+                f"engine.{name}": Expected(f"engine.{name}", getattr(run.engine, name))
                 for name in ("kind", "bridge")
             }
             found = {**plain, **_megatron(run.engine)}
     return {**found}
 
 
-def _megatron(engine: Megatron) -> dict[str, Wanted]:
+def _megatron(engine: Megatron) -> dict[str, Expected]:
     found = {}
     for group in ("parallel", "wrap_config", "ddp_config", "transformer_config"):
         for name, value in getattr(engine, group).model_dump().items():
             if value is not None:
-                found[f"engine.{group}.{name}"] = Wanted(f"engine.{group}.{name}", value)
-    shares = Wanted(
+                found[f"engine.{group}.{name}"] = Expected(f"engine.{group}.{name}", value)
+    shares = Expected(
         "engine.wrap_config.use_distributed_optimizer", engine.wrap_config.use_distributed_optimizer
     )
     found.setdefault("engine.ddp_config.use_distributed_optimizer", shares)
     found.setdefault(
         "engine.ddp_config.grad_reduce_in_fp32",
-        Wanted("engine.ddp_config.grad_reduce_in_fp32", True),
+        Expected("engine.ddp_config.grad_reduce_in_fp32", True),
     )
     return found
 
 
 def _lora(lora: Lora, parts: Collection[str]) -> dict[str, Asked]:
     return {
-        "lora.rank": Wanted("lora.rank", lora.rank),
-        "lora.alpha": Wanted("lora.alpha", lora.scale * lora.rank),
-        "lora.dropout": Wanted("lora.dropout", lora.dropout),
+        "lora.rank": Expected("lora.rank", lora.rank),
+        "lora.alpha": Expected("lora.alpha", lora.scale * lora.rank),
+        "lora.dropout": Expected("lora.dropout", lora.dropout),
         "lora.layers": adapted(lora, parts),
     }

@@ -28,7 +28,7 @@ LISTED = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Audited:
+class RowAudit:
     """What one row came to."""
 
     index: int
@@ -125,26 +125,26 @@ class Ledger:
 
 
 @dataclass(slots=True)
-class _Look(Dataset[Audited]):
+class _Look(Dataset[RowAudit]):
     rows: EncodedRows
 
-    def __getitem__(self, index: int) -> Audited:
+    def __getitem__(self, index: int) -> RowAudit:
         try:
             return self._look(index)
         except Findings as findings:
-            return Audited(index, finding=findings.diagnostics[0])
+            return RowAudit(index, finding=findings.diagnostics[0])
         except MemoryError:  # of the machine, not of the row
             raise
         except Exception as error:  # one row's must not take the audit of all others along
-            return Audited(index, finding=_unforeseen(self.rows.rows, index, error))
+            return RowAudit(index, finding=_unforeseen(self.rows.rows, index, error))
 
-    def _look(self, index: int) -> Audited:
+    def _look(self, index: int) -> RowAudit:
         sample = self.rows.sample(index)
         row = self.rows.rows.row(index)
         finding = check_features(sample, self.rows.processor, row) or check_labels(
             sample, self.rows.processor, row
         )
-        return Audited(
+        return RowAudit(
             index=index,
             tokens=len(sample.input_ids),
             supervised=sample.supervised,
@@ -200,13 +200,13 @@ def _digest(row: Row) -> int:
     return digest.intdigest()
 
 
-def look(rows: EncodedRows, indices: Sequence[int], workers: int) -> list[Audited]:
+def inspect_rows(rows: EncodedRows, indices: Sequence[int], workers: int) -> list[RowAudit]:
     """Encode and check rows, in as many processes as `data.workers` says."""
     return list(DataLoader(_Look(rows), batch_size=None, sampler=indices, num_workers=workers))
 
 
-def settle(
-    rows: EncodedRows, looks: Iterable[Audited], split: str
+def build_ledger(
+    rows: EncodedRows, looks: Iterable[RowAudit], split: str
 ) -> tuple[Ledger, tuple[Diagnostic, ...]]:
     """Keep or drop each row, and say what stands against training on this split.
 

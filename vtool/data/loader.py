@@ -97,7 +97,7 @@ def packed_micro_batches(
     ]
 
 
-def asked_for(
+def micro_batches_for_step(
     settings: Data,
     plan: Plan,
     kept: Sequence[int],

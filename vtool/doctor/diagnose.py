@@ -197,8 +197,8 @@ def _of_frameworks(settings: LoadCheck, asked: Interpreter) -> Iterator[Diagnost
                 f"{asked.python} has no {name}",
                 how,
                 "python",
-                severity=severity,
-            )  # type: ignore[arg-type]
+                severity=severity,  # type: ignore[arg-type]
+            )
 
 
 def _not_run(

@@ -14,9 +14,9 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
-from vtool.config.read_back import Seen
+from vtool.config.read_back import Observed
 from vtool.engines.ranks import Ranks
-from vtool.engines.roles import Role, unmarked
+from vtool.engines.spans import Span, null_span
 from vtool.models.adapters import Adapter
 
 B = TypeVar("B")
@@ -65,7 +65,7 @@ class Engine(Protocol):
         supervised: int,
         *,
         every_parameter: bool,
-        role: Role = unmarked,
+        span: Span = null_span,
     ) -> list[float]:
         """Gradients of one global step.
 
@@ -76,7 +76,7 @@ class Engine(Protocol):
             every_parameter: whether each trainable parameter takes part in each micro-batch of each
                 rank. Where it is false, those that take part in none keep no gradient, and their
                 weights and optimizer state stay as they are, to the byte.
-            role: what the engine does is done inside `role("forward")` and `role("backward")`,
+            span: what the engine does is done inside `span("forward")` and `span("backward")`,
                 which sums gradients over ranks too.
 
         Returns:
@@ -144,7 +144,7 @@ class Engine(Protocol):
         another; every rank is given all of it.
         """
 
-    def read_back(self, part: Callable[[str], str]) -> Iterator[Seen]:
+    def read_back(self, part: Callable[[str], str]) -> Iterator[Observed]:
         """What the live objects of the engine have of the settings `engine`, and of those of
         `model` and `lora` that they carry out.
 

@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import get_total_norm
 
-from vtool.config.read_back import Seen
+from vtool.config.read_back import Observed
 from vtool.config.schema import Ddp as DdpSettings
 from vtool.engines import common
 from vtool.engines.contract import Group
 from vtool.engines.ranks import Ranks
-from vtool.engines.roles import Role, unmarked
+from vtool.engines.spans import Span, null_span
 from vtool.models import read_back as models
 from vtool.models.adapters import Adapter
 
@@ -61,7 +61,7 @@ class Ddp:
         supervised: int,
         *,
         every_parameter: bool,
-        role: Role = unmarked,
+        span: Span = null_span,
     ) -> list[float]:
         # DDP averages over ranks, and the sum is wanted: the loss is multiplied by the number of
         # ranks.
@@ -77,13 +77,13 @@ class Ddp:
                 if self.parallel is None or (last and overlapped)
                 else self.parallel.no_sync()
             ):
-                with role("forward"), self.autocast():
+                with span("forward"), self.autocast():
                     loss = nll(self.parallel or self.module, batch)
-                with role("backward"):
+                with span("backward"):
                     common.backward(loss * scale)
             sums.append(loss.detach())
         if self.parallel is not None and not overlapped:
-            with role("backward"):
+            with span("backward"):
                 for parameter in self.parameters:
                     if parameter.grad is not None:
                         dist.all_reduce(parameter.grad)
@@ -122,13 +122,13 @@ class Ddp:
     def load_state(self, model: Mapping[str, Tensor], optimizer: Mapping[str, Tensor]) -> None:
         common.load_tensors(self.module, self.optimizer, model, optimizer, lambda _, tensor: tensor)
 
-    def read_back(self, part: Callable[[str], str]) -> Iterator[Seen]:
+    def read_back(self, part: Callable[[str], str]) -> Iterator[Observed]:
         if self.parallel is not None:
             yield from read_back(self.parallel)
         elif self.ranks.world == 1:
-            yield Seen("engine.kind", "ddp", "the bare model of the only process")
+            yield Observed("engine.kind", "ddp", "the bare model of the only process")
         else:
-            yield Seen("engine.kind", "none", "the bare model of one of several processes")
+            yield Observed("engine.kind", "none", "the bare model of one of several processes")
         with self.autocast():
             device = self.ranks.device.type
             computed = (
@@ -136,7 +136,9 @@ class Ddp:
                 if torch.is_autocast_enabled(device)
                 else next(self.module.parameters()).dtype
             )
-        yield Seen("model.dtype", models.dtype_name(computed), "the autocast of the forward pass")
+        yield Observed(
+            "model.dtype", models.dtype_name(computed), "the autocast of the forward pass"
+        )
         yield from models.read_back(self.module)
         yield from models.read_adapters(self.module, part)
 
@@ -147,11 +149,11 @@ class Ddp:
         return common.named_parameters(self.module)
 
 
-def read_back(parallel: DistributedDataParallel) -> Iterator[Seen]:
+def read_back(parallel: DistributedDataParallel) -> Iterator[Observed]:
     """What torch's DistributedDataParallel has of the settings of engine=ddp, from what its reducer
     was built with.
     """
     built, where = parallel._get_ddp_logging_data(), "torch's DistributedDataParallel"  # type: ignore[no-untyped-call]
-    yield Seen("engine.kind", "ddp", where)
-    yield Seen("engine.bucket_cap_mb", built["bucket_cap_bytes"] / 2**20, where)
-    yield Seen("engine.gradient_as_bucket_view", bool(built["gradient_as_bucket_view"]), where)
+    yield Observed("engine.kind", "ddp", where)
+    yield Observed("engine.bucket_cap_mb", built["bucket_cap_bytes"] / 2**20, where)
+    yield Observed("engine.gradient_as_bucket_view", bool(built["gradient_as_bucket_view"]), where)

@@ -27,12 +27,12 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.utils import get_total_norm
 
-from vtool.config.read_back import Seen
+from vtool.config.read_back import Observed
 from vtool.config.schema import Fsdp2 as Fsdp2Settings
 from vtool.engines import common
 from vtool.engines.contract import Group
 from vtool.engines.ranks import Ranks
-from vtool.engines.roles import Role, unmarked
+from vtool.engines.spans import Span, null_span
 from vtool.models import read_back as models
 from vtool.models.adapters import Adapter
 
@@ -103,7 +103,7 @@ class Fsdp2:
         supervised: int,
         *,
         every_parameter: bool,
-        role: Role = unmarked,
+        span: Span = null_span,
     ) -> list[float]:
         # Each forward pass gathers from all ranks: one that has fewer micro-batches takes its last
         # one again, for a gradient of 0.
@@ -111,9 +111,9 @@ class Fsdp2:
         sums = []
         for place in range(passes):
             own = place < len(batches)
-            with role("forward"):
+            with span("forward"):
                 loss = nll(self.module, batches[place] if own else batches[-1])
-            with role("backward"):
+            with span("backward"):
                 common.backward(loss * (1 / supervised if own else 0.0))
             if own:
                 sums.append(loss.detach())
@@ -174,7 +174,7 @@ class Fsdp2:
     def load_state(self, model: Mapping[str, Tensor], optimizer: Mapping[str, Tensor]) -> None:
         common.load_tensors(self.module, self.optimizer, model, optimizer, self._part)
 
-    def read_back(self, part: Callable[[str], str]) -> Iterator[Seen]:
+    def read_back(self, part: Callable[[str], str]) -> Iterator[Observed]:
         yield from read_back(self.module)
         yield from models.read_back(self.module)
         yield from models.read_adapters(self.module, part)
@@ -210,7 +210,7 @@ class Fsdp2:
         )
 
 
-def read_back(module: nn.Module) -> Iterator[Seen]:
+def read_back(module: nn.Module) -> Iterator[Observed]:
     """What FSDP2 has of the settings of engine=fsdp2, and of `model.dtype`, in each group of
     parameters that it gathers together.
 
@@ -226,9 +226,9 @@ def read_back(module: nn.Module) -> Iterator[Seen]:
         if whole
         else type(module).__name__
     )
-    yield Seen("engine.kind", "none" if whole or not parts else "fsdp2", where)
+    yield Observed("engine.kind", "none" if whole or not parts else "fsdp2", where)
     if not any(name for name, _ in parts):
-        yield Seen(
+        yield Observed(
             "engine.reshard_after_forward",
             False,
             f"{type(module).__name__}, of which no block is sharded by itself,",
@@ -238,16 +238,16 @@ def read_back(module: nn.Module) -> Iterator[Seen]:
             where = f"FSDP's group of {name or 'the whole module'}"
             policy, own = group.mp_policy, group.fsdp_params[0].sharded_param.dtype
             if name:
-                yield Seen(
+                yield Observed(
                     "engine.reshard_after_forward", group.post_forward_mesh_info is not None, where
                 )
             if group.device.type != "cpu":  # there the shares are in the CPU's memory in any case
-                yield Seen(
+                yield Observed(
                     "engine.cpu_offload", isinstance(group.offload_policy, CPUOffloadPolicy), where
                 )
             computed = policy.param_dtype or own
-            yield Seen("model.dtype", models.dtype_name(computed), where)
-            yield Seen(
+            yield Observed("model.dtype", models.dtype_name(computed), where)
+            yield Observed(
                 "model.dtype.reduction", models.dtype_name(policy.reduce_dtype or computed), where
             )
 

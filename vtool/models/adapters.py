@@ -57,8 +57,10 @@ def add_adapters(
         if isinstance(module, nn.Linear) and family.part(name) in parts
     ]
     names = [
-        name for name in names if model.get_submodule(name) is not model.get_output_embeddings()
-    ]  # type: ignore[operator]
+        name
+        for name in names
+        if model.get_submodule(name) is not model.get_output_embeddings()  # type: ignore[operator]
+    ]
     missing = [
         target
         for target in settings.targets or ()

@@ -16,7 +16,7 @@ from vtool.models.families import Family
 
 
 @contextmanager
-def images_with_videos(family: Family, model: nn.Module) -> Iterator[None]:
+def joint_vision_forward(family: Family, model: nn.Module) -> Iterator[None]:
     """Meanwhile the model's forward passes give the tower all patches at once, and hand each kind
     its own features.
 

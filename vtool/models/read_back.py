@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from vtool.config.read_back import Seen
+from vtool.config.read_back import Observed
 from vtool.models.attention import BY_DOCUMENT, BY_ROW
 from vtool.models.families import FAMILIES, family
 from vtool.models.modeling import class_of
@@ -37,7 +37,7 @@ _VISION = {
 _ATTENTION = "_attn_implementation"
 
 
-def read_back(module: nn.Module) -> Iterator[Seen]:
+def read_back(module: nn.Module) -> Iterator[Observed]:
     """Which attention its layers call, and whether they compute their activations again.
 
     Of all layers, each kind once.
@@ -58,30 +58,30 @@ def read_back(module: nn.Module) -> Iterator[Seen]:
     kinds = [(type(layer).__name__, getattr(layer.config, _ATTENTION)) for layer in attentions]
     for (name, value), packable in dict.fromkeys(zip(kinds, packs, strict=True)):
         by_document = value == BY_DOCUMENT
-        yield Seen("model.attention", "sdpa" if value in (BY_DOCUMENT, BY_ROW) else value, name)
+        yield Observed("model.attention", "sdpa" if value in (BY_DOCUMENT, BY_ROW) else value, name)
         # one that does not look at documents would have them see each other, without a word
         if packable:
-            yield Seen("data.packing", "token_budget" if by_document else "none", name)
+            yield Observed("data.packing", "token_budget" if by_document else "none", name)
     recomputing = [layer for layer in layers if isinstance(layer, GradientCheckpointingLayer)]
     for name, on in dict.fromkeys(
         (type(layer).__name__, bool(layer.gradient_checkpointing)) for layer in recomputing
     ):
-        yield Seen("model.gradient_checkpointing", on, name)
+        yield Observed("model.gradient_checkpointing", on, name)
     if not recomputing:
-        yield Seen(
+        yield Observed(
             "model.gradient_checkpointing",
             False,
             f"{type(module).__name__}, of which no layer can do it,",
         )
 
 
-def read_config(config: Any) -> Iterator[Seen]:
+def read_config(config: Any) -> Iterator[Observed]:
     """Its family, and its size, where it is one of ours."""
     name = next(
         (name for name in FAMILIES if family(name).model_type == config.model_type),
         config.model_type,
     )
-    yield Seen("model.family", name, "the model's config")
+    yield Observed("model.family", name, "the model's config")
     text, vision = config.get_text_config(), config.vision_config
     measured = {name: getattr(text, attribute, None) for name, attribute in _TEXT.items()}
     measured |= {name: getattr(vision, attribute, None) for name, attribute in _VISION.items()}
@@ -97,20 +97,20 @@ def read_config(config: Any) -> Iterator[Seen]:
         ),
         None,
     )
-    yield Seen("model.size", size or f"another size ({there})", "the model's config")
+    yield Observed("model.size", size or f"another size ({there})", "the model's config")
 
 
-def read_class(module: nn.Module) -> Iterator[Seen]:
+def read_class(module: nn.Module) -> Iterator[Observed]:
     """The file and the class that it was built of."""
     built = class_of(module)
-    yield Seen(
+    yield Observed(
         "model.modeling", f"{Path(inspect.getfile(built)).resolve()}:{built.__name__}", "the model"
     )
 
 
 def read_adapters(
     module: Any, part: Callable[[str], str] | None = None, prefix: str = ""
-) -> Iterator[Seen]:
+) -> Iterator[Observed]:
     """Each linear layer but the head, with an adapter of peft or without, and what its adapter is.
 
     Args:
@@ -129,16 +129,16 @@ def read_adapters(
             and not name.endswith(".base_layer")
             and ".lora_" not in name
         ):
-            yield Seen("lora.layers", "no adapter", name, of)
+            yield Observed("lora.layers", "no adapter", name, of)
 
 
-def _adapter(name: str, layer: Any, of: tuple[str, ...]) -> Iterator[Seen]:
+def _adapter(name: str, layer: Any, of: tuple[str, ...]) -> Iterator[Observed]:
     for adapter, a in layer.lora_A.items():
         rank, dropout = a.weight.shape[0], layer.lora_dropout[adapter]
-        yield Seen("lora.layers", "an adapter", name, of)
-        yield Seen("lora.rank", rank, f"A of {name}")
-        yield Seen("lora.alpha", layer.scaling[adapter] * rank, f"the scaling of {name}")
-        yield Seen(
+        yield Observed("lora.layers", "an adapter", name, of)
+        yield Observed("lora.rank", rank, f"A of {name}")
+        yield Observed("lora.alpha", layer.scaling[adapter] * rank, f"the scaling of {name}")
+        yield Observed(
             "lora.dropout",
             dropout.p if isinstance(dropout, nn.Dropout) else 0.0,
             f"the adapter of {name}",

@@ -40,8 +40,8 @@ class Marks:
         """Seconds by role."""
 
     @contextmanager
-    def role(self, name: str) -> Iterator[None]:
-        """See `vtool.engines.roles.Role`."""
+    def span(self, name: str) -> Iterator[None]:
+        """See `vtool.engines.spans.Span`."""
         self._turn()
         self._open.append(name)
         with record_function(name), self._ranges(name) if self._ranges else nullcontext():

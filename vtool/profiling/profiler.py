@@ -21,7 +21,7 @@ from vtool.config.schema import Run
 from vtool.devices.profiling import forget_peak_memory, peak_memory, ranges
 from vtool.diagnostics import Diagnostic
 from vtool.engines.ranks import Ranks, SharedFindings
-from vtool.engines.roles import Role, unmarked
+from vtool.engines.spans import Span, null_span
 from vtool.profiling.files import locked, replace_file, sweep
 from vtool.profiling.marks import Marks
 from vtool.profiling.peak import matmul_peak
@@ -135,10 +135,10 @@ class Profiler:
         elif kind is None and self._step >= self._starts:  # the same on every rank
             self._finish(alone=False, cut=True)
 
-    def begin(self, step: int) -> Role:
+    def begin(self, step: int) -> Span:
         """Before a step. Gives what marks its parts."""
         if self._off:
-            return unmarked
+            return null_span
         self._step, self._marks = step, None
         if self._records:
             if step == self._starts:
@@ -146,7 +146,7 @@ class Profiler:
             if step >= self._first and self.tool is not None:
                 self._marks = self._guard("marking", self._make_marks)
         self._began = perf_counter()
-        return self._marks.role if self._marks else unmarked
+        return self._marks.span if self._marks else null_span
 
     def end(self, metrics: Mapping[str, Any]) -> None:
         """After a step, with what metrics.jsonl has of it.

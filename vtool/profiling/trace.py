@@ -31,7 +31,7 @@ _ATTENTION = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class Observed:
     """What a trace holds."""
 
     steps: tuple[int, ...]
@@ -47,7 +47,7 @@ class Seen:
 class Packed:
     """A trace that has been written."""
 
-    seen: Seen
+    seen: Observed
     kept: int
     left_out: int
     """Operations that are not in it, the shortest ones, for its size."""
@@ -207,10 +207,10 @@ class Look:
         elif name == "[memory]" and event["args"].get("Device Type") == self._wanted:
             self._memory.append((event["ts"], event["args"]["Total Allocated"]))
 
-    def seen(self) -> Seen:
+    def seen(self) -> Observed:
         """What was in it."""
         steps, roles = tuple(sorted(self._steps)), frozenset(self._roles)
-        return Seen(steps, roles, self._on_device, self._flops, _thinned(self._memory))
+        return Observed(steps, roles, self._on_device, self._flops, _thinned(self._memory))
 
 
 def _attention_flops(dims: Sequence[Sequence[int]], *, backward: bool) -> int:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from vtool.config.read_back import Seen
+from vtool.config.read_back import Observed
 from vtool.config.schema import Optim
 from vtool.engines.contract import Group
 from vtool.models.read_back import dtype_name
@@ -45,7 +45,9 @@ def build_optimizer(
     )
 
 
-def read_back(groups: Iterable[Group], peak: float, part: Callable[[str], str]) -> Iterator[Seen]:
+def read_back(
+    groups: Iterable[Group], peak: float, part: Callable[[str], str]
+) -> Iterator[Observed]:
     """What live optimizers have of the settings `optim`, and the precision of what they update.
 
     Args:
@@ -60,22 +62,22 @@ def read_back(groups: Iterable[Group], peak: float, part: Callable[[str], str]) 
             (part(one.name), one.dimensions >= 2) for one in group.members
         ):
             of = f"{where} ({name}: {'matrices' if decays else 'biases and norms'})"
-            yield Seen(f"optim.groups.{name}.lr", peak * group.settings["lr_factor"], of)
-            yield Seen(
+            yield Observed(f"optim.groups.{name}.lr", peak * group.settings["lr_factor"], of)
+            yield Observed(
                 f"optim.groups.{name}.weight_decay", group.settings["weight_decay"], of, (decays,)
             )
         for dtype in dict.fromkeys(one.dtype for one in group.members):
-            yield Seen("model.dtype.weights", dtype_name(dtype), where)
+            yield Observed("model.dtype.weights", dtype_name(dtype), where)
 
 
-def read_group(optimizer: Any, group: Any, where: str) -> Iterator[Seen]:
+def read_group(optimizer: Any, group: Any, where: str) -> Iterator[Observed]:
     """What one group of any AdamW has of settings that are the same for all groups."""
     decoupled = (
         isinstance(optimizer, torch.optim.AdamW)
         or group.get("decoupled_weight_decay")
         or getattr(optimizer, "adam_w_mode", False)
     )
-    yield Seen("optim.name", "adamw" if decoupled else type(optimizer).__name__.lower(), where)
+    yield Observed("optim.name", "adamw" if decoupled else type(optimizer).__name__.lower(), where)
     for name in ("betas", "eps"):
         if name in group:
-            yield Seen(f"optim.{name}", group[name], where)
+            yield Observed(f"optim.{name}", group[name], where)

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from vtool.config.origins import Origins
-from vtool.config.read_back import Seen, compare
+from vtool.config.read_back import Observed, compare
 from vtool.config.wanted import PARTS, wanted
 from vtool.diagnostics import Diagnostic
 from vtool.engines.ranks import SharedFindings
@@ -39,7 +39,7 @@ def check_arrival(session: Session, origins: Origins | None) -> None:
         )
 
 
-def read_back(session: Session) -> list[Seen]:
+def read_back(session: Session) -> list[Observed]:
     """All that this rank's live objects have of the settings."""
     part = session.family.part
     engine = list(session.engine.read_back(part))
@@ -60,39 +60,39 @@ def read_back(session: Session) -> list[Seen]:
     ]
 
 
-def _process(session: Session) -> Iterator[Seen]:
+def _process(session: Session) -> Iterator[Observed]:
     ranks = session.ranks
     everyone = dist.get_world_size() if dist.is_initialized() else 1
     # On one machine the processes are those of the group; on several, each has its share of them.
-    yield Seen(
+    yield Observed(
         "launch.nproc",
         everyone if ranks.world == ranks.local_world else ranks.local_world,
         "the process group",
     )
-    yield Seen("device.threads", torch.get_num_threads(), "torch")
-    yield Seen("run.dir", str(session.folder.path), "the run's folder")
-    yield Seen("run.seed", session.plan.seed, "the order of the rows")
-    yield Seen("train.steps", session.total_steps, "the training loop")
-    yield Seen(
+    yield Observed("device.threads", torch.get_num_threads(), "torch")
+    yield Observed("run.dir", str(session.folder.path), "the run's folder")
+    yield Observed("run.seed", session.plan.seed, "the order of the rows")
+    yield Observed("train.steps", session.total_steps, "the training loop")
+    yield Observed(
         "train.epochs", session.total_steps / session.plan.steps_per_epoch, "the training loop"
     )
 
 
-def _devices(session: Session, *, offloaded: bool) -> Iterator[Seen]:
+def _devices(session: Session, *, offloaded: bool) -> Iterator[Observed]:
     kinds = (
         [session.ranks.device.type]
         if offloaded
         else [parameter.device.type for _, parameter in session.engine.named_parameters()]
     )
     for kind in dict.fromkeys(kinds):
-        yield Seen(
+        yield Observed(
             "device.kind",
             kind,
             "what this rank computes on" if offloaded else "the model's weights",
         )
 
 
-def _frozen(session: Session) -> Iterator[Seen]:
+def _frozen(session: Session) -> Iterator[Observed]:
     """Whether a part of the model is frozen:
 
     nothing of it is trained; or trained: all of it is. A rank may have nothing of a part.
@@ -105,25 +105,25 @@ def _frozen(session: Session) -> Iterator[Seen]:
             names = [name for name, on in parameters if on is not frozen]
             if names:
                 more = f" and {len(names) - 1} others" if len(names) > 1 else ""
-                yield Seen(f"model.freeze.{part}", frozen, f"{names[0]}{more}")
+                yield Observed(f"model.freeze.{part}", frozen, f"{names[0]}{more}")
 
 
-def _rows(session: Session) -> Iterator[Seen]:
+def _rows(session: Session) -> Iterator[Observed]:
     for split, rows in session.rows.items():
         for number, source in enumerate(rows.rows.ledger()):
             for name in ("format", "split", "path"):
                 if name in source:
-                    yield Seen(
+                    yield Observed(
                         f"data.{split}.{name}", source[name], f"the rows of data.{split}", (number,)
                     )
     processor = session.rows["train"].processor
     size, video = processor.image_processor.size, processor.video
-    yield Seen(
+    yield Observed(
         "data.image.min_pixels",
         size["shortest_edge"] // session.family.frames_per_image,
         "the image processor",
     )
-    yield Seen(
+    yield Observed(
         "data.image.max_pixels",
         size["longest_edge"] // session.family.frames_per_image,
         "the image processor",
@@ -134,13 +134,13 @@ def _rows(session: Session) -> Iterator[Seen]:
         ("min_pixels", video.smallest),
         ("max_pixels", video.largest),
     ):
-        yield Seen(f"data.video.{name}", value, "the video processor")
-    yield Seen("data.global_batch_size", session.plan.global_batch_size, "the plan of the rows")
+        yield Observed(f"data.video.{name}", value, "the video processor")
+    yield Observed("data.global_batch_size", session.plan.global_batch_size, "the plan of the rows")
     mine = session.micro_batches(1)
-    yield Seen("data.packing", "token_budget" if mine[0].packed else "none", "the first step")
+    yield Observed("data.packing", "token_budget" if mine[0].packed else "none", "the first step")
     if all(batch.counts and not batch.packed for batch in mine):
         total = sum(len(batch.rows) for batch in mine)
-        yield Seen("data.micro_batch_size", len(mine[0].rows), "the first step", (total,))
+        yield Observed("data.micro_batch_size", len(mine[0].rows), "the first step", (total,))
 
 
 def _of_ranks(finding: Diagnostic, ranks: list[int], world: int) -> Diagnostic:

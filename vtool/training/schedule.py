@@ -4,7 +4,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
 
-from vtool.config.read_back import Seen, same
+from vtool.config.read_back import Observed, same
 from vtool.config.schema import Optim
 
 
@@ -30,20 +30,20 @@ def highest(rate: Callable[[int], float], total: int) -> float:
     return rate(_top(rate, total))
 
 
-def read_back(rate: Callable[[int], float], total: int) -> Iterator[Seen]:
+def read_back(rate: Callable[[int], float], total: int) -> Iterator[Observed]:
     """What a live schedule, a function of the step from 1 to `total`, has of the settings `optim`:
     told by its rates alone.
 
     A shape that cannot be told from another over so few steps is left out.
     """
     where, top, peak = "the schedule", _top(rate, total), highest(rate, total)
-    yield Seen("optim.lr", peak, where)
+    yield Observed("optim.lr", peak, where)
     # A warm-up of one step and none both begin with the highest rate, but the former has it twice,
     # unless it is constant.
     first, twice = rate(1), total > 1 and rate(2) == rate(1)
     warmup = (1 if twice and rate(total) < peak else 0) if top == 1 else round(peak / first)
     if not (twice and total == 2):
-        yield Seen("optim.warmup_steps", warmup, where)
+        yield Observed("optim.warmup_steps", warmup, where)
     left = total - warmup
     if left < 3:
         return
@@ -54,7 +54,7 @@ def read_back(rate: Callable[[int], float], total: int) -> Iterator[Seen]:
         (name for name, share in shapes.items() if same(share, rate(place) / peak)),
         f"a rate of {rate(place):.6g} in step {place}",
     )
-    yield Seen("optim.schedule", told, where)
+    yield Observed("optim.schedule", told, where)
 
 
 def _top(rate: Callable[[int], float], total: int) -> int:

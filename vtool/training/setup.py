@@ -18,8 +18,8 @@ from vtool.config.megatron import Language
 from vtool.config.origins import Origins
 from vtool.config.schema import Run
 from vtool.config.windows import not_packed, window_of
-from vtool.data.audit import Ledger, look, settle, warnings
-from vtool.data.loader import EncodedRows, MicroBatch, asked_for
+from vtool.data.audit import Ledger, build_ledger, inspect_rows, warnings
+from vtool.data.loader import EncodedRows, MicroBatch, micro_batches_for_step
 from vtool.data.plan import Plan
 from vtool.data.row import Row
 from vtool.data.sources import Rows
@@ -102,7 +102,7 @@ class Session:
     def micro_batches(self, step: int) -> list[MicroBatch]:
         """This rank's micro-batches of a step, from 1."""
         data, ledger = self.engine.data, self.ledgers["train"]
-        return asked_for(
+        return micro_batches_for_step(
             self.run.data, self.plan, ledger.kept, ledger.lengths, step, data.rank, data.world
         )
 
@@ -163,7 +163,7 @@ def open_session(
     engine = build_engine(run, model, ranks)
     progress = Progress(0, 0.0, torch.zeros(len(sources["train"]), dtype=torch.long))
     if start.checkpoint is not None:
-        progress = take_up(engine, start.checkpoint)
+        progress = restore_checkpoint(engine, start.checkpoint)
     return (
         Session(
             run,
@@ -188,7 +188,7 @@ def snapshot(session: Session, progress: Progress) -> Snapshot:
     return Snapshot(progress.step, model, optimizer, {"visits": progress.visits}, state)
 
 
-def take_up(engine: Engine, checkpoint: Path) -> Progress:
+def restore_checkpoint(engine: Engine, checkpoint: Path) -> Progress:
     """Load a checkpoint whose digests have been checked into an engine, and say how far its run
     was.
     """
@@ -331,11 +331,11 @@ def audit(rows: Mapping[str, EncodedRows], ranks: Ranks) -> dict[str, Ledger]:
     ledgers: dict[str, Ledger] = {}
     findings: list[Diagnostic] = []
     for split, encoded in rows.items():
-        mine = look(
+        mine = inspect_rows(
             encoded, range(len(encoded.rows))[ranks.rank :: ranks.world], encoded.settings.workers
         )
         everyone = [one for share in ranks.all_gather_objects(mine) for one in share]
-        ledgers[split], found = settle(encoded, everyone, split)
+        ledgers[split], found = build_ledger(encoded, everyone, split)
         findings += found
     if findings:
         raise SharedFindings(findings)

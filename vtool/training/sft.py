@@ -23,10 +23,10 @@ from vtool.data.packing import with_positions
 from vtool.devices import seed
 from vtool.diagnostics import Diagnostic
 from vtool.engines.ranks import Ranks, SharedFindings
-from vtool.engines.roles import Role, unmarked
+from vtool.engines.spans import Span, null_span
 from vtool.evaluation.evaluate import evaluate
 from vtool.models.dummy import adding_dummy
-from vtool.models.one_pass import images_with_videos
+from vtool.models.one_pass import joint_vision_forward
 from vtool.profiling.profiler import Profiler, open_profiler
 from vtool.training.checkpoint import Writer
 from vtool.training.display import Display
@@ -133,12 +133,12 @@ def _steps(session: Session, progress: Progress, watchers: Watchers) -> int | No
     steps = range(progress.step + 1, session.total_steps + 1)
     loaded = load_steps(session.rows["train"], steps, session.micro_batches, run.data.workers)
     for step in steps:
-        role = watchers.profiler.begin(step)
-        with role("train_batch"):
+        span = watchers.profiler.begin(step)
+        with span("train_batch"):
             began = time.perf_counter()
-            with role("data"):
+            with span("data"):
                 batches = next(loaded)
-            metrics, signal = train_step(session, progress, step, batches, watchers.stop, role)
+            metrics, signal = train_step(session, progress, step, batches, watchers.stop, span)
             progress.step = step
             progress.seconds += time.perf_counter() - began
             metrics["seconds"] = progress.seconds
@@ -149,10 +149,10 @@ def _steps(session: Session, progress: Progress, watchers: Watchers) -> int | No
 
             last = step == session.total_steps
             if "validation" in session.rows and (last or _due(step, run.evaluation.every_steps)):
-                with role("evaluation"):
+                with span("evaluation"):
                     _validate(session, step, watchers)
             if last or signal or _due(step, run.checkpoint.every_steps):
-                with role("checkpoint"):
+                with span("checkpoint"):
                     _save(session, progress, watchers.writer)
         watchers.profiler.end(metrics)
         if signal and not last:
@@ -166,7 +166,7 @@ def train_step(
     step: int,
     batches: Sequence[Batch],
     stop: StopRequest,
-    role: Role = unmarked,
+    span: Span = null_span,
 ) -> tuple[dict[str, Any], int | None]:
     """One optimizer step over the global batch.
 
@@ -213,9 +213,9 @@ def train_step(
     dummy = wanted == "always" or (wanted == "auto" and images > 0)
     nll = _nll(session, dummy=dummy)
     sums = engine.forward_backward(
-        batches, nll, supervised, every_parameter=dummy or lacking == 0, role=role
+        batches, nll, supervised, every_parameter=dummy or lacking == 0, span=span
     )
-    with role("optimizer"):
+    with span("optimizer"):
         norm = engine.clip_gradient(run.optim.clip_norm)
 
     # What each rank has done, not what it was meant to do: the rows counted are those that were in
@@ -238,7 +238,7 @@ def train_step(
         )
 
     lr = session.rate(step)
-    with role("optimizer"):
+    with span("optimizer"):
         engine.optimizer_step(lr)
     trained = [int(row) for report in gathered for row in report[2:] if row >= 0]
     visits = progress.visits.numpy()
@@ -272,7 +272,7 @@ def _nll(session: Session, *, dummy: bool) -> Callable[[Callable[..., Any], Batc
         with (
             adding_dummy(family, module)
             if without
-            else images_with_videos(family, module)
+            else joint_vision_forward(family, module)
             if both
             else nullcontext()
         ):

@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
-from vtool.config.read_back import Asked, Seen, Wanted
+from vtool.config.read_back import Asked, Expected, Observed
 from vtool.config.read_back import compare as hold
 from vtool.config.schema import Lora
 from vtool.config.settings import all_settings
@@ -65,7 +65,7 @@ def compare(asked: Mapping[str, Any], objects: Mapping[str, Any]) -> list[Diagno
     return found
 
 
-def read_back(objects: Mapping[str, Any]) -> Iterator[Seen]:
+def read_back(objects: Mapping[str, Any]) -> Iterator[Observed]:
     """What each object has of vtool's settings."""
     for name, one in objects.items():
         for each in one if isinstance(one, list | tuple) else (one,):
@@ -81,7 +81,7 @@ def read_back(objects: Mapping[str, Any]) -> Iterator[Seen]:
 
 def _wanted(asked: Mapping[str, Any]) -> dict[str, Asked]:
     wanted: dict[str, Asked] = {
-        name: Wanted(name, value) for name, value in asked.items() if value is not None
+        name: Expected(name, value) for name, value in asked.items() if value is not None
     }
     if "optim.weight_decay" in wanted:
         wanted["optim.weight_decay"] = weight_decay(
@@ -95,7 +95,7 @@ def _wanted(asked: Mapping[str, Any]) -> dict[str, Asked]:
     return wanted
 
 
-def _module(model: nn.Module) -> Iterator[Seen]:
+def _module(model: nn.Module) -> Iterator[Observed]:
     inner: Any = model
     kind = "none"
     if isinstance(model, DistributedDataParallel):
@@ -109,8 +109,8 @@ def _module(model: nn.Module) -> Iterator[Seen]:
     elif any(isinstance(part, FSDPModule) for part in model.modules()):
         yield from fsdp2.read_back(model)
     else:
-        yield Seen("engine.kind", kind, f"{type(model).__name__}, which nothing wraps,")
-        yield Seen(
+        yield Observed("engine.kind", kind, f"{type(model).__name__}, which nothing wraps,")
+        yield Observed(
             "engine.wrap_config.wrap_with_ddp",
             False,
             f"{type(model).__name__}, which nothing wraps,",
@@ -118,12 +118,12 @@ def _module(model: nn.Module) -> Iterator[Seen]:
     layers = list(inner.modules())
     if hasattr(inner, "config") and not _of_megatron(inner):
         yield from models.read_back(inner)
-        yield Seen("model.family", inner.config.model_type, "the model's config")
+        yield Observed("model.family", inner.config.model_type, "the model's config")
     if any(hasattr(layer, "lora_A") for layer in layers):
         yield from models.read_adapters(inner)
 
 
-def _optimizer(name: str, optimizer: Any) -> Iterator[Seen]:
+def _optimizer(name: str, optimizer: Any) -> Iterator[Observed]:
     if _of_megatron(optimizer):
         from vtool.engines.megatron.read_back import read_optimizer
 
@@ -134,7 +134,7 @@ def _optimizer(name: str, optimizer: Any) -> Iterator[Seen]:
         yield from _groups(name, getattr(optimizer, "optimizer", optimizer))
 
 
-def _groups(name: str, optimizer: Any) -> Iterator[Seen]:
+def _groups(name: str, optimizer: Any) -> Iterator[Observed]:
     groups: list[dict[str, Any]] = optimizer.param_groups
     # Of shares that are flat, as megatron-core's are, which are of matrices cannot be told: the
     # groups with a decay are taken for these.
@@ -143,9 +143,9 @@ def _groups(name: str, optimizer: Any) -> Iterator[Seen]:
         where = f"{name}: {type(optimizer).__name__}, group {number},"
         yield from read_group(optimizer, group, where)
         # A schedule of torch's keeps the rate that it multiplies; megatron's has it as the highest.
-        yield Seen("optim.lr", group.get("initial_lr", group.get("max_lr", group["lr"])), where)
+        yield Observed("optim.lr", group.get("initial_lr", group.get("max_lr", group["lr"])), where)
         for decays in _decaying(group["params"], flat and group["weight_decay"] > 0):
-            yield Seen("optim.weight_decay", group["weight_decay"], where, (decays,))
+            yield Observed("optim.weight_decay", group["weight_decay"], where, (decays,))
 
 
 def _decaying(parameters: Iterable[Any], taken: bool) -> Iterator[bool]:

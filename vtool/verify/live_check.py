@@ -12,10 +12,10 @@ from vtool.config.load import Loaded
 from vtool.config.schema import Run
 from vtool.config.settings import all_settings
 from vtool.diagnostics import Diagnostic
-from vtool.verify.leaves import ACTS_LATER, NOT_READABLE
-from vtool.verify.live_task import Task, Told
+from vtool.verify.live_task import Task, WorkerResult
 from vtool.verify.processes import Ended, run_processes
-from vtool.verify.stand_in import StandIn, stand_in
+from vtool.verify.readback_registry import ACTS_LATER, NOT_READABLE
+from vtool.verify.shrink_run import StandIn, shrink_run
 
 ASKED = ("objects-not-built", "setting-not-arrived", "device-not-used")
 
@@ -48,7 +48,7 @@ def check_live(loaded: Loaded) -> Live:
     """
     if not isinstance(loaded.settings, Run):
         return not_run("a recipe of kind load_check builds nothing")
-    small = stand_in(loaded.run)
+    small = shrink_run(loaded.run)
     everyone = _processes(loaded, small)
     findings = tuple(dict.fromkeys(finding for told in everyone for finding in told.findings))
     failed = {finding.rule for finding in findings}
@@ -67,7 +67,7 @@ def check_live(loaded: Loaded) -> Live:
     return Live(checks, findings, details, tuple(_lines(small, told)))
 
 
-def _read(everyone: list[Told], small: StandIn) -> dict[str, Any]:
+def _read(everyone: list[WorkerResult], small: StandIn) -> dict[str, Any]:
     """By what is known of them, the settings that the recipe's kinds of engine, rows and adapters
     have.
     """
@@ -125,7 +125,7 @@ def _lines(small: StandIn, told: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _processes(loaded: Loaded, small: StandIn) -> list[Told]:
+def _processes(loaded: Loaded, small: StandIn) -> list[WorkerResult]:
     """What each process has found; of one that has ended without a word, that."""
     task = Task(loaded.run, small, loaded.origins)
     told = run_processes(
@@ -133,7 +133,7 @@ def _processes(loaded: Loaded, small: StandIn) -> list[Told]:
     )
     return [
         (
-            Told((Diagnostic("objects-not-built", f"process {rank} of --live {one.how}"),))
+            WorkerResult((Diagnostic("objects-not-built", f"process {rank} of --live {one.how}"),))
             if isinstance(one, Ended)
             else one
         )

@@ -29,7 +29,7 @@ from vtool.models.video import settings_in, video_processor
 from vtool.training.read_back import check_arrival, read_back
 from vtool.training.run_folder import RunFolder
 from vtool.training.setup import Session, build_engine, count_steps, prepare_model
-from vtool.verify.live_task import Task, Told
+from vtool.verify.live_task import Task, WorkerResult
 from vtool.verify.processes import PATIENCE, answer, asked
 
 # A rows file is gone through to count its rows, a GB in seconds. Of a larger one it is not worth
@@ -49,17 +49,17 @@ def main(folder_name: str, rank: int) -> None:
     try:
         told = tell(task, folder, rank)
     except Findings as findings:
-        told = Told(tuple(findings.diagnostics))
+        told = WorkerResult(tuple(findings.diagnostics))
     # whatever the libraries raise while they build what the settings describe
     except Exception as error:
         traceback.print_exc()
         place = traceback.extract_tb(error.__traceback__)[-1]
         message = f"{type(error).__name__} at {place.filename}:{place.lineno}: {first_line(error)}"
-        told = Told((Diagnostic("objects-not-built", message),))
+        told = WorkerResult((Diagnostic("objects-not-built", message),))
     answer(folder, rank, told)
 
 
-def tell(task: Task, folder: Path, rank: int) -> Told:
+def tell(task: Task, folder: Path, rank: int) -> WorkerResult:
     """What one process has found.
 
     Raises:
@@ -86,7 +86,9 @@ def tell(task: Task, folder: Path, rank: int) -> Told:
         check_arrival(session, task.origins)
     except Findings as different:
         findings = different.diagnostics
-    return Told(findings, frozenset(settings_seen(asked, seen)), frozenset(unseen(asked, seen)))
+    return WorkerResult(
+        findings, frozenset(settings_seen(asked, seen)), frozenset(unseen(asked, seen))
+    )
 
 
 def open_small_session(task: Task, folder: Path, ranks: Ranks) -> Session:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from vtool.config.origins import Origins
 from vtool.config.schema import Run
 from vtool.diagnostics import Diagnostic
-from vtool.verify.stand_in import StandIn
+from vtool.verify.shrink_run import StandIn
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class WorkerResult:
     """What a process has found."""
 
     findings: tuple[Diagnostic, ...] = ()

@@ -18,7 +18,7 @@ from vtool.engines.ranks import Ranks
 from vtool.models.processor import first_line
 from vtool.verify.processes import PATIENCE, Ended, run_processes
 from vtool.verify.proofs import data, forward, gradient, reference, training
-from vtool.verify.proofs.ground import Ground, lay
+from vtool.verify.proofs.context import ProofContext, build_proof_context
 from vtool.verify.proofs.proof import Proof
 from vtool.verify.proofs.rounding import tolerances
 from vtool.verify.proved import ALONE, PROCESSES, RANKED, NotProvable, Proved, ProveTask
@@ -32,24 +32,24 @@ NOT_HERE = ("extra-not-installed", "needs-transformer-engine", "device-missing")
 class Basis:
     """What several proofs are held against, computed when the first of them asks."""
 
-    def __init__(self, ground: Ground) -> None:
-        self.ground = ground
+    def __init__(self, context: ProofContext) -> None:
+        self.context = context
 
     @cached_property
     def reference(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """The gradient of a step of all rows, and the logits of each row by itself."""
-        return reference.gradient_and_logits(self.ground, self.ground.model())
+        return reference.gradient_and_logits(self.context, self.context.model())
 
     @cached_property
     def tolerances(self) -> dict[str, float]:
         """Of both, by their names."""
 
         def compute(model: nn.Module) -> dict[str, Tensor]:
-            gradient, logits = reference.gradient_and_logits(self.ground, model)
+            gradient, logits = reference.gradient_and_logits(self.context, model)
             return gradient | logits
 
         here = self.reference[0] | self.reference[1]
-        allowed = tolerances(self.ground.model(), sum(self.ground.lengths), compute, here)
+        allowed = tolerances(self.context.model(), sum(self.context.lengths), compute, here)
         for kind, names in (("gradient", self.reference[0]), ("logits", self.reference[1])):
             size = hypot(*(float(here[name].double().norm()) for name in names))
             if (part := hypot(*(allowed[name] for name in names)) / (size or 1.0)) > HOLLOW:
@@ -93,10 +93,10 @@ def prove(
         tempfile.TemporaryDirectory(prefix="vtool-verify-") as folder,
         _threads(None if full_size else 1),
     ):
-        ground = lay(run, Path(folder), full_size=full_size)
-        reference.must_repeat(ground)
+        context = build_proof_context(run, Path(folder), full_size=full_size)
+        reference.must_repeat(context)
         alone = [rule for rule in asked if rule in ALONE and (fast or rule not in RANKED)]
-        proofs = [*prove_on(ground, Ranks(), alone)]
+        proofs = [*prove_on(context, Ranks(), alone)]
     ranked = [rule for rule in asked if rule not in alone]
     if ranked and fast:
         proofs += [Proof(rule, "", "not-run", reason="--fast is one process") for rule in ranked]
@@ -104,15 +104,15 @@ def prove(
         proofs += _in_processes(ProveTask(run, tuple(ranked), full_size))
     order = {rule: place for place, rule in enumerate(asked)}
     proofs.sort(key=lambda proof: order[proof.rule])
-    names = tuple(row.id for row in ground.rows)
+    names = tuple(row.id for row in context.rows)
     size = (
         f"of {run.model.path}"
         if full_size and run.model.path
-        else f"at size {ground.run.model.size}"
+        else f"at size {context.run.model.size}"
     )
     return Proved(
         tuple(proofs),
-        ground.changes,
+        context.changes,
         names,
         f"{run.model.family} {size}",
         time.perf_counter() - began,
@@ -130,33 +130,33 @@ def _threads(number: int | None) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def prove_on(ground: Ground, ranks: Ranks, rules: Sequence[str]) -> list[Proof]:
+def prove_on(context: ProofContext, ranks: Ranks, rules: Sequence[str]) -> list[Proof]:
     """These proofs, on these ranks; a proof that cannot be computed has failed."""
-    basis, own = Basis(ground), ranks.world > 1
+    basis, own = Basis(context), ranks.world > 1
     ways: dict[str, Callable[[], Proof]] = {
-        "label-masks-disagree": lambda: data.label_masks(ground),
-        "rows-lost": lambda: data.rows_lost(ground),
-        "positions-differ": lambda: data.positions(ground),
-        "loss-differs": lambda: forward.loss(ground, basis.logits, basis.logit_tolerances),
+        "label-masks-disagree": lambda: data.label_masks(context),
+        "rows-lost": lambda: data.rows_lost(context),
+        "positions-differ": lambda: data.positions(context),
+        "loss-differs": lambda: forward.loss(context, basis.logits, basis.logit_tolerances),
         "gradient-depends-on-split": lambda: gradient.split(
-            ground, basis.gradient, basis.tolerances
+            context, basis.gradient, basis.tolerances
         ),
         "gradient-depends-on-packing": lambda: gradient.packing(
-            ground, basis.gradient, basis.tolerances
+            context, basis.gradient, basis.tolerances
         ),
-        "padding-changes-row": lambda: forward.padding(ground, basis.logits, basis.tolerances),
-        "documents-see-each-other": lambda: forward.leak(ground),
-        "attention-differs": lambda: forward.attention(ground, basis.logits, basis.tolerances),
-        "embeddings-written-in-place": lambda: forward.written_in_place(ground),
-        "dummy-not-neutral": lambda: gradient.dummy(ground),
-        "text-only-differs": lambda: training.text_only(ground, ranks, own_engine=own),
-        "trained-set-differs": lambda: training.trained_set(ground, ranks, own_engine=own),
+        "padding-changes-row": lambda: forward.padding(context, basis.logits, basis.tolerances),
+        "documents-see-each-other": lambda: forward.leak(context),
+        "attention-differs": lambda: forward.attention(context, basis.logits, basis.tolerances),
+        "embeddings-written-in-place": lambda: forward.written_in_place(context),
+        "dummy-not-neutral": lambda: gradient.dummy(context),
+        "text-only-differs": lambda: training.text_only(context, ranks, own_engine=own),
+        "trained-set-differs": lambda: training.trained_set(context, ranks, own_engine=own),
         "gradient-depends-on-ranks": lambda: training.across_ranks(
-            ground, ranks, basis.gradient, basis.tolerances
+            context, ranks, basis.gradient, basis.tolerances
         ),
-        "resume-differs": lambda: training.resume(ground, ranks, own_engine=own),
+        "resume-differs": lambda: training.resume(context, ranks, own_engine=own),
         "export-differs": lambda: training.exported(
-            ground, ranks, basis.tolerances, own_engine=own
+            context, ranks, basis.tolerances, own_engine=own
         ),
     }
     assert ways.keys() == {*ALONE, *RANKED}

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from vtool.engines.ranks import Ranks
 from vtool.verify.processes import PATIENCE, answer, asked
-from vtool.verify.proofs.ground import lay
+from vtool.verify.proofs.context import build_proof_context
 from vtool.verify.proofs.proof import Proof
 from vtool.verify.prove import not_computed, prove_on
 from vtool.verify.proved import PROCESSES, ProveTask
@@ -35,9 +35,9 @@ def main(folder_name: str, rank: int) -> None:
     try:
         own = folder / f"rank{rank}"
         own.mkdir()
-        ground = lay(task.run, own, full_size=task.full_size)
+        context = build_proof_context(task.run, own, full_size=task.full_size)
         for rule in task.rules:
-            proofs += prove_on(ground, Ranks(rank, PROCESSES, rank, PROCESSES), [rule])
+            proofs += prove_on(context, Ranks(rank, PROCESSES, rank, PROCESSES), [rule])
     except Exception as error:
         traceback.print_exc()
         proofs.append(not_computed(task.rules[len(proofs)], error))

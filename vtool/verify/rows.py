@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from vtool.config.schema import Run
-from vtool.data.audit import Audited, Ledger, look, settle, warnings
+from vtool.data.audit import Ledger, RowAudit, build_ledger, inspect_rows, warnings
 from vtool.data.chat import IGNORED
 from vtool.data.encode import Sample
 from vtool.data.loader import EncodedRows
@@ -77,8 +77,8 @@ def audit_rows(run: Run, asked: Sequence[str] = ()) -> list[Audit]:
     audits = []
     for split, source in sources.items():
         rows = EncodedRows(source, processor, run.data)
-        looks = look(rows, range(len(source)), run.data.workers)
-        ledger, findings = settle(rows, looks, split)
+        looks = inspect_rows(rows, range(len(source)), run.data.workers)
+        ledger, findings = build_ledger(rows, looks, split)
         findings += tuple(warnings(ledger, run, split))
         example = render_example(rows.sample(ledger.kept[0]), processor) if ledger.kept else None
         indices = dict.fromkeys(
@@ -106,7 +106,7 @@ def _find(rows: Rows, asked: Sequence[str]) -> dict[str, list[int]]:
     return found
 
 
-def _show(rows: EncodedRows, one: Audited) -> Shown:
+def _show(rows: EncodedRows, one: RowAudit) -> Shown:
     """Where a row is supervised."""
     name = rows.rows.name(one.index)
     if one.finding:

@@ -27,12 +27,12 @@ from vtool.config.foreign.verl_settings import (
     Same,
     in_a_group,
 )
-from vtool.config.marks import YamlFile, read_yaml
 from vtool.config.origins import Key, Origins, Place
 from vtool.config.resources import RecipeFile
 from vtool.config.schema import Model
 from vtool.config.schema.megatron import TransformerConfig
 from vtool.config.schema.profiler import OFF
+from vtool.config.yaml_positions import YamlFile, read_yaml
 from vtool.diagnostics import Diagnostic, Findings, Origin
 from vtool.diagnostics.near_miss import did_you_mean, near
 

@@ -175,8 +175,8 @@ def image_tokens(run: Run, origins: Origins) -> Iterator[Diagnostic]:
                     help,
                     f"data.{kind}.{name}",
                     place,
-                    severity=severity,
-                )  # type: ignore[arg-type]
+                    severity=severity,  # type: ignore[arg-type]
+                )
                 break
 
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from vtool.config.megatron import BUILT, Language
 from vtool.config.megatron_ddp import Problem
-from vtool.config.read_back import Seen
+from vtool.config.read_back import Observed
 from vtool.config.schema import Optim
 from vtool.config.schema.megatron import Megatron as MegatronSettings
 from vtool.engines import common
@@ -44,7 +44,7 @@ from vtool.engines.megatron.shim import on_cpu, silence
 from vtool.engines.megatron.start import check_start
 from vtool.engines.megatron.weights import from_megatron, hf_names, name_in_model, share_of
 from vtool.engines.ranks import Ranks
-from vtool.engines.roles import Role, unmarked
+from vtool.engines.spans import Span, null_span
 from vtool.models import read_back as models
 from vtool.models.adapters import Adapter, has_adapters, is_adapter, saved_name, scale_of
 
@@ -173,7 +173,7 @@ class Megatron:
         supervised: int,
         *,
         every_parameter: bool,
-        role: Role = unmarked,
+        span: Span = null_span,
     ) -> list[float]:
         from megatron.core.distributed import finalize_model_grads
 
@@ -183,7 +183,7 @@ class Megatron:
             for part in self.trained_parts:
                 part.zero()
             sums = self._passes(
-                batches, lambda batch: nll(self.module, batch), self._factor / supervised, role
+                batches, lambda batch: nll(self.module, batch), self._factor / supervised, span
             )
             self.active = self.trained_parts
             if not every_parameter:
@@ -191,7 +191,7 @@ class Megatron:
                 # are those of all.
                 ran = any(report[0] for report in self.data.all_gather([self._tower_ran]))
                 self.active = [part for part in self.trained_parts if ran or part is language]
-            with role("backward"):
+            with span("backward"):
                 if language in self.active:
                     finalize_model_grads([language.ddp], None)
                 if tower in self.active:
@@ -202,7 +202,7 @@ class Megatron:
         return sums
 
     def _passes(
-        self, batches: Sequence[B], nll: Callable[[B], Tensor], factor: float, role: Role
+        self, batches: Sequence[B], nll: Callable[[B], Tensor], factor: float, span: Span
     ) -> list[float]:
         """Forwards and backwards of all micro-batches;
 
@@ -211,13 +211,13 @@ class Megatron:
         no_sync = self.parts[0].ddp.no_sync if self.parts[0].ddp is not None else None
         if self.groups.stages.world > 1:
             gpt = self.module.model.language_model.gpt  # type: ignore[union-attr]
-            return run_schedule(self.stage, gpt, batches, nll, factor, no_sync, role)  # type: ignore[arg-type]
+            return run_schedule(self.stage, gpt, batches, nll, factor, no_sync, span)  # type: ignore[arg-type]
         sums = []
         for place, batch in enumerate(batches):
             with nullcontext() if place == len(batches) - 1 or no_sync is None else no_sync():
-                with role("forward"):
+                with span("forward"):
                     loss = nll(batch)
-                with role("backward"):
+                with span("backward"):
                     common.backward(loss * factor)
             sums.append(loss.detach())
         return torch.stack(sums).tolist()
@@ -285,7 +285,7 @@ class Megatron:
             for part in self.parts:
                 part.load(model, optimizer)
 
-    def read_back(self, part: Callable[[str], str]) -> Iterator[Seen]:
+    def read_back(self, part: Callable[[str], str]) -> Iterator[Observed]:
         language, tower = self.parts
         gpt: Any = self.module.model.language_model.gpt  # type: ignore[union-attr]
         yield from live.read_groups(self.groups)
@@ -298,7 +298,7 @@ class Megatron:
                 yield from live.read_optimizer(one.optimizer)
         if self.stage.first:
             visual: Any = self.module.model.visual  # type: ignore[union-attr]
-            yield Seen(
+            yield Observed(
                 "model.dtype",
                 models.dtype_name(next(visual.parameters()).dtype),
                 "the tower's weights",

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from vtool.engines.ranks import Ranks
-from vtool.engines.roles import Role, unmarked
+from vtool.engines.spans import Span, null_span
 
 B = TypeVar("B")
 
@@ -187,15 +187,15 @@ class Timers:
 
     PARTS: ClassVar = {"forward-compute": "forward", "backward-compute": "backward"}
 
-    def __init__(self, role: Role) -> None:
-        self._role = role
+    def __init__(self, span: Span) -> None:
+        self._span = span
         self._open: list[AbstractContextManager[Any]] = []
 
     def __call__(self, name: str, log_level: int | None = None) -> "_Timer":
         return _Timer(self, self.PARTS.get(name))
 
     def begin(self, part: str) -> None:
-        self._open.append(self._role(part))
+        self._open.append(self._span(part))
         self._open[-1].__enter__()
 
     def end(self) -> None:
@@ -225,7 +225,7 @@ def run_schedule(
     nll: Callable[[B], Tensor],
     factor: float,
     no_sync: Callable[[], Any] | None,
-    role: Role = unmarked,
+    span: Span = null_span,
 ) -> list[float]:
     """Forwards and backwards of all micro-batches, in megatron-core's order.
 
@@ -234,7 +234,7 @@ def run_schedule(
         nll: the summed NLL of a micro-batch, on the last stage; elsewhere it ends with `Onward`.
         factor: what a loss is multiplied by in front of its backward pass.
         no_sync: megatron-core's DDP's; None where nothing of the language model is trained.
-        role: marks the schedule's passes. Between them, hidden states and their gradients go from
+        span: marks the schedule's passes. Between them, hidden states and their gradients go from
             stage to stage.
 
     Returns:
@@ -244,7 +244,7 @@ def run_schedule(
 
     config: Any = gpt.config
     config.no_sync_func = no_sync
-    config.timers = None if role is unmarked else Timers(role)
+    config.timers = None if span is null_span else Timers(span)
     # With a number of tokens beside it, the schedule divides a loss by both of these, unless
     # calculate_per_token_loss says otherwise.
     factor = factor if config.calculate_per_token_loss else factor * len(batches)

@@ -7,7 +7,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.utils.checkpoint import checkpoint
 
-from vtool.config.read_back import Seen
+from vtool.config.read_back import Observed
 from vtool.config.schema.megatron import DdpConfig, TransformerConfig
 from vtool.engines.megatron.groups import Groups
 from vtool.models.read_back import dtype_name
@@ -16,7 +16,7 @@ from vtool.models.read_back import dtype_name
 OVERLAPS = ("overlap_grad_reduce", "overlap_param_gather", "align_param_gather", "bucket_size")
 
 
-def read_groups(groups: Groups) -> Iterator[Seen]:
+def read_groups(groups: Groups) -> Iterator[Observed]:
     """The sizes of the process groups that this rank talks to."""
     from megatron.core import parallel_state
 
@@ -25,10 +25,10 @@ def read_groups(groups: Groups) -> Iterator[Seen]:
         ("pipeline", dist.get_world_size(groups.stages.group)),
         ("context", parallel_state.get_context_parallel_world_size()),
     ):
-        yield Seen(f"engine.parallel.{name}", size, f"megatron-core's {name} parallel group")
+        yield Observed(f"engine.parallel.{name}", size, f"megatron-core's {name} parallel group")
 
 
-def read_bridge(gpt: Any, bridge: Any) -> Iterator[Seen]:
+def read_bridge(gpt: Any, bridge: Any) -> Iterator[Observed]:
     """Who built a `GPTModel`: a bridge gives it a config of its own.
 
     Args:
@@ -39,43 +39,45 @@ def read_bridge(gpt: Any, bridge: Any) -> Iterator[Seen]:
         f"{'the config of ' + type(bridge).__name__ if theirs else 'a config of vtool'} in"
         " megatron-core's GPTModel"
     )
-    yield Seen("engine.bridge", "mbridge" if theirs else "native", where)
+    yield Observed("engine.bridge", "mbridge" if theirs else "native", where)
 
 
-def read_language(gpt: Any) -> Iterator[Seen]:
+def read_language(gpt: Any) -> Iterator[Observed]:
     """A `GPTModel`, or this stage's share of one."""
     layer = gpt.decoder.layers[0]
     linear = layer.mlp.linear_fc1
     where = f"megatron-core's {type(linear).__name__}"
-    yield Seen("engine.parallel.sequence", bool(linear.sequence_parallel), where)
+    yield Observed("engine.parallel.sequence", bool(linear.sequence_parallel), where)
     for name in TransformerConfig.model_fields:
-        yield Seen(
+        yield Observed(
             f"engine.transformer_config.{name}",
             getattr(layer.config, name),
             f"megatron-core's {type(layer).__name__}",
         )
-    yield Seen(
+    yield Observed(
         "engine.wrap_config.share_embeddings_and_output_weights",
         gpt.share_embeddings_and_output_weights,
         "megatron-core's GPTModel",
     )
     if gpt.post_process:
-        yield Seen(
+        yield Observed(
             "engine.wrap_config.is_value_model",
             gpt.output_layer.output_size == 1,
             "megatron-core's head",
         )
-    yield Seen("model.dtype", dtype_name(next(gpt.parameters()).dtype), "megatron-core's weights")
+    yield Observed(
+        "model.dtype", dtype_name(next(gpt.parameters()).dtype), "megatron-core's weights"
+    )
     for each in gpt.decoder.layers:
         recomputing = isinstance(each.forward, partial) and each.forward.func is checkpoint
-        yield Seen(
+        yield Observed(
             "model.gradient_checkpointing", recomputing, f"megatron-core's {type(each).__name__}"
         )
 
 
 def read_adapters(
     gpt: Any, names: Callable[[str], tuple[str, ...]], part: Callable[[str], str]
-) -> Iterator[Seen]:
+) -> Iterator[Observed]:
     """Each linear layer that megatron-core's are made of, with an adapter or without.
 
     Args:
@@ -88,18 +90,20 @@ def read_adapters(
         pairs = dict(linear.adapters.named_children()) if hasattr(linear, "adapters") else {}
         for layer in (weight.removesuffix(".weight") for weight in names(f"{stem}.weight")):
             pair = pairs.get(layer.rpartition(".")[2])
-            yield Seen(
+            yield Observed(
                 "lora.layers", "an adapter" if pair else "no adapter", layer, (layer, part(layer))
             )
             if pair:
                 rank = pair.A.shape[0]
-                yield Seen("lora.rank", rank, f"A of {layer}")
-                yield Seen("lora.alpha", linear.adapters.scale * rank, f"the scaling of {layer}")
+                yield Observed("lora.rank", rank, f"A of {layer}")
+                yield Observed(
+                    "lora.alpha", linear.adapters.scale * rank, f"the scaling of {layer}"
+                )
 
 
 def read_ddp(
     ddp: Any, where: str = "megatron-core's DistributedDataParallel", *, overlaps: bool = True
-) -> Iterator[Seen]:
+) -> Iterator[Observed]:
     """Megatron-core's DDP.
 
     Args:
@@ -107,38 +111,38 @@ def read_ddp(
             part that is set apart do not.
     """
     config, fsdp = ddp.ddp_config, type(ddp).__name__ == "FullyShardedDataParallel"
-    yield Seen("engine.kind", "megatron", where)
-    yield Seen("engine.wrap_config.wrap_with_ddp", True, where)
-    yield Seen("engine.wrap_config.use_megatron_fsdp", fsdp, where)
-    yield Seen(
+    yield Observed("engine.kind", "megatron", where)
+    yield Observed("engine.wrap_config.wrap_with_ddp", True, where)
+    yield Observed("engine.wrap_config.use_megatron_fsdp", fsdp, where)
+    yield Observed(
         "engine.wrap_config.use_distributed_optimizer", config.use_distributed_optimizer, where
     )
     for name in DdpConfig.model_fields:
         if overlaps or name not in OVERLAPS:
-            yield Seen(f"engine.ddp_config.{name}", getattr(config, name), where)
+            yield Observed(f"engine.ddp_config.{name}", getattr(config, name), where)
     for buffer in () if fsdp else ddp.buffers:
         # gradients of float32 weights are float32 whatever is asked
         if dtype_name(buffer.param_dtype) != "float32":
             in_fp32 = dtype_name(buffer.grad_dtype) == "float32"
-            yield Seen(
+            yield Observed(
                 "engine.ddp_config.grad_reduce_in_fp32",
                 in_fp32,
                 f"the buffer of gradients of {where}",
             )
 
 
-def read_optimizer(optimizer: Any) -> Iterator[Seen]:
+def read_optimizer(optimizer: Any) -> Iterator[Observed]:
     """One of megatron-core's optimizers, or a chain of them."""
     from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 
     for one in getattr(optimizer, "chained_optimizers", None) or [optimizer]:
         where = f"megatron-core's {type(one).__name__}"
-        yield Seen(
+        yield Observed(
             "engine.wrap_config.use_distributed_optimizer",
             isinstance(one, DistributedOptimizer),
             where,
         )
-        yield Seen(
+        yield Observed(
             "engine.wrap_config.use_layer_wise_distributed_optimizer",
             "LayerWise" in type(one).__name__,
             where,

@@ -85,6 +85,8 @@ def runai_on_ranks(
         load: loads a new object from an iterator and says what is wrong with it.
         folder: where the ranks meet, and leave what they have to say.
     """
+    # an ImportError is told here, not on a rank
+    from runai_model_streamer import SafetensorsStreamer  # noqa: F401
 
     def on_rank(rank: int) -> list[str]:
         leave_groups()

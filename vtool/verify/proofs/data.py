@@ -9,36 +9,36 @@ from torch import Tensor
 from vtool.data.chat import IGNORED
 from vtool.data.collate import Batch
 from vtool.data.labels import same_text
-from vtool.data.loader import MicroBatch, asked_for
+from vtool.data.loader import MicroBatch, micro_batches_for_step
 from vtool.data.packing import with_positions
 from vtool.data.plan import Plan
 from vtool.training.setup import Session
 from vtool.verify.proofs import reference
-from vtool.verify.proofs.ground import Ground
+from vtool.verify.proofs.context import ProofContext
 from vtool.verify.proofs.proof import Difference, Proof, failed, held, listed
 
 PLANNED = 97  # rows of a plan that no batch, rank or micro-batch divides
 RANKS = (1, 2, 3)
 
 
-def label_masks(ground: Ground) -> Proof:
+def label_masks(context: ProofContext) -> Proof:
     """`label-masks-disagree`: two ways of masking, and the words of the row."""
     rule, what = (
         "label-masks-disagree",
-        f"labels of {len(ground.rows)} rows against the characters of their answers",
+        f"labels of {len(context.rows)} rows against the characters of their answers",
     )
-    ground = ground.as_encoded()
+    context = context.as_encoded()
     untold = []
-    for place, sample in enumerate(ground.samples):
-        row = ground.rows[place]
-        found = reference.labels_by_offsets(ground, place)
+    for place, sample in enumerate(context.samples):
+        row = context.rows[place]
+        found = reference.labels_by_offsets(context, place)
         if isinstance(found, str):
             untold.append(found)
             continue
         inside, text = found
-        ids, supervised = reference.collapsed(ground, sample)
-        tokenizer = ground.processor.tokenizer
-        whole = tokenizer(_whole(ground, place), add_special_tokens=False).input_ids
+        ids, supervised = reference.collapsed(context, sample)
+        tokenizer = context.processor.tokenizer
+        whole = tokenizer(_whole(context, place), add_special_tokens=False).input_ids
         if whole == ids or (sample.truncated and whole[: len(ids)] == ids):
             wrong = [
                 at
@@ -70,7 +70,7 @@ def label_masks(ground: Ground) -> Proof:
                     expected=repr(text),
                     seen=repr(decoded),
                 )
-    if len(untold) == len(ground.rows):
+    if len(untold) == len(context.rows):
         return Proof(rule, what, "not-run", reason=untold[0])
     return Proof(rule, what, "passed", 0.0, 0.0)
 
@@ -79,36 +79,36 @@ def _more(wrong: list[int]) -> str:
     return f", and so are {len(wrong) - 1} more" if len(wrong) > 1 else ""
 
 
-def _whole(ground: Ground, place: int) -> str:
-    row = ground.rows[place]
-    text: str = ground.processor.tokenizer.apply_chat_template(
+def _whole(context: ProofContext, place: int) -> str:
+    row = context.rows[place]
+    text: str = context.processor.tokenizer.apply_chat_template(
         list(row.messages), tools=row.tools, tokenize=False
     )
     return text
 
 
-def positions(ground: Ground) -> Proof:
+def positions(context: ProofContext) -> Proof:
     """`positions-differ`: what the language model is given, padded and packed."""
     rule = "positions-differ"
     what = "positions that the language model is given, of rows by themselves, padded" + (
-        ", and packed" if ground.packs else ""
+        ", and packed" if context.packs else ""
     )
-    session, _ = ground.open()
-    places = range(len(ground.rows))
+    session, _ = context.open()
+    places = range(len(context.rows))
     cases = [
-        (f"{reference.row_name(place)} by itself", session, ground.batch(session, [place]))
+        (f"{reference.row_name(place)} by itself", session, context.batch(session, [place]))
         for place in places
     ]
-    cases.append(("padded", session, ground.batch(session, places)))
-    if ground.packs:
-        packed, _ = ground.open(**ground.packing)
-        cases.append(("packed", packed, ground.batch(packed, places, packed=True)))
+    cases.append(("padded", session, context.batch(session, places)))
+    if context.packs:
+        packed, _ = context.open(**context.packing)
+        cases.append(("packed", packed, context.batch(packed, places, packed=True)))
     differences = [
         difference
         for case, opened, batch in cases
-        for difference in _positions(ground, opened, batch, case)
+        for difference in _positions(context, opened, batch, case)
     ]
-    if reference.counts_images_as_text(ground):
+    if reference.counts_images_as_text(context):
         message = (
             "mm_token_type_ids is left out, so that transformers counts an image's tokens as text,"
             " and M-RoPE does not"
@@ -119,12 +119,14 @@ def positions(ground: Ground) -> Proof:
     return held(rule, what, differences, "tokens are at other positions than M-RoPE gives them")
 
 
-def _positions(ground: Ground, session: Session, batch: Batch, case: str) -> Iterator[Difference]:
+def _positions(
+    context: ProofContext, session: Session, batch: Batch, case: str
+) -> Iterator[Difference]:
     given = position_ids(session, batch)
     length = batch.inputs["input_ids"].shape[1]
     start = 0
     for line, place in enumerate(batch.indices):
-        wanted = reference.positions(ground, ground.samples[place])
+        wanted = reference.positions(context, context.samples[place])
         row, own = (
             (0, slice(start, start + wanted.shape[1]))
             if batch.documents
@@ -142,7 +144,7 @@ def position_ids(session: Session, batch: Batch) -> Tensor | None:
     """int64 [3 or 4, B, L]: what the language model of transformers is called with."""
     seen: list[Tensor | None] = []
     model = session.engine.module
-    language = model.model.language_model  # type: ignore[union-attr]
+    language = model.model.language_model
     hook = language.register_forward_pre_hook(
         lambda _, __, given: seen.append(given.get("position_ids")), with_kwargs=True
     )  # type: ignore[union-attr]
@@ -162,7 +164,7 @@ def forward(session: Session, batch: Batch) -> Tensor:
     return found
 
 
-def rows_lost(ground: Ground) -> Proof:
+def rows_lost(context: ProofContext) -> Proof:
     """`rows-lost`:
 
     each row once an epoch, whatever the ranks, in another order each time; and a batch has the rows
@@ -175,10 +177,10 @@ def rows_lost(ground: Ground) -> Proof:
             " tokens of each batch"
         ),
     )
-    batch_size = min(ground.asked_batch, PLANNED)
-    plan = Plan(PLANNED, batch_size, ground.run.run.seed)
+    batch_size = min(context.asked_batch, PLANNED)
+    plan = Plan(PLANNED, batch_size, context.run.run.seed)
     lengths = tuple(int(one) for one in np.random.RandomState(0).randint(4, 64, PLANNED))
-    settings = ground.run.data
+    settings = context.run.data
     if settings.micro_batch_tokens is not None:
         settings = settings.model_copy(
             update={"micro_batch_tokens": max(settings.micro_batch_tokens, 64)}
@@ -192,7 +194,9 @@ def rows_lost(ground: Ground) -> Proof:
                 row
                 for step in steps
                 for rank in range(world)
-                for one in asked_for(settings, plan, range(PLANNED), lengths, step, rank, world)
+                for one in micro_batches_for_step(
+                    settings, plan, range(PLANNED), lengths, step, rank, world
+                )
                 if one.counts
                 for row in one.rows
             ]
@@ -205,14 +209,14 @@ def rows_lost(ground: Ground) -> Proof:
                 return failed(rule, what, message)
     if orders[0] == orders[1]:
         return failed(rule, what, "the second epoch has its rows in the order of the first")
-    session, _ = ground.open()
+    session, _ = context.open()
     for micro_batch in (
-        MicroBatch(tuple(range(len(ground.rows)))),
-        MicroBatch((len(ground.rows) - 1, 0)),
+        MicroBatch(tuple(range(len(context.rows)))),
+        MicroBatch((len(context.rows) - 1, 0)),
     ):
         batch = session.rows["train"][micro_batch]
         for line, place in enumerate(micro_batch.rows):
-            wanted = ground.samples[place].input_ids
+            wanted = context.samples[place].input_ids
             if batch.indices[line] != place or not torch.equal(
                 batch.inputs["input_ids"][line, : len(wanted)], wanted
             ):

@@ -20,9 +20,9 @@ from vtool.diagnostics import Diagnostic, Origin
 from vtool.evaluation.evaluate import mean_nll
 from vtool.models.dummy import adding_dummy
 from vtool.verify.proofs import reference
+from vtool.verify.proofs.context import ONE_ROW, ProofContext
 from vtool.verify.proofs.data import forward
 from vtool.verify.proofs.gradient import take
-from vtool.verify.proofs.ground import ONE_ROW, Ground
 from vtool.verify.proofs.proof import Difference, Proof, held
 from vtool.verify.proofs.rounding import ROUNDING, differences
 
@@ -30,59 +30,61 @@ Allowed = Mapping[str, float]
 _OURS = str(Path(__file__).parents[2])  # vtool itself
 
 
-def loss(ground: Ground, alone: Mapping[str, Tensor], allowed: Allowed) -> Proof:
+def loss(context: ProofContext, alone: Mapping[str, Tensor], allowed: Allowed) -> Proof:
     """`loss-differs`:
 
     the loop's loss and N, and the NLL of an evaluation, against those of each row by itself.
     """
     rule = "loss-differs"
     what = (
-        f"the loss of a step and of an evaluation of {len(ground.rows)} rows against −log p of each"
+        f"the loss of a step and of an evaluation of {len(context.rows)} rows against −log p of each"
         " supervised token, in float64"
     )
-    session, progress = ground.open(micro_batch_size=2)
+    session, progress = context.open(micro_batch_size=2)
     with session.engine.evaluating(), torch.no_grad():
         scored = mean_nll(
-            session.engine, session.rows["train"], range(len(ground.rows)), batch_size=2
+            session.engine, session.rows["train"], range(len(context.rows)), batch_size=2
         )
     taken = take(session, progress)
-    wanted = reference.loss(ground, alone)
+    wanted = reference.loss(context, alone)
     # Of a mean of NLLs: what the logits of a row may move, its largest share of the loss.
-    tolerance = max(ROUNDING * wanted, max(allowed.values()) / ground.supervised)
+    tolerance = max(ROUNDING * wanted, max(allowed.values()) / context.supervised)
     found = [
         Difference("the loss", abs(taken.loss - wanted), tolerance),
         Difference("the NLL of an evaluation", abs(scored - wanted), tolerance),
         Difference(
-            "the number of supervised tokens", float(abs(taken.supervised - ground.supervised)), 0.0
+            "the number of supervised tokens",
+            float(abs(taken.supervised - context.supervised)),
+            0.0,
         ),
     ]
     return held(rule, what, found, "the loss of a step is not that of its rows")
 
 
-def padding(ground: Ground, alone: Mapping[str, Tensor], allowed: Allowed) -> Proof:
+def padding(context: ProofContext, alone: Mapping[str, Tensor], allowed: Allowed) -> Proof:
     """`padding-changes-row`: right for training, left for answers."""
-    dropped = ground.run.data.drop_model_inputs
+    dropped = context.run.data.drop_model_inputs
     # without it, answers are asked for one by one, and nothing is padded on the left
     masked = "attention_mask" not in dropped
     sides = "right and left" if masked else "right"
     rule, what = (
         "padding-changes-row",
-        f"logits of {len(ground.rows)} rows in one batch, padded {sides}, against each by itself",
+        f"logits of {len(context.rows)} rows in one batch, padded {sides}, against each by itself",
     )
-    if len(ground.rows) < 2:
+    if len(context.rows) < 2:
         return Proof(rule, what, "not-run", reason=ONE_ROW)
-    session, _ = ground.open()
-    right = forward(session, ground.batch(session, range(len(ground.rows))))
-    prompts = [Prompt(one.index, one.input_ids, one.visuals, "") for one in ground.samples]
+    session, _ = context.open()
+    right = forward(session, context.batch(session, range(len(context.rows))))
+    prompts = [Prompt(one.index, one.input_ids, one.visuals, "") for one in context.samples]
     padded = [("padded right", right, 0)]
     if masked:
         with torch.no_grad(), session.engine.autocast():
             left = session.engine.module(
-                **collate_prompts(prompts, ground.processor, dropped), use_cache=False
+                **collate_prompts(prompts, context.processor, dropped), use_cache=False
             ).logits
         padded.append(("padded left", left, left.shape[1]))
     found = []
-    for place, length in enumerate(ground.lengths):
+    for place, length in enumerate(context.lengths):
         name = reference.row_name(place)
         for case, all_rows, end in padded:
             row = all_rows[place, max(0, end - length) : end or length]
@@ -90,74 +92,74 @@ def padding(ground: Ground, alone: Mapping[str, Tensor], allowed: Allowed) -> Pr
     return held(rule, what, found, "a row's logits depend on the rows beside it")
 
 
-def attention(ground: Ground, alone: Mapping[str, Tensor], allowed: Allowed) -> Proof:
+def attention(context: ProofContext, alone: Mapping[str, Tensor], allowed: Allowed) -> Proof:
     """`attention-differs`: the chosen implementation against transformers' plain one."""
-    rule, chosen = "attention-differs", ground.run.model.attention
+    rule, chosen = "attention-differs", context.run.model.attention
     what = f"logits with model.attention={chosen} against eager"
     if chosen == "eager":
         return Proof(rule, what, "not-run", reason="model.attention is eager")
-    model = ground.model()
+    model = context.model()
     model.set_attn_implementation("eager")  # type: ignore[operator]
     return held(
         rule,
         what,
-        differences(reference.all_logits(ground, model), alone, allowed),
+        differences(reference.all_logits(context, model), alone, allowed),
         "attention computes something else",
     )
 
 
-def leak(ground: Ground) -> Proof:
+def leak(context: ProofContext) -> Proof:
     """`documents-see-each-other`:
 
     another row's tokens and pixels are replaced, and this row's logits must not move a bit.
     """
     rule = "documents-see-each-other"
     what = "logits of a row while the others in its batch change" + (
-        ", padded and packed" if ground.packs else ""
+        ", padded and packed" if context.packs else ""
     )
-    if len(ground.rows) < 2:
+    if len(context.rows) < 2:
         return Proof(rule, what, "not-run", reason=ONE_ROW)
-    places = range(len(ground.rows))
-    session, _ = ground.open()
+    places = range(len(context.rows))
+    session, _ = context.open()
     cases = [("padded", session, False)]
-    if ground.packs:
-        cases.append(("packed", ground.open(**ground.packing)[0], True))
+    if context.packs:
+        cases.append(("packed", context.open(**context.packing)[0], True))
     found = []
     for case, opened, packed in cases:
-        before = forward(opened, ground.batch(opened, places, packed=packed))
+        before = forward(opened, context.batch(opened, places, packed=packed))
         for kept in places:
             others = replace(
-                ground,
+                context,
                 samples=tuple(
-                    one if at == kept else _changed(ground, one)
-                    for at, one in enumerate(ground.samples)
+                    one if at == kept else _changed(context, one)
+                    for at, one in enumerate(context.samples)
                 ),
             )
             rows = opened.rows["train"]
             rows.cache.update({one.index: one for one in others.samples})
-            after = forward(opened, ground.batch(opened, places, packed=packed))
-            rows.cache.update({one.index: one for one in ground.samples})
-            own = _own(ground, kept, packed=packed)
+            after = forward(opened, context.batch(opened, places, packed=packed))
+            rows.cache.update({one.index: one for one in context.samples})
+            own = _own(context, kept, packed=packed)
             apart = float((after[own] - before[own]).abs().max())
             found.append(Difference(f"{reference.row_name(kept)} ({case})", apart, 0.0))
     return held(rule, what, found, "a row's logits move when another row's content does")
 
 
-def _own(ground: Ground, place: int, *, packed: bool) -> tuple[int, slice]:
-    start = sum(ground.lengths[:place]) if packed else 0
-    return (0 if packed else place), slice(start, start + ground.lengths[place])
+def _own(context: ProofContext, place: int, *, packed: bool) -> tuple[int, slice]:
+    start = sum(context.lengths[:place]) if packed else 0
+    return (0 if packed else place), slice(start, start + context.lengths[place])
 
 
-def _changed(ground: Ground, sample: Sample) -> Sample:
+def _changed(context: ProofContext, sample: Sample) -> Sample:
     """Other words, in the other order, and other pixels; as many of each."""
-    special = ground.vocabulary.special
+    special = context.vocabulary.special
     ids = sample.input_ids.clone()
     plain = torch.tensor([int(token) not in special for token in ids])
     ids[plain] = ids[plain].flip(0)
     first = plain.nonzero()[0]
     ids[first] = next(
         word
-        for word in range(len(ground.vocabulary))
+        for word in range(len(context.vocabulary))
         if word not in special and word != int(ids[first])
     )
     given = sample.visuals.tensors()
@@ -167,27 +169,27 @@ def _changed(ground: Ground, sample: Sample) -> Sample:
     return replace(sample, input_ids=ids, visuals=replace(sample.visuals, **pixels))
 
 
-def written_in_place(ground: Ground) -> Proof:
+def written_in_place(context: ProofContext) -> Proof:
     """`embeddings-written-in-place`: no operation of the forward pass writes into the embeddings,
     as they come from their layer and as the language model is given them; with images, without, and
     with the dummy in their place (verl#5881).
     """
     ways = {
-        "with images": (ground.with_images(), False),
-        "without": (ground.without_images(), False),
-        "with the dummy in their place": (ground.without_images(), True),
+        "with images": (context.with_images(), False),
+        "without": (context.without_images(), False),
+        "with the dummy in their place": (context.without_images(), True),
     }
     cases = {name: way for name, way in ways.items() if way[0]}
     rule, what = (
         "embeddings-written-in-place",
         f"every operation of the forward pass, {', '.join(cases)}",
     )
-    session, _ = ground.open()
+    session, _ = context.open()
     model = session.engine.module
     for places, dummy in cases.values():
-        batch = ground.batch(session, places)
+        batch = context.batch(session, places)
         with (
-            adding_dummy(ground.family, model) if dummy else nullcontext(),
+            adding_dummy(context.family, model) if dummy else nullcontext(),
             _watching(model) as watch,
         ):
             model(**batch.inputs, use_cache=False)

@@ -17,7 +17,7 @@ from vtool.engines.contract import Engine
 from vtool.training.setup import Progress, Session
 from vtool.training.sft import train_step
 from vtool.training.stop import StopRequest
-from vtool.verify.proofs.ground import ONE_ROW, Ground
+from vtool.verify.proofs.context import ONE_ROW, ProofContext
 from vtool.verify.proofs.proof import Difference, Proof, failed, held, listed
 from vtool.verify.proofs.rounding import differences
 
@@ -70,39 +70,39 @@ def take(
     return Taken(metrics["loss"], metrics["supervised_tokens"], watched.taken)
 
 
-def split(ground: Ground, wanted: Mapping[str, Tensor], allowed: Allowed) -> Proof:
+def split(context: ProofContext, wanted: Mapping[str, Tensor], allowed: Allowed) -> Proof:
     """`gradient-depends-on-split`: however many rows a micro-batch has."""
-    sizes = sorted({1, 2, len(ground.rows)})
+    sizes = sorted({1, 2, len(context.rows)})
     rule = "gradient-depends-on-split"
     what = (
-        f"gradient of a step of {len(ground.rows)} rows in micro-batches of"
+        f"gradient of a step of {len(context.rows)} rows in micro-batches of"
         f" {listed([str(size) for size in sizes])}, against its rows'"
     )
     found: list[Difference] = []
     for size in sizes:
-        taken = take(*ground.open(micro_batch_size=size, packing="none", micro_batch_tokens=None))
+        taken = take(*context.open(micro_batch_size=size, packing="none", micro_batch_tokens=None))
         found += differences(taken.gradients, wanted, allowed, f"micro-batches of {size}")
     return held(rule, what, found, DEPENDS)
 
 
-def packing(ground: Ground, wanted: Mapping[str, Tensor], allowed: Allowed) -> Proof:
+def packing(context: ProofContext, wanted: Mapping[str, Tensor], allowed: Allowed) -> Proof:
     """`gradient-depends-on-packing`: rows that share a row, all of them and two by two."""
     rule, what = (
         "gradient-depends-on-packing",
-        f"gradient of {len(ground.rows)} rows packed, against its rows'",
+        f"gradient of {len(context.rows)} rows packed, against its rows'",
     )
-    if not ground.packs:
-        return Proof(rule, what, "not-run", reason=ground.packs_not)
-    if len(ground.rows) < 2:
+    if not context.packs:
+        return Proof(rule, what, "not-run", reason=context.packs_not)
+    if len(context.rows) < 2:
         return Proof(rule, what, "not-run", reason=ONE_ROW)
     found: list[Difference] = []
-    for budget in sorted({sum(ground.lengths), max(ground.lengths)}):
-        taken = take(*ground.open(**ground.packing | {"micro_batch_tokens": budget}))
+    for budget in sorted({sum(context.lengths), max(context.lengths)}):
+        taken = take(*context.open(**context.packing | {"micro_batch_tokens": budget}))
         found += differences(taken.gradients, wanted, allowed, f"packed to {budget} tokens")
     return held(rule, what, found, DEPENDS)
 
 
-def dummy(ground: Ground) -> Proof:
+def dummy(context: ProofContext) -> Proof:
     """`dummy-not-neutral`: of rows without images, with the dummy visual forward and without: the
     same loss and gradients to the bit, and finite gradients of 0 in the trained tower; also where
     the tower gives NaN, for 0 · NaN is NaN.
@@ -111,12 +111,12 @@ def dummy(ground: Ground) -> Proof:
         "dummy-not-neutral",
         "loss and gradients of a step of text alone, with the dummy visual forward and without",
     )
-    places = ground.without_images()
+    places = context.without_images()
     if not places:
         return Proof(rule, what, "not-run", reason="no row could be made that has no image")
-    with_it, without = (_text_only(ground, places, dummy=name) for name in ("always", "never"))
+    with_it, without = (_text_only(context, places, dummy=name) for name in ("always", "never"))
     changed = with_it.loss != without.loss
-    if changed or (spoilt := _spoilt(ground, places)):
+    if changed or (spoilt := _spoilt(context, places)):
         message = (
             f"the dummy visual forward changes the loss of a step from {without.loss!r} to"
             f" {with_it.loss!r}"
@@ -134,10 +134,10 @@ def dummy(ground: Ground) -> Proof:
         )
     trained = {
         name
-        for group in ground.open()[0].engine.optimizer_groups()
+        for group in context.open()[0].engine.optimizer_groups()
         for name in (one.name for one in group.members)
     }
-    tower = {name for name in trained if ground.family.part(name) != "language"}
+    tower = {name for name in trained if context.family.part(name) != "language"}
     for name in sorted(tower):
         gradient = with_it.gradients.get(name)
         if gradient is None:
@@ -175,10 +175,10 @@ def dummy(ground: Ground) -> Proof:
     )
 
 
-def _spoilt(ground: Ground, places: list[int]) -> list[str]:
+def _spoilt(context: ProofContext, places: list[int]) -> list[str]:
     """What is not finite in a step whose dummy visual forward goes through a tower that gives NaN."""
     try:
-        taken = _text_only(ground, places, dummy="always", nan=True)
+        taken = _text_only(context, places, dummy="always", nan=True)
     except Findings as findings:  # the loop looks at loss and norm itself
         return [finding.rule for finding in findings.diagnostics]
     return [
@@ -188,12 +188,12 @@ def _spoilt(ground: Ground, places: list[int]) -> list[str]:
     ]
 
 
-def _text_only(ground: Ground, places: list[int], *, dummy: str, nan: bool = False) -> Taken:
-    run = ground.run.model_copy(
-        update={"model": ground.run.model.model_copy(update={"dummy_visual": dummy})}
+def _text_only(context: ProofContext, places: list[int], *, dummy: str, nan: bool = False) -> Taken:
+    run = context.run.model_copy(
+        update={"model": context.run.model.model_copy(update={"dummy_visual": dummy})}
     )
-    session, progress = ground.open(run=run)
+    session, progress = context.open(run=run)
     if nan:
-        for parameter in ground.family.tower(session.engine.module)[0].parameters():
+        for parameter in context.family.tower(session.engine.module)[0].parameters():
             parameter.data.fill_(torch.nan)
-    return take(session, progress, [ground.batch(session, places)])
+    return take(session, progress, [context.batch(session, places)])

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from vtool.data.chat import IGNORED
 from vtool.data.encode import Sample
 from vtool.models.adapters import saved_name
-from vtool.verify.proofs.ground import Ground
+from vtool.verify.proofs.context import ProofContext
 from vtool.verify.proved import NotProvable
 
 REPEATS = 1e-5
@@ -26,7 +26,7 @@ several threads may add in another order, and what is drawn at random is far abo
 
 
 def gradient_and_logits(
-    ground: Ground, model: nn.Module
+    context: ProofContext, model: nn.Module
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """∂(ΣNLL)/N over all rows, by names in files;
 
@@ -34,9 +34,9 @@ def gradient_and_logits(
     """
     model.zero_grad(set_to_none=True)
     scores = {}
-    for place, sample in enumerate(ground.samples):
-        scored = logits(ground, model, sample)
-        loss = nll(scored, sample.labels) / ground.supervised
+    for place, sample in enumerate(context.samples):
+        scored = logits(context, model, sample)
+        loss = nll(scored, sample.labels) / context.supervised
         if loss.requires_grad:
             loss.backward()  # type: ignore[no-untyped-call]
         scores[row_name(place)] = scored.detach()
@@ -47,16 +47,16 @@ def gradient_and_logits(
     }, scores
 
 
-def must_repeat(ground: Ground) -> None:
+def must_repeat(context: ProofContext) -> None:
     """The same row twice, through the same model, as it is trained.
 
     Raises:
         NotProvable: where that gives two results. Then nothing can be told from what is drawn at
             random.
     """
-    place, model = next(iter(ground.with_images()), 0), ground.model()
+    place, model = next(iter(context.with_images()), 0), context.model()
     with torch.no_grad():
-        first, second = (logits(ground, model, ground.samples[place]) for _ in range(2))
+        first, second = (logits(context, model, context.samples[place]) for _ in range(2))
     apart, size = float((first - second).double().norm()), float(first.double().norm())
     if apart > REPEATS * size:
         part = apart / size
@@ -66,23 +66,23 @@ def must_repeat(ground: Ground) -> None:
         )
 
 
-def loss(ground: Ground, alone: Mapping[str, Tensor]) -> float:
+def loss(context: ProofContext, alone: Mapping[str, Tensor]) -> float:
     """ΣNLL/N over all rows, in float64, from the [L, V] logits of each row by itself."""
     return (
         sum(
             float(nll(alone[row_name(place)], sample.labels))
-            for place, sample in enumerate(ground.samples)
+            for place, sample in enumerate(context.samples)
         )
-        / ground.supervised
+        / context.supervised
     )
 
 
-def all_logits(ground: Ground, model: nn.Module) -> dict[str, Tensor]:
+def all_logits(context: ProofContext, model: nn.Module) -> dict[str, Tensor]:
     """[L, V] of each row by itself, by its place."""
     with torch.no_grad():
         return {
-            row_name(place): logits(ground, model, sample)
-            for place, sample in enumerate(ground.samples)
+            row_name(place): logits(context, model, sample)
+            for place, sample in enumerate(context.samples)
         }
 
 
@@ -91,38 +91,38 @@ def row_name(place: int) -> str:
     return f"row {place + 1}"
 
 
-def logits(ground: Ground, model: Any, sample: Sample) -> Tensor:
+def logits(context: ProofContext, model: Any, sample: Sample) -> Tensor:
     """[L, V] of one row, by itself: no mask, no padding, and positions that are made here."""
-    result: Tensor = model(**inputs(ground, sample), use_cache=False).logits[0]
+    result: Tensor = model(**inputs(context, sample), use_cache=False).logits[0]
     return result
 
 
-def inputs(ground: Ground, sample: Sample) -> dict[str, Tensor]:
+def inputs(context: ProofContext, sample: Sample) -> dict[str, Tensor]:
     """The model's arguments for one row by itself."""
     ids = sample.input_ids[None]
     given = {
         "input_ids": ids,
         "mm_token_type_ids": (
-            (ids == ground.processor.ids.image).long() + 2 * (ids == ground.processor.ids.video)
+            (ids == context.processor.ids.image).long() + 2 * (ids == context.processor.ids.video)
         ),
         "position_ids": (
-            _counted(sample) if counts_images_as_text(ground) else positions(ground, sample)
+            _counted(sample) if counts_images_as_text(context) else positions(context, sample)
         )[:, None],
     }
     given |= sample.visuals.tensors()
     return {
         name: tensor
         for name, tensor in given.items()
-        if name not in ground.run.data.drop_model_inputs
+        if name not in context.run.data.drop_model_inputs
     }
 
 
-def counts_images_as_text(ground: Ground) -> bool:
+def counts_images_as_text(context: ProofContext) -> bool:
     """Whether the recipe leaves out what tells an image's tokens from text.
 
     That is then what it computes; `positions-differ` says so.
     """
-    dropped = ground.run.data.drop_model_inputs
+    dropped = context.run.data.drop_model_inputs
     return "mm_token_type_ids" in dropped and "image_grid_thw" not in dropped
 
 
@@ -142,7 +142,7 @@ def nll(scores: Tensor, labels: Tensor) -> Tensor:
     )
 
 
-def positions(ground: Ground, sample: Sample) -> Tensor:
+def positions(context: ProofContext, sample: Sample) -> Tensor:
     """int64 [3, L]: M-RoPE's position of each token in time, height and width (Qwen2-VL, arXiv
     2409.12191, section 2.1).
 
@@ -153,11 +153,11 @@ def positions(ground: Ground, sample: Sample) -> Tensor:
     `mm_token_type_ids` alone, this is still M-RoPE's position, which the recipe's is not
     (`counts_images_as_text`).
     """
-    if "image_grid_thw" in ground.run.data.drop_model_inputs:
+    if "image_grid_thw" in context.run.data.drop_model_inputs:
         return _counted(sample)
-    merge, seconds = ground.processor.image_processor.merge_size, sample.visuals.second_per_grid_ts
-    grids = _runs(ground, sample)
-    config: Any = ground.bare.config
+    merge, seconds = context.processor.image_processor.merge_size, sample.visuals.second_per_grid_ts
+    grids = _runs(context, sample)
+    config: Any = context.bare.config
     ticks = iter(
         [] if seconds is None else (seconds * config.vision_config.tokens_per_second).tolist()
     )
@@ -168,7 +168,7 @@ def positions(ground: Ground, sample: Sample) -> Tensor:
             place, now = place + 1, now + 1
             continue
         times, high, wide = next(grids[ids[place]])
-        tick = next(ticks, 1.0) if ids[place] == ground.processor.ids.video else 1.0
+        tick = next(ticks, 1.0) if ids[place] == context.processor.ids.video else 1.0
         high, wide = high // merge, wide // merge
         found += [
             (now + int(t * tick), now + y, now + x)
@@ -180,18 +180,18 @@ def positions(ground: Ground, sample: Sample) -> Tensor:
     return torch.tensor(found).T
 
 
-def _runs(ground: Ground, sample: Sample) -> dict[int, Iterator[list[int]]]:
+def _runs(context: ProofContext, sample: Sample) -> dict[int, Iterator[list[int]]]:
     """Patches along time, height and width of each run of image tokens, and of video tokens."""
     images, videos = (
         [] if grid is None else grid.tolist()
         for grid in (sample.visuals.image_grid_thw, sample.visuals.video_grid_thw)
     )
-    if ground.family.frames_apart:
+    if context.family.frames_apart:
         videos = [[1, high, wide] for times, high, wide in videos for _ in range(times)]
-    return {ground.processor.ids.image: iter(images), ground.processor.ids.video: iter(videos)}
+    return {context.processor.ids.image: iter(images), context.processor.ids.video: iter(videos)}
 
 
-def labels_by_offsets(ground: Ground, place: int) -> tuple[list[bool], str] | str:
+def labels_by_offsets(context: ProofContext, place: int) -> tuple[list[bool], str] | str:
     """Which tokens of a row are to be supervised, found another way: the chat is tokenized whole,
     and a token is supervised where its characters are between the prompt that the template writes
     for an answer and the end of the token that ends it.
@@ -200,10 +200,10 @@ def labels_by_offsets(ground: Ground, place: int) -> tuple[list[bool], str] | st
         For each token, an image's counted once, whether it is; and their text. Or why it cannot be
         told.
     """
-    row, tokenizer = ground.rows[place], ground.processor.tokenizer
-    if row.videos and ground.family.frames_apart:
+    row, tokenizer = context.rows[place], context.processor.tokenizer
+    if row.videos and context.family.frames_apart:
         return "the times of a video's frames stand in the text, which the template does not write"
-    end = tokenizer.convert_ids_to_tokens(ground.processor.ids.end)
+    end = tokenizer.convert_ids_to_tokens(context.processor.ids.end)
 
     def write(turns: int, *, prompt: bool) -> str:
         text: str = tokenizer.apply_chat_template(
@@ -235,11 +235,11 @@ def labels_by_offsets(ground: Ground, place: int) -> tuple[list[bool], str] | st
     return inside, "".join(whole[begin:close] for begin, close in spans)
 
 
-def collapsed(ground: Ground, sample: Sample) -> tuple[list[int], list[bool]]:
+def collapsed(context: ProofContext, sample: Sample) -> tuple[list[int], list[bool]]:
     """A sample's tokens, each image's and each video's as one, and whether they are supervised."""
     ids, keep, place = sample.input_ids.tolist(), [], 0
-    merge = ground.processor.image_processor.merge_size**2
-    grids = _runs(ground, sample)
+    merge = context.processor.image_processor.merge_size**2
+    grids = _runs(context, sample)
     while place < len(ids):
         keep.append(place)
         place += prod(next(grids[ids[place]])) // merge if ids[place] in grids else 1

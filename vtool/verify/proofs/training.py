@@ -15,36 +15,36 @@ from vtool.export.huggingface import export, export_adapter
 from vtool.models.adapters import add_saved_adapter, is_adapter, pair_of
 from vtool.models.build import load_model
 from vtool.training import checkpoint
-from vtool.training.setup import Session, snapshot, take_up
+from vtool.training.setup import Session, restore_checkpoint, snapshot
+from vtool.verify.proofs.context import ProofContext
 from vtool.verify.proofs.gradient import take
-from vtool.verify.proofs.ground import Ground
 from vtool.verify.proofs.proof import Difference, Proof, failed, held, listed
 from vtool.verify.proofs.reference import row_name
 from vtool.verify.proofs.rounding import differences
 
 
-def trained_set(ground: Ground, ranks: Ranks, *, own_engine: bool = False) -> Proof:
+def trained_set(context: ProofContext, ranks: Ranks, *, own_engine: bool = False) -> Proof:
     """`trained-set-differs`:
 
     after two steps the parameters that have changed are those that the recipe trains, and no
     others.
     """
     rule = "trained-set-differs"
-    session, progress = ground.open(ranks, own_engine=own_engine)
+    session, progress = context.open(ranks, own_engine=own_engine)
     what = f"which parameters two steps change{_on(session)}"
     before = weights(session)
     for step in (1, 2):
         take(session, progress, step=step)
     after = weights(session)
     changed = {name for name in before if not torch.equal(before[name], after[name])}
-    declared = {name for name in before if _trained(ground, name)}
+    declared = {name for name in before if _trained(context, name)}
     if unasked := sorted(changed - declared):
         return failed(
             rule, what, f"two steps have changed {listed(unasked)}, which the recipe does not train"
         )
     if unchanged := sorted(declared - changed):
-        seen = "" if ground.with_images() else "; no row has an image"
-        towers = {name for name in unchanged if ground.family.part(_plain(name)) != "language"}
+        seen = "" if context.with_images() else "; no row has an image"
+        towers = {name for name in unchanged if context.family.part(_plain(name)) != "language"}
         if seen and len(towers) == len(unchanged):
             return Proof(
                 rule,
@@ -60,11 +60,11 @@ def trained_set(ground: Ground, ranks: Ranks, *, own_engine: bool = False) -> Pr
     return Proof(rule, what, "passed", 0.0, 0.0)
 
 
-def _trained(ground: Ground, name: str) -> bool:
+def _trained(context: ProofContext, name: str) -> bool:
     """What the settings say of a name in files."""
-    if ground.run.lora is not None and not is_adapter(name):
+    if context.run.lora is not None and not is_adapter(name):
         return False
-    return not getattr(ground.run.model.freeze, ground.family.part(_plain(name)))
+    return not getattr(context.run.model.freeze, context.family.part(_plain(name)))
 
 
 def _plain(name: str) -> str:
@@ -77,19 +77,19 @@ def weights(session: Session) -> dict[str, Tensor]:
     return {
         name: tensor.detach().clone()
         for kind in kinds
-        for name, tensor in session.engine.iter_hf_weights(kind)
-    }  # type: ignore[arg-type]
+        for name, tensor in session.engine.iter_hf_weights(kind)  # type: ignore[arg-type]
+    }
 
 
-def text_only(ground: Ground, ranks: Ranks, *, own_engine: bool = False) -> Proof:
+def text_only(context: ProofContext, ranks: Ranks, *, own_engine: bool = False) -> Proof:
     """`text-only-differs`:
 
     a step without any image leaves the tower and its optimizer state as they are, to the byte.
     """
     rule = "text-only-differs"
-    session, progress = ground.open(ranks, own_engine=own_engine)
+    session, progress = context.open(ranks, own_engine=own_engine)
     what = f"the tower after a step of text alone{_on(session)}"
-    if ground.run.model.dummy_visual == "always":
+    if context.run.model.dummy_visual == "always":
         return Proof(
             rule,
             what,
@@ -99,7 +99,7 @@ def text_only(ground: Ground, ranks: Ranks, *, own_engine: bool = False) -> Proo
                 " updated"
             ),
         )
-    plain, pictures = ground.without_images(), ground.with_images()
+    plain, pictures = context.without_images(), context.with_images()
     if not plain or not pictures:
         return Proof(
             rule,
@@ -107,16 +107,16 @@ def text_only(ground: Ground, ranks: Ranks, *, own_engine: bool = False) -> Proo
             "not-run",
             reason="no row has an image" if plain else "no row could be made that has no image",
         )
-    take(session, progress, _shared(ground, session, pictures + plain))
+    take(session, progress, _shared(context, session, pictures + plain))
     before, states = weights(session), _cloned(session.engine.optimizer_state())
-    taken = take(session, progress, _shared(ground, session, plain), step=2)
+    taken = take(session, progress, _shared(context, session, plain), step=2)
     after, later = weights(session), session.engine.optimizer_state()
-    tower = {name for name in before if ground.family.part(_plain(name)) != "language"}
+    tower = {name for name in before if context.family.part(_plain(name)) != "language"}
     moved = sorted(name for name in tower if not torch.equal(before[name], after[name]))
     kept = {
         name: tensor
         for name, tensor in states.items()
-        if ground.family.part(_plain(name)) != "language"
+        if context.family.part(_plain(name)) != "language"
     }
     moved += sorted(
         name
@@ -128,20 +128,20 @@ def text_only(ground: Ground, ranks: Ranks, *, own_engine: bool = False) -> Proo
     finite = all(bool(torch.isfinite(one).all()) for one in taken.gradients.values())
     if not finite:
         return failed(rule, what, "a step of text alone has gradients that are not finite")
-    trained = {name for name in before if _trained(ground, name)} - tower
+    trained = {name for name in before if _trained(context, name)} - tower
     if trained and all(torch.equal(before[name], after[name]) for name in trained):
         return failed(rule, what, "a step of text alone has changed nothing of the language model")
     return Proof(rule, what, "passed", 0.0, 0.0)
 
 
-def resume(ground: Ground, ranks: Ranks, *, own_engine: bool = False) -> Proof:
+def resume(context: ProofContext, ranks: Ranks, *, own_engine: bool = False) -> Proof:
     """`resume-differs`:
 
     two steps at once, and one, a checkpoint, and the other in a run that begins from it: the same
     to the bit.
     """
     rule = "resume-differs"
-    straight, progress = ground.open(ranks, own_engine=own_engine)
+    straight, progress = context.open(ranks, own_engine=own_engine)
     what = (
         "weights and optimizer state after two steps, against a checkpoint between"
         f" them{_on(straight)}"
@@ -149,11 +149,11 @@ def resume(ground: Ground, ranks: Ranks, *, own_engine: bool = False) -> Proof:
     take(straight, progress)
     progress.step = 1
     saved = snapshot(straight, progress)
-    path = ranks.on_rank_zero(lambda: checkpoint.save(ground.folder / "checkpoints", saved, 1))
+    path = ranks.on_rank_zero(lambda: checkpoint.save(context.folder / "checkpoints", saved, 1))
     first = take(straight, progress, step=2)
     wanted = _state(straight)
-    again, _ = ground.open(ranks, own_engine=own_engine)
-    went_on = take_up(again.engine, path)
+    again, _ = context.open(ranks, own_engine=own_engine)
+    went_on = restore_checkpoint(again.engine, path)
     # Of all ranks: one that stopped here alone would leave the others waiting for it.
     planned, resumed = (
         ranks.all_gather_objects([one.rows for one in session.micro_batches(step)])
@@ -204,19 +204,19 @@ def _state(session: Session) -> dict[str, Tensor]:
 
 
 def exported(
-    ground: Ground, ranks: Ranks, allowed: Mapping[str, float], *, own_engine: bool = False
+    context: ProofContext, ranks: Ranks, allowed: Mapping[str, float], *, own_engine: bool = False
 ) -> Proof:
     """`export-differs`:
 
     what is trained, written and opened again by transformers (and by peft) computes the same.
     """
     rule = "export-differs"
-    session, progress = ground.open(ranks, own_engine=own_engine)
+    session, progress = context.open(ranks, own_engine=own_engine)
     lora = session.run.lora
     written = "the adapter merged, and by itself" if lora else "the export"
     what = f"logits of {written}, opened by transformers, against the trained model's{_on(session)}"
     take(session, progress)
-    batches = [ground.batch(session, [place]) for place in range(len(ground.rows))]
+    batches = [context.batch(session, [place]) for place in range(len(context.rows))]
     with session.engine.evaluating(), torch.no_grad(), session.engine.autocast():
         live = {
             row_name(place): session.engine.module(**batch.inputs, use_cache=False).logits[0]
@@ -237,10 +237,14 @@ def exported(
     adapter = session.engine.model_state() if lora else {}
 
     def reopened() -> list[Difference] | str:
-        shell = ground.bare
+        shell = context.bare
         opened = {
             "merged" if lora else "exported": export(
-                shell, merged, ground.processor, ground.run.model.family, ground.folder / "merged"
+                shell,
+                merged,
+                context.processor,
+                context.run.model.family,
+                context.folder / "merged",
             )
         }
         if lora:
@@ -252,19 +256,19 @@ def exported(
             if same:
                 return f"merged, {listed(same)} is what it was before training"
             opened["adapter"] = export(
-                shell, base, ground.processor, ground.run.model.family, ground.folder / "base"
+                shell, base, context.processor, context.run.model.family, context.folder / "base"
             )
             export_adapter(
-                lora, adapter, opened["adapter"], ground.processor, ground.folder / "adapter"
+                lora, adapter, opened["adapter"], context.processor, context.folder / "adapter"
             )
         found: list[Difference] = []
         for name, folder in opened.items():
-            chosen = ground.run.model
+            chosen = context.run.model
             model = load_model(
                 Path(folder), chosen.family, torch.float32, chosen.attention, chosen.modeling
             ).eval()
             if name == "adapter":
-                add_saved_adapter(model, ground.folder / "adapter")
+                add_saved_adapter(model, context.folder / "adapter")
             with torch.no_grad():
                 there = {
                     row_name(place): model(**batch.inputs, use_cache=False).logits[0]
@@ -280,7 +284,7 @@ def exported(
 
 
 def across_ranks(
-    ground: Ground, ranks: Ranks, wanted: Mapping[str, Tensor], allowed: Mapping[str, float]
+    context: ProofContext, ranks: Ranks, wanted: Mapping[str, Tensor], allowed: Mapping[str, float]
 ) -> Proof:
     """`gradient-depends-on-ranks`:
 
@@ -290,17 +294,17 @@ def across_ranks(
     found: list[Difference] = []
     what = ""
     for case in ("rows shared out", "images on one rank alone"):
-        session, progress = ground.open(
+        session, progress = context.open(
             ranks, own_engine=True, micro_batch_size=2, packing="none", micro_batch_tokens=None
         )
         what = (
-            f"gradient of a step of {len(ground.rows)} rows{_on(session)}, shared out, and with"
+            f"gradient of a step of {len(context.rows)} rows{_on(session)}, shared out, and with"
             " text alone on all but the first"
         )
         batches = (
             None
             if case == "rows shared out"
-            else _shared(ground, session, ground.with_images(), ground.without_images())
+            else _shared(context, session, context.with_images(), context.without_images())
         )
         taken = take(session, progress, batches)
         if ranks.rank == 0:
@@ -313,7 +317,7 @@ def across_ranks(
 
 
 def _shared(
-    ground: Ground, session: Session, first: list[int], others: list[int] | None = None
+    context: ProofContext, session: Session, first: list[int], others: list[int] | None = None
 ) -> list[Batch]:
     """This rank's micro-batches of rows that are given to ranks by hand: the first ones to rank 0,
     and the others to those after it.
@@ -327,8 +331,8 @@ def _shared(
         mine = first + others
     else:
         mine = first if data.rank == 0 else others[data.rank - 1 :: data.world - 1]
-    batches = [ground.batch(session, mine[place : place + 2]) for place in range(0, len(mine), 2)]
-    return batches or [filler(ground.batch(session, (others or first)[:1]))]
+    batches = [context.batch(session, mine[place : place + 2]) for place in range(0, len(mine), 2)]
+    return batches or [filler(context.batch(session, (others or first)[:1]))]
 
 
 def _cloned(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -31,7 +31,7 @@ _LEFT = ((1024, 6), (512, 4), (256, 3), (128, 2), (64, 1), (16, 1))
 
 
 @dataclass(frozen=True, slots=True)
-class Picked:
+class InMemoryRows:
     """Rows in memory, as a source of rows."""
 
     rows: tuple[Row, ...] = field(repr=False)
@@ -65,7 +65,7 @@ def read(rows: Rows, index: int) -> Row | None:
     return replace(row, videos=cut) if row.videos else row
 
 
-def pick(
+def select_rows(
     rows: Rows, processor: Processor, run: Run, asked: Run
 ) -> tuple[tuple[Row, ...], tuple[Sample, ...], tuple[str, ...]]:
     """Two rows with images or videos, if any have some, and one without; two of them as one chat.
@@ -254,7 +254,7 @@ class _Encoder:
 
 
 def _sample(row: Row, processor: Processor, data: Any) -> Sample:
-    return EncodedRows(Rows((), [Picked((row,))]), processor, data).sample(0)
+    return EncodedRows(Rows((), [InMemoryRows((row,))]), processor, data).sample(0)
 
 
 def _shortened(row: Row) -> Iterator[Row]:

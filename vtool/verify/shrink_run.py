@@ -34,7 +34,7 @@ class StandIn:
     """Settings that cannot be told here, and why."""
 
 
-def stand_in(run: Run) -> StandIn:
+def shrink_run(run: Run) -> StandIn:
     """The smallest run that has the same objects:
 
     one process, or two where there would be more than one; the model at its tiny size.

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from vtool.config.load import load_run
-from vtool.config.marks import read_yaml
+from vtool.config.yaml_positions import read_yaml
 from vtool.diagnostics import Diagnostic, Findings
 
 

@@ -4,12 +4,12 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-Role = Callable[[str], AbstractContextManager[Any]]
+Span = Callable[[str], AbstractContextManager[Any]]
 """Given the name of a part of a step, a context in which that part is what is done."""
 
 _NOTHING = nullcontext()
 
 
-def unmarked(_name: str) -> AbstractContextManager[Any]:
+def null_span(_name: str) -> AbstractContextManager[Any]:
     """Where nobody looks."""
     return _NOTHING

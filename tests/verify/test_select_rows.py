@@ -15,9 +15,9 @@ from tests.runs import messages
 from tests.tokenizers import qwen_like
 from vtool.config.load import load_run
 from vtool.diagnostics import Findings
+from vtool.verify.proofs.context import ProofContext, build_proof_context
 from vtool.verify.proofs.data import label_masks
-from vtool.verify.proofs.ground import Ground, lay
-from vtool.verify.proofs.pick import FURTHEST, TOKENS
+from vtool.verify.proofs.select_rows import FURTHEST, TOKENS
 from vtool.verify.prove import prove
 from vtool.verify.proved import NotProvable
 
@@ -40,15 +40,15 @@ def qwens(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return [f"model.path={qwen_like(tmp_path_factory.mktemp('qwens'))}", "model.size=null"]
 
 
-def laid(folder: Path, rows: list[Any], *overrides: str) -> Ground:
-    return lay(
+def laid(folder: Path, rows: list[Any], *overrides: str) -> ProofContext:
+    return build_proof_context(
         load_run("rows", [messages(write_rows(folder / "rows.jsonl", rows)), *overrides]).run,
         folder / "ground",
     )
 
 
-def said(ground: Ground, name: str) -> list[str]:
-    return [change for change in ground.changes if change.startswith(name)]
+def said(context: ProofContext, name: str) -> list[str]:
+    return [change for change in context.changes if change.startswith(name)]
 
 
 class TestLabels:
@@ -58,9 +58,9 @@ class TestLabels:
     def test_a_row_that_is_cut_inside_a_character_is_healthy(
         self, tmp_path: Path, qwens: list[str], longest: int
     ) -> None:
-        ground = laid(tmp_path, EMOJI, *qwens, f"data.max_length={longest}", *TRUNCATED)
-        assert any(sample.truncated for sample in ground.samples)
-        assert label_masks(ground.as_encoded()).finding is None
+        context = laid(tmp_path, EMOJI, *qwens, f"data.max_length={longest}", *TRUNCATED)
+        assert any(sample.truncated for sample in context.samples)
+        assert label_masks(context.as_encoded()).finding is None
 
     @pytest.mark.parametrize("longest", [None, 18, 19, 20, 21, 22])
     @pytest.mark.parametrize("own", [False, True])
@@ -73,8 +73,8 @@ class TestLabels:
             chat("Say", f"\n\n{DECOMPOSED}s"),
         ]
         limit = (f"data.max_length={longest}", *TRUNCATED) if longest else ()
-        ground = laid(tmp_path, rows, *([] if own else qwens), *limit)
-        assert label_masks(ground.as_encoded()).finding is None
+        context = laid(tmp_path, rows, *([] if own else qwens), *limit)
+        assert label_masks(context.as_encoded()).finding is None
 
 
 class TestLengths:
@@ -128,18 +128,18 @@ class TestLongRows:
             chat("word " * 3000, "漢字かな" * 1500),
             chat("short", "row"),
         ]
-        ground = laid(tmp_path, rows)
-        assert ground.lengths[0] <= TOKENS
-        assert sum(ground.lengths) <= 5 * TOKENS
+        context = laid(tmp_path, rows)
+        assert context.lengths[0] <= TOKENS
+        assert sum(context.lengths) <= 5 * TOKENS
         assert [
             change
-            for change in ground.changes
+            for change in context.changes
             if "rows.jsonl:1, rows.jsonl:2" in change and f"longer than {TOKENS} tokens" in change
         ]
-        first = ground.rows[0]
+        first = context.rows[0]
         assert [message["role"] for message in first.messages] == ["system", "user", "assistant"]
         assert [str(image).rpartition("/")[2] for image in first.images] == ["39.png"]
-        assert label_masks(ground.as_encoded()).state == "passed"
+        assert label_masks(context.as_encoded()).state == "passed"
 
     def test_so_are_many_images_in_one_turn_and_many_frames(self, tmp_path: Path) -> None:
         names = [
@@ -151,10 +151,10 @@ class TestLongRows:
             chat("<video>What?", "it moves on")
             | {"videos": [str(film(tmp_path / "film.mp4", 90, 280, 280))]},
         ]
-        ground = laid(tmp_path, rows, "data.image.min_pixels=50176", "data.video.min_pixels=50176")
-        assert max(ground.lengths) <= 2 * TOKENS
-        assert any(row.videos for row in ground.rows)
-        assert any(0 < len(row.images) < 12 for row in ground.rows)
+        context = laid(tmp_path, rows, "data.image.min_pixels=50176", "data.video.min_pixels=50176")
+        assert max(context.lengths) <= 2 * TOKENS
+        assert any(row.videos for row in context.rows)
+        assert any(0 < len(row.images) < 12 for row in context.rows)
 
     def test_a_row_that_cannot_be_shortened_is_no_reason_to_refuse_the_recipe(
         self, tmp_path: Path
@@ -172,13 +172,13 @@ class TestUnusableRows:
     BROKEN = '{"messages": []}'
 
     def test_the_rows_behind_them_are_taken(self, tmp_path: Path) -> None:
-        ground = laid(
+        context = laid(
             tmp_path,
             [self.BROKEN] * 70 + mixed_rows(tmp_path, 8, text_only=(2,)),
             "data.max_dropped_rows=70",
         )
-        assert ground.rows[0].id == "rows.jsonl:71"
-        assert len(ground.rows) > 2
+        assert context.rows[0].id == "rows.jsonl:71"
+        assert len(context.rows) > 2
 
     def test_where_none_is_found_in_time_nothing_is_said_against_the_recipe(
         self, tmp_path: Path

@@ -30,10 +30,10 @@ from vtool.models.processor import Processor, new_processor
 from vtool.training.run_folder import RunFolder
 from vtool.training.setup import Progress, Session, build_engine, prepare_model
 from vtool.verify.live_rank import keep_flags
-from vtool.verify.proofs.pick import FRAMES, LOOKED_AT, Picked, pick, read
+from vtool.verify.proofs.select_rows import FRAMES, LOOKED_AT, InMemoryRows, read, select_rows
 from vtool.verify.proofs.vocabulary import Vocabulary, vocabulary
 from vtool.verify.proved import PROCESSES
-from vtool.verify.stand_in import stand_in
+from vtool.verify.shrink_run import shrink_run
 
 FEWEST, MOST = 4, 32  # tokens of an image
 RATE = 1e-3  # a step that is seen in float32
@@ -44,7 +44,7 @@ _SEED = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Ground:
+class ProofContext:
     """A small run, that opens as often as proofs need a fresh one."""
 
     run: Run
@@ -91,7 +91,7 @@ class Ground:
         """N, of all rows together."""
         return sum(sample.supervised for sample in self.samples)
 
-    def as_encoded(self) -> "Ground":
+    def as_encoded(self) -> "ProofContext":
         """The same, with processor and samples in the tokenizer's own ids.
 
         No model here can read them.
@@ -129,7 +129,10 @@ class Ground:
         ranks = ranks or Ranks()
         engine = build_engine(made, self.model(made), ranks)
         rows = EncodedRows(
-            Rows((), [Picked(self.rows)]), self.processor, made.data, dict(enumerate(self.samples))
+            Rows((), [InMemoryRows(self.rows)]),
+            self.processor,
+            made.data,
+            dict(enumerate(self.samples)),
         )
         count = len(self.rows)
         plan = Plan(count, made.data.global_batch_size, made.run.seed)
@@ -164,7 +167,7 @@ class Ground:
         return [place for place in range(len(self.samples)) if place not in self.with_images()]
 
 
-def lay(asked: Run, folder: Path, *, full_size: bool = False) -> Ground:
+def build_proof_context(asked: Run, folder: Path, *, full_size: bool = False) -> ProofContext:
     """Find rows and build the model. Nothing is written outside `folder`.
 
     Args:
@@ -184,7 +187,7 @@ def lay(asked: Run, folder: Path, *, full_size: bool = False) -> Ground:
         [text for row in first if row for text in row.texts()],
         run.data.video,
     )
-    picked, samples, said = pick(rows, processor, run, asked)
+    picked, samples, said = select_rows(rows, processor, run, asked)
     changes += said
     run = run.model_copy(
         update={
@@ -221,7 +224,7 @@ def lay(asked: Run, folder: Path, *, full_size: bool = False) -> Ground:
                 "data": run.data.model_copy(update={"packing": "none", "micro_batch_tokens": None})
             }
         )
-    return Ground(
+    return ProofContext(
         run,
         known,
         processor,
@@ -268,7 +271,7 @@ def _packs_not(run: Run, tokens: int) -> str:
 
 
 def _smaller(asked: Run, *, full_size: bool) -> tuple[Run, tuple[str, ...]]:
-    small = stand_in(asked)
+    small = shrink_run(asked)
     run, changes = small.run, list(small.changes)
     if full_size:
         run = run.model_copy(update={"model": asked.model, "lora": asked.lora})
