@@ -145,9 +145,9 @@ def position_ids(session: Session, batch: Batch) -> Tensor | None:
     seen: list[Tensor | None] = []
     model = session.engine.module
     language = model.model.language_model
-    hook = language.register_forward_pre_hook(
+    hook = language.register_forward_pre_hook(  # type: ignore[union-attr]
         lambda _, __, given: seen.append(given.get("position_ids")), with_kwargs=True
-    )  # type: ignore[union-attr]
+    )
     try:
         forward(session, batch)
     finally:
