@@ -144,7 +144,7 @@ def position_ids(session: Session, batch: Batch) -> Tensor | None:
     """int64 [3 or 4, B, L]: what the language model of transformers is called with."""
     seen: list[Tensor | None] = []
     model = session.engine.module
-    language = model.model.language_model
+    language = model.model.language_model  # type: ignore[union-attr]
     hook = language.register_forward_pre_hook(  # type: ignore[union-attr]
         lambda _, __, given: seen.append(given.get("position_ids")), with_kwargs=True
     )
