@@ -11,7 +11,7 @@ from vtool.diagnostics import Diagnostic, Findings
 from vtool.diagnostics.result import Result
 from vtool.diagnostics.rules_loading import ASKED
 from vtool.loading import check_load_weights
-from vtool.loading.probe.on_file import facts_of
+from vtool.loading.probe.file_host import facts_of
 from vtool.loading.verdict import judge
 
 WRONG = {
