@@ -23,45 +23,45 @@ OPTIM = Arrival(
 SHARD = "vtool.engines.fsdp2:fully_shard"
 
 
-def without_betas(streaming_loaders: Any) -> Any:
-    class AdamW(streaming_loaders):  # type: ignore[misc]
+def without_betas(real: Any) -> Any:
+    class AdamW(real):  # type: ignore[misc]
         def __init__(self, params: Any, betas: Any = None, **more: Any) -> None:
             super().__init__(params, **more)
 
     return AdamW
 
 
-def distributed_by_default(streaming_loaders: Any) -> Any:
+def distributed_by_default(real: Any) -> Any:
     """The bridge's own default is true, and what it is handed to update it with lacks the one
     field.
     """
-    return lambda wrap, ddp: {**streaming_loaders(wrap, ddp), "use_distributed_optimizer": True}
+    return lambda wrap, ddp: {**real(wrap, ddp), "use_distributed_optimizer": True}
 
 
-def distributed(streaming_loaders: Any) -> Any:
-    return lambda *args, **more: replace(streaming_loaders(*args, **more), use_distributed_optimizer=True)
+def distributed(real: Any) -> Any:
+    return lambda *args, **more: replace(real(*args, **more), use_distributed_optimizer=True)
 
 
-def plain_engine(streaming_loaders: Any) -> Any:
-    return lambda run, model, ranks: streaming_loaders(
+def plain_engine(real: Any) -> Any:
+    return lambda run, model, ranks: real(
         run.model_copy(update={"engine": schema.Ddp(kind="ddp")}), model, ranks
     )
 
 
-def default_engine(streaming_loaders: Any) -> Any:
-    return lambda run, model, ranks: streaming_loaders(
+def default_engine(real: Any) -> Any:
+    return lambda run, model, ranks: real(
         run.model_copy(update={"engine": schema.Fsdp2(kind="fsdp2")}), model, ranks
     )
 
 
-def only_the_mesh(streaming_loaders: Any) -> Any:
-    return lambda part, **given: streaming_loaders(
+def only_the_mesh(real: Any) -> Any:
+    return lambda part, **given: real(
         part, **{name: given[name] for name in ("mesh", "reshard_after_forward")}
     )
 
 
-def one_for_true(streaming_loaders: Any) -> Any:
-    return lambda part, **given: streaming_loaders(
+def one_for_true(real: Any) -> Any:
+    return lambda part, **given: real(
         part, **{**given, "reshard_after_forward": given["reshard_after_forward"] and 1}
     )
 
@@ -74,18 +74,18 @@ def everything_decays(_: Any) -> Any:
     return lambda self, part, dimensions: (1.0, self.weight_decay)
 
 
-def one_rate(streaming_loaders: Any) -> Any:
-    return lambda self, part, dimensions: (1.0, streaming_loaders(self, part, dimensions)[1])
+def one_rate(real: Any) -> Any:
+    return lambda self, part, dimensions: (1.0, real(self, part, dimensions)[1])
 
 
-def twice_as_fast(streaming_loaders: Any) -> Any:
-    return lambda self, step: streaming_loaders(self, min(2 * step, self.total_steps))
+def twice_as_fast(real: Any) -> Any:
+    return lambda self, step: real(self, min(2 * step, self.total_steps))
 
 
-def tower_means_all_of_it(streaming_loaders: Any) -> Any:
+def tower_means_all_of_it(real: Any) -> Any:
     """The projector is a child of the tower, and is frozen with it."""
     return lambda freeze: [
-        part for part in streaming_loaders(freeze) if part != "projector" or not freeze.vision
+        part for part in real(freeze) if part != "projector" or not freeze.vision
     ]
 
 
@@ -107,7 +107,7 @@ DEFECTS = (
         RULE,
         OPTIM,
         "vtool.training.setup:Plan",
-        lambda streaming_loaders: lambda rows, size, _seed: streaming_loaders(rows, size, 0),
+        lambda real: lambda rows, size, _seed: real(rows, size, 0),
         told="run.seed",
     ),
     Defect(

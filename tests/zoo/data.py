@@ -20,9 +20,9 @@ CUT = Train(
 def relabelled(change: Any) -> Any:
     """Of `render_chat`: the same chat with other labels, made by `change(chat)`."""
 
-    def wrong(streaming_loaders: Any) -> Any:
+    def wrong(real: Any) -> Any:
         def render(row: Any, processor: Any, videos: Any = ()) -> Chat:
-            chat: Chat = streaming_loaders(row, processor, videos)
+            chat: Chat = real(row, processor, videos)
             return replace(chat, labels=tuple(change(chat, processor)))
 
         return render
@@ -58,13 +58,13 @@ def none_of_it(chat: Chat, _: Any) -> list[int]:
     return [IGNORED] * len(chat.labels)
 
 
-def first_image(streaming_loaders: Any) -> Any:
-    return lambda row, clips, processor: streaming_loaders(replace(row, images=row.images[:1]), clips, processor)
+def first_image(real: Any) -> Any:
+    return lambda row, clips, processor: real(replace(row, images=row.images[:1]), clips, processor)
 
 
-def not_merged(streaming_loaders: Any) -> Any:
+def not_merged(real: Any) -> Any:
     def image(row: Any, given: Any, processor: Any) -> Any:
-        made = streaming_loaders(row, given, processor)
+        made = real(row, given, processor)
         return replace(made, runs=(prod(made.grid),))
 
     return image
@@ -74,31 +74,31 @@ def cut_without_looking(_: Any) -> Any:
     return lambda row, ids, labels, limit, settings, processor: (ids[:limit], labels[:limit])
 
 
-def placeholder_left(streaming_loaders: Any) -> Any:
+def placeholder_left(real: Any) -> Any:
     def expand(
         ids: Any, labels: Any, row: Any, visuals: Any, processor: Any, *, whole: bool = True
     ) -> Any:
-        return list(ids), list(labels), streaming_loaders(ids, labels, row, visuals, processor, whole=whole)[2]
+        return list(ids), list(labels), real(ids, labels, row, visuals, processor, whole=whole)[2]
 
     return expand
 
 
-def forgets_thoughts(streaming_loaders: Any) -> Any:
+def forgets_thoughts(real: Any) -> Any:
     """As Qwen3's own template: what is before </think> is kept in the last turn alone."""
 
     def template(names: Any) -> str:
         last = "{% for message in messages %}{% set whole = message['content'] %}"
         kept = "{% if loop.last %}{{ whole }}{% else %}{{ whole.split('</think>')[-1] }}{% endif %}"
-        begin = streaming_loaders(names).replace("{% for message in messages %}", last, 1)
+        begin = real(names).replace("{% for message in messages %}", last, 1)
         return str(begin).replace("{{ message['content'] }}", kept, 1)
 
     return template
 
 
-def answers_alone(streaming_loaders: Any) -> Any:
+def answers_alone(real: Any) -> Any:
     """Of each turn what is behind its reasoning."""
     written, kept = "{{ message['content'] }}", "{{ message['content'].split('</think>')[-1] }}"
-    return lambda names: streaming_loaders(names).replace(written, kept, 1)
+    return lambda names: real(names).replace(written, kept, 1)
 
 
 DEFECTS = (

@@ -14,28 +14,28 @@ from tests.zoo.looks import Weights
 LOAD, PUT = "tests.loading.models:Good.load_weights", "tests.loading.models:Good.put"
 
 
-def keeps_all(streaming_loaders: Any) -> Any:
-    return lambda self, weights: streaming_loaders(self, list(weights))
+def keeps_all(real: Any) -> Any:
+    return lambda self, weights: real(self, list(weights))
 
 
-def stops_early(streaming_loaders: Any) -> Any:
-    return lambda self, weights: streaming_loaders(self, itertools.islice(weights, 5))
+def stops_early(real: Any) -> Any:
+    return lambda self, weights: real(self, itertools.islice(weights, 5))
 
 
 def skips(name: str) -> Any:
-    return lambda streaming_loaders: (
-        lambda self, weights: streaming_loaders(self, ((one, tensor) for one, tensor in weights if one != name))
+    return lambda real: (
+        lambda self, weights: real(self, ((one, tensor) for one, tensor in weights if one != name))
     )
 
 
-def joins_in_a_call(streaming_loaders: Any) -> Any:
+def joins_in_a_call(real: Any) -> Any:
     def load(self: Any, weights: Any) -> None:
         parts: dict[str, torch.Tensor] = {}
         for name, tensor in weights:
             if name[0] in "qkv":
                 parts[name[0]] = tensor.clone()
             else:
-                streaming_loaders(self, [(name, tensor)])
+                real(self, [(name, tensor)])
         if len(parts) == 3:
             with torch.no_grad():
                 self.qkv.weight.copy_(torch.cat([parts["q"], parts["k"], parts["v"]]))
@@ -43,22 +43,22 @@ def joins_in_a_call(streaming_loaders: Any) -> Any:
     return load
 
 
-def adds(streaming_loaders: Any) -> Any:
+def adds(real: Any) -> Any:
     def put(self: Any, name: str, tensor: torch.Tensor) -> None:
         if name == "mean":
             self.mean += tensor
         else:
-            streaming_loaders(self, name, tensor)
+            real(self, name, tensor)
 
     return put
 
 
-def is_the_tensor(streaming_loaders: Any) -> Any:
+def is_the_tensor(real: Any) -> Any:
     def put(self: Any, name: str, tensor: torch.Tensor) -> None:
         if name == "o.weight":
             self.o.weight.data = tensor
         else:
-            streaming_loaders(self, name, tensor)
+            real(self, name, tensor)
 
     return put
 

@@ -302,4 +302,4 @@ def forked(
 
 def instead_of(**given: Any) -> Callable[[Any], Any]:
     """Of a function: the same, told something else by these names."""
-    return lambda streaming_loaders: lambda *args, **more: streaming_loaders(*args, **(more | given))
+    return lambda real: lambda *args, **more: real(*args, **(more | given))

@@ -22,14 +22,14 @@ LEAK, PADDING, POSITIONS = (
 PACKING, EAGER = Proved("gradient-depends-on-packing", PACKED), Proved("attention-differs")
 
 
-def adds_in_place(streaming_loaders: Any) -> Any:
+def adds_in_place(real: Any) -> Any:
     """In the model's own file: what is added to the embeddings is written into them."""
 
     def get_placeholder_mask(
         self: nn.Module, input_ids: Any, inputs_embeds: Tensor, *given: Any, **more: Any
     ) -> Any:
         inputs_embeds += 0.0 * inputs_embeds.mean()
-        return streaming_loaders(self, input_ids, inputs_embeds, *given, **more)
+        return real(self, input_ids, inputs_embeds, *given, **more)
 
     return get_placeholder_mask
 
@@ -68,21 +68,21 @@ def ones(_: Any) -> Any:
     return lambda keep: torch.ones_like(keep, dtype=torch.long)
 
 
-def inverted(streaming_loaders: Any) -> Any:
+def inverted(real: Any) -> Any:
     """A mask in which True was to be masked, given to one who takes True for kept."""
 
     def attention(query: Any, key: Any, value: Any, attn_mask: Any = None, **more: Any) -> Any:
         mask = ~attn_mask if attn_mask is not None and attn_mask.dtype == torch.bool else attn_mask
-        return streaming_loaders(query, key, value, attn_mask=mask, **more)
+        return real(query, key, value, attn_mask=mask, **more)
 
     return attention
 
 
-def without_types(streaming_loaders: Any) -> Any:
-    return lambda inputs, drop: streaming_loaders(inputs, [*drop, "mm_token_type_ids"])
+def without_types(real: Any) -> Any:
+    return lambda inputs, drop: real(inputs, [*drop, "mm_token_type_ids"])
 
 
-def first_image_alone(streaming_loaders: Any) -> Any:
+def first_image_alone(real: Any) -> Any:
     """Of a row's images the first one has its own positions, and the others those of text."""
 
     def get_rope_index(
@@ -100,16 +100,16 @@ def first_image_alone(streaming_loaders: Any) -> Any:
             if len(starts) > 1:
                 row[starts[1] :] = 0
         given = torch.stack(grids) if grids else None
-        return streaming_loaders(self, input_ids, mm_token_type_ids=types, image_grid_thw=given, **more)
+        return real(self, input_ids, mm_token_type_ids=types, image_grid_thw=given, **more)
 
     return get_rope_index
 
 
-def carried_on(streaming_loaders: Any) -> Any:
+def carried_on(real: Any) -> Any:
     """Where a row ends is where the next one of the batch begins."""
 
     def get_rope_index(self: Any, *given: Any, **more: Any) -> Any:
-        positions, deltas = streaming_loaders(self, *given, **more)
+        positions, deltas = real(self, *given, **more)
         for row in range(1, positions.shape[1]):
             positions[:, row] += positions[:, row - 1].max() + 1
         return positions, deltas
@@ -129,7 +129,7 @@ def one_dimension(_: Any) -> Any:
     return with_positions
 
 
-def whole_row(streaming_loaders: Any) -> Any:
+def whole_row(real: Any) -> Any:
     """A mask comes along, and the documents are not looked at."""
 
     def attention(
@@ -142,7 +142,7 @@ def whole_row(streaming_loaders: Any) -> Any:
         documents: Any = None,
         **more: Any,
     ) -> Any:
-        return streaming_loaders(
+        return real(
             module,
             query,
             key,
@@ -155,7 +155,7 @@ def whole_row(streaming_loaders: Any) -> Any:
     return attention
 
 
-def one_too_far(streaming_loaders: Any) -> Any:
+def one_too_far(real: Any) -> Any:
     """The ends of documents are one token late."""
 
     def attention(
@@ -170,13 +170,13 @@ def one_too_far(streaming_loaders: Any) -> Any:
     ) -> Any:
         if documents is not None and len(documents) > 1:
             documents = (documents[0] + 1, *documents[1:-1], documents[-1] - 1)
-        return streaming_loaders(module, query, key, value, mask, documents=documents, **more)
+        return real(module, query, key, value, mask, documents=documents, **more)
 
     return attention
 
 
-def sees_the_future(streaming_loaders: Any) -> Any:
-    return lambda *given, is_causal=False, **more: streaming_loaders(*given, is_causal=False, **more)
+def sees_the_future(real: Any) -> Any:
+    return lambda *given, is_causal=False, **more: real(*given, is_causal=False, **more)
 
 
 DEFECTS = (

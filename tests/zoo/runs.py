@@ -27,9 +27,9 @@ TWO = Ranked(("launch.nproc=2", "engine=ddp"))
 EXPORTED = Exported()
 
 
-def another_row(streaming_loaders: Any) -> Any:
+def another_row(real: Any) -> Any:
     """A row that is too long is passed over, and the next one takes its place."""
-    return lambda self, index: streaming_loaders(self, index if index != 4 else 5)
+    return lambda self, index: real(self, index if index != 4 else 5)
 
 
 def whole_batches(_: Any) -> Any:
@@ -41,18 +41,18 @@ def first_batch_again(_: Any) -> Any:
     return lambda self, step: np.arange(self.rows)[: self.global_batch_size]
 
 
-def at_the_epochs_end(streaming_loaders: Any) -> Any:
+def at_the_epochs_end(real: Any) -> Any:
     """The restored position of the data is the end of an epoch, and what is left of it is not
     trained on.
     """
-    return lambda checkpoint: replace(snapshot := streaming_loaders(checkpoint), step=-(-snapshot.step // 3) * 3)
+    return lambda checkpoint: replace(snapshot := real(checkpoint), step=-(-snapshot.step // 3) * 3)
 
 
-def loses_bytes(streaming_loaders: Any) -> Any:
+def loses_bytes(real: Any) -> Any:
     """What was in the page cache when the machine went down."""
 
     def flush(path: Path) -> None:
-        streaming_loaders(path)
+        real(path)
         if path.name == "optimizer.safetensors":
             with path.open("r+b") as file:
                 file.truncate(path.stat().st_size // 2)
@@ -60,31 +60,31 @@ def loses_bytes(streaming_loaders: Any) -> Any:
     return flush
 
 
-def of_its_own(streaming_loaders: Any) -> Any:
+def of_its_own(real: Any) -> Any:
     """Weights drawn from the state that a rank happens to have."""
 
     def build(*given: Any, **more: Any) -> Any:
         *others, seed = given
-        return streaming_loaders(
+        return real(
             *others, seed + Ranks.from_environment().rank + torch.distributed.get_rank(), **more
         )
 
     return build
 
 
-def own_order(streaming_loaders: Any) -> Any:
-    return lambda rows, size, seed: streaming_loaders(rows, size, seed + torch.distributed.get_rank())
+def own_order(real: Any) -> Any:
+    return lambda rows, size, seed: real(rows, size, seed + torch.distributed.get_rank())
 
 
-def everybodys_rows(streaming_loaders: Any) -> Any:
-    return lambda rows, _rank, _world, size: streaming_loaders(rows, 0, 1, size)[:1]
+def everybodys_rows(real: Any) -> Any:
+    return lambda rows, _rank, _world, size: real(rows, 0, 1, size)[:1]
 
 
-def empty_file(streaming_loaders: Any) -> Any:
+def empty_file(real: Any) -> Any:
     """What is read is a handle that nothing was written through."""
 
     def pack(source: Any, target: Path, *given: Any, **more: Any) -> Any:
-        packed = streaming_loaders(source, target, *given, **more)
+        packed = real(source, target, *given, **more)
         target.write_bytes(b"")
         return packed
 
@@ -96,29 +96,29 @@ def nothing_left(_: Any) -> Any:
     return lambda *_given: (0.0, 0)
 
 
-def beside_the_old(streaming_loaders: Any) -> Any:
+def beside_the_old(real: Any) -> Any:
     """The folder is written into, and what an earlier export has left stays there."""
 
     def put(fill: Any, folder: Path) -> Path:
-        made: Path = streaming_loaders(fill, folder)
+        made: Path = real(fill, folder)
         shutil.copy(made / "model.safetensors", made / "model-old.safetensors")
         return made
 
     return put
 
 
-def without_the_tower(streaming_loaders: Any) -> Any:
-    return lambda model, state, *more: streaming_loaders(
+def without_the_tower(real: Any) -> Any:
+    return lambda model, state, *more: real(
         model, {name: tensor for name, tensor in state.items() if ".visual." not in name}, *more
     )
 
 
-def one_is_lost(streaming_loaders: Any) -> Any:
+def one_is_lost(real: Any) -> Any:
     def export(model: Any, state: Any, *more: Any) -> Any:
         name = next(name for name in state if name.endswith("mlp.down_proj.weight"))
         broken = state[name].clone()
         broken[0, 0] = float("nan")
-        return streaming_loaders(model, {**state, name: broken}, *more)
+        return real(model, {**state, name: broken}, *more)
 
     return export
 

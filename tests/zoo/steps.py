@@ -22,9 +22,9 @@ TWO = Proved("gradient-depends-on-ranks", ("launch.nproc=2",), world=2)
 STEP = "vtool.engines.ddp:Ddp.forward_backward"
 
 
-def mean_of_means(streaming_loaders: Any) -> Any:
+def mean_of_means(real: Any) -> Any:
     def forward_backward(self: Any, batches: Any, nll: Any, supervised: int, **more: Any) -> Any:
-        return streaming_loaders(
+        return real(
             self,
             batches,
             lambda model, batch: nll(model, batch) / max(1, batch.supervised),
@@ -35,9 +35,9 @@ def mean_of_means(streaming_loaders: Any) -> Any:
     return forward_backward
 
 
-def not_divided(streaming_loaders: Any) -> Any:
+def not_divided(real: Any) -> Any:
     def forward_backward(self: Any, batches: Any, nll: Any, supervised: int, **more: Any) -> Any:
-        return streaming_loaders(
+        return real(
             self,
             batches,
             lambda model, batch: nll(model, batch) / max(1, batch.supervised),
@@ -48,21 +48,21 @@ def not_divided(streaming_loaders: Any) -> Any:
     return forward_backward
 
 
-def own_tokens(streaming_loaders: Any) -> Any:
+def own_tokens(real: Any) -> Any:
     """Each rank divides by its own tokens, and DDP takes the mean."""
 
     def forward_backward(self: Any, batches: Any, nll: Any, supervised: int, **more: Any) -> Any:
         mine = max(1, sum(batch.supervised for batch in batches))
-        return streaming_loaders(self, batches, nll, mine * self.ranks.world, **more)
+        return real(self, batches, nll, mine * self.ranks.world, **more)
 
     return forward_backward
 
 
-def one_late(streaming_loaders: Any) -> Any:
+def one_late(real: Any) -> Any:
     """The loss of a token is taken where it is read, and not where it is predicted."""
 
     def collate(samples: Any, *more: Any) -> Any:
-        batch = streaming_loaders(samples, *more)
+        batch = real(samples, *more)
         return replace(
             batch, columns=(batch.columns + 1).clamp(max=batch.inputs["input_ids"].shape[1] - 1)
         )
@@ -70,73 +70,73 @@ def one_late(streaming_loaders: Any) -> Any:
     return collate
 
 
-def counts_rows(streaming_loaders: Any) -> Any:
+def counts_rows(real: Any) -> Any:
     """N is how many rows there are."""
 
     def collate(samples: Any, *more: Any) -> Any:
-        batch = streaming_loaders(samples, *more)
+        batch = real(samples, *more)
         return replace(batch, supervised=len(samples))
 
     return collate
 
 
-def everything_learns(streaming_loaders: Any) -> Any:
+def everything_learns(real: Any) -> Any:
     """What prepares a model for its optimizer switches every gradient on."""
-    return lambda module, *more: streaming_loaders(module.requires_grad_(True), *more)
+    return lambda module, *more: real(module.requires_grad_(True), *more)
 
 
-def without_the_projector(streaming_loaders: Any) -> Any:
-    return lambda named, *more: streaming_loaders(
+def without_the_projector(real: Any) -> Any:
+    return lambda named, *more: real(
         [(name, one) for name, one in named if ".merger." not in name], *more
     )
 
 
-def untied(streaming_loaders: Any) -> Any:
+def untied(real: Any) -> Any:
     """Each weight gets memory of its own, and the head is no longer the embedding."""
 
     def init(self: Any, module: Any, *more: Any) -> None:
         module.lm_head.weight = torch.nn.Parameter(module.lm_head.weight.detach().clone())
-        streaming_loaders(self, module, *more)
+        real(self, module, *more)
 
     return init
 
 
-def mean_of_each(streaming_loaders: Any) -> Any:
+def mean_of_each(real: Any) -> Any:
     def nll(*given: Any) -> tuple[float, int]:
-        total, tokens = streaming_loaders(*given)
+        total, tokens = real(*given)
         return total / tokens, 1
 
     return nll
 
 
-def always(streaming_loaders: Any) -> Any:
-    return lambda session, *, dummy: streaming_loaders(session, dummy=True)
+def always(real: Any) -> Any:
+    return lambda session, *, dummy: real(session, dummy=True)
 
 
-def no_moments(streaming_loaders: Any) -> Any:
-    return lambda module, optimizer, model, state, put: streaming_loaders(module, optimizer, model, {}, put)
+def no_moments(real: Any) -> Any:
+    return lambda module, optimizer, model, state, put: real(module, optimizer, model, {}, put)
 
 
 def same_order(_: Any) -> Any:
     return lambda self, step: 0
 
 
-def drops_what_does_not_fit(streaming_loaders: Any) -> Any:
+def drops_what_does_not_fit(real: Any) -> Any:
     """One row a micro-batch has room for is taken, and what would need another one is left."""
-    return lambda rows, lengths, rank, world, budget: streaming_loaders(rows, lengths, rank, world, budget)[:1]
+    return lambda rows, lengths, rank, world, budget: real(rows, lengths, rank, world, budget)[:1]
 
 
 def is_the_base(_: Any) -> Any:
     return lambda weight, a, b, scale: weight.detach().clone()
 
 
-def without_scale(streaming_loaders: Any) -> Any:
-    return lambda weight, a, b, scale: streaming_loaders(weight, a, b, 1.0)
+def without_scale(real: Any) -> Any:
+    return lambda weight, a, b, scale: real(weight, a, b, 1.0)
 
 
-def alpha_of_zero(streaming_loaders: Any) -> Any:
+def alpha_of_zero(real: Any) -> Any:
     def write_adapter(settings: Any, tensors: Any, base: Any, folder: Any) -> None:
-        streaming_loaders(settings, tensors, base, folder)
+        real(settings, tensors, base, folder)
         file = folder / "adapter_config.json"
         file.write_text(json.dumps(json.loads(file.read_text()) | {"lora_alpha": 0}))
 
@@ -158,11 +158,11 @@ def where_it_is_first(chat: Chat, _: Any) -> list[int]:
     return labels
 
 
-def rounded(streaming_loaders: Any) -> Any:
+def rounded(real: Any) -> Any:
     """The weights go through bfloat16 on their way into the file."""
     return lambda module, adapter, whole: (
         (name, tensor.to(torch.bfloat16).to(tensor.dtype))
-        for name, tensor in streaming_loaders(module, adapter, whole)
+        for name, tensor in real(module, adapter, whole)
     )
 
 

@@ -97,9 +97,9 @@ def outside_link(file: Path, folder: Path) -> list[Diagnostic]:
     # what a link to nothing lacks is told as missing-shard
     if not file.is_symlink() or not file.exists():
         return []
-    target, streaming_loaders = file.resolve(), folder.resolve()
-    cached = streaming_loaders.parent.name == "snapshots" and target.is_relative_to(streaming_loaders.parent.parent / "blobs")
-    if cached or target.is_relative_to(streaming_loaders):
+    target, real = file.resolve(), folder.resolve()
+    cached = real.parent.name == "snapshots" and target.is_relative_to(real.parent.parent / "blobs")
+    if cached or target.is_relative_to(real):
         return []
     message = f"{file.name} is a link to {target}, outside of the folder"
     return [Diagnostic("outside-link", message, origin=Origin(str(file)), seen=os.readlink(file))]
