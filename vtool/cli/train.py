@@ -104,7 +104,7 @@ def _train(
     from vtool.diagnostics import Findings
     from vtool.report import write_report
     from vtool.training.launch import launch
-    from vtool.training.setup import Request
+    from vtool.training.session import Request
 
     outcome = launch(
         Request(loaded.run, loaded.plain, config_yaml, loaded.origins, proofs), print_findings
