@@ -19,7 +19,7 @@ from tests.engines.parity import base_model, windowed
 from tests.rows import chat, mixed_rows, write_rows
 from tests.runs import messages
 from vtool.config.load import load_run
-from vtool.config.rules.data import POSITIONS_OF_TEXT
+from vtool.config.rules.images import POSITIONS_OF_TEXT
 from vtool.diagnostics import Findings
 from vtool.engines.ranks import Ranks
 from vtool.export.huggingface import export
