@@ -172,12 +172,14 @@ def test_bad_input_is_told_and_nothing_is_judged(arguments: list[str], words: st
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.full
 def test_a_misspelt_class_of_transformers_has_near_names() -> None:
     done = load_check("transformers:LlamaForCausalML", "--python", sys.executable)
     assert "did you mean `transformers:LlamaForCausalLM`" in done.stdout
     assert done.status == 2
 
 
+@pytest.mark.full
 def test_a_twin_of_transformers_goes_through_from_pretrained() -> None:
     found = results("transformers:LlamaForCausalLM", "--python", sys.executable, status=0)[
         "LlamaForCausalLM"
@@ -214,6 +216,7 @@ def of_vllm() -> dict[str, object]:
     )
 
 
+@pytest.mark.full
 @needs_vllm
 def test_of_ten_classes_of_vllm_the_three_known_ones_are_found_with_their_lines(
     of_vllm: dict[str, object],
@@ -296,6 +299,7 @@ def test_what_was_judged_is_said(kept: Path) -> None:
     )
 
 
+@pytest.mark.full
 def test_a_baseline_leaves_what_is_known_uncounted(kept: Path) -> None:
     file = kept / "known.json"
     assert f"recorded in {file}" in (kept / "stdout").read_text()
@@ -316,6 +320,7 @@ def test_a_page_is_written_beside_what_is_printed(kept: Path) -> None:
     assert "stale-reference" in (kept / "page.html").read_text()
 
 
+@pytest.mark.full
 def test_a_page_gives_the_command_that_makes_its_findings_again(tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     given = [
@@ -336,6 +341,7 @@ def test_a_page_gives_the_command_that_makes_its_findings_again(tmp_path: Path) 
     assert load_check(*words).status == 1
 
 
+@pytest.mark.full
 def test_findings_are_annotations_and_sarif() -> None:
     subject = f"python:{MODELS}:KeepsAll"
     assert (
@@ -383,6 +389,7 @@ def test_an_output_that_turns_out_not_to_be_takes_no_results_away(tmp_path: Path
     assert "page.html cannot be written" in done.stderr
 
 
+@pytest.mark.full
 def test_what_is_stopped_tells_what_it_has(tmp_path: Path) -> None:
     page, known = tmp_path / "page.html", tmp_path / "known.json"
     more = ["--python", sys.executable, "jobs=1", "--html", str(page), "--baseline", str(known)]
@@ -414,6 +421,7 @@ def test_what_is_stopped_tells_what_it_has(tmp_path: Path) -> None:
     assert not known.exists()
 
 
+@pytest.mark.full
 def test_a_pattern_that_fits_nothing_is_told() -> None:
     done = load_check(
         "--all", "transformers", "subjects.match=Nothing*", "--python", sys.executable
@@ -432,6 +440,7 @@ def test_an_interpreter_without_torch_is_told(tmp_path: Path) -> None:
     assert "cannot import torch" in done.stdout
 
 
+@pytest.mark.full
 def test_a_recipe_that_trains_is_checked_by_what_will_serve_it(tmp_path: Path) -> None:
     subject = ["digits", f"run.dir={tmp_path}", "slots=2"]
     found = json.loads(
@@ -447,6 +456,7 @@ def test_a_recipe_that_trains_is_checked_by_what_will_serve_it(tmp_path: Path) -
     assert "did you mean `slots`?" in load_check("digits", "slotz=2").stderr
 
 
+@pytest.mark.full
 def test_all_of_a_framework_ends_with_a_table_and_what_was_not_run() -> None:
     done = load_check(
         "--all",
