@@ -20,7 +20,7 @@ from vtool.config.schema import Optim
 from vtool.data.collate import collate
 from vtool.engines.ranks import Ranks, SharedFindings
 from vtool.models.families import FAMILIES, family
-from vtool.training.setup import Request
+from vtool.training.session import Request
 from vtool.training.sft import _nll
 
 ENGINES = ("ddp", "fsdp2")

@@ -17,7 +17,7 @@ from vtool.diagnostics import Diagnostic
 from vtool.engines.ranks import SharedFindings
 from vtool.models.read_back import read_class, read_config
 from vtool.training import parameter_groups, schedule
-from vtool.training.setup import Session
+from vtool.training.session import Session
 
 
 def check_arrival(session: Session, origins: Origins | None) -> None:
