@@ -1,0 +1,260 @@
+"""What the commands do, as functions: for notebooks, scripts and tests (docs/python.md).
+
+Nothing heavy is imported before a function needs it, so that `import vtool` stays light.
+"""
+
+import json
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from vtool.config.load import Loaded
+    from vtool.data.audit import Ledger
+    from vtool.diagnostics import Diagnostic
+    from vtool.diagnostics.result import Result
+    from vtool.verify.proved import Proved
+
+    Picture = str | PathLike[str] | Image
+
+
+def load(recipe: str | PathLike[str], *overrides: str) -> "Loaded":
+    """Compose and check a recipe, as `vtool validate-config` does.
+
+    Args:
+        recipe: the name of a shipped recipe, or the path of a YAML file.
+        overrides: settings that take the place of the recipe's, such as `"train.steps=30"`.
+
+    Returns:
+        The recipe: `.run` has every setting, `.notes` what the checks say beside errors.
+
+    Raises:
+        vtool.Findings: everything that stands against running it, at once.
+    """
+    from vtool.config.load import load_run
+
+    return load_run(str(recipe), overrides)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingResult:
+    """A run that has ended, read from its folder."""
+
+    folder: Path
+    status: str
+    """`finished`, `already finished`, or `stopped` by a signal."""
+    steps: int
+    """Optimizer steps that it has taken in all."""
+    findings: "tuple[Diagnostic, ...]" = ()
+    """What went wrong beside the training: of the profiler, of trackers, of evaluations."""
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        """The lines of `metrics.jsonl`: one for each step, and one for each validation."""
+        lines = (self.folder / "metrics.jsonl").read_text("utf-8").splitlines()
+        return [json.loads(line) for line in lines]
+
+    @property
+    def result(self) -> dict[str, Any]:
+        """`result.json` of a finished run: steps, seconds, the ledger's counts, versions."""
+        found: dict[str, Any] = json.loads((self.folder / "result.json").read_text("utf-8"))
+        return found
+
+    @property
+    def test(self) -> dict[str, float]:
+        """Scores on the test split: `exact_match`, `nll` (nats a token) and `samples`.
+
+        Empty without a test split.
+        """
+        scores = self.result.items()
+        return {name.removeprefix("test_"): one for name, one in scores if name.startswith("test_")}
+
+    def model(self) -> Any:
+        """Load the trained model from the run's export, in float32 and in evaluation mode.
+
+        Returns:
+            An instance of transformers' class, or of the one that `model.modeling` names; of a run
+            with adapters, the base with the adapters in it.
+        """
+        from vtool.evaluation.predict import open_model
+
+        return open_model(self.folder).model
+
+    def predict(
+        self,
+        image: "Picture | Sequence[Picture]" = (),
+        question: str | None = None,
+        *,
+        max_new_tokens: int = 64,
+    ) -> str:
+        """Answer a question greedily.
+
+        Args:
+            image: a file, or a picture of PIL's; or several, in the order in which they are shown.
+            question: what to ask; the question of the run's first test row where it is left out.
+            max_new_tokens: the longest answer, in tokens.
+        """
+        from vtool.evaluation.predict import predict
+
+        several = isinstance(image, Sequence) and not isinstance(image, str)
+        with ExitStack() as stack:
+            files = [_file(one, stack) for one in (image if several else [image])]  # type: ignore[union-attr]
+            return predict(self.folder, files, question, None, max_new_tokens)
+
+
+def train(run: "Loaded", *, preflight: bool = True) -> TrainingResult:
+    """Train a run, or go on with it from its newest checkpoint, as `vtool train sft` does.
+
+    With `launch.nproc` above 1 the ranks are processes of their own. Torch's number of threads is
+    what it was before, afterwards.
+
+    Args:
+        run: what `vtool.load` returns.
+        preflight: prove the recipe first on a tiny model, and train nothing where a proof fails.
+
+    Raises:
+        vtool.Findings: what stopped the run, or stands in its way.
+    """
+    from vtool.config.load import effective_yaml
+    from vtool.diagnostics import Findings
+    from vtool.report import write_report
+    from vtool.training.launch import launch
+    from vtool.training.session import Request
+    from vtool.verify.preflight import preflight_record
+
+    def reraise(findings: Findings) -> None:
+        raise findings
+
+    proofs = preflight_record(run.run, asked=preflight)
+    outcome = launch(Request(run.run, run.plain, effective_yaml(run), run.origins, proofs), reraise)
+    assert outcome is not None, "there is one on the first rank"
+    write_report([outcome.folder], outcome.folder / "report.html")
+    return TrainingResult(outcome.folder, outcome.status, outcome.step, outcome.findings)
+
+
+def verify(
+    run: "Loaded", *, only: Sequence[str] = (), fast: bool = False, full_size: bool = False
+) -> "Proved":
+    """Prove a recipe's numbers on a tiny model, as `vtool verify RECIPE` does (docs/verify.md).
+
+    Args:
+        run: what `vtool.load` returns.
+        only: proofs by their rule's name or code; all of them where it is empty.
+        fast: what one process proves in seconds.
+        full_size: prove on the recipe's own model and weights.
+
+    Returns:
+        The proofs: `.proofs` has a state for each, `passed`, `failed` or `not-run`, what was
+        measured, and the finding of one that failed.
+
+    Raises:
+        vtool.Findings: what keeps the recipe from being built.
+        ValueError: there is nothing to prove anything on, and why.
+    """
+    from vtool.verify.prove import prove, proof_names
+
+    return prove(run.run, only=proof_names(only), fast=fast, full_size=full_size)
+
+
+def compare(asked: Mapping[str, Any], objects: Mapping[str, Any]) -> "list[Diagnostic]":
+    """Compare settings with the live objects of any trainer (docs/live.md).
+
+    Args:
+        asked: values by vtool's names of settings, such as `{"optim.betas": (0.9, 0.95)}`.
+        objects: models and optimizers, bare or wrapped, by names of your own.
+
+    Returns:
+        A finding for each value that is another one in an object, and for each setting that no
+        object shows. Empty where every setting has arrived.
+
+    Raises:
+        ValueError: for a name that is no setting's.
+    """
+    from vtool.verify.live import compare
+
+    return compare(asked, objects)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadCheckReport:
+    """What a check of weight loading has found."""
+
+    results: "tuple[Result, ...]"
+    """One for each subject: its verdict, checks, findings and details."""
+
+    @property
+    def findings(self) -> "tuple[Diagnostic, ...]":
+        """The findings of all subjects."""
+        return tuple(finding for result in self.results for finding in result.findings)
+
+    @property
+    def clean(self) -> bool:
+        """Whether every subject was judged, and none is unsafe."""
+        return all(result.verdict == "clean" for result in self.results)
+
+
+def load_check(
+    *subjects: str | PathLike[str],
+    settings: Sequence[str] = (),
+    python: str | None = None,
+    checkpoint: str | PathLike[str] | None = None,
+    digest: bool = False,
+) -> LoadCheckReport:
+    """Check that every weight lands, as `vtool load-check` does (docs/load-check.md).
+
+    Args:
+        subjects: folders, `.safetensors` files, `vllm:NAME`, `transformers:NAME`, `sglang:NAME`,
+            `python:FILE.py:factory`, or a recipe.
+        settings: such as `"slots=2"`, as on the command line.
+        python: the interpreter that has the framework.
+        checkpoint: a folder whose tensors are loaded into `python:` subjects.
+        digest: also digest every weight file of a folder (xxh3-128).
+
+    Returns:
+        The report. What a subject does wrong is in it, and not raised.
+
+    Raises:
+        vtool.Findings: what is no subject, or a setting that nothing here would use.
+    """
+    from vtool.loading.check import check_subjects
+    from vtool.loading.named_subjects import load_check_settings
+
+    chosen, typed = load_check_settings([str(each) for each in subjects], settings, python=python)
+    folder = None if checkpoint is None else Path(checkpoint)
+    found = check_subjects(chosen, folder, digest=digest, typed=typed)
+    return LoadCheckReport(tuple(progress.result for progress in found))
+
+
+def audit(rows: str | PathLike[str], *overrides: str) -> "Ledger":
+    """Audit a file of rows without training, as `vtool verify ROWS-FILE` does.
+
+    Args:
+        rows: a `.jsonl` or `.json` file of chats.
+        overrides: settings, such as `"data.max_length=2048"` or `"model.path=…"`.
+
+    Returns:
+        The ledger: which rows can be trained on, which not and why, and `.findings`.
+
+    Raises:
+        vtool.Findings: the file or the model's folder cannot be read at all.
+    """
+    from vtool.verify.rows import audit_rows, rows_file_run
+
+    (found,) = audit_rows(rows_file_run(str(rows), overrides).run)
+    return found.ledger
+
+
+def _file(picture: "Picture", stack: ExitStack) -> str:
+    """Return a picture's file; a picture in memory is written without loss, for as long as needed."""
+    if isinstance(picture, str | PathLike):
+        return str(picture)
+    file = stack.enter_context(tempfile.NamedTemporaryFile(suffix=".png"))
+    picture.save(file, "PNG")
+    file.flush()
+    return file.name
