@@ -1,21 +1,19 @@
 """The probe is a folder that runs anywhere."""
 
 import ast
-import io
-import json
 import os
 import signal
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import vtool.loading.worker
 from tests.loading.models import KeepsAll, checkpoint
-from vtool.loading.probe.server import Pool
+from vtool.loading.probe.host import HOSTS, Host, Progress, open_host
+from vtool.loading.probe.pool import Pool
 from vtool.loading.probe.subject import Subject
 
 PROBE = vtool.loading.worker.PROBE
@@ -46,6 +44,13 @@ def test_it_imports_itself_the_standard_library_torch_and_frameworks_only(file: 
             assert name.partition(".")[0] in sys.stdlib_module_names | FRAMEWORKS, (
                 f"{file.name} imports {name}"
             )
+
+
+@pytest.mark.parametrize("name", HOSTS)
+def test_every_host_of_the_registry_opens_without_its_framework(name: str) -> None:
+    host = open_host(name)
+    assert isinstance(host, Host)
+    assert host.subjects_are_users == (name == "python")
 
 
 def test_none_of_its_files_hides_a_module_of_others() -> None:
@@ -86,22 +91,30 @@ def test_an_interpreter_without_torch_is_told(tmp_path: Path) -> None:
 def test_what_a_later_check_ends_keeps_what_was_found_before(
     end: Any, told: str, tmp_path: Path
 ) -> None:
-    def subject(name: str, work: Path, progress: Any) -> Subject:
-        paths = {"load_weights": "unprotected"}
-        return Subject(
-            KeepsAll,
-            checkpoint(),
-            KeepsAll.load_weights,
-            "twin",
-            paths=lambda _: paths,
-            shards=lambda _subject, _reference: end(),
-        )
+    class Tiny(Host):
+        name = "tiny"
+
+        def import_framework(self) -> str:
+            return "1"
+
+        def list_subjects(self) -> list[str]:
+            return ["one"]
+
+        def make_subject(self, name: str, folder: Path, progress: Progress) -> Subject:
+            return Subject(
+                KeepsAll,
+                checkpoint(),
+                KeepsAll.load_weights,
+                "twin",
+                paths=lambda _: {"load_weights": "unprotected"},
+                shards=lambda _subject, _reference: end(),
+            )
 
     asked = ["stale-reference", "shard-mismatch", "quantised-load"]
     about = request([]) | {"host": "vllm", "checks": asked, "sources": ["reusable_buffer"]}
-    out = io.StringIO()
-    Pool(SimpleNamespace(subject=subject), about, tmp_path, out).run(["one"])  # type: ignore[arg-type]
-    facts = json.loads(out.getvalue())
+    events: list[dict[str, Any]] = []
+    Pool(Tiny(), about, tmp_path, lambda **event: events.append(event)).run(["one"])
+    (facts,) = events
     assert facts["status"] == "judged"
     assert facts["checks"]["stale-reference"]["items"]
     assert facts["paths"] == {"load_weights": "unprotected"}

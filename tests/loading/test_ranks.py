@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from tests.loading import models
-from vtool.loading.probe.ranks import RANKS, sharded, unlike
+from vtool.loading.probe.ranks import RANKS, compare_shards, sharded
 from vtool.loading.probe.state import MARKS
 from vtool.loading.probe.subject import Subject
 
@@ -29,7 +29,7 @@ WHOLE = torch.arange(1.0, 33.0).view(8, 4)
     ],
 )
 def test_shards_that_are_the_whole_together_are_right(shards: tuple[torch.Tensor, ...]) -> None:
-    assert unlike("w", {"w": WHOLE}, [{"w": shard} for shard in shards]) is None
+    assert compare_shards("w", {"w": WHOLE}, [{"w": shard} for shard in shards]) is None
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_shards_that_are_the_whole_together_are_right(shards: tuple[torch.Tensor
 def test_what_no_rank_has_is_counted_by_element(
     shards: tuple[torch.Tensor, ...], words: str
 ) -> None:
-    found = unlike("w", {"w": WHOLE}, [{"w": shard} for shard in shards])
+    found = compare_shards("w", {"w": WHOLE}, [{"w": shard} for shard in shards])
     assert found is not None
     assert words in found["seen"]
 

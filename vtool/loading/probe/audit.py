@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .checkpoint_files import write_checkpoint
+from .errors import LoadFailed, NotRun, error_text
 from .processed import snapshot_everything
 from .quantized import quantized_parameters
 from .reference_tracer import ReferenceTracer
@@ -28,8 +30,8 @@ from .state import (
     same,
     snapshot,
 )
-from .streaming_loaders import ON_RANKS, SOURCES, runai_on_ranks, write
-from .subject import LoadFailed, Named, NotRun, Subject
+from .streaming_loaders import ON_RANKS, SOURCES, runai_on_ranks
+from .subject import Named, Subject
 from .watch import Watch, loses
 
 STREAM_ONLY = (
@@ -56,21 +58,6 @@ MOST_CALLS = 64
 """Tensors are loaded one a call, unless there are more than this."""
 RAISED = "raised: "
 Check = dict[str, Any]
-
-
-def text_of(error: BaseException) -> str:
-    """An exception in one line, with the last place it came through."""
-    if isinstance(error, LoadFailed):
-        return str(error)  # written to be read
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    place = (
-        f" ({trace.tb_frame.f_code.co_filename.rpartition('/')[2]}:{trace.tb_lineno})"
-        if trace
-        else ""
-    )
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}{place}"
 
 
 @dataclass
@@ -105,7 +92,7 @@ class Audit:
         except passed_on:
             raise
         except Exception as error:
-            return [{"kind": "raises", "seen": text_of(error)}]
+            return [{"kind": "raises", "seen": error_text(error)}]
         return [
             {"kind": "differs", "parameter": name, "tensors": self.came_from.get(name, []), **found}
             for name, found in compare(self.reference, seen, self.unwritten).items()
@@ -138,7 +125,7 @@ def audit(
     try:
         it.reference = snapshot(it.load(first))
     except Exception as error:
-        failed = f"the checkpoint does not load: {text_of(error)}"
+        failed = f"the checkpoint does not load: {error_text(error)}"
         raise (LoadFailed if subject.origin == "given" else NotRun)(failed) from error
     progress("second load")
     checks |= _watched(it, first)
@@ -483,8 +470,7 @@ def _others(it: Audit) -> dict[str, str | list[list[str]]]:
     found: dict[str, str | list[list[str]]] = {}
     for name in (name for name in it.sources if name in OTHERS):
         with TemporaryDirectory(prefix="vtool-") as folder:
-            file = Path(folder) / "model.safetensors"
-            write(it.subject.checkpoint, file)
+            file = write_checkpoint(it.subject.checkpoint, Path(folder))
             wrong: str | list[list[str]]
             try:
                 if name == ON_RANKS:
@@ -629,7 +615,7 @@ def _processed(it: Audit, checks: Mapping[str, Check]) -> Check:
                 if name not in compare(expected, state(Owned(checkpoint)))
             }
     except Exception as error:
-        return {"reason": f"it cannot be processed on a CPU: {text_of(error)}"}
+        return {"reason": f"it cannot be processed on a CPU: {error_text(error)}"}
     items = [
         {"kind": "differs", "parameter": name, "tensors": it.came_from.get(name, []), **how}
         for name, how in found.items()
@@ -652,7 +638,7 @@ def _quantised(it: Audit, checks: Mapping[str, Check]) -> Check:
             "reason": (
                 str(error)
                 if isinstance(error, NotRun)
-                else f"its quantised twin cannot be made on a CPU: {text_of(error)}"
+                else f"its quantised twin cannot be made on a CPU: {error_text(error)}"
             )
         }
     made = quantized_parameters(named_parameters(twin.make()))
