@@ -29,6 +29,8 @@ from vtool.models.adapters import (
 from vtool.models.qwen2_5_vl import Qwen25VL
 from vtool.training.optimizer import parameter_groups
 
+pytestmark = pytest.mark.full
+
 pytest.importorskip("megatron.core", reason="megatron-core is not installed")
 QWEN = Qwen25VL()
 DATA, TENSOR, SEQUENCE, STAGES = (
