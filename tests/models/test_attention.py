@@ -21,7 +21,7 @@ from vtool.models import attention
 from vtool.models.attention import attend_by_document
 from vtool.models.families import FAMILIES
 from vtool.models.masks import allowed_in_rows, to_npu_dense
-from vtool.training.setup import prepare_model
+from vtool.training.model_and_engine import prepare_model
 
 LENGTHS, IMAGES = (19, 7, 1, 23), (1, 0, 0, 2)
 
@@ -185,6 +185,7 @@ def on_npu() -> dict[str, Any]:
     return found
 
 
+@pytest.mark.full
 def test_on_an_npu_the_operator_is_given_the_same_attention(on_npu: dict[str, Any]) -> None:
     assert {
         name: case["difference"]

@@ -11,7 +11,7 @@ from vtool.data.collate import collate
 from vtool.data.plan import Plan
 from vtool.engines.ranks import Ranks
 from vtool.models.families import FAMILIES, family
-from vtool.training.setup import Request
+from vtool.training.session import Request
 from vtool.training.sft import train
 
 ROWS = 8

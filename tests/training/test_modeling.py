@@ -21,7 +21,7 @@ from vtool.diagnostics import Findings
 from vtool.engines.ranks import Ranks
 from vtool.models.families import family
 from vtool.training.export_run import export_run
-from vtool.training.setup import Request
+from vtool.training.session import Request
 from vtool.training.sft import train
 
 OWN = Path(__file__).parent / "my_qwen.py"
@@ -75,9 +75,9 @@ def made(name: str, *more: str) -> Request:
 
 
 def stopping_after_one(made: Request, monkeypatch: pytest.MonkeyPatch) -> None:
-    from vtool.training import sft
+    from vtool.training import loop
 
-    step = sft.train_step
+    step = loop.train_step
 
     def stopped(session: Any, progress: Any, *given: Any, **more: Any) -> Any:
         if progress.step == 1:
@@ -85,7 +85,7 @@ def stopping_after_one(made: Request, monkeypatch: pytest.MonkeyPatch) -> None:
         return step(session, progress, *given, **more)
 
     with monkeypatch.context() as patch:
-        patch.setattr(sft, "train_step", stopped)
+        patch.setattr(loop, "train_step", stopped)
         with pytest.raises(KeyboardInterrupt):
             train(made, Ranks())
 

@@ -27,7 +27,7 @@ from vtool.models.build import build_model
 from vtool.models.families import FAMILIES, family
 from vtool.models.one_pass import joint_vision_forward
 from vtool.models.processor import Processor
-from vtool.training.setup import Request
+from vtool.training.session import Request
 from vtool.training.sft import train
 
 EACH = pytest.mark.parametrize("name", FAMILIES)
@@ -262,7 +262,10 @@ SPREAD = {
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=[] if name == "qwen2_5_vl" else pytest.mark.soak) for name in SPREAD],
+    [
+        pytest.param(name, marks=pytest.mark.full if name == "qwen2_5_vl" else pytest.mark.soak)
+        for name in SPREAD
+    ],
 )
 def test_two_ranks_are_as_one_also_where_one_has_text_alone(tmp_path: Path, name: str) -> None:
     """A row with an image and a video, for which the tower runs once, beside three of text:

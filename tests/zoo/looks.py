@@ -17,7 +17,7 @@ from tests.rows import chat, mixed_rows, picture, write_rows
 from tests.runs import messages, request, session
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.engines.ranks import Ranks
-from vtool.training.setup import Request
+from vtool.training.session import Request
 
 SMALL = (
     "data.global_batch_size=4",
@@ -68,13 +68,13 @@ def findings_of(work: Callable[[], Sequence[Diagnostic]]) -> tuple[Diagnostic, .
 @dataclass(frozen=True, slots=True)
 class Arrival:
     """The settings of a run, held against its live objects, as before every first step
-    (`vtool.training.read_back`).
+    (`vtool.training.observe_run`).
     """
 
     overrides: tuple[str, ...] = ()
 
     def __call__(self, folder: Path) -> tuple[Diagnostic, ...]:
-        from vtool.training.read_back import check_arrival
+        from vtool.training.observe_run import check_arrival
 
         def work() -> tuple[Diagnostic, ...]:
             opened, _ = session(asked)

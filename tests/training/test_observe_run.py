@@ -27,9 +27,12 @@ from vtool.engines.ddp import Ddp
 from vtool.engines.megatron import engine as megatron
 from vtool.engines.ranks import Ranks
 from vtool.models import adapters
-from vtool.training import launch, setup
-from vtool.training.read_back import check_arrival, read_back
-from vtool.training.setup import Request, build_engine
+from vtool.models.families import family
+from vtool.training import launch, model_and_engine
+from vtool.training import session as sessions
+from vtool.training.model_and_engine import build_engine
+from vtool.training.observe_run import check_arrival, observe_run
+from vtool.training.session import Request
 from vtool.training.sft import train
 from vtool.verify.readback_registry import READ
 
@@ -78,6 +81,7 @@ def found(made: Request) -> set[str]:
     return set()
 
 
+@pytest.mark.full
 def test_on_two_ranks_of_every_engine_everything_has_arrived(two: list[dict[str, Look]]) -> None:
     assert {
         (name, message) for rank in two for name, one in rank.items() for message in one.findings
@@ -125,11 +129,11 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Any:
         Task(other.run, sources, other.origins), tmp_path_factory.mktemp("files"), Ranks()
     )
     assert (
-        compare(wanted(small.run), read_back(opened))
-        == compare(wanted(sources.run), read_back(files))
+        compare(wanted(small.run), observe_run(opened))
+        == compare(wanted(sources.run), observe_run(files))
         == []
     )
-    return [(small.run, read_back(opened)), (sources.run, read_back(files))]
+    return [(small.run, observe_run(opened)), (sources.run, observe_run(files))]
 
 
 def test_every_setting_that_is_said_to_be_read_back_is_seen(
@@ -230,11 +234,11 @@ def test_offloading_is_seen_where_there_is_somewhere_to_offload_to(
 ) -> None:
     opened, _ = session(small("engine=fsdp2"))
     group = opened.engine.parts[0][0]._get_fsdp_state()._fsdp_param_groups[0]  # type: ignore[attr-defined]
-    assert not [one for one in read_back(opened) if one.name == "engine.cpu_offload"]
+    assert not [one for one in observe_run(opened) if one.name == "engine.cpu_offload"]
     group.device = torch.device("cuda")
-    assert [one.value for one in read_back(opened) if one.name == "engine.cpu_offload"] == [False]
+    assert [one.value for one in observe_run(opened) if one.name == "engine.cpu_offload"] == [False]
     group.offload_policy = fsdp2.CPUOffloadPolicy()
-    assert [one.value for one in read_back(opened) if one.name == "engine.cpu_offload"] == [True]
+    assert [one.value for one in observe_run(opened) if one.name == "engine.cpu_offload"] == [True]
 
 
 # What upstream has dropped, dropped here in the same place of our own way from a recipe to an
@@ -278,14 +282,14 @@ class TestUpstream:
         with monkeypatch.context() as patch:
             settings = schema.Ddp(kind="ddp")
             patch.setattr(
-                setup,
+                sessions,
                 "build_engine",
                 lambda run, model, ranks: build_engine(
                     run.model_copy(update={"engine": settings}), model, ranks
                 ),
             )
             assert found(made) == {"engine.kind"}
-        of = type(setup.family("qwen2_5_vl"))
+        of = type(family("qwen2_5_vl"))
         monkeypatch.setattr(of, "blocks", lambda self, model: [])
         assert found(made) == {"engine.reshard_after_forward"}
 
@@ -355,13 +359,15 @@ class TestUpstream:
             "optim.betas=[0.8, 0.9]",
         )
         defaults = schema.Optim(lr=made.run.optim.lr)
-        build = setup.build_optimizer
+        build = model_and_engine.build_optimizer
         monkeypatch.setattr(
-            setup, "build_optimizer", lambda module, _settings, part: build(module, defaults, part)
+            model_and_engine,
+            "build_optimizer",
+            lambda module, _settings, part: build(module, defaults, part),
         )
         default = schema.Fsdp2(kind="fsdp2")
         monkeypatch.setattr(
-            setup,
+            sessions,
             "build_engine",
             lambda run, model, ranks: build_engine(
                 run.model_copy(update={"engine": default}), model, ranks
@@ -406,9 +412,11 @@ class TestUpstream:
         a pure bfloat16 AdamW loses small updates, and its loss falls all the same.
         """
         made = small("model.dtype=bfloat16")
-        monkeypatch.setattr(setup, "prepare_model", lambda _run, model: model.to(torch.bfloat16))
+        monkeypatch.setattr(
+            model_and_engine, "prepare_model", lambda _run, model: model.to(torch.bfloat16)
+        )
         opened, _ = session(made)
-        (finding,) = compare(wanted(made.run), read_back(opened))
+        (finding,) = compare(wanted(made.run), observe_run(opened))
         assert (
             finding.message
             == "`model.dtype` asks for trained weights in float32, but AdamW, group 0 (and 1 more)"
@@ -421,11 +429,11 @@ class TestOfARun:
         self, small: Callable[..., Request], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         made = small("optim.eps=1e-6", "checkpoint.every_steps=1")
-        build = setup.build_optimizer
+        build = model_and_engine.build_optimizer
         default = made.run.optim.model_copy(update={"eps": 1e-8})
         dropped = lambda module, _settings, part: build(module, default, part)  # noqa: E731
         with monkeypatch.context() as patch:
-            patch.setattr(setup, "build_optimizer", dropped)
+            patch.setattr(model_and_engine, "build_optimizer", dropped)
             with pytest.raises(
                 Findings,
                 match=r"setting-not-arrived.*`optim.eps` asks for 1e-06, but AdamW, group 0",
@@ -437,7 +445,7 @@ class TestOfARun:
         # Of a run that goes on: as after a stop in the middle.
         (made.run.folder / "result.json").unlink()
         before = metrics.read_bytes()
-        monkeypatch.setattr(setup, "build_optimizer", dropped)
+        monkeypatch.setattr(model_and_engine, "build_optimizer", dropped)
         with pytest.raises(Findings, match=r"optim\.eps"):
             train(made, Ranks())
         assert metrics.read_bytes() == before
