@@ -6,12 +6,13 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 import vtool.loading.worker
 from tests.loading.models import KeepsAll, checkpoint
+from vtool.config.schema.load_check import Framework
 from vtool.loading.probe.host import HOSTS, Host, Progress, open_host
 from vtool.loading.probe.pool import Pool
 from vtool.loading.probe.subject import Subject
@@ -44,6 +45,10 @@ def test_it_imports_itself_the_standard_library_torch_and_frameworks_only(file: 
             assert name.partition(".")[0] in sys.stdlib_module_names | FRAMEWORKS, (
                 f"{file.name} imports {name}"
             )
+
+
+def test_every_framework_that_a_user_can_name_has_a_host() -> None:
+    assert set(HOSTS) == {*get_args(Framework), "python"}
 
 
 @pytest.mark.parametrize("name", HOSTS)

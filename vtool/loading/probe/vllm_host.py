@@ -103,8 +103,8 @@ class VllmHost(Host):
         except Exception:
             for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
                 del sys.modules[name]
-            self._library = torch.library.Library("torchvision", "DEF")  # type: ignore[no-untyped-call]
+            library: Any = torch.library
+            self._library = library.Library("torchvision", "DEF")
             for name in ("nms", "qnms"):
-                self._library.define(
-                    f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
-                )
+                given = "Tensor dets, Tensor scores, float iou_threshold"
+                self._library.define(f"{name}({given}) -> Tensor")

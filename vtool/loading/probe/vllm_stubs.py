@@ -93,16 +93,20 @@ def replace_absent_class(name: str, module: str) -> None:
     setattr(importlib.import_module(module), name, Empty)
 
 
+def _absent_attribute(owner: Any, name: str) -> Any:
+    """Return `_Absent`, whatever is asked for, except for names that Python itself asks for."""
+    if name.startswith("__"):
+        raise AttributeError(name)
+    return _Absent
+
+
 class _AbsentType(type):
     """The type of `_Absent`: its attributes are `_Absent`, and calling it gives a zero.
 
     As a decorator it leaves the function as it is; classes that inherit from `_Absent` can be made.
     """
 
-    def __getattr__(cls, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return _Absent
+    __getattr__ = _absent_attribute
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         if len(args) == 1 and not kwargs and callable(args[0]):
@@ -117,10 +121,7 @@ class _Absent(metaclass=_AbsentType):
 class _EmptyPackage(ModuleType):
     """A package in which every name is `_Absent`."""
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return _Absent
+    __getattr__ = _absent_attribute
 
 
 class _EmptyFinder:
@@ -222,7 +223,8 @@ def allow_expert_kernels() -> None:
 
     for value in vars(module).values():
         if isinstance(value, type) and "is_supported_config" in vars(value):
-            value.is_supported_config = staticmethod(lambda *args, **kwargs: (True, None))  # type: ignore[attr-defined]
+            supported: Any = staticmethod(lambda *args, **kwargs: (True, None))
+            setattr(value, "is_supported_config", supported)  # noqa: B010
 
 
 def rename_config_for_checks() -> None:
