@@ -59,10 +59,7 @@ def test_every_host_of_the_registry_opens_without_its_framework(name: str) -> No
 
 
 def test_none_of_its_files_hides_a_module_of_others() -> None:
-    """It is run by path, which would put the folder first among those that modules come from;
-
-    it takes itself out.
-    """
+    """Python puts the folder of a script first in `sys.path`; the probe takes it out."""
     events = list(
         vtool.loading.worker.probe_events(sys.executable, request(["nothing.py:factory"]))
     )
@@ -70,12 +67,12 @@ def test_none_of_its_files_hides_a_module_of_others() -> None:
     assert events[1]["status"] == "failed"
 
 
-def test_an_interpreter_that_is_none_is_told() -> None:
+def test_an_interpreter_that_is_none_is_reported() -> None:
     with pytest.raises(ValueError, match="cannot be started"):
         list(vtool.loading.worker.probe_events("/no/such/python", request([])))
 
 
-def test_an_interpreter_without_torch_is_told(tmp_path: Path) -> None:
+def test_an_interpreter_without_torch_is_reported(tmp_path: Path) -> None:
     bare = tmp_path / "bare"
     bare.write_text(f'#!/bin/sh\nexec {sys._base_executable} -I -S "$@"\n')  # without site-packages
     bare.chmod(0o755)
@@ -85,7 +82,7 @@ def test_an_interpreter_without_torch_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("end", "told"),
+    ("end", "reason"),
     [
         (lambda: _held(3 * 2**30), "it took more than 2048 MiB"),
         (lambda: os.kill(os.getpid(), signal.SIGKILL), "it was ended by SIGKILL"),
@@ -94,7 +91,7 @@ def test_an_interpreter_without_torch_is_told(tmp_path: Path) -> None:
     ids=["grows", "crashes", "leaves"],
 )
 def test_what_a_later_check_ends_keeps_what_was_found_before(
-    end: Any, told: str, tmp_path: Path
+    end: Any, reason: str, tmp_path: Path
 ) -> None:
     class Tiny(Host):
         name = "tiny"
@@ -124,7 +121,7 @@ def test_what_a_later_check_ends_keeps_what_was_found_before(
     assert facts["checks"]["stale-reference"]["items"]
     assert facts["paths"] == {"load_weights": "unprotected"}
     assert [facts["checks"][rule]["reason"] for rule in asked[1:]] == [
-        f"{told} (at: shard-mismatch)"
+        f"{reason} (at: shard-mismatch)"
     ] * 2
 
 

@@ -46,9 +46,8 @@ class VllmHost(Host):
         "VLLM_KIMI_K3_GEMM_AR": "0",  # a kernel for GPUs, asked for by default
     }
 
-    def __init__(self, checkpoint: str | None = None) -> None:
-        super().__init__(checkpoint)
-        self._library: Any = None  # what a library defines lasts as long as it does
+    _library: Any = None
+    """Operators that torchvision would define; they last as long as this does."""
 
     def import_framework(self) -> str:
         """Import vLLM's registry and backends for transformers' classes; return the version."""
