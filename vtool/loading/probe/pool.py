@@ -216,9 +216,10 @@ def _audit_subject(host: "Host", request: Request, name: str, folder: Path) -> F
             lambda checks: _write_facts(judged(made, checks), folder),
         )
         return judged(made, checks)
-    except (NotRun, LoadFailed) as why:
-        status = "not-run" if isinstance(why, NotRun) else "failed"
-        return {"status": status, "reason": str(why)}
+    except NotRun as why:
+        return {"status": "not-run", "reason": str(why)}
+    except LoadFailed as why:
+        return {"status": "failed", "reason": str(why)}
     except Exception as error:
         # What has loaded once, or is the user's own, fails by itself; else our tiny model may be
         # at fault.
