@@ -6,7 +6,7 @@ from torch import nn
 
 from tests.loading import models
 from vtool.loading.probe.discover import discover
-from vtool.loading.probe.subject import NotRun
+from vtool.loading.probe.errors import NotRun
 
 
 class Fused(nn.Module):

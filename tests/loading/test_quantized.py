@@ -9,12 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from tests.loading import models
-from vtool.loading.probe import vllm_paths
-from vtool.loading.probe.audit import audit
+from vtool.loading.probe.audit import audit, judged_facts
+from vtool.loading.probe.errors import NotRun
 from vtool.loading.probe.processed import snapshot_everything
 from vtool.loading.probe.quantized import quantize_checkpoint
 from vtool.loading.probe.state import named_parameters
-from vtool.loading.probe.subject import NotRun, Subject
+from vtool.loading.probe.subject import Subject
+from vtool.loading.probe.vllm_paths import direct_load
 from vtool.loading.verdict import judge
 
 PLAIN = {
@@ -125,15 +126,7 @@ def judged(found: type[Layer]) -> dict[str, tuple[str, list[str]]]:
         "quantised-load",
     )
     checks = audit(subject(found), rules, 1, ("owned", "reusable_buffer"))
-    facts = {
-        "status": "judged",
-        "checks": checks,
-        "origin": "given",
-        "streams": True,
-        "about": {},
-        "paths": {},
-    }
-    result = judge("it", facts, rules)
+    result = judge("it", judged_facts(subject(found), checks, {}), rules)
     return {
         rule: (
             state,
@@ -154,7 +147,7 @@ def judged(found: type[Layer]) -> dict[str, tuple[str, list[str]]]:
 def test_a_path_that_hands_over_what_does_not_stay_is_known_by_what_is_made_of_it(
     given: Subject, path: str
 ) -> None:
-    assert vllm_paths._direct(given) == path
+    assert direct_load(given) == path
 
 
 def test_a_path_is_known_where_nothing_can_be_made_of_the_weights_on_a_cpu() -> None:
@@ -164,7 +157,7 @@ def test_a_path_is_known_where_nothing_can_be_made_of_the_weights_on_a_cpu() -> 
     kept = replace(
         subject(KeepsForLater), make=models.KeepsAll, checkpoint=models.checkpoint(), process=fails
     )
-    assert vllm_paths._direct(kept) == "unprotected"
+    assert direct_load(kept) == "unprotected"
 
 
 @pytest.mark.parametrize("found", [Layer, KeepsAClone])

@@ -227,11 +227,9 @@ def _grade_quantized(rule: str, items: Items, facts: SubjectFacts) -> Iterable[D
 def _grade_aliased(rule: str, items: Items, facts: SubjectFacts) -> Iterable[Diagnostic]:
     """Yield a note for a class that takes a folder: its loader, as transformers', maps the file."""
     mapped = "mapped from the file, and will change with it"
-    said, severity = (
-        ("the loader's own memory", "error") if facts.streams else (mapped, "note")
-    )
+    said = "the loader's own memory" if facts.streams else mapped
     message = f"{_count('parameter', items, 'are')} {said}: {_parameters(items)}"
-    yield _finding(rule, message, items, severity)
+    yield _finding(rule, message, items, "error" if facts.streams else "note")
 
 
 def _grade_narrowed(rule: str, items: Items, facts: SubjectFacts) -> Iterable[Diagnostic]:

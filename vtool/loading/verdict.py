@@ -87,9 +87,7 @@ def _describe(facts: SubjectFacts, took: Mapping[str, Any] | None) -> dict[str, 
     twin_of = f"transformers' {about.like}" if about.like else "the class itself"
     checkpoint = {
         "given": (
-            "random values under its own parameters' names"
-            if about.own_names
-            else "the user's own"
+            "random values under its own parameters' names" if about.own_names else "the user's own"
         ),
         "twin": f"of {twin_of} at tiny size",
         "discovered": "names that the class was found to take",

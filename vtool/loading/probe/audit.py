@@ -9,7 +9,7 @@ from typing import Any
 
 from .checks import BY_RULE, CHECKS, OF_QUANTIZED_TWIN, WATCHED, Check
 from .errors import NotRun, error_text
-from .facts import CheckFacts, Item
+from .facts import About, CheckFacts, Item, SubjectFacts
 from .processed import snapshot_everything
 from .quantized import quantized_parameters
 from .reference import Reference
@@ -68,6 +68,16 @@ def audit(
             found[check.rule] = MEASUREMENTS[check.measurement](reference, found)
     keep(asked_for())
     return asked_for()
+
+
+def judged_facts(subject: Subject, checks: Checks, paths: Mapping[str, str]) -> SubjectFacts:
+    """Return the facts of a subject whose checks were run.
+
+    Args:
+        paths: the framework's own ways of loading it, as in `SubjectFacts`.
+    """
+    about = About.of(subject.about)
+    return SubjectFacts("judged", "", subject.origin, subject.streams, about, checks, paths)
 
 
 def _not_run(check: Check, reference: Reference) -> str | None:

@@ -33,7 +33,7 @@ CHECKS = (
     Check(
         "stale-reference",
         "ring-of-buffers",
-        (RING, "sglang_marked", "safetensors", "runai", "runai_distributed", "fastsafetensors"),
+        (RING, "sglang_marked", "safetensors", "runai", "fastsafetensors", "runai_distributed"),
         stream_only=True,
         quantized_twin=True,
     ),

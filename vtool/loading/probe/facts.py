@@ -7,7 +7,7 @@ this file, so it needs nothing but the standard library.
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 T = TypeVar("T")
 Origin = Literal["given", "twin", "discovered"]
@@ -17,6 +17,13 @@ the class was found to take.
 Only of the first is it certain that the class must take all of it.
 """
 Status = Literal["judged", "not-run", "failed"]
+
+
+class Difference(NamedTuple):
+    """A value that is other than expected, in words."""
+
+    expected: str
+    seen: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +191,9 @@ class Done:
 
 
 Event = Ready | Unusable | Finished | Done
-_EVENTS = {kind.__name__.lower(): kind for kind in (Ready, Unusable, Finished, Done)}
+_EVENTS: Mapping[str, type[Event]] = {
+    kind.__name__.lower(): kind for kind in (Ready, Unusable, Finished, Done)
+}
 
 
 def write(value: Any) -> str:
@@ -205,8 +214,7 @@ def read_event(line: str) -> Event:
         raise ValueError(f"the probe sends `{kind}`, which is no event of this version of vtool")
     if kind == "finished":
         values["facts"] = facts_from(values.get("facts", {}))
-    event: Event = _build(_EVENTS[kind], values)
-    return event
+    return _build(_EVENTS[kind], values)
 
 
 def read_facts(text: str) -> SubjectFacts:

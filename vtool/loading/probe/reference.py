@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from .errors import error_text
-from .facts import Item
+from .facts import Difference, Item
 from .sources import Owned
 from .state import MARKS, State, compare_states, mark, snapshot
 from .subject import Named, Subject
@@ -55,11 +55,11 @@ class Reference:
             return (Item("raises", seen=error_text(error)),)
         return self.items(compare_states(self.state, state, self.unwritten))
 
-    def items(self, differences: Mapping[str, Mapping[str, str]]) -> tuple[Item, ...]:
+    def items(self, differences: Mapping[str, Difference]) -> tuple[Item, ...]:
         """Return an item for each tensor that differs, with the checkpoint tensors it is from."""
         return tuple(
-            Item(parameter=name, tensors=tuple(self.came_from.get(name, ())), **values)
-            for name, values in differences.items()
+            Item("differs", name, tuple(self.came_from.get(name, ())), *difference)
+            for name, difference in differences.items()
         )
 
 

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from .checkpoint_files import write_checkpoint
 from .checks import RING
@@ -17,13 +18,13 @@ from .subject import Named
 
 MARKED = "sglang_marked"
 RAISED = "raised: "
+FURTHER_SOURCES = (MARKED, *SOURCES, ON_RANKS)
+"""Sources that are tried beside the ring of buffers."""
 Wrong = str | list[list[str]]
 """For each rank, the parameters and buffers that come out wrong; or why the source was not run."""
 
 
-def ring_of_buffers(
-    reference: Reference, checks: Mapping[str, CheckFacts]
-) -> CheckFacts:
+def ring_of_buffers(reference: Reference, checks: Mapping[str, CheckFacts]) -> CheckFacts:
     """Load from a ring of `slots` buffers, and from the further sources that the settings name.
 
     Where the ring corrupts, the facts have the smallest ring that does not, and the lines that keep
@@ -32,11 +33,9 @@ def ring_of_buffers(
     ring = RING in reference.sources
     items = _from_ring(reference, reference.slots) if ring else ()
     tensors = len(reference.subject.checkpoint)
-    measured = {"tensors": tensors} | ({"slots": reference.slots} if ring else {})
+    measured: dict[str, Any] = {"tensors": tensors} | ({"slots": reference.slots} if ring else {})
     others = {
-        name: _from_source(reference, name)
-        for name in reference.sources
-        if name in {*SOURCES, ON_RANKS, MARKED}
+        name: _from_source(reference, name) for name in reference.sources if name in FURTHER_SOURCES
     }
     if others:
         measured["sources"] = {name: _in_words(reference, wrong) for name, wrong in others.items()}

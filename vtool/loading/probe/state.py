@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .facts import Difference
+
 MARKS = (0x4B, 0x5A)
 """The bytes that parameters are filled with before the first and the second load.
 
@@ -113,21 +115,23 @@ def compare_states(
     expected: Mapping[str, Tensor],
     observed: Mapping[str, Tensor],
     skip: Mapping[str, Tensor] | None = None,
-) -> dict[str, dict[str, str]]:
-    """Return `expected` and `seen`, in words, of every tensor that differs.
+) -> dict[str, Difference]:
+    """Return every tensor that differs, and how.
 
     Args:
         skip: for a name, a mask of the elements that are not compared: no load has written them.
     """
-    found: dict[str, dict[str, str]] = {}
+    found: dict[str, Difference] = {}
     for name in dict.fromkeys((*expected, *observed)):
         if name not in expected or name not in observed:
-            here, there = ("there" if name in state else "not there" for state in (expected, observed))
-            found[name] = {"expected": here, "seen": there}
+            here, there = (
+                "there" if name in state else "not there" for state in (expected, observed)
+            )
+            found[name] = Difference(here, there)
             continue
         left, right = expected[name], observed[name]
         if left.shape != right.shape or left.dtype != right.dtype:
-            found[name] = {"expected": _kind(left), "seen": _kind(right)}
+            found[name] = Difference(_kind(left), _kind(right))
             continue
         if same(left, right):
             continue
@@ -136,10 +140,10 @@ def compare_states(
             differs &= ~skip[name]
         if count := int(differs.count_nonzero()):
             first = int(differs.nonzero()[0])
-            found[name] = {
-                "expected": f"{_value(left, first)} at element {first}",
-                "seen": f"{_value(right, first)}; {count} of {left.numel()} elements differ",
-            }
+            found[name] = Difference(
+                f"{_value(left, first)} at element {first}",
+                f"{_value(right, first)}; {count} of {left.numel()} elements differ",
+            )
     return found
 
 
@@ -150,6 +154,3 @@ def _value(tensor: Tensor, index: int) -> str:
 
 def _kind(tensor: Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')} of shape {list(tensor.shape)}"
-
-
-compare = compare_states  # moved

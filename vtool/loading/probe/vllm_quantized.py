@@ -1,33 +1,27 @@
-"""A class of vLLM's made for quantized weights, and vLLM's own processing of what has been loaded."""
+"""A class of vLLM's made for quantized weights, and vLLM's processing of loaded weights."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
+from .errors import NotRun
 from .quantized import QUANTIZATION_CONFIG, quantize_checkpoint
 from .state import named_parameters
-from .subject import NotRun, Subject
+from .subject import Subject
 from .vllm_paths import drive
 
 
-def processing(config: Any) -> Callable[[Any], None]:
-    """What vLLM does between loading and serving:
+def process_weights(model: Any, config: Any) -> None:
+    """Do what vLLM does between loading and serving: pack weights, tie heads, fold scales."""
+    from vllm.config import set_current_vllm_config
+    from vllm.model_executor.model_loader.utils import process_weights_after_loading
 
-    packs weights for its kernels, ties heads, folds scales.
-    """
-
-    def process(model: Any) -> None:
-        from vllm.config import set_current_vllm_config
-        from vllm.model_executor.model_loader.utils import process_weights_after_loading
-
-        with set_current_vllm_config(config), torch.device("cpu"):
-            process_weights_after_loading(model, config.model_config, torch.device("cpu"))
-
-    return process
+    with set_current_vllm_config(config), torch.device("cpu"):
+        process_weights_after_loading(model, config.model_config, torch.device("cpu"))
 
 
 def quantized_subject(
@@ -37,33 +31,31 @@ def quantized_subject(
     maker: Callable[[Any], Callable[[], Any]],
     into: Mapping[str, Sequence[str]],
 ) -> Subject:
-    """The same class, made from the folder's config with a `quantization_config` in it.
+    """Return the subject's class made for fp8: its config gets a `quantization_config`.
 
     Args:
         plain: the class as it is without.
-        configure: makes a VllmConfig of the folder.
-        maker: given that, what makes models.
+        configure: reads a VllmConfig from the folder.
+        maker: returns a function that makes models of a VllmConfig.
         into: for each parameter, the checkpoint's tensors that go into it when nothing is
             quantized.
 
     Raises:
         NotRun: nothing of it can be quantized.
     """
-    written = folder / "config.json"
-    values = json.loads(written.read_text())
+    file = folder / "config.json"
+    values = json.loads(file.read_text())
     if "quantization_config" in values:
         raise NotRun("its checkpoint is quantized already")
-    written.write_text(json.dumps({**values, "quantization_config": QUANTIZATION_CONFIG}))
+    file.write_text(json.dumps({**values, "quantization_config": QUANTIZATION_CONFIG}))
     config = configure()
     make = maker(config)
-    parameters: dict[str, Tensor] = named_parameters(make())
-    return Subject(
+    return replace(
+        plain,
         make=make,
-        checkpoint=quantize_checkpoint(plain.checkpoint, into, parameters),
-        load=plain.load,
-        origin=plain.origin,
-        code=plain.code,
-        about=plain.about,
+        checkpoint=quantize_checkpoint(plain.checkpoint, into, named_parameters(make())),
         paths=lambda subject: drive(subject, config),
-        process=processing(config),
+        process=lambda model: process_weights(model, config),
+        shards=None,
+        quantized=None,
     )

@@ -1,7 +1,6 @@
 """The first two loads: one for the reference, the other watched operation by operation."""
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -101,7 +100,7 @@ def watched_load(
         "aliased-parameter": reference.items(changed),
         "lossy-cast": _narrowed(reference, watch),
         "nondeterministic": [
-            *(Item(parameter=name, **values) for name, values in varying.items()),
+            *(Item("differs", name, (), *difference) for name, difference in varying.items()),
             *(Item("chance", name) for name in chance),
         ],
     }
@@ -123,13 +122,14 @@ def _never_written(first: State, second: State, names: Collection[str]) -> dict[
 
 def _buffer_gaps(subject: Subject, names: Sequence[str]) -> dict[str, Tensor]:
     """Return the unwritten elements of buffers, from two more loads in which they are marked."""
-    states = []
-    for byte in MARKS if names else ():
+
+    def load(byte: int) -> State:
         model = subject.make()
         mark(model, byte, names)
         subject.load(model, Owned(subject.checkpoint))
-        states.append(snapshot(model))
-    return _never_written(*states, names) if states else {}
+        return snapshot(model)
+
+    return _never_written(load(MARKS[0]), load(MARKS[1]), names) if names else {}
 
 
 def _never_initialized(
@@ -209,7 +209,9 @@ def _narrowed(reference: Reference, watch: Watch) -> list[Item]:
                 narrowed[name] = (tensor.dtype, into.dtype)
     return [
         Item(
-            parameter=next((to for to, names in reference.came_from.items() if name in names), None),
+            parameter=next(
+                (to for to, names in reference.came_from.items() if name in names), None
+            ),
             tensors=(name,),
             expected=str(before).removeprefix("torch."),
             seen=str(after).removeprefix("torch."),
@@ -223,7 +225,9 @@ def _asked_and_held(
 ) -> dict[str, CheckFacts]:
     """Return the facts about a stream: whether it was exhausted, and what was kept of it."""
     total = len(source.names)
-    stopped = Item("early" if first.given < total else "end", None, tuple(first.names[first.given :]))
+    stopped = Item(
+        "early" if first.given < total else "end", None, tuple(first.names[first.given :])
+    )
     retained = []
     # more than a fused weight takes
     if source.most_held > max(8, total // 2):
