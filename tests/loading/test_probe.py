@@ -13,6 +13,7 @@ import pytest
 import vtool.loading.worker
 from tests.loading.models import KeepsAll, checkpoint
 from vtool.config.schema.load_check import Framework
+from vtool.loading.probe.facts import Done, Finished, Ready, Request, Unusable
 from vtool.loading.probe.host import HOSTS, Host, Progress, open_host
 from vtool.loading.probe.pool import Pool
 from vtool.loading.probe.subject import Subject
@@ -60,11 +61,12 @@ def test_every_host_of_the_registry_opens_without_its_framework(name: str) -> No
 
 def test_none_of_its_files_hides_a_module_of_others() -> None:
     """Python puts the folder of a script first in `sys.path`; the probe takes it out."""
-    events = list(
-        vtool.loading.worker.probe_events(sys.executable, request(["nothing.py:factory"]))
+    ready, finished, done = vtool.loading.worker.probe_events(
+        sys.executable, request(["nothing.py:factory"])
     )
-    assert [event["event"] for event in events] == ["ready", "subject", "done"]
-    assert events[1]["status"] == "failed"
+    assert (type(ready), type(done)) == (Ready, Done)
+    assert isinstance(finished, Finished)
+    assert finished.facts.status == "failed"
 
 
 def test_an_interpreter_that_is_none_is_reported() -> None:
@@ -77,8 +79,8 @@ def test_an_interpreter_without_torch_is_reported(tmp_path: Path) -> None:
     bare.write_text(f'#!/bin/sh\nexec {sys._base_executable} -I -S "$@"\n')  # without site-packages
     bare.chmod(0o755)
     (event,) = vtool.loading.worker.probe_events(str(bare), request([]))
-    assert event["event"] == "unusable"
-    assert "cannot import torch" in event["reason"]
+    assert isinstance(event, Unusable)
+    assert "cannot import torch" in event.reason
 
 
 @pytest.mark.parametrize(
@@ -112,15 +114,15 @@ def test_what_a_later_check_ends_keeps_what_was_found_before(
                 shards=lambda _subject, _reference: end(),
             )
 
-    asked = ["stale-reference", "shard-mismatch", "quantised-load"]
-    about = request([]) | {"host": "vllm", "checks": asked, "sources": ["reusable_buffer"]}
-    events: list[dict[str, Any]] = []
-    Pool(Tiny(), about, tmp_path, lambda **event: events.append(event)).run(["one"])
-    (facts,) = events
-    assert facts["status"] == "judged"
-    assert facts["checks"]["stale-reference"]["items"]
-    assert facts["paths"] == {"load_weights": "unprotected"}
-    assert [facts["checks"][rule]["reason"] for rule in asked[1:]] == [
+    asked = ("stale-reference", "shard-mismatch", "quantised-load")
+    wanted = Request("vllm", None, asked, ("reusable_buffer",))
+    events: list[Finished] = []
+    Pool(Tiny(), wanted, tmp_path, events.append).run(["one"])
+    facts = events[0].facts
+    assert facts.status == "judged"
+    assert facts.checks["stale-reference"].items
+    assert facts.paths == {"load_weights": "unprotected"}
+    assert [facts.checks[rule].reason for rule in asked[1:]] == [
         f"{reason} (at: shard-mismatch)"
     ] * 2
 
@@ -146,16 +148,5 @@ def test_what_a_subject_leaves_in_temporary_folders_goes_away(
     assert not list((tmp_path / "temporary").iterdir())
 
 
-def request(subjects: list[str]) -> dict[str, object]:
-    return {
-        "host": "python",
-        "subjects": subjects,
-        "match": "*",
-        "checks": [],
-        "sources": [],
-        "slots": 1,
-        "jobs": 1,
-        "seconds": 60,
-        "memory": 2**31,
-        "checkpoint": None,
-    }
+def request(subjects: list[str]) -> Request:
+    return Request("python", tuple(subjects), checks=(), sources=())

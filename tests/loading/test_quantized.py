@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.loading import models
-from vtool.loading.probe.audit import audit
+from vtool.loading.probe.audit import audit, judged_facts
 from vtool.loading.probe.errors import NotRun
 from vtool.loading.probe.processed import snapshot_everything
 from vtool.loading.probe.quantized import quantize_checkpoint
@@ -126,15 +126,7 @@ def judged(found: type[Layer]) -> dict[str, tuple[str, list[str]]]:
         "quantised-load",
     )
     checks = audit(subject(found), rules, 1, ("owned", "reusable_buffer"))
-    facts = {
-        "status": "judged",
-        "checks": checks,
-        "origin": "given",
-        "streams": True,
-        "about": {},
-        "paths": {},
-    }
-    result = judge("it", facts, rules)
+    result = judge("it", judged_facts(subject(found), checks, {}), rules)
     return {
         rule: (
             state,

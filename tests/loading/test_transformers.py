@@ -23,10 +23,10 @@ def test_what_no_tensor_was_loaded_into_is_found_in_the_models_inside_a_model_to
     host.prepare(several=False)
     subject = host.make_subject(name, tmp_path, lambda stage: None)
     whole = audit(subject, ["unwritten-parameter", "partly-written-parameter"], 1, [])
-    assert [check["items"] for check in whole.values()] == [[], []]
+    assert [check.items for check in whole.values()] == [(), ()]
     less = {key: tensor for key, tensor in subject.checkpoint.items() if missing not in key}
     found = audit(replace(subject, checkpoint=less), ["unwritten-parameter"], 1, [])[
         "unwritten-parameter"
-    ]["items"]
+    ].items
     assert len(found) == len(subject.checkpoint) - len(less) == 2
-    assert all(missing in item["parameter"] for item in found)
+    assert all(missing in (item.parameter or "") for item in found)

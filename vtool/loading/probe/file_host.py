@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .audit import audit
+from .audit import audit, judged_facts
 from .checkpoint_files import read_folder
 from .errors import LoadFailed, error_text
+from .facts import SubjectFacts
 from .host import Host, Progress
 from .state import named_tensors
 from .subject import Subject
@@ -130,7 +131,7 @@ def facts_of(
     checks: Sequence[str],
     slots: int,
     sources: Sequence[str],
-) -> dict[str, Any]:
+) -> SubjectFacts:
     """Return the facts of a subject that is checked in this process.
 
     What is not judged has failed: it is all of the user's own.
@@ -139,15 +140,8 @@ def facts_of(
         made = subject_of_factory(factory, checkpoint)
         found = audit(made, checks, slots, sources)
     except Exception as error:
-        return {"status": "failed", "reason": error_text(error)}
-    return {
-        "status": "judged",
-        "origin": made.origin,
-        "streams": made.streams,
-        "about": made.about,
-        "checks": found,
-        "paths": {},
-    }
+        return SubjectFacts("failed", error_text(error))
+    return judged_facts(made, found, {})
 
 
 def _import_file(path: Path) -> ModuleType:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .errors import error_text
 from .sources import Owned
-from .state import MARKS, compare, mark, snapshot
+from .state import MARKS, compare_states, mark, snapshot
 from .subject import Named, Subject
 
 Protection = Literal["unprotected", "protected"]
@@ -41,7 +41,7 @@ def load_new(subject: Subject, weights: Iterable[Named]) -> Any:
 
 def protection(expected: Mapping[str, Tensor], observed: Mapping[str, Tensor]) -> Protection:
     """Return `unprotected` where any tensor is other than it should be."""
-    return "unprotected" if compare(expected, observed) else "protected"
+    return "unprotected" if compare_states(expected, observed) else "protected"
 
 
 def protection_of_loaded(subject: Subject, model: Any) -> Protection:

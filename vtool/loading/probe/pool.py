@@ -1,7 +1,6 @@
 """Runs each subject in a process of its own: a crash or a hang is that subject's own result."""
 
 import ctypes
-import json
 import os
 import resource
 import shutil
@@ -9,24 +8,22 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .errors import LoadFailed, NotRun, error_text
+from .facts import CheckFacts, Finished, Request, SubjectFacts, read_facts, write
 
 if TYPE_CHECKING:  # both import torch, which the interpreter may lack
+    from .audit import Checks
     from .host import Host
     from .subject import Subject
 
 TICK_SECONDS = 0.01
 PR_SET_PDEATHSIG = 1
-Request = Mapping[str, Any]
-"""The settings of a probe, as `vtool/loading/check.py` writes them."""
-Facts = dict[str, Any]
-"""The facts of a subject: `status`, and the `reason` or what the audit found."""
 
 
 @dataclass
@@ -36,7 +33,6 @@ class Child:
     name: str
     folder: Path
     started: float
-    peak: int = 0
     killed: str | None = None
 
 
@@ -48,17 +44,17 @@ class Pool:
     """
 
     def __init__(
-        self, host: "Host", request: Request, scratch: Path, say: Callable[..., None]
+        self, host: "Host", request: Request, scratch: Path, say: Callable[[Finished], None]
     ) -> None:
         self.host, self.request, self.scratch, self.say = host, request, scratch, say
         self.children: dict[int, Child] = {}
 
-    def run(self, subjects: list[str]) -> None:
+    def run(self, subjects: Sequence[str]) -> None:
         """Start all subjects, and say the result of each when it ends."""
         waiting = list(enumerate(subjects))
         try:
             while waiting or self.children:
-                while waiting and len(self.children) < self.request["jobs"]:
+                while waiting and len(self.children) < self.request.jobs:
                     self._start(*waiting.pop(0))
                 self._poll()
                 time.sleep(TICK_SECONDS)
@@ -83,11 +79,10 @@ class Pool:
                 self._finish(process, child, status, usage.ru_maxrss * 1024)
                 continue
             resident = _resident_bytes(process)
-            child.peak = max(child.peak, resident)
-            if time.monotonic() - child.started > self.request["seconds"]:
-                child.killed = f"it took longer than {self.request['seconds']:g} seconds"
-            elif resident > self.request["memory"]:
-                child.killed = f"it took more than {self.request['memory'] / 2**20:.0f} MiB"
+            if time.monotonic() - child.started > self.request.seconds:
+                child.killed = f"it took longer than {self.request.seconds:g} seconds"
+            elif resident > self.request.memory:
+                child.killed = f"it took more than {self.request.memory / 2**20:.0f} MiB"
             if child.killed:
                 os.kill(process, signal.SIGKILL)
 
@@ -95,15 +90,16 @@ class Pool:
         with suppress(ProcessLookupError):
             os.killpg(process, signal.SIGKILL)  # what it may have started itself
         self.say(
-            event="subject",
-            subject=child.name,
-            seconds=round(time.monotonic() - child.started, 3),
-            peak=peak,
-            **self._facts(child, status),
+            Finished(
+                child.name,
+                round(time.monotonic() - child.started, 3),
+                peak,
+                self._facts(child, status),
+            )
         )
         shutil.rmtree(child.folder, ignore_errors=True)  # 391 tiny checkpoints are a gigabyte
 
-    def _facts(self, child: Child, status: int) -> Facts:
+    def _facts(self, child: Child, status: int) -> SubjectFacts:
         """Return what the child has written; a check that it did not come to has a reason."""
         stage_file, result = child.folder / "stage", child.folder / "result.json"
         stage = stage_file.read_text() if stage_file.exists() else "start"
@@ -111,13 +107,13 @@ class Pool:
         if not result.exists():
             # A kill may be our tiny model's fault; a crash, or the user's own object, is not.
             ours = child.killed is not None and not self.host.subjects_are_users
-            return {"status": "not-run" if ours else "failed", "reason": reason}
-        facts: Facts = json.loads(result.read_text())
+            return SubjectFacts("not-run" if ours else "failed", reason)
+        facts = read_facts(result.read_text())
+        if facts.status != "judged":
+            return facts
         # an early end takes nothing away from what was known by then
-        if facts["status"] == "judged":
-            missing = {rule: {"reason": reason} for rule in self.request["checks"]}
-            facts["checks"] = missing | facts["checks"]
-        return facts
+        missing = dict.fromkeys(self.request.checks, CheckFacts(reason=reason))
+        return replace(facts, checks={**missing, **facts.checks})
 
 
 def _describe_end(status: int, log: Path) -> str:
@@ -167,14 +163,14 @@ def _run_child(host: "Host", request: Request, name: str, folder: Path) -> None:
         os._exit(code)
 
 
-def _write_facts(facts: Facts, folder: Path) -> None:
-    (folder / "part").write_text(json.dumps(facts, default=str))
+def _write_facts(facts: SubjectFacts, folder: Path) -> None:
+    (folder / "part").write_text(write(facts))
     (folder / "part").rename(folder / "result.json")
 
 
-def _audit_subject(host: "Host", request: Request, name: str, folder: Path) -> Facts:
+def _audit_subject(host: "Host", request: Request, name: str, folder: Path) -> SubjectFacts:
     """Make a subject and audit it; what is known is written before each longer check."""
-    from .audit import audit
+    from .audit import audit, judged_facts
 
     stage = "start"
 
@@ -185,22 +181,15 @@ def _audit_subject(host: "Host", request: Request, name: str, folder: Path) -> F
 
     paths: dict[str, str] = {}
 
-    def judged(subject: "Subject", checks: Mapping[str, Any]) -> Facts:
+    def judged(subject: "Subject", checks: "Checks") -> SubjectFacts:
         kept = any(
-            checks.get(rule, {}).get("items")
+            rule in checks and checks[rule].items
             for rule in ("stale-reference", "stale-after-processing")
         )
         if kept and subject.paths and not paths:
             progress("the framework's own paths")
             paths.update(subject.paths(subject))
-        return {
-            "status": "judged",
-            "origin": subject.origin,
-            "streams": subject.streams,
-            "about": dict(subject.about),
-            "checks": checks,
-            "paths": paths,
-        }
+        return judged_facts(subject, checks, paths)
 
     work = folder / "work"
     work.mkdir()
@@ -209,20 +198,18 @@ def _audit_subject(host: "Host", request: Request, name: str, folder: Path) -> F
         subject = made = host.make_subject(name, work, progress)
         checks = audit(
             made,
-            request["checks"],
-            request["slots"],
-            request["sources"],
+            request.checks,
+            request.slots,
+            request.sources,
             progress,
             lambda checks: _write_facts(judged(made, checks), folder),
         )
         return judged(made, checks)
-    except NotRun as why:
-        return {"status": "not-run", "reason": str(why)}
-    except LoadFailed as why:
-        return {"status": "failed", "reason": str(why)}
+    except (NotRun, LoadFailed) as why:
+        return SubjectFacts("not-run" if isinstance(why, NotRun) else "failed", str(why))
     except Exception as error:
         # What has loaded once, or is the user's own, fails by itself; else our tiny model may be
         # at fault.
         users = host.subjects_are_users or (subject is not None and subject.origin == "given")
         reason = f"{stage}: {error_text(error)}"
-        return {"status": "failed" if users else "not-run", "reason": reason}
+        return SubjectFacts("failed" if users else "not-run", reason)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .facts import CheckFacts, Difference, Item
 from .sources import Owned
 from .state import MARKS, State, as_words, mark, marked, snapshot
 from .subject import Subject
@@ -50,7 +51,7 @@ def sharded(
     start: Callable[[int, Path], None],
     reference: Mapping[str, Tensor],
     folder: Path,
-) -> dict[str, Any]:
+) -> CheckFacts:
     """Load the checkpoint on two ranks, and compare with what one rank alone has loaded.
 
     Args:
@@ -58,7 +59,7 @@ def sharded(
         reference: parameters and buffers after a load without parallelism.
 
     Returns:
-        `items`, one for each parameter that differs, and `measured`; or the `reason` why not.
+        An item for each parameter that differs; or the reason why it was not run.
     """
 
     def load(rank: int) -> State:
@@ -70,17 +71,17 @@ def sharded(
 
     states = run_on_ranks(load, folder / "ranks")
     if isinstance(states, str):
-        return {"reason": states}
-    items = [
-        {"kind": "differs", "parameter": name, **difference}
+        return CheckFacts(reason=states)
+    items = tuple(
+        Item("differs", name, (), *difference)
         for name in reference
         if (difference := compare_shards(name, reference, states))
-    ]
+    )
     parted = sum(
         any(name in state and state[name].shape != whole.shape for state in states)
         for name, whole in reference.items()
     )
-    return {"items": items, "measured": {"ranks": RANKS, "parted": parted}}
+    return CheckFacts(items, {"ranks": RANKS, "parted": parted})
 
 
 def leave_groups(*kept: Any) -> None:
@@ -119,7 +120,7 @@ def _fork(run: Callable[[int], Any], rank: int, folder: Path) -> int:
 
 def compare_shards(
     name: str, reference: Mapping[str, Tensor], states: list[State]
-) -> dict[str, str] | None:
+) -> Difference | None:
     """Compare the ranks' shards of a parameter with the whole.
 
     Parts that every rank has, as of norms and of shared key heads, are allowed, and so are zeros:
@@ -127,11 +128,10 @@ def compare_shards(
     nothing was loaded into are left out.
 
     Returns:
-        What was `expected` and `seen` where values are on no rank, or are not in the whole; else
-        None.
+        The difference where values are on no rank, or are not in the whole; else None.
     """
     if not all(name in state for state in states):
-        return {"expected": "there on every rank", "seen": "not there"}
+        return Difference("there on every rank", "not there")
     whole = _loaded_words(reference[name])
     values, counts = torch.unique(whole, return_counts=True)
     together = torch.cat([_loaded_words(state[name]) for state in states])
@@ -144,10 +144,10 @@ def compare_shards(
     strange = int((~torch.isin(present, values) & (present != 0)).sum())
     if not missing and not strange:
         return None
-    return {
-        "expected": f"all {len(whole)} elements, on one rank or the other",
-        "seen": f"{missing} on none; {strange} values are strange",
-    }
+    return Difference(
+        f"all {len(whole)} elements, on one rank or the other",
+        f"{missing} on none; {strange} values are strange",
+    )
 
 
 def _loaded_words(tensor: Tensor) -> Tensor:

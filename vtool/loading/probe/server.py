@@ -2,7 +2,6 @@
 
 import gc
 import importlib
-import json
 import os
 import signal
 import sys
@@ -10,8 +9,8 @@ import tempfile
 import time
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
 
+from .facts import Done, Event, Ready, Unusable, read_request, write
 from .pool import Pool, die_with_parent
 
 
@@ -21,48 +20,42 @@ def serve(request_file: str) -> int:
     A line of JSON for the start, for each subject, and for the end goes through the descriptor
     that the request names.
     """
-    request = json.loads(Path(request_file).read_text())
-    out = os.fdopen(request["descriptor"], "w", buffering=1)
+    request = read_request(Path(request_file).read_text())
+    out = os.fdopen(request.descriptor, "w", buffering=1)
 
-    def say(**event: Any) -> None:
-        out.write(json.dumps(event, default=str) + "\n")
+    def say(event: Event) -> None:
+        out.write(write(event) + "\n")
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     die_with_parent(signal.SIGTERM)
     try:
         import torch
     except ImportError as error:
-        say(event="unusable", reason=f"this interpreter cannot import torch: {error}")
+        say(Unusable(f"this interpreter cannot import torch: {error}"))
         return 0
     torch.set_num_threads(1)
     importlib.import_module(".audit", __package__)  # before the forks, that it is imported once
     from .host import open_host
 
-    asked, match = request["subjects"], request.get("match")
-    host = open_host(request["host"], request["checkpoint"])
+    asked = request.subjects
+    host = open_host(request.host, request.checkpoint)
     started = time.monotonic()
     try:
-        versions = host.prepare(several=asked is None or len(asked) > request["jobs"])
-        known = host.list_subjects()
+        versions = host.prepare(several=asked is None or len(asked) > request.jobs)
+        known = tuple(host.list_subjects())
     except Exception as error:
         text = " ".join(str(error).split())[:300]
-        cannot = f"cannot import {request['host']}: {type(error).__name__}: {text}"
-        say(event="unusable", reason=f"this interpreter {cannot}")
+        cannot = f"cannot import {request.host}: {type(error).__name__}: {text}"
+        say(Unusable(f"this interpreter {cannot}"))
         return 0
     if asked is None:
-        asked = [name for name in known if not match or fnmatchcase(name, match)]
+        asked = tuple(name for name in known if fnmatchcase(name, request.match))
     gc.collect()
     # what is imported is never looked through again, and stays shared with the children
     gc.freeze()
-    say(
-        event="ready",
-        **versions,
-        torch=torch.__version__,
-        seconds=time.monotonic() - started,
-        known=known,
-        subjects=asked,
-    )
+    seconds = time.monotonic() - started
+    say(Ready(**versions, torch=torch.__version__, seconds=seconds, known=known, subjects=asked))
     with tempfile.TemporaryDirectory(prefix="vtool-load-") as scratch:
         Pool(host, request, Path(scratch), say).run(asked)
-    say(event="done")
+    say(Done())
     return 0

@@ -2,9 +2,11 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from torch import Tensor
+
+from .facts import CheckFacts, Origin
 
 Named = tuple[str, Tensor]
 """A tensor of a checkpoint, with its name."""
@@ -23,7 +25,7 @@ class Subject:
     """The tensors that are loaded, in the order in which a loader gives them."""
     load: Callable[[Any, Iterable[Named]], object]
     """Load tensors into an object."""
-    origin: Literal["given", "twin", "discovered"]
+    origin: Origin
     """The checkpoint's origin: the user; a tiny model of transformers' class; or `discover`.
 
     Only of the user's own is it certain that the class must take all of it.
@@ -46,7 +48,7 @@ class Subject:
 
     Returns for each `unprotected`, `protected`, or why it was not run.
     """
-    shards: Callable[["Subject", Mapping[str, Tensor]], dict[str, Any]] | None = None
+    shards: Callable[["Subject", Mapping[str, Tensor]], CheckFacts] | None = None
     """Load on several ranks, and compare their shards with what was loaded on one."""
     process: Callable[[Any], object] | None = None
     """Do to a loaded object what the framework does before it serves it."""

@@ -107,6 +107,12 @@ def _no_random_values() -> Iterator[None]:
             setattr(Tensor, name, method)
 
 
+def save_config(config_class: Any, entry: Entry, folder: Path, architecture: str) -> None:
+    """Save a tiny config of a class of configs into `folder`."""
+    tiny_config(config_class, entry).save_pretrained(folder)
+    write_config(folder, entry, architecture)
+
+
 def write_config(folder: Path, entry: Entry, architecture: str) -> None:
     """Write the architecture and the fields of the table's entry into the folder's config.json."""
     written = json.loads((folder / "config.json").read_text())

@@ -13,7 +13,7 @@ from .checkpoint_files import temporary_checkpoint
 from .loading_paths import Protection, load_new, protection, run_paths
 from .processed import snapshot_everything
 from .sources import Owned, ReusableBuffer
-from .state import compare, snapshot
+from .state import compare_states, snapshot
 from .subject import Subject
 
 DISK_FORMATS = ("safetensors", "runai_streamer", "fastsafetensors")
@@ -44,7 +44,7 @@ def direct_load(subject: Subject) -> Protection:
         load_new(subject, source)
         for source in (Owned(subject.checkpoint), ReusableBuffer(subject.checkpoint, 1))
     ]
-    if compare(*map(snapshot, models)):
+    if compare_states(*map(snapshot, models)):
         return "unprotected"
     if subject.process is None:
         return "protected"
@@ -96,7 +96,7 @@ def _reload_weights(config: Any) -> Callable[[Any, Owned], None]:
 def _unpacked_weights() -> Iterator[None]:
     """Have layers multiply by torch's own product.
 
-    Packed layers keep an empty weight, and nothing would be left to compare.
+    Packed layers keep an empty weight, and nothing would be left to compare_states.
     """
     import vllm._custom_ops as operators
     import vllm.model_executor.layers.utils as layers
@@ -110,7 +110,7 @@ def _unpacked_weights() -> Iterator[None]:
 
 
 def _load_format(subject: Subject, config: Any, load_format: str) -> Protection:
-    """Read a file with a loader of vLLM's, and compare all tensors after the last was yielded."""
+    """Read a file with a loader of vLLM's, and compare_states all tensors after the last was yielded."""
     from vllm.config import LoadConfig
     from vllm.model_executor.model_loader import get_model_loader
 

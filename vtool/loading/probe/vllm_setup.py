@@ -8,12 +8,13 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from .errors import NotRun
+from .facts import Origin
 from .quantized import QUANTIZATION_CONFIG, quantize_checkpoint
 from .ranks import RANKS, leave_groups, sharded
 from .state import named_parameters
@@ -114,7 +115,7 @@ def vllm_subject(
     folder: Path,
     checkpoint: Mapping[str, Tensor],
     load: Callable[[Any, Iterable[Named]], object],
-    origin: Literal["given", "twin", "discovered"],
+    origin: Origin,
     about: Mapping[str, Any],
 ) -> Subject:
     """Return a subject with everything that is asked of vLLM's classes.
