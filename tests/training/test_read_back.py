@@ -380,7 +380,7 @@ class TestUpstream:
         """accelerate#3698: `ignored_modules` was never set."""
         made = small("lora={rank: 2, exclude: [q_proj]}")
         assert found(made) == set()
-        monkeypatch.setattr(adapters, "chosen", lambda names, _lora: list(names))
+        monkeypatch.setattr(adapters, "select_layers", lambda names, *_: list(names))
         assert found(made) == {"lora.exclude"}
 
     def test_what_a_builder_chooses_by_itself(

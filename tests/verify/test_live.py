@@ -23,7 +23,7 @@ from vtool.config.settings import all_settings
 from vtool.config.wanted import wanted
 from vtool.diagnostics import rules_live
 from vtool.engines.ranks import Ranks
-from vtool.models.families import FAMILIES
+from vtool.families import FAMILIES
 from vtool.training import setup
 from vtool.training.read_back import read_back
 from vtool.verify import live_check

@@ -17,7 +17,6 @@ from vtool.config import schema
 from vtool.config.megatron import Language
 from vtool.config.origins import Origins
 from vtool.config.schema import Run
-from vtool.config.windows import not_packed, window_of
 from vtool.data.audit import Ledger, build_ledger, inspect_rows, warnings
 from vtool.data.loader import EncodedRows, MicroBatch, micro_batches_for_step
 from vtool.data.plan import Plan
@@ -28,13 +27,14 @@ from vtool.diagnostics import Diagnostic, Findings
 from vtool.engines.contract import Engine
 from vtool.engines.ddp import Ddp
 from vtool.engines.ranks import Ranks, SharedFindings
+from vtool.families import FAMILIES
+from vtool.families.family import Family, load_family
+from vtool.families.windows import packing_conflict, window_of
 from vtool.models.adapters import add_adapters, freeze_parts
 from vtool.models.attention import attend_by_document, attend_by_row
 from vtool.models.build import GENERATION, build_model, model_config
-from vtool.models.families import Family, family
 from vtool.models.modeling import model_class
 from vtool.models.processor import Processor, load_processor, new_processor
-from vtool.models.sizes import SIZES
 from vtool.training.agreement import check_same_model
 from vtool.training.base import base_settings, keep_base
 from vtool.training.checkpoint import Snapshot, load
@@ -169,7 +169,7 @@ def open_session(
             run,
             folder,
             ranks,
-            family(run.model.family),
+            load_family(run.model.family),
             processor,
             rows,
             ledgers,
@@ -234,13 +234,13 @@ def prepare_model(run: Run, model: nn.Module) -> nn.Module:
     Raises:
         SharedFindings: `not-built-on-engine`, of packed rows for a model with windows.
     """
-    of = family(run.model.family)
+    of = load_family(run.model.family)
     if run.data.packing != "none":
         text: Any = model.config.get_text_config()  # type: ignore[operator,union-attr]
         window = window_of(
             getattr(text, "layer_types", None), getattr(text, "sliding_window", None)
         )
-        if found := not_packed(window, run.data.micro_batch_tokens):
+        if found := packing_conflict(window, run.data.micro_batch_tokens):
             raise SharedFindings(Diagnostic("not-built-on-engine", *found, "data.packing"))
         attend_by_document(model)
     elif run.model.attention == "sdpa" and kind_of(run) == "npu":
@@ -260,7 +260,7 @@ def build_engine(run: Run, model: nn.Module, ranks: Ranks) -> Engine:
     dtype = DTYPES[run.model.dtype]
 
     def optimizer(module: nn.Module) -> torch.optim.Optimizer:
-        return build_optimizer(module, run.optim, family(run.model.family).part)
+        return build_optimizer(module, run.optim, load_family(run.model.family).component)
 
     match run.engine:
         case schema.Ddp():
@@ -269,12 +269,17 @@ def build_engine(run: Run, model: nn.Module, ranks: Ranks) -> Engine:
             from vtool.engines.fsdp2 import Fsdp2
 
             return Fsdp2(
-                model, family(run.model.family).blocks(model), run.engine, ranks, dtype, optimizer
+                model,
+                load_family(run.model.family).blocks(model),
+                run.engine,
+                ranks,
+                dtype,
+                optimizer,
             )
         case schema.Megatron():
             from vtool.engines.megatron.engine import Megatron
 
-            part = family(run.model.family).part
+            part = load_family(run.model.family).component
             engine = Megatron(
                 model,
                 run.engine,
@@ -310,7 +315,7 @@ def check_engine(run: Run, ranks: Ranks) -> None:
         # A model's folder has been looked at by the rules, which know nothing of the models that
         # have random weights.
         size = (
-            SIZES[run.model.family][run.model.size or ""]
+            FAMILIES[run.model.family].sizes[run.model.size or ""]
             if run.model.starts_from == "random"
             else None
         )

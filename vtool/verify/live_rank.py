@@ -22,10 +22,10 @@ from vtool.data.sources import Rows
 from vtool.devices import place
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.engines.ranks import Ranks
+from vtool.families.family import load_family
 from vtool.models.build import build_model, model_config
-from vtool.models.families import family
 from vtool.models.processor import Processor, first_line, new_processor, with_sizes
-from vtool.models.video import settings_in, video_processor
+from vtool.models.video import video_processor, video_settings_in
 from vtool.training.read_back import check_arrival, read_back
 from vtool.training.run_folder import RunFolder
 from vtool.training.setup import Session, build_engine, count_steps, prepare_model
@@ -99,7 +99,7 @@ def open_small_session(task: Task, folder: Path, ranks: Ranks) -> Session:
         Findings: what stands in the way.
     """
     run = task.small.run
-    of = family(run.model.family)
+    of = load_family(run.model.family)
     processor = _processor(task, run)
     config = model_config(run.model, processor)
     if task.run.model.path is not None and (Path(task.run.model.path) / "config.json").exists():
@@ -139,7 +139,7 @@ def _processor(task: Task, run: Run) -> Processor:
     """With the image and the video processor of the model's own folder, where that has them."""
     processor, known = (
         new_processor(run.model, run.data.image, [], run.data.video),
-        family(run.model.family),
+        load_family(run.model.family),
     )
     path = task.run.model.path
     if path is None or not any(
@@ -149,7 +149,7 @@ def _processor(task: Task, run: Run) -> Processor:
         return processor
     try:
         own = known.image_processor_class().from_pretrained(path, local_files_only=True)
-        videos = video_processor(known, settings_in(Path(path)))
+        videos = video_processor(known, video_settings_in(Path(path)))
     except Exception as error:  # its reader raises what its file's format raises
         message = f"{path}: the image or the video processor cannot be read: {first_line(error)}"
         raise Findings(

@@ -72,7 +72,7 @@ RULES: tuple[CrossField, ...] = (
     CrossField("ignored-setting", ("data", "evaluation"), ignored.evaluation_of_nothing),
     CrossField("ignored-setting", ("engine", "device"), ignored.offload_to_itself),
     CrossField("ignored-setting", ("profiler",), profiler.unread),
-    CrossField("ignored-setting", ("optim", "model"), lora.groups_of_frozen_parts),
+    CrossField("ignored-setting", ("optim", "model"), lora.groups_of_frozen_components),
 )
 
 

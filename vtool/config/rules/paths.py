@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from vtool.config import modeling as own_class
 from vtool.config.origins import Origins
 from vtool.config.schema import MessagesSource, Run
 from vtool.diagnostics import Diagnostic
 from vtool.diagnostics.near_miss import did_you_mean, near
+from vtool.families.modeling_file import is_well_formed, split_modeling
 
 
 def rows(run: Run, origins: Origins) -> Iterator[Diagnostic]:
@@ -31,8 +31,8 @@ def model(run: Run, origins: Origins) -> Iterator[Diagnostic]:
 
 def modeling(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     """The modelling file is there."""
-    if run.model.modeling is not None and own_class.well_formed(run.model.modeling):
-        file, _ = own_class.split(run.model.modeling)
+    if run.model.modeling is not None and is_well_formed(run.model.modeling):
+        file, _ = split_modeling(run.model.modeling)
         if not file.is_file():
             yield _missing("model.modeling", str(file), origins, None)
 
