@@ -62,7 +62,7 @@ from vtool.training.checkpoint import Writer
 from vtool.training.display import Display
 from vtool.training.parameter_groups import build_optimizer
 from vtool.training.schedule import learning_rate
-from vtool.training.setup import Progress, Session
+from vtool.training.session import Progress, Session
 from vtool.training.sft import Watchers, _steps
 from vtool.training.stop import StopRequest
 from vtool.training.tracking import Trackers

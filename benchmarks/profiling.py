@@ -50,7 +50,7 @@ from vtool.profiling.profiler import Profiler, open_profiler
 from vtool.training.checkpoint import Snapshot, Writer
 from vtool.training.display import Display
 from vtool.training.metrics import append
-from vtool.training.setup import Progress, Session
+from vtool.training.session import Progress, Session
 from vtool.training.sft import Watchers, _steps, train_step
 from vtool.training.stop import StopRequest
 from vtool.training.tracking import Trackers

@@ -15,7 +15,8 @@ from vtool.data.sources import Rows
 from vtool.engines.ranks import Ranks
 from vtool.models.processor import Processor, new_processor
 from vtool.training.run_folder import RunFolder
-from vtool.training.setup import Progress, Request, Session, open_session, read_texts
+from vtool.training.session import Progress, Request, Session
+from vtool.training.setup import read_texts, set_up_run
 from vtool.training.start import Start
 
 
@@ -33,7 +34,7 @@ def session(made: Request, ranks: Ranks | None = None) -> tuple[Session, Progres
     """A run that is about to take its first step."""
     folder = RunFolder(made.run.folder)
     folder.path.mkdir(parents=True, exist_ok=True)
-    return open_session(made, folder, Start(None, finished=False), ranks or Ranks())
+    return set_up_run(made, folder, Start(None, finished=False), ranks or Ranks())
 
 
 def encoded(made: Request) -> tuple[EncodedRows, Processor]:

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from vtool.cli.app import app
-from vtool.cli.sweep import Done, Planned, plan, table
+from vtool.cli.sweep import EndedRun, PlannedRun, plan, table
 from vtool.config.sweep import Job, expand
 from vtool.diagnostics import Findings
 
@@ -85,12 +85,12 @@ def test_validate_config_says_which_combination_it_is() -> None:
 
 def test_a_table_has_what_became_of_each(tmp_path: Path) -> None:
     (tmp_path / "result.json").write_text('{"test_exact_match": 0.9721, "test_nll": 0.1}')
-    jobs = [Planned(Job((), (f"run.seed={seed}",)), (), tmp_path) for seed in range(3)]
+    jobs = [PlannedRun(Job((), (f"run.seed={seed}",)), (), tmp_path) for seed in range(3)]
     _, head, *rows = table(
         [
-            Done(jobs[0], "finished", 0),
-            Done(jobs[1], "failed with 1", 1),
-            Done(jobs[2], "not started", None),
+            EndedRun(jobs[0], "finished", 0),
+            EndedRun(jobs[1], "failed with 1", 1),
+            EndedRun(jobs[2], "not started", None),
         ]
     )
     assert head.split() == ["run", "settings", "status", "exact", "match", "NLL"]

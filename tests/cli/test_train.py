@@ -239,7 +239,7 @@ def test_verify_of_a_file_that_is_not_there_says_where_it_looked(tmp_path: Path)
 
 
 def test_verify_of_a_recipe_audits_every_split(tmp_path: Path) -> None:
-    """With rows to train on that nothing can be proved on, which takes far longer than the audit."""
+    """Proofs cannot be made on these rows: they would take far longer than the audit."""
     write_rows(tmp_path / "my.jsonl", ['{"messages": []}'] * 700 + [chat("a", "b")])
     rows = ("data.train=[{format: messages, path: my.jsonl}]", "data.max_dropped_rows=700")
     output = vtool(tmp_path, "verify", "digits", *rows, "--format", "concise")

@@ -1,5 +1,6 @@
 """`vtool verify`, as a user runs it."""
 
+import gc
 import json
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,9 @@ from typer.testing import CliRunner
 
 from tests.rows import chat, write_rows
 from vtool.cli.app import app
-from vtool.diagnostics import RULES
+from vtool.cli.exit_at_once import ExitAtOnce
+from vtool.diagnostics import RULES, rules_data
+from vtool.verify.audit_result import HELD_OUT_RULES, ROW_RULES, SPLIT_RULES
 
 GOOD = chat("Hi", "Hello there")
 TWO = {"messages": [*GOOD["messages"], *chat("And now?", "Bye")["messages"]]}
@@ -210,3 +213,19 @@ def test_a_rows_file_has_no_numbers_to_prove(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["verify", str(rows), "--fast"])
     assert done.exit_code == 2
     assert "proofs are of a recipe" in done.output
+
+
+def test_verify_ends_its_process_at_once_and_leaves_the_collector_as_it_was() -> None:
+    with pytest.raises(ExitAtOnce) as ended:
+        app(["verify", "digits", "--fast", "--only", "rows-lost"])
+    assert ended.value.code == 0
+    assert gc.isenabled()
+
+
+def test_every_rule_about_rows_is_checked_by_the_audit_or_about_something_else() -> None:
+    audited = {*ROW_RULES, *SPLIT_RULES, *HELD_OUT_RULES}
+    assert {rule.name for rule in rules_data.RULES} - audited == {
+        "unknown-row",  # a row that --row names
+        "ledger-mismatch",  # the rows that a run has trained on
+    }
+    assert audited <= set(RULES)

@@ -16,7 +16,7 @@ from vtool.data.loader import load_steps
 from vtool.engines.contract import Engine
 from vtool.engines.ranks import Ranks
 from vtool.export.huggingface import export
-from vtool.training.setup import Request
+from vtool.training.session import Request
 from vtool.training.sft import train_step
 from vtool.training.stop import StopRequest
 

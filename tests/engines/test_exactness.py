@@ -18,7 +18,7 @@ from vtool.data.chat import IGNORED
 from vtool.data.collate import collate
 from vtool.data.loader import load_steps, micro_batches
 from vtool.engines.ranks import Ranks
-from vtool.training.setup import Request, Session
+from vtool.training.session import Request, Session
 from vtool.training.sft import _nll
 
 ROWS = 32

@@ -21,7 +21,7 @@ from vtool.data.collate import collate
 from vtool.engines.ranks import Ranks, SharedFindings
 from vtool.families import FAMILIES
 from vtool.families.family import load_family
-from vtool.training.setup import Request
+from vtool.training.session import Request
 from vtool.training.sft import _nll
 
 ENGINES = ("ddp", "fsdp2")

@@ -11,7 +11,7 @@ from tests.rows import mixed_rows, write_rows
 from tests.runs import messages, request, session
 from vtool.engines.ranks import Ranks
 from vtool.evaluation.evaluate import Scores, evaluate
-from vtool.training.setup import Request
+from vtool.training.session import Request
 
 
 def made_run(folder: Path, text_only: tuple[int, ...], batch: int, *overrides: str) -> Request:

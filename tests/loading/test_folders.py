@@ -22,7 +22,7 @@ from vtool.diagnostics import rules_folder
 from vtool.diagnostics.rules_loading import ASKED, OF_VLLM
 from vtool.export.huggingface import export
 from vtool.families import FAMILIES
-from vtool.loading.probe.quantised import QUANTISATION
+from vtool.loading.probe.quantized import QUANTIZATION_CONFIG
 from vtool.verify.proofs.context import build_proof_context
 
 Found = dict[str, object]
@@ -239,7 +239,9 @@ def quantised(whole: Path, without: Path) -> tuple[Path, Path]:
     )
     LlamaForCausalLM(small).to(torch.bfloat16).save_pretrained(whole)
     written = json.loads((whole / "config.json").read_text())
-    (whole / "config.json").write_text(json.dumps({**written, "quantization_config": QUANTISATION}))
+    (whole / "config.json").write_text(
+        json.dumps({**written, "quantization_config": QUANTIZATION_CONFIG})
+    )
     tensors = load_file(whole / "model.safetensors")
     for name in [name for name in tensors if name.endswith("proj.weight")]:
         scale = tensors[name].float().abs().amax(1, keepdim=True) / 448
@@ -370,7 +372,7 @@ def test_a_folder_of_quantised_weights_is_judged_as_it_is(judged: dict[str, Foun
     assert {rule for rule, state in right["checks"].items() if state == "not-run"} == {
         "quantised-load"
     }
-    assert "quantised already" in right["details"]["quantised-load"]["reason"]
+    assert "quantized already" in right["details"]["quantised-load"]["reason"]
     assert [(finding["rule"], finding["parameter"]) for finding in errors(wrong)] == [
         ("unwritten-parameter", SCALE)
     ]

@@ -11,7 +11,7 @@ from vtool.diagnostics import Diagnostic, Findings
 from vtool.diagnostics.result import Result
 from vtool.diagnostics.rules_loading import ASKED
 from vtool.loading import check_load_weights
-from vtool.loading.probe.on_file import facts_of
+from vtool.loading.probe.file_host import facts_of
 from vtool.loading.verdict import judge
 
 WRONG = {
@@ -63,10 +63,7 @@ def test_the_line_that_keeps_a_tensor_is_named() -> None:
 def test_a_function_that_is_called_does_not_take_the_blame_of_the_line_that_calls_it() -> None:
     class Renames(models.Good):
         def load_weights(self, weights: models.Weights) -> None:
-            kept = [
-                self.renamed(name, tensor)
-                for name, tensor in weights  # the line that keeps them
-            ]
+            kept = [self.renamed(*pair) for pair in weights]  # the line that keeps them
             super().load_weights(kept)
 
         def renamed(self, name: str, tensor: torch.Tensor) -> tuple[str, torch.Tensor]:
@@ -76,11 +73,7 @@ def test_a_function_that_is_called_does_not_take_the_blame_of_the_line_that_call
     for finding in errors(Renames, checks=["stale-reference"]):
         assert finding.origin is not None
         text = lines[(finding.origin.line or 0) - 1]
-        assert (
-            text.endswith("# the line that keeps them")
-            or "for name, tensor in weights" in text
-            or "kept = [" in text
-        )
+        assert text.endswith("# the line that keeps them")
 
 
 def test_views_of_the_memory_are_found_as_the_tensors_are() -> None:

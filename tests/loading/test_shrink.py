@@ -9,10 +9,10 @@ from types import ModuleType
 import pytest
 import transformers
 
-from vtool.loading.probe.mend import Mender, guess
 from vtool.loading.probe.shrink import shrink
+from vtool.loading.probe.stubs import StubInstaller, guess
 from vtool.loading.probe.twin import changed_names, tiny_config, write_config
-from vtool.loading.probe.vllm_parts import shrink_constants
+from vtool.loading.probe.vllm_stubs import shrink_constants
 
 
 def test_a_config_and_those_inside_of_it_are_small_and_go_together() -> None:
@@ -38,13 +38,13 @@ def test_a_field_that_a_config_lacks_is_given_and_told() -> None:
         model_type = "lacking"
 
     config = Lacking()
-    mender = Mender({"patch_size": 14}, ())
-    assert mender.run(lambda: (config.patch_size, config.rms_norm_eps, config.use_qk_norm)) == (
+    installer = StubInstaller({"patch_size": 14}, ())
+    assert installer.run(lambda: (config.patch_size, config.rms_norm_eps, config.use_qk_norm)) == (
         14,
         1e-6,
         False,
     )
-    assert set(mender.added) == {
+    assert set(installer.added) == {
         "Lacking.patch_size",
         "Lacking.rms_norm_eps",
         "Lacking.use_qk_norm",
@@ -53,7 +53,7 @@ def test_a_field_that_a_config_lacks_is_given_and_told() -> None:
 
 def test_other_errors_are_not_hidden() -> None:
     with pytest.raises(AttributeError, match="nothing"):
-        Mender({}, ()).run(lambda: object().nothing)  # type: ignore[attr-defined]
+        StubInstaller({}, ()).run(lambda: object().nothing)  # type: ignore[attr-defined]
 
 
 def test_a_part_that_cannot_be_made_is_replaced_and_told() -> None:
@@ -64,11 +64,11 @@ def test_a_part_that_cannot_be_made_is_replaced_and_told() -> None:
             raise NotImplementedError("Sparse Attention is not supported")
         return "made"
 
-    mender = Mender(
+    installer = StubInstaller(
         {}, (("sparse attention", "Sparse Attention", lambda: state.update(works=True)),)
     )
-    assert mender.run(step) == "made"
-    assert mender.replaced == ["sparse attention"]
+    assert installer.run(step) == "made"
+    assert installer.replaced == ["sparse attention"]
 
 
 def test_names_say_what_a_field_may_be() -> None:
@@ -120,8 +120,8 @@ def test_a_package_that_is_not_there_is_empty_where_it_is_imported() -> None:
     """In a process of its own: it stays."""
     program = """
 import sys
-from vtool.loading.probe.mend import Mender
-from vtool.loading.probe.vllm_parts import STUBS
+from vtool.loading.probe.stubs import StubInstaller
+from vtool.loading.probe.vllm_stubs import STUBS
 sys.modules["torchaudio"] = None
 
 def step():
@@ -129,11 +129,11 @@ def step():
     from torchaudio.functional import melscale_fbanks
     return kaldi.fbank, melscale_fbanks(n_mels=4)
 
-mender = Mender({}, STUBS)
-assert mender.run(step)[1].shape == (1,)
-assert mender.replaced == ["the package torchaudio"], mender.replaced
+installer = StubInstaller({}, STUBS)
+assert installer.run(step)[1].shape == (1,)
+assert installer.replaced == ["the package torchaudio"], installer.replaced
 try:
-    Mender({}, STUBS).run(lambda: __import__("no_such_package"))
+    StubInstaller({}, STUBS).run(lambda: __import__("no_such_package"))
 except ModuleNotFoundError:
     print("others are not")
 """

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from vtool.loading.probe import on_transformers
+from vtool.loading.probe import transformers_host
 from vtool.loading.probe.audit import audit
 
 
@@ -19,8 +19,8 @@ from vtool.loading.probe.audit import audit
 def test_what_no_tensor_was_loaded_into_is_found_in_the_models_inside_a_model_too(
     name: str, missing: str, tmp_path: Path
 ) -> None:
-    on_transformers.prepare(several=False)
-    subject = on_transformers.subject(name, tmp_path, lambda stage: None)
+    transformers_host.prepare(several=False)
+    subject = transformers_host.subject(name, tmp_path, lambda stage: None)
     whole = audit(subject, ["unwritten-parameter", "partly-written-parameter"], 1, [])
     assert [check["items"] for check in whole.values()] == [[], []]
     less = {key: tensor for key, tensor in subject.checkpoint.items() if missing not in key}

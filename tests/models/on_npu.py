@@ -27,7 +27,7 @@ from vtool.families import FAMILIES
 from vtool.models import attention as ours
 from vtool.models.masks import to_sdpa
 from vtool.models.read_back import read_back
-from vtool.training.setup import prepare_model
+from vtool.training.model_and_engine import prepare_model
 
 CPU = torch.device("cpu")
 LENGTHS = (5, 1, 6)

@@ -21,7 +21,7 @@ from vtool.families import FAMILIES
 from vtool.models import attention
 from vtool.models.attention import attend_by_document
 from vtool.models.masks import allowed_in_rows, to_npu_dense
-from vtool.training.setup import prepare_model
+from vtool.training.model_and_engine import prepare_model
 
 LENGTHS, IMAGES = (19, 7, 1, 23), (1, 0, 0, 2)
 

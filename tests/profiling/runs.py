@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.rows import mixed_rows, write_rows
 from tests.runs import messages, request
-from vtool.training.setup import Request
+from vtool.training.session import Request
 
 ROWS = 8
 

@@ -13,7 +13,7 @@ import torch
 from tests.engines.ranks import run_ranks
 from tests.profiling.runs import annotations, break_rules, inside, made_run, opened, write
 from vtool.engines.ranks import Ranks
-from vtool.training.setup import Request
+from vtool.training.session import Request
 from vtool.training.sft import train
 
 ENGINES = {

@@ -22,7 +22,7 @@ from vtool.engines.ranks import Ranks
 from vtool.profiling.profiler import Profiler, open_profiler
 from vtool.profiling.tools import TorchTool
 from vtool.training import sft
-from vtool.training.setup import Request
+from vtool.training.session import Request
 from vtool.training.sft import Outcome, train
 
 STEM = "profile/rank-0-steps-3-4"

@@ -17,7 +17,8 @@ from vtool.engines.ranks import Ranks
 from vtool.models.adapters import Adapter
 from vtool.training.export_run import export_run
 from vtool.training.run_folder import RunFolder
-from vtool.training.setup import Request, open_session
+from vtool.training.session import Request
+from vtool.training.setup import set_up_run
 from vtool.training.sft import train
 from vtool.training.start import Start
 
@@ -71,7 +72,7 @@ def stream(ranks: Ranks, folder: Path, python: str) -> list[dict[str, Any]]:
         )
     for name, adapter in exports:
         start = Start(folder / name / "checkpoints/step-000003")
-        session, _ = open_session(made_run(folder, name), RunFolder(folder / name), start, ranks)
+        session, _ = set_up_run(made_run(folder, name), RunFolder(folder / name), start, ranks)
         for key, tensor in session.engine.iter_hf_weights(adapter):
             if server is not None and server.stdin is not None:
                 sent = save({key: tensor.cpu().contiguous()})

@@ -12,7 +12,7 @@ from tests.engines.parity import base_model, made_run
 from tests.engines.ranks import run_ranks
 from tests.runs import session
 from vtool.engines.ranks import Ranks, SharedFindings
-from vtool.training.setup import Request
+from vtool.training.session import Request
 
 WorkerResult = list[tuple[str, str]]
 

@@ -16,7 +16,7 @@ from tests.runs import messages, request, session
 from vtool.data.loader import load_steps, micro_batches
 from vtool.diagnostics import Findings
 from vtool.engines.ranks import Ranks
-from vtool.training.setup import Request
+from vtool.training.session import Request
 from vtool.training.sft import train_step
 from vtool.training.stop import StopRequest
 

@@ -15,7 +15,7 @@ from tests.engines.ranks import run_ranks
 from tests.rows import mixed_rows, write_rows
 from tests.runs import messages, read_lines, request
 from vtool.engines.ranks import Ranks
-from vtool.training.setup import Request
+from vtool.training.session import Request
 from vtool.training.sft import train
 
 

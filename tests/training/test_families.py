@@ -12,7 +12,7 @@ from vtool.data.plan import Plan
 from vtool.engines.ranks import Ranks
 from vtool.families import FAMILIES
 from vtool.families.family import load_family
-from vtool.training.setup import Request
+from vtool.training.session import Request
 from vtool.training.sft import train
 
 ROWS = 8

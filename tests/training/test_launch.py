@@ -18,7 +18,7 @@ from tests.runs import request
 from vtool.diagnostics import Findings
 from vtool.engines.ranks import Ranks
 from vtool.training import launch
-from vtool.training.setup import Request
+from vtool.training.session import Request
 
 
 @pytest.mark.parametrize("nproc", ["null", "2"])

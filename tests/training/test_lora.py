@@ -25,7 +25,8 @@ from vtool.models.build import load_model
 from vtool.training.base import check_base, keep_base
 from vtool.training.export_run import export_run
 from vtool.training.run_folder import RunFolder
-from vtool.training.setup import Request, open_session
+from vtool.training.session import Request
+from vtool.training.setup import set_up_run
 from vtool.training.sft import train
 from vtool.training.start import Start
 
@@ -186,7 +187,7 @@ def test_the_base_is_never_changed(folder: Path) -> None:
 def batch_of(folder: Path, name: str) -> dict[str, Any]:
     run_folder = RunFolder(folder / "again" / name)
     run_folder.path.mkdir(parents=True, exist_ok=True)
-    opened, _ = open_session(
+    opened, _ = set_up_run(
         made_run(folder, f"again/{name}", "ddp"), run_folder, Start(None), Ranks()
     )
     rows = opened.rows["train"]

@@ -21,7 +21,7 @@ from vtool.diagnostics import Findings
 from vtool.engines.ranks import Ranks
 from vtool.families.family import load_family
 from vtool.training.export_run import export_run
-from vtool.training.setup import Request
+from vtool.training.session import Request
 from vtool.training.sft import train
 
 OWN = Path(__file__).parent / "my_qwen.py"

@@ -26,10 +26,13 @@ from vtool.engines import fsdp2
 from vtool.engines.ddp import Ddp
 from vtool.engines.megatron import engine as megatron
 from vtool.engines.ranks import Ranks
+from vtool.families.family import load_family
 from vtool.models import adapters
-from vtool.training import launch, setup
+from vtool.training import launch, model_and_engine
+from vtool.training import session as sessions
+from vtool.training.model_and_engine import build_engine
 from vtool.training.read_back import check_arrival, read_back
-from vtool.training.setup import Request, build_engine
+from vtool.training.session import Request
 from vtool.training.sft import train
 from vtool.verify.readback_registry import READ
 
@@ -278,14 +281,14 @@ class TestUpstream:
         with monkeypatch.context() as patch:
             settings = schema.Ddp(kind="ddp")
             patch.setattr(
-                setup,
+                sessions,
                 "build_engine",
                 lambda run, model, ranks: build_engine(
                     run.model_copy(update={"engine": settings}), model, ranks
                 ),
             )
             assert found(made) == {"engine.kind"}
-        of = type(setup.family("qwen2_5_vl"))
+        of = type(load_family("qwen2_5_vl"))
         monkeypatch.setattr(of, "blocks", lambda self, model: [])
         assert found(made) == {"engine.reshard_after_forward"}
 
@@ -355,13 +358,15 @@ class TestUpstream:
             "optim.betas=[0.8, 0.9]",
         )
         defaults = schema.Optim(lr=made.run.optim.lr)
-        build = setup.build_optimizer
+        build = model_and_engine.build_optimizer
         monkeypatch.setattr(
-            setup, "build_optimizer", lambda module, _settings, part: build(module, defaults, part)
+            model_and_engine,
+            "build_optimizer",
+            lambda module, _settings, part: build(module, defaults, part),
         )
         default = schema.Fsdp2(kind="fsdp2")
         monkeypatch.setattr(
-            setup,
+            sessions,
             "build_engine",
             lambda run, model, ranks: build_engine(
                 run.model_copy(update={"engine": default}), model, ranks
@@ -406,7 +411,9 @@ class TestUpstream:
         a pure bfloat16 AdamW loses small updates, and its loss falls all the same.
         """
         made = small("model.dtype=bfloat16")
-        monkeypatch.setattr(setup, "prepare_model", lambda _run, model: model.to(torch.bfloat16))
+        monkeypatch.setattr(
+            model_and_engine, "prepare_model", lambda _run, model: model.to(torch.bfloat16)
+        )
         opened, _ = session(made)
         (finding,) = compare(wanted(made.run), read_back(opened))
         assert (
@@ -421,11 +428,11 @@ class TestOfARun:
         self, small: Callable[..., Request], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         made = small("optim.eps=1e-6", "checkpoint.every_steps=1")
-        build = setup.build_optimizer
+        build = model_and_engine.build_optimizer
         default = made.run.optim.model_copy(update={"eps": 1e-8})
         dropped = lambda module, _settings, part: build(module, default, part)  # noqa: E731
         with monkeypatch.context() as patch:
-            patch.setattr(setup, "build_optimizer", dropped)
+            patch.setattr(model_and_engine, "build_optimizer", dropped)
             with pytest.raises(
                 Findings,
                 match=r"setting-not-arrived.*`optim.eps` asks for 1e-06, but AdamW, group 0",
@@ -437,7 +444,7 @@ class TestOfARun:
         # Of a run that goes on: as after a stop in the middle.
         (made.run.folder / "result.json").unlink()
         before = metrics.read_bytes()
-        monkeypatch.setattr(setup, "build_optimizer", dropped)
+        monkeypatch.setattr(model_and_engine, "build_optimizer", dropped)
         with pytest.raises(Findings, match=r"optim\.eps"):
             train(made, Ranks())
         assert metrics.read_bytes() == before

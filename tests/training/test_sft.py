@@ -19,7 +19,7 @@ from vtool.diagnostics import Findings
 from vtool.engines.common import model_tensors, optimizer_tensors
 from vtool.engines.ranks import Ranks
 from vtool.training.finish import balance
-from vtool.training.setup import Progress, Request, Session
+from vtool.training.session import Progress, Request, Session
 from vtool.training.sft import train, train_step
 from vtool.training.stop import StopRequest
 

@@ -28,7 +28,7 @@ from vtool.families.family import load_family
 from vtool.models.build import build_model
 from vtool.models.one_pass import joint_vision_forward
 from vtool.models.processor import Processor
-from vtool.training.setup import Request
+from vtool.training.session import Request
 from vtool.training.sft import train
 
 EACH = pytest.mark.parametrize("name", FAMILIES)

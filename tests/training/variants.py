@@ -13,7 +13,7 @@ from vtool.config.read_back import Observed
 from vtool.diagnostics import Findings
 from vtool.engines.ranks import Ranks
 from vtool.training import read_back
-from vtool.training.setup import Request
+from vtool.training.session import Request
 
 OWN = Path(__file__).parent / "my_qwen.py"
 _PACKED = ("data.packing=token_budget", "data.micro_batch_tokens=160")

@@ -24,7 +24,7 @@ from vtool.config.wanted import wanted
 from vtool.diagnostics import rules_live
 from vtool.engines.ranks import Ranks
 from vtool.families import FAMILIES
-from vtool.training import setup
+from vtool.training import model_and_engine
 from vtool.training.read_back import read_back
 from vtool.verify import live_check
 from vtool.verify.live import compare
@@ -375,11 +375,13 @@ class TestCommand:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """verl#4214 again: betas that are left out. In this process, so that they can be."""
-        build = setup.build_optimizer
+        build = model_and_engine.build_optimizer
         loaded = load_run("digits")
         without = loaded.run.optim.model_copy(update={"betas": (0.9, 0.999)})
         monkeypatch.setattr(
-            setup, "build_optimizer", lambda module, _settings, part: build(module, without, part)
+            model_and_engine,
+            "build_optimizer",
+            lambda module, _settings, part: build(module, without, part),
         )
         told = tell(Task(loaded.run, shrink_run(loaded.run), loaded.origins), tmp_path, 0)
         monkeypatch.setattr(live_check, "_processes", lambda *_given: [told])

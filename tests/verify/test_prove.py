@@ -23,7 +23,7 @@ from vtool.diagnostics import Findings
 from vtool.engines.ranks import Ranks
 from vtool.export.huggingface import export
 from vtool.families import FAMILIES
-from vtool.training.setup import Progress, restore_checkpoint
+from vtool.training.session import Progress, restore_checkpoint
 from vtool.verify.processes import Ended, run_processes
 from vtool.verify.proofs import reference, training
 from vtool.verify.proofs.context import ONE_ROW, ProofContext, build_proof_context

@@ -17,7 +17,7 @@ from tests.rows import chat, mixed_rows, picture, write_rows
 from tests.runs import messages, request, session
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.engines.ranks import Ranks
-from vtool.training.setup import Request
+from vtool.training.session import Request
 
 SMALL = (
     "data.global_batch_size=4",

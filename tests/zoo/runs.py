@@ -157,7 +157,7 @@ DEFECTS = (
         "A run that goes on begins behind the end of the epoch that it was in.",
         "ledger-mismatch",
         RESUMED,
-        "vtool.training.setup:load",
+        "vtool.training.session:load",
         at_the_epochs_end,
     ),
     Defect(
@@ -193,7 +193,7 @@ DEFECTS = (
         "Each rank draws weights of its own, and nothing brings them together.",
         "ranks-differ",
         TWO,
-        "vtool.training.setup:build_model",
+        "vtool.training.model_and_engine:build_model",
         of_its_own,
     ),
     Defect(
@@ -202,7 +202,7 @@ DEFECTS = (
         "Each rank shuffles with a seed of its own: some rows come twice, others never.",
         "setting-not-arrived",
         TWO,
-        "vtool.training.setup:Plan",
+        "vtool.training.session:Plan",
         own_order,
         told="run.seed",
     ),

@@ -248,7 +248,7 @@ DEFECTS = (
         "A frozen part has gradients after all, and the optimizer looks at these.",
         "trained-set-differs",
         Proved("trained-set-differs", ("model.freeze.vision=true",)),
-        "vtool.training.setup:build_optimizer",
+        "vtool.training.model_and_engine:build_optimizer",
         everything_learns,
         told="does not train",
     ),

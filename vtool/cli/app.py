@@ -1,6 +1,6 @@
 """The `vtool` command.
 
-Nothing heavy is imported here: `vtool --help` answers at once, each command imports what it needs.
+`vtool --help` answers at once: each command imports what it needs when it runs.
 """
 
 from typing import Annotated
@@ -9,6 +9,7 @@ import typer
 
 from vtool import __version__
 from vtool.cli.doctor import doctor
+from vtool.cli.exit_at_once import ExitAtOnce, ExitAtOnceCommand
 from vtool.cli.explain import explain
 from vtool.cli.export import export
 from vtool.cli.load_check import load_check
@@ -29,7 +30,7 @@ app = typer.Typer(
 app.add_typer(train, name="train")
 app.command()(validate_config)
 app.command()(load_check)
-app.command()(verify)
+app.command(cls=ExitAtOnceCommand)(verify)
 app.command()(export)
 app.command()(predict)
 app.command()(report)
@@ -37,8 +38,8 @@ app.command()(explain)
 app.command()(doctor)
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _version(requested: bool) -> None:
+    if requested:
         typer.echo(f"vtool {__version__}")
         raise typer.Exit
 
@@ -53,19 +54,17 @@ def root(
 
 
 def main() -> None:
-    """The entry point.
+    """Run the command line and end the process.
 
-    An exception that no command expects is a bug: its traceback is shown, and the exit status is 2.
+    An exception that no command expects is a bug: its traceback is shown, the exit status is 2.
     """
-    import gc
     import io
     import os
     import sys
     import traceback
     from contextlib import suppress
 
-    # Nothing is fetched at run time, and a library's progress bars would break up the panel and the
-    # logs.
+    # vtool fetches nothing at run time, and libraries' progress bars would break up its output.
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     # OpenMP's threads wait by spinning unless told not to: beside one other busy process, training
@@ -75,25 +74,21 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-    if sys.argv[1:2] == ["verify"] and "--fast" in sys.argv and "--full-size" not in sys.argv:
-        # Of its 10 seconds 6 are imports, which make a million objects that stay: looking through
-        # them for garbage takes 0.5 to 1 more.
-        gc.disable()
+    # A rank of an outer torchrun leaves at once too: torch's own end sometimes aborts (see
+    # training/launch.py), and torchrun would call that a failure.
+    at_once, code = "TORCHELASTIC_RUN_ID" in os.environ, 2
     try:
         app()
+    except SystemExit as end:
+        at_once |= isinstance(end, ExitAtOnce)
+        if not isinstance(end.code, int | None):
+            raise
+        code = end.code or 0
     except Exception:
         traceback.print_exc()
-        code: object = 2
-    except SystemExit as end:
-        code = end.code
-    # A rank of an outer torchrun: torch's own end sometimes aborts (see training/launch.py), and
-    # torchrun would call it a failure. And `verify`, which has nothing left to end: to take torch
-    # and transformers apart is 1 to 1.5 s of its 10.
-    if ("TORCHELASTIC_RUN_ID" in os.environ or sys.argv[1:2] == ["verify"]) and isinstance(
-        code, int | None
-    ):
+    if at_once:
         with suppress(BrokenPipeError):
             sys.stdout.flush()
             sys.stderr.flush()
-        os._exit(code or 0)
-    sys.exit(code)  # type: ignore[arg-type]
+        os._exit(code)
+    sys.exit(code)

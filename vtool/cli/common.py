@@ -1,22 +1,26 @@
-"""What the commands share: findings become printed lines and an exit code."""
+"""What all commands share: findings become printed lines and an exit status."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING, NoReturn, TextIO
+
+import typer
 
 from vtool.diagnostics import Findings
 
+if TYPE_CHECKING:
+    from vtool.diagnostics.result import Result
+
 
 @contextmanager
-def reported(
+def exit_on_findings(
     command: str, subject: str, format: str = "full", stopped: str = "stopped"
 ) -> Iterator[None]:
-    """Print the findings that are raised inside, and exit:
+    """Print the findings that are raised inside, and exit.
 
-    1, or 2 where nothing at all could be done; 130 after a Ctrl-C.
+    The status is 1, or 2 where the command could do nothing at all; 130 after a Ctrl-C.
     """
-    import typer
-
     try:
         yield
     except Findings as findings:
@@ -30,16 +34,29 @@ def reported(
 def print_findings(
     findings: Findings, command: str = "train sft", subject: str = "", format: str = "full"
 ) -> None:
-    """Findings on standard error (as a document for programs: on standard output)."""
-    from vtool.config.resources import opened
-    from vtool.diagnostics.render import MACHINE, render
+    """Print findings on standard error; a document for programs on standard output."""
+    from vtool.diagnostics.render import MACHINE
     from vtool.diagnostics.result import Result
 
-    result = Result.of_findings(subject, findings.diagnostics)
-    render(
-        [result],
-        format,
-        command=command,
-        stream=sys.stdout if format in MACHINE else sys.stderr,
-        locate=opened,
-    )
+    stream = sys.stdout if format in MACHINE else sys.stderr
+    print_results([Result.of_findings(subject, findings.diagnostics)], command, format, stream)
+
+
+def print_results(
+    results: "Sequence[Result]", command: str, format: str, stream: TextIO | None = None
+) -> None:
+    """Print results, on standard output unless another stream is given."""
+    from vtool.config.resources import opened
+    from vtool.diagnostics.render import render
+
+    render(results, format, command=command, stream=stream or sys.stdout, locate=opened)
+
+
+def print_and_exit(
+    results: "Sequence[Result]", command: str, format: str, stream: TextIO | None = None
+) -> NoReturn:
+    """Print results, and exit with the status that they amount to."""
+    from vtool.diagnostics.result import exit_code
+
+    print_results(results, command, format, stream)
+    raise typer.Exit(exit_code(results))

@@ -16,7 +16,7 @@ WIDTH = 80
 
 def doctor(
     recipe: Annotated[
-        str | None, typer.Argument(metavar="RECIPE", help="Look only at what this recipe needs.")
+        str | None, typer.Argument(metavar="RECIPE", help="Check only what this recipe needs.")
     ] = None,
     overrides: Annotated[
         list[str] | None,
@@ -28,47 +28,39 @@ def doctor(
 
     Works where torch does not import.
     """
-    import sys
-
-    from vtool.cli.common import reported
-    from vtool.config.resources import opened
-    from vtool.diagnostics.render import render
-    from vtool.diagnostics.result import exit_code
+    from vtool.cli.common import exit_on_findings, print_and_exit
 
     subject = recipe or "this machine"
-    with reported("doctor", subject, format):
+    with exit_on_findings("doctor", subject, format):
         from vtool.doctor.diagnose import diagnose
         from vtool.doctor.recipe import needs_of
 
         diagnosis = diagnose(needs_of(recipe, overrides or []) if recipe else None)
-    result = diagnosis.result(subject)
     if format == Format.full:
-        for line in _table(diagnosis):
-            typer.echo(line)
-    render([result], format, command="doctor", stream=sys.stdout, locate=opened)
-    raise typer.Exit(exit_code([result]))
+        typer.echo("\n".join(_table(diagnosis)))
+    print_and_exit([diagnosis.result(subject)], "doctor", format)
 
 
 def _table(diagnosis: "Diagnosis") -> "Iterator[str]":
-    """Three columns under the name of each section; the last one is wrapped."""
+    """Yield three columns under the name of each section; the last one is wrapped."""
     import textwrap
 
-    wide = max(len(row.name) for row in diagnosis.rows)
+    names = max(len(row.name) for row in diagnosis.rows)
     states = min(22, max(len(row.state) for row in diagnosis.rows))
     section = ""
     for row in diagnosis.rows:
         if row.section != section:
             section = row.section
             yield section
-        head = f"  {row.name:<{wide}}  {row.state:<{states}}"
+        head = f"  {row.name:<{names}}  {row.state:<{states}}"
         if len(row.state) > states and row.note:
             yield head.rstrip()
-            head = " " * (wide + states + 4)
+            head = " " * (names + states + 4)
         yield from textwrap.wrap(
             row.note,
             WIDTH,
             initial_indent=f"{head}  ",
-            subsequent_indent=" " * (wide + states + 6),
+            subsequent_indent=" " * (names + states + 6),
             break_on_hyphens=False,
         ) or [head.rstrip()]
     yield ""

@@ -1,5 +1,6 @@
 """`vtool explain [RULE | CODE | SETTING | RECIPE]`"""
 
+from itertools import takewhile
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -32,21 +33,21 @@ def explain(
         typer.echo(as_markdown(), nl=False)
         return
     if topic is None:
-        _list()
+        _print_list()
         return
     by_code = {rule.code: rule for rule in RULES.values()}
     if rule := RULES.get(topic.lower()) or by_code.get(topic.upper()):
-        _rule(rule)
+        _print_rule(rule)
     elif topic in recipe_names() or topic.endswith((".yaml", ".yml")):
-        from vtool.cli.common import reported
+        from vtool.cli.common import exit_on_findings
 
-        with reported("explain", topic):
-            _recipe(topic, find_recipe(topic).path)
+        with exit_on_findings("explain", topic):
+            _print_recipe(topic, find_recipe(topic).path)
     else:
-        _settings(topic)
+        _print_settings(topic)
 
 
-def _list() -> None:
+def _print_list() -> None:
     from vtool.config.resources import recipe_names, share
     from vtool.diagnostics import RULES
 
@@ -55,25 +56,25 @@ def _list() -> None:
         typer.echo(f"  {rule.name:<30} {rule.code}  {rule.summary}")
     typer.echo("\nRecipes:")
     for name in recipe_names():
-        typer.echo(f"  {name:<30} {_head(share('recipes') / f'{name}.yaml')[0]}")
+        typer.echo(f"  {name:<30} {_first_comment(share('recipes') / f'{name}.yaml')[0]}")
     typer.echo(
         "\nMore: vtool explain NAME, with a rule, a recipe, a setting such as optim.lr, or a group"
         " of settings such as data."
     )
 
 
-def _rule(rule: "Rule") -> None:
+def _print_rule(rule: "Rule") -> None:
     rows = (("why", rule.why), ("bad", rule.bad), ("good", rule.good), ("fix", rule.fix))
     typer.echo(f"{rule.name} ({rule.code}, {rule.severity})\n{rule.summary}\n")
     for head, text in rows:
         typer.echo(f"  {head + ':':<5} {text}")
 
 
-def _recipe(topic: str, path: "Path") -> None:
-    """What the recipe says of itself, and its settings; where it leaves some open, which."""
+def _print_recipe(topic: str, path: "Path") -> None:
+    """Print a recipe's comment, and its settings or those that it lacks."""
     from vtool.config.load import effective_yaml, examine
 
-    typer.echo("\n".join(_head(path)))
+    typer.echo("\n".join(_first_comment(path)))
     examined = examine(topic)
     if examined.loaded:
         typer.echo(f"\n{effective_yaml(examined.loaded)}", nl=False)
@@ -83,7 +84,7 @@ def _recipe(topic: str, path: "Path") -> None:
         typer.echo(f"  {finding.help or finding.message}")
 
 
-def _settings(topic: str) -> None:
+def _print_settings(topic: str) -> None:
     from vtool.config.resources import recipe_names
     from vtool.config.schema import KINDS
     from vtool.config.settings import all_settings
@@ -93,7 +94,7 @@ def _settings(topic: str) -> None:
     name = ".".join(part for part in topic.split(".") if not part.isdigit())
     settings = [setting for schema in KINDS.values() for setting in all_settings(schema)]
     if found := [setting for setting in settings if setting.name == name]:
-        _setting(found)
+        _print_setting(found)
         for group in dict.fromkeys(group for setting in found for group in setting.groups):
             several = len(found[0].groups) > 1
             typer.echo(f"\n{group.__name__}: {(group.__doc__ or '').strip()}\n" if several else "")
@@ -102,7 +103,7 @@ def _settings(topic: str) -> None:
                 for setting in settings
                 if setting.owner is group and setting.name.rpartition(".")[0] == name
             ):
-                _setting([setting], "  ")
+                _print_setting([setting], "  ")
         return
     names = [setting.name for setting in settings]
     likely = (
@@ -111,23 +112,20 @@ def _settings(topic: str) -> None:
         or same_words(topic, names)
         or overlapping(topic, names)
     )
-    help = (
-        did_you_mean(list(dict.fromkeys(likely))[:3]) or "`vtool explain` lists rules and recipes"
-    )
+    nearest = list(dict.fromkeys(likely))[:3]
+    help = did_you_mean(nearest) or "`vtool explain` lists rules and recipes"
     typer.echo(f"there is no rule, setting or recipe `{topic}`\nhelp: {help}", err=True)
     raise typer.Exit(2)
 
 
-def _setting(found: "Sequence[Setting]", indent: str = "") -> None:
-    """What a setting takes, and what it is for.
+def _print_setting(found: "Sequence[Setting]", indent: str = "") -> None:
+    """Print the type, the default and the description of a setting.
 
-    Found more than once, it belongs to several kinds of one group.
+    It is given once for each kind of its group that has it.
     """
     takes = " or ".join(dict.fromkeys(setting.takes for setting in found))
-    typer.echo(
-        f"{indent}{found[0].name}:"
-        f" {'; '.join(part for part in (takes, _default(found[0])) if part)}"
-    )
+    facts = "; ".join(part for part in (takes, _default(found[0])) if part)
+    typer.echo(f"{indent}{found[0].name}: {facts}")
     for text in dict.fromkeys(setting.doc for setting in found if setting.doc):
         typer.echo(f"{indent}  {' '.join(text.split())}")
 
@@ -141,21 +139,18 @@ def _default(setting: "Setting") -> str:
         return "it must be given"
     if setting.field.is_required() or isinstance(setting.field.default, Settings):
         return ""
-    text = (
-        setting.field.default
-        if isinstance(setting.field.default, str)
-        else json.dumps(setting.field.default)
+    default = setting.field.default
+    return f"default: {default if isinstance(default, str) else json.dumps(default)}"
+
+
+def _first_comment(path: "Path") -> list[str]:
+    """Return the lines of a recipe's first comment."""
+    comment = takewhile(
+        lambda line: line.startswith("#"), path.read_text(encoding="utf-8").splitlines()
     )
-    return f"default: {text}"
-
-
-def _head(path: "Path") -> list[str]:
-    """A recipe's first comment."""
-    lines = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        if not line.startswith("#"):
-            break
-        if line.startswith("# yaml-language-server:"):
-            continue
-        lines.append(line.removeprefix("#").strip())
+    lines = [
+        line.removeprefix("#").strip()
+        for line in comment
+        if not line.startswith("# yaml-language-server:")
+    ]
     return lines or ["(it does not say what it is for)"]

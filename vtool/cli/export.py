@@ -14,17 +14,17 @@ def export(
     merge: Annotated[
         bool,
         typer.Option(
-            "--merge", help="Of a run with lora, write the whole model with its adapter merged in."
+            "--merge", help="Of a run with lora, write the whole model with the adapter merged in."
         ),
     ] = False,
 ) -> None:
-    """Write a run's newest checkpoint as a Hugging Face folder (of a run with lora:
+    """Write a run's newest checkpoint as a Hugging Face folder, also before the run has finished.
 
-    its adapter), also before the run has finished.
+    Of a run with lora, write its adapter.
     """
-    from vtool.cli.common import reported
+    from vtool.cli.common import exit_on_findings
 
-    with reported("export", str(run)):
+    with exit_on_findings("export", str(run)):
         from vtool.training.export_run import export_run
 
         folder, step = export_run(run, output, merge=merge)

@@ -1,10 +1,10 @@
-"""The `--format` of every checking command."""
+"""The `--format` of every command that checks something."""
 
 from enum import StrEnum
 
 
 class Format(StrEnum):
-    """How findings are printed: for reading, a line each, or for programs and services."""
+    """A way to print findings: for reading, one line each, or for programs and services."""
 
     full = "full"
     concise = "concise"

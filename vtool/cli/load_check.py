@@ -67,7 +67,7 @@ def load_check(
     """
     import sys
 
-    from vtool.cli.common import reported
+    from vtool.cli.common import exit_on_findings
     from vtool.cli.load_check_text import (
         Live,
         digests,
@@ -83,7 +83,7 @@ def load_check(
 
     subjects, overrides = _told_apart(arguments or [])
     shown = " ".join(subjects) or (f"--all {all}" if all else "")
-    with reported("load-check", shown, format):
+    with exit_on_findings("load-check", shown, format):
         settings, typed = _settings(subjects, overrides, all, python)
         if checkpoint is not None and not checkpoint.is_dir():
             raise typer.BadParameter(f"there is no folder {checkpoint}", param_hint="--checkpoint")

@@ -12,17 +12,21 @@ def predict(
     ],
     image: Annotated[
         list[Path] | None,
-        typer.Option(help="An image file; several in the order in which they are shown."),
+        typer.Option(
+            help="An image file. Repeat it for several, in the order in which they are shown."
+        ),
     ] = None,
     video: Annotated[
         list[Path] | None,
-        typer.Option(help="A video file; several in the order in which they are shown."),
+        typer.Option(
+            help="A video file. Repeat it for several, in the order in which they are shown."
+        ),
     ] = None,
     question: Annotated[
         str | None,
         typer.Option(
             help=(
-                "What to ask; <image> and <video> in it are where these are shown. Default: the"
+                "What to ask; <image> and <video> in it mark where these are shown. Default: the"
                 " question of the run's first test row."
             )
         ),
@@ -33,9 +37,9 @@ def predict(
     max_new_tokens: Annotated[int, typer.Option(min=1, help="The longest answer, in tokens.")] = 64,
 ) -> None:
     """Ask the trained model about an image or a video."""
-    from vtool.cli.common import reported
+    from vtool.cli.common import exit_on_findings
 
-    with reported("predict", str(run)):
+    with exit_on_findings("predict", str(run)):
         from vtool.evaluation.predict import predict as ask
 
         images, videos = ([str(path) for path in files or []] for files in (image, video))

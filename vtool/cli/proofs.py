@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     from vtool.verify.proved import Proved
 
 
-def named(only: Sequence[str]) -> tuple[str, ...]:
-    """The proofs that are asked for by their rules' names or codes.
+def parse_proof_names(only: Sequence[str]) -> tuple[str, ...]:
+    """Return the rules of the proofs that are named, by rule or by code.
 
     Raises:
-        Findings: `unknown-choice`, with what was probably meant.
+        Findings: `unknown-choice`, with the nearest names.
     """
     from vtool.diagnostics import RULES, Diagnostic, Findings
     from vtool.diagnostics.near_miss import did_you_mean, near
@@ -23,77 +23,67 @@ def named(only: Sequence[str]) -> tuple[str, ...]:
 
     known = list(dict.fromkeys((*ALONE, *RANKED)))
     codes = {RULES[rule].code.lower(): rule for rule in known}
-    found = [codes.get(name.lower(), name) for name in only]
-    unknown = [
-        Diagnostic(
-            "unknown-choice",
-            f"--only {name}: there is no such proof",
-            did_you_mean(near(name, known)) or f"one of {', '.join(known)}",
+    found = tuple(codes.get(name.lower(), name) for name in only)
+    if unknown := [name for name in found if name not in known]:
+        raise Findings(
+            [
+                Diagnostic(
+                    "unknown-choice",
+                    f"--only {name}: there is no such proof",
+                    did_you_mean(near(name, known)) or f"one of {', '.join(known)}",
+                )
+                for name in unknown
+            ],
+            fatal=True,
         )
-        for name in found
-        if name not in known
-    ]
-    if unknown:
-        raise Findings(unknown, fatal=True)
-    return tuple(found)
+    return found
 
 
-def result_of(subject: str, proved: "Proved") -> "Result":
-    """The verdict, for every format."""
+def proofs_result(subject: str, proved: "Proved") -> "Result":
+    """Return the verdict of the proofs, for every output format."""
     from vtool.diagnostics.result import Result
 
     findings = tuple(proof.finding for proof in proved.proofs if proof.finding)
-    verdict = (
-        "unsafe" if findings else "clean" if "passed" in proved.checks().values() else "not-run"
-    )
-    return Result(subject, verdict, proved.checks(), findings, proved.details())  # type: ignore[arg-type]
+    checks = proved.checks()
+    verdict = "unsafe" if findings else "clean" if "passed" in checks.values() else "not-run"
+    return Result(subject, verdict, checks, findings, proved.details())  # type: ignore[arg-type]
 
 
 def not_run(subject: str, only: Sequence[str], why: str) -> "Result":
-    """The verdict where no proof could be made, and nothing stands against the recipe."""
+    """Return the verdict where no proof could be made, and nothing is wrong with the recipe."""
     from vtool.diagnostics.result import Result
     from vtool.verify.proved import ALONE, RANKED
 
-    asked = only or dict.fromkeys((*ALONE, *RANKED))
-    return Result(
-        subject,
-        "not-run",
-        dict.fromkeys(asked, "not-run"),
-        details={rule: {"reason": why} for rule in asked},
-    )
+    rules = list(only or dict.fromkeys((*ALONE, *RANKED)))
+    checks, details = dict.fromkeys(rules, "not-run"), {rule: {"reason": why} for rule in rules}
+    return Result(subject, "not-run", checks, details=details)
 
 
 def print_proofs(proved: "Proved") -> None:
-    """A table: what was measured, and what is allowed."""
-    typer.echo(
-        f"proofs: {proved.model}, on {len(proved.rows)} rows of data.train:"
-        f" {', '.join(proved.rows)}"
-    )
+    """Print a table of what was measured, and what rounding allows."""
+    rows = ", ".join(proved.rows)
+    typer.echo(f"proofs: {proved.model}, on {len(proved.rows)} rows of data.train: {rows}")
     for change in proved.changes:
         typer.echo(f"  here: {change}")
-    wide = max(len(proof.rule) for proof in proved.proofs)
-    typer.echo(f"  {'':8}  {'':{wide}}  measured  rounding  compared")
+    width = max(len(proof.rule) for proof in proved.proofs)
+    typer.echo(f"  {'':8}  {'':{width}}  measured  rounding  compared")
     for proof in proved.proofs:
-        measured = (
-            "" if proof.measured is None else f"{proof.measured:.1e}" if proof.measured else "0"
-        )
-        allowed = (
-            ""
-            if proof.tolerance is None
-            else f"{proof.tolerance:.1e}"
-            if proof.tolerance
-            else "none"
-        )
+        measured, allowed = _figure(proof.measured, "0"), _figure(proof.tolerance, "none")
         typer.echo(
-            f"  {proof.state.replace('-', ' '):8}  {proof.rule:{wide}}  {measured:>8}  {allowed:>8}"
-            f"  {proof.reason or proof.what}"
+            f"  {proof.state.replace('-', ' '):8}  {proof.rule:{width}}  {measured:>8}"
+            f"  {allowed:>8}  {proof.reason or proof.what}"
         )
+
+
+def _figure(value: float | None, zero: str) -> str:
+    return "" if value is None else f"{value:.1e}" if value else zero
 
 
 def preflight(run: "Run") -> "Proved | str":
-    """The fast proofs of a run that is about to start;
+    """Make the fast proofs of a run that is about to start.
 
-    or why they cannot be made, which ends no run: it says itself what stops it.
+    Returns:
+        The proofs; or why they cannot be made, which ends no run: its start says what stops it.
     """
     from vtool.diagnostics import Findings
     from vtool.verify.prove import prove
@@ -106,13 +96,13 @@ def preflight(run: "Run") -> "Proved | str":
     except Findings as findings:
         return findings.diagnostics[0].message
     # no room for a temporary folder, no memory, what a library raises of a folder: the run's start
-    # tells better
+    # has the better message
     except Exception as error:
         return f"{type(error).__name__}: {error}"
 
 
 def summary(proved: "Proved") -> str:
-    """One line for the start of a run."""
+    """Return one line for the start of a run."""
     states = [proof.state for proof in proved.proofs]
     missed = [proof.rule for proof in proved.proofs if proof.state == "not-run"]
     more = f", {len(missed)} not run ({', '.join(missed)})" if missed else ""

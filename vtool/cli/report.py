@@ -1,4 +1,4 @@
-"""`vtool report`: what came out of a run, or of several side by side."""
+"""`vtool report RUN…`"""
 
 from pathlib import Path
 from typing import Annotated
@@ -23,21 +23,20 @@ def report(
         ),
     ] = False,
 ) -> None:
-    """Write one self-contained page:
+    """Write one self-contained page: curves, answers, data ledger, settings, checks.
 
-    curves, answers, data ledger, settings, checks. Several runs stand side by side.
+    Several runs stand side by side.
     """
-    from vtool.cli.common import reported
+    from vtool.cli.common import exit_on_findings
 
     if follow and (len(runs) > 1 or output):
         raise typer.BadParameter("--follow watches one run, and writes no page")
-    with reported("report", str(runs[0]) if len(runs) == 1 else ""):
+    with exit_on_findings("report", str(runs[0]) if len(runs) == 1 else ""):
         if follow:
             _follow(runs[0])
         else:
-            _write(
-                runs, output or (runs[0] / "report.html" if len(runs) == 1 else Path("report.html"))
-            )
+            folder = runs[0] if len(runs) == 1 else Path()
+            _write(runs, output or folder / "report.html")
 
 
 def _write(runs: list[Path], page: Path) -> None:
@@ -48,12 +47,8 @@ def _write(runs: list[Path], page: Path) -> None:
         typer.echo(write_report(runs, page))
     except OSError as error:
         message = f"{page} cannot be made: {error.strerror} ({error.filename})"
-        raise Findings(
-            Diagnostic(
-                "run-folder-unwritable", message, help="name a file elsewhere: --output FILE"
-            ),
-            fatal=True,
-        ) from error
+        help = "name a file elsewhere: --output FILE"
+        raise Findings(Diagnostic("run-folder-unwritable", message, help), fatal=True) from error
 
 
 def _follow(run: Path) -> None:
@@ -64,6 +59,6 @@ def _follow(run: Path) -> None:
     try:
         follow(run, Console())
     except KeyboardInterrupt:
-        # The run goes on; only the watching ends. 130 is what a shell expects of a command that
-        # Ctrl-C ended.
+        # The run continues; only the watching ends. 130 is the exit status that a shell expects of
+        # a command that Ctrl-C ended.
         raise typer.Exit(130) from None

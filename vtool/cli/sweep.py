@@ -1,7 +1,4 @@
-"""`vtool train sft -m RECIPE KEY=A,B…`:
-
-every combination as a run of its own, one after the other.
-"""
+"""`vtool train sft -m RECIPE KEY=A,B…`: a run for each combination, one after the other."""
 
 import json
 import os
@@ -9,7 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -22,25 +19,24 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
-    """A job, and where its run lives."""
+class PlannedRun:
+    """A job, and the folder of its run."""
 
     job: Job
     overrides: tuple[str, ...]
-    """With the run's own name."""
+    """The job's settings, with the name of its run."""
     folder: Path
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
-    """How a job ended:
+class EndedRun:
+    """A job that has ended, or was not started."""
 
-    its status in words, and the exit status of its process; None where it was not started.
-    """
-
-    planned: Planned
+    planned: PlannedRun
     status: str
+    """How it ended, in words."""
     code: int | None
+    """The exit status of its process; None where it was not started."""
 
 
 def run_sweep(recipe: str, overrides: Sequence[str], options: Sequence[str] = ()) -> int:
@@ -50,44 +46,34 @@ def run_sweep(recipe: str, overrides: Sequence[str], options: Sequence[str] = ()
         The worst exit status of a job.
 
     Raises:
-        Findings: all that stands against any of the jobs, before the first one starts.
+        Findings: what is wrong with any of the jobs, before the first one starts.
     """
     if "TORCHELASTIC_RUN_ID" in os.environ:
-        message = (
-            "-m starts a run after the other by itself, and each rank of the outer torchrun would"
-            " do so"
-        )
-        raise Findings(
-            Diagnostic(
-                "launch-conflict",
-                message,
-                "leave torchrun out: launch.nproc says how many processes each run has",
-            )
-        )
+        message = "-m starts one run after the other, and each rank of the outer torchrun would"
+        help = "leave torchrun out: launch.nproc says how many processes each run has"
+        raise Findings(Diagnostic("launch-conflict", message, help))
     planned = plan(recipe, expand(overrides))
-    done: list[Done] = []
-    with _Passing() as passing:
+    done: list[EndedRun] = []
+    with _SignalForwarding() as signals:
         for number, each in enumerate(planned, 1):
-            if passing.asked:
-                done.append(Done(each, "not started", None))
+            if signals.stop_requested:
+                done.append(EndedRun(each, "not started", None))
                 continue
-            print(
-                f"job {number} of {len(planned)}: {' '.join(each.job.swept) or recipe}", flush=True
-            )
-            done.append(_train(recipe, each, passing, options))
-    for line in table(done):
-        print(line)
+            swept = " ".join(each.job.swept) or recipe
+            print(f"job {number} of {len(planned)}: {swept}", flush=True)
+            done.append(_train(recipe, each, signals, options))
+    print("\n".join(table(done)))
     return max(each.code or 0 for each in done)
 
 
-def plan(recipe: str, jobs: Sequence[Job]) -> list[Planned]:
+def plan(recipe: str, jobs: Sequence[Job]) -> list[PlannedRun]:
     """Give each job a name and a folder of its own.
 
     Raises:
-        Findings: of all jobs, each finding once.
+        Findings: of all jobs, each finding once; `run-folder-taken`.
     """
     found: dict[tuple[str, str], Diagnostic] = {}
-    planned: list[Planned] = []
+    planned: list[PlannedRun] = []
     for job in jobs:
         try:
             loaded = load_run(recipe, job.overrides)
@@ -96,73 +82,67 @@ def plan(recipe: str, jobs: Sequence[Job]) -> list[Planned]:
                 raise
             found |= {(each.rule, each.message): each for each in findings.diagnostics}
         else:
-            planned.append(_named(job, loaded))
+            planned.append(_name_run(job, loaded))
     if found:
         raise Findings(found.values())
-    taken: dict[Path, Planned] = {}
+    taken: dict[Path, PlannedRun] = {}
     for each in planned:
         if (other := taken.setdefault(each.folder, each)) is not each:
-            message = (
-                f"two jobs would train in {each.folder}: {' '.join(other.job.swept)}, and"
-                f" {' '.join(each.job.swept)}"
-            )
-            raise Findings(
-                Diagnostic(
-                    "run-folder-taken",
-                    message,
-                    "sweep run.name or run.dir with distinct values, or not at all",
-                    "run.name",
-                )
-            )
+            both = f"{' '.join(other.job.swept)}, and {' '.join(each.job.swept)}"
+            message = f"two jobs would train in {each.folder}: {both}"
+            help = "sweep run.name or run.dir with distinct values, or not at all"
+            raise Findings(Diagnostic("run-folder-taken", message, help, "run.name"))
     return planned
 
 
-def _named(job: Job, loaded: Loaded) -> Planned:
+def _name_run(job: Job, loaded: Loaded) -> PlannedRun:
     run = loaded.run
     swept = {override.partition("=")[0].lstrip("+") for override in job.swept}
     name, given = run.run.name, run.run.dir
     if not job.suffix or swept & {"run.name", "run.dir"}:
-        return Planned(job, job.overrides, run.folder)
+        return PlannedRun(job, job.overrides, run.folder)
     name = f"{name}-{job.suffix}"
-    more = [_override("run.name", name)]
+    more = [_quoted_override("run.name", name)]
     if given is not None:
         given = str(Path(given) / job.suffix)
-        more.append(_override("run.dir", given))
-    return Planned(job, (*job.overrides, *more), Path(given or f"runs/{name}"))
+        more.append(_quoted_override("run.dir", given))
+    return PlannedRun(job, (*job.overrides, *more), Path(given or f"runs/{name}"))
 
 
-def _override(key: str, text: str) -> str:
+def _quoted_override(key: str, text: str) -> str:
     escaped = text.replace("\\", "\\\\").replace("'", "\\'")
     return f"{key}='{escaped}'"
 
 
-def _train(recipe: str, planned: Planned, passing: "_Passing", options: Sequence[str]) -> Done:
+def _train(
+    recipe: str, planned: PlannedRun, signals: "_SignalForwarding", options: Sequence[str]
+) -> EndedRun:
     finished = (planned.folder / "result.json").exists()
     # A process of its own: nothing of one run is left for the next, and a crash ends one alone.
     process = subprocess.Popen(
         [sys.executable, "-m", "vtool", "train", "sft", recipe, *planned.overrides, *options]
     )
-    with passing.to(process):
+    with signals.forwarded_to(process):
         code = process.wait()
     if code == 0:
-        return Done(planned, "already finished" if finished else "finished", 0)
+        return EndedRun(planned, "already finished" if finished else "finished", 0)
     code = 128 - code if code < 0 else code
     stopped = code in {128 + number for number in _SIGNALS}
-    return Done(planned, "stopped" if stopped else f"failed with {code}", code)
+    return EndedRun(planned, "stopped" if stopped else f"failed with {code}", code)
 
 
-class _Passing:
-    """Takes the signals that ask to stop, and passes them to the job that runs.
+class _SignalForwarding:
+    """Takes the signals that ask to stop, and forwards them to the job that runs.
 
     A terminal's Ctrl-C reaches the job by itself too; two signals within a second are one request
     (`training/stop.py`).
     """
 
     def __init__(self) -> None:
-        self.asked = False
+        self.stop_requested = False
         self._process: subprocess.Popen[bytes] | None = None
 
-    def __enter__(self) -> "_Passing":
+    def __enter__(self) -> "_SignalForwarding":
         self._before = {number: signal.signal(number, self._take) for number in _SIGNALS}
         return self
 
@@ -171,7 +151,7 @@ class _Passing:
             signal.signal(number, handler)
 
     @contextmanager
-    def to(self, process: "subprocess.Popen[bytes]") -> Iterator[None]:
+    def forwarded_to(self, process: "subprocess.Popen[bytes]") -> Iterator[None]:
         self._process = process
         try:
             yield
@@ -179,20 +159,20 @@ class _Passing:
             self._process = None
 
     def _take(self, number: int, frame: FrameType | None) -> None:
-        self.asked = True
+        self.stop_requested = True
         if self._process is not None and self._process.poll() is None:
             self._process.send_signal(number)
 
 
-def table(done: Sequence[Done]) -> Iterator[str]:
-    """A line for each job: its run, what is its own, how it ended, and how good it is."""
+def table(done: Sequence[EndedRun]) -> Iterator[str]:
+    """Yield a line for each job: its run, its settings, how it ended, and its test scores."""
     heads = ("run", "settings", "status", "exact match", "NLL")
     rows = [
         (
             str(each.planned.folder),
             " ".join(each.planned.job.swept),
             each.status,
-            *_figures(each.planned.folder, each.code),
+            *_scores(each.planned.folder, each.code),
         )
         for each in done
     ]
@@ -206,13 +186,11 @@ def table(done: Sequence[Done]) -> Iterator[str]:
         yield "  ".join(words).rstrip()
 
 
-def _figures(folder: Path, code: int | None) -> tuple[str, str]:
-    """`test_exact_match` and `test_nll` of a run that has finished."""
-    try:
-        result = (
-            json.loads((folder / "result.json").read_text(encoding="utf-8")) if code == 0 else {}
-        )
-    except (OSError, ValueError):
-        result = {}
+def _scores(folder: Path, code: int | None) -> tuple[str, str]:
+    """Return `test_exact_match` and `test_nll` of a run that has finished, in words."""
+    result: dict[str, float] = {}
+    with suppress(OSError, ValueError):
+        if code == 0:
+            result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
     match, nll = result.get("test_exact_match"), result.get("test_nll")
     return (f"{match:.2%}" if match is not None else "-", f"{nll:.4f}" if nll is not None else "-")

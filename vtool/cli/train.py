@@ -6,6 +6,7 @@ import typer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
     from vtool.config.load import Loaded
 
@@ -40,62 +41,54 @@ def sft(
         ),
     ] = False,
 ) -> None:
-    """Fine-tune a vision-language model on rows of messages, or go on with a run that was stopped."""
+    """Fine-tune a vision-language model on rows of messages, or continue a run that was stopped."""
     import shlex
 
-    from vtool.cli.common import reported
+    from vtool.cli.common import exit_on_findings
     from vtool.config.load import effective_yaml, load_run
 
     given = [*(overrides or []), *([f"launch.nproc={nproc}"] if nproc else [])]
+    options = ["--no-preflight"] * no_preflight
     if multirun:
         from vtool.cli.sweep import run_sweep
 
-        with reported("train sft", recipe):
-            raise typer.Exit(run_sweep(recipe, given, ["--no-preflight"] * no_preflight))
-    with reported(
-        "train sft",
-        recipe,
-        stopped="stopped; the same command goes on, from the last checkpoint where there is one",
-    ):
+        with exit_on_findings("train sft", recipe):
+            raise typer.Exit(run_sweep(recipe, given, options))
+    stopped = "stopped; the same command continues it, from the last checkpoint if there is one"
+    with exit_on_findings("train sft", recipe, stopped=stopped):
         loaded = load_run(recipe, given)
         for note in loaded.notes:
             typer.echo(f"{note.severity}[{note.rule} {note.code}]: {note.message}", err=True)
-        # What was begun from is not begun from again.
-        again = [
-            override
-            for override in given
-            if override.lstrip("+").partition("=")[0] != "checkpoint.resume"
-        ]
-        again += [] if loaded.run.checkpoint.resume == "auto" else ["checkpoint.resume=auto"]
-        again += ["--no-preflight"] * no_preflight
-        command = shlex.join(["vtool", "train", "sft", recipe, *again])
-        _train(loaded, effective_yaml(loaded), command, _proofs(loaded, asked=not no_preflight))
+        # The command that continues this run: from its own checkpoints, not from another run's.
+        kept = [key for key in given if key.lstrip("+").partition("=")[0] != "checkpoint.resume"]
+        kept += [] if loaded.run.checkpoint.resume == "auto" else ["checkpoint.resume=auto"]
+        command = shlex.join(["vtool", "train", "sft", recipe, *kept, *options])
+        proofs = _make_proofs(loaded, enabled=not no_preflight)
+        _train(loaded, effective_yaml(loaded), command, proofs)
 
 
-def _proofs(loaded: "Loaded", *, asked: bool) -> "Mapping[str, Any] | None":
-    """What the run keeps of the proofs that it begins with.
+def _make_proofs(loaded: "Loaded", *, enabled: bool) -> "Mapping[str, Any] | None":
+    """Prove the recipe, and return what the run keeps of the proofs.
 
-    The first rank alone makes them, and where they fail, nothing is begun.
+    Only the first rank does so. Where a proof fails, the run does not start.
     """
     import os
 
     from vtool.cli.common import print_findings
-    from vtool.cli.proofs import preflight, result_of, summary
+    from vtool.cli.proofs import preflight, proofs_result, summary
     from vtool.diagnostics import Findings
     from vtool.verify.proved import as_record
 
     if os.environ.get("RANK", "0") not in ("0", "") or (loaded.run.folder / "result.json").exists():
         return None
-    proved = preflight(loaded.run) if asked else None
+    proved = preflight(loaded.run) if enabled else None
     if isinstance(proved, str):
         typer.echo(f"preflight: not run: {proved}")
         return as_record(None, proved)
     if proved is not None:
-        if findings := result_of("", proved).findings:
+        if findings := proofs_result("", proved).findings:
             print_findings(Findings(findings))
-            typer.echo(
-                "nothing has been trained; with --no-preflight it would be all the same", err=True
-            )
+            typer.echo("nothing has been trained; --no-preflight trains all the same", err=True)
             raise typer.Exit(1)
         typer.echo(summary(proved))
     return as_record(proved)
@@ -111,20 +104,19 @@ def _train(
     from vtool.diagnostics import Findings
     from vtool.report import write_report
     from vtool.training.launch import launch
-    from vtool.training.setup import Request
+    from vtool.training.session import Request
 
     outcome = launch(
         Request(loaded.run, loaded.plain, config_yaml, loaded.origins, proofs), print_findings
     )
     if outcome is None:  # a rank that is not the first, under an outer torchrun
         return
+    folder = outcome.folder
     try:
-        report = shlex.quote(str(write_report([outcome.folder], outcome.folder / "report.html")))
+        report = shlex.quote(str(write_report([folder], folder / "report.html")))
     except OSError as error:  # everything that took time to make is saved by now
-        report = (
-            f"not written: {error}; free some space, then: vtool report"
-            f" {shlex.quote(str(outcome.folder))}"
-        )
+        retry = f"vtool report {shlex.quote(str(folder))}"
+        report = f"not written: {error}; free some space, then: {retry}"
     if outcome.findings:
         print_findings(Findings(outcome.findings))
     if outcome.signal is not None:
@@ -136,33 +128,27 @@ def _train(
         typer.echo(f"go on with: {command}")
         raise typer.Exit(128 + outcome.signal)
     if outcome.status == "already finished":
-        typer.echo(
-            f"{outcome.folder} has finished its {outcome.step} steps already; nothing is left to do"
-        )
-    for line in _result_lines(outcome.folder):
-        typer.echo(line)
+        typer.echo(f"{folder} has finished its {outcome.step} steps already; nothing is left to do")
+    _print_result(folder)
     typer.echo(f"report: {report}")
     if any(finding.severity == "error" for finding in outcome.findings):
         raise typer.Exit(1)
 
 
-def _result_lines(folder: object) -> list[str]:
+def _print_result(folder: "Path") -> None:
     import json
-    from pathlib import Path
 
-    assert isinstance(folder, Path)
     result = json.loads((folder / "result.json").read_text())
     ledger = result["ledger"]
-    lines = [
+    typer.echo(
         f"ledger: {ledger['rows']} rows = {ledger['rows'] - ledger['dropped']} kept +"
         f" {ledger['dropped']} dropped; {ledger['distinct']} distinct rows trained on,"
         f" {ledger['samples']} samples ({ledger['epochs']:.2f} epochs)"
-    ]
+    )
     if "test_exact_match" in result:
         right = round(result["test_exact_match"] * result["test_samples"])
-        lines.append(
+        typer.echo(
             f"test exact match: {result['test_exact_match']:.2%} ({right} of"
             f" {result['test_samples']}), NLL {result['test_nll']:.4f}"
         )
-    lines.append(f"export: {folder / 'export'}")
-    return lines
+    typer.echo(f"export: {folder / 'export'}")

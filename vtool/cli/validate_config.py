@@ -1,5 +1,6 @@
 """`vtool validate-config RECIPE… [KEY=VALUE]…`"""
 
+import sys
 from collections.abc import Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Trainer(StrEnum):
-    """Whose recipes can be read."""
+    """A trainer whose recipes can be read."""
 
     VERL = "verl"
 
@@ -49,7 +50,7 @@ def validate_config(
     trainer: Annotated[
         Trainer | None,
         typer.Option(
-            "--from", help="RECIPE is a file of this trainer: what means the same here is checked."
+            "--from", help="RECIPE is a file of this trainer: check what means the same here."
         ),
     ] = None,
     json_schema: Annotated[
@@ -58,8 +59,6 @@ def validate_config(
     format: Annotated[Format, typer.Option(help="How findings are printed.")] = Format.full,
 ) -> None:
     """Check a recipe: every setting is known, fits, and does not contradict another."""
-    import sys
-
     if json_schema:
         import json
 
@@ -69,13 +68,11 @@ def validate_config(
         return
     if not arguments:
         raise typer.BadParameter("name a recipe, or a YAML file; `vtool explain` lists the recipes")
-    from vtool.cli.common import reported
+    from vtool.cli.common import exit_on_findings, print_and_exit
     from vtool.config.load import effective_yaml
-    from vtool.config.resources import opened
-    from vtool.diagnostics.render import MACHINE, render
-    from vtool.diagnostics.result import exit_code
+    from vtool.diagnostics.render import MACHINE
 
-    recipes, overrides = _told_apart(arguments)
+    recipes, overrides = _split_arguments(arguments)
     if show and format in MACHINE:
         raise typer.BadParameter(f"--show prints YAML, and leaves no room for --format {format}")
     if trainer and (overrides or multirun):
@@ -89,30 +86,22 @@ def validate_config(
         )
     if show and (multirun or len(recipes) > 1):
         raise typer.BadParameter("--show prints the settings of one recipe")
-    loaded, results, said = None, [], list[str]()
-    with reported("validate-config", recipes[0], format):
+    loaded, results, live_lines = None, [], list[str]()
+    with exit_on_findings("validate-config", recipes[0], format):
         for recipe in recipes:
             for subject, given in _jobs(recipe, overrides) if multirun else [(recipe, overrides)]:
                 result, loaded = _check(subject, recipe, given, foreign=trainer is not None)
                 if live:
-                    result, lines = _built(result, loaded)
-                    said += lines
+                    result, lines = _add_live_check(result, loaded)
+                    live_lines += lines
                 results.append(result)
     if format not in MACHINE:
-        for line in said:
+        for line in live_lines:
             typer.echo(line, err=show)
     if show and loaded:
         typer.echo(effective_yaml(loaded), nl=False)
-    # With --show, standard output is a recipe that can be kept: vtool validate-config digits --show
-    # > mine.yaml
-    render(
-        results,
-        format,
-        command="validate-config",
-        stream=sys.stderr if show else sys.stdout,
-        locate=opened,
-    )
-    raise typer.Exit(exit_code(results))
+    # With --show, standard output is a recipe to keep.
+    print_and_exit(results, "validate-config", format, sys.stderr if show else None)
 
 
 def _check(
@@ -137,29 +126,22 @@ def _check(
     )
 
 
-def _built(result: "Result", loaded: "Loaded | None") -> "tuple[Result, tuple[str, ...]]":
-    """With what the live objects say of it, and what was made smaller for that, in words."""
+def _add_live_check(result: "Result", loaded: "Loaded | None") -> "tuple[Result, tuple[str, ...]]":
+    """Add the check of the live objects to a result; return what it built, in words."""
     from dataclasses import replace
 
     from vtool.verify.live_check import check_live, not_run
 
     built = check_live(loaded) if loaded else not_run()
-    verdict = (
-        "unsafe"
-        if any(finding.severity == "error" for finding in built.findings)
-        else result.verdict
+    failed = any(finding.severity == "error" for finding in built.findings)
+    with_live = replace(
+        result,
+        verdict="unsafe" if failed else result.verdict,
+        checks={**result.checks, **built.checks},
+        findings=(*result.findings, *built.findings),
+        details={**result.details, **built.details},
     )
-    findings, details = (*result.findings, *built.findings), {**result.details, **built.details}
-    return (
-        replace(
-            result,
-            verdict=verdict,
-            checks={**result.checks, **built.checks},
-            findings=findings,
-            details=details,
-        ),
-        built.lines,
-    )
+    return with_live, built.lines
 
 
 def _jobs(recipe: str, overrides: Sequence[str]) -> list[tuple[str, tuple[str, ...]]]:
@@ -168,10 +150,10 @@ def _jobs(recipe: str, overrides: Sequence[str]) -> list[tuple[str, tuple[str, .
     return [(" ".join([recipe, *job.swept]), job.overrides) for job in expand(overrides)]
 
 
-def _told_apart(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Recipes and overrides.
+def _split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the recipes and the overrides.
 
-    The first is a recipe, whatever it is; a hook of pre-commit names several files.
+    The first argument is always a recipe; a pre-commit hook names several files.
     """
     from vtool.config.resources import recipe_names
 

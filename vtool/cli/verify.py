@@ -1,47 +1,27 @@
 """`vtool verify RECIPE | ROWS-FILE [KEY=VALUE]…`"""
 
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from vtool.cli.formats import Format
 
 if TYPE_CHECKING:
-    from vtool.config.schema import Data
+    from vtool.config.schema import Run
     from vtool.diagnostics.result import Result
-    from vtool.verify.rows import Audit, Shown
+    from vtool.verify.rows import Audit
 
-# What a rows file is read with when no recipe says more; its tokenizer is trained on the rows,
-# unless model.path names a real one.
 ROWS_RECIPE = "rows"
-# What the audit looks for, and so reports as passed where it found nothing.
-CHECKED = (
-    "broken-row",
-    "malformed-messages",
-    "missing-image",
-    "broken-image",
-    "missing-video",
-    "broken-video",
-    "too-many-frames",
-    "video-decoder-missing",
-    "placeholder-mismatch",
-    "image-token-mismatch",
-    "image-in-answer",
-    "ignored-by-template",
-    "no-assistant-turn",
-    "end-token-unsupervised",
-    "unstable-template",
-    "control-token-in-text",
-    "labels-differ-from-answers",
-    "overlong-row",
-    "answer-cut-off",
-    "too-many-dropped-rows",
-    "no-rows",
-)
-# Those that look at the split, and so are asked even where no row can be used.
-OF_SPLITS = ("too-many-dropped-rows", "no-rows")
-TEXT = 60  # characters of a span's text in the table
-LISTED = 20  # dropped rows that are listed; the others are counted
+"""The recipe that a file of rows is read with.
+
+It trains a tokenizer on the rows, unless model.path names a real one.
+"""
+SPAN_WIDTH = 60
+"""Characters of a span's text in the table."""
+DROPPED_LISTED = 20
+"""Dropped rows that are listed; the others are counted."""
 
 
 def verify(
@@ -78,158 +58,118 @@ def verify(
     ] = False,
     format: Annotated[Format, typer.Option(help="How findings are printed.")] = Format.full,
 ) -> None:
-    """Audit rows without training:
+    """Audit rows without training: lines, images, placeholders, labels, lengths.
 
-    lines, images, placeholders, labels, lengths. Of a recipe, prove its numbers too, on a tiny
-    model.
+    Of a recipe, prove its numbers too, on a tiny model.
     """
-    import sys
-
-    from vtool.cli.common import reported
-    from vtool.cli.proofs import named, not_run, print_proofs, result_of
+    from vtool.cli.common import exit_on_findings, print_and_exit
+    from vtool.cli.proofs import parse_proof_names
     from vtool.config.load import load_run
-    from vtool.diagnostics import Findings
-    from vtool.diagnostics.render import MACHINE, render
-    from vtool.diagnostics.result import Result, exit_code
+    from vtool.diagnostics.render import MACHINE
 
-    with reported("verify", subject, format):
-        given = list(overrides or [])
-        proofs, rows_only = named(only or []), subject.endswith((".jsonl", ".json"))
-        if rows_only:
-            _refuse_proofs(only=bool(only), fast=fast, full_size=full_size)
-            loaded = load_run(
-                ROWS_RECIPE, [f"data.train=[{{format:messages,path:{_quoted(subject)}}}]", *given]
+    rows_only, readable = subject.endswith((".jsonl", ".json")), format not in MACHINE
+    with _garbage_collection(enabled=full_size or not fast):
+        with exit_on_findings("verify", subject, format):
+            proofs = parse_proof_names(only or [])
+            _check_options(
+                row, rows_only=rows_only, only=bool(only), fast=fast, full_size=full_size
             )
-        else:
-            _refuse_rows(row or [], only=bool(only), fast=fast)
-            loaded = load_run(subject, given)
-        from vtool.verify.rows import audit_rows
+            recipe, settings = subject, overrides or []
+            if rows_only:
+                source = f"data.train=[{{format:messages,path:{_quoted(subject)}}}]"
+                recipe, settings = ROWS_RECIPE, [source, *settings]
+            run = load_run(recipe, settings).run
+            from vtool.verify.rows import audit_rows
 
-        audits = [] if only or fast else audit_rows(loaded.run, row or [])
-    results = [
-        _result(
-            subject if len(audits) == 1 else f"{subject}: data.{audit.split}",
-            audit,
-            loaded.run.data,
-        )
-        for audit in audits
-    ]
-    if format not in MACHINE:
-        for audit in audits:
-            _print_ledger(audit)
-    if not rows_only:
-        from vtool.verify.prove import prove
-        from vtool.verify.proved import NotProvable
-
-        about = f"{subject}: proofs" if audits else subject
-        try:
-            proved = prove(loaded.run, only=proofs, fast=fast, full_size=full_size)
-        except Findings as findings:  # beside what the audit has found
-            results.append(Result.of_findings(about, findings.diagnostics))
-        except NotProvable as error:
-            results.append(not_run(about, proofs, str(error)))
-            if format not in MACHINE:
-                typer.echo(f"proofs: not run: {error}")
-        else:
-            results.append(result_of(about, proved))
-            if format not in MACHINE:
-                print_proofs(proved)
-    render(results, format, command="verify", stream=sys.stdout)
-    raise typer.Exit(exit_code(results))
+            audits = [] if only or fast else audit_rows(run, row or [])
+        results = [_audit_result(subject, audit, run, readable, len(audits)) for audit in audits]
+        if not rows_only:
+            about = f"{subject}: proofs" if audits else subject
+            results.append(_proofs_result(about, run, proofs, readable, fast, full_size))
+        print_and_exit(results, "verify", format)
 
 
-def _refuse_proofs(**given: bool) -> None:
-    """A file of rows has no model whose numbers could be proved.
+@contextmanager
+def _garbage_collection(*, enabled: bool) -> Iterator[None]:
+    """Switch Python's garbage collector off, for a command that lasts seconds and mostly imports.
+
+    The imports of `verify --fast` make a million objects that stay; to look through them for
+    garbage takes 0.5 to 1 s of its 10.
+    """
+    import gc
+
+    if enabled or not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        # Count all objects as old ones: otherwise the next allocation looks through them.
+        gc.freeze()
+        gc.unfreeze()
+        gc.enable()
+
+
+def _check_options(
+    row: list[str] | None, *, rows_only: bool, only: bool, fast: bool, full_size: bool
+) -> None:
+    """Check that each option has something to act on.
 
     Raises:
         Findings: `unknown-choice`.
     """
     from vtool.diagnostics import Diagnostic, Findings
 
-    if named := [f"--{name.replace('_', '-')}" for name, on in given.items() if on]:
-        message = f"{', '.join(named)}: a file of rows is audited as it is; proofs are of a recipe"
-        raise Findings(
-            Diagnostic("unknown-choice", message, "name a recipe whose data.train is this file"),
-            fatal=True,
-        )
+    options = {"--only": only, "--fast": fast, "--full-size": full_size and rows_only}
+    given = [name for name, on in options.items() if on]
+    if given and rows_only:
+        message = f"{', '.join(given)}: a file of rows is audited as it is; proofs are of a recipe"
+        help = "name a recipe whose data.train is this file"
+    elif given and row:
+        named = " and ".join(given)
+        message = f"--row {row[0]}: a row is shown by the audit of rows, which {named} leaves out"
+        help = f"ask without {named}, or without --row"
+    else:
+        return
+    raise Findings(Diagnostic("unknown-choice", message, help), fatal=True)
 
 
-def _refuse_rows(rows: list[str], **given: bool) -> None:
-    """Where rows are not audited, none is shown.
+def _audit_result(
+    subject: str, audit: "Audit", run: "Run", readable: bool, audits: int
+) -> "Result":
+    from vtool.verify.audit_result import audit_result
 
-    Raises:
-        Findings: `unknown-choice`.
-    """
-    from vtool.diagnostics import Diagnostic, Findings
-
-    if rows and (named := [f"--{name}" for name, on in given.items() if on]):
-        message = (
-            f"--row {rows[0]}: a row is shown by the audit of rows, which {' and '.join(named)}"
-            " leaves out"
-        )
-        raise Findings(
-            Diagnostic(
-                "unknown-choice", message, f"ask without {' and '.join(named)}, or without --row"
-            ),
-            fatal=True,
-        )
+    if readable:
+        _print_ledger(audit)
+    name = subject if audits == 1 else f"{subject}: data.{audit.split}"
+    return audit_result(name, audit, run.data)
 
 
-def _result(subject: str, audit: "Audit", settings: "Data") -> "Result":
-    """The split's verdict.
-
-    Beside its rules, `details` has `ledger` (with the tokens of each usable row) and `rows`, the
-    rows shown.
-    """
+def _proofs_result(
+    subject: str, run: "Run", only: tuple[str, ...], readable: bool, fast: bool, full_size: bool
+) -> "Result":
+    from vtool.cli.proofs import not_run, print_proofs, proofs_result
+    from vtool.diagnostics import Findings
     from vtool.diagnostics.result import Result
+    from vtool.verify.prove import prove
+    from vtool.verify.proved import NotProvable
 
-    failed = {finding.rule for finding in audit.findings if finding.severity == "error"}
-    reasons: dict[str, str] = {}
-    if settings.max_length is None:
-        reasons = dict.fromkeys(("overlong-row", "answer-cut-off"), "data.max_length is not given")
-    elif settings.on_overlong != "truncate":
-        reasons = {"answer-cut-off": f"data.on_overlong is {settings.on_overlong}"}
-    found = failed | audit.ledger.dropped_by_rule.keys()
-    found |= {"answer-cut-off", "end-token-unsupervised"} if audit.ledger.cut else set()
-    # A row that cannot be read is not looked at any further: where no row got to the end, what was
-    # not found was not looked for.
-    missed = set() if audit.ledger.kept else set(CHECKED) - set(OF_SPLITS)
-    checks = {
-        rule: (
-            "failed"
-            if rule in found
-            else "not-run"
-            if rule in missed | reasons.keys()
-            else "passed"
-        )
-        for rule in CHECKED
-    }
-    asked = ("reference-too-long",) if audit.split != "train" else ()
-    warned = {finding.rule for finding in audit.findings}
-    checks |= {
-        rule: "failed" if rule in warned else "passed" if audit.ledger.kept else "not-run"
-        for rule in asked
-    }
-    details: dict[str, Any] = {rule: {"reason": reason} for rule, reason in reasons.items()}
-    details |= {
-        rule: {"reason": f"rows dropped: {count}"}
-        for rule, count in audit.ledger.dropped_by_rule.items()
-        if rule not in failed
-    }
-    details["ledger"] = {**audit.ledger.as_dict(), "lengths": list(audit.ledger.lengths)}
-    details["rows"] = {shown.row: _shown(shown) for shown in audit.shown}
-    return Result(subject, "unsafe" if failed else "clean", checks, audit.findings, details)
-
-
-def _shown(shown: "Shown") -> dict[str, Any]:
-    from dataclasses import asdict
-
-    return {
-        key: value for key, value in asdict(shown).items() if key != "row" and value is not None
-    }
+    try:
+        proved = prove(run, only=only, fast=fast, full_size=full_size)
+    except Findings as findings:  # beside what the audit has found
+        return Result.of_findings(subject, findings.diagnostics)
+    except NotProvable as error:
+        if readable:
+            typer.echo(f"proofs: not run: {error}")
+        return not_run(subject, only, str(error))
+    if readable:
+        print_proofs(proved)
+    return proofs_result(subject, proved)
 
 
 def _print_ledger(audit: "Audit") -> None:
+    """Print the counts and lengths of a split, what was dropped, and the rows shown."""
     import statistics
 
     ledger = audit.ledger
@@ -249,12 +189,12 @@ def _print_ledger(audit: "Audit") -> None:
             " supervised"
         )
     if not any(finding.rule == "too-many-dropped-rows" for finding in audit.findings):
-        for dropped in ledger.dropped[:LISTED]:
+        for dropped in ledger.dropped[:DROPPED_LISTED]:
             typer.echo(
                 f"  dropped, as data.max_dropped_rows allows: {dropped.message} ({dropped.rule})"
             )
-        if len(ledger.dropped) > LISTED:
-            typer.echo(f"  … and {len(ledger.dropped) - LISTED} more dropped rows")
+        if len(ledger.dropped) > DROPPED_LISTED:
+            typer.echo(f"  … and {len(ledger.dropped) - DROPPED_LISTED} more dropped rows")
     if audit.example:
         typer.echo("  the first usable row as the model reads it, ⟦supervised⟧ between brackets:")
         for line in audit.example.splitlines():
@@ -264,10 +204,7 @@ def _print_ledger(audit: "Audit") -> None:
 
 
 def _print_spans(audit: "Audit") -> None:
-    """A line for each supervised turn:
-
-    the row, its tokens, the span in them, and its labels decoded.
-    """
+    """Print a line for each supervised turn: row, tokens, span, and the labels decoded."""
     wide = max(3, *(len(shown.row) for shown in audit.shown))
     typer.echo("  what is supervised, as tokens [start, end) and their text:")
     typer.echo(f"    {'row':<{wide}}  tokens  span")
@@ -277,12 +214,16 @@ def _print_spans(audit: "Audit") -> None:
         for number, span in enumerate(shown.spans):
             row, tokens = (shown.row, str(shown.tokens)) if number == 0 else ("", "")
             text = repr(span.text)
-            text = text if len(text) <= TEXT else f"{text[: TEXT // 2]} … {text[-TEXT // 2 :]}"
+            text = (
+                text
+                if len(text) <= SPAN_WIDTH
+                else f"{text[: SPAN_WIDTH // 2]} … {text[-SPAN_WIDTH // 2 :]}"
+            )
             typer.echo(
                 f"    {row:<{wide}}  {tokens:>6}  {f'[{span.start}, {span.end})':<12}  {text}"
             )
 
 
 def _quoted(path: str) -> str:
-    """A path as a value that the override grammar takes whole."""
+    """Quote a path, so that the grammar of overrides takes it as one value."""
     return "'" + path.replace("\\", "\\\\").replace("'", "\\'") + "'"

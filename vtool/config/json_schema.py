@@ -106,7 +106,9 @@ def _object(
     if len(owners) > 1:
         made["description"] = (
             "; or ".join(
-                inspect.cleandoc(owner.__doc__ or "").splitlines()[0].rstrip(".")
+                " ".join(inspect.cleandoc(owner.__doc__ or "").partition("\n\n")[0].split()).rstrip(
+                    "."
+                )
                 for owner in owners
             )
             + "."

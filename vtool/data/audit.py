@@ -7,7 +7,7 @@ a reason.
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from traceback import extract_tb
@@ -17,6 +17,7 @@ import xxhash
 from torch.utils.data import DataLoader, Dataset
 
 from vtool.config.schema import Data, Run
+from vtool.data.encode import Sample
 from vtool.data.labels import check_features, check_labels
 from vtool.data.loader import EncodedRows
 from vtool.data.row import Row, shown
@@ -43,6 +44,19 @@ class RowAudit:
     images_digest: int = 0
     finding: Diagnostic | None = None
 
+    @classmethod
+    def of(cls, index: int, sample: Sample) -> "RowAudit":
+        """Return what the encoded row alone says: everything but its files and findings."""
+        return cls(
+            index=index,
+            tokens=len(sample.input_ids),
+            supervised=sample.supervised,
+            turns=len(sample.turns),
+            answer=sample.answer,
+            truncated=sample.truncated,
+            cut=sample.cut,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
@@ -55,7 +69,7 @@ class Dropped:
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """Every row of a split: kept, or dropped for a reason."""
+    """The account of a split's rows: which are trained on, which were dropped and why, their tokens."""
 
     sources: tuple[dict[str, Any], ...]
     rows: int
@@ -79,7 +93,28 @@ class Ledger:
 
     a resumed run must see the same pictures.
     """
-    videos: int = 0
+    videos: int
+
+    @classmethod
+    def of(cls, audits: Iterable[RowAudit]) -> "Ledger":
+        """Return the ledger of a split whose rows are all kept, without sources and rows' names."""
+        kept = tuple(audits)
+        digests = b"".join(audit.images_digest.to_bytes(8, "little") for audit in kept)
+        return cls(
+            sources=(),
+            rows=len(kept),
+            kept=tuple(audit.index for audit in kept),
+            dropped=(),
+            lengths=tuple(audit.tokens for audit in kept),
+            answers=tuple(audit.answer for audit in kept),
+            supervised_tokens=sum(audit.supervised for audit in kept),
+            images=sum(audit.images for audit in kept),
+            videos=sum(audit.videos for audit in kept),
+            turns=sum(audit.turns for audit in kept),
+            truncated=sum(audit.truncated for audit in kept),
+            cut=(),
+            images_digest=xxhash.xxh3_64(digests).hexdigest(),
+        )
 
     @property
     def dropped_by_rule(self) -> dict[str, int]:
@@ -144,16 +179,10 @@ class _Look(Dataset[RowAudit]):
         finding = check_features(sample, self.rows.processor, row) or check_labels(
             sample, self.rows.processor, row
         )
-        return RowAudit(
-            index=index,
-            tokens=len(sample.input_ids),
-            supervised=sample.supervised,
+        return replace(
+            RowAudit.of(index, sample),
             images=len(row.images),
             videos=len(row.videos),
-            turns=len(sample.turns),
-            answer=sample.answer,
-            truncated=sample.truncated,
-            cut=sample.cut,
             images_digest=_digest(row),
             finding=finding,
         )
@@ -235,26 +264,16 @@ def build_ledger(
         findings.append(
             Diagnostic("no-rows", f"data.{split} has no rows to use", parameter=f"data.{split}")
         )
-    ledger = Ledger(
+    ledger = replace(
+        Ledger.of(kept),
         sources=tuple(rows.rows.ledger()),
         rows=len(audited),
-        kept=tuple(one.index for one in kept),
         dropped=tuple(
             Dropped(rows.rows.name(one.index), one.finding.rule, one.finding.message)
             for one in droppable
             if one.finding
         ),
-        lengths=tuple(one.tokens for one in kept),
-        answers=tuple(one.answer for one in kept),
-        supervised_tokens=sum(one.supervised for one in kept),
-        images=sum(one.images for one in kept),
-        videos=sum(one.videos for one in kept),
-        turns=sum(one.turns for one in kept),
-        truncated=sum(one.truncated for one in kept),
         cut=tuple(rows.rows.name(one.index) for one in kept if one.cut),
-        images_digest=xxhash.xxh3_64(
-            b"".join(one.images_digest.to_bytes(8, "little") for one in kept)
-        ).hexdigest(),
     )
     return ledger, _cap(findings, len(rows.rows))
 

@@ -144,7 +144,7 @@ class Engine(Protocol):
         another; every rank is given all of it.
         """
 
-    def read_back(self, part: Callable[[str], str]) -> Iterator[Observed]:
+    def observe(self, part: Callable[[str], str]) -> Iterator[Observed]:
         """What the live objects of the engine have of the settings `engine`, and of those of
         `model` and `lora` that they carry out.
 

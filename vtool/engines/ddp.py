@@ -122,9 +122,9 @@ class Ddp:
     def load_state(self, model: Mapping[str, Tensor], optimizer: Mapping[str, Tensor]) -> None:
         common.load_tensors(self.module, self.optimizer, model, optimizer, lambda _, tensor: tensor)
 
-    def read_back(self, part: Callable[[str], str]) -> Iterator[Observed]:
+    def observe(self, part: Callable[[str], str]) -> Iterator[Observed]:
         if self.parallel is not None:
-            yield from read_back(self.parallel)
+            yield from observe_ddp(self.parallel)
         elif self.ranks.world == 1:
             yield Observed("engine.kind", "ddp", "the bare model of the only process")
         else:
@@ -149,7 +149,7 @@ class Ddp:
         return common.named_parameters(self.module)
 
 
-def read_back(parallel: DistributedDataParallel) -> Iterator[Observed]:
+def observe_ddp(parallel: DistributedDataParallel) -> Iterator[Observed]:
     """What torch's DistributedDataParallel has of the settings of engine=ddp, from what its reducer
     was built with.
     """

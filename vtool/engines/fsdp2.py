@@ -174,8 +174,8 @@ class Fsdp2:
     def load_state(self, model: Mapping[str, Tensor], optimizer: Mapping[str, Tensor]) -> None:
         common.load_tensors(self.module, self.optimizer, model, optimizer, self._part)
 
-    def read_back(self, part: Callable[[str], str]) -> Iterator[Observed]:
-        yield from read_back(self.module)
+    def observe(self, part: Callable[[str], str]) -> Iterator[Observed]:
+        yield from observe_fsdp2(self.module)
         yield from models.read_back(self.module)
         yield from models.read_adapters(self.module, part)
 
@@ -210,7 +210,7 @@ class Fsdp2:
         )
 
 
-def read_back(module: nn.Module) -> Iterator[Observed]:
+def observe_fsdp2(module: nn.Module) -> Iterator[Observed]:
     """What FSDP2 has of the settings of engine=fsdp2, and of `model.dtype`, in each group of
     parameters that it gathers together.
 

@@ -40,7 +40,7 @@ def check_load_weights(
         verdict; a `ValueError` too.
     """
     from vtool.config.schema import LoadCheck
-    from vtool.loading.probe.on_file import facts_of
+    from vtool.loading.probe.file_host import facts_of
     from vtool.loading.verdict import judge
 
     for name in checks:

@@ -23,7 +23,7 @@ from vtool.evaluation.evaluate import Answer, Scores, evaluate
 from vtool.export.huggingface import export, export_adapter
 from vtool.training.base import base_of
 from vtool.training.run_folder import RunFolder, write_atomically
-from vtool.training.setup import Progress, Session
+from vtool.training.session import Progress, Session
 
 # Test images kept for the report, wrong answers and right ones each; and their longest side in
 # pixels.

@@ -31,7 +31,7 @@ from vtool.diagnostics import Diagnostic, Findings
 from vtool.engines.ranks import Ranks, SharedFindings
 from vtool.profiling.after import unwritten
 from vtool.training.run_folder import RunFolder
-from vtool.training.setup import Request
+from vtool.training.session import Request
 from vtool.training.sft import Outcome, train
 from vtool.training.stop import leave_terminal, taken_signals
 

@@ -1,6 +1,6 @@
 """What a run's live objects have of its settings, and the comparison before its first step.
 
-Whoever owns an object reads it: engines (`Engine.read_back`), models, `parameter_groups`,
+Whoever owns an object reads it: engines (`Engine.observe`), models, `parameter_groups`,
 `schedule`. None of them is told what was asked.
 """
 
@@ -17,7 +17,7 @@ from vtool.diagnostics import Diagnostic
 from vtool.engines.ranks import SharedFindings
 from vtool.models.read_back import read_class, read_config
 from vtool.training import parameter_groups, schedule
-from vtool.training.setup import Session
+from vtool.training.session import Session
 
 
 def check_arrival(session: Session, origins: Origins | None) -> None:
@@ -42,7 +42,7 @@ def check_arrival(session: Session, origins: Origins | None) -> None:
 def read_back(session: Session) -> list[Observed]:
     """All that this rank's live objects have of the settings."""
     part = session.family.component
-    engine = list(session.engine.read_back(part))
+    engine = list(session.engine.observe(part))
     peak = schedule.highest(session.rate, session.total_steps)
     return [
         *_process(session),

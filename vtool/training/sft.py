@@ -34,7 +34,8 @@ from vtool.training.finish import finish
 from vtool.training.metrics import append
 from vtool.training.read_back import check_arrival
 from vtool.training.run_folder import RunFolder
-from vtool.training.setup import Progress, Request, Session, open_session, snapshot
+from vtool.training.session import Progress, Request, Session, snapshot
+from vtool.training.setup import set_up_run
 from vtool.training.start import Start, find_start
 from vtool.training.stop import StopRequest
 from vtool.training.tracking import Trackers, open_trackers
@@ -90,7 +91,7 @@ def _train(request: Request, folder: RunFolder, ranks: Ranks) -> Outcome:
     if start.finished:
         steps = json.loads(folder.result.read_text())["steps"]
         return Outcome(folder.path, "already finished", steps, steps)
-    session, progress = open_session(request, folder, start, ranks)
+    session, progress = set_up_run(request, folder, start, ranks)
     check_arrival(session, request.origins)
     ranks.on_rank_zero(lambda: _rewind(folder, progress, start))
     if ranks.rank == 0:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from vtool.config.schema import TensorBoard, Tracker, Wandb
 from vtool.diagnostics import Diagnostic
 from vtool.engines.ranks import Ranks, SharedFindings
-from vtool.training.setup import Request
+from vtool.training.session import Request
 
 
 class Sink(Protocol):

@@ -99,15 +99,15 @@ def _module(model: nn.Module) -> Iterator[Observed]:
     inner: Any = model
     kind = "none"
     if isinstance(model, DistributedDataParallel):
-        yield from ddp.read_back(model)
+        yield from ddp.observe_ddp(model)
         inner = model.module
     elif _of_megatron(model) and hasattr(model, "ddp_config"):
-        from vtool.engines.megatron.read_back import read_ddp
+        from vtool.engines.megatron.observe_megatron import observe_megatron_ddp
 
-        yield from read_ddp(model, f"megatron-core's {type(model).__name__}")
+        yield from observe_megatron_ddp(model, f"megatron-core's {type(model).__name__}")
         inner = model.module
     elif any(isinstance(part, FSDPModule) for part in model.modules()):
-        yield from fsdp2.read_back(model)
+        yield from fsdp2.observe_fsdp2(model)
     else:
         yield Observed("engine.kind", kind, f"{type(model).__name__}, which nothing wraps,")
         yield Observed(
@@ -125,9 +125,9 @@ def _module(model: nn.Module) -> Iterator[Observed]:
 
 def _optimizer(name: str, optimizer: Any) -> Iterator[Observed]:
     if _of_megatron(optimizer):
-        from vtool.engines.megatron.read_back import read_optimizer
+        from vtool.engines.megatron.observe_megatron import observe_megatron_optimizer
 
-        yield from read_optimizer(optimizer)
+        yield from observe_megatron_optimizer(optimizer)
         for one in getattr(optimizer, "chained_optimizers", None) or [optimizer]:
             yield from _groups(name, one.optimizer)
     else:  # accelerate's AcceleratedOptimizer has the optimizer inside

@@ -15,9 +15,8 @@ import torch.distributed as dist
 from vtool.config.read_back import settings_seen, unseen
 from vtool.config.schema import MessagesSource, Model, Run, Source
 from vtool.config.wanted import wanted
-from vtool.data.audit import Ledger
+from vtool.data.audit import Ledger, RowAudit
 from vtool.data.loader import EncodedRows
-from vtool.data.plan import Plan
 from vtool.data.sources import Rows
 from vtool.devices import place
 from vtool.diagnostics import Diagnostic, Findings
@@ -26,9 +25,10 @@ from vtool.families.family import load_family
 from vtool.models.build import build_model, model_config
 from vtool.models.processor import Processor, first_line, new_processor, with_sizes
 from vtool.models.video import video_processor, video_settings_in
+from vtool.training.model_and_engine import prepare_model
 from vtool.training.read_back import check_arrival, read_back
 from vtool.training.run_folder import RunFolder
-from vtool.training.setup import Session, build_engine, count_steps, prepare_model
+from vtool.training.session import Session
 from vtool.verify.live_task import Task, WorkerResult
 from vtool.verify.processes import PATIENCE, answer, asked
 
@@ -99,14 +99,12 @@ def open_small_session(task: Task, folder: Path, ranks: Ranks) -> Session:
         Findings: what stands in the way.
     """
     run = task.small.run
-    of = load_family(run.model.family)
     processor = _processor(task, run)
     config = model_config(run.model, processor)
     if task.run.model.path is not None and (Path(task.run.model.path) / "config.json").exists():
         keep_flags(config, task.run.model)
     config.save_pretrained(folder)
     model = prepare_model(run, build_model(run.model, processor, folder, run.run.seed))
-    engine = build_engine(run, model, ranks)
     entries = {"train": run.data.train, "validation": run.data.validation, "test": run.data.test}
     sources = {
         split: Rows(entry if all(map(_opened, entry)) else ())
@@ -118,20 +116,9 @@ def open_small_session(task: Task, folder: Path, ranks: Ranks) -> Session:
     # audit tells.
     steps_an_epoch = 1 if run.train.steps else 8 + run.optim.warmup_steps // (run.train.epochs or 1)
     count = run.data.global_batch_size * steps_an_epoch
-    plan = Plan(count, run.data.global_batch_size, run.run.seed)
-    ledger = Ledger((), count, tuple(range(count)), (), (1,) * count, (), 0, 0, 0, 0, (), "")
-    steps = count_steps(run, plan)
-    return Session(
-        run,
-        RunFolder(run.folder),
-        ranks,
-        of,
-        processor,
-        rows,
-        {"train": ledger},
-        plan,
-        steps,
-        engine,
+    ledger = Ledger.of(RowAudit(index, tokens=1) for index in range(count))
+    return Session.open(
+        run, rows, model, ranks, ledgers={"train": ledger}, folder=RunFolder(run.folder)
     )
 
 

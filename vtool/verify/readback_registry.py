@@ -11,10 +11,10 @@ from vtool.config.schema.megatron import DdpConfig, Parallel, TransformerConfig,
 
 _MODEL, _DDP, _FSDP2 = (
     "vtool.models.read_back",
-    "vtool.engines.ddp:read_back",
-    "vtool.engines.fsdp2:read_back",
+    "vtool.engines.ddp:observe_ddp",
+    "vtool.engines.fsdp2:observe_fsdp2",
 )
-_MEGATRON, _RUN = "vtool.engines.megatron.read_back", "vtool.training.read_back:read_back"
+_MEGATRON, _RUN = "vtool.engines.megatron.observe_megatron", "vtool.training.read_back:read_back"
 _GROUPS, _SCHEDULE = (
     "vtool.training.parameter_groups:read_back",
     "vtool.training.schedule:read_back",
@@ -36,7 +36,7 @@ READ: dict[str, str] = {
     **dict.fromkeys(("model.family", "model.size"), f"{_MODEL}:read_config"),
     "model.modeling": f"{_MODEL}:read_class",
     **dict.fromkeys(("model.attention", "model.gradient_checkpointing"), f"{_MODEL}:read_back"),
-    "model.dtype": "vtool.engines.contract:Engine.read_back",
+    "model.dtype": "vtool.engines.contract:Engine.observe",
     **{f"model.freeze.{part}": _RUN for part in ("vision", "projector", "language")},
     **{
         f"data.{split}.{name}": _RUN
@@ -65,15 +65,21 @@ READ: dict[str, str] = {
         for part in ("vision", "projector", "language")
         for name in ("lr", "weight_decay")
     },
-    "engine.kind": "vtool.engines.contract:Engine.read_back",
+    "engine.kind": "vtool.engines.contract:Engine.observe",
     **dict.fromkeys(("engine.bucket_cap_mb", "engine.gradient_as_bucket_view"), _DDP),
     **dict.fromkeys(("engine.reshard_after_forward", "engine.cpu_offload"), _FSDP2),
-    **{f"engine.parallel.{name}": f"{_MEGATRON}:read_groups" for name in Parallel.model_fields},
-    "engine.bridge": f"{_MEGATRON}:read_bridge",
-    **{f"engine.wrap_config.{name}": f"{_MEGATRON}:read_ddp" for name in WrapConfig.model_fields},
-    **{f"engine.ddp_config.{name}": f"{_MEGATRON}:read_ddp" for name in DdpConfig.model_fields},
+    **{f"engine.parallel.{name}": f"{_MEGATRON}:observe_groups" for name in Parallel.model_fields},
+    "engine.bridge": f"{_MEGATRON}:observe_bridge",
     **{
-        f"engine.transformer_config.{name}": f"{_MEGATRON}:read_language"
+        f"engine.wrap_config.{name}": f"{_MEGATRON}:observe_megatron_ddp"
+        for name in WrapConfig.model_fields
+    },
+    **{
+        f"engine.ddp_config.{name}": f"{_MEGATRON}:observe_megatron_ddp"
+        for name in DdpConfig.model_fields
+    },
+    **{
+        f"engine.transformer_config.{name}": f"{_MEGATRON}:observe_language"
         for name in TransformerConfig.model_fields
     },
 }

@@ -47,7 +47,7 @@ def as_if_on_a_gpu() -> Iterator[None]:
 
 
 def seen_of(built: engine.Megatron, *names: str) -> dict[str, set[Any]]:
-    read = list(built.read_back(by_one.QWEN.component))
+    read = list(built.observe(by_one.QWEN.component))
     return {name: {one.value for one in read if one.name == f"engine.{name}"} for name in names}
 
 

@@ -150,10 +150,7 @@ class TransformerConfig(Settings):
 
 
 class Megatron(Settings):
-    """Megatron-core:
-
-    tensor, sequence, pipeline and data parallel, with its own DDP and optimizers.
-    """
+    """Megatron-core: tensor, sequence, pipeline and data parallel, with its own DDP and optimizers."""
 
     kind: Literal["megatron"]
     """Which engine trains."""

@@ -26,10 +26,10 @@ from vtool.config.schema.megatron import Megatron as MegatronSettings
 from vtool.engines import common
 from vtool.engines.contract import Group
 from vtool.engines.megatron import mbridge
-from vtool.engines.megatron import read_back as live
+from vtool.engines.megatron import observe_megatron as live
 from vtool.engines.megatron.ddp_config import live_ddp_config
 from vtool.engines.megatron.groups import start_groups
-from vtool.engines.megatron.lora import add_adapters
+from vtool.engines.megatron.megatron_lora import add_adapters
 from vtool.engines.megatron.model import (
     build_language,
     recompute_layers,
@@ -38,7 +38,7 @@ from vtool.engines.megatron.model import (
     transformer_fields,
     unsupported,
 )
-from vtool.engines.megatron.part import Part
+from vtool.engines.megatron.optimized_module import OptimizedModule
 from vtool.engines.megatron.pipeline import Stage, run_schedule
 from vtool.engines.megatron.shim import on_cpu, silence
 from vtool.engines.megatron.start import check_start
@@ -162,7 +162,7 @@ class Megatron:
             for one in self.parts:
                 one.load(whole, {})  # again, in the optimizers' precision
         self.trained_parts = [one for one in self.parts if one.ddp is not None]
-        self.active: list[Part] = []
+        self.active: list[OptimizedModule] = []
         shares = settings.wrap_config.use_distributed_optimizer
         self._norm_group = self.groups.everyone if shares else self.groups.model
 
@@ -285,17 +285,17 @@ class Megatron:
             for part in self.parts:
                 part.load(model, optimizer)
 
-    def read_back(self, part: Callable[[str], str]) -> Iterator[Observed]:
+    def observe(self, part: Callable[[str], str]) -> Iterator[Observed]:
         language, tower = self.parts
         gpt: Any = self.module.model.language_model.gpt  # type: ignore[union-attr]
-        yield from live.read_groups(self.groups)
-        yield from live.read_bridge(gpt, self.bridge)
-        yield from live.read_language(gpt)
-        yield from live.read_adapters(gpt, language.names, part)
+        yield from live.observe_groups(self.groups)
+        yield from live.observe_bridge(gpt, self.bridge)
+        yield from live.observe_language(gpt)
+        yield from live.observe_megatron_adapters(gpt, language.names, part)
         for one, where in ((language, "the language model's DDP"), (tower, "the tower's DDP")):
             if one.ddp is not None:
-                yield from live.read_ddp(one.ddp, where, overlaps=one is language)
-                yield from live.read_optimizer(one.optimizer)
+                yield from live.observe_megatron_ddp(one.ddp, where, overlaps=one is language)
+                yield from live.observe_megatron_optimizer(one.optimizer)
         if self.stage.first:
             visual: Any = self.module.model.visual  # type: ignore[union-attr]
             yield Observed(
@@ -336,7 +336,7 @@ class Megatron:
         part: Callable[[str], str],
         in_model: Callable[[str], str],
         ddp: Any,
-    ) -> Part:
+    ) -> OptimizedModule:
         shape, size, rank = text_shape(text), self.groups.tensor_size, self.groups.tensor_rank
         gpt: Any = self.module.model.language_model.gpt  # type: ignore[union-attr]
         with torch.no_grad():
@@ -352,11 +352,13 @@ class Megatron:
         def names(name: str) -> tuple[str, ...]:
             return hf_names(in_model(name))
 
-        return Part(gpt, self.config, ddp_config, optim, self.groups, names, join, cut, part, ddp)
+        return OptimizedModule(
+            gpt, self.config, ddp_config, optim, self.groups, names, join, cut, part, ddp
+        )
 
     def _tower_part(
         self, tower: nn.Module, ddp_config: Any, optim: Optim, part: Callable[[str], str]
-    ) -> Part:
+    ) -> OptimizedModule:
         def join(name: str, shares: Sequence[Tensor]) -> dict[str, Tensor]:
             # every tensor parallel rank has the whole of it
             return {saved_name(TOWER + name): shares[0]}
@@ -374,7 +376,7 @@ class Megatron:
             align_param_gather=False,
             bucket_size=None,
         )
-        return Part(
+        return OptimizedModule(
             tower,
             self.config,
             apart,

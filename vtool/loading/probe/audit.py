@@ -13,10 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .keeper import Keepers
-from .processed import everything
-from .quantised import quantised
-from .real import ON_RANKS, SOURCES, runai_on_ranks, write
+from .processed import snapshot_everything
+from .quantized import quantized_parameters
+from .reference_tracer import ReferenceTracer
 from .sources import Owned, ReusableBuffer, SglangMarked, Tracked, buckets, other_values, shuffled
 from .state import (
     MARKS,
@@ -29,6 +28,7 @@ from .state import (
     same,
     snapshot,
 )
+from .streaming_loaders import ON_RANKS, SOURCES, runai_on_ranks, write
 from .subject import LoadFailed, Named, NotRun, Subject
 from .watch import Watch, loses
 
@@ -41,7 +41,7 @@ STREAM_ONLY = (
 )
 """Checks that need a class that takes an iterator."""
 OF_NAMES = ("unwritten-parameter", "partly-written-parameter", "unconsumed-tensor")
-OF_QUANTISED = (
+OF_QUANTIZED = (
     *OF_NAMES,
     "stale-reference",
     "aliased-parameter",
@@ -523,7 +523,7 @@ def _told(it: Audit, wrong: str | list[list[str]]) -> str:
 
 
 def _keeping_lines(it: Audit, wanted: set[str]) -> dict[str, tuple[str, int]]:
-    source = Keepers(
+    source = ReferenceTracer(
         it.subject.checkpoint, wanted, it.subject.code, str(it.subject.about.get("file"))
     )
     model = it.subject.make()
@@ -617,7 +617,7 @@ def _processed(it: Audit, checks: Mapping[str, Check]) -> Check:
     def state(source: Owned) -> State:
         model = it.load(source)
         process(model)
-        return everything(model)
+        return snapshot_everything(model)
 
     try:
         expected = state(Owned(checkpoint))
@@ -642,11 +642,11 @@ def _quantised(it: Audit, checks: Mapping[str, Check]) -> Check:
 
     what is not also found of it in its own dtype.
     """
-    if it.subject.quantised is None:
+    if it.subject.quantized is None:
         return {"reason": "it has no quantised twin"}
     try:
-        twin = it.subject.quantised(it.came_from)
-        found = audit(twin, OF_QUANTISED, it.slots, ("reusable_buffer",))
+        twin = it.subject.quantized(it.came_from)
+        found = audit(twin, OF_QUANTIZED, it.slots, ("reusable_buffer",))
     except Exception as error:
         return {
             "reason": (
@@ -655,12 +655,12 @@ def _quantised(it: Audit, checks: Mapping[str, Check]) -> Check:
                 else f"its quantised twin cannot be made on a CPU: {text_of(error)}"
             )
         }
-    made = quantised(named_parameters(twin.make()))
+    made = quantized_parameters(named_parameters(twin.make()))
     # others, as of the cache of keys and values, may be left as they are
     mine = {*made, *(f"{name}_scale" for name in made), None}
     items = [
         {**item, "how": rule}
-        for rule in OF_QUANTISED
+        for rule in OF_QUANTIZED
         if rule in OF_NAMES or not checks.get(rule, {}).get("items")
         for item in found[rule].get("items", ())
         if not (

@@ -14,7 +14,7 @@ DEEPEST = 2
 """How far lists and dicts that a module keeps are looked through."""
 
 
-def everything(model: Any) -> State:
+def snapshot_everything(model: Any) -> State:
     """A copy of every tensor: parameters, buffers, and what modules keep in plain attributes."""
     found = named_tensors(model)
     for name, module in model.named_modules() if hasattr(model, "named_modules") else ():

@@ -22,10 +22,10 @@ from types import ModuleType
 from typing import Any, TextIO
 
 HOSTS = {
-    "vllm": ".on_vllm",
-    "transformers": ".on_transformers",
-    "sglang": ".on_sglang",
-    "python": ".on_file",
+    "vllm": ".vllm_host",
+    "transformers": ".transformers_host",
+    "sglang": ".sglang_host",
+    "python": ".file_host",
 }
 TICK = 0.01
 PR_SET_PDEATHSIG = 1

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from . import twin
-from .sglang_parts import Mender
+from .sglang_stubs import StubInstaller
 
 TABLE: Mapping[str, Any] = json.loads((Path(__file__).parent / "sglang_twins.json").read_text())
 """What no general rule gives, for SGLang's class of a name, in the form of `twins.json`, which it
@@ -136,7 +136,9 @@ def _annotation(found: type) -> Any:
     return next((hints[key] for key in ("config", "hf_config") if key in hints), None)
 
 
-def write(template: Template, folder: Path, name: str, mender: Mender) -> dict[str, Any] | None:
+def write(
+    template: Template, folder: Path, name: str, mender: StubInstaller
+) -> dict[str, Any] | None:
     """Write a tiny config, and where there is a twin its checkpoint, which is given back."""
     checkpoint = None
     if template.like:

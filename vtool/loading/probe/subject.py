@@ -60,8 +60,8 @@ class Subject:
     """Loads it on several ranks, and compares their shards with what was loaded on one."""
     process: Callable[[Any], object] | None = None
     """What the framework does to a loaded object before it serves it."""
-    quantised: "Callable[[Mapping[str, Sequence[str]]], Subject] | None" = None
-    """The same class made for quantised weights, and a checkpoint of such;
+    quantized: "Callable[[Mapping[str, Sequence[str]]], Subject] | None" = None
+    """The same class made for quantized weights, and a checkpoint of such;
 
     given what goes into each parameter. May raise NotRun.
     """

@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from .audit import text_of
-from .mend import Mender
-from .on_file import read_folder
-from .on_vllm import _be_rank, _maker, _place, _start_distributed
+from .file_host import read_folder
 from .ranks import sharded
+from .stubs import StubInstaller
 from .subject import LoadFailed, Named, NotRun, Subject
-from .vllm_parts import STUBS
+from .vllm_host import _be_rank, _maker, _place, _start_distributed
 from .vllm_paths import drive
-from .vllm_quantised import processing, quantised_subject
+from .vllm_quantized import processing, quantized_subject
+from .vllm_stubs import STUBS
 
 WEIGHTS = (
     ".safetensors",
@@ -38,7 +38,7 @@ LARGEST = 64 * 2**20
 """Bytes of a file beside the weights that is copied: tokenizers are the largest."""
 
 
-class Parts(Mender):
+class Parts(StubInstaller):
     """Replaces what a CPU cannot make, and gives the user's own config no field that it lacks."""
 
     def __init__(self) -> None:
@@ -101,7 +101,7 @@ def subject(given: Path, folder: Path, progress: Callable[[str], None]) -> Subje
     )
     return replace(
         plain,
-        quantised=lambda into: quantised_subject(
+        quantized=lambda into: quantized_subject(
             plain, folder, lambda: _config(folder), _maker, into
         ),
     )

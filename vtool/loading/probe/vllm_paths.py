@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .audit import text_of
-from .processed import everything
+from .processed import snapshot_everything
 from .sources import Owned, ReusableBuffer
 from .state import compare, mark, snapshot
 from .subject import Subject
@@ -65,7 +65,9 @@ def _direct(subject: Subject) -> str:
         return "protected"
     for model in models:
         subject.process(model)
-    return "unprotected" if compare(*(everything(model) for model in models)) else "protected"
+    return (
+        "unprotected" if compare(*(snapshot_everything(model) for model in models)) else "protected"
+    )
 
 
 def _reload(subject: Subject, config: Any) -> str:

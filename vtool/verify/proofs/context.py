@@ -16,11 +16,10 @@ from vtool.config import schema
 from vtool.config.origins import Origins
 from vtool.config.rules.data import packing_not_built
 from vtool.config.schema import Run
-from vtool.data.audit import Ledger
+from vtool.data.audit import Ledger, RowAudit
 from vtool.data.collate import Batch
 from vtool.data.encode import Sample
 from vtool.data.loader import EncodedRows, MicroBatch
-from vtool.data.plan import Plan
 from vtool.data.row import Row
 from vtool.data.sources import Rows
 from vtool.engines.ranks import Ranks
@@ -28,8 +27,9 @@ from vtool.families import FAMILIES
 from vtool.families.family import Family, load_family
 from vtool.models.build import build_model, model_config
 from vtool.models.processor import Processor, new_processor
+from vtool.training.model_and_engine import prepare_model
 from vtool.training.run_folder import RunFolder
-from vtool.training.setup import Progress, Session, build_engine, prepare_model
+from vtool.training.session import Progress, Session
 from vtool.verify.live_rank import keep_flags
 from vtool.verify.proofs.select_rows import FRAMES, LOOKED_AT, InMemoryRows, read, select_rows
 from vtool.verify.proofs.vocabulary import Vocabulary, vocabulary
@@ -127,32 +127,23 @@ class ProofContext:
         made = base.model_copy(update={"data": base.data.model_copy(update=data)})
         if not own_engine:
             made = made.model_copy(update={"engine": schema.Ddp(kind="ddp")})
-        ranks = ranks or Ranks()
-        engine = build_engine(made, self.model(made), ranks)
         rows = EncodedRows(
             Rows((), [InMemoryRows(self.rows)]),
             self.processor,
             made.data,
             dict(enumerate(self.samples)),
         )
-        count = len(self.rows)
-        plan = Plan(count, made.data.global_batch_size, made.run.seed)
-        ledger = Ledger(
-            (), count, tuple(range(count)), (), self.lengths, (), self.supervised, 0, 0, 0, (), ""
-        )
-        session = Session(
+        ledger = Ledger.of(RowAudit.of(*numbered) for numbered in enumerate(self.samples))
+        session = Session.open(
             made,
-            RunFolder(self.folder),
-            ranks,
-            self.family,
-            self.processor,
             {"train": rows},
-            {"train": ledger},
-            plan,
-            4,
-            engine,
+            self.model(made),
+            ranks or Ranks(),
+            ledgers={"train": ledger},
+            folder=RunFolder(self.folder),
+            total_steps=4,
         )
-        return session, Progress(0, 0.0, torch.zeros(count, dtype=torch.long))
+        return session, Progress.of(len(self.rows))
 
     def batch(self, session: Session, rows: Sequence[int], *, packed: bool = False) -> Batch:
         """One micro-batch of these rows, as the run makes it."""

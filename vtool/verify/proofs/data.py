@@ -12,7 +12,7 @@ from vtool.data.labels import same_text
 from vtool.data.loader import MicroBatch, micro_batches_for_step
 from vtool.data.packing import with_positions
 from vtool.data.plan import Plan
-from vtool.training.setup import Session
+from vtool.training.session import Session
 from vtool.verify.proofs import reference
 from vtool.verify.proofs.context import ProofContext
 from vtool.verify.proofs.proof import Difference, Proof, failed, held, listed

@@ -15,7 +15,7 @@ from vtool.export.huggingface import export, export_adapter
 from vtool.models.adapters import add_saved_adapter, is_adapter, pair_of
 from vtool.models.build import load_model
 from vtool.training import checkpoint
-from vtool.training.setup import Session, restore_checkpoint, snapshot
+from vtool.training.session import Session, restore_checkpoint, snapshot
 from vtool.verify.proofs.context import ProofContext
 from vtool.verify.proofs.gradient import take
 from vtool.verify.proofs.proof import Difference, Proof, failed, held, listed

@@ -1,4 +1,4 @@
-"""A class of vLLM's made for quantised weights, and vLLM's own processing of what has been loaded."""
+"""A class of vLLM's made for quantized weights, and vLLM's own processing of what has been loaded."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .quantised import QUANTISATION, quantised_tensors
+from .quantized import QUANTIZATION_CONFIG, quantize_checkpoint
 from .state import named_parameters
 from .subject import NotRun, Subject
 from .vllm_paths import drive
@@ -30,7 +30,7 @@ def processing(config: Any) -> Callable[[Any], None]:
     return process
 
 
-def quantised_subject(
+def quantized_subject(
     plain: Subject,
     folder: Path,
     configure: Callable[[], Any],
@@ -44,22 +44,22 @@ def quantised_subject(
         configure: makes a VllmConfig of the folder.
         maker: given that, what makes models.
         into: for each parameter, the checkpoint's tensors that go into it when nothing is
-            quantised.
+            quantized.
 
     Raises:
-        NotRun: nothing of it can be quantised.
+        NotRun: nothing of it can be quantized.
     """
     written = folder / "config.json"
     values = json.loads(written.read_text())
     if "quantization_config" in values:
-        raise NotRun("its checkpoint is quantised already")
-    written.write_text(json.dumps({**values, "quantization_config": QUANTISATION}))
+        raise NotRun("its checkpoint is quantized already")
+    written.write_text(json.dumps({**values, "quantization_config": QUANTIZATION_CONFIG}))
     config = configure()
     make = maker(config)
     parameters: dict[str, Tensor] = named_parameters(make())
     return Subject(
         make=make,
-        checkpoint=quantised_tensors(plain.checkpoint, into, parameters),
+        checkpoint=quantize_checkpoint(plain.checkpoint, into, parameters),
         load=plain.load,
         origin=plain.origin,
         code=plain.code,

@@ -13,7 +13,7 @@ from torch import Tensor
 from .state import State
 from .subject import NotRun
 
-QUANTISATION: Mapping[str, Any] = {
+QUANTIZATION_CONFIG: Mapping[str, Any] = {
     "quant_method": "compressed-tensors",
     "format": "float-quantized",
     "quantization_status": "compressed",
@@ -44,7 +44,7 @@ Routers stay as they are, as there.
 """
 
 
-def quantised_tensors(
+def quantize_checkpoint(
     checkpoint: Mapping[str, Tensor], into: Mapping[str, Sequence[str]], parameters: State
 ) -> dict[str, Tensor]:
     """The checkpoint with fp8 weights, and a scale behind each, where the class has parameters for
@@ -52,16 +52,20 @@ def quantised_tensors(
 
     Args:
         into: for each parameter, the checkpoint's tensors that go into it when nothing is
-            quantised.
-        parameters: those of the class when it is made for quantised weights.
+            quantized.
+        parameters: those of the class when it is made for quantized weights.
 
     Raises:
-        NotRun: nothing can be quantised, or a tensor of a quantised parameter is no `X.weight` of
+        NotRun: nothing can be quantized, or a tensor of a quantized parameter is no `X.weight` of
             two dimensions.
     """
-    wanted = {tensor for parameter in quantised(parameters) for tensor in into.get(parameter, ())}
+    wanted = {
+        tensor
+        for parameter in quantized_parameters(parameters)
+        for tensor in into.get(parameter, ())
+    }
     if not wanted:
-        raise NotRun("no linear layer of it takes quantised weights")
+        raise NotRun("no linear layer of it takes quantized weights")
     generator = torch.Generator().manual_seed(3)
     made: dict[str, Tensor] = {}
     for name, tensor in checkpoint.items():
@@ -76,8 +80,8 @@ def quantised_tensors(
     return made
 
 
-def quantised(parameters: State) -> list[str]:
-    """The names of quantised parameters: of one byte an element, with a scale beside them."""
+def quantized_parameters(parameters: State) -> list[str]:
+    """The names of quantized parameters: of one byte an element, with a scale beside them."""
     return [
         name
         for name, tensor in parameters.items()

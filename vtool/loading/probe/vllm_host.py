@@ -18,13 +18,13 @@ from torch import Tensor
 from . import twin
 from .audit import text_of
 from .discover import discover
-from .mend import Mender
 from .ranks import RANKS, leave_groups, sharded
 from .state import MARKS, mark, marked, named_parameters
+from .stubs import StubInstaller
 from .subject import NotRun, Subject
-from .vllm_parts import STUBS, shrink_constants, shrink_tables
 from .vllm_paths import drive
-from .vllm_quantised import processing, quantised_subject
+from .vllm_quantized import processing, quantized_subject
+from .vllm_stubs import STUBS, shrink_constants, shrink_tables
 
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
@@ -157,7 +157,7 @@ def subject(name: str, folder: Path, progress: Callable[[str], None]) -> Subject
         for config in built:
             config.model_config.skip_tokenizer_init = False
 
-    mender = Mender(
+    mender = StubInstaller(
         twin.TABLE["fields"], (*STUBS, ("a tokenizer", NEEDS_PROCESSOR, give_tokenizer))
     )
     progress("import")
@@ -229,7 +229,7 @@ def subject(name: str, folder: Path, progress: Callable[[str], None]) -> Subject
         process=processing(config),
     )
     return replace(
-        found, quantised=lambda into: quantised_subject(found, folder, configure, _maker, into)
+        found, quantized=lambda into: quantized_subject(found, folder, configure, _maker, into)
     )
 
 

@@ -75,7 +75,7 @@ def _inner_config(name: str) -> Any:
     return made
 
 
-class Mender:
+class StubInstaller:
     """Runs the steps that make a class;
 
     mends what is known to be missing, and remembers what it has replaced.

@@ -33,7 +33,7 @@ Cut = Callable[[str, Mapping[str, Tensor]], Tensor]
 """Given a parameter's name and whole tensors by transformers' names: this rank's share."""
 
 
-class Part:
+class OptimizedModule:
     """One part on this rank. All that it does is done on every rank at the same time."""
 
     def __init__(

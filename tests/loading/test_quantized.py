@@ -1,4 +1,4 @@
-"""A class made for quantised weights, and what a framework makes of weights that are loaded."""
+"""A class made for quantized weights, and what a framework makes of weights that are loaded."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from tests.loading import models
 from vtool.loading.probe import vllm_paths
 from vtool.loading.probe.audit import audit
-from vtool.loading.probe.processed import everything
-from vtool.loading.probe.quantised import quantised_tensors
+from vtool.loading.probe.processed import snapshot_everything
+from vtool.loading.probe.quantized import quantize_checkpoint
 from vtool.loading.probe.state import named_parameters
 from vtool.loading.probe.subject import NotRun, Subject
 from vtool.loading.verdict import judge
@@ -27,12 +27,12 @@ PLAIN["norm.weight"] = PLAIN["norm.weight"][0]
 class Layer(nn.Module):
     """Two weights in one parameter, in fp8 with scales where it is asked for."""
 
-    def __init__(self, quantised: bool) -> None:
+    def __init__(self, quantized: bool) -> None:
         super().__init__()
-        dtype = torch.float8_e4m3fn if quantised else torch.bfloat16
+        dtype = torch.float8_e4m3fn if quantized else torch.bfloat16
         self.ab = nn.Module()
         self.ab.weight = nn.Parameter(torch.zeros(8, 8, dtype=dtype), requires_grad=False)
-        if quantised:
+        if quantized:
             self.ab.weight_scale = nn.Parameter(torch.zeros(8, 1), requires_grad=False)
         self.norm = nn.Module()
         self.norm.weight = nn.Parameter(torch.zeros(8, dtype=torch.bfloat16), requires_grad=False)
@@ -99,19 +99,19 @@ class KeepsAClone(KeepsForLater):
 
 
 def subject(
-    found: type[Layer], quantised: bool = False, checkpoint: Mapping[str, Tensor] = PLAIN
+    found: type[Layer], quantized: bool = False, checkpoint: Mapping[str, Tensor] = PLAIN
 ) -> Subject:
     def twin(into: Mapping[str, Sequence[str]]) -> Subject:
-        return subject(found, True, quantised_tensors(PLAIN, into, named_parameters(found(True))))
+        return subject(found, True, quantize_checkpoint(PLAIN, into, named_parameters(found(True))))
 
     load: Callable[[Any, Any], object] = lambda model, weights: model.load_weights(weights)  # noqa: E731
     return Subject(
-        lambda: found(quantised),
+        lambda: found(quantized),
         checkpoint,
         load,
         "given",
         process=lambda model: model.process(),
-        quantised=None if quantised else twin,
+        quantized=None if quantized else twin,
     )
 
 
@@ -212,20 +212,22 @@ def test_what_is_kept_until_weights_are_processed_is_found_in_what_is_made_of_it
     assert "packed" in message
 
 
-def test_a_class_without_linear_layers_has_no_quantised_twin() -> None:
+def test_a_class_without_linear_layers_has_no_quantized_twin() -> None:
     with pytest.raises(NotRun, match="no linear layer"):
-        quantised_tensors(PLAIN, {}, named_parameters(Layer(False)))
+        quantize_checkpoint(PLAIN, {}, named_parameters(Layer(False)))
 
 
 def test_tensors_of_more_dimensions_have_no_form() -> None:
     experts = {"ab.weight": ["experts"]}
     with pytest.raises(NotRun, match=r"no form for `experts`, \[2, 4, 8\]"):
-        quantised_tensors({"experts": torch.zeros(2, 4, 8)}, experts, named_parameters(Layer(True)))
+        quantize_checkpoint(
+            {"experts": torch.zeros(2, 4, 8)}, experts, named_parameters(Layer(True))
+        )
 
 
 def test_attributes_lists_and_dicts_of_modules_are_looked_through() -> None:
     model = Layer(False)
     model.norm.kept = {"x": [torch.ones(2)], "y": (torch.zeros(1), 3)}
     assert {"norm.kept['x'][0]", "norm.kept['y'][0]", "ab.weight", "norm.weight"} == set(
-        everything(model)
+        snapshot_everything(model)
     )

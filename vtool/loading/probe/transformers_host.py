@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from . import twin
-from .mend import Mender
 from .sources import POISON
 from .state import MARKS
+from .stubs import StubInstaller
 from .subject import Named, NotRun, Subject
 
 
@@ -89,7 +89,7 @@ def subject(name: str, folder: Path, progress: Callable[[str], None]) -> Subject
         raise NotRun(f"transformers has no class `{name}`")
     progress("tiny twin")
     said = twin.entry(name)
-    mender = Mender(twin.TABLE["fields"], ())
+    mender = StubInstaller(twin.TABLE["fields"], ())
     checkpoint = mender.run(
         lambda: twin.save_twin(name, said if "like" not in said else {}, folder, name)
     )

@@ -14,8 +14,8 @@ from torch import Tensor
 from . import sglang_config, twin
 from .audit import text_of
 from .sglang_names import found_by_trying
-from .sglang_parts import STUBS, Mender
 from .sglang_paths import drive
+from .sglang_stubs import STUBS, StubInstaller
 from .state import MARKS, mark, marked, named_parameters
 from .subject import NotRun, Subject
 
@@ -55,7 +55,7 @@ def subject(name: str, folder: Path, progress: Callable[[str], None]) -> Subject
     found = ModelRegistry.models[name]
     progress("SGLang's arguments")
     start(folder)
-    mender = Mender(twin.TABLE["fields"] | sglang_config.TABLE["fields"], STUBS)
+    mender = StubInstaller(twin.TABLE["fields"] | sglang_config.TABLE["fields"], STUBS)
     why: list[str] = []
     made: list[Callable[[], Any]] = []
     checkpoint: Mapping[str, Tensor] | None = None
@@ -127,7 +127,7 @@ def _maker(found: Any, folder: Path) -> Callable[[], Any]:
 
 
 def _best_names(
-    make: Callable[[], Any], checkpoint: Mapping[str, Tensor], mender: Mender
+    make: Callable[[], Any], checkpoint: Mapping[str, Tensor], mender: StubInstaller
 ) -> tuple[Mapping[str, Tensor], float]:
     """The checkpoint, under the names that the class loads whole, and how many parameters are never
     written.
@@ -148,7 +148,7 @@ def _best_names(
 
 
 def _never_written(
-    make: Callable[[], Any], checkpoint: Mapping[str, Tensor], mender: Mender
+    make: Callable[[], Any], checkpoint: Mapping[str, Tensor], mender: StubInstaller
 ) -> float:
     """How many parameters a load leaves as they were; infinitely many where it raises."""
 

@@ -16,7 +16,7 @@ from vtool.models.read_back import dtype_name
 OVERLAPS = ("overlap_grad_reduce", "overlap_param_gather", "align_param_gather", "bucket_size")
 
 
-def read_groups(groups: Groups) -> Iterator[Observed]:
+def observe_groups(groups: Groups) -> Iterator[Observed]:
     """The sizes of the process groups that this rank talks to."""
     from megatron.core import parallel_state
 
@@ -28,7 +28,7 @@ def read_groups(groups: Groups) -> Iterator[Observed]:
         yield Observed(f"engine.parallel.{name}", size, f"megatron-core's {name} parallel group")
 
 
-def read_bridge(gpt: Any, bridge: Any) -> Iterator[Observed]:
+def observe_bridge(gpt: Any, bridge: Any) -> Iterator[Observed]:
     """Who built a `GPTModel`: a bridge gives it a config of its own.
 
     Args:
@@ -42,7 +42,7 @@ def read_bridge(gpt: Any, bridge: Any) -> Iterator[Observed]:
     yield Observed("engine.bridge", "mbridge" if theirs else "native", where)
 
 
-def read_language(gpt: Any) -> Iterator[Observed]:
+def observe_language(gpt: Any) -> Iterator[Observed]:
     """A `GPTModel`, or this stage's share of one."""
     layer = gpt.decoder.layers[0]
     linear = layer.mlp.linear_fc1
@@ -75,7 +75,7 @@ def read_language(gpt: Any) -> Iterator[Observed]:
         )
 
 
-def read_adapters(
+def observe_megatron_adapters(
     gpt: Any, names: Callable[[str], tuple[str, ...]], part: Callable[[str], str]
 ) -> Iterator[Observed]:
     """Each linear layer that megatron-core's are made of, with an adapter or without.
@@ -101,7 +101,7 @@ def read_adapters(
                 )
 
 
-def read_ddp(
+def observe_megatron_ddp(
     ddp: Any, where: str = "megatron-core's DistributedDataParallel", *, overlaps: bool = True
 ) -> Iterator[Observed]:
     """Megatron-core's DDP.
@@ -131,7 +131,7 @@ def read_ddp(
             )
 
 
-def read_optimizer(optimizer: Any) -> Iterator[Observed]:
+def observe_megatron_optimizer(optimizer: Any) -> Iterator[Observed]:
     """One of megatron-core's optimizers, or a chain of them."""
     from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 
-from . import mend
+from . import stubs
 from .audit import text_of
-from .mend import Stub
+from .stubs import Stub
 
 
-class Mender(mend.Mender):
+class StubInstaller(stubs.StubInstaller):
     """Knows an error by its place too: SGLang asserts much without a word."""
 
     def _part(self, error: Exception) -> bool:

@@ -17,7 +17,7 @@ PROBE = os.path.dirname(__file__)
 Line = tuple[str, int]
 
 
-class Keepers(Owned):
+class ReferenceTracer(Owned):
     """Like `Owned`. While its `trace` is set, notes for each wanted tensor the last line that took
     a hold of it that still stands.
 

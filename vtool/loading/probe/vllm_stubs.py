@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from .mend import Stub
 from .shrink import HEADS, HIDDEN, INTERMEDIATE, LAYERS, shrink
+from .stubs import Stub
 
 
 def _sparse_attention() -> None:
