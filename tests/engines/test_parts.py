@@ -24,6 +24,8 @@ from vtool.training.session import Request
 from vtool.training.sft import train_step
 from vtool.training.stop import StopRequest
 
+pytestmark = pytest.mark.full
+
 ENGINES = ("ddp", "fsdp2")
 BOTH = pytest.mark.parametrize("engine", ENGINES)
 SCENARIOS: dict[str, tuple[str, ...]] = {

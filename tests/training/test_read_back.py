@@ -81,6 +81,7 @@ def found(made: Request) -> set[str]:
     return set()
 
 
+@pytest.mark.full
 def test_on_two_ranks_of_every_engine_everything_has_arrived(two: list[dict[str, Look]]) -> None:
     assert {
         (name, message) for rank in two for name, one in rank.items() for message in one.findings

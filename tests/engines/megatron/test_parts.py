@@ -29,6 +29,8 @@ from vtool.models.adapters import (
 )
 from vtool.training.parameter_groups import parameter_groups
 
+pytestmark = pytest.mark.full
+
 pytest.importorskip("megatron.core", reason="megatron-core is not installed")
 QWEN = load_family("qwen2_5_vl")
 DATA, TENSOR, SEQUENCE, STAGES = (

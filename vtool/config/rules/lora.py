@@ -1,58 +1,14 @@
-"""Rules about what is trained: frozen components, and adapters."""
+"""Rules about what is trained: frozen parts, and adapters."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
 from vtool.config.origins import Origins
-from vtool.config.schema import Megatron, Run, trained_components
-from vtool.diagnostics import Diagnostic
+from vtool.config.rules.rule import settings_rule
+from vtool.config.schema import Run, trained_components
+from vtool.diagnostics import Diagnostic, Rule
 from vtool.diagnostics.near_miss import did_you_mean, near
 from vtool.families import FAMILIES
 from vtool.families.linear_layers import select_layers
-
-
-def nothing_to_train(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """Check that some component is trained."""
-    if not trained_components(run.model.freeze):
-        message = "model.freeze names all parts of the model: nothing is left to train"
-        yield Diagnostic(
-            "nothing-to-train",
-            message,
-            "leave one of them out",
-            "model.freeze",
-            origins.near("model.freeze.language"),
-        )
-
-
-def targets(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """Check that each name in lora.targets and lora.exclude names a linear layer.
-
-    And that some layer gets an adapter.
-    """
-    components = trained_components(run.model.freeze)
-    if run.lora is None or not components:
-        return
-    layers = FAMILIES[run.model.family].linear_layers
-    trained = [name for component in components for name in layers[component]]
-    given = [("lora.targets", run.lora.targets or ()), ("lora.exclude", run.lora.exclude)]
-    found = False
-    for setting, names in given:
-        for number, target in enumerate(names):
-            if problem := _problem(setting, target, layers, components):
-                found = True
-                name = f"{setting}.{number}"
-                yield Diagnostic("lora-target", *problem, name, origins.near(name), seen=target)
-    if not found and not select_layers(trained, run.lora.targets, run.lora.exclude):
-        message = (
-            "lora.exclude takes away every linear layer that lora.targets names: there is no"
-            " adapter to train"
-        )
-        yield Diagnostic(
-            "lora-target",
-            message,
-            "leave some of it out",
-            "lora.exclude",
-            origins.near("lora.exclude"),
-        )
 
 
 def _problem(
@@ -82,32 +38,79 @@ def _end(name: str) -> str:
     return ".".join(words[-3:] if words[-1].isdigit() else words[-1:])
 
 
-def dropout_on_megatron(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """Check that there is no dropout: megatron-core's random states differ from other engines'."""
-    if isinstance(run.engine, Megatron) and run.lora is not None and run.lora.dropout:
-        message = (
-            f"lora.dropout is {run.lora.dropout}, but engine=megatron has no dropout: its ranks"
-            " would draw other masks"
-        )
-        help = "set lora.dropout=0.0, or use engine=fsdp2"
+@settings_rule(
+    Rule(
+        name="nothing-to-train",
+        code="VT213",
+        summary="model.freeze names every part of the model.",
+        why="The run would cost its time, and change nothing.",
+        bad="'model.freeze={vision: true, projector: true, language: true}'",
+        good="'model.freeze={vision: true, projector: true}'",
+        fix="Leave out the part that is to learn.",
+    ),
+    groups=("model",),
+)
+def nothing_to_train(run: Run, origins: Origins) -> Iterator[Diagnostic]:
+    """Something is left that can learn."""
+    if not trained_components(run.model.freeze):
+        message = "model.freeze names all parts of the model: nothing is left to train"
         yield Diagnostic(
-            "not-built-on-engine", message, help, "lora.dropout", origins.near("lora.dropout")
+            "nothing-to-train",
+            message,
+            "leave one of them out",
+            "model.freeze",
+            origins.near("model.freeze.language"),
         )
 
 
-def groups_of_frozen_components(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """Check that the optimizer is told nothing about a component that is frozen."""
-    for component, frozen in run.model.freeze.model_dump().items():
-        given = getattr(run.optim.groups, component).model_dump(exclude_none=True)
-        if frozen and given:
-            name = f"optim.groups.{component}.{next(iter(given))}"
-            message = (
-                f"{name} is set, but model.freeze.{component} is true: that part is not trained"
-            )
-            yield Diagnostic(
-                "ignored-setting",
-                message,
-                f"leave it out, or set model.freeze.{component}=false",
-                name,
-                origins.near(name),
-            )
+@settings_rule(
+    Rule(
+        name="lora-target",
+        code="VT214",
+        summary=(
+            "A name in lora.targets or lora.exclude is the end of no linear layer's name, or no"
+            " layer is left that gets an adapter."
+        ),
+        why=(
+            "The layers that were meant would be left as they are, and the run would look like one"
+            " that learns badly."
+        ),
+        bad="'lora={targets: [query_proj]}'",
+        good="'lora={targets: [q_proj, v_proj]}'",
+        fix=(
+            "Name the ends of linear layers' names: q_proj, k_proj, v_proj, o_proj, gate_proj,"
+            " up_proj, down_proj; in the tower attn.qkv and attn.proj; in the projector"
+            " merger.mlp.0 and merger.mlp.2. The head and the embedding get no adapter."
+        ),
+    ),
+    groups=("model", "lora"),
+)
+def lora_target(run: Run, origins: Origins) -> Iterator[Diagnostic]:
+    """Each name in lora.targets and lora.exclude names a linear layer, and some layer gets an
+    adapter.
+    """
+    components = trained_components(run.model.freeze)
+    if run.lora is None or not components:
+        return
+    layers = FAMILIES[run.model.family].linear_layers
+    trained = [name for component in components for name in layers[component]]
+    given = (("lora.targets", run.lora.targets or ()), ("lora.exclude", run.lora.exclude))
+    found = False
+    for setting, names in given:
+        for number, target in enumerate(names):
+            if problem := _problem(setting, target, layers, components):
+                found = True
+                name = f"{setting}.{number}"
+                yield Diagnostic("lora-target", *problem, name, origins.near(name), seen=target)
+    if not found and not select_layers(trained, run.lora.targets, run.lora.exclude):
+        message = (
+            "lora.exclude takes away every linear layer that lora.targets names: there is no"
+            " adapter to train"
+        )
+        yield Diagnostic(
+            "lora-target",
+            message,
+            "leave some of it out",
+            "lora.exclude",
+            origins.near("lora.exclude"),
+        )
