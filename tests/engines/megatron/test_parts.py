@@ -27,7 +27,7 @@ from vtool.models.adapters import (
     saved_name,
     scale_of,
 )
-from vtool.training.parameter_groups import parameter_groups
+from vtool.training.optimizer import parameter_groups
 
 pytestmark = pytest.mark.full
 
