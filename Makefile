@@ -2,10 +2,13 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+# Two workers; tests that share what is expensive to make stay on one of them.
+WORKERS ?= 2
+PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadgroup -rs
 # Settings for `make demo`, as in: make demo DEMO="train.steps=60 run.name=short"
 DEMO ?=
 
-.PHONY: help demo test check bench soak zoo vllm-env sglang-env clean
+.PHONY: help demo test test-all test-rest check bench soak zoo vllm-env sglang-env clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -14,10 +17,14 @@ help:  ## list the targets
 demo: .venv/installed  ## install, train a model on real scans, and write a report (about two minutes)
 	$(BIN)/vtool train sft digits $(DEMO)
 
-# One thread each: two busy processes with two spinning threads each are slower by far than two with one.
-test: export OMP_NUM_THREADS ?= 1
-test: .venv/installed-dev  ## run the tests, two files at a time
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --durations=10 -rs
+test: .venv/installed-dev  ## run the tests (a few minutes), in an order of their own each time
+	$(PYTEST) --file-budget 30 --durations=10
+
+test-all: .venv/installed-dev  ## run every test but soak's; one that leaves the process changed fails
+	$(PYTEST) -m "not soak" --fail-on-leaks --durations=20
+
+test-rest: .venv/installed-dev  ## run what test-all has beside test (CI runs both)
+	$(PYTEST) -m "full and not soak" --fail-on-leaks --durations=20
 
 check: .venv/installed-dev  ## lint, types, and the direction of imports
 	$(BIN)/ruff format --check .

@@ -1,9 +1,108 @@
-"""As `vtool` itself starts: before torch is imported."""
+"""Settings that hold for every test: the environment `vtool` starts with, and one process state.
 
+A test finds the process as the one before it found it: threads, default dtype, determinism,
+attention functions, environment, working directory, signal handlers and modules are put back, and
+generators are seeded anew. With `--fail-on-leaks` (`make test-all`) a test that leaves one of them
+changed fails.
+"""
+
+import inspect
 import os
+from collections.abc import Generator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import process_state
+from tests.shared_runs import SHORT, made_once
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# Read by OpenMP when torch is imported. Tests compute with one thread on every machine: the order
+# of sums does not depend on the number of cores, and two workers do not spin against each other.
+os.environ["OMP_NUM_THREADS"] = "1"
 
 pytest_plugins = ["pytester"]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--fail-on-leaks",
+        action="store_true",
+        help="fail a test that leaves threads, environment, handlers … of the process changed",
+    )
+    parser.addoption(
+        "--file-budget", type=float, default=0.0, help="seconds above which a file is named"
+    )
+
+
+@pytest.fixture(autouse=True)
+def _process_state(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Put back what a test changes in the process, and seed what it draws from."""
+    process_state.seed(0)
+    before = process_state.snapshot()
+    yield
+    leaks = process_state.differences(before, process_state.snapshot())
+    process_state.restore(before)
+    if leaks and request.config.getoption("--fail-on-leaks"):
+        pytest.fail("left behind: " + "; ".join(leaks), pytrace=False)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(
+    fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest
+) -> Generator[None, Any, Any]:
+    """Put back what a fixture of a module or a session changes, as a test's own is.
+
+    A generator may hold a variable or a directory on purpose until its end: of such a fixture only
+    torch's and transformers' state is put back.
+    """
+    if fixturedef.scope == "function":
+        return (yield)
+    process_state.seed(0)
+    before = process_state.snapshot()
+    try:
+        return (yield)
+    finally:
+        holds = inspect.isgeneratorfunction(fixturedef.func)
+        process_state.restore(before, numerics_only=holds)
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """Train `digits` for 40 steps: the folder with `runs/digits` in it, and what was printed.
+
+    Tests only add to the folder, under names of their own.
+    """
+    from tests.commands import vtool  # imports the command line, which not every test needs
+
+    command = ("train", "sft", "digits", *SHORT)
+    return made_once(tmp_path_factory, "digits", lambda folder: vtool(folder, *command))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep the tests of a file on one worker where they share what is expensive to make."""
+    for item in items:
+        definitions = item._fixtureinfo.name2fixturedefs.values()  # type: ignore[attr-defined]
+        if any(
+            each[-1].scope in ("module", "package", "class")
+            and each[-1].func.__module__.startswith("tests.")
+            for each in definitions
+        ):
+            item.add_marker(pytest.mark.xdist_group(item.location[0]))
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Name the files that take longer than a file may (docs/testing.md)."""
+    budget = config.getoption("--file-budget")
+    spent: dict[str, float] = {}
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                file = report.nodeid.partition("::")[0]
+                spent[file] = spent.get(file, 0.0) + report.duration
+    over = {file: seconds for file, seconds in spent.items() if budget and seconds > budget}
+    for file, seconds in sorted(over.items(), key=lambda item: -item[1]):
+        terminalreporter.write_line(f"over its budget of {budget:.0f} s: {file} ({seconds:.0f} s)")

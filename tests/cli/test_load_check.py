@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 import tests.loading.models
+from tests.commands import Completed, run_vtool
 from tests.loading.checkpoint.folders import f32, folder
-from vtool.diagnostics.rules_loading import OF_VLLM
+from vtool.diagnostics.rules_loading import VLLM_CLASS_RULES
 
 ROOT = Path(__file__).parents[2]
 MODELS = tests.loading.models.__file__
@@ -24,14 +25,13 @@ VLLM = os.environ.get("VTOOL_VLLM_PYTHON") or next(
 needs_vllm = pytest.mark.skipif(VLLM is None, reason="`make vllm-env` builds what it needs")
 
 
-def load_check(*arguments: str, cwd: Path = ROOT) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "vtool", "load-check", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=cwd)
+def load_check(*arguments: str, cwd: Path = ROOT) -> Completed:
+    return run_vtool(cwd, "load-check", *arguments)
 
 
 def results(*arguments: str, status: int) -> dict[str, object]:
     done = load_check(*arguments, "--format", "json")
-    assert done.returncode == status, done.stderr
+    assert done.status == status, done.stderr
     return {
         result["subject"].rpartition(":")[2]: result
         for result in json.loads(done.stdout)["results"]
@@ -168,16 +168,18 @@ def test_settings_choose_the_checks() -> None:
 def test_bad_input_is_told_and_nothing_is_judged(arguments: list[str], words: str) -> None:
     done = load_check(*arguments)
     assert words in done.stdout + done.stderr
-    assert done.returncode in (1, 2)
+    assert done.status in (1, 2)
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.full
 def test_a_misspelt_class_of_transformers_has_near_names() -> None:
     done = load_check("transformers:LlamaForCausalML", "--python", sys.executable)
     assert "did you mean `transformers:LlamaForCausalLM`" in done.stdout
-    assert done.returncode == 2
+    assert done.status == 2
 
 
+@pytest.mark.full
 def test_a_twin_of_transformers_goes_through_from_pretrained() -> None:
     found = results("transformers:LlamaForCausalLM", "--python", sys.executable, status=0)[
         "LlamaForCausalLM"
@@ -214,6 +216,7 @@ def of_vllm() -> dict[str, object]:
     )
 
 
+@pytest.mark.full
 @needs_vllm
 def test_of_ten_classes_of_vllm_the_three_known_ones_are_found_with_their_lines(
     of_vllm: dict[str, object],
@@ -252,7 +255,7 @@ def test_classes_of_vllm_are_asked_on_ranks_quantised_and_processed(
     of_vllm: dict[str, object],
 ) -> None:
     for name in ("LlamaForCausalLM", "Qwen3MoeForCausalLM"):
-        assert {of_vllm[name]["checks"][rule] for rule in OF_VLLM} == {"passed"}
+        assert {of_vllm[name]["checks"][rule] for rule in VLLM_CLASS_RULES} == {"passed"}
     assert of_vllm["LlamaForCausalLM"]["details"]["quantised-load"]["measured"] == {
         "quantised_tensors": 14
     }
@@ -284,7 +287,7 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "--html",
         str(made / "page.html"),
     )
-    assert done.returncode == 0, done.stderr
+    assert done.status == 0, done.stderr
     (made / "stdout").write_text(done.stdout)
     return made
 
@@ -296,17 +299,18 @@ def test_what_was_judged_is_said(kept: Path) -> None:
     )
 
 
+@pytest.mark.full
 def test_a_baseline_leaves_what_is_known_uncounted(kept: Path) -> None:
     file = kept / "known.json"
     assert f"recorded in {file}" in (kept / "stdout").read_text()
     again = load_check(f"python:{MODELS}:KeepsAll", "--baseline", str(file), "--format", "json")
-    assert again.returncode == 0
+    assert again.status == 0
     assert json.loads(again.stdout)["summary"]["errors"] == 0
     assert "not counted" in again.stderr
     assert (
         load_check(
             f"python:{MODELS}:KeepsAll", f"python:{MODELS}:SkipsBias", "--baseline", str(file)
-        ).returncode
+        ).status
         == 1
     )
 
@@ -316,6 +320,7 @@ def test_a_page_is_written_beside_what_is_printed(kept: Path) -> None:
     assert "stale-reference" in (kept / "page.html").read_text()
 
 
+@pytest.mark.full
 def test_a_page_gives_the_command_that_makes_its_findings_again(tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     given = [
@@ -325,7 +330,7 @@ def test_a_page_gives_the_command_that_makes_its_findings_again(tmp_path: Path) 
         "limits.seconds=50",
         f"--python={sys.executable}",
     ]
-    assert load_check(f"python:{MODELS}:KeepsAll", *given, "--html", str(page)).returncode == 1
+    assert load_check(f"python:{MODELS}:KeepsAll", *given, "--html", str(page)).status == 1
     again = re.search(
         "Check it again</dt><dd><code>vtool load-check (.*?)</code>", page.read_text()
     )
@@ -333,9 +338,10 @@ def test_a_page_gives_the_command_that_makes_its_findings_again(tmp_path: Path) 
     words = shlex.split(html.unescape(again[1]))
     assert words[0] == f"python:{MODELS}:KeepsAll"
     assert set(words[1:]) == {*given[:3], "limits.seconds=50.0", given[4]}
-    assert load_check(*words).returncode == 1
+    assert load_check(*words).status == 1
 
 
+@pytest.mark.full
 def test_findings_are_annotations_and_sarif() -> None:
     subject = f"python:{MODELS}:KeepsAll"
     assert (
@@ -362,7 +368,7 @@ def test_an_output_that_cannot_be_is_told_before_the_work(
 ) -> None:
     (tmp_path / "f.py").write_text("open(__file__ + '.ran', 'w').close()\n")
     done = load_check(f"python:{tmp_path}/f.py:f", *arguments)
-    assert done.returncode == 2
+    assert done.status == 2
     assert f"{Path(arguments[1]).parent}" in done.stderr
     assert not (tmp_path / "f.py.ran").exists()
 
@@ -378,11 +384,12 @@ def test_an_output_that_turns_out_not_to_be_takes_no_results_away(tmp_path: Path
     )
     (tmp_path / "f.py").write_text("\n".join(lines))
     done = load_check(f"python:{tmp_path}/f.py:f", "--html", str(tmp_path / "out" / "page.html"))
-    assert done.returncode == 2
+    assert done.status == 2
     assert "no findings; checks: 12 passed" in done.stdout
     assert "page.html cannot be written" in done.stderr
 
 
+@pytest.mark.full
 def test_what_is_stopped_tells_what_it_has(tmp_path: Path) -> None:
     page, known = tmp_path / "page.html", tmp_path / "known.json"
     more = ["--python", sys.executable, "jobs=1", "--html", str(page), "--baseline", str(known)]
@@ -407,18 +414,19 @@ def test_what_is_stopped_tells_what_it_has(tmp_path: Path) -> None:
             assert running.poll() is None
         running.send_signal(signal.SIGINT)
         out, told = running.communicate()
-    assert running.returncode == 130
+    assert running.status == 130
     assert "transformers:Qwen" in out
     assert "transformers:Qwen" in page.read_text()
     assert re.search(r"^stopped after \d+ of \d\d+$", told, re.MULTILINE)
     assert not known.exists()
 
 
+@pytest.mark.full
 def test_a_pattern_that_fits_nothing_is_told() -> None:
     done = load_check(
         "--all", "transformers", "subjects.match=Nothing*", "--python", sys.executable
     )
-    assert done.returncode == 2
+    assert done.status == 2
     assert "fits subjects.match `Nothing*`" in done.stdout
     assert done.stdout.splitlines()[-1].startswith("not run: ")
 
@@ -428,10 +436,11 @@ def test_an_interpreter_without_torch_is_told(tmp_path: Path) -> None:
     bare.write_text(f'#!/bin/sh\nexec {sys._base_executable} -I -S "$@"\n')  # without site-packages
     bare.chmod(0o755)
     done = load_check("vllm:BertModel", "--python", str(bare))
-    assert done.returncode == 2
+    assert done.status == 2
     assert "cannot import torch" in done.stdout
 
 
+@pytest.mark.full
 def test_a_recipe_that_trains_is_checked_by_what_will_serve_it(tmp_path: Path) -> None:
     subject = ["digits", f"run.dir={tmp_path}", "slots=2"]
     found = json.loads(
@@ -447,6 +456,7 @@ def test_a_recipe_that_trains_is_checked_by_what_will_serve_it(tmp_path: Path) -
     assert "did you mean `slots`?" in load_check("digits", "slotz=2").stderr
 
 
+@pytest.mark.full
 def test_all_of_a_framework_ends_with_a_table_and_what_was_not_run() -> None:
     done = load_check(
         "--all",
@@ -455,7 +465,7 @@ def test_all_of_a_framework_ends_with_a_table_and_what_was_not_run() -> None:
         "--python",
         sys.executable,
     )
-    assert done.returncode == 0
+    assert done.status == 0
     assert done.stderr.count("clean") == 2
     table = done.stdout.splitlines()
     assert next(line for line in table if line.startswith("unwritten-parameter")).split() == [

@@ -101,6 +101,7 @@ def test_a_table_has_what_became_of_each(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "again",
     [False, pytest.param(True, marks=pytest.mark.soak)],

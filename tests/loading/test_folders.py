@@ -19,7 +19,7 @@ from tests.loading.checkpoint.folders import TWO, encode, f32, folder, raw, shar
 from tests.rows import mixed_rows, write_rows
 from vtool.config.load import load_run
 from vtool.diagnostics import rules_folder
-from vtool.diagnostics.rules_loading import ASKED, OF_VLLM
+from vtool.diagnostics.rules_loading import CLASS_RULES, VLLM_CLASS_RULES
 from vtool.export.huggingface import export
 from vtool.loading.probe.quantized import QUANTIZATION_CONFIG
 from vtool.models.families import FAMILIES
@@ -105,8 +105,8 @@ def test_each_bad_folder_has_one_finding(
     assert [(finding["rule"], finding["severity"]) for finding in found["findings"]] == [
         (rule, severity)
     ]
-    assert set(found["checks"]) >= {*ASKED, *(one.name for one in rules_folder.RULES)}
-    assert {found["checks"][name] for name in ASKED} == {"not-run"}
+    assert set(found["checks"]) >= {*CLASS_RULES, *(one.name for one in rules_folder.RULES)}
+    assert {found["checks"][name] for name in CLASS_RULES} == {"not-run"}
     assert state_of(tmp_path) == before
 
 
@@ -296,6 +296,7 @@ def errors(result: Found) -> list[dict[str, str]]:
     return [finding for finding in result["findings"] if finding["severity"] == "error"]
 
 
+@pytest.mark.full
 @needs_vllm
 @pytest.mark.parametrize("name", ["digits", "exported"])
 def test_a_real_export_lands_whole_and_is_left_alone(
@@ -304,13 +305,14 @@ def test_a_real_export_lands_whole_and_is_left_alone(
     found = judged[name]
     assert found["verdict"] == "clean"
     assert found["checks"] == dict.fromkeys(
-        {*ASKED, *OF_VLLM, *(one.name for one in rules_folder.RULES)}, "passed"
+        {*CLASS_RULES, *VLLM_CLASS_RULES, *(one.name for one in rules_folder.RULES)}, "passed"
     )
     assert {finding["severity"] for finding in found["findings"]} <= {"note"}
     assert found["details"]["subject"]["class"].endswith("Qwen2_5_VLForConditionalGeneration")
     assert state_of(run) == before
 
 
+@pytest.mark.full
 @needs_vllm
 @pytest.mark.parametrize("family", OTHERS)
 def test_the_exports_of_all_families_land_whole(judged: dict[str, Found], family: str) -> None:
@@ -321,6 +323,7 @@ def test_the_exports_of_all_families_land_whole(judged: dict[str, Found], family
     assert judged[family]["checks"]["unconsumed-tensor"] == "passed"
 
 
+@pytest.mark.full
 @needs_vllm
 def test_what_does_not_land_is_found(run: Path, judged: dict[str, Found]) -> None:
     assert {NORM, DOWN, V, EMBEDDING} <= set(load_file(run / "export" / "model.safetensors"))
@@ -351,6 +354,7 @@ def test_what_does_not_land_is_found(run: Path, judged: dict[str, Found]) -> Non
     ]
 
 
+@pytest.mark.full
 @needs_vllm
 def test_a_pooler_that_is_not_served_is_a_note(judged: dict[str, Found]) -> None:
     severities = {finding["rule"]: finding["severity"] for finding in judged["pooler"]["findings"]}
@@ -358,6 +362,7 @@ def test_a_pooler_that_is_not_served_is_a_note(judged: dict[str, Found]) -> None
     assert severities["stale-reference"] == "error"  # the class itself keeps what it is given
 
 
+@pytest.mark.full
 @needs_vllm
 def test_an_architecture_that_vllm_does_not_have_is_not_run(judged: dict[str, Found]) -> None:
     found = judged["unknown"]
@@ -365,6 +370,7 @@ def test_an_architecture_that_vllm_does_not_have_is_not_run(judged: dict[str, Fo
     assert "has registered no NoSuchForCausalLM" in found["details"]["stale-reference"]["reason"]
 
 
+@pytest.mark.full
 @needs_vllm
 def test_a_folder_of_quantised_weights_is_judged_as_it_is(judged: dict[str, Found]) -> None:
     right, wrong = judged["quantised"], judged["without"]

@@ -185,6 +185,7 @@ def on_npu() -> dict[str, Any]:
     return found
 
 
+@pytest.mark.full
 def test_on_an_npu_the_operator_is_given_the_same_attention(on_npu: dict[str, Any]) -> None:
     assert {
         name: case["difference"]

@@ -38,6 +38,7 @@ def files(run_folder: Path) -> list[str]:
     return sorted(path.name for path in (run_folder / "profile").iterdir())
 
 
+@pytest.mark.full
 def test_a_disk_without_room_for_the_trace_costs_the_trace_alone(folder: Path) -> None:
     """No file may be larger than 14 MB:
 
@@ -81,6 +82,7 @@ def test_a_disk_without_room_for_the_trace_costs_the_trace_alone(folder: Path) -
     assert lines[0] == lines[1]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("victim", [pytest.param(0, marks=pytest.mark.soak), 1])
 def test_a_rank_that_is_killed_inside_the_interval_is_named_with_its_files_and_the_others_are_kept(
     folder: Path, victim: int

@@ -16,6 +16,8 @@ from vtool.engines.ranks import Ranks
 from vtool.training.session import Request
 from vtool.training.sft import train
 
+pytestmark = pytest.mark.full
+
 ENGINES = {
     "ddp": ("ddp",),
     "fsdp2": ("fsdp2",),

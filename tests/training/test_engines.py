@@ -18,6 +18,8 @@ from vtool.engines.ranks import Ranks
 from vtool.training.session import Request
 from vtool.training.sft import train
 
+pytestmark = pytest.mark.full
+
 
 def made_run(folder: Path, name: str, engine: str, *more: str) -> Request:
     """8 steps;

@@ -124,6 +124,7 @@ NAMES = [
 ]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", NAMES)
 def test_it_trains_scores_and_goes_on_as_one_process_does(folder: Path, name: str) -> None:
     straight = {line["step"]: line for line in read_lines(folder / "straight/metrics.jsonl")}
@@ -144,6 +145,7 @@ def test_it_trains_scores_and_goes_on_as_one_process_does(folder: Path, name: st
     )
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", NAMES)
 def test_the_adapter_is_one_folder_whichever_engine_trained_it(folder: Path, name: str) -> None:
     ours, theirs = (
@@ -164,6 +166,7 @@ def test_the_adapter_is_one_folder_whichever_engine_trained_it(folder: Path, nam
     assert all(value.abs().max() > 0 for key, value in mine.items() if "lora_B" in key)
 
 
+@pytest.mark.full
 def test_a_checkpoint_holds_the_adapter_alone(folder: Path) -> None:
     kept = load_file(folder / "fsdp2/checkpoints/step-000006/model.safetensors")
     adapter = load_file(folder / "fsdp2/export/adapter_model.safetensors")
@@ -175,6 +178,7 @@ def test_a_checkpoint_holds_the_adapter_alone(folder: Path) -> None:
     } == kept.keys()
 
 
+@pytest.mark.full
 def test_the_base_is_never_changed(folder: Path) -> None:
     one, other = (
         load_file(folder / each / "model.safetensors") for each in ("straight/base", "model")
@@ -194,6 +198,7 @@ def batch_of(folder: Path, name: str) -> dict[str, Any]:
     return collate([rows.sample(index) for index in range(4)], rows.processor).inputs
 
 
+@pytest.mark.full
 def test_peft_opens_the_adapter_and_merged_it_gives_the_same_logits(folder: Path) -> None:
     merged_folder, step = export_run(folder / "ddp", merge=True)
     assert (merged_folder, step) == (folder / "ddp/merged", 6)
@@ -211,6 +216,7 @@ def test_peft_opens_the_adapter_and_merged_it_gives_the_same_logits(folder: Path
     assert float((adapted - plain).abs().max()) > 1e-2
 
 
+@pytest.mark.full
 def test_merged_is_base_and_scale_times_b_times_a_for_each_tensor(folder: Path) -> None:
     """verl#7285: a "merged" model that is the base, byte for byte."""
     merged, _ = export_run(folder / "fsdp2", folder / "merged-elsewhere", merge=True)
@@ -240,12 +246,14 @@ def stem(name: str) -> str:
     return name.removeprefix("model.").replace("language_model.", "").replace("model.", "")
 
 
+@pytest.mark.full
 def test_an_adapter_that_is_exported_later_is_the_same_to_the_byte(folder: Path) -> None:
     again, _ = export_run(folder / "fsdp2", folder / "later")
     for path in (folder / "fsdp2/export").iterdir():
         assert path.read_bytes() == (again / path.name).read_bytes(), path.name
 
 
+@pytest.mark.full
 def test_the_run_answers_as_its_merged_model_does(folder: Path) -> None:
     export_run(folder / "ddp-fsdp2", merge=True)
     image, question = [str(folder / "0-0.png")], "Is this number 0?"
@@ -253,12 +261,14 @@ def test_the_run_answers_as_its_merged_model_does(folder: Path) -> None:
     assert adapted == predict(folder / "ddp-fsdp2/merged", image, question, None, 5)
 
 
+@pytest.mark.full
 def test_only_a_run_with_an_adapter_is_merged(folder: Path) -> None:
     train_all(Ranks(), made_run(folder, "whole", "ddp", "lora=null", "train.steps=3"))
     with pytest.raises(Findings, match="nothing-to-merge"):
         export_run(folder / "whole", merge=True)
 
 
+@pytest.mark.full
 def test_a_base_that_has_changed_is_refused(folder: Path) -> None:
     """Added to other weights, an adapter gives another model, and no error."""
     model = folder / "fickle"
@@ -310,6 +320,7 @@ def test_a_base_is_held_to_its_weights_of_either_kind_and_to_its_config(
         (model / name).write_bytes(files[name])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["straight", "pretrained"])
 def test_a_run_that_was_moved_answers_still(folder: Path, name: str) -> None:
     moved = folder / f"moved-{name}"

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
+from tests.commands import vtool
 from tests.rows import mixed_rows, write_rows
 from tests.runs import messages, read_lines
 
@@ -131,10 +132,9 @@ SHARED_OUT = [
         marks=pytest.mark.soak,
     ),
 ]
-# One process is killed in `make test` too, where it goes on with two.
 KILLED = [
-    pytest.param(1, (), marks=pytest.mark.soak),
-    (2, ("checkpoint.asynchronous=true",)),
+    (1, ()),
+    pytest.param(2, ("checkpoint.asynchronous=true",), marks=pytest.mark.full),
     *SHARED_OUT,
 ]
 
@@ -143,12 +143,10 @@ KILLED = [
 def test_a_killed_run_ends_as_a_straight_one(
     folder: Path, nproc: int, engine: tuple[str, ...]
 ) -> None:
-    straight = run(*command(folder, "straight", nproc, *engine))
-    assert straight.returncode == 0, straight.stderr + straight.stdout
+    vtool(folder, *command(folder, "straight", nproc, *engine)[3:])
     kill(start_and_wait_for(5, folder / "killed", *command(folder, "killed", nproc, *engine)))
-    resumed = run(*command(folder, "killed", nproc, *engine))
-    assert resumed.returncode == 0, resumed.stderr + resumed.stdout
-    assert "resuming after step" in resumed.stdout
+    resumed = vtool(folder, *command(folder, "killed", nproc, *engine)[3:])
+    assert "resuming after step" in resumed
     one, other = written(folder / "straight"), written(folder / "killed")
     assert one["metrics"] == other["metrics"]
     assert [line["step"] for line in one["metrics"] if "loss" in line] == list(range(1, STEPS + 1))
@@ -156,6 +154,7 @@ def test_a_killed_run_ends_as_a_straight_one(
     assert one == other
 
 
+@pytest.mark.full
 def test_another_rank_count_goes_on_within_a_rounding_error(folder: Path) -> None:
     assert run(*command(folder, "straight", 1)).returncode == 0
     kill(start_and_wait_for(5, folder / "killed", *command(folder, "killed", 1)))
@@ -167,6 +166,7 @@ def test_another_rank_count_goes_on_within_a_rounding_error(folder: Path) -> Non
     assert max(abs(one - other) for one, other in zip(*losses, strict=True)) <= 1e-5
 
 
+@pytest.mark.full
 def test_data_workers_do_not_hold_the_folder_of_a_killed_run(folder: Path) -> None:
     arguments = command(folder, "run", 1, "train.steps=2000", "data.workers=2")
     process = start_and_wait_for(2, folder / "run", *arguments)
@@ -179,6 +179,7 @@ def test_data_workers_do_not_hold_the_folder_of_a_killed_run(folder: Path) -> No
     assert again.returncode == 143, output
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("seconds", "number", "status"),
     [
@@ -212,7 +213,7 @@ def test_a_signal_before_the_first_step_ends_the_run_as_one_does(
     ("nproc", "number", "status"),
     [
         (1, signal.SIGINT, 130),
-        (2, signal.SIGTERM, 143),
+        pytest.param(2, signal.SIGTERM, 143, marks=pytest.mark.full),
         pytest.param(2, signal.SIGHUP, 129, marks=pytest.mark.soak),
         pytest.param(2, signal.SIGINT, 130, marks=pytest.mark.soak),
         pytest.param(1, signal.SIGTERM, 143, marks=pytest.mark.soak),
@@ -295,6 +296,7 @@ def test_a_rank_that_is_killed_ends_the_run_with_a_finding(
     )
 
 
+@pytest.mark.full
 def test_ranks_that_are_still_importing_do_not_outlive_their_killed_parent(folder: Path) -> None:
     process = subprocess.Popen(
         command(folder, "run", 2, "train.steps=20000"),
@@ -310,6 +312,7 @@ def test_ranks_that_are_still_importing_do_not_outlive_their_killed_parent(folde
     _kill_and_wait_until_gone(process, children)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("nproc", [1, pytest.param(2, marks=pytest.mark.soak)])
 def test_a_terminal_that_is_closed_ends_the_run_with_its_checkpoint_and_its_report(
     folder: Path, nproc: int
@@ -332,6 +335,7 @@ def test_a_terminal_that_is_closed_ends_the_run_with_its_checkpoint_and_its_repo
     assert (folder / "run" / "report.html").exists()
 
 
+@pytest.mark.full
 def test_ranks_do_not_outlive_their_killed_parent(folder: Path) -> None:
     process = start_and_wait_for(1, folder / "run", *command(folder, "run", 2, "train.steps=20000"))
     children = [

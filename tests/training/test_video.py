@@ -262,7 +262,10 @@ SPREAD = {
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=[] if name == "qwen2_5_vl" else pytest.mark.soak) for name in SPREAD],
+    [
+        pytest.param(name, marks=pytest.mark.full if name == "qwen2_5_vl" else pytest.mark.soak)
+        for name in SPREAD
+    ],
 )
 def test_two_ranks_are_as_one_also_where_one_has_text_alone(tmp_path: Path, name: str) -> None:
     """A row with an image and a video, for which the tower runs once, beside three of text:

@@ -19,7 +19,7 @@ from tests.engines.parity import base_model, windowed
 from tests.rows import chat, mixed_rows, write_rows
 from tests.runs import messages
 from vtool.config.load import load_run
-from vtool.config.rules.data import POSITIONS_OF_TEXT
+from vtool.config.rules.images import POSITIONS_OF_TEXT
 from vtool.diagnostics import Findings
 from vtool.engines.ranks import Ranks
 from vtool.export.huggingface import export
@@ -42,7 +42,13 @@ def context(folder: Path, *overrides: str) -> ProofContext:
     return build_proof_context(load_run("digits", overrides).run, folder)
 
 
-@pytest.mark.parametrize("family", sorted(FAMILIES))
+@pytest.mark.parametrize(
+    "family",
+    [
+        pytest.param(name, marks=[] if name in ("qwen2_5_vl", "qwen3_5") else pytest.mark.full)
+        for name in sorted(FAMILIES)
+    ],
+)
 def test_the_fast_proofs_of_a_healthy_recipe_pass(family: str) -> None:
     proved = prove(load_run("digits", [f"model.family={family}"]).run, fast=True)
     states = proved.checks()
@@ -57,6 +63,7 @@ def test_the_fast_proofs_of_a_healthy_recipe_pass(family: str) -> None:
     assert all(proof.reason for proof in proved.proofs if proof.state == "not-run")
 
 
+@pytest.mark.full
 def test_rows_of_every_kind_pass_with_adapters_and_frozen_parts(tmp_path: Path) -> None:
     rows = messages(write_rows(tmp_path / "rows.jsonl", mixed_rows(tmp_path, 12, text_only=(0, 4))))
     for more in (
@@ -370,6 +377,7 @@ def test_a_process_that_ends_without_a_word_is_told_with_its_last_one(
     )
 
 
+@pytest.mark.full
 def test_proofs_on_two_processes_pass_on_the_recipes_engine() -> None:
     run = load_run("digits_lora", ["engine=fsdp2"]).run
     proved = prove(run, only=RANKED)

@@ -61,6 +61,7 @@ def test_the_model_has_the_tokens_of_the_rows_and_they_are_told_apart(
     assert context.bare.config.image_token_id == context.processor.ids.image  # type: ignore[union-attr]
 
 
+@pytest.mark.full
 def test_its_proofs_pass(folder: Path) -> None:
     rules = (
         "label-masks-disagree",

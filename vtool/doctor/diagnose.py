@@ -24,7 +24,7 @@ ALWAYS = (
     "torch-does-not-import",
     "two-accelerators",
     "cann-not-found",
-    *npu.OF_VARIABLES,
+    *npu.VARIABLE_RULES,
 )
 
 
@@ -212,7 +212,7 @@ def _not_run(
     reasons: dict[str, str] = {}
     if needs is not None and needs.run is not None and not needs.sound:
         reasons |= dict.fromkeys(
-            npu.OF_SETTINGS[1:],
+            npu.SETTINGS_RULES[1:],
             "the recipe leaves something open, or has findings: vtool validate-config",
         )
     if known is None:

@@ -122,7 +122,10 @@ def trained(ranks: Ranks, cases: dict[str, dict[str, Any]]) -> dict[str, Trained
 
 @pytest.mark.parametrize(
     ("world", "cases"),
-    [(2, ON_TWO), pytest.param(4, ON_FOUR, marks=pytest.mark.soak)],
+    [
+        pytest.param(2, ON_TWO, marks=pytest.mark.full),
+        pytest.param(4, ON_FOUR, marks=pytest.mark.soak),
+    ],
     ids=["two ranks", "four ranks"],
 )
 def test_training_is_that_of_one_process(world: int, cases: dict[str, dict[str, Any]]) -> None:

@@ -14,6 +14,8 @@ from tests.runs import relative_difference
 from vtool.engines.megatron.engine import Megatron
 from vtool.engines.ranks import Ranks
 
+pytestmark = pytest.mark.full
+
 pytest.importorskip("megatron.core", reason="megatron-core is not installed")
 TWO: dict[str, dict[str, Any]] = {"tp2+sp": {"parallel": {"tensor": 2, "sequence": True}}}
 FOUR: dict[str, dict[str, Any]] = {

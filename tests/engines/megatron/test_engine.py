@@ -56,13 +56,12 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-# Each way with each of its settings once; the rest take their turn in `make soak`.
+# Each dimension and each setting once, in pairs; `make test-all` has each way with each of its
+# settings, and the rest take their turn in `make soak`.
+PAIRS = ("dp2, distributed optimizer, all overlapped", "tp2+sp, distributed optimizer", "pp2")
 TIED = (
     "dp2, divided in the collective",
-    "dp2, distributed optimizer, all overlapped",
     "tp2",
-    "tp2+sp, distributed optimizer",
-    "pp2",
     "pp2, distributed optimizer, all overlapped",
 )
 # With a head of its own beside the embedding.
@@ -269,16 +268,19 @@ def train_all(ranks: Ranks, cases: dict[str, dict[str, Any]], tied: bool) -> dic
 @pytest.mark.parametrize(
     ("tied", "names"),
     [
-        (True, TIED),
-        (False, UNTIED),
+        (True, PAIRS),
+        pytest.param(True, TIED, marks=pytest.mark.full),
+        pytest.param(False, UNTIED, marks=pytest.mark.full),
         pytest.param(
-            True, tuple(name for name in CASES if name not in TIED), marks=pytest.mark.soak
+            True,
+            tuple(name for name in CASES if name not in (*PAIRS, *TIED)),
+            marks=pytest.mark.soak,
         ),
         pytest.param(
             False, tuple(name for name in CASES if name not in UNTIED), marks=pytest.mark.soak
         ),
     ],
-    ids=["tied", "untied", "tied, the rest", "untied, the rest"],
+    ids=["in pairs", "tied", "untied", "tied, the rest", "untied, the rest"],
 )
 def test_training_is_that_of_one_process(tied: bool, names: tuple[str, ...]) -> None:
     wanted = reference(tied)
@@ -329,6 +331,7 @@ def steps_of_qwen2_vl(ranks: Ranks) -> dict[str, Trained]:
     return found
 
 
+@pytest.mark.full
 def test_qwen2_vl_trains_as_in_one_process() -> None:
     wanted = reference(True, "qwen2_vl")
     for name, trained in run_ranks(steps_of_qwen2_vl, 2)[0].items():
@@ -454,6 +457,7 @@ def first_step_in_bfloat16(ranks: Ranks) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.full
 def test_bfloat16_computes_in_bfloat16_and_loses_no_update() -> None:
     """An update of 1e-6 is far below what bfloat16 can tell of a weight of 0.1."""
     wanted = reference(True)

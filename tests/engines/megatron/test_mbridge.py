@@ -74,6 +74,7 @@ def trained(ranks: Ranks, tied: bool) -> dict[str, tuple[Trained, dict[str, Any]
     return found
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "tied", [True, pytest.param(False, marks=pytest.mark.soak)], ids=["tied", "untied"]
 )

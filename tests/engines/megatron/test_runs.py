@@ -13,6 +13,8 @@ from tests.rows import mixed_rows, write_rows
 from tests.runs import read_lines
 from tests.training.test_engines import made_run, train_all
 
+pytestmark = pytest.mark.full
+
 pytest.importorskip("megatron.core", reason="megatron-core is not installed")
 SPREAD = ("engine.parallel.tensor=2", "engine.parallel.sequence=true")
 STAGES = ("engine.parallel.pipeline=2",)

@@ -4,11 +4,30 @@ from collections.abc import Iterator
 
 from vtool.config.lora import LINEAR, chosen, names_it, trained_parts
 from vtool.config.origins import Origins
-from vtool.config.schema import Megatron, Run
-from vtool.diagnostics import Diagnostic
+from vtool.config.rules.rule import settings_rule
+from vtool.config.schema import Run
+from vtool.diagnostics import Diagnostic, Rule
 from vtool.diagnostics.near_miss import did_you_mean, near
 
 
+def _end(name: str) -> str:
+    """The shortest end of a layer's name that says what it is: numbers alone do not."""
+    parts = name.split(".")
+    return ".".join(parts[-3:] if parts[-1].isdigit() else parts[-1:])
+
+
+@settings_rule(
+    Rule(
+        name="nothing-to-train",
+        code="VT213",
+        summary="model.freeze names every part of the model.",
+        why="The run would cost its time, and change nothing.",
+        bad="'model.freeze={vision: true, projector: true, language: true}'",
+        good="'model.freeze={vision: true, projector: true}'",
+        fix="Leave out the part that is to learn.",
+    ),
+    groups=("model",),
+)
 def nothing_to_train(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     """Something is left that can learn."""
     if not trained_parts(run.model.freeze):
@@ -22,7 +41,29 @@ def nothing_to_train(run: Run, origins: Origins) -> Iterator[Diagnostic]:
         )
 
 
-def targets(run: Run, origins: Origins) -> Iterator[Diagnostic]:
+@settings_rule(
+    Rule(
+        name="lora-target",
+        code="VT214",
+        summary=(
+            "A name in lora.targets or lora.exclude is the end of no linear layer's name, or no"
+            " layer is left that gets an adapter."
+        ),
+        why=(
+            "The layers that were meant would be left as they are, and the run would look like one"
+            " that learns badly."
+        ),
+        bad="'lora={targets: [query_proj]}'",
+        good="'lora={targets: [q_proj, v_proj]}'",
+        fix=(
+            "Name the ends of linear layers' names: q_proj, k_proj, v_proj, o_proj, gate_proj,"
+            " up_proj, down_proj; in the tower attn.qkv and attn.proj; in the projector"
+            " merger.mlp.0 and merger.mlp.2. The head and the embedding get no adapter."
+        ),
+    ),
+    groups=("model", "lora"),
+)
+def lora_target(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     """Each name in lora.targets and lora.exclude names a linear layer, and some layer gets an
     adapter.
     """
@@ -78,38 +119,3 @@ def targets(run: Run, origins: Origins) -> Iterator[Diagnostic]:
             "lora.exclude",
             origins.near("lora.exclude"),
         )
-
-
-def _end(name: str) -> str:
-    """The shortest end of a layer's name that says what it is: numbers alone do not."""
-    parts = name.split(".")
-    return ".".join(parts[-3:] if parts[-1].isdigit() else parts[-1:])
-
-
-def dropout_on_megatron(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """Megatron-core's random states are not those of the other engines."""
-    if isinstance(run.engine, Megatron) and run.lora is not None and run.lora.dropout:
-        message = (
-            f"lora.dropout is {run.lora.dropout}, but engine=megatron has no dropout: its ranks"
-            " would draw other masks"
-        )
-        help = "set lora.dropout=0.0, or use engine=fsdp2"
-        yield Diagnostic(
-            "not-built-on-engine", message, help, "lora.dropout", origins.near("lora.dropout")
-        )
-
-
-def groups_of_frozen_parts(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """The optimizer is told nothing about a part that it does not see."""
-    for part in ("vision", "projector", "language"):
-        given = getattr(run.optim.groups, part).model_dump(exclude_none=True)
-        if given and getattr(run.model.freeze, part):
-            name = f"optim.groups.{part}.{next(iter(given))}"
-            message = f"{name} is set, but model.freeze.{part} is true: that part is not trained"
-            yield Diagnostic(
-                "ignored-setting",
-                message,
-                f"leave it out, or set model.freeze.{part}=false",
-                name,
-                origins.near(name),
-            )

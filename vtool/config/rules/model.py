@@ -8,13 +8,58 @@ from pathlib import Path
 from vtool.config import modeling
 from vtool.config.images import CUTS, cut_of_processor, cut_of_tower
 from vtool.config.origins import Origins
-from vtool.config.schema import Megatron, Run
+from vtool.config.rules.rule import settings_rule
+from vtool.config.schema import Run
 from vtool.config.suggest import ANOTHER_FAMILY
-from vtool.diagnostics import Diagnostic
+from vtool.diagnostics import Diagnostic, Rule
 
 _RULE = "conflicting-model-source"
 
 
+def _problem(folder: Path, family: str) -> tuple[str | None, str | None]:
+    """What keeps a folder from being a model's, and the family that it is of instead."""
+    if not folder.is_dir():
+        return "is a file, not a model's folder", None
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return "has no config.json, and so is not a model's folder", None
+    except (OSError, ValueError) as error:
+        return f"has a config.json that cannot be read: {error}", None
+    found = config.get("model_type") if isinstance(config, dict) else None
+    if found == family:
+        there = isinstance(config.get("vision_config"), dict)
+        return (
+            None
+            if there
+            else (
+                "has a config.json without a vision_config: transformers would make up a tower of"
+                " its default size"
+            )
+        ), None
+    if found is None:
+        return "has a config.json without a model_type", None
+    return f"is a model of type {found}, but model.family is {family}", str(found)
+
+
+@settings_rule(
+    Rule(
+        name="conflicting-model-source",
+        code="VT202",
+        summary=(
+            "model.init, model.path and model.size do not say one thing about where the weights"
+            " come from."
+        ),
+        why=(
+            "A run that means to fine-tune and starts from random weights looks like one that"
+            " learns badly."
+        ),
+        bad="model.init=pretrained",
+        good="model.init=random",
+        fix="`pretrained` needs model.path, and `random` needs model.size instead of it.",
+    ),
+    groups=("model",),
+)
 def conflicting_model_source(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     """model.init, model.path and model.size say one thing."""
     model = run.model
@@ -32,6 +77,23 @@ def conflicting_model_source(run: Run, origins: Origins) -> Iterator[Diagnostic]
         yield Diagnostic(_RULE, message, help, "model.path", origins.near("model.path"))
 
 
+@settings_rule(
+    Rule(
+        name="not-a-model-folder",
+        code="VT209",
+        summary=(
+            "model.path is no folder of a model of model.family, or of one without a vision part."
+        ),
+        why="The wrong architecture loads with weights missing, or not at all.",
+        bad="model.path=rows",
+        good="model.path=models/qwen",
+        fix=(
+            "Give a folder with a config.json whose model_type is model.family: one that"
+            " save_pretrained or `vtool export` wrote."
+        ),
+    ),
+    groups=("model",),
+)
 def not_a_model_folder(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     """model.path holds a model of model.family.
 
@@ -71,6 +133,24 @@ def not_a_model_folder(run: Run, origins: Origins) -> Iterator[Diagnostic]:
         )
 
 
+@settings_rule(
+    Rule(
+        name="not-a-model-class",
+        code="VT226",
+        summary="model.modeling names no class that stands in a Python file.",
+        why=(
+            "Transformers' own class in its place would train, and nobody would see that the file"
+            " had not been used."
+        ),
+        bad="model.modeling=models/my_model.py:MyModle",
+        good="model.modeling=models/my_model.py:MyModel",
+        fix=(
+            "Name the file and, behind a colon, a class that is written in it:"
+            " model.modeling=FILE.py:CLASS."
+        ),
+    ),
+    groups=("model",),
+)
 def not_a_model_class(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     """model.modeling names a class that stands in a Python file.
 
@@ -93,22 +173,28 @@ def not_a_model_class(run: Run, origins: Origins) -> Iterator[Diagnostic]:
         yield replace(found, origin=found.origin or near)
 
 
-def modeling_on_megatron(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """The class is the one that computes:
-
-    megatron-core has layers of its own, and would leave it out without a word.
-    """
-    if run.model.modeling is not None and isinstance(run.engine, Megatron):
-        message = (
-            "model.modeling names a class, but engine=megatron computes with layers of"
-            " megatron-core's: it would not be used"
-        )
-        help = "leave it out, or set engine=fsdp2 or engine=ddp"
-        yield Diagnostic(
-            "not-built-on-engine", message, help, modeling.SETTING, origins.near(modeling.SETTING)
-        )
-
-
+@settings_rule(
+    Rule(
+        name="patch-mismatch",
+        code="VT215",
+        summary=(
+            "The image processor in model.path cuts images into other patches than the model's"
+            " vision tower takes."
+        ),
+        why=(
+            "Where the numbers happen to divide, pixels end up in other places and nothing fails;"
+            " else the first step does, or an image has another number of tokens than of features."
+        ),
+        bad="model.path=models/mixed",
+        good="model.path=models/qwen",
+        fix=(
+            "Take preprocessor_config.json and config.json from one folder. patch_size, merge_size"
+            " and temporal_patch_size are those of vision_config: patch_size, spatial_merge_size,"
+            " temporal_patch_size."
+        ),
+    ),
+    groups=("model",),
+)
 def patch_mismatch(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     """The image processor cuts images as the tower takes them:
 
@@ -132,29 +218,3 @@ def patch_mismatch(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     )
     help = "take preprocessor_config.json from the folder that the weights are from"
     yield Diagnostic("patch-mismatch", message, help, "model.path", origins.near("model.path"))
-
-
-def _problem(folder: Path, family: str) -> tuple[str | None, str | None]:
-    """What keeps a folder from being a model's, and the family that it is of instead."""
-    if not folder.is_dir():
-        return "is a file, not a model's folder", None
-    try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return "has no config.json, and so is not a model's folder", None
-    except (OSError, ValueError) as error:
-        return f"has a config.json that cannot be read: {error}", None
-    found = config.get("model_type") if isinstance(config, dict) else None
-    if found == family:
-        there = isinstance(config.get("vision_config"), dict)
-        return (
-            None
-            if there
-            else (
-                "has a config.json without a vision_config: transformers would make up a tower of"
-                " its default size"
-            )
-        ), None
-    if found is None:
-        return "has a config.json without a model_type", None
-    return f"is a model of type {found}, but model.family is {family}", str(found)

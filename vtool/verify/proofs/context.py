@@ -14,7 +14,7 @@ from torch import nn
 
 from vtool.config import schema
 from vtool.config.origins import Origins
-from vtool.config.rules.data import packing_not_built
+from vtool.config.rules.engine import packing_not_built
 from vtool.config.schema import Run
 from vtool.data.audit import Ledger, RowAudit
 from vtool.data.collate import Batch
@@ -258,7 +258,7 @@ def _packs_not(run: Run, tokens: int) -> str:
     """Args: tokens: of all rows, which proofs pack into one."""
     data = run.data.model_copy(update={"packing": "token_budget", "micro_batch_tokens": tokens})
     packed = run.model_copy(update={"data": data, "engine": schema.Ddp(kind="ddp")})
-    return next((finding.message for finding in packing_not_built(packed, Origins({}))), "")
+    return next((finding.message for finding in packing_not_built.check(packed, Origins({}))), "")
 
 
 def _smaller(asked: Run, *, full_size: bool) -> tuple[Run, tuple[str, ...]]:

@@ -1,0 +1,181 @@
+"""State of the process that a test may change and must not leave to the next one."""
+
+import os
+import random
+import signal
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD, signal.SIGALRM)
+IGNORED_VARIABLES = frozenset({"PYTEST_CURRENT_TEST", "COLUMNS", "LINES"})
+IMPORTED_VARIABLES = ("TORCHINDUCTOR_", "KMP_", "PYDEVD_", "TF_", "TOKENIZERS_", "WANDB_")
+"""Prefixes of variables that a library sets when it is first imported: nothing a test leaves."""
+
+
+@dataclass(frozen=True, slots=True)
+class TorchState:
+    """What torch and transformers hold for the whole process."""
+
+    threads: int
+    dtype: Any
+    deterministic: tuple[bool, bool]
+    attention: Mapping[str, Any]
+    """Attention and mask functions registered with transformers, by table and name."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessState:
+    """A snapshot of the process. Torch's part is None as long as torch is not imported."""
+
+    torch: TorchState | None
+    environment: Mapping[str, str]
+    directory: str
+    handlers: Mapping[int, Any]
+    modules: Mapping[str, Any]
+
+
+def snapshot() -> ProcessState:
+    """Return the state of the process as it is now."""
+    return ProcessState(
+        _torch_state(),
+        {name: value for name, value in os.environ.items() if name not in IGNORED_VARIABLES},
+        os.getcwd(),
+        {number: signal.getsignal(number) for number in SIGNALS},
+        dict(sys.modules),
+    )
+
+
+def differences(before: ProcessState, after: ProcessState) -> list[str]:
+    """Return what has changed between two snapshots, a line each."""
+    found = [*_torch_differences(before.torch, after.torch)]
+    for name in sorted(before.environment.keys() | after.environment.keys()):
+        old, new = before.environment.get(name), after.environment.get(name)
+        if old != new and not (old is None and name.startswith(IMPORTED_VARIABLES)):
+            found.append(f"environment variable {name}: {old!r} → {new!r}")
+    if before.directory != after.directory:
+        found.append(f"working directory: {before.directory} → {after.directory}")
+    for number, handler in before.handlers.items():
+        if after.handlers[number] != handler:
+            found.append(f"handler of {signal.Signals(number).name}: {after.handlers[number]}")
+    return [*found, *_module_differences(before.modules, after.modules)]
+
+
+def _torch_differences(before: TorchState | None, after: TorchState | None) -> Iterator[str]:
+    if before is None or after is None:
+        return
+    for name in ("threads", "dtype", "deterministic"):
+        old, new = getattr(before, name), getattr(after, name)
+        if old != new:
+            yield f"torch's {name}: {old} → {new}"
+    for name, function in after.attention.items():
+        if before.attention.get(name, function) is not function:
+            yield f"transformers' attention function {name} was replaced"
+        elif name not in before.attention and "vtool" not in name:
+            yield f"attention function {name} was registered with transformers"
+
+
+def _module_differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
+    for name, module in before.items():
+        if after.get(name) is not module:
+            yield f"sys.modules[{name!r}] was {'replaced' if name in after else 'removed'}"
+    for name in after.keys() - before.keys():
+        if _stands_in(after[name]):
+            yield f"sys.modules[{name!r}] is a stand-in: {after[name]!r}"
+
+
+def restore(state: ProcessState, *, numerics_only: bool = False) -> None:
+    """Put the process back into a state.
+
+    Args:
+        numerics_only: leave environment, directory, handlers and modules as they are, because a
+            fixture that is still active may have changed them on purpose.
+    """
+    _restore_torch(state.torch)
+    if numerics_only:
+        return
+    for name in os.environ.keys() - state.environment.keys() - IGNORED_VARIABLES:
+        if not name.startswith(IMPORTED_VARIABLES):
+            del os.environ[name]
+    os.environ.update(state.environment)
+    os.chdir(state.directory)
+    for number, handler in state.handlers.items():
+        if handler is not None and signal.getsignal(number) is not handler:
+            signal.signal(number, handler)
+    for name, module in list(sys.modules.items()):
+        if name not in state.modules and _stands_in(module):
+            del sys.modules[name]
+    sys.modules.update(
+        (name, module)
+        for name, module in state.modules.items()
+        if sys.modules.get(name) is not module
+    )
+
+
+def seed(number: int) -> None:
+    """Seed the generators of the process, so that no test draws what another one left."""
+    random.seed(number)
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed(number)
+    if torch := _imported_torch():
+        torch.default_generator.manual_seed(number)
+
+
+def _stands_in(module: object) -> bool:
+    """Return whether an entry of `sys.modules` is no module that was imported from a file."""
+    return not isinstance(module, ModuleType) or getattr(module, "__spec__", None) is None
+
+
+def _imported_torch() -> Any:
+    """Return torch if it has been imported whole."""
+    torch = sys.modules.get("torch")
+    return torch if torch is not None and hasattr(torch, "default_generator") else None
+
+
+def _attention_tables() -> dict[str, dict[str, Any]]:
+    modeling = sys.modules.get("transformers.modeling_utils")
+    masking = sys.modules.get("transformers.masking_utils")
+    tables = {}
+    if hasattr(modeling, "ALL_ATTENTION_FUNCTIONS"):
+        tables["attention"] = modeling.ALL_ATTENTION_FUNCTIONS._global_mapping
+    if hasattr(masking, "ALL_MASK_ATTENTION_FUNCTIONS"):
+        tables["mask"] = masking.ALL_MASK_ATTENTION_FUNCTIONS._global_mapping
+    return tables
+
+
+def _torch_state() -> TorchState | None:
+    torch = _imported_torch()
+    if torch is None:
+        return None
+    functions = {
+        f"{table}:{name}": function
+        for table, mapping in _attention_tables().items()
+        for name, function in mapping.items()
+    }
+    deterministic = (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+    )
+    return TorchState(torch.get_num_threads(), torch.get_default_dtype(), deterministic, functions)
+
+
+def _restore_torch(state: TorchState | None) -> None:
+    torch = _imported_torch()
+    if torch is None:
+        return
+    threads = state.threads if state else 1
+    if torch.get_num_threads() != threads:
+        torch.set_num_threads(threads)
+    if state is None:
+        return
+    if torch.get_default_dtype() != state.dtype:
+        torch.set_default_dtype(state.dtype)
+    if torch.are_deterministic_algorithms_enabled() != state.deterministic[0]:
+        torch.use_deterministic_algorithms(state.deterministic[0], warn_only=state.deterministic[1])
+    for table, mapping in _attention_tables().items():
+        for name in list(mapping):
+            known = state.attention.get(f"{table}:{name}")
+            if known is not None:
+                mapping[name] = known

@@ -1,0 +1,83 @@
+"""What tests leave behind is put back, and named."""
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import torch
+from transformers import AttentionInterface
+
+from tests import process_state
+
+CHANGES: dict[str, tuple[Callable[[], object], str]] = {
+    "threads": (lambda: torch.set_num_threads(3), "torch's threads: 1 → 3"),
+    "dtype": (lambda: torch.set_default_dtype(torch.float64), "torch's dtype"),
+    "determinism": (lambda: torch.use_deterministic_algorithms(True), "torch's deterministic"),
+    "attention": (
+        lambda: AttentionInterface.register("sdpa", lambda *_: None),
+        "attention function attention:sdpa was replaced",
+    ),
+    "a variable": (lambda: os.environ.update(HF_HUB_OFFLINE="0"), "HF_HUB_OFFLINE: '1' → '0'"),
+    "a new variable": (lambda: os.environ.update(LEFT="1"), "variable LEFT: None → '1'"),
+    "a variable gone": (lambda: os.environ.pop("HF_HUB_OFFLINE"), "HF_HUB_OFFLINE: '1' → None"),
+    "directory": (lambda: os.chdir("/"), "working directory"),
+    "a handler": (lambda: signal.signal(signal.SIGTERM, signal.SIG_IGN), "handler of SIGTERM"),
+    "a stand-in": (
+        lambda: sys.modules.update({"torch_npu": SimpleNamespace()}),  # type: ignore[dict-item]
+        "sys.modules['torch_npu'] is a stand-in",
+    ),
+    "another module": (
+        lambda: sys.modules.update({"json": ModuleType("json")}),
+        "sys.modules['json'] was replaced",
+    ),
+    "a module gone": (lambda: sys.modules.pop("json"), "sys.modules['json'] was removed"),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_change_is_named_and_put_back(name: str) -> None:
+    change, message = CHANGES[name]
+    before = process_state.snapshot()
+    assert process_state.differences(before, process_state.snapshot()) == []
+    try:
+        change()
+        found = process_state.differences(before, process_state.snapshot())
+    finally:
+        process_state.restore(before)
+    assert len(found) == 1, found
+    assert message in found[0]
+    assert process_state.differences(before, process_state.snapshot()) == []
+
+
+LEAKY = """
+import os, pytest
+
+@pytest.fixture(scope="module")
+def made():
+    os.environ["LEFT_BY_A_FIXTURE"] = "1"
+
+def test_leaks(made):
+    os.environ["LEFT_BY_A_TEST"] = "1"
+
+def test_finds_nothing():
+    assert not {"LEFT_BY_A_FIXTURE", "LEFT_BY_A_TEST"} & os.environ.keys()
+"""
+
+
+@pytest.mark.parametrize(("options", "errors"), [((), 0), (("--fail-on-leaks",), 1)])
+def test_the_next_test_finds_nothing_and_a_leak_fails_where_it_is_asked(
+    pytester: pytest.Pytester, options: tuple[str, ...], errors: int
+) -> None:
+    pytester.makeconftest("from tests.conftest import *\nfrom tests.conftest import _process_state")
+    pytester.makepyfile(LEAKY)
+    done = pytester.runpytest_subprocess("-p", "no:cacheprovider", *options)
+    done.assert_outcomes(passed=2, errors=errors)
+    if errors:
+        done.stdout.fnmatch_lines(["*left behind: *LEFT_BY_A_TEST*"])
+
+
+def test_tests_compute_with_one_thread() -> None:
+    assert torch.get_num_threads() == 1
