@@ -5,7 +5,7 @@ Needs `make vllm-env`.
 
 import time
 
-from vtool.diagnostics.rules_loading import ASKED
+from vtool.diagnostics.rules_loading import CLASS_RULES
 from vtool.loading.worker import VLLM_PYTHON, probe_events
 
 DOZEN = (
@@ -26,7 +26,7 @@ REQUEST = {
     "host": "vllm",
     "subjects": DOZEN,
     "match": "*",
-    "checks": ASKED,
+    "checks": CLASS_RULES,
     "slots": 1,
     "jobs": 2,
     "seconds": 120,

@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from vtool.diagnostics.rules_loading import OF_VLLM
+from vtool.diagnostics.rules_loading import VLLM_CLASS_RULES
 
 PAGE = Path(__file__).parent.parent / "docs" / "load-check.md"
 REASONS = (
@@ -87,7 +87,7 @@ def _further(sweeps: Mapping[str, Mapping[str, Result]]) -> Iterator[str]:
     rows = []
     for version, results in sweeps.items():
         judged = [result for result in results.values() if result["verdict"] in ("clean", "unsafe")]
-        for rule in OF_VLLM:
+        for rule in VLLM_CLASS_RULES:
             states = Counter(result["checks"].get(rule) for result in judged)
             why = Counter(
                 _short(result["details"][rule]["reason"])

@@ -15,7 +15,7 @@ import pytest
 import tests.loading.models
 from tests.commands import Completed, run_vtool
 from tests.loading.checkpoint.folders import f32, folder
-from vtool.diagnostics.rules_loading import OF_VLLM
+from vtool.diagnostics.rules_loading import VLLM_CLASS_RULES
 
 ROOT = Path(__file__).parents[2]
 MODELS = tests.loading.models.__file__
@@ -255,7 +255,7 @@ def test_classes_of_vllm_are_asked_on_ranks_quantised_and_processed(
     of_vllm: dict[str, object],
 ) -> None:
     for name in ("LlamaForCausalLM", "Qwen3MoeForCausalLM"):
-        assert {of_vllm[name]["checks"][rule] for rule in OF_VLLM} == {"passed"}
+        assert {of_vllm[name]["checks"][rule] for rule in VLLM_CLASS_RULES} == {"passed"}
     assert of_vllm["LlamaForCausalLM"]["details"]["quantised-load"]["measured"] == {
         "quantised_tensors": 14
     }

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from vtool.config import load
-from vtool.config.environment.npu import OF_PACKAGES
+from vtool.config.environment.npu import PACKAGE_RULES
 from vtool.config.load import examine
 from vtool.diagnostics import Findings
 
@@ -54,7 +54,7 @@ def test_nothing_stands_against_it_once_what_it_leaves_open_is_given(name: str) 
     assert examined.loaded is not None
     assert examined.findings == ()
     # these, where torch_npu is
-    assert {check for rule, check in examined.checks.items() if rule not in OF_PACKAGES} == {
+    assert {check for rule, check in examined.checks.items() if rule not in PACKAGE_RULES} == {
         "passed"
     }
 

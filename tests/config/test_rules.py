@@ -5,21 +5,23 @@ the examples are those of `vtool explain`.
 
 import json
 import shlex
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
-from vtool.config.load import ASKED, FOREIGN, examine
-from vtool.config.rules import RULES as CROSS_FIELD
+from vtool.config import rules
+from vtool.config.load import RECIPE_RULES, examine
+from vtool.config.rules import SETTINGS_RULES
+from vtool.config.rules.rule import SettingsRule
+from vtool.config.schema import Run
 from vtool.diagnostics import RULES, Diagnostic, Findings, Rule
-from vtool.diagnostics.rules_config import RULES as CONFIG_RULES
 
 # Examples that are the text of a recipe; the others are what is typed, a command or its arguments.
 TEXTS = ("bad-yaml", "bad-defaults-list")
-# Found by what is installed, or started, beside it; or in another trainer's recipe
-# (tests/config/foreign/test_verl.py).
-ELSEWHERE = ("launch-conflict", "not-in-megatron-core", *FOREIGN)
-TYPED = [rule for rule in CONFIG_RULES if rule.name not in (*TEXTS, *ELSEWHERE)]
+# Found by what is installed beside it.
+ELSEWHERE = ("not-in-megatron-core",)
+TYPED = [RULES[name] for name in RECIPE_RULES if name not in (*TEXTS, *ELSEWHERE)]
 
 
 # Nine aliases of nine, nine deep, of which any reader that follows them makes 387 million values.
@@ -80,13 +82,29 @@ def test_the_bad_text_is_found_and_the_good_one_passes(name: str) -> None:
         assert (name in [finding.rule for finding in findings("mine.yaml")]) is expected
 
 
-def test_every_cross_field_rule_is_in_the_table_and_run() -> None:
-    crossing = {rule.name for rule in CONFIG_RULES if rule.code.startswith("VT2")} - {
-        "launch-conflict",
-        *FOREIGN,
-    }
-    assert {rule.name for rule in CROSS_FIELD} == crossing
-    assert set(ASKED) == {rule.name for rule in CONFIG_RULES} - {"launch-conflict", *FOREIGN}
+def test_every_rule_of_settings_that_a_file_has_is_listed_once() -> None:
+    folder = Path(str(rules.__file__)).parent
+    modules = [
+        import_module(f"vtool.config.rules.{file.stem}") for file in folder.glob("[a-z]*.py")
+    ]
+    found = [
+        each
+        for module in modules
+        for each in vars(module).values()
+        if isinstance(each, SettingsRule)
+    ]
+    assert len(found) == len(SETTINGS_RULES)
+    assert all(any(each is listed for listed in SETTINGS_RULES) for each in found)
+    assert {group for each in found for group in each.groups} <= set(Run.model_fields)
+
+
+def test_a_recipe_is_checked_against_every_rule_about_recipes_but_those_about_processes() -> None:
+    foreign = {"setting-without-reader", "setting-dropped", "no-counterpart"}
+    about_recipes = {rule.name for rule in RULES.values() if rule.code < "VT3"}
+    assert set(RECIPE_RULES) == about_recipes - {"launch-conflict", *foreign}
+    assert [RULES[name].code for name in RECIPE_RULES] == sorted(
+        RULES[name].code for name in RECIPE_RULES
+    )
 
 
 def only(*overrides: str) -> Diagnostic:

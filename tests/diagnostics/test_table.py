@@ -1,39 +1,30 @@
 """The one table of rules."""
 
 import re
+from importlib import import_module
+from pathlib import Path
 
 import pytest
 
-from vtool.diagnostics import (
-    RULES,
-    Diagnostic,
-    Rule,
-    rules_baseline,
-    rules_config,
-    rules_data,
-    rules_environment,
-    rules_folder,
-    rules_live,
-    rules_loading,
-    rules_proofs,
-    rules_run,
-)
+import vtool
+from vtool.diagnostics import RULES, Diagnostic, Rule
+from vtool.diagnostics.table import SOURCES
 
 
 def test_names_and_codes_are_unique() -> None:
-    tables = (
-        rules_config,
-        rules_live,
-        rules_baseline,
-        rules_folder,
-        rules_loading,
-        rules_data,
-        rules_environment,
-        rules_proofs,
-        rules_run,
-    )
-    rules = [rule for table in tables for rule in table.RULES]
+    rules = [rule for source in SOURCES for rule in import_module(source).RULES]
     assert len(rules) == len(RULES) == len({rule.code for rule in rules})
+    assert {rule.name: rule for rule in rules} == RULES
+
+
+def test_every_file_with_a_rule_is_a_source_of_the_table() -> None:
+    folder = Path(vtool.__file__).parent
+    files = {
+        file for file in folder.rglob("*.py") if re.search(r"\bRule\($", file.read_text(), re.M)
+    }
+    sources = {Path(str(import_module(source).__file__)) for source in SOURCES}
+    in_package = {file for file in files if file.with_name("__init__.py") in sources}
+    assert files - in_package == sources - {file.with_name("__init__.py") for file in in_package}
 
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=lambda rule: rule.name)

@@ -19,10 +19,10 @@ from tests.loading.checkpoint.folders import TWO, encode, f32, folder, raw, shar
 from tests.rows import mixed_rows, write_rows
 from vtool.config.load import load_run
 from vtool.diagnostics import rules_folder
-from vtool.diagnostics.rules_loading import ASKED, OF_VLLM
+from vtool.diagnostics.rules_loading import CLASS_RULES, VLLM_CLASS_RULES
 from vtool.export.huggingface import export
+from vtool.families import FAMILIES
 from vtool.loading.probe.quantized import QUANTIZATION_CONFIG
-from vtool.models.families import FAMILIES
 from vtool.verify.proofs.context import build_proof_context
 
 Found = dict[str, object]
@@ -105,8 +105,8 @@ def test_each_bad_folder_has_one_finding(
     assert [(finding["rule"], finding["severity"]) for finding in found["findings"]] == [
         (rule, severity)
     ]
-    assert set(found["checks"]) >= {*ASKED, *(one.name for one in rules_folder.RULES)}
-    assert {found["checks"][name] for name in ASKED} == {"not-run"}
+    assert set(found["checks"]) >= {*CLASS_RULES, *(one.name for one in rules_folder.RULES)}
+    assert {found["checks"][name] for name in CLASS_RULES} == {"not-run"}
     assert state_of(tmp_path) == before
 
 
@@ -305,7 +305,7 @@ def test_a_real_export_lands_whole_and_is_left_alone(
     found = judged[name]
     assert found["verdict"] == "clean"
     assert found["checks"] == dict.fromkeys(
-        {*ASKED, *OF_VLLM, *(one.name for one in rules_folder.RULES)}, "passed"
+        {*CLASS_RULES, *VLLM_CLASS_RULES, *(one.name for one in rules_folder.RULES)}, "passed"
     )
     assert {finding["severity"] for finding in found["findings"]} <= {"note"}
     assert found["details"]["subject"]["class"].endswith("Qwen2_5_VLForConditionalGeneration")

@@ -109,7 +109,7 @@ def _check(
 ) -> "tuple[Result, Loaded | None]":
     from pathlib import Path
 
-    from vtool.config.load import ASKED, examine, examine_foreign
+    from vtool.config.load import RECIPE_RULES, examine, examine_foreign
     from vtool.diagnostics import Findings
     from vtool.diagnostics.result import Result
 
@@ -117,7 +117,7 @@ def _check(
         examined = examine_foreign(Path(recipe)) if foreign else examine(recipe, overrides)
     except Findings as findings:
         found = {finding.rule for finding in findings.diagnostics}
-        checks = {rule: "failed" if rule in found else "not-run" for rule in ASKED}
+        checks = {rule: "failed" if rule in found else "not-run" for rule in RECIPE_RULES}
         return Result(subject, "not-run", checks, findings.diagnostics), None
     verdict = "clean" if examined.loaded else "unsafe"
     return (

@@ -1,29 +1,25 @@
 """`load_run`: from a recipe and `KEY=VALUE` to a frozen, validated run."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from vtool.config import rules
 from vtool.config.compose import Composed, compose_recipe
 from vtool.config.effective import as_yaml
+from vtool.config.foreign import rules as foreign
 from vtool.config.origins import Origins
-from vtool.config.rules import RULES, check, unasked
 from vtool.config.schema import LoadCheck, Run, Settings
 from vtool.config.validate import Checked, schema_of, validate
-from vtool.diagnostics import RULES as TABLE
-from vtool.diagnostics import Diagnostic, Findings
+from vtool.diagnostics import RULES, Diagnostic, Findings, rules_recipe
 
-# launch-conflict is about the processes that torchrun has started, and is asked where they are.
-FOREIGN = ("setting-without-reader", "setting-dropped", "no-counterpart")
-"""The rules about recipes of other trainers."""
-ASKED = tuple(
-    name
-    for name, rule in TABLE.items()
-    if rule.code < "VT3" and name not in ("launch-conflict", *FOREIGN)
-)
-"""The rules that a recipe is checked against."""
+FOREIGN_RULES = tuple(rule.name for rule in foreign.RULES)
+"""Rules about recipes of other trainers."""
+_SETTINGS_RULES = tuple(rule.name for rule in sorted(rules.RULES, key=lambda rule: rule.code))
+RECIPE_RULES = (*(rule.name for rule in rules_recipe.RULES), *_SETTINGS_RULES)
+"""Rules that every recipe is checked against, in the order of their codes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +53,7 @@ class Examined:
     loaded: Loaded | None
     findings: tuple[Diagnostic, ...]
     checks: Mapping[str, str]
-    """For each rule of `ASKED`: `passed`, `failed` or `not-run`."""
+    """For each rule of `RECIPE_RULES`: `passed`, `failed` or `not-run`."""
     reasons: Mapping[str, str] = field(default_factory=dict)
     """Why rules were not run, where it is not for a finding that stands before them."""
 
@@ -140,83 +136,75 @@ def examine_foreign(path: Path) -> Examined:
     unjudged = {one.rule for one in findings if one.rule == "no-counterpart"}
     checks = {
         name: "passed" if state == "failed" else state for name, state in examined.checks.items()
-    } | dict.fromkeys(FOREIGN, "passed")
+    } | dict.fromkeys(FOREIGN_RULES, "passed")
     checks |= dict.fromkeys(unjudged, "not-run") | dict.fromkeys(sorted(failed), "failed")
     return Examined(None if failed else loaded, findings, checks, examined.reasons)
 
 
+@dataclass(frozen=True, slots=True)
+class _Stage:
+    """One stage of checking a recipe."""
+
+    rules: Sequence[str] = ()
+    findings: Sequence[Diagnostic] = ()
+    missed: Collection[str] = ()
+    """Rules that did not run on everything, because of a finding."""
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    """By rule, why this machine cannot answer it."""
+
+
 def _checked(composed: Composed) -> tuple[Loaded | None, Examined]:
-    """What the schema makes of it, if it is sound; and what the checks say."""
+    """Return the settings where the schema accepts them, and the result of every check."""
     checked = validate(composed)
-    crossed = (
-        check(checked.run, composed.origins, checked.sound) if isinstance(checked.run, Run) else ()
-    )
-    around = _of_npu(checked, composed.origins)
-    findings = (*composed.findings, *checked.findings, *crossed, *around.findings)
-    # What was not looked at, behind another finding, has not passed.
-    crossing = {rule.name for rule in RULES}
-    asked = (
-        ASKED
-        if isinstance(checked.run, Run)
-        else tuple(name for name in ASKED if name not in crossing)
-    )
-    asked += around.asked
-    missed = {rule.name for rule in RULES if not rule.can_run(checked.sound)} | set(around.missed)
-    reasons = (
-        unasked(checked.run, checked.sound) if isinstance(checked.run, Run) else {}
-    ) | around.reasons
-    missed |= (
-        set() if checked.whole else {name for name in ASKED if TABLE[name].code.startswith("VT1")}
-    )
+    stages = [_schema_stage(composed, checked)]
+    if isinstance(run := checked.run, Run):
+        stages += [
+            _settings_stage(run, composed.origins, checked.sound),
+            _npu_stage(run, composed.origins, checked.sound),
+        ]
+    findings = tuple(finding for stage in stages for finding in stage.findings)
+    reasons = {rule: reason for stage in stages for rule, reason in stage.reasons.items()}
+    missed = reasons.keys() | {rule for stage in stages for rule in stage.missed}
     failed = {finding.rule for finding in findings if finding.severity == "error"}
     checks = {
-        name: (
-            "failed"
-            if name in failed
-            else "not-run"
-            if name in missed | reasons.keys()
-            else "passed"
-        )
-        for name in asked
+        rule: "failed" if rule in failed else "not-run" if rule in missed else "passed"
+        for stage in stages
+        for rule in stage.rules
     }
-    sound = not any(finding.severity == "error" for finding in checked.findings)
-    loaded = (
-        Loaded(checked.run, checked.run.model_dump(mode="json"), composed.origins, findings)
-        if sound
-        else None
-    )
+    loaded = None
+    if not any(finding.severity == "error" for finding in checked.findings):
+        plain = checked.run.model_dump(mode="json")
+        loaded = Loaded(checked.run, plain, composed.origins, findings)
     return loaded, Examined(None if failed else loaded, findings, checks, reasons)
 
 
-@dataclass(frozen=True, slots=True)
-class _Around:
-    """What is found around a recipe, on the machine that it is checked on."""
-
-    asked: tuple[str, ...] = ()
-    findings: tuple[Diagnostic, ...] = ()
-    missed: tuple[str, ...] = ()
-    reasons: dict[str, str] = field(default_factory=dict)
+def _schema_stage(composed: Composed, checked: Checked) -> _Stage:
+    names = [rule.name for rule in rules_recipe.RULES]
+    missed = [] if checked.whole else [name for name in names if RULES[name].code >= "VT1"]
+    return _Stage(names, (*composed.findings, *checked.findings), missed)
 
 
-def _of_npu(checked: Checked, origins: Origins) -> _Around:
-    """Of a recipe for an NPU:
+def _settings_stage(run: Run, origins: Origins, sound: frozenset[str]) -> _Stage:
+    return _Stage(
+        _SETTINGS_RULES,
+        tuple(rules.check(run, origins, sound)),
+        {each.rule.name for each in rules.SETTINGS_RULES if not each.can_run(sound)},
+        rules.unanswered(run, sound),
+    )
 
-    variables, packages, and settings that an NPU cannot obey. Nothing of another recipe.
-    """
-    run = checked.run
-    if not isinstance(run, Run) or "device" not in checked.sound or run.device.kind != "npu":
-        return _Around()
+
+def _npu_stage(run: Run, origins: Origins, sound: frozenset[str]) -> _Stage:
+    """Check variables, packages and settings, of a recipe with device.kind=npu only."""
+    if "device" not in sound or run.device.kind != "npu":
+        return _Stage()
     from vtool.config.environment import npu
     from vtool.config.environment.machine import read_machine
 
     machine = read_machine(os.environ)
-    if not {"model", "data", "launch", "engine"} <= checked.sound:
-        return _Around(
-            npu.ASKED, tuple(npu.check_machine(machine)), npu.OF_SETTINGS, npu.unasked(machine)
-        )
-    return _Around(
-        npu.ASKED, tuple(npu.check_recipe(run, origins, machine)), (), npu.unasked(machine)
-    )
+    readable = sound >= {"model", "data", "launch", "engine"}
+    found = npu.check_recipe(run, origins, machine) if readable else npu.check_machine(machine)
+    missed = () if readable else npu.SETTINGS_RULES
+    return _Stage(npu.RULES, tuple(found), missed, npu.unanswered(machine))
 
 
 def effective_yaml(loaded: Loaded) -> str:

@@ -1,4 +1,4 @@
-"""What a rule is."""
+"""A rule: its name, its code and its texts."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -6,25 +6,29 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One row of the table of rules:
-
-    the source of `vtool explain`, of the documentation and of tests.
-    """
+    """One row of the table of rules, the source of `vtool explain` and of docs/rules.md."""
 
     name: str
-    """The pattern it finds, in a few hyphenated words: `unknown-key`."""
+    """The pattern that it finds, in a few hyphenated words: `unknown-key`."""
     code: str
     """VT0xx cannot read · 1xx schema · 2xx cross-field · 3xx live · 4xx loading · 5xx environment ·
     6xx data · 7xx numerics · 8xx run.
     """
     summary: str
-    """What it finds, in one sentence."""
+    """The problem, in one sentence."""
     why: str
-    """What goes wrong otherwise."""
+    """What goes wrong if nobody finds it."""
     bad: str
-    """An example that it finds."""
+    """An example with the problem."""
     good: str
-    """The same, put right."""
+    """The same example without it."""
     fix: str
     """What to do."""
     severity: Literal["error", "warning", "note"] = "error"
+    """The severity of its findings, unless a finding sets its own."""
+    stage: Literal["row", "split", "references"] | None = None
+    """What `vtool verify` has to see before it reports the rule as `passed`: a row read to its end,
+    a split's rows together, or the reference answers of a split that is evaluated.
+    """
+    in_result: bool = False
+    """Whether result.json of a finished run lists the rule among its checks."""

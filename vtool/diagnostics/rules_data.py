@@ -21,6 +21,7 @@ RULES = (
         fix=(
             "Mend or remove the line. It is often the last one of a file whose writing was cut off."
         ),
+        stage="row",
     ),
     Rule(
         name="malformed-messages",
@@ -39,6 +40,7 @@ RULES = (
             "Use the roles system, user, assistant and tool, and text, or a list of parts of type"
             ' "text", "image", "image_url", "video" or "video_url".'
         ),
+        stage="row",
     ),
     Rule(
         name="missing-image",
@@ -51,6 +53,7 @@ RULES = (
             "Paths are relative to the folder of the rows file. Addresses on the web are not"
             " fetched: save the image first."
         ),
+        stage="row",
     ),
     Rule(
         name="broken-image",
@@ -63,6 +66,59 @@ RULES = (
         bad="a cat.jpg whose download was cut off",
         good="the whole cat.jpg",
         fix="Fetch the image again, or remove the row.",
+        stage="row",
+    ),
+    Rule(
+        name="missing-video",
+        code="VT640",
+        summary="A video that a row names, or a frame of it, is not there.",
+        why="Some trainers replace the row by another one, or train it without its video.",
+        bad='{"type": "video", "video": "cilp.mp4"}',
+        good='{"type": "video", "video": "clip.mp4"}',
+        fix=(
+            "Paths are relative to the folder of the rows file. Addresses on the web are not"
+            " fetched: save the video first. Of a folder of frames, list the frames."
+        ),
+        stage="row",
+    ),
+    Rule(
+        name="broken-video",
+        code="VT641",
+        summary=(
+            "A video cannot be decoded to its last frame, has no frames, or frames of several"
+            " sizes, or it is a picture."
+        ),
+        why=(
+            "A decoder that stops where a file is cut off shows fewer frames, at other times, and"
+            " says nothing."
+        ),
+        bad="a clip.mp4 whose download was cut off",
+        good="the whole clip.mp4",
+        fix="Fetch or encode the video again, bring its frames to one size, or remove the row.",
+        stage="row",
+    ),
+    Rule(
+        name="too-many-frames",
+        code="VT642",
+        summary="A list of frames is longer than a video may be.",
+        why=(
+            "Frames that are listed are all shown. Leaving some of them out would change what the"
+            " row says, and when."
+        ),
+        bad="a list of 900 frames, with data.video.max_frames=768",
+        good="data.video.max_frames=900",
+        fix="Raise data.video.max_frames, or list fewer frames, and write the row's fps.",
+        stage="row",
+    ),
+    Rule(
+        name="video-decoder-missing",
+        code="VT643",
+        summary="A row has a video file, and PyAV, which decodes it, is not installed.",
+        why="The rows with videos could not be read.",
+        bad="pip install vtool",
+        good="pip install 'vtool[video]'",
+        fix="Install the extra, or give each video as a list of its frames: that needs no decoder.",
+        stage="row",
     ),
     Rule(
         name="placeholder-mismatch",
@@ -81,6 +137,7 @@ RULES = (
             "Write one <image> tag for each entry of images and one <video> tag for each of videos,"
             " in the same order; or use typed parts, and no lists."
         ),
+        stage="row",
     ),
     Rule(
         name="image-token-mismatch",
@@ -97,6 +154,36 @@ RULES = (
             " token where a video goes, in their order. Check the template and the token ids in"
             " config.json."
         ),
+        stage="row",
+        in_result=True,
+    ),
+    Rule(
+        name="image-in-answer",
+        code="VT618",
+        summary="A turn of the assistant has an image or a video.",
+        why="Its tokens would be learnt as if the model could write images.",
+        bad='{"role": "assistant", "content": "Here it is: <image>"}',
+        good=(
+            '{"role": "user", "content": "<image>Is it this one?"}, {"role": "assistant",'
+            ' "content": "Yes."}'
+        ),
+        fix="Show images and videos in turns of the user or of a tool.",
+        stage="row",
+    ),
+    Rule(
+        name="ignored-by-template",
+        code="VT617",
+        summary=(
+            "A row has tools, tool calls or reasoning of which the chat template writes nothing."
+        ),
+        why="The model never sees them, and the answers that rest on them come out of nowhere.",
+        bad=(
+            '{"role": "assistant", "reasoning_content": "It has whiskers.", "content": "A cat."},'
+            " and a template without reasoning_content"
+        ),
+        good='{"role": "assistant", "content": "<think>It has whiskers.</think>A cat."}',
+        fix="Use a chat template that writes them, write them as text, or leave them out.",
+        stage="row",
     ),
     Rule(
         name="no-assistant-turn",
@@ -111,35 +198,7 @@ RULES = (
             ' "Hello"}]}'
         ),
         fix="Add the answer, or remove the row.",
-    ),
-    Rule(
-        name="overlong-row",
-        code="VT608",
-        summary="A row has more tokens than data.max_length.",
-        why="Cutting it off silently trains on half an answer, or on none.",
-        bad="data.max_length=1024 with a row of 1500 tokens",
-        good="data.max_length=2048",
-        fix=(
-            "Raise data.max_length, shrink images with data.image.max_pixels or videos with"
-            " data.video, or say what to do: data.on_overlong=drop with data.max_dropped_rows=N, or"
-            " data.on_overlong=truncate."
-        ),
-    ),
-    Rule(
-        name="answer-cut-off",
-        code="VT609",
-        summary=(
-            "Truncation leaves nothing of a row's answers, or cuts through an image or a video."
-        ),
-        why=(
-            "A row whose answer is cut off trains on nothing: loss 0, gradient 0, and no exception."
-        ),
-        bad="data.max_length=64 data.on_overlong=truncate with a prompt of 80 tokens",
-        good="data.max_length=256 data.on_overlong=truncate",
-        fix=(
-            "Raise data.max_length until a part of each answer fits, or drop such rows:"
-            " data.on_overlong=drop, data.max_dropped_rows=N."
-        ),
+        stage="row",
     ),
     Rule(
         name="end-token-unsupervised",
@@ -152,6 +211,8 @@ RULES = (
             "The chat template must close each assistant turn with the tokenizer's end token. Check"
             " chat_template.jinja and eos_token."
         ),
+        stage="row",
+        in_result=True,
     ),
     Rule(
         name="unstable-template",
@@ -169,6 +230,8 @@ RULES = (
             "Use a template for training that keeps earlier turns as they were, or split the chat"
             " into rows with one assistant turn each."
         ),
+        stage="row",
+        in_result=True,
     ),
     Rule(
         name="control-token-in-text",
@@ -181,27 +244,8 @@ RULES = (
         bad='{"role": "user", "content": "What does <|im_end|> mean?"}',
         good='{"role": "user", "content": "What does im_end mean?"}',
         fix="Write it differently, or remove the row.",
-    ),
-    Rule(
-        name="too-many-dropped-rows",
-        code="VT613",
-        summary="More rows would be left out than data.max_dropped_rows allows.",
-        why="Rows that vanish change what the model learns, and nobody notices.",
-        bad=(
-            "3 rows longer than data.max_length, with data.on_overlong=drop and"
-            " data.max_dropped_rows=0"
-        ),
-        good="data.max_dropped_rows=3",
-        fix="Mend the rows, or allow that many: data.max_dropped_rows=N.",
-    ),
-    Rule(
-        name="no-rows",
-        code="VT614",
-        summary="A split of the data has no rows.",
-        why="An evaluation on nothing gives NaN, and a training on nothing gives nothing.",
-        bad="data.train=[{format: messages, path: empty.jsonl}]",
-        good="data.train=[{format: messages, path: train.jsonl}]",
-        fix="Give a file with rows, or leave the split out.",
+        stage="row",
+        in_result=True,
     ),
     Rule(
         name="labels-differ-from-answers",
@@ -217,32 +261,62 @@ RULES = (
             "Check the tokenizer: it must give back the text that it was given. If it does, this is"
             " a bug of vtool: please report it."
         ),
+        stage="row",
+        in_result=True,
     ),
     Rule(
-        name="ignored-by-template",
-        code="VT617",
+        name="overlong-row",
+        code="VT608",
+        summary="A row has more tokens than data.max_length.",
+        why="Cutting it off silently trains on half an answer, or on none.",
+        bad="data.max_length=1024 with a row of 1500 tokens",
+        good="data.max_length=2048",
+        fix=(
+            "Raise data.max_length, shrink images with data.image.max_pixels or videos with"
+            " data.video, or say what to do: data.on_overlong=drop with data.max_dropped_rows=N, or"
+            " data.on_overlong=truncate."
+        ),
+        stage="row",
+    ),
+    Rule(
+        name="answer-cut-off",
+        code="VT609",
         summary=(
-            "A row has tools, tool calls or reasoning of which the chat template writes nothing."
+            "Truncation leaves nothing of a row's answers, or cuts through an image or a video."
         ),
-        why="The model never sees them, and the answers that rest on them come out of nowhere.",
-        bad=(
-            '{"role": "assistant", "reasoning_content": "It has whiskers.", "content": "A cat."},'
-            " and a template without reasoning_content"
+        why=(
+            "A row whose answer is cut off trains on nothing: loss 0, gradient 0, and no exception."
         ),
-        good='{"role": "assistant", "content": "<think>It has whiskers.</think>A cat."}',
-        fix="Use a chat template that writes them, write them as text, or leave them out.",
+        bad="data.max_length=64 data.on_overlong=truncate with a prompt of 80 tokens",
+        good="data.max_length=256 data.on_overlong=truncate",
+        fix=(
+            "Raise data.max_length until a part of each answer fits, or drop such rows:"
+            " data.on_overlong=drop, data.max_dropped_rows=N."
+        ),
+        stage="row",
     ),
     Rule(
-        name="image-in-answer",
-        code="VT618",
-        summary="A turn of the assistant has an image or a video.",
-        why="Its tokens would be learnt as if the model could write images.",
-        bad='{"role": "assistant", "content": "Here it is: <image>"}',
-        good=(
-            '{"role": "user", "content": "<image>Is it this one?"}, {"role": "assistant",'
-            ' "content": "Yes."}'
+        name="too-many-dropped-rows",
+        code="VT613",
+        summary="More rows would be left out than data.max_dropped_rows allows.",
+        why="Rows that vanish change what the model learns, and nobody notices.",
+        bad=(
+            "3 rows longer than data.max_length, with data.on_overlong=drop and"
+            " data.max_dropped_rows=0"
         ),
-        fix="Show images and videos in turns of the user or of a tool.",
+        good="data.max_dropped_rows=3",
+        fix="Mend the rows, or allow that many: data.max_dropped_rows=N.",
+        stage="split",
+    ),
+    Rule(
+        name="no-rows",
+        code="VT614",
+        summary="A split of the data has no rows.",
+        why="An evaluation on nothing gives NaN, and a training on nothing gives nothing.",
+        bad="data.train=[{format: messages, path: empty.jsonl}]",
+        good="data.train=[{format: messages, path: train.jsonl}]",
+        fix="Give a file with rows, or leave the split out.",
+        stage="split",
     ),
     Rule(
         name="reference-too-long",
@@ -256,6 +330,7 @@ RULES = (
         good="evaluation.generate.max_new_tokens=9",
         fix="Raise evaluation.generate.max_new_tokens to the longest answer.",
         severity="warning",
+        stage="references",
     ),
     Rule(
         name="unknown-row",
@@ -270,54 +345,6 @@ RULES = (
         ),
     ),
     Rule(
-        name="missing-video",
-        code="VT640",
-        summary="A video that a row names, or a frame of it, is not there.",
-        why="Some trainers replace the row by another one, or train it without its video.",
-        bad='{"type": "video", "video": "cilp.mp4"}',
-        good='{"type": "video", "video": "clip.mp4"}',
-        fix=(
-            "Paths are relative to the folder of the rows file. Addresses on the web are not"
-            " fetched: save the video first. Of a folder of frames, list the frames."
-        ),
-    ),
-    Rule(
-        name="broken-video",
-        code="VT641",
-        summary=(
-            "A video cannot be decoded to its last frame, has no frames, or frames of several"
-            " sizes, or it is a picture."
-        ),
-        why=(
-            "A decoder that stops where a file is cut off shows fewer frames, at other times, and"
-            " says nothing."
-        ),
-        bad="a clip.mp4 whose download was cut off",
-        good="the whole clip.mp4",
-        fix="Fetch or encode the video again, bring its frames to one size, or remove the row.",
-    ),
-    Rule(
-        name="too-many-frames",
-        code="VT642",
-        summary="A list of frames is longer than a video may be.",
-        why=(
-            "Frames that are listed are all shown. Leaving some of them out would change what the"
-            " row says, and when."
-        ),
-        bad="a list of 900 frames, with data.video.max_frames=768",
-        good="data.video.max_frames=900",
-        fix="Raise data.video.max_frames, or list fewer frames, and write the row's fps.",
-    ),
-    Rule(
-        name="video-decoder-missing",
-        code="VT643",
-        summary="A row has a video file, and PyAV, which decodes it, is not installed.",
-        why="The rows with videos could not be read.",
-        bad="pip install vtool",
-        good="pip install 'vtool[video]'",
-        fix="Install the extra, or give each video as a list of its frames: that needs no decoder.",
-    ),
-    Rule(
         name="ledger-mismatch",
         code="VT615",
         summary=(
@@ -328,5 +355,6 @@ RULES = (
         bad="1257 rows, 1 epoch, 1250 trained",
         good="1257 rows, 1 epoch, 1257 trained",
         fix="This is a bug of vtool: please report it with the run's config.yaml and data.json.",
+        in_result=True,
     ),
 )

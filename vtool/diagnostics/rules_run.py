@@ -4,6 +4,25 @@ from vtool.diagnostics.rule import Rule
 
 RULES = (
     Rule(
+        name="launch-conflict",
+        code="VT208",
+        summary=(
+            "launch.nproc is not the number of processes that an outer torchrun started, or what"
+            " started several is not torchrun."
+        ),
+        why=(
+            "One of the two would be ignored, and with it the speed that was asked for: each"
+            " process would train the whole run by itself."
+        ),
+        bad="torchrun --nproc-per-node 4 -m vtool train sft digits launch.nproc=2",
+        good="torchrun --nproc-per-node 4 -m vtool train sft digits",
+        fix=(
+            "Leave launch.nproc out under torchrun, or let vtool start the processes: vtool train"
+            " sft digits launch.nproc=4. Under mpirun, or an operator that sets RANK and"
+            " WORLD_SIZE, start one torchrun on each machine."
+        ),
+    ),
+    Rule(
         name="device-missing",
         code="VT501",
         summary="The device that the recipe asks for is not there.",
@@ -74,6 +93,7 @@ RULES = (
             "Lower optim.lr or raise optim.warmup_steps; look at the rows that the message names."
             " The weights before the step are in the last checkpoint."
         ),
+        in_result=True,
     ),
     Rule(
         name="nonfinite-gradient",
@@ -86,6 +106,7 @@ RULES = (
             "Lower optim.lr, or compute in model.dtype=float32. The weights before the step are in"
             " the last checkpoint."
         ),
+        in_result=True,
     ),
     Rule(
         name="no-supervised-tokens",
@@ -95,6 +116,7 @@ RULES = (
         bad="a global batch of rows whose answers are all cut off",
         good="rows with an answer each",
         fix="Run `vtool verify` on the rows: it shows the supervised tokens of each.",
+        in_result=True,
     ),
     Rule(
         name="micro-batch-without-image",

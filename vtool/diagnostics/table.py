@@ -1,29 +1,53 @@
-"""The one table of rules."""
+"""The table of rules, by name."""
 
-from vtool.diagnostics import (
-    rules_baseline,
-    rules_config,
-    rules_data,
-    rules_environment,
-    rules_folder,
-    rules_live,
-    rules_loading,
-    rules_proofs,
-    rules_run,
-)
+from collections.abc import Iterator, Mapping
+from functools import cache
+from importlib import import_module
+
 from vtool.diagnostics.rule import Rule
 
-_TABLES = (
-    rules_config,
-    rules_live,
-    rules_baseline,
-    rules_folder,
-    rules_loading,
-    rules_data,
-    rules_environment,
-    rules_proofs,
-    rules_run,
+SOURCES = (
+    "vtool.diagnostics.rules_recipe",
+    "vtool.diagnostics.rules_live",
+    "vtool.diagnostics.rules_baseline",
+    "vtool.diagnostics.rules_folder",
+    "vtool.diagnostics.rules_loading",
+    "vtool.diagnostics.rules_data",
+    "vtool.diagnostics.rules_environment",
+    "vtool.diagnostics.rules_proofs",
+    "vtool.diagnostics.rules_run",
+    "vtool.config.rules",
+    "vtool.config.foreign.rules",
 )
-RULES: dict[str, Rule] = {rule.name: rule for table in _TABLES for rule in table.RULES}
+"""Modules with a tuple `RULES`, imported one after the other until a name is found.
 
-__all__ = ["RULES", "Rule"]
+A rule of settings stands beside its check, in `config/rules/`; whoever raises one has imported it.
+Every other rule is raised in several places, or where torch is imported, so its text is here, in
+`diagnostics`, where a report or `vtool explain` finds it without torch.
+"""
+
+
+@cache
+def _rules(source: str) -> dict[str, Rule]:
+    return {rule.name: rule for rule in import_module(source).RULES}
+
+
+class _Table(Mapping[str, Rule]):
+    """Every rule by its name, read from `SOURCES` on use."""
+
+    def __getitem__(self, name: str) -> Rule:
+        for source in SOURCES:
+            if name in (rules := _rules(source)):
+                return rules[name]
+        raise KeyError(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for source in SOURCES for name in _rules(source))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+RULES: Mapping[str, Rule] = _Table()
+
+__all__ = ["RULES", "SOURCES", "Rule"]

@@ -13,7 +13,7 @@ from vtool.config.schema import LoadCheck
 from vtool.config.schema.load_check import Subjects
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.diagnostics.result import Result
-from vtool.diagnostics.rules_loading import ASKED, OF_VLLM
+from vtool.diagnostics.rules_loading import CLASS_RULES, VLLM_CLASS_RULES
 from vtool.loading.folders import HOST, Folder, audited
 from vtool.loading.subjects import FOLDER, FRAMEWORKS, Named, fits_nothing, parse, unknown_name
 from vtool.loading.verdict import judge
@@ -35,7 +35,7 @@ class Progress:
 
 def asked_checks(settings: LoadCheck) -> tuple[str, ...]:
     """The rules that are asked of every class."""
-    return settings.checks or ASKED
+    return settings.checks or CLASS_RULES
 
 
 def check_subjects(
@@ -142,7 +142,7 @@ def _on_one_host(
     python = interpreter(settings.python, host)
     asked = asked_checks(settings)
     if host == "vllm" and not settings.checks:
-        asked = (*asked, *OF_VLLM)
+        asked = (*asked, *VLLM_CLASS_RULES)
     request = {
         "host": host,
         "subjects": None if subjects is None else [subject.name for subject in subjects],

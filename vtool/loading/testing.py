@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from vtool.diagnostics import Findings
 from vtool.diagnostics.near_miss import did_you_mean, near
 from vtool.diagnostics.result import Result
-from vtool.diagnostics.rules_loading import ASKED
+from vtool.diagnostics.rules_loading import CLASS_RULES
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -16,7 +16,7 @@ def check_load_weights(
     factory: "Callable[[], Any]",
     checkpoint: "Mapping[str, Tensor]",
     *,
-    checks: Sequence[str] = ASKED,
+    checks: Sequence[str] = CLASS_RULES,
     slots: int = 1,
     allow: Sequence[str] = (),
 ) -> Result:
@@ -44,12 +44,15 @@ def check_load_weights(
     from vtool.loading.verdict import judge
 
     for name in checks:
-        if name not in ASKED:
+        if name not in CLASS_RULES:
             raise ValueError(
                 "; ".join(
                     filter(
                         None,
-                        [f"no check of a class is named `{name}`", did_you_mean(near(name, ASKED))],
+                        [
+                            f"no check of a class is named `{name}`",
+                            did_you_mean(near(name, CLASS_RULES)),
+                        ],
                     )
                 )
             )

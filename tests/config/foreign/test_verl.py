@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from vtool.cli.app import app
-from vtool.config.load import FOREIGN, Examined, examine_foreign
+from vtool.config.load import FOREIGN_RULES, Examined, examine_foreign
 from vtool.config.schema.profiler import Profiler
 from vtool.diagnostics import RULES, Diagnostic, Findings
 
@@ -124,7 +124,7 @@ def test_an_empty_recipe_is_what_verl_does_by_default() -> None:
     assert (plain["model"]["gradient_checkpointing"], plain["lora"]) == (True, None)
 
 
-@pytest.mark.parametrize("rule", FOREIGN)
+@pytest.mark.parametrize("rule", FOREIGN_RULES)
 def test_the_bad_example_is_found_and_the_good_one_is_not(rule: str) -> None:
     assert found(RULES[rule].bad, rule) or found(
         f"{RULES[rule].bad}\ndefaults: [override /engine: megatron]", rule

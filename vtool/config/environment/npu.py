@@ -12,15 +12,15 @@ from vtool.config.origins import Origins
 from vtool.config.schema import Megatron, Run
 from vtool.diagnostics import Diagnostic
 
-OF_SETTINGS = ("device-missing", "not-on-npu", "forked-workers", "npu-mask-convention")
-OF_VARIABLES = (
+SETTINGS_RULES = ("device-missing", "not-on-npu", "forked-workers", "npu-mask-convention")
+VARIABLE_RULES = (
     "device-list-cut-off",
     "environment-value",
     "allocator-conflict",
     "ignored-variable",
 )
-OF_PACKAGES = ("version-mismatch", "two-accelerators", "cann-not-found")
-ASKED = (*OF_PACKAGES, *OF_VARIABLES, *OF_SETTINGS)
+PACKAGE_RULES = ("version-mismatch", "two-accelerators", "cann-not-found")
+RULES = (*PACKAGE_RULES, *VARIABLE_RULES, *SETTINGS_RULES)
 """The rules that a recipe with device.kind=npu is checked against, besides those of every recipe.
 """
 
@@ -37,13 +37,13 @@ def check_machine(machine: Machine) -> Iterator[Diagnostic]:
     yield from check_variables(machine.environment, npus=machine.npus, cores=machine.cores)
 
 
-def unasked(machine: Machine) -> dict[str, str]:
+def unanswered(machine: Machine) -> dict[str, str]:
     """The rules that cannot be asked here, and why:
 
     a recipe may be checked on another machine than it is run on.
     """
     return (
-        {} if machine.torch_npu else dict.fromkeys(OF_PACKAGES, "torch_npu is not installed here")
+        {} if machine.torch_npu else dict.fromkeys(PACKAGE_RULES, "torch_npu is not installed here")
     )
 
 

@@ -1,7 +1,4 @@
-"""Cross-field rules VT2xx:
-
-what no single setting is wrong about. Each is a pure function of the settings.
-"""
+"""Rules VT2xx: settings that contradict each other, each a pure function of the settings."""
 
 from collections.abc import Collection, Iterator
 
@@ -9,7 +6,9 @@ from vtool.config.origins import Origins
 from vtool.config.rules import (
     data,
     device,
+    engine,
     ignored,
+    images,
     lora,
     megatron,
     model,
@@ -17,76 +16,69 @@ from vtool.config.rules import (
     profiler,
     training,
 )
-from vtool.config.rules.rule import CrossField
+from vtool.config.rules.rule import SettingsRule
 from vtool.config.schema import Run
-from vtool.diagnostics import Diagnostic
+from vtool.diagnostics import Diagnostic, Rule
 
-RULES: tuple[CrossField, ...] = (
-    CrossField("steps-or-epochs", ("train",), training.steps_or_epochs),
-    CrossField("warmup-too-long", ("train", "optim"), training.warmup_too_long),
-    CrossField("evaluation-without-data", ("evaluation", "data"), training.evaluation_without_data),
-    CrossField(
-        "micro-batch-larger-than-share",
-        ("data", "launch", "engine"),
-        data.micro_batch_larger_than_share,
-    ),
-    CrossField("max-length-missing", ("data",), data.max_length_missing),
-    CrossField("packing-budget", ("data",), data.packing_budget),
-    CrossField(
-        "not-built-on-engine", ("data", "model", "engine", "device"), data.packing_not_built
-    ),
-    CrossField("ignored-setting", ("data",), data.rows_beside_tokens),
-    CrossField("pixel-bounds", ("data", "model"), data.pixel_bounds),
-    CrossField("image-longer-than-row", ("data", "model"), data.image_tokens),
-    CrossField("half-an-image", ("data",), data.half_an_image),
-    CrossField("token-types-left-out", ("data", "model"), data.token_types_left_out),
-    CrossField("conflicting-model-source", ("model",), model.conflicting_model_source),
-    CrossField("not-a-model-folder", ("model",), model.not_a_model_folder),
-    CrossField("not-a-model-class", ("model",), model.not_a_model_class),
-    CrossField("not-built-on-engine", ("engine", "model"), model.modeling_on_megatron),
-    CrossField("patch-mismatch", ("model",), model.patch_mismatch),
-    CrossField("nothing-to-train", ("model",), lora.nothing_to_train),
-    CrossField("lora-target", ("model", "lora"), lora.targets),
-    CrossField("megatron-ddp-conflict", ("engine", "model", "device"), megatron.ddp_conflict),
-    CrossField(
-        "not-in-megatron-core",
-        ("engine",),
-        megatron.not_in_megatron_core,
-        megatron.no_megatron_core,
-    ),
-    CrossField("parallel-sizes", ("engine", "model", "launch"), megatron.parallel_sizes),
-    CrossField("not-built-on-engine", ("engine", "model", "device", "lora"), megatron.not_built),
-    CrossField("needs-transformer-engine", ("engine", "device"), megatron.needs_transformer_engine),
-    CrossField("not-built-on-engine", ("engine", "lora"), lora.dropout_on_megatron),
-    CrossField("numa-unbound", ("device", "launch"), device.numa_binding),
-    CrossField("nothing-profiled", ("profiler",), profiler.nothing_profiled),
-    CrossField("profile-interval", ("profiler", "train"), profiler.interval),
-    CrossField("profiler-ranks", ("profiler", "launch"), profiler.ranks),
-    CrossField("profiler-device", ("profiler", "device"), profiler.device),
-    CrossField("npu-profiler-level", ("profiler",), profiler.npu_levels),
-    CrossField("path-not-found", ("data",), paths.rows),
-    CrossField("path-not-found", ("model",), paths.model),
-    CrossField("path-not-found", ("model",), paths.modeling),
-    CrossField("path-not-found", ("checkpoint",), paths.resume),
-    CrossField("ignored-setting", ("model",), ignored.size_of_a_folder),
-    CrossField("ignored-setting", ("data", "evaluation"), ignored.evaluation_of_nothing),
-    CrossField("ignored-setting", ("engine", "device"), ignored.offload_to_itself),
-    CrossField("ignored-setting", ("profiler",), profiler.unread),
-    CrossField("ignored-setting", ("optim", "model"), lora.groups_of_frozen_parts),
+SETTINGS_RULES: tuple[SettingsRule, ...] = (
+    training.steps_or_epochs,
+    training.warmup_too_long,
+    training.evaluation_without_data,
+    data.micro_batch_larger_than_share,
+    data.max_length_missing,
+    data.packing_budget,
+    engine.packing_not_built,
+    ignored.rows_beside_tokens,
+    images.pixel_bounds,
+    images.image_longer_than_row,
+    images.half_an_image,
+    images.token_types_left_out,
+    model.conflicting_model_source,
+    model.not_a_model_folder,
+    model.not_a_model_class,
+    engine.modeling_on_megatron,
+    model.patch_mismatch,
+    lora.nothing_to_train,
+    lora.lora_target,
+    megatron.ddp_conflict,
+    megatron.not_in_megatron_core,
+    megatron.parallel_sizes,
+    megatron.not_built,
+    megatron.needs_transformer_engine,
+    engine.dropout_on_megatron,
+    device.numa_unbound,
+    profiler.nothing_profiled,
+    profiler.profile_interval,
+    profiler.profiler_ranks,
+    profiler.profiler_device,
+    profiler.npu_profiler_level,
+    paths.rows_file,
+    paths.model_folder,
+    paths.modeling_file,
+    paths.resume_folder,
+    ignored.size_of_a_folder,
+    ignored.evaluation_of_nothing,
+    ignored.offload_to_itself,
+    ignored.other_profilers_settings,
+    ignored.groups_of_frozen_parts,
 )
+"""Every check, in the order in which its findings are reported."""
+
+RULES: tuple[Rule, ...] = tuple(dict.fromkeys(each.rule for each in SETTINGS_RULES))
+"""Their texts; several checks may share a rule."""
 
 
-def check(run: Run, origins: Origins, groups: Collection[str]) -> Iterator[Diagnostic]:
-    """Apply every rule whose groups are there."""
-    for rule in RULES:
-        if rule.can_run(groups):
-            yield from rule.check(run, origins)
+def check(run: Run, origins: Origins, sound: Collection[str]) -> Iterator[Diagnostic]:
+    """Yield the findings of every rule whose groups of settings are all among the sound ones."""
+    for each in SETTINGS_RULES:
+        if each.can_run(sound):
+            yield from each.check(run, origins)
 
 
-def unasked(run: Run, groups: Collection[str]) -> dict[str, str]:
-    """The rules that cannot be asked on this machine, and why."""
-    found = {rule.name: rule.misses(run) for rule in RULES if rule.can_run(groups)}
-    return {name: reason for name, reason in found.items() if reason}
-
-
-__all__ = ["RULES", "CrossField", "check", "unasked"]
+def unanswered(run: Run, sound: Collection[str]) -> dict[str, str]:
+    """Return, by name of rule, why this machine cannot answer it."""
+    return {
+        each.rule.name: reason
+        for each in SETTINGS_RULES
+        if each.can_run(sound) and (reason := each.unanswerable(run))
+    }

@@ -1,15 +1,31 @@
 """Rules about lengths, sizes and batches of rows."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
-from vtool.config.images import CLIPS, CUTS, Cut, cut_of_processor
-from vtool.config.origins import COMMAND_LINE, Origins
+from vtool.config.origins import Origins
+from vtool.config.rules.rule import settings_rule
 from vtool.config.schema import Megatron, Run
-from vtool.config.windows import not_packed, window_of_folder
-from vtool.diagnostics import Diagnostic
+from vtool.diagnostics import Diagnostic, Rule
 
 
+@settings_rule(
+    Rule(
+        name="micro-batch-larger-than-share",
+        code="VT203",
+        summary="data.micro_batch_size is more than the rows of a step that one process gets.",
+        why=(
+            "The forward pass never has that many rows: memory and speed are not those of the"
+            " setting."
+        ),
+        bad="data.global_batch_size=32 data.micro_batch_size=64",
+        good="data.global_batch_size=64 data.micro_batch_size=64",
+        fix=(
+            "Lower data.micro_batch_size to data.global_batch_size divided by the processes, or"
+            " raise data.global_batch_size."
+        ),
+    ),
+    groups=("data", "launch", "engine"),
+)
 def micro_batch_larger_than_share(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     """A micro-batch fits into what one process gets of a step.
 
@@ -62,6 +78,21 @@ def micro_batch_larger_than_share(run: Run, origins: Origins) -> Iterator[Diagno
         )
 
 
+@settings_rule(
+    Rule(
+        name="max-length-missing",
+        code="VT205",
+        summary=(
+            "data.on_overlong says what to do with rows that are too long, but data.max_length does"
+            " not say what too long is."
+        ),
+        why="No row would ever be dropped or truncated.",
+        bad="data.on_overlong=truncate",
+        good="data.on_overlong=truncate data.max_length=256",
+        fix="Set data.max_length, or leave data.on_overlong out.",
+    ),
+    groups=("data",),
+)
 def max_length_missing(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     """What happens to rows that are too long is only said where there is such a thing."""
     todo = run.data.on_overlong
@@ -76,173 +107,24 @@ def max_length_missing(run: Run, origins: Origins) -> Iterator[Diagnostic]:
         )
 
 
-def pixel_bounds(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """There is a size that both bounds allow, and one of whole image tokens that is not above the
-    upper one.
-    """
-    cut = (cut_of_processor(Path(run.model.path)) if run.model.path else None) or CUTS[
-        run.model.family
-    ]
-    side = cut.patch_size * cut.merge_size
-    whole = CLIPS[run.model.family].whole
-    kinds = (
-        ("image", run.data.image, cut.smallest, "an image token", "every image would be larger"),
-        (
-            "video",
-            run.data.video,
-            _smallest_video(cut, whole=whole),
-            "a video token" if whole else "a frame of one video token",
-            "every video would be larger",
+@settings_rule(
+    Rule(
+        name="packing-budget",
+        code="VT218",
+        summary=(
+            "data.packing and data.micro_batch_tokens do not go together, or a row is longer than"
+            " they allow."
         ),
-    )
-    for kind, bounds, smallest, of, so in kinds:
-        low, high = bounds.min_pixels, bounds.max_pixels
-        if high is not None and high < smallest:
-            frames = f"{cut.temporal_patch_size} frames of " if smallest > cut.smallest else ""
-            message = (
-                f"data.{kind}.max_pixels is {high}, but {of} of {run.model.family} is"
-                f" {frames}{side} × {side} = {smallest} pixels, {cut.merge_size} × {cut.merge_size}"
-                f" patches of {cut.patch_size}: {so}"
-            )
-            name = f"data.{kind}.max_pixels"
-            yield Diagnostic(
-                "pixel-bounds",
-                message,
-                f"set {name}={smallest}, or more",
-                name,
-                origins.near(name),
-                f"at least {smallest}",
-                str(high),
-            )
-        if low is not None and high is not None and low > high:
-            message = (
-                f"data.{kind}.min_pixels is {low}, above data.{kind}.max_pixels, which is {high}"
-            )
-            name = f"data.{kind}.min_pixels"
-            yield Diagnostic(
-                "pixel-bounds",
-                message,
-                "swap them, or leave one out",
-                name,
-                origins.near(name),
-                f"at most {high}",
-                str(low),
-            )
-
-
-def _smallest_video(cut: Cut, *, whole: bool) -> int:
-    """The pixels of a video of one token, as the video processor counts them:
-
-    of all its frames, or of one.
-    """
-    return cut.smallest * cut.temporal_patch_size if whole else cut.smallest
-
-
-def image_tokens(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """An image and a video fit into a row: the smallest must, and the largest had better."""
-    longest = run.data.max_length
-    if longest is None:
-        return
-    cut = (cut_of_processor(Path(run.model.path)) if run.model.path else None) or CUTS[
-        run.model.family
-    ]
-    of_a_token = {
-        "image": cut.smallest,
-        "video": _smallest_video(cut, whole=CLIPS[run.model.family].whole),
-    }
-    for kind, bounds, a in (
-        ("image", run.data.image, "an image"),
-        ("video", run.data.video, "a video"),
-    ):
-        for name, severity in (("min_pixels", "error"), ("max_pixels", "warning")):
-            pixels = getattr(bounds, name)
-            if pixels is not None and (tokens := pixels // of_a_token[kind]) >= longest:
-                which = (
-                    f"every {kind} has at least" if severity == "error" else f"{a} can have up to"
-                )
-                message = (
-                    f"data.max_length is {longest}, but with data.{kind}.{name}={pixels} {which}"
-                    f" {tokens} tokens"
-                )
-                help = (
-                    f"set data.{kind}.{name} below {longest * of_a_token[kind]}, or raise"
-                    " data.max_length"
-                )
-                place = origins.near(f"data.{kind}.{name}")
-                yield Diagnostic(
-                    "image-longer-than-row",
-                    message,
-                    help,
-                    f"data.{kind}.{name}",
-                    place,
-                    severity=severity,  # type: ignore[arg-type]
-                )
-                break
-
-
-def half_an_image(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """Pixels and their grid go together."""
-    for kind, pair in (
-        ("images", ("pixel_values", "image_grid_thw")),
-        ("videos", ("pixel_values_videos", "video_grid_thw")),
-    ):
-        named = [name for name in pair if name in run.data.drop_model_inputs]
-        if len(named) == 1:
-            (other,) = set(pair) - set(named)
-            parameter = "data.drop_model_inputs"
-            message = (
-                f"{parameter} names {named[0]}, and not {other}: the model needs both or neither"
-            )
-            wanted = ",".join([*run.data.drop_model_inputs, other])
-            help = (
-                f"to train without {kind}, write {parameter}=[{wanted}]; otherwise leave"
-                f" {named[0]} out"
-            )
-            yield Diagnostic("half-an-image", message, help, parameter, origins.near(parameter))
-
-
-# Whose forward pass in transformers computes text's positions where it cannot compute an image's;
-# that of the others raises.
-POSITIONS_OF_TEXT = ("qwen2_5_vl",)
-
-
-def token_types_left_out(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """What tells an image's tokens from text is handed to the model as long as images are."""
-    parameter, dropped, family = (
-        "data.drop_model_inputs",
-        run.data.drop_model_inputs,
-        run.model.family,
-    )
-    if "mm_token_type_ids" not in dropped or "image_grid_thw" in dropped:
-        return
-    silent = family in POSITIONS_OF_TEXT
-    counts = (
-        "transformers gives images and videos the positions of text, without a word; whoever uses"
-        " the trained model gives it others"
-    )
-    raises = (
-        "transformers refuses a row with an image or a video (packed, it is given the positions of"
-        " text, without a word)"
-    )
-    message = (
-        f"{parameter} names mm_token_type_ids, without which {family} has no M-RoPE:"
-        f" {counts if silent else raises}"
-    )
-    both = [name for name in ("pixel_values", "image_grid_thw") if name not in dropped]
-    help = (
-        f"leave it out; to train without images, write {parameter}=[{','.join([*dropped, *both])}]"
-    )
-    origin = origins.near(parameter)
-    yield Diagnostic(
-        "token-types-left-out",
-        message,
-        help,
-        parameter,
-        origin,
-        severity="warning" if silent else "error",
-    )
-
-
+        why=(
+            "Rows that are packed are cut into forward passes by their tokens; a row that fits into"
+            " none could not be trained on."
+        ),
+        bad="data.packing=token_budget",
+        good="data.packing=token_budget data.micro_batch_tokens=2048",
+        fix="Give both, or neither; the budget is at least the longest row's tokens.",
+    ),
+    groups=("data",),
+)
 def packing_budget(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     """Tokens are counted where rows are packed, and there alone; the longest row fits."""
     packing, budget, longest = run.data.packing, run.data.micro_batch_tokens, run.data.max_length
@@ -272,74 +154,4 @@ def packing_budget(run: Run, origins: Origins) -> Iterator[Diagnostic]:
             f"set {name}={longest}, or a smaller data.max_length",
             name,
             origins.near(name),
-        )
-
-
-def packing_not_built(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """Attention by document is built on torch's own, and on the masks that megatron-core's own
-    layers heed.
-    """
-    if (
-        run.data.packing != "none"
-        and isinstance(run.engine, Megatron)
-        and run.device.kind in ("cuda", "npu")
-    ):
-        message = (
-            "data.packing is token_budget, and engine=megatron packs rows on a CPU alone:"
-            " Transformer Engine wants another form"
-        )
-        help = "set engine=fsdp2, or data.packing=none"
-        yield Diagnostic(
-            "not-built-on-engine", message, help, "data.packing", origins.near("data.packing")
-        )
-    if run.data.packing != "none" and run.model.family == "qwen3_5":
-        message = (
-            "data.packing is token_budget, but the convolutions and states of qwen3_5 go on from"
-            " one document into the next"
-        )
-        yield Diagnostic(
-            "not-built-on-engine",
-            message,
-            "set data.packing=none",
-            "data.packing",
-            origins.near("data.packing"),
-        )
-    if run.data.packing != "none" and run.model.attention != "sdpa":
-        message = (
-            f"data.packing is {run.data.packing}, but model.attention={run.model.attention} has no"
-            " attention by document"
-        )
-        yield Diagnostic(
-            "not-built-on-engine",
-            message,
-            "set model.attention=sdpa",
-            "model.attention",
-            origins.near("model.attention"),
-        )
-    if run.data.packing != "none" and run.model.path is not None:
-        window = window_of_folder(Path(run.model.path), run.model.family)
-        if found := not_packed(window, run.data.micro_batch_tokens):
-            yield Diagnostic(
-                "not-built-on-engine", *found, "data.packing", origins.near("data.packing")
-            )
-
-
-def rows_beside_tokens(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """What somebody has written beside packing, which leaves it aside.
-
-    Not what stands in the recipe that packing is switched on for: it is there for runs without, and
-    cannot be left out from here.
-    """
-    origin, packing = origins.of("data.micro_batch_size"), origins.of("data.packing")
-    if (
-        run.data.packing != "none"
-        and origin
-        and (origin == COMMAND_LINE or (packing and origin.file == packing.file))
-    ):
-        message = (
-            "data.micro_batch_size is set, but with data.packing=token_budget a forward pass is as"
-            " large as data.micro_batch_tokens says"
-        )
-        yield Diagnostic(
-            "ignored-setting", message, "leave it out", "data.micro_batch_size", origin
         )

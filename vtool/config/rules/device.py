@@ -6,16 +6,9 @@ who binds a process to the cores near its device, and where nobody does.
 from collections.abc import Iterator
 
 from vtool.config.origins import Origins
+from vtool.config.rules.rule import settings_rule
 from vtool.config.schema import Run
-from vtool.diagnostics import Diagnostic
-
-
-def numa_binding(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """Something binds, on this kind of device and with so many processes.
-
-    What only the launch knows, it asks there.
-    """
-    yield from unbound(run, run.device.kind, run.launch.nproc, origins)
+from vtool.diagnostics import Diagnostic, Rule
 
 
 def unbound(
@@ -57,3 +50,29 @@ def unbound(
     yield Diagnostic(
         "numa-unbound", f"device.numa is {numa}, but {message}", help, "device.numa", origin
     )
+
+
+@settings_rule(
+    Rule(
+        name="numa-unbound",
+        code="VT223",
+        summary="device.numa is set where nothing binds a process to the cores near its device.",
+        why=(
+            "It would be ignored: torchrun binds the processes that it starts itself, torch_npu"
+            " each of its own by CPU_AFFINITY_CONF."
+        ),
+        bad="device.kind=cpu device.numa=node launch.nproc=2",
+        good="device.kind=cuda device.numa=node launch.nproc=2",
+        fix=(
+            "Leave it out on a CPU and with one process; under a torchrun of your own, give it"
+            " --numa-binding."
+        ),
+    ),
+    groups=("device", "launch"),
+)
+def numa_unbound(run: Run, origins: Origins) -> Iterator[Diagnostic]:
+    """Something binds, on this kind of device and with so many processes.
+
+    What only the launch knows, it asks there.
+    """
+    yield from unbound(run, run.device.kind, run.launch.nproc, origins)

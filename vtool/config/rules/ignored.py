@@ -2,11 +2,46 @@
 
 from collections.abc import Iterator
 
-from vtool.config.origins import Origins
+from vtool.config.origins import COMMAND_LINE, Origins
+from vtool.config.rules.rule import settings_rule
 from vtool.config.schema import Fsdp2, Run
-from vtool.diagnostics import Diagnostic
+from vtool.diagnostics import Diagnostic, Rule
+
+IGNORED_SETTING = Rule(
+    name="ignored-setting",
+    code="VT211",
+    summary="A setting is given that has no effect beside the others.",
+    why="Whoever reads the recipe believes that it is in force.",
+    bad="model.path=models/qwen model.size=tiny",
+    good="model.path=models/qwen model.size=null",
+    fix="Leave it out, or set it to null.",
+    severity="note",
+)
 
 
+@settings_rule(IGNORED_SETTING, groups=("data",))
+def rows_beside_tokens(run: Run, origins: Origins) -> Iterator[Diagnostic]:
+    """What somebody has written beside packing, which leaves it aside.
+
+    Not what stands in the recipe that packing is switched on for: it is there for runs without, and
+    cannot be left out from here.
+    """
+    origin, packing = origins.of("data.micro_batch_size"), origins.of("data.packing")
+    if (
+        run.data.packing != "none"
+        and origin
+        and (origin == COMMAND_LINE or (packing and origin.file == packing.file))
+    ):
+        message = (
+            "data.micro_batch_size is set, but with data.packing=token_budget a forward pass is as"
+            " large as data.micro_batch_tokens says"
+        )
+        yield Diagnostic(
+            "ignored-setting", message, "leave it out", "data.micro_batch_size", origin
+        )
+
+
+@settings_rule(IGNORED_SETTING, groups=("model",))
 def size_of_a_folder(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     """A model that is loaded has a size of its own."""
     if (
@@ -26,6 +61,26 @@ def size_of_a_folder(run: Run, origins: Origins) -> Iterator[Diagnostic]:
         )
 
 
+@settings_rule(IGNORED_SETTING, groups=("data", "evaluation"))
+def evaluation_of_nothing(run: Run, origins: Origins) -> Iterator[Diagnostic]:
+    """How to evaluate matters where there is something to evaluate.
+
+    Only what somebody has written is noted, never a default.
+    """
+    if run.data.validation or run.data.test:
+        return
+    for name in ("evaluation.batch_size", "evaluation.generate.max_new_tokens"):
+        if origin := origins.of(name):
+            message = (
+                f"{name} is set, but there is nothing to evaluate: data.validation and data.test"
+                " are empty"
+            )
+            yield Diagnostic(
+                "ignored-setting", message, "give data.test, or leave it out", name, origin
+            )
+
+
+@settings_rule(IGNORED_SETTING, groups=("engine", "device"))
 def offload_to_itself(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     """On a CPU there is nothing to take weights away from.
 
@@ -42,19 +97,43 @@ def offload_to_itself(run: Run, origins: Origins) -> Iterator[Diagnostic]:
         )
 
 
-def evaluation_of_nothing(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """How to evaluate matters where there is something to evaluate.
+@settings_rule(IGNORED_SETTING, groups=("profiler",))
+def other_profilers_settings(run: Run, origins: Origins) -> Iterator[Diagnostic]:
+    """Settings of another tool than the one that is used.
 
     Only what somebody has written is noted, never a default.
     """
-    if run.data.validation or run.data.test:
-        return
-    for name in ("evaluation.batch_size", "evaluation.generate.max_new_tokens"):
-        if origin := origins.of(name):
+    readers = {"warmup": ("torch", "npu"), "max_trace_mb": ("torch",)}
+    readers |= {
+        f"record.{name}": ("torch", "npu") for name in ("shapes", "stacks", "flops", "memory")
+    }
+    readers |= {
+        f"npu.{name}": ("npu",) for name in ("level", "aic_metrics", "export_type", "analysis")
+    }
+    readers |= {"memory.max_entries": ("memory",)}
+    tool = run.profiler.tool
+    for key, tools in readers.items():
+        name = f"profiler.{key}"
+        if tool not in tools and (origin := origins.of(name)):
             message = (
-                f"{name} is set, but there is nothing to evaluate: data.validation and data.test"
-                " are empty"
+                f"{name} is set, and read by profiler.tool={' and '.join(tools)} only;"
+                f" profiler.tool is {tool}"
             )
+            yield Diagnostic("ignored-setting", message, "leave it out", name, origin)
+
+
+@settings_rule(IGNORED_SETTING, groups=("optim", "model"))
+def groups_of_frozen_parts(run: Run, origins: Origins) -> Iterator[Diagnostic]:
+    """The optimizer is told nothing about a part that it does not see."""
+    for part in ("vision", "projector", "language"):
+        given = getattr(run.optim.groups, part).model_dump(exclude_none=True)
+        if given and getattr(run.model.freeze, part):
+            name = f"optim.groups.{part}.{next(iter(given))}"
+            message = f"{name} is set, but model.freeze.{part} is true: that part is not trained"
             yield Diagnostic(
-                "ignored-setting", message, "give data.test, or leave it out", name, origin
+                "ignored-setting",
+                message,
+                f"leave it out, or set model.freeze.{part}=false",
+                name,
+                origins.near(name),
             )

@@ -7,79 +7,10 @@ from pathlib import Path
 from vtool.config import megatron, megatron_versions
 from vtool.config.megatron_ddp import Problem, problems
 from vtool.config.origins import Origins
+from vtool.config.rules.engine import NOT_BUILT_ON_ENGINE
+from vtool.config.rules.rule import settings_rule
 from vtool.config.schema import Megatron, Run
-from vtool.diagnostics import Diagnostic
-
-
-def ddp_conflict(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """Nothing in wrap_config and ddp_config contradicts something else, or would be ignored."""
-    if isinstance(run.engine, Megatron):
-        cpu = run.device.kind == "cpu"
-        found = problems(
-            run.engine.wrap_config, run.engine.ddp_config, dtype=run.model.dtype, cpu=cpu
-        )
-        yield from _findings("megatron-ddp-conflict", found, origins)
-
-
-def not_built(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """The engine does what is asked of it, on this device."""
-    if isinstance(run.engine, Megatron):
-        model, device, adapters = run.model, run.device.kind, run.lora is not None
-        found = megatron.not_built(
-            run.engine, family=model.family, dtype=model.dtype, device=device, adapters=adapters
-        )
-        yield from _findings("not-built-on-engine", found, origins)
-
-
-def needs_transformer_engine(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """What Transformer Engine carries out is not asked of a CPU.
-
-    Whether it is installed is seen where the run starts.
-    """
-    if isinstance(run.engine, Megatron):
-        yield from _findings(
-            "needs-transformer-engine",
-            megatron.needs_transformer_engine(run.engine, device=run.device.kind),
-            origins,
-        )
-
-
-def parallel_sizes(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """Every process gets an equal share.
-
-    Without launch.nproc their number is known only when they have started.
-    """
-    if isinstance(run.engine, Megatron):
-        language = _language(Path(run.model.path)) if run.model.path else None
-        yield from _findings(
-            "parallel-sizes",
-            megatron.bad_sizes(run.engine.parallel, world=run.launch.nproc, language=language),
-            origins,
-        )
-
-
-def not_in_megatron_core(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """The megatron-core that is installed has each field of ddp_config that is given."""
-    if isinstance(run.engine, Megatron) and (there := megatron_versions.installed()):
-        for name in run.engine.ddp_config.model_dump(exclude_none=True):
-            if name not in there.fields:
-                history = megatron_versions.releases().history(name)
-                setting = f"engine.ddp_config.{name}"
-                message = (
-                    f"{setting} {history}; installed is {there.version}, which does not have it"
-                )
-                help = (
-                    "leave it out, or install what vtool is tested with: pip install"
-                    " 'vtool[megatron]'"
-                )
-                yield Diagnostic(
-                    "not-in-megatron-core",
-                    message,
-                    help,
-                    setting,
-                    origins.near(setting),
-                    seen=there.version,
-                )
+from vtool.diagnostics import Diagnostic, Rule
 
 
 def no_megatron_core(run: Run) -> str | None:
@@ -105,3 +36,155 @@ def _language(folder: Path) -> megatron.Language | None:
 def _findings(rule: str, found: Sequence[Problem], origins: Origins) -> Iterator[Diagnostic]:
     for one in found:
         yield Diagnostic(rule, one.message, one.help, one.setting, origins.near(one.setting))
+
+
+@settings_rule(
+    Rule(
+        name="megatron-ddp-conflict",
+        code="VT220",
+        summary=(
+            "A value of engine.wrap_config or engine.ddp_config contradicts another one, or would"
+            " have no effect beside it."
+        ),
+        why=(
+            "Megatron-core ignores some of these without a word; with a distributed optimizer in"
+            " its DDP and a plain one behind it, the weights of the ranks drift apart and no error"
+            " is raised (verl#5775)."
+        ),
+        bad="engine=megatron engine.ddp_config.use_distributed_optimizer=true",
+        good="engine=megatron engine.wrap_config.use_distributed_optimizer=true",
+        fix="Say it in one place. What follows from another setting is filled in.",
+    ),
+    groups=("engine", "model", "device"),
+)
+def ddp_conflict(run: Run, origins: Origins) -> Iterator[Diagnostic]:
+    """Nothing in wrap_config and ddp_config contradicts something else, or would be ignored."""
+    if isinstance(run.engine, Megatron):
+        cpu = run.device.kind == "cpu"
+        found = problems(
+            run.engine.wrap_config, run.engine.ddp_config, dtype=run.model.dtype, cpu=cpu
+        )
+        yield from _findings("megatron-ddp-conflict", found, origins)
+
+
+@settings_rule(
+    Rule(
+        name="not-in-megatron-core",
+        code="VT224",
+        summary="A field of engine.ddp_config is not one of the megatron-core that is installed.",
+        why=(
+            "It would fail when the model is wrapped; by a bridge that looks with hasattr, it would"
+            " be left out without a word."
+        ),
+        bad=(
+            "engine=megatron engine.ddp_config.preserve_fp32_weights=true, beside megatron-core"
+            " 0.17"
+        ),
+        good="engine=megatron, beside megatron-core 0.16.1",
+        fix=(
+            "Leave the field out, or install the release that vtool is tested with: pip install"
+            " 'vtool[megatron]'."
+        ),
+    ),
+    groups=("engine",),
+    unanswerable=no_megatron_core,
+)
+def not_in_megatron_core(run: Run, origins: Origins) -> Iterator[Diagnostic]:
+    """The megatron-core that is installed has each field of ddp_config that is given."""
+    if isinstance(run.engine, Megatron) and (there := megatron_versions.installed()):
+        for name in run.engine.ddp_config.model_dump(exclude_none=True):
+            if name not in there.fields:
+                history = megatron_versions.releases().history(name)
+                setting = f"engine.ddp_config.{name}"
+                message = (
+                    f"{setting} {history}; installed is {there.version}, which does not have it"
+                )
+                help = (
+                    "leave it out, or install what vtool is tested with: pip install"
+                    " 'vtool[megatron]'"
+                )
+                yield Diagnostic(
+                    "not-in-megatron-core",
+                    message,
+                    help,
+                    setting,
+                    origins.near(setting),
+                    seen=there.version,
+                )
+
+
+@settings_rule(
+    Rule(
+        name="parallel-sizes",
+        code="VT221",
+        summary=(
+            "engine.parallel.tensor, pipeline and context do not divide the processes of the run,"
+            " or the model's heads or layers."
+        ),
+        why="Each process must get an equal share; what is left over would belong to none.",
+        bad="engine=megatron engine.parallel.tensor=3 launch.nproc=2",
+        good="engine=megatron engine.parallel.tensor=2 launch.nproc=2",
+        fix=(
+            "Choose sizes whose product divides the processes: tensor divides heads and key and"
+            " value heads, pipeline the layers."
+        ),
+    ),
+    groups=("engine", "model", "launch"),
+)
+def parallel_sizes(run: Run, origins: Origins) -> Iterator[Diagnostic]:
+    """Every process gets an equal share.
+
+    Without launch.nproc their number is known only when they have started.
+    """
+    if isinstance(run.engine, Megatron):
+        language = _language(Path(run.model.path)) if run.model.path else None
+        yield from _findings(
+            "parallel-sizes",
+            megatron.bad_sizes(run.engine.parallel, world=run.launch.nproc, language=language),
+            origins,
+        )
+
+
+@settings_rule(NOT_BUILT_ON_ENGINE, groups=("engine", "model", "device", "lora"))
+def not_built(run: Run, origins: Origins) -> Iterator[Diagnostic]:
+    """The engine does what is asked of it, on this device."""
+    if isinstance(run.engine, Megatron):
+        model, device, adapters = run.model, run.device.kind, run.lora is not None
+        found = megatron.not_built(
+            run.engine, family=model.family, dtype=model.dtype, device=device, adapters=adapters
+        )
+        yield from _findings("not-built-on-engine", found, origins)
+
+
+@settings_rule(
+    Rule(
+        name="needs-transformer-engine",
+        code="VT225",
+        summary=(
+            "engine.parallel.context above 1, or engine.bridge=mbridge, without Transformer Engine,"
+            " and so also on a CPU."
+        ),
+        why=(
+            "Attention over several processes, and all of mbridge's layers, are Transformer"
+            " Engine's: nothing else can take their place."
+        ),
+        bad="engine=megatron engine.parallel.context=2 device.kind=cpu",
+        good="engine=megatron engine.parallel.context=2 device.kind=cuda",
+        fix=(
+            "Set engine.parallel.context=1 and engine.bridge=native, or run on CUDA with"
+            " Transformer Engine installed."
+        ),
+    ),
+    groups=("engine", "device"),
+)
+def needs_transformer_engine(run: Run, origins: Origins) -> Iterator[Diagnostic]:
+    """What Transformer Engine carries out is not asked of a CPU.
+
+    Whether it is installed is seen where the run starts.
+    """
+    if isinstance(run.engine, Megatron):
+        yield from _findings(
+            "needs-transformer-engine",
+            megatron.needs_transformer_engine(run.engine, device=run.device.kind),
+            origins,
+        )

@@ -5,133 +5,22 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from vtool.config import modeling
-from vtool.config.images import CUTS, cut_of_processor, cut_of_tower
 from vtool.config.origins import Origins
-from vtool.config.schema import Megatron, Run
+from vtool.config.rules.rule import settings_rule
+from vtool.config.schema import Run
 from vtool.config.suggest import ANOTHER_FAMILY
-from vtool.diagnostics import Diagnostic
+from vtool.diagnostics import Diagnostic, Rule
+from vtool.families import FAMILIES
+from vtool.families.images import patches_of_processor, patches_of_tower
+from vtool.families.modeling_file import (
+    RULE,
+    SETTING,
+    check_modeling_file,
+    is_well_formed,
+    split_modeling,
+)
 
 _RULE = "conflicting-model-source"
-
-
-def conflicting_model_source(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """model.init, model.path and model.size say one thing."""
-    model = run.model
-    if model.init == "pretrained" and model.path is None:
-        message = "model.init is pretrained, but model.path names no folder to take weights from"
-        help = "set model.path=FOLDER; for random weights, model.init=random"
-        yield Diagnostic(_RULE, message, help, "model.path", origins.near("model.init"))
-    elif model.init == "random" and model.path is not None:
-        message = f"model.init is random, but model.path names a folder of weights, {model.path}"
-        help = "set model.init=pretrained to start from them, or model.path=null"
-        yield Diagnostic(_RULE, message, help, "model.init", origins.near("model.init"))
-    elif model.starts_from == "random" and model.size is None:
-        message = "neither model.path nor model.size says what to train"
-        help = "set model.path=FOLDER to fine-tune a model, or model.size=tiny for random weights"
-        yield Diagnostic(_RULE, message, help, "model.path", origins.near("model.path"))
-
-
-def not_a_model_folder(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """model.path holds a model of model.family.
-
-    Whether its weights are whole is seen when they are loaded.
-    """
-    model = run.model
-    if model.path is None or not (folder := Path(model.path)).exists():
-        return
-    problem, seen = _problem(folder, model.family)
-    if problem:
-        inside = next(
-            (
-                sub
-                for sub in ("export", "huggingface", "hf")
-                if (folder / sub / "config.json").is_file()
-            ),
-            None,
-        )
-        help = (
-            f"there is one in {folder / inside}"
-            if inside
-            else "give a folder as save_pretrained or `vtool export` writes it"
-        )
-        if seen in CUTS:
-            help = f"set model.family={seen}, or give another folder"
-        elif seen:
-            help = f"give a model of one of {', '.join(CUTS)}; {ANOTHER_FAMILY}"
-        expected = model.family if seen else None
-        yield Diagnostic(
-            "not-a-model-folder",
-            f"{folder} {problem}",
-            help,
-            "model.path",
-            origins.near("model.path"),
-            expected,
-            seen,
-        )
-
-
-def not_a_model_class(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """model.modeling names a class that stands in a Python file.
-
-    Whether it fits is seen when the file is imported, which no rule does.
-    """
-    given = run.model.modeling
-    if given is None:
-        return
-    near = origins.near(modeling.SETTING)
-    if not modeling.well_formed(given):
-        message = f"model.modeling takes FILE.py:CLASS, not {given}"
-        yield Diagnostic(
-            modeling.RULE,
-            message,
-            "name a class behind the file: my_model.py:MyModel",
-            modeling.SETTING,
-            near,
-        )
-    elif modeling.split(given)[0].is_file() and (found := modeling.problem(given)):
-        yield replace(found, origin=found.origin or near)
-
-
-def modeling_on_megatron(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """The class is the one that computes:
-
-    megatron-core has layers of its own, and would leave it out without a word.
-    """
-    if run.model.modeling is not None and isinstance(run.engine, Megatron):
-        message = (
-            "model.modeling names a class, but engine=megatron computes with layers of"
-            " megatron-core's: it would not be used"
-        )
-        help = "leave it out, or set engine=fsdp2 or engine=ddp"
-        yield Diagnostic(
-            "not-built-on-engine", message, help, modeling.SETTING, origins.near(modeling.SETTING)
-        )
-
-
-def patch_mismatch(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """The image processor cuts images as the tower takes them:
-
-    else pixels end up elsewhere, or tokens and features differ in number.
-    """
-    if run.model.path is None:
-        return
-    folder = Path(run.model.path)
-    tower, processor = cut_of_tower(folder, run.model.family), cut_of_processor(folder)
-    if tower is None or processor is None or tower == processor:
-        return
-    names = ("patch_size", "merge_size", "temporal_patch_size")
-    apart = [
-        f"{name} {getattr(processor, name)}, not {getattr(tower, name)}"
-        for name in names
-        if getattr(processor, name) != getattr(tower, name)
-    ]
-    message = (
-        f"{folder}: the image processor has {' and '.join(apart)}, which the vision tower takes"
-        " (vision_config in config.json)"
-    )
-    help = "take preprocessor_config.json from the folder that the weights are from"
-    yield Diagnostic("patch-mismatch", message, help, "model.path", origins.near("model.path"))
 
 
 def _problem(folder: Path, family: str) -> tuple[str | None, str | None]:
@@ -158,3 +47,181 @@ def _problem(folder: Path, family: str) -> tuple[str | None, str | None]:
     if found is None:
         return "has a config.json without a model_type", None
     return f"is a model of type {found}, but model.family is {family}", str(found)
+
+
+@settings_rule(
+    Rule(
+        name="conflicting-model-source",
+        code="VT202",
+        summary=(
+            "model.init, model.path and model.size do not say one thing about where the weights"
+            " come from."
+        ),
+        why=(
+            "A run that means to fine-tune and starts from random weights looks like one that"
+            " learns badly."
+        ),
+        bad="model.init=pretrained",
+        good="model.init=random",
+        fix="`pretrained` needs model.path, and `random` needs model.size instead of it.",
+    ),
+    groups=("model",),
+)
+def conflicting_model_source(run: Run, origins: Origins) -> Iterator[Diagnostic]:
+    """model.init, model.path and model.size say one thing."""
+    model = run.model
+    if model.init == "pretrained" and model.path is None:
+        message = "model.init is pretrained, but model.path names no folder to take weights from"
+        help = "set model.path=FOLDER; for random weights, model.init=random"
+        yield Diagnostic(_RULE, message, help, "model.path", origins.near("model.init"))
+    elif model.init == "random" and model.path is not None:
+        message = f"model.init is random, but model.path names a folder of weights, {model.path}"
+        help = "set model.init=pretrained to start from them, or model.path=null"
+        yield Diagnostic(_RULE, message, help, "model.init", origins.near("model.init"))
+    elif model.starts_from == "random" and model.size is None:
+        message = "neither model.path nor model.size says what to train"
+        help = "set model.path=FOLDER to fine-tune a model, or model.size=tiny for random weights"
+        yield Diagnostic(_RULE, message, help, "model.path", origins.near("model.path"))
+
+
+@settings_rule(
+    Rule(
+        name="not-a-model-folder",
+        code="VT209",
+        summary=(
+            "model.path is no folder of a model of model.family, or of one without a vision part."
+        ),
+        why="The wrong architecture loads with weights missing, or not at all.",
+        bad="model.path=rows",
+        good="model.path=models/qwen",
+        fix=(
+            "Give a folder with a config.json whose model_type is model.family: one that"
+            " save_pretrained or `vtool export` wrote."
+        ),
+    ),
+    groups=("model",),
+)
+def not_a_model_folder(run: Run, origins: Origins) -> Iterator[Diagnostic]:
+    """model.path holds a model of model.family.
+
+    Whether its weights are whole is seen when they are loaded.
+    """
+    model = run.model
+    if model.path is None or not (folder := Path(model.path)).exists():
+        return
+    problem, seen = _problem(folder, model.family)
+    if problem:
+        inside = next(
+            (
+                sub
+                for sub in ("export", "huggingface", "hf")
+                if (folder / sub / "config.json").is_file()
+            ),
+            None,
+        )
+        help = (
+            f"there is one in {folder / inside}"
+            if inside
+            else "give a folder as save_pretrained or `vtool export` writes it"
+        )
+        if seen in FAMILIES:
+            help = f"set model.family={seen}, or give another folder"
+        elif seen:
+            help = f"give a model of one of {', '.join(FAMILIES)}; {ANOTHER_FAMILY}"
+        expected = model.family if seen else None
+        yield Diagnostic(
+            "not-a-model-folder",
+            f"{folder} {problem}",
+            help,
+            "model.path",
+            origins.near("model.path"),
+            expected,
+            seen,
+        )
+
+
+@settings_rule(
+    Rule(
+        name="not-a-model-class",
+        code="VT226",
+        summary="model.modeling names no class that stands in a Python file.",
+        why=(
+            "Transformers' own class in its place would train, and nobody would see that the file"
+            " had not been used."
+        ),
+        bad="model.modeling=models/my_model.py:MyModle",
+        good="model.modeling=models/my_model.py:MyModel",
+        fix=(
+            "Name the file and, behind a colon, a class that is written in it:"
+            " model.modeling=FILE.py:CLASS."
+        ),
+    ),
+    groups=("model",),
+)
+def not_a_model_class(run: Run, origins: Origins) -> Iterator[Diagnostic]:
+    """model.modeling names a class that stands in a Python file.
+
+    Whether it fits is seen when the file is imported, which no rule does.
+    """
+    given = run.model.modeling
+    if given is None:
+        return
+    near = origins.near(SETTING)
+    if not is_well_formed(given):
+        message = f"model.modeling takes FILE.py:CLASS, not {given}"
+        yield Diagnostic(
+            RULE,
+            message,
+            "name a class behind the file: my_model.py:MyModel",
+            SETTING,
+            near,
+        )
+    elif split_modeling(given)[0].is_file() and (found := check_modeling_file(given)):
+        yield replace(found, origin=found.origin or near)
+
+
+@settings_rule(
+    Rule(
+        name="patch-mismatch",
+        code="VT215",
+        summary=(
+            "The image processor in model.path cuts images into other patches than the model's"
+            " vision tower takes."
+        ),
+        why=(
+            "Where the numbers happen to divide, pixels end up in other places and nothing fails;"
+            " else the first step does, or an image has another number of tokens than of features."
+        ),
+        bad="model.path=models/mixed",
+        good="model.path=models/qwen",
+        fix=(
+            "Take preprocessor_config.json and config.json from one folder. patch_size, merge_size"
+            " and temporal_patch_size are those of vision_config: patch_size, spatial_merge_size,"
+            " temporal_patch_size."
+        ),
+    ),
+    groups=("model",),
+)
+def patch_mismatch(run: Run, origins: Origins) -> Iterator[Diagnostic]:
+    """The image processor cuts images as the tower takes them:
+
+    else pixels end up elsewhere, or tokens and features differ in number.
+    """
+    if run.model.path is None:
+        return
+    folder = Path(run.model.path)
+    tower, processor = patches_of_tower(folder, run.model.family), patches_of_processor(folder)
+    if tower is None or processor is None or tower == processor:
+        return
+    names = ("patch_size", "merge_size", "temporal_patch_size")
+    apart = [
+        f"{name} {getattr(processor, name)}, not {getattr(tower, name)}"
+        for name in names
+        if getattr(processor, name) != getattr(tower, name)
+    ]
+    message = (
+        f"{folder}: the image processor has {' and '.join(apart)}, which the vision tower takes"
+        " (vision_config in config.json)"
+    )
+    help = "take preprocessor_config.json from the folder that the weights are from"
+    yield Diagnostic("patch-mismatch", message, help, "model.path", origins.near("model.path"))

@@ -3,49 +3,22 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from vtool.config import modeling as own_class
 from vtool.config.origins import Origins
+from vtool.config.rules.rule import settings_rule
 from vtool.config.schema import MessagesSource, Run
-from vtool.diagnostics import Diagnostic
+from vtool.diagnostics import Diagnostic, Rule
 from vtool.diagnostics.near_miss import did_you_mean, near
+from vtool.families.modeling_file import is_well_formed, split_modeling
 
-
-def rows(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """Every file of rows is there."""
-    for split in ("train", "validation", "test"):
-        for number, source in enumerate(getattr(run.data, split)):
-            if isinstance(source, MessagesSource) and not Path(source.path).is_file():
-                yield _missing(f"data.{split}.{number}.path", source.path, origins, None)
-
-
-def model(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """The model's folder is there."""
-    if run.model.path is not None and not Path(run.model.path).exists():
-        yield _missing(
-            "model.path",
-            run.model.path,
-            origins,
-            "a model is not fetched from a hub: save it to a folder first, and give that",
-        )
-
-
-def modeling(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """The modelling file is there."""
-    if run.model.modeling is not None and own_class.well_formed(run.model.modeling):
-        file, _ = own_class.split(run.model.modeling)
-        if not file.is_file():
-            yield _missing("model.modeling", str(file), origins, None)
-
-
-def resume(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """What is continued is there."""
-    given = run.checkpoint.resume
-    if given not in ("auto", "never") and not Path(given).exists():
-        help = (
-            did_you_mean(near(given, ("auto", "never")))
-            or "it takes auto, never, or the folder of a run or of a checkpoint"
-        )
-        yield _missing("checkpoint.resume", given, origins, help)
+PATH_NOT_FOUND = Rule(
+    name="path-not-found",
+    code="VT207",
+    summary="A file or folder that a setting names is not there.",
+    why="The run would stop once it gets there, after the model is loaded.",
+    bad="'data.train=[{format: messages, path: rows/trian.jsonl}]'",
+    good="'data.train=[{format: messages, path: rows/train.jsonl}]'",
+    fix="Check the spelling. A relative path starts at the folder that vtool is run in.",
+)
 
 
 def _missing(name: str, given: str, origins: Origins, help: str | None) -> Diagnostic:
@@ -68,3 +41,45 @@ def _beside(path: Path) -> str | None:
     return did_you_mean(
         [str(path.with_name(name)) for name in near(path.name, beside) if path.name]
     )
+
+
+@settings_rule(PATH_NOT_FOUND, groups=("data",))
+def rows_file(run: Run, origins: Origins) -> Iterator[Diagnostic]:
+    """Every file of rows is there."""
+    for split in ("train", "validation", "test"):
+        for number, source in enumerate(getattr(run.data, split)):
+            if isinstance(source, MessagesSource) and not Path(source.path).is_file():
+                yield _missing(f"data.{split}.{number}.path", source.path, origins, None)
+
+
+@settings_rule(PATH_NOT_FOUND, groups=("model",))
+def model_folder(run: Run, origins: Origins) -> Iterator[Diagnostic]:
+    """The model's folder is there."""
+    if run.model.path is not None and not Path(run.model.path).exists():
+        yield _missing(
+            "model.path",
+            run.model.path,
+            origins,
+            "a model is not fetched from a hub: save it to a folder first, and give that",
+        )
+
+
+@settings_rule(PATH_NOT_FOUND, groups=("model",))
+def modeling_file(run: Run, origins: Origins) -> Iterator[Diagnostic]:
+    """The modelling file is there."""
+    if run.model.modeling is not None and is_well_formed(run.model.modeling):
+        file, _ = split_modeling(run.model.modeling)
+        if not file.is_file():
+            yield _missing("model.modeling", str(file), origins, None)
+
+
+@settings_rule(PATH_NOT_FOUND, groups=("checkpoint",))
+def resume_folder(run: Run, origins: Origins) -> Iterator[Diagnostic]:
+    """What is continued is there."""
+    given = run.checkpoint.resume
+    if given not in ("auto", "never") and not Path(given).exists():
+        help = (
+            did_you_mean(near(given, ("auto", "never")))
+            or "it takes auto, never, or the folder of a run or of a checkpoint"
+        )
+        yield _missing("checkpoint.resume", given, origins, help)

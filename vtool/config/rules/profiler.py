@@ -7,9 +7,10 @@ these are known (`vtool.profiling.start`), of the same functions.
 from collections.abc import Iterator
 
 from vtool.config.origins import Origins
+from vtool.config.rules.rule import settings_rule
 from vtool.config.schema import Run
 from vtool.config.schema.profiler import OFF, Profiler
-from vtool.diagnostics import Diagnostic, Origin
+from vtool.diagnostics import Diagnostic, Origin, Rule
 
 INTERVAL = "profiler.profile_interval"
 DEVICES = {"torch": ("cpu", "cuda"), "npu": ("npu",), "nsys": ("cuda",), "memory": ("cuda",)}
@@ -20,6 +21,93 @@ def _near(origins: Origins | None, name: str) -> Origin | None:
     return origins.near(name) if origins else None
 
 
+def past_the_end(
+    given: Profiler, steps: int, origins: Origins | None = None
+) -> Iterator[Diagnostic]:
+    """The last recorded step is one that the run has."""
+    first, last = given.profile_interval
+    if last > steps:
+        message = (
+            f"profiler.profile_interval is {[first, last]}, and the run ends after step {steps}"
+        )
+        help = (
+            f"{INTERVAL}=[{first},{steps}]"
+            if first <= steps
+            else "choose steps that the run has, or raise train.steps"
+        )
+        yield Diagnostic(
+            "profile-interval",
+            message,
+            help,
+            INTERVAL,
+            _near(origins, INTERVAL),
+            f"at most {steps}",
+            str(last),
+        )
+
+
+def outside_the_world(
+    given: Profiler, world: int, origins: Origins | None = None
+) -> Iterator[Diagnostic]:
+    """No rank is named that the run does not have."""
+    outside = [rank for rank in given.ranks or () if rank >= world]
+    if outside:
+        message = (
+            f"profiler.ranks names {', '.join(map(str, outside))}, and the run has {world}"
+            f" rank{'s' * (world > 1)}, from 0"
+        )
+        origin = _near(origins, "profiler.ranks")
+        yield Diagnostic(
+            "profiler-ranks",
+            message,
+            "leave it out for all ranks",
+            "profiler.ranks",
+            origin,
+            f"below {world}",
+            str(outside),
+        )
+
+
+def wrong_device(
+    given: Profiler, kind: str, origins: Origins | None = None
+) -> Iterator[Diagnostic]:
+    """Why a tool would record nothing of this kind of device."""
+    if given.tool == "none" or kind in DEVICES[given.tool]:
+        return
+    fits = next((tool for tool, kinds in DEVICES.items() if kind in kinds), "none")
+    message = (
+        f"profiler.tool is {given.tool}, which records {' and '.join(DEVICES[given.tool])}, and the"
+        f" run is on {kind}"
+    )
+    origin = _near(origins, "profiler.tool")
+    yield Diagnostic(
+        "profiler-device",
+        message,
+        f"profiler.tool={fits}",
+        "profiler.tool",
+        origin,
+        fits,
+        given.tool,
+    )
+
+
+@settings_rule(
+    Rule(
+        name="nothing-profiled",
+        code="VT240",
+        summary=(
+            "The profiler's settings record nothing: an interval without a tool, a tool without an"
+            " interval, or no rank."
+        ),
+        why=(
+            "Elsewhere such a run trains to its end, and whoever opens its folder finds no profile."
+        ),
+        bad="profiler.profile_interval=[5,7]",
+        good="profiler.profile_interval=[5,7] profiler.tool=torch",
+        fix="Give both profiler.tool and profiler.profile_interval, or neither.",
+    ),
+    groups=("profiler",),
+)
 def nothing_profiled(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     """A tool has an interval, an interval a tool, and somebody records."""
     given = run.profiler
@@ -58,7 +146,25 @@ def nothing_profiled(run: Run, origins: Origins) -> Iterator[Diagnostic]:
         )
 
 
-def interval(run: Run, origins: Origins) -> Iterator[Diagnostic]:
+@settings_rule(
+    Rule(
+        name="profile-interval",
+        code="VT241",
+        summary="The steps that are to be recorded are not steps that the run will take.",
+        why=(
+            "A profiler that is started too late, or never stopped, writes no file, and most say"
+            " nothing: verl compares steps with ==."
+        ),
+        bad="profiler=torch profiler.profile_interval=[5,3]",
+        good="profiler=torch profiler.profile_interval=[3,5]",
+        fix=(
+            "Name the first and the last step, counted from 1, with room for profiler.warmup before"
+            " them, up to the run's last step."
+        ),
+    ),
+    groups=("profiler", "train"),
+)
+def profile_interval(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     """The interval lies within the run, its warm-up too.
 
     A run of epochs has a number of steps that only the rows tell.
@@ -100,32 +206,19 @@ def interval(run: Run, origins: Origins) -> Iterator[Diagnostic]:
         yield from past_the_end(run.profiler, run.train.steps, origins)
 
 
-def past_the_end(
-    given: Profiler, steps: int, origins: Origins | None = None
-) -> Iterator[Diagnostic]:
-    """The last recorded step is one that the run has."""
-    first, last = given.profile_interval
-    if last > steps:
-        message = (
-            f"profiler.profile_interval is {[first, last]}, and the run ends after step {steps}"
-        )
-        help = (
-            f"{INTERVAL}=[{first},{steps}]"
-            if first <= steps
-            else "choose steps that the run has, or raise train.steps"
-        )
-        yield Diagnostic(
-            "profile-interval",
-            message,
-            help,
-            INTERVAL,
-            _near(origins, INTERVAL),
-            f"at most {steps}",
-            str(last),
-        )
-
-
-def ranks(run: Run, origins: Origins) -> Iterator[Diagnostic]:
+@settings_rule(
+    Rule(
+        name="profiler-ranks",
+        code="VT242",
+        summary="profiler.ranks names a rank twice, or one that the run does not have.",
+        why="A rank that is not there records nothing, and nobody misses its file.",
+        bad="profiler=torch profiler.ranks=[0,8] launch.nproc=2 data.micro_batch_size=16",
+        good="profiler=torch profiler.ranks=[0,1] launch.nproc=2 data.micro_batch_size=16",
+        fix="Name ranks from 0 to one less than there are, or leave it out for all.",
+    ),
+    groups=("profiler", "launch"),
+)
+def profiler_ranks(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     """Each rank is there, once."""
     given = run.profiler.ranks or ()
     if len(set(given)) < len(given):
@@ -142,58 +235,46 @@ def ranks(run: Run, origins: Origins) -> Iterator[Diagnostic]:
         yield from outside_the_world(run.profiler, run.launch.nproc, origins)
 
 
-def outside_the_world(
-    given: Profiler, world: int, origins: Origins | None = None
-) -> Iterator[Diagnostic]:
-    """No rank is named that the run does not have."""
-    outside = [rank for rank in given.ranks or () if rank >= world]
-    if outside:
-        message = (
-            f"profiler.ranks names {', '.join(map(str, outside))}, and the run has {world}"
-            f" rank{'s' * (world > 1)}, from 0"
-        )
-        origin = _near(origins, "profiler.ranks")
-        yield Diagnostic(
-            "profiler-ranks",
-            message,
-            "leave it out for all ranks",
-            "profiler.ranks",
-            origin,
-            f"below {world}",
-            str(outside),
-        )
-
-
-def device(run: Run, origins: Origins) -> Iterator[Diagnostic]:
+@settings_rule(
+    Rule(
+        name="profiler-device",
+        code="VT243",
+        summary=(
+            "The profiler's tool does not record the kind of device that the run is on, or is not"
+            " there."
+        ),
+        why=(
+            "torch's profiler only warns where its activities are not there, and Nsight Systems'"
+            " range does nothing without nsys."
+        ),
+        bad="profiler=npu device.kind=cpu",
+        good="profiler=torch device.kind=cpu",
+        fix=(
+            "torch is for CPU and CUDA, npu for Ascend NPUs, nsys for CUDA under `nsys profile`,"
+            " memory for CUDA."
+        ),
+    ),
+    groups=("profiler", "device"),
+)
+def profiler_device(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     """The tool records this kind of device. That of `auto` is asked for when it has been chosen."""
     if run.device.kind != "auto":
         yield from wrong_device(run.profiler, run.device.kind, origins)
 
 
-def wrong_device(
-    given: Profiler, kind: str, origins: Origins | None = None
-) -> Iterator[Diagnostic]:
-    """Why a tool would record nothing of this kind of device."""
-    if given.tool == "none" or kind in DEVICES[given.tool]:
-        return
-    fits = next((tool for tool, kinds in DEVICES.items() if kind in kinds), "none")
-    message = (
-        f"profiler.tool is {given.tool}, which records {' and '.join(DEVICES[given.tool])}, and the"
-        f" run is on {kind}"
-    )
-    origin = _near(origins, "profiler.tool")
-    yield Diagnostic(
-        "profiler-device",
-        message,
-        f"profiler.tool={fits}",
-        "profiler.tool",
-        origin,
-        fits,
-        given.tool,
-    )
-
-
-def npu_levels(run: Run, origins: Origins) -> Iterator[Diagnostic]:
+@settings_rule(
+    Rule(
+        name="npu-profiler-level",
+        code="VT244",
+        summary="The NPU profiler is asked for counters that its level does not collect.",
+        why="torch_npu resets them with a line in its log.",
+        bad="profiler=npu profiler.npu.level=level0 profiler.npu.aic_metrics=PipeUtilization",
+        good="profiler=npu profiler.npu.level=level1 profiler.npu.aic_metrics=PipeUtilization",
+        fix="Set profiler.npu.level=level1 or level2, or leave profiler.npu.aic_metrics out.",
+    ),
+    groups=("profiler",),
+)
+def npu_profiler_level(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     """Counters of AI cores come with level1 and level2;
 
     torch_npu would drop them with a line in a log.
@@ -214,27 +295,3 @@ def npu_levels(run: Run, origins: Origins) -> Iterator[Diagnostic]:
             "level1 or level2",
             npu.level,
         )
-
-
-def unread(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """Settings of another tool than the one that is used.
-
-    Only what somebody has written is noted, never a default.
-    """
-    readers = {"warmup": ("torch", "npu"), "max_trace_mb": ("torch",)}
-    readers |= {
-        f"record.{name}": ("torch", "npu") for name in ("shapes", "stacks", "flops", "memory")
-    }
-    readers |= {
-        f"npu.{name}": ("npu",) for name in ("level", "aic_metrics", "export_type", "analysis")
-    }
-    readers |= {"memory.max_entries": ("memory",)}
-    tool = run.profiler.tool
-    for key, tools in readers.items():
-        name = f"profiler.{key}"
-        if tool not in tools and (origin := origins.of(name)):
-            message = (
-                f"{name} is set, and read by profiler.tool={' and '.join(tools)} only;"
-                f" profiler.tool is {tool}"
-            )
-            yield Diagnostic("ignored-setting", message, "leave it out", name, origin)

@@ -3,10 +3,23 @@
 from collections.abc import Iterator
 
 from vtool.config.origins import Origins
+from vtool.config.rules.rule import settings_rule
 from vtool.config.schema import Run
-from vtool.diagnostics import Diagnostic
+from vtool.diagnostics import Diagnostic, Rule
 
 
+@settings_rule(
+    Rule(
+        name="steps-or-epochs",
+        code="VT201",
+        summary="Of train.steps and train.epochs, both are given, or neither.",
+        why="With both, one would be ignored; with neither, there is no end and no schedule.",
+        bad="train.epochs=3",
+        good="train.steps=null train.epochs=3",
+        fix="Set one, and set the other to null.",
+    ),
+    groups=("train",),
+)
 def steps_or_epochs(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     """Exactly one of train.steps and train.epochs is given."""
     steps, epochs = run.train.steps, run.train.epochs
@@ -30,6 +43,21 @@ def steps_or_epochs(run: Run, origins: Origins) -> Iterator[Diagnostic]:
         )
 
 
+@settings_rule(
+    Rule(
+        name="warmup-too-long",
+        code="VT204",
+        summary="optim.warmup_steps leaves no step to train at the learning rate that is set.",
+        why=(
+            "The run ends before optim.lr is reached, and looks like one with a learning rate too"
+            " low."
+        ),
+        bad="train.steps=40 optim.warmup_steps=50",
+        good="train.steps=40 optim.warmup_steps=4",
+        fix="Lower optim.warmup_steps below train.steps, or train longer.",
+    ),
+    groups=("train", "optim"),
+)
 def warmup_too_long(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     """The warm-up ends before the training does.
 
@@ -54,6 +82,18 @@ def warmup_too_long(run: Run, origins: Origins) -> Iterator[Diagnostic]:
         )
 
 
+@settings_rule(
+    Rule(
+        name="evaluation-without-data",
+        code="VT210",
+        summary="evaluation.every_steps is set, but data.validation is empty.",
+        why="There would be no validation loss, though it was asked for.",
+        bad="evaluation.every_steps=100 data.validation=[]",
+        good="evaluation.every_steps=null data.validation=[]",
+        fix="Give data.validation, or set evaluation.every_steps to null.",
+    ),
+    groups=("evaluation", "data"),
+)
 def evaluation_without_data(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     """What is evaluated on the way has rows."""
     every = run.evaluation.every_steps

@@ -1,28 +1,16 @@
 """Settings of a recipe of kind `load_check`: whose weight loading is checked, and how."""
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
 from vtool.config.schema.base import Settings
+from vtool.diagnostics.rules_loading import CLASS_RULES, VLLM_CLASS_RULES
 
-Check = Literal[
-    "stale-reference",
-    "iterator-not-exhausted",
-    "unwritten-parameter",
-    "partly-written-parameter",
-    "unconsumed-tensor",
-    "retained-memory",
-    "order-dependent",
-    "chunk-dependent",
-    "reload-dependent",
-    "aliased-parameter",
-    "lossy-cast",
-    "nondeterministic",
-    "shard-mismatch",
-    "stale-after-processing",
-    "quantised-load",
-]
+if TYPE_CHECKING:
+    Check = str
+else:
+    Check = Literal[CLASS_RULES + VLLM_CLASS_RULES]
 Source = Literal[
     "owned",
     "reusable_buffer",

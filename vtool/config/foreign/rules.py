@@ -1,0 +1,51 @@
+"""Rules VT23x: settings of another trainer's recipe."""
+
+from vtool.diagnostics import Rule
+
+RULES = (
+    Rule(
+        name="setting-without-reader",
+        code="VT230",
+        summary=(
+            "A setting of another trainer's recipe is read by no line of that trainer, or has been"
+            " taken away."
+        ),
+        why=(
+            "Whoever reads the recipe believes that it is in force: verl's trainer.seed, or its"
+            " freeze_vision_tower."
+        ),
+        bad="trainer: {seed: 1}",
+        good="trainer: {test_freq: 100}",
+        fix="Leave it out there; the finding says what takes its place.",
+        severity="warning",
+    ),
+    Rule(
+        name="setting-dropped",
+        code="VT231",
+        summary=(
+            "A setting of another trainer's recipe is lost on its way to the object that would act"
+            " on it."
+        ),
+        why=(
+            "Before verl#5775 a plain optimizer met a DDP that shares gradients out; ranks drift"
+            " apart by 9 % in five steps, and the first loss is the same."
+        ),
+        bad="engine: {use_distributed_optimizer: false}",
+        good=(
+            "engine: {use_distributed_optimizer: false, override_ddp_config:"
+            " {use_distributed_optimizer: false}}"
+        ),
+        fix="Write it where it arrives, too.",
+        severity="warning",
+    ),
+    Rule(
+        name="no-counterpart",
+        code="VT232",
+        summary="A setting of another trainer's recipe has no counterpart here.",
+        why="Nothing can be said of it: neither that it is right, nor that it is wrong.",
+        bad="trainer: {logger: [wandb]}",
+        good="trainer: {save_freq: 100}",
+        fix="Look it up in that trainer's documentation.",
+        severity="note",
+    ),
+)

@@ -1,0 +1,101 @@
+"""The rule about settings that an engine does not support."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from vtool.config.origins import Origins
+from vtool.config.rules.rule import settings_rule
+from vtool.config.schema import Megatron, Run
+from vtool.diagnostics import Diagnostic, Rule
+from vtool.families import FAMILIES
+from vtool.families.modeling_file import SETTING
+from vtool.families.windows import packing_conflict, window_of_folder
+
+NOT_BUILT_ON_ENGINE = Rule(
+    name="not-built-on-engine",
+    code="VT222",
+    summary="A setting asks for what the engine does not do, or not on this device.",
+    why="It would be ignored, or fail in the first step.",
+    bad="engine=megatron model.dtype=float64",
+    good="engine=megatron model.dtype=float32",
+    fix="Leave the setting out, or use another engine or device.",
+)
+
+
+@settings_rule(NOT_BUILT_ON_ENGINE, groups=("data", "model", "engine", "device"))
+def packing_not_built(run: Run, origins: Origins) -> Iterator[Diagnostic]:
+    """Attention by document is built on torch's own, and on the masks that megatron-core's own
+    layers heed.
+    """
+    if (
+        run.data.packing != "none"
+        and isinstance(run.engine, Megatron)
+        and run.device.kind in ("cuda", "npu")
+    ):
+        message = (
+            "data.packing is token_budget, and engine=megatron packs rows on a CPU alone:"
+            " Transformer Engine wants another form"
+        )
+        help = "set engine=fsdp2, or data.packing=none"
+        yield Diagnostic(
+            "not-built-on-engine", message, help, "data.packing", origins.near("data.packing")
+        )
+    if run.data.packing != "none" and FAMILIES[run.model.family].recurrent:
+        message = (
+            "data.packing is token_budget, but the convolutions and states of"
+            f" {run.model.family} go on from one document into the next"
+        )
+        yield Diagnostic(
+            "not-built-on-engine",
+            message,
+            "set data.packing=none",
+            "data.packing",
+            origins.near("data.packing"),
+        )
+    if run.data.packing != "none" and run.model.attention != "sdpa":
+        message = (
+            f"data.packing is {run.data.packing}, but model.attention={run.model.attention} has no"
+            " attention by document"
+        )
+        yield Diagnostic(
+            "not-built-on-engine",
+            message,
+            "set model.attention=sdpa",
+            "model.attention",
+            origins.near("model.attention"),
+        )
+    if run.data.packing != "none" and run.model.path is not None:
+        window = window_of_folder(Path(run.model.path), run.model.family)
+        if found := packing_conflict(window, run.data.micro_batch_tokens):
+            yield Diagnostic(
+                "not-built-on-engine", *found, "data.packing", origins.near("data.packing")
+            )
+
+
+@settings_rule(NOT_BUILT_ON_ENGINE, groups=("engine", "model"))
+def modeling_on_megatron(run: Run, origins: Origins) -> Iterator[Diagnostic]:
+    """The class is the one that computes:
+
+    megatron-core has layers of its own, and would leave it out without a word.
+    """
+    if run.model.modeling is not None and isinstance(run.engine, Megatron):
+        message = (
+            "model.modeling names a class, but engine=megatron computes with layers of"
+            " megatron-core's: it would not be used"
+        )
+        help = "leave it out, or set engine=fsdp2 or engine=ddp"
+        yield Diagnostic("not-built-on-engine", message, help, SETTING, origins.near(SETTING))
+
+
+@settings_rule(NOT_BUILT_ON_ENGINE, groups=("engine", "lora"))
+def dropout_on_megatron(run: Run, origins: Origins) -> Iterator[Diagnostic]:
+    """Megatron-core's random states are not those of the other engines."""
+    if isinstance(run.engine, Megatron) and run.lora is not None and run.lora.dropout:
+        message = (
+            f"lora.dropout is {run.lora.dropout}, but engine=megatron has no dropout: its ranks"
+            " would draw other masks"
+        )
+        help = "set lora.dropout=0.0, or use engine=fsdp2"
+        yield Diagnostic(
+            "not-built-on-engine", message, help, "lora.dropout", origins.near("lora.dropout")
+        )

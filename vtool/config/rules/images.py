@@ -1,0 +1,253 @@
+"""Rules about the sizes of images and videos, and about the inputs that they become."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from vtool.config.origins import Origins
+from vtool.config.rules.rule import settings_rule
+from vtool.config.schema import Run
+from vtool.diagnostics import Diagnostic, Rule
+from vtool.families import FAMILIES
+from vtool.families.facts import PatchSizes
+from vtool.families.images import patches_of_processor
+
+
+def _patches(run: Run) -> PatchSizes:
+    """Return how the model's folder cuts images, or else its family."""
+    own = patches_of_processor(Path(run.model.path)) if run.model.path else None
+    return own or FAMILIES[run.model.family].patches
+
+
+def _smallest_video(run: Run, patches: PatchSizes) -> int:
+    """Return the pixels of a video of one token: of all its frames, or of one, as bounds count."""
+    total = FAMILIES[run.model.family].video.bounds_are_total
+    return patches.pixels_per_token * (patches.temporal_patch_size if total else 1)
+
+
+@settings_rule(
+    Rule(
+        name="pixel-bounds",
+        code="VT206",
+        summary=(
+            "data.image.min_pixels is above data.image.max_pixels, or that is smaller than one"
+            " image token; or so those of data.video."
+        ),
+        why=(
+            "No image size satisfies both; an image is never smaller than one token, so that the"
+            " bound would be passed over in silence."
+        ),
+        bad="data.image.min_pixels=3136 data.image.max_pixels=784",
+        good="data.image.min_pixels=784 data.image.max_pixels=3136",
+        fix=(
+            "Swap them, or leave one out. A token is 28 × 28 pixels in Qwen2-VL, Qwen2.5-VL and"
+            " GLM-4V, 32 × 32 in Qwen3-VL and Qwen3.5."
+        ),
+    ),
+    groups=("data", "model"),
+)
+def pixel_bounds(run: Run, origins: Origins) -> Iterator[Diagnostic]:
+    """There is a size that both bounds allow, and one of whole image tokens that is not above the
+    upper one.
+    """
+    patches = _patches(run)
+    side, token = patches.patch_size * patches.merge_size, patches.pixels_per_token
+    total = FAMILIES[run.model.family].video.bounds_are_total
+    kinds = (
+        ("image", run.data.image, token, "an image token", "every image would be larger"),
+        (
+            "video",
+            run.data.video,
+            _smallest_video(run, patches),
+            "a video token" if total else "a frame of one video token",
+            "every video would be larger",
+        ),
+    )
+    for kind, bounds, smallest, of, so in kinds:
+        low, high = bounds.min_pixels, bounds.max_pixels
+        if high is not None and high < smallest:
+            frames = f"{patches.temporal_patch_size} frames of " if smallest > token else ""
+            message = (
+                f"data.{kind}.max_pixels is {high}, but {of} of {run.model.family} is"
+                f" {frames}{side} × {side} = {smallest} pixels, {patches.merge_size} ×"
+                f" {patches.merge_size} patches of {patches.patch_size}: {so}"
+            )
+            name = f"data.{kind}.max_pixels"
+            yield Diagnostic(
+                "pixel-bounds",
+                message,
+                f"set {name}={smallest}, or more",
+                name,
+                origins.near(name),
+                f"at least {smallest}",
+                str(high),
+            )
+        if low is not None and high is not None and low > high:
+            message = (
+                f"data.{kind}.min_pixels is {low}, above data.{kind}.max_pixels, which is {high}"
+            )
+            name = f"data.{kind}.min_pixels"
+            yield Diagnostic(
+                "pixel-bounds",
+                message,
+                "swap them, or leave one out",
+                name,
+                origins.near(name),
+                f"at most {high}",
+                str(low),
+            )
+
+
+@settings_rule(
+    Rule(
+        name="image-longer-than-row",
+        code="VT219",
+        summary=(
+            "With the bounds of data.image or data.video, an image or a video has as many tokens as"
+            " a whole row may have."
+        ),
+        why=(
+            "There would be no room for a question and an answer: rows with such images or videos"
+            " are refused, dropped, or lose their end."
+        ),
+        bad="data.max_length=64 data.image.min_pixels=802816 data.image.max_pixels=1003520",
+        good="data.max_length=2048 data.image.min_pixels=802816 data.image.max_pixels=1003520",
+        fix="Lower data.image.max_pixels or data.video.max_pixels, or raise data.max_length.",
+    ),
+    groups=("data", "model"),
+)
+def image_longer_than_row(run: Run, origins: Origins) -> Iterator[Diagnostic]:
+    """An image and a video fit into a row: the smallest must, and the largest had better."""
+    longest = run.data.max_length
+    if longest is None:
+        return
+    patches = _patches(run)
+    of_a_token = {
+        "image": patches.pixels_per_token,
+        "video": _smallest_video(run, patches),
+    }
+    for kind, bounds, a in (
+        ("image", run.data.image, "an image"),
+        ("video", run.data.video, "a video"),
+    ):
+        for name, severity in (("min_pixels", "error"), ("max_pixels", "warning")):
+            pixels = getattr(bounds, name)
+            if pixels is not None and (tokens := pixels // of_a_token[kind]) >= longest:
+                which = (
+                    f"every {kind} has at least" if severity == "error" else f"{a} can have up to"
+                )
+                message = (
+                    f"data.max_length is {longest}, but with data.{kind}.{name}={pixels} {which}"
+                    f" {tokens} tokens"
+                )
+                help = (
+                    f"set data.{kind}.{name} below {longest * of_a_token[kind]}, or raise"
+                    " data.max_length"
+                )
+                place = origins.near(f"data.{kind}.{name}")
+                yield Diagnostic(
+                    "image-longer-than-row",
+                    message,
+                    help,
+                    f"data.{kind}.{name}",
+                    place,
+                    severity=severity,  # type: ignore[arg-type]
+                )
+                break
+
+
+@settings_rule(
+    Rule(
+        name="half-an-image",
+        code="VT212",
+        summary=(
+            "data.drop_model_inputs names one of pixel_values and image_grid_thw, or of"
+            " pixel_values_videos and video_grid_thw, and not the other."
+        ),
+        why=(
+            "The model cannot use pixels without their grid: it raises in the first step. A grid"
+            " without pixels gives places to nothing."
+        ),
+        bad="data.drop_model_inputs=[pixel_values]",
+        good="data.drop_model_inputs=[pixel_values,image_grid_thw]",
+        fix="Name both, to train without images, or neither.",
+    ),
+    groups=("data",),
+)
+def half_an_image(run: Run, origins: Origins) -> Iterator[Diagnostic]:
+    """Pixels and their grid go together."""
+    for kind, pair in (
+        ("images", ("pixel_values", "image_grid_thw")),
+        ("videos", ("pixel_values_videos", "video_grid_thw")),
+    ):
+        named = [name for name in pair if name in run.data.drop_model_inputs]
+        if len(named) == 1:
+            (other,) = set(pair) - set(named)
+            parameter = "data.drop_model_inputs"
+            message = (
+                f"{parameter} names {named[0]}, and not {other}: the model needs both or neither"
+            )
+            wanted = ",".join([*run.data.drop_model_inputs, other])
+            help = (
+                f"to train without {kind}, write {parameter}=[{wanted}]; otherwise leave"
+                f" {named[0]} out"
+            )
+            yield Diagnostic("half-an-image", message, help, parameter, origins.near(parameter))
+
+
+@settings_rule(
+    Rule(
+        name="token-types-left-out",
+        code="VT216",
+        summary=(
+            "data.drop_model_inputs names mm_token_type_ids, while images are handed to the model."
+        ),
+        why=(
+            "It tells the tokens of images from text, and M-RoPE counts these otherwise. Without it"
+            " most models of transformers raise at the first image. Qwen2.5-VL (a warning) counts"
+            " on as in text, the loss falls, and whoever uses the trained model gives it others"
+            " (LightX2V#1416)."
+        ),
+        bad="model.family=qwen3_vl data.drop_model_inputs=[mm_token_type_ids]",
+        good="data.drop_model_inputs=[]",
+        fix=(
+            "Leave it out of data.drop_model_inputs; or name pixel_values and image_grid_thw too,"
+            " to train without images."
+        ),
+    ),
+    groups=("data", "model"),
+)
+def token_types_left_out(run: Run, origins: Origins) -> Iterator[Diagnostic]:
+    """What tells an image's tokens from text is handed to the model as long as images are."""
+    parameter, dropped, family = (
+        "data.drop_model_inputs",
+        run.data.drop_model_inputs,
+        run.model.family,
+    )
+    if "mm_token_type_ids" not in dropped or "image_grid_thw" in dropped:
+        return
+    silent = FAMILIES[family].text_positions_without_token_types
+    counts = (
+        "transformers gives images and videos the positions of text, without a word; whoever uses"
+        " the trained model gives it others"
+    )
+    raises = (
+        "transformers refuses a row with an image or a video (packed, it is given the positions of"
+        " text, without a word)"
+    )
+    message = (
+        f"{parameter} names mm_token_type_ids, without which {family} has no M-RoPE:"
+        f" {counts if silent else raises}"
+    )
+    both = [name for name in ("pixel_values", "image_grid_thw") if name not in dropped]
+    help = (
+        f"leave it out; to train without images, write {parameter}=[{','.join([*dropped, *both])}]"
+    )
+    origin = origins.near(parameter)
+    yield Diagnostic(
+        "token-types-left-out",
+        message,
+        help,
+        parameter,
+        origin,
+        severity="warning" if silent else "error",
+    )
