@@ -1,0 +1,504 @@
+"""A run's live objects have what its settings ask for;
+
+and what is dropped on the way, as upstream has dropped it, is found.
+"""
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.engines.ranks import run_ranks
+from tests.rows import mixed_rows, write_rows
+from tests.runs import messages, read_lines, request, session
+from tests.training.variants import Look, look, requests
+from vtool.config import schema
+from vtool.config.read_back import compare, settings_seen
+from vtool.config.schema import Run
+from vtool.config.wanted import wanted
+from vtool.diagnostics import Findings
+from vtool.engines import fsdp2
+from vtool.engines.ddp import Ddp
+from vtool.engines.megatron import engine as megatron
+from vtool.engines.ranks import Ranks
+from vtool.families.family import load_family
+from vtool.models import adapters
+from vtool.training import launch, model_and_engine
+from vtool.training import session as sessions
+from vtool.training.model_and_engine import build_engine
+from vtool.training.observe_run import check_arrival, observe_run
+from vtool.training.session import Request
+from vtool.training.sft import train
+from vtool.verify.readback_registry import READ
+
+# Read back on other devices only, or with kernels that are not here: see the tests that name them.
+ELSEWHERE = {"engine.cpu_offload"}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Request]:
+    return requests(tmp_path_factory.mktemp("variants"))
+
+
+@pytest.fixture(scope="module")
+def two(made: dict[str, Request]) -> list[dict[str, Look]]:
+    """Every variant on two ranks, which are started once."""
+    return run_ranks(look, 2, made)
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Callable[..., Request]:
+    write_rows(tmp_path / "rows.jsonl", mixed_rows(tmp_path, 4))
+
+    def make(*more: str) -> Request:
+        common = (
+            messages(tmp_path / "rows.jsonl"),
+            "data.global_batch_size=4",
+            "optim.warmup_steps=1",
+            f"run.dir={tmp_path / 'run'}",
+        )
+        return request("rows", *common, "train={steps: 3, epochs: null}", "device.kind=cpu", *more)
+
+    return make
+
+
+def found(made: Request) -> set[str]:
+    """The settings that have not arrived in one process."""
+    opened, _ = session(made)
+    try:
+        check_arrival(opened, made.origins)
+    except Findings as findings:
+        return {
+            str(finding.parameter)
+            for finding in findings.diagnostics
+            if finding.rule == "setting-not-arrived"
+        }
+    return set()
+
+
+@pytest.mark.full
+def test_on_two_ranks_of_every_engine_everything_has_arrived(two: list[dict[str, Look]]) -> None:
+    assert {
+        (name, message) for rank in two for name, one in rank.items() for message in one.findings
+    } == set()
+
+
+def test_what_one_rank_alone_has_is_told_by_every_rank(two: list[dict[str, Look]]) -> None:
+    for rank in two:
+        for name, one in rank.items():
+            assert one.of_one == [
+                "rank 1: `optim.eps` asks for 1e-08, but an AdamW of its own has 1"
+            ], name
+
+
+def seen_of(made: dict[str, Request], two: list[dict[str, Look]], digits: Any) -> set[str]:
+    everything = [(made[name].run, one.seen) for rank in two for name, one in rank.items()]
+    return {
+        one
+        for run, seen in [*everything, *digits]
+        for one in settings_seen(wanted(run), seen) | {each.name for each in seen}
+    }
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """What a run of the digits sees before it has looked at a row."""
+    from vtool.config.load import load_run
+    from vtool.verify.live_rank import open_small_session
+    from vtool.verify.live_task import Task
+    from vtool.verify.shrink_run import shrink_run
+
+    rows = write_rows(tmp_path_factory.mktemp("rows") / "rows.jsonl", [{"messages": []}])
+    more = (
+        f"data.validation=[{{format: messages, path: '{rows}'}}]",
+        f"data.test=[{{format: messages, path: '{rows}'}}]",
+    )
+    loaded = load_run("digits", ["train={steps: null, epochs: 20}"])
+    small = shrink_run(loaded.run)
+    opened = open_small_session(
+        Task(loaded.run, small, loaded.origins), tmp_path_factory.mktemp("digits"), Ranks()
+    )
+    other = load_run("digits", more)
+    sources = shrink_run(other.run)
+    files = open_small_session(
+        Task(other.run, sources, other.origins), tmp_path_factory.mktemp("files"), Ranks()
+    )
+    assert (
+        compare(wanted(small.run), observe_run(opened))
+        == compare(wanted(sources.run), observe_run(files))
+        == []
+    )
+    return [(small.run, observe_run(opened)), (sources.run, observe_run(files))]
+
+
+def test_every_setting_that_is_said_to_be_read_back_is_seen(
+    made: dict[str, Request], two: list[dict[str, Look]], digits: Any
+) -> None:
+    assert READ.keys() - seen_of(made, two, digits) - ELSEWHERE == set()
+
+
+def other(run: Run, name: str) -> Run | None:
+    """The same run with another value of a setting, where it has the setting and a value."""
+    *groups, leaf = name.split(".")
+    owners: list[Any] = [run]
+    for group in groups:
+        following = getattr(owners[-1], group, None)
+        following = following[0] if isinstance(following, tuple) and following else following
+        if following is None or following == ():
+            return None
+        owners.append(following)
+    value = getattr(owners[-1], leaf, None)
+    match value:
+        case None:
+            return None
+        case bool():
+            changed: Any = not value
+        case int() | float():
+            changed = value * 2 + 1
+        case str():
+            changed = {"cosine": "linear", "linear": "constant", "constant": "cosine"}.get(
+                value, value + "x"
+            )
+            changed = {"float32": "bfloat16", "bfloat16": "float32"}.get(value, changed)
+        case tuple():
+            changed = ("k_proj",) if groups == ["lora"] else tuple(each / 2 for each in value)
+    made = owners[-1].model_copy(update={leaf: changed})
+    for group, owner in zip(reversed(groups), reversed(owners[:-1]), strict=True):
+        before = getattr(owner, group)
+        made = owner.model_copy(
+            update={group: (made, *before[1:]) if isinstance(before, tuple) else made}
+        )
+    return made  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("name", sorted(READ.keys() - ELSEWHERE))
+def test_another_value_of_any_of_them_is_found(
+    name: str, made: dict[str, Request], two: list[dict[str, Look]], digits: Any
+) -> None:
+    """The objects are those of one run, and what is asked is another's:
+
+    a reader that repeats the settings would not be seen to.
+    """
+    runs = [(made[variant].run, one.seen) for rank in two for variant, one in rank.items()]
+    asked = [
+        (changed, seen)
+        for run, seen in [*runs, *digits]
+        if (changed := other(run, name)) is not None
+    ]
+    if not asked:  # null in every run: what is asked is then any value but the one that is there
+        assert name.startswith(("engine.ddp_config.", "engine.wrap_config.", "data."))
+        run, seen = next(
+            (run, seen) for run, seen in [*runs, *digits] if any(one.name == name for one in seen)
+        )
+        there = next(one for one in seen if one.name == name).value
+        wrong = replace_leaf(
+            run,
+            name,
+            (
+                not there
+                if isinstance(there, bool)
+                else "other"
+                if isinstance(there, str)
+                else (there or 0) + 1
+            ),
+        )
+        asked = [(wrong, seen)]
+    parameters = {
+        str(finding.parameter)
+        for changed, seen in asked
+        for finding in compare(wanted(changed), seen)
+    }
+    assert name in {
+        ".".join(part for part in each.split(".") if not part.isdigit()) for each in parameters
+    }
+
+
+def replace_leaf(run: Run, name: str, value: Any) -> Run:
+    groups = name.split(".")
+    owners: list[Any] = [run]
+    for group in groups[:-1]:
+        owners.append(getattr(owners[-1], group))
+    made: Any = value
+    for group, owner in zip(reversed(groups), reversed(owners), strict=True):
+        made = owner.model_copy(update={group: made})
+    return made  # type: ignore[no-any-return]
+
+
+def test_offloading_is_seen_where_there_is_somewhere_to_offload_to(
+    small: Callable[..., Request],
+) -> None:
+    opened, _ = session(small("engine=fsdp2"))
+    group = opened.engine.parts[0][0]._get_fsdp_state()._fsdp_param_groups[0]  # type: ignore[attr-defined]
+    assert not [one for one in observe_run(opened) if one.name == "engine.cpu_offload"]
+    group.device = torch.device("cuda")
+    assert [one.value for one in observe_run(opened) if one.name == "engine.cpu_offload"] == [False]
+    group.offload_policy = fsdp2.CPUOffloadPolicy()
+    assert [one.value for one in observe_run(opened) if one.name == "engine.cpu_offload"] == [True]
+
+
+# What upstream has dropped, dropped here in the same place of our own way from a recipe to an
+# object. Of the thirteen cases two are of profilers (verl#3052, verl#4206), of which there are no
+# settings yet; and verl#5775 is also in tests/verify/test_live.py, with mbridge.
+class TestUpstream:
+    def test_betas_are_left_out(
+        self, small: Callable[..., Request], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """verl#4214."""
+        adamw = torch.optim.AdamW
+
+        class Without(adamw):  # type: ignore[misc,valid-type]
+            def __init__(self, params: Any, betas: Any = None, **more: Any) -> None:
+                super().__init__(params, **more)
+
+        made = small("optim.betas=[0.9, 0.95]")
+        assert found(made) == set()
+        monkeypatch.setattr(torch.optim, "AdamW", Without)
+        assert found(made) == {"optim.betas"}
+
+    def test_the_distributed_optimiser_is_written_into_the_code(
+        self, small: Callable[..., Request], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """verl#4392; verl#5775 is the same of a bridge's default."""
+        made = small("engine=megatron")
+        live = megatron.live_ddp_config
+        monkeypatch.setattr(
+            megatron,
+            "live_ddp_config",
+            lambda *given, **more: replace(live(*given, **more), use_distributed_optimizer=True),
+        )
+        assert found(made) == {"engine.wrap_config.use_distributed_optimizer"}
+
+    def test_fsdp_is_not_applied(
+        self, small: Callable[..., Request], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """verl#5854: the whole model in another engine; and no block of it by itself."""
+        made = small("engine=fsdp2")
+        assert found(made) == set()
+        with monkeypatch.context() as patch:
+            settings = schema.Ddp(kind="ddp")
+            patch.setattr(
+                sessions,
+                "build_engine",
+                lambda run, model, ranks: build_engine(
+                    run.model_copy(update={"engine": settings}), model, ranks
+                ),
+            )
+            assert found(made) == {"engine.kind"}
+        of = type(load_family("qwen2_5_vl"))
+        monkeypatch.setattr(of, "blocks", lambda self, model: [])
+        assert found(made) == {"engine.reshard_after_forward"}
+
+    def test_the_sharding_is_written_into_the_code(
+        self, small: Callable[..., Request], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """dinov3#323."""
+        shard = fsdp2.fully_shard
+        monkeypatch.setattr(
+            fsdp2,
+            "fully_shard",
+            lambda part, **given: shard(part, **{**given, "reshard_after_forward": True}),
+        )
+        assert found(small("engine=fsdp2", "engine.reshard_after_forward=false")) == {
+            "engine.reshard_after_forward"
+        }
+
+    @pytest.mark.filterwarnings("ignore:reshard_after_forward=1")
+    def test_one_is_not_true(
+        self, small: Callable[..., Request], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """pytorch#149750."""
+        shard = fsdp2.fully_shard
+
+        def as_number(part, **given):
+            return shard(
+                part, **{**given, "reshard_after_forward": given["reshard_after_forward"] and 1}
+            )
+
+        monkeypatch.setattr(fsdp2, "fully_shard", as_number)
+        assert found(small("engine=fsdp2")) == {"engine.reshard_after_forward"}
+
+    def test_one_setting_alone_is_handed_on(
+        self, small: Callable[..., Request], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """ms-swift#7962: of those of FSDP."""
+        shard = fsdp2.fully_shard
+        kept = ("mesh", "reshard_after_forward")
+        monkeypatch.setattr(
+            fsdp2,
+            "fully_shard",
+            lambda part, **given: shard(part, **{name: given[name] for name in kept}),
+        )
+        assert found(small("engine=fsdp2", "model.dtype=bfloat16")) == {"model.dtype"}
+
+    def test_a_guard_makes_it_do_nothing(
+        self, small: Callable[..., Request], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """NeMo-RL#3494: `if hasattr(model, "…")`, and the model has it under another name."""
+        from transformers import PreTrainedModel
+
+        made = small("model.gradient_checkpointing=true")
+        assert found(made) == set()
+        monkeypatch.setattr(
+            PreTrainedModel, "activation_checkpointing_enable", lambda *_given, **_more: None
+        )
+        assert found(made) == {"model.gradient_checkpointing"}
+
+    def test_a_file_that_is_not_found_means_the_defaults(
+        self, small: Callable[..., Request], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """accelerate#1115."""
+        made = small(
+            "engine=fsdp2",
+            "engine.reshard_after_forward=false",
+            "optim.eps=1e-6",
+            "optim.betas=[0.8, 0.9]",
+        )
+        defaults = schema.Optim(lr=made.run.optim.lr)
+        build = model_and_engine.build_optimizer
+        monkeypatch.setattr(
+            model_and_engine,
+            "build_optimizer",
+            lambda module, _settings, part: build(module, defaults, part),
+        )
+        default = schema.Fsdp2(kind="fsdp2")
+        monkeypatch.setattr(
+            sessions,
+            "build_engine",
+            lambda run, model, ranks: build_engine(
+                run.model_copy(update={"engine": default}), model, ranks
+            ),
+        )
+        assert found(made) == {
+            "engine.reshard_after_forward",
+            "optim.eps",
+            "optim.betas",
+            "optim.weight_decay",
+        }
+
+    def test_modules_that_are_to_be_left_out_are_not(
+        self, small: Callable[..., Request], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """accelerate#3698: `ignored_modules` was never set."""
+        made = small("lora={rank: 2, exclude: [q_proj]}")
+        assert found(made) == set()
+        monkeypatch.setattr(adapters, "select_layers", lambda names, *_: list(names))
+        assert found(made) == {"lora.exclude"}
+
+    def test_what_a_builder_chooses_by_itself(
+        self, small: Callable[..., Request], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """xtuner#654: here, of the attention."""
+        from transformers import AutoModelForImageTextToText
+
+        made = small("model.attention=eager")
+        from_config = AutoModelForImageTextToText.from_config
+
+        def chosen(config, **given):
+            return from_config(config, **{**given, "attn_implementation": "sdpa"})
+
+        monkeypatch.setattr(AutoModelForImageTextToText, "from_config", chosen)
+        assert found(made) == {"model.attention"}
+
+    def test_weights_that_are_trained_in_bfloat16(
+        self, small: Callable[..., Request], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Beside these:
+
+        a pure bfloat16 AdamW loses small updates, and its loss falls all the same.
+        """
+        made = small("model.dtype=bfloat16")
+        monkeypatch.setattr(
+            model_and_engine, "prepare_model", lambda _run, model: model.to(torch.bfloat16)
+        )
+        opened, _ = session(made)
+        (finding,) = compare(wanted(made.run), observe_run(opened))
+        assert (
+            finding.message
+            == "`model.dtype` asks for trained weights in float32, but AdamW, group 0 (and 1 more)"
+            " has bfloat16"
+        )
+
+
+class TestOfARun:
+    def test_nothing_is_trained_and_every_start_is_held_to_its_settings(
+        self, small: Callable[..., Request], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        made = small("optim.eps=1e-6", "checkpoint.every_steps=1")
+        build = model_and_engine.build_optimizer
+        default = made.run.optim.model_copy(update={"eps": 1e-8})
+        dropped = lambda module, _settings, part: build(module, default, part)  # noqa: E731
+        with monkeypatch.context() as patch:
+            patch.setattr(model_and_engine, "build_optimizer", dropped)
+            with pytest.raises(
+                Findings,
+                match=r"setting-not-arrived.*`optim.eps` asks for 1e-06, but AdamW, group 0",
+            ):
+                train(made, Ranks())
+        metrics = made.run.folder / "metrics.jsonl"
+        assert not metrics.exists()
+        assert launch.run_rank(made, Ranks()).status == "finished"
+        # Of a run that goes on: as after a stop in the middle.
+        (made.run.folder / "result.json").unlink()
+        before = metrics.read_bytes()
+        monkeypatch.setattr(model_and_engine, "build_optimizer", dropped)
+        with pytest.raises(Findings, match=r"optim\.eps"):
+            train(made, Ranks())
+        assert metrics.read_bytes() == before
+
+
+@pytest.mark.parametrize("largest", ["0.01", "null"])
+def test_gradients_are_clipped_to_the_norm_that_is_asked(
+    small: Callable[..., Request], monkeypatch: pytest.MonkeyPatch, largest: str
+) -> None:
+    norms: list[float] = []
+    step = Ddp.optimizer_step
+
+    def measured(engine: Ddp, lr: float) -> None:
+        squares = [
+            float(parameter.grad.double().pow(2).sum())
+            for parameter in engine.parameters
+            if parameter.grad is not None
+        ]
+        norms.append(math.sqrt(sum(squares)))
+        step(engine, lr)
+
+    monkeypatch.setattr(Ddp, "optimizer_step", measured)
+    made = small(f"optim.clip_norm={largest}")
+    train(made, Ranks())
+    before = [
+        line["grad_norm"]
+        for line in read_lines(made.run.folder / "metrics.jsonl")
+        if "grad_norm" in line
+    ]
+    assert min(before) > 0.1
+    assert norms == pytest.approx([0.01] * 3 if largest == "0.01" else before, rel=1e-3)
+
+
+def test_a_run_is_evaluated_when_and_as_it_is_asked(
+    small: Callable[..., Request], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vtool.evaluation import evaluate
+
+    asked: list[tuple[int, int]] = []
+    answer = evaluate.answer_greedily
+
+    def counted(
+        model: Any, processor: Any, inputs: dict[str, torch.Tensor], max_new_tokens: int
+    ) -> list[str]:
+        asked.append((len(inputs["input_ids"]), max_new_tokens))
+        return answer(model, processor, inputs, max_new_tokens)
+
+    monkeypatch.setattr(evaluate, "answer_greedily", counted)
+    rows = f"data.validation=[{{format: messages, path: '{tmp_path / 'rows.jsonl'}'}}]"
+    made = small(rows, "evaluation={every_steps: 2, batch_size: 3, generate: {max_new_tokens: 2}}")
+    train(made, Ranks())
+    lines = [
+        json.loads(line) for line in (made.run.folder / "metrics.jsonl").read_text().splitlines()
+    ]
+    assert [line["step"] for line in lines if "validation_nll" in line] == [2, 3]  # and at the end
+    assert asked == [(3, 2), (1, 2)] * 2

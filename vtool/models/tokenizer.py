@@ -1,0 +1,65 @@
+"""A tokenizer that is trained on the spot, and its chat template."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from vtool.families.tokens import TokenNames
+
+
+def chat_template(names: TokenNames) -> str:
+    """ChatML, as the Qwen families write it, without a system prompt of its own.
+
+    vLLM passes parts on only to a template that loops over nothing but `message['content']`; to any
+    other one it gives a text of its own making, with a newline after each image.
+    """
+    image = names.vision_start + names.image + names.vision_end
+    video = names.video_start + names.video + names.video_end
+    return (
+        "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
+        "{% if message['content'] is string %}{{ message['content'] }}{% elif message['content'] %}"
+        "{% for part in message['content'] %}"
+        "{% if part['type'] == 'image' %}"
+        + image
+        + "{% elif part['type'] == 'video' %}"
+        + video
+        + "{% else %}{{ part['text'] }}{% endif %}"
+        "{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+
+
+def train_tokenizer(texts: Iterable[str], names: TokenNames, vocab_size: int = 512) -> Any:
+    """Train a byte-level BPE on these texts: a few hundred entries, in milliseconds.
+
+    Every byte is in its alphabet, so any text can be encoded, also one that it has not seen.
+    """
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    marks = (
+        names.vision_start,
+        names.vision_end,
+        names.image,
+        names.video,
+        names.video_start,
+        names.video_end,
+    )
+    special = list(dict.fromkeys(("<|endoftext|>", "<|im_start|>", "<|im_end|>", *marks)))
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=special,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    bpe.train_from_iterator(["system user assistant", *texts], trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=bpe,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        additional_special_tokens=special[1:],
+        chat_template=chat_template(names),
+        clean_up_tokenization_spaces=False,
+    )

@@ -1,0 +1,150 @@
+"""What a run's live objects have of its settings, and the comparison before its first step.
+
+Whoever owns an object reads it: engines (`Engine.observe`), models, `parameter_groups`,
+`schedule`. None of them is told what was asked.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
+
+from vtool.config.origins import Origins
+from vtool.config.read_back import Observed, compare
+from vtool.config.wanted import PARTS, wanted
+from vtool.diagnostics import Diagnostic
+from vtool.engines.ranks import SharedFindings
+from vtool.models.read_back import read_class, read_config
+from vtool.training import optimizer, schedule
+from vtool.training.session import Session
+
+
+def check_arrival(session: Session, origins: Origins | None) -> None:
+    """Hold what each rank has against the settings. Milliseconds: nothing is built, and nothing
+    computed.
+
+    Raises:
+        SharedFindings: `setting-not-arrived`, `device-not-used`; each once, with the first rank
+            that has it.
+    """
+    mine = compare(wanted(session.run), observe_run(session), origins)
+    found: dict[Diagnostic, list[int]] = {}
+    for rank, findings in enumerate(session.ranks.all_gather_objects(mine)):
+        for finding in findings:
+            found.setdefault(finding, []).append(rank)
+    if found:
+        raise SharedFindings(
+            _of_ranks(finding, ranks, session.ranks.world) for finding, ranks in found.items()
+        )
+
+
+def observe_run(session: Session) -> list[Observed]:
+    """All that this rank's live objects have of the settings."""
+    part = session.family.component
+    engine = list(session.engine.observe(part))
+    peak = schedule.highest(session.rate, session.total_steps)
+    return [
+        *_process(session),
+        *_devices(
+            session,
+            offloaded=any(seen.name == "engine.cpu_offload" and seen.value for seen in engine),
+        ),
+        *read_config(session.engine.module.config),
+        *read_class(session.engine.module),
+        *engine,
+        *_frozen(session),
+        *optimizer.observe_groups(session.engine.optimizer_groups(), peak, part),
+        *schedule.observe_schedule(session.rate, session.total_steps),
+        *_rows(session),
+    ]
+
+
+def _process(session: Session) -> Iterator[Observed]:
+    ranks = session.ranks
+    everyone = dist.get_world_size() if dist.is_initialized() else 1
+    # On one machine the processes are those of the group; on several, each has its share of them.
+    yield Observed(
+        "launch.nproc",
+        everyone if ranks.world == ranks.local_world else ranks.local_world,
+        "the process group",
+    )
+    yield Observed("device.threads", torch.get_num_threads(), "torch")
+    yield Observed("run.dir", str(session.folder.path), "the run's folder")
+    yield Observed("run.seed", session.plan.seed, "the order of the rows")
+    yield Observed("train.steps", session.total_steps, "the training loop")
+    yield Observed(
+        "train.epochs", session.total_steps / session.plan.steps_per_epoch, "the training loop"
+    )
+
+
+def _devices(session: Session, *, offloaded: bool) -> Iterator[Observed]:
+    kinds = (
+        [session.ranks.device.type]
+        if offloaded
+        else [parameter.device.type for _, parameter in session.engine.named_parameters()]
+    )
+    for kind in dict.fromkeys(kinds):
+        yield Observed(
+            "device.kind",
+            kind,
+            "what this rank computes on" if offloaded else "the model's weights",
+        )
+
+
+def _frozen(session: Session) -> Iterator[Observed]:
+    """Whether a part of the model is frozen:
+
+    nothing of it is trained; or trained: all of it is. A rank may have nothing of a part.
+    """
+    trained: dict[str, list[tuple[str, bool]]] = {part: [] for part in PARTS}
+    for name, parameter in session.engine.named_parameters():
+        trained[session.family.component(name)].append((name, parameter.requires_grad))
+    for part, parameters in trained.items():
+        for frozen in (True, False):
+            names = [name for name, on in parameters if on is not frozen]
+            if names:
+                more = f" and {len(names) - 1} others" if len(names) > 1 else ""
+                yield Observed(f"model.freeze.{part}", frozen, f"{names[0]}{more}")
+
+
+def _rows(session: Session) -> Iterator[Observed]:
+    for split, rows in session.rows.items():
+        for number, source in enumerate(rows.rows.ledger()):
+            for name in ("format", "split", "path"):
+                if name in source:
+                    yield Observed(
+                        f"data.{split}.{name}", source[name], f"the rows of data.{split}", (number,)
+                    )
+    processor = session.rows["train"].processor
+    size, video = processor.image_processor.size, processor.video
+    yield Observed(
+        "data.image.min_pixels",
+        size["shortest_edge"] // session.family.facts.frames_per_image,
+        "the image processor",
+    )
+    yield Observed(
+        "data.image.max_pixels",
+        size["longest_edge"] // session.family.facts.frames_per_image,
+        "the image processor",
+    )
+    for name, value in (
+        ("fps", video.fps),
+        ("max_frames", video.most_frames(video.fps)),
+        ("min_pixels", video.min_pixels),
+        ("max_pixels", video.max_pixels),
+    ):
+        yield Observed(f"data.video.{name}", value, "the video processor")
+    yield Observed("data.global_batch_size", session.plan.global_batch_size, "the plan of the rows")
+    mine = session.micro_batches(1)
+    yield Observed("data.packing", "token_budget" if mine[0].packed else "none", "the first step")
+    if all(batch.counts and not batch.packed for batch in mine):
+        total = sum(len(batch.rows) for batch in mine)
+        yield Observed("data.micro_batch_size", len(mine[0].rows), "the first step", (total,))
+
+
+def _of_ranks(finding: Diagnostic, ranks: list[int], world: int) -> Diagnostic:
+    if len(ranks) == world:
+        return finding
+    named = f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
+    return replace(finding, message=f"{named}: {finding.message}")
