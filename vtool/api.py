@@ -223,7 +223,7 @@ def load_check(
         vtool.Findings: what is no subject, or a setting that nothing here would use.
     """
     from vtool.loading.check import check_subjects
-    from vtool.loading.named_subjects import load_check_settings
+    from vtool.loading.requested import load_check_settings
 
     chosen, typed = load_check_settings([str(each) for each in subjects], settings, python=python)
     folder = None if checkpoint is None else Path(checkpoint)

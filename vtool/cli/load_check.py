@@ -12,11 +12,7 @@ from vtool.cli.formats import Format
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from vtool.config.schema import LoadCheck, Run
     from vtool.diagnostics.result import Result
-
-# The settings of subjects that are named on the command line.
-RECIPE = "load_check"
 
 
 class FrameworkName(StrEnum):
@@ -77,14 +73,23 @@ def load_check(
         table,
         without_notes,
     )
+    from vtool.diagnostics import Findings
     from vtool.diagnostics.render import MACHINE, render
     from vtool.diagnostics.result import exit_code
     from vtool.loading.check import Progress, check_subjects
+    from vtool.loading.requested import load_check_settings
 
     subjects, overrides = _told_apart(arguments or [])
     shown = " ".join(subjects) or (f"--all {all}" if all else "")
     with exit_on_findings("load-check", shown, format):
-        settings, typed = _settings(subjects, overrides, all, python)
+        try:
+            settings, typed = load_check_settings(
+                subjects, overrides, framework=all and str(all), python=python
+            )
+        except Findings:
+            raise
+        except ValueError as error:
+            raise typer.BadParameter(str(error), param_hint="--all") from error
         if checkpoint is not None and not checkpoint.is_dir():
             raise typer.BadParameter(f"there is no folder {checkpoint}", param_hint="--checkpoint")
         _can_write(baseline, html)
@@ -179,68 +184,6 @@ def _told_apart(arguments: "Sequence[str]") -> tuple[list[str], list[str]]:
         if "=" not in text or text.startswith("python:") or os.path.lexists(text)
     ]
     return subjects, [text for text in arguments if text not in subjects]
-
-
-def _settings(
-    subjects: "Sequence[str]",
-    overrides: "Sequence[str]",
-    all: FrameworkName | None,
-    python: str | None,
-) -> "tuple[LoadCheck, dict[str, str]]":
-    """The settings, and for each subject that was made of another word, the word."""
-    from vtool.config.compose import compose_recipe
-    from vtool.config.load import load_load_check, load_run
-    from vtool.config.resources import recipe_names
-    from vtool.config.schema import Run
-    from vtool.diagnostics import Diagnostic, Findings
-
-    recipe, typed = RECIPE, {}
-    if subjects and (subjects[0] in recipe_names() or subjects[0].endswith((".yaml", ".yml"))):
-        word, *subjects = subjects
-        if compose_recipe(word, ()).values.get("kind") == "sft":
-            of_run = [
-                text
-                for text in overrides
-                if text.lstrip("+~").partition("=")[0].partition(".")[0] in Run.model_fields
-            ]
-            of_check = [text for text in overrides if text not in of_run]
-            served = _served(load_run(word, of_run).run)
-            subjects, overrides, typed = [served, *subjects], of_check, {served: word}
-        else:
-            recipe = word
-    settings = load_load_check(recipe, overrides).load_check
-    named = settings.subjects
-    if subjects:
-        named = named.model_copy(update={"names": tuple(subjects), "all": None})
-    if all:
-        if subjects:
-            raise typer.BadParameter(
-                "either subjects are named, or --all of a framework is asked for",
-                param_hint="--all",
-            )
-        named = named.model_copy(update={"names": (), "all": str(all)})
-    if not named.names and not named.all:
-        help = "name a folder, vllm:NAME, python:FILE.py:factory, or say --all vllm"
-        raise Findings(
-            Diagnostic("unknown-subject", "nothing is named that could be checked", help),
-            fatal=True,
-        )
-    return (
-        settings.model_copy(update={"subjects": named, "python": python or settings.python}),
-        typed,
-    )
-
-
-def _served(run: "Run") -> str:
-    """What will be served of a run: its export; before there is one, vLLM's class of its family."""
-    import os
-
-    export = run.folder / "export"
-    if (export / "config.json").is_file():
-        return os.path.join(export, "")  # with a slash, that it is taken for nothing else
-    from vtool.families.family import load_family
-
-    return f"vllm:{load_family(run.model.family).model_class().__name__}"
 
 
 def _in_order(results: "Iterable[Result]", names: "Sequence[str]") -> "list[Result]":

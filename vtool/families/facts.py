@@ -147,6 +147,11 @@ class FamilyFacts:
     on_megatron: bool = False
     """True where the language model has been written for megatron-core."""
 
+    @property
+    def model_class_name(self) -> str:
+        """The name of transformers' model class, and of vLLM's."""
+        return f"{self.class_prefix}ForConditionalGeneration"
+
 
 def linear_layers(
     tower: tuple[str, ...], projector: tuple[str, ...], language: tuple[str, ...]

@@ -26,7 +26,7 @@ class Family:
 
     def model_class(self) -> Any:
         """Return transformers' model class."""
-        return _from_transformers(f"{self.facts.class_prefix}ForConditionalGeneration")
+        return _from_transformers(self.facts.model_class_name)
 
     def image_processor_class(self) -> Any:
         """Return transformers' image processor class that needs no torchvision."""

@@ -1,0 +1,70 @@
+"""What a user names to be checked, as settings of a load check."""
+
+import os
+from collections.abc import Sequence
+
+from vtool.config.compose import compose_recipe
+from vtool.config.load import load_load_check, load_run
+from vtool.config.resources import recipe_names
+from vtool.config.schema import LoadCheck, Run
+from vtool.diagnostics import Diagnostic, Findings
+from vtool.families import FAMILIES
+
+DEFAULT_RECIPE = "load_check"
+"""The recipe whose settings hold for subjects that are named one by one."""
+
+
+def load_check_settings(
+    subjects: Sequence[str],
+    overrides: Sequence[str] = (),
+    *,
+    framework: str | None = None,
+    python: str | None = None,
+) -> tuple[LoadCheck, dict[str, str]]:
+    """Return the settings of a check, and for each subject made of another word, that word.
+
+    Args:
+        subjects: folders, files, `vllm:NAME` and the like; the first may be a recipe: of kind
+            `load_check`, or of a training run, which stands for what will be served of it.
+        overrides: `KEY=VALUE`, of the check or of that run.
+        framework: every class of it is checked, in place of subjects.
+        python: the interpreter that has the framework.
+
+    Raises:
+        Findings: what stands against the recipe; `unknown-subject`, where nothing is named.
+        ValueError: both subjects and a framework are named.
+    """
+    recipe, typed, named = DEFAULT_RECIPE, {}, list(subjects)
+    if named and (named[0] in recipe_names() or named[0].endswith((".yaml", ".yml"))):
+        word, *named = named
+        if compose_recipe(word, ()).values.get("kind") == "sft":
+            of_run = [text for text in overrides if _group(text) in Run.model_fields]
+            overrides = [text for text in overrides if text not in of_run]
+            served = _served(load_run(word, of_run).run)
+            named, typed = [served, *named], {served: word}
+        else:
+            recipe = word
+    settings = load_load_check(recipe, overrides).load_check
+    chosen = settings.subjects
+    if framework and named:
+        raise ValueError("either subjects are named, or --all of a framework is asked for")
+    if framework or named:
+        chosen = chosen.model_copy(update={"names": tuple(named), "all": framework})
+    if not chosen.names and not chosen.all:
+        help = "name a folder, vllm:NAME, python:FILE.py:factory, or say --all vllm"
+        message = "nothing is named that could be checked"
+        raise Findings(Diagnostic("unknown-subject", message, help), fatal=True)
+    update = {"subjects": chosen, "python": python or settings.python}
+    return settings.model_copy(update=update), typed
+
+
+def _group(override: str) -> str:
+    return override.lstrip("+~").partition("=")[0].partition(".")[0]
+
+
+def _served(run: Run) -> str:
+    """Return what is served of a run: its export, or before there is one, vLLM's class for it."""
+    export = run.folder / "export"
+    if (export / "config.json").is_file():
+        return os.path.join(export, "")  # with a slash, that it is taken for nothing else
+    return f"vllm:{FAMILIES[run.model.family].model_class_name}"
