@@ -12,7 +12,7 @@ from vtool.config.load import load_run
 from vtool.data.chat import IGNORED
 from vtool.models.build import model_config
 from vtool.models.processor import new_processor
-from vtool.verify.proofs.context import ProofContext, build_proof_context
+from vtool.verify.context import ProofContext, build_proof_context
 from vtool.verify.prove import prove
 
 WORDS = 4000
@@ -36,7 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def context(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> ProofContext:
     return build_proof_context(
         load_run("digits", [f"model.path={folder}", "model.size=null"]).run,
-        tmp_path_factory.mktemp("ground"),
+        tmp_path_factory.mktemp("proofs"),
     )
 
 
