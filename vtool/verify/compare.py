@@ -15,7 +15,7 @@ from vtool.diagnostics import Diagnostic
 from vtool.diagnostics.near_miss import did_you_mean, near
 from vtool.engines import ddp, fsdp2
 from vtool.models import read_back as models
-from vtool.training.parameter_groups import read_group
+from vtool.training.optimizer import observe_group
 
 
 def compare_objects(asked: Mapping[str, Any], objects: Mapping[str, Any]) -> list[Diagnostic]:
@@ -131,7 +131,7 @@ def _observe_groups(name: str, optimizer: Any) -> Iterator[Observed]:
     flat = all(parameter.dim() < 2 for group in groups for parameter in group["params"])
     for number, group in enumerate(groups):
         where = f"{name}: {type(optimizer).__name__}, group {number},"
-        yield from read_group(optimizer, group, where)
+        yield from observe_group(optimizer, group, where)
         # A schedule of torch's keeps the rate that it multiplies; megatron's has it as the highest.
         yield Observed("optim.lr", group.get("initial_lr", group.get("max_lr", group["lr"])), where)
         decay = group["weight_decay"]

@@ -178,7 +178,7 @@ def observe_small_run(task: LiveTask, folder: Path, rank: int) -> WorkerResult:
     from vtool.config.wanted import wanted
     from vtool.devices import place
     from vtool.engines.ranks import Ranks
-    from vtool.training.read_back import check_arrival, read_back
+    from vtool.training.observe_run import check_arrival, observe_run
     from vtool.verify.small_session import open_small_session
 
     world = task.small.processes
@@ -188,7 +188,7 @@ def observe_small_run(task: LiveTask, folder: Path, rank: int) -> WorkerResult:
     own = folder / f"rank{rank}"
     own.mkdir()
     session = open_small_session(task.run, task.small.run, own, Ranks(rank, world, rank, world))
-    observed, expected = read_back(session), wanted(session.run)
+    observed, expected = observe_run(session), wanted(session.run)
     findings: tuple[Diagnostic, ...] = ()
     try:
         check_arrival(session, task.origins)

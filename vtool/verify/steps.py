@@ -13,7 +13,7 @@ from vtool.data.packing import with_positions
 from vtool.engines.contract import Engine
 from vtool.models.adapters import is_adapter
 from vtool.training.session import Progress, Session
-from vtool.training.sft import train_step
+from vtool.training.step import train_step
 from vtool.training.stop import StopRequest
 from vtool.verify.context import ProofContext
 
