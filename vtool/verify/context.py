@@ -24,8 +24,8 @@ from vtool.data.loader import EncodedRows, MicroBatch
 from vtool.data.row import Row
 from vtool.data.sources import Rows
 from vtool.engines.ranks import Ranks
+from vtool.families.family import Family, load_family
 from vtool.models.build import build_model, model_config
-from vtool.models.families import Family, family
 from vtool.models.processor import Processor, new_processor
 from vtool.training.model_and_engine import prepare_model
 from vtool.training.run_folder import RunFolder
@@ -198,7 +198,7 @@ def build_proof_context(
         run = update_section(run, "data", packing="none", micro_batch_tokens=None)
     return ProofContext(
         run=run,
-        family=family(run.model.family),
+        family=load_family(run.model.family),
         processor=processor,
         rows=rows,
         samples=samples,

@@ -4,7 +4,7 @@ from typing import Any
 
 from vtool.config import schema
 from vtool.config.schema import Run
-from vtool.models.families import family
+from vtool.families import FAMILIES
 from vtool.verify.select_rows import FRAMES
 from vtool.verify.shrink_run import shrink_run
 
@@ -99,15 +99,14 @@ def _clamp_pixels(asked: schema.Image | schema.Video, low: int, high: int) -> di
 
 
 def _image_bounds(run: Run) -> dict[str, int]:
-    cut = family(run.model.family).images
-    token = (cut.patch_size * cut.merge_size) ** 2
+    token = FAMILIES[run.model.family].patches.pixels_per_token
     return _clamp_pixels(run.data.image, FEWEST * token, MOST * token)
 
 
 def _video_bounds(run: Run) -> dict[str, int]:
     """Return bounds of each frame, or of all frames where the family sizes these together."""
-    known = family(run.model.family)
-    token = (known.images.patch_size * known.images.merge_size) ** 2
-    token *= 1 if known.frames_are_sized else known.images.temporal_patch_size
+    facts = FAMILIES[run.model.family]
+    token = facts.patches.pixels_per_token
+    token *= facts.patches.temporal_patch_size if facts.video.bounds_are_total else 1
     bounds = _clamp_pixels(run.data.video, FEWEST * token, MOST * token)
     return bounds | {"max_frames": min(run.data.video.max_frames or FRAMES, FRAMES)}

@@ -9,10 +9,10 @@ from vtool.data.loader import EncodedRows
 from vtool.data.sources import Rows
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.engines.ranks import Ranks
+from vtool.families.family import load_family
 from vtool.models.build import build_model, model_config
-from vtool.models.families import family
 from vtool.models.processor import Processor, first_line, new_processor, with_sizes
-from vtool.models.video import settings_in, video_processor
+from vtool.models.video import video_processor, video_settings_in
 from vtool.training.model_and_engine import prepare_model
 from vtool.training.run_folder import RunFolder
 from vtool.training.session import Session
@@ -69,10 +69,10 @@ def _build_processor(asked: Run, small: Run) -> Processor:
         for name in ("preprocessor_config.json", "processor_config.json")
     ):
         return processor
-    known = family(small.model.family)
+    known = load_family(small.model.family)
     try:
         images = known.image_processor_class().from_pretrained(path, local_files_only=True)
-        videos = video_processor(known, settings_in(Path(path)))
+        videos = video_processor(known, video_settings_in(Path(path)))
     except Exception as error:  # its reader raises what its file's format raises
         message = f"{path}: the image or the video processor cannot be read: {first_line(error)}"
         raise _not_loaded(message) from error

@@ -109,14 +109,14 @@ def copy_optimizer_state(session: Session) -> dict[str, Tensor]:
 
 def is_of_tower(context: ProofContext, name: str) -> bool:
     """Return whether a tensor, by its name in files, is of the vision tower or its projector."""
-    return context.family.part(_without_prefix(name)) != "language"
+    return context.family.component(_without_prefix(name)) != "language"
 
 
 def is_trained(context: ProofContext, name: str) -> bool:
     """Return whether the settings ask for a tensor, by its name in files, to be trained."""
     if context.run.lora is not None and not is_adapter(name):
         return False
-    return not getattr(context.run.model.freeze, context.family.part(_without_prefix(name)))
+    return not getattr(context.run.model.freeze, context.family.component(_without_prefix(name)))
 
 
 def _without_prefix(name: str) -> str:

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from vtool.data.chat import IGNORED
 from vtool.data.encode import Sample
+from vtool.families.tokens import TokenIds
 from vtool.models.processor import Processor
-from vtool.models.tokens import TokenIds
 
 LARGE = 1024
 """The most tokens of a vocabulary that is left as it is."""

@@ -63,7 +63,7 @@ def compute(context: "ProofContext") -> ProofResult:
         )
     groups = context.open()[0].engine.optimizer_groups()
     trained = {member.name for group in groups for member in group.members}
-    tower = {name for name in trained if context.family.part(name) != "language"}
+    tower = {name for name in trained if context.family.component(name) != "language"}
     if message := _tower_problem(with_dummy, tower):
         return failed(RULE, what, message)
     found = [Difference("the loss", 0.0, 0.0)]
