@@ -1,4 +1,4 @@
-"""The proofs as a section of docs/verify.md. `python -m tests.verify.proofs_page` writes it anew."""
+"""The proofs as a section of docs/verify.md: `python -m tests.verify.proofs_page` renews it."""
 
 from collections.abc import Iterator
 from itertools import groupby

@@ -72,7 +72,7 @@ class TestTable:
 
 @pytest.fixture(scope="module")
 def trainer(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What transformers' own Trainer hands to a callback when it begins to train."""
+    """The objects that transformers' own Trainer hands to a callback when it begins to train."""
     from transformers import (
         Qwen2Config,
         Qwen2ForCausalLM,
@@ -210,11 +210,7 @@ class TestOtherTrainers:
         "given", [None, live_fields(WRAP, DdpConfig())], ids=["mbridge's own", "ours"]
     )
     def test_what_mbridge_builds_by_default_is_found(self, given: dict[str, Any] | None) -> None:
-        """verl#5775:
-
-        what then drifts, and that with our config nothing does, is in
-        tests/engines/megatron/test_ddp_config.py.
-        """
+        """verl#5775; tests/engines/megatron/test_ddp_config.py shows which weights then drift."""
         pytest.importorskip("mbridge", reason="mbridge is not installed")
         from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 
@@ -289,10 +285,7 @@ def test_the_shipped_recipes_are_all_looked_at() -> None:
 
 @pytest.mark.parametrize("name", [name for name in RECIPES if "megatron" not in name])
 def test_a_shipped_recipe_has_nothing_against_it(folder: Path, name: str) -> None:
-    """In this process;
-
-    those of two processes are started further below, and all of them by `make soak`.
-    """
+    """Built in this process; two processes are started below, and all recipes by `make soak`."""
     loaded = load_run(name, [one for one in RECIPES[name] if not one.startswith("launch.")])
     small = shrink_run(loaded.run)
     assert small.processes == 1

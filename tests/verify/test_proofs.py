@@ -1,4 +1,4 @@
-"""Each proof is in one file, and has its place in the registry, the table of rules, zoo and docs."""
+"""Each proof is one file, and is in the list of proofs, the table of rules, the zoo and the docs."""
 
 from importlib import import_module
 from pathlib import Path

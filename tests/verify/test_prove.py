@@ -1,7 +1,6 @@
-"""Proofs of a recipe:
+"""Proofs of a recipe pass where it is healthy, on every family and engine, with derived tolerances.
 
-healthy ones pass, on every family and engine, and what is allowed is derived. `tests/zoo` breaks
-them.
+`tests/zoo` breaks the code, so that they fail.
 """
 
 import copy
@@ -79,10 +78,9 @@ def test_rows_of_every_kind_pass_with_adapters_and_frozen_parts(tmp_path: Path) 
 def test_a_model_with_windows_is_proved_without_packing_where_the_rows_reach_them(
     tmp_path: Path, budget: int | None, window: int
 ) -> None:
-    """At full size:
+    """At full size, for the tiny model has no window.
 
-    the tiny model has none. The rows of a recipe that packs may be shorter than the window, and
-    those of proofs longer.
+    The rows of a recipe that packs may be shorter than the window, and those of proofs longer.
     """
     model = windowed(base_model(tmp_path), tmp_path / "windowed", sliding_window=window)
     packed = ["data.packing=token_budget", f"data.micro_batch_tokens={budget}"] if budget else []
@@ -231,9 +229,7 @@ def test_a_run_that_goes_on_from_another_step_takes_other_rows_and_is_told(
 
 
 class TestTolerance:
-    """What is allowed must be above what rounding does, measured against float64, and far below
-    what a wrong number does.
-    """
+    """A tolerance is above the error of rounding, measured with float64, and far below a wrong number."""
 
     def test_the_gradient_of_float64_is_within_it_and_a_wrong_one_is_not(
         self, tmp_path: Path

@@ -1,7 +1,4 @@
-"""Rows that proofs compute with:
-
-whatever rows a recipe has, healthy ones pass, and few tokens are computed with.
-"""
+"""The rows that proofs compute with: healthy ones pass, whatever a recipe has, and are short."""
 
 import unicodedata
 from pathlib import Path
@@ -52,7 +49,7 @@ def said(context: ProofContext, name: str) -> list[str]:
 
 
 class TestLabels:
-    """What a tokenizer does to a text is no difference in what is said."""
+    """A tokenizer may split a text in any way without a finding."""
 
     @pytest.mark.parametrize("longest", range(18, 26))
     def test_a_row_that_is_cut_inside_a_character_is_healthy(
@@ -171,7 +168,7 @@ class TestLongRows:
 
 
 class TestUnusableRows:
-    """Of rows that may be dropped, those behind them are looked at."""
+    """Rows that may be dropped are skipped, and the rows after them are used."""
 
     BROKEN = '{"messages": []}'
 

@@ -1,7 +1,4 @@
-"""Proofs of a recipe whose vocabulary is large:
-
-the tiny model has the tokens of the rows, and nothing else of it.
-"""
+"""Proofs of a recipe with a large vocabulary: the tiny model has only the tokens of the rows."""
 
 from pathlib import Path
 

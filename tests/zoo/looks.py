@@ -1,4 +1,4 @@
-"""What the zoo asks: vtool's own checks, on runs as small as they can be."""
+"""The checks that the zoo runs: vtool's own, on runs as small as they can be."""
 
 import io
 import os

@@ -64,7 +64,7 @@ class ProofContext:
     asked_batch: int
     """The recipe's data.global_batch_size."""
     no_packing: str
-    """Why rows of this family cannot be packed; empty where they can."""
+    """The reason why rows of this family cannot be packed; empty where they can."""
     changes: tuple[str, ...]
     """Differences from the recipe, in words."""
     ranks: Ranks = field(default_factory=Ranks)
@@ -86,7 +86,7 @@ class ProofContext:
 
     @property
     def can_pack(self) -> bool:
-        """Whether rows of this family can be packed."""
+        """True where rows of this family can be packed."""
         return not self.no_packing
 
     @property

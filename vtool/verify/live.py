@@ -24,7 +24,7 @@ LIVE_CHECKS = ("objects-not-built", "setting-not-arrived", "device-not-used")
 
 @dataclass(frozen=True, slots=True)
 class LiveTask:
-    """What each process is to build."""
+    """The task of each process that builds the objects."""
 
     run: Run
     """The recipe's."""
@@ -34,7 +34,7 @@ class LiveTask:
 
 @dataclass(frozen=True, slots=True)
 class WorkerResult:
-    """What one process has found."""
+    """The findings of one process, and the settings that it could compare."""
 
     findings: tuple[Diagnostic, ...] = ()
     read: frozenset[str] = frozenset()
@@ -45,13 +45,13 @@ class WorkerResult:
 
 @dataclass(frozen=True, slots=True)
 class LiveResult:
-    """What --live has found."""
+    """The result of --live."""
 
     checks: Mapping[str, str]
     findings: tuple[Diagnostic, ...] = ()
     details: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     lines: tuple[str, ...] = ()
-    """What was read back, what was made smaller, and what could not be told, in words."""
+    """A summary for people: what was read back, made smaller, and not checked."""
 
 
 def live_not_run(reason: str = "") -> LiveResult:

@@ -36,7 +36,7 @@ _COMPUTE = {proof.name: proof.compute for proof in PROOFS}
 
 @dataclass(frozen=True, slots=True)
 class ProveTask:
-    """What each process is to prove."""
+    """The task of each process that proves."""
 
     run: Run
     names: tuple[str, ...]

@@ -35,7 +35,7 @@ class Shown:
     tokens: int
     spans: tuple[Span, ...]
     problem: str | None = None
-    """Why the row cannot be used; it then has no tokens and no spans."""
+    """The reason why the row cannot be used; it then has no tokens and no spans."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,9 +26,9 @@ class SmallRun:
     run: Run
     processes: int
     changes: tuple[str, ...] = ()
-    """What is smaller, in words."""
+    """The differences, in words."""
     not_asked: dict[str, str] = field(default_factory=dict)
-    """Settings that cannot be checked here, and why."""
+    """Settings that cannot be checked on it, with the reason."""
 
 
 def shrink_run(run: Run) -> SmallRun:

@@ -1,12 +1,7 @@
 """Proof that the chosen attention computes what transformers' plain one does."""
 
-from typing import TYPE_CHECKING
-
 from vtool.diagnostics import Rule
-from vtool.verify.proofs.proof import Proof, ProofResult, check_differences, not_run
-
-if TYPE_CHECKING:
-    from vtool.verify.context import ProofContext
+from vtool.verify.proofs.proof import Proof, ProofContext, ProofResult, check_differences, not_run
 
 RULE = Rule(
     name="attention-differs",
@@ -22,7 +17,7 @@ RULE = Rule(
 )
 
 
-def compute(context: "ProofContext") -> ProofResult:
+def compute(context: ProofContext) -> ProofResult:
     """Compare the logits of each row by itself with those that eager attention gives."""
     from vtool.verify import reference, rounding
 

@@ -8,6 +8,7 @@ from vtool.verify.proofs.proof import (
     ONE_ROW,
     Difference,
     Proof,
+    ProofContext,
     ProofResult,
     check_differences,
     not_run,
@@ -15,7 +16,6 @@ from vtool.verify.proofs.proof import (
 
 if TYPE_CHECKING:
     from vtool.data.encode import Sample
-    from vtool.verify.context import ProofContext
 
 RULE = Rule(
     name="documents-see-each-other",
@@ -34,7 +34,7 @@ RULE = Rule(
 )
 
 
-def compute(context: "ProofContext") -> ProofResult:
+def compute(context: ProofContext) -> ProofResult:
     """Replace the tokens and pixels of all other rows: no bit of a row's logits may move."""
     from vtool.verify import reference, steps
 
@@ -65,7 +65,7 @@ def compute(context: "ProofContext") -> ProofResult:
     return check_differences(RULE, what, found, message)
 
 
-def _replace_content(context: "ProofContext", sample: "Sample") -> "Sample":
+def _replace_content(context: ProofContext, sample: "Sample") -> "Sample":
     """Return a sample of other words, in reverse order, and other pixels; as many of each."""
     import torch
 

@@ -7,6 +7,7 @@ from vtool.verify.proofs.proof import (
     SHIPPED_PASS,
     Difference,
     Proof,
+    ProofContext,
     ProofResult,
     check_differences,
     failed,
@@ -15,7 +16,6 @@ from vtool.verify.proofs.proof import (
 )
 
 if TYPE_CHECKING:
-    from vtool.verify.context import ProofContext
     from vtool.verify.steps import Step
 
 RULE = Rule(
@@ -37,7 +37,7 @@ RULE = Rule(
 )
 
 
-def compute(context: "ProofContext") -> ProofResult:
+def compute(context: ProofContext) -> ProofResult:
     """Compare a step of text alone with the dummy visual forward and without it, to the bit.
 
     Then every trained parameter of the tower must have a finite gradient of 0, and a tower whose
@@ -94,7 +94,7 @@ def _tower_problem(step: "Step", tower: set[str]) -> str:
     return ""
 
 
-def _not_finite_with_nan_tower(context: "ProofContext", rows: list[int]) -> list[str]:
+def _not_finite_with_nan_tower(context: ProofContext, rows: list[int]) -> list[str]:
     """Return what is not finite in a step whose dummy forward goes through a tower of NaN."""
     try:
         step = _text_step(context, rows, dummy="always", nan=True)
@@ -103,9 +103,7 @@ def _not_finite_with_nan_tower(context: "ProofContext", rows: list[int]) -> list
     return [name for name, one in step.gradients.items() if not bool(one.isfinite().all())]
 
 
-def _text_step(
-    context: "ProofContext", rows: list[int], *, dummy: str, nan: bool = False
-) -> "Step":
+def _text_step(context: ProofContext, rows: list[int], *, dummy: str, nan: bool = False) -> "Step":
     from vtool.verify import steps
 
     model = context.run.model.model_copy(update={"dummy_visual": dummy})

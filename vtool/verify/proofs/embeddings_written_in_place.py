@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vtool.diagnostics import Origin, Rule
-from vtool.verify.proofs.proof import Proof, ProofResult, failed, passed
+from vtool.verify.proofs.proof import Proof, ProofContext, ProofResult, failed, passed
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from vtool.verify.context import ProofContext
 
 RULE = Rule(
     name="embeddings-written-in-place",
@@ -29,7 +28,7 @@ RULE = Rule(
 )
 
 
-def compute(context: "ProofContext") -> ProofResult:
+def compute(context: ProofContext) -> ProofResult:
     """Watch every operation of forward passes with images, without, and with the dummy."""
     from vtool.models.dummy import adding_dummy
 

@@ -8,6 +8,7 @@ from vtool.verify.proofs.proof import (
     SHIPPED_PASS,
     Difference,
     Proof,
+    ProofContext,
     ProofResult,
     check_differences,
     failed,
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from vtool.training.session import Session
-    from vtool.verify.context import ProofContext
 
 RULE = Rule(
     name="export-differs",
@@ -34,7 +34,7 @@ RULE = Rule(
 )
 
 
-def compute(context: "ProofContext") -> ProofResult:
+def compute(context: ProofContext) -> ProofResult:
     """Compare the logits of a trained model with those of its export, opened by transformers.
 
     With adapters: of the merged export, and of base and adapter, opened by peft.
@@ -103,7 +103,7 @@ def _gather_exports(session: "Session") -> "tuple[dict[str, Tensor], ...]":
 
 
 def _write_exports(
-    context: "ProofContext",
+    context: ProofContext,
     merged: "dict[str, Tensor]",
     base: "dict[str, Tensor]",
     adapter: "dict[str, Tensor]",

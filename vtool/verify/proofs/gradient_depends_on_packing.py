@@ -1,13 +1,15 @@
 """Proof that the gradient of packed rows is that of the rows."""
 
-from typing import TYPE_CHECKING
-
 from vtool.diagnostics import Rule
 from vtool.verify.proofs.gradient_depends_on_split import DEPENDS
-from vtool.verify.proofs.proof import ONE_ROW, Proof, ProofResult, check_differences, not_run
-
-if TYPE_CHECKING:
-    from vtool.verify.context import ProofContext
+from vtool.verify.proofs.proof import (
+    ONE_ROW,
+    Proof,
+    ProofContext,
+    ProofResult,
+    check_differences,
+    not_run,
+)
 
 RULE = Rule(
     name="gradient-depends-on-packing",
@@ -23,7 +25,7 @@ RULE = Rule(
 )
 
 
-def compute(context: "ProofContext") -> ProofResult:
+def compute(context: ProofContext) -> ProofResult:
     """Compare the gradients of rows packed all together, and two by two, with the reference."""
     from vtool.verify import rounding, steps
 

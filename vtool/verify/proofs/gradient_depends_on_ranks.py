@@ -1,12 +1,14 @@
 """Proof that two ranks of the recipe's engine compute the gradient of one process."""
 
-from typing import TYPE_CHECKING
-
 from vtool.diagnostics import Rule
-from vtool.verify.proofs.proof import SHIPPED_PASS, Proof, ProofResult, check_differences, not_run
-
-if TYPE_CHECKING:
-    from vtool.verify.context import ProofContext
+from vtool.verify.proofs.proof import (
+    SHIPPED_PASS,
+    Proof,
+    ProofContext,
+    ProofResult,
+    check_differences,
+    not_run,
+)
 
 RULE = Rule(
     name="gradient-depends-on-ranks",
@@ -24,7 +26,7 @@ RULE = Rule(
 )
 
 
-def compute(context: "ProofContext") -> ProofResult:
+def compute(context: ProofContext) -> ProofResult:
     """Compare the gradients of two steps on all ranks with the reference.
 
     In the first step the ranks share all rows; in the second one rank 0 has all images.

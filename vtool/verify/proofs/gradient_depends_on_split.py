@@ -1,18 +1,14 @@
 """Proof that the gradient of a step does not depend on how its rows are cut into micro-batches."""
 
-from typing import TYPE_CHECKING
-
 from vtool.diagnostics import Rule
 from vtool.verify.proofs.proof import (
     SHIPPED_PASS,
     Proof,
+    ProofContext,
     ProofResult,
     check_differences,
     list_first,
 )
-
-if TYPE_CHECKING:
-    from vtool.verify.context import ProofContext
 
 RULE = Rule(
     name="gradient-depends-on-split",
@@ -34,7 +30,7 @@ DEPENDS = (
 )
 
 
-def compute(context: "ProofContext") -> ProofResult:
+def compute(context: ProofContext) -> ProofResult:
     """Compare the gradients of a step in micro-batches of 1, 2 and all rows with the reference."""
     from vtool.verify import rounding, steps
 

@@ -1,12 +1,7 @@
 """Proof that the labels of a row supervise its answers, found in two independent ways."""
 
-from typing import TYPE_CHECKING
-
 from vtool.diagnostics import Rule
-from vtool.verify.proofs.proof import Proof, ProofResult, failed, not_run, passed
-
-if TYPE_CHECKING:
-    from vtool.verify.context import ProofContext
+from vtool.verify.proofs.proof import Proof, ProofContext, ProofResult, failed, not_run, passed
 
 RULE = Rule(
     name="label-masks-disagree",
@@ -26,7 +21,7 @@ RULE = Rule(
 )
 
 
-def compute(context: "ProofContext") -> ProofResult:
+def compute(context: ProofContext) -> ProofResult:
     """Compare the labels of each row with the characters of its answers in the whole chat."""
     context = context.as_encoded()
     what = f"labels of {len(context.rows)} rows against the characters of their answers"
@@ -41,7 +36,7 @@ def compute(context: "ProofContext") -> ProofResult:
     return passed(RULE, what)
 
 
-def _compare_row(context: "ProofContext", place: int, what: str) -> ProofResult | str | None:
+def _compare_row(context: ProofContext, place: int, what: str) -> ProofResult | str | None:
     """Return the failure that a row is, or why it cannot be compared, or None where it is right."""
     from vtool.data.chat import IGNORED
     from vtool.data.labels import same_text

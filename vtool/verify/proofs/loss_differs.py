@@ -1,18 +1,14 @@
 """Proof that the loss of a step, and of an evaluation, is that of its rows."""
 
-from typing import TYPE_CHECKING
-
 from vtool.diagnostics import Rule
 from vtool.verify.proofs.proof import (
     SHIPPED_PASS,
     Difference,
     Proof,
+    ProofContext,
     ProofResult,
     check_differences,
 )
-
-if TYPE_CHECKING:
-    from vtool.verify.context import ProofContext
 
 RULE = Rule(
     name="loss-differs",
@@ -31,7 +27,7 @@ RULE = Rule(
 )
 
 
-def compute(context: "ProofContext") -> ProofResult:
+def compute(context: ProofContext) -> ProofResult:
     """Compare loss and N of a step, and the NLL of an evaluation, with the reference."""
     import torch
 

@@ -1,19 +1,15 @@
 """Proof that a row's logits do not depend on the padding beside it."""
 
-from typing import TYPE_CHECKING
-
 from vtool.diagnostics import Rule
 from vtool.verify.proofs.proof import (
     ONE_ROW,
     SHIPPED_PASS,
     Proof,
+    ProofContext,
     ProofResult,
     check_differences,
     not_run,
 )
-
-if TYPE_CHECKING:
-    from vtool.verify.context import ProofContext
 
 RULE = Rule(
     name="padding-changes-row",
@@ -31,7 +27,7 @@ RULE = Rule(
 )
 
 
-def compute(context: "ProofContext") -> ProofResult:
+def compute(context: ProofContext) -> ProofResult:
     """Compare logits of rows padded right, as in training, and left, as for answers."""
     import torch
 

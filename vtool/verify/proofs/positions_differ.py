@@ -4,14 +4,19 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from vtool.diagnostics import Rule
-from vtool.verify.proofs.proof import Difference, Proof, ProofResult, check_differences
+from vtool.verify.proofs.proof import (
+    Difference,
+    Proof,
+    ProofContext,
+    ProofResult,
+    check_differences,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from vtool.data.collate import Batch
     from vtool.training.session import Session
-    from vtool.verify.context import ProofContext
 
 RULE = Rule(
     name="positions-differ",
@@ -29,7 +34,7 @@ RULE = Rule(
 )
 
 
-def compute(context: "ProofContext") -> ProofResult:
+def compute(context: ProofContext) -> ProofResult:
     """Compare the positions in each row by itself, padded and packed with those of M-RoPE."""
     from vtool.verify import reference
 
@@ -62,7 +67,7 @@ def compute(context: "ProofContext") -> ProofResult:
 
 
 def _compare_batch(
-    context: "ProofContext", session: "Session", batch: "Batch", case: str
+    context: ProofContext, session: "Session", batch: "Batch", case: str
 ) -> Iterator[Difference]:
     import torch
 

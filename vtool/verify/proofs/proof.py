@@ -8,14 +8,18 @@ from typing import TYPE_CHECKING, Literal
 from vtool.diagnostics import Diagnostic, Origin, Rule
 
 if TYPE_CHECKING:
-    from vtool.verify.context import ProofContext
+    from vtool.verify import context
+
+    ProofContext = context.ProofContext
+else:  # importing the class would import torch, and the files of proofs only name it
+    ProofContext = object
 
 SHIPPED_PASS = (
     "vtool's own code passes this for every shipped recipe: where a recipe of yours fails it, "
 )
-"""How the advice of most proofs' rules begins."""
+"""The beginning of the advice in most proofs' rules."""
 ONE_ROW = "of the rows looked at, one alone can be used"
-"""Why a proof is not run that compares rows in one batch."""
+"""The reason for not running a proof that compares rows in one batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,15 +35,15 @@ class Proof:
     section: Literal["What goes in", "The forward pass", "The gradient", "Steps"]
     """The heading in docs/verify.md."""
     method: str
-    """What is computed and compared, for docs/verify.md (Markdown)."""
+    """The computation and its comparison, for docs/verify.md (Markdown)."""
     catches: str
     """Known defects that it would have caught, for docs/verify.md (Markdown)."""
     upstream: str
     """The issue that its case in tests/zoo is modelled on: `repository#number`."""
     fast: bool = True
-    """Whether one process can make it, on the bare model: with --fast and before a run."""
+    """True where one process can make it, on the bare model: with --fast and before a run."""
     on_ranks: bool = False
-    """Whether, without --fast, two processes make it on the recipe's own engine."""
+    """True where, without --fast, two processes make it on the recipe's own engine."""
 
     @property
     def name(self) -> str:
@@ -53,14 +57,14 @@ class ProofResult:
 
     rule: str
     what: str
-    """What was compared, in words."""
+    """The comparison, in words."""
     state: Literal["passed", "failed", "not-run"]
     measured: float | None = None
     """The difference that is largest relative to what is allowed for it."""
     tolerance: float | None = None
     """The difference allowed there: derived (`vtool.verify.rounding`), or 0 for equal bits."""
     reason: str = ""
-    """Why it was not run."""
+    """The reason why it was not run."""
     finding: Diagnostic | None = None
 
 

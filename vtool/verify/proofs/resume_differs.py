@@ -7,6 +7,7 @@ from vtool.verify.proofs.proof import (
     SHIPPED_PASS,
     Difference,
     Proof,
+    ProofContext,
     ProofResult,
     check_differences,
     failed,
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from vtool.training.session import Session
-    from vtool.verify.context import ProofContext
 
 RULE = Rule(
     name="resume-differs",
@@ -34,7 +34,7 @@ RULE = Rule(
 )
 
 
-def compute(context: "ProofContext") -> ProofResult:
+def compute(context: ProofContext) -> ProofResult:
     """Compare two steps in one run with one step, a checkpoint, and one step in a new run."""
     from vtool.training import checkpoint
     from vtool.training.session import restore_checkpoint, snapshot

@@ -1,12 +1,15 @@
 """Proof that each row is in one batch of an epoch, with its own tokens."""
 
-from typing import TYPE_CHECKING
-
 from vtool.diagnostics import Rule
-from vtool.verify.proofs.proof import SHIPPED_PASS, Proof, ProofResult, failed, list_first, passed
-
-if TYPE_CHECKING:
-    from vtool.verify.context import ProofContext
+from vtool.verify.proofs.proof import (
+    SHIPPED_PASS,
+    Proof,
+    ProofContext,
+    ProofResult,
+    failed,
+    list_first,
+    passed,
+)
 
 RULE = Rule(
     name="rows-lost",
@@ -28,7 +31,7 @@ PLANNED = 97  # rows of a plan that no batch, rank or micro-batch divides
 WORLDS = (1, 2, 3)
 
 
-def compute(context: "ProofContext") -> ProofResult:
+def compute(context: ProofContext) -> ProofResult:
     """Count the rows of two epochs of a plan on 1, 2 and 3 ranks, and compare batches with rows."""
     what = (
         f"{PLANNED} rows over two epochs on {list_first([str(world) for world in WORLDS])} ranks;"
@@ -38,7 +41,7 @@ def compute(context: "ProofContext") -> ProofResult:
     return failed(RULE, what, problem) if problem else passed(RULE, what)
 
 
-def _plan_problem(context: "ProofContext") -> str:
+def _plan_problem(context: ProofContext) -> str:
     import numpy as np
 
     from vtool.data.loader import micro_batches_for_step
@@ -74,7 +77,7 @@ def _plan_problem(context: "ProofContext") -> str:
     return "the second epoch has its rows in the order of the first" if same else ""
 
 
-def _batch_problem(context: "ProofContext") -> str:
+def _batch_problem(context: ProofContext) -> str:
     session, _ = context.open()
     last = len(context.rows) - 1
     for rows in (range(last + 1), (last, 0)):

@@ -1,20 +1,16 @@
 """Proof that a step of text alone leaves the vision tower and its optimizer state as they are."""
 
-from typing import TYPE_CHECKING
-
 from vtool.diagnostics import Rule
 from vtool.verify.proofs.proof import (
     SHIPPED_PASS,
     Proof,
+    ProofContext,
     ProofResult,
     failed,
     list_first,
     not_run,
     passed,
 )
-
-if TYPE_CHECKING:
-    from vtool.verify.context import ProofContext
 
 RULE = Rule(
     name="text-only-differs",
@@ -32,7 +28,7 @@ RULE = Rule(
 )
 
 
-def compute(context: "ProofContext") -> ProofResult:
+def compute(context: ProofContext) -> ProofResult:
     """Compare tower and optimizer state before and after a step of text alone, to the byte."""
     from vtool.verify import steps
 

@@ -1,20 +1,16 @@
 """Proof that steps change the parameters that the recipe trains, and no others."""
 
-from typing import TYPE_CHECKING
-
 from vtool.diagnostics import Rule
 from vtool.verify.proofs.proof import (
     SHIPPED_PASS,
     Proof,
+    ProofContext,
     ProofResult,
     failed,
     list_first,
     not_run,
     passed,
 )
-
-if TYPE_CHECKING:
-    from vtool.verify.context import ProofContext
 
 RULE = Rule(
     name="trained-set-differs",
@@ -31,7 +27,7 @@ RULE = Rule(
 )
 
 
-def compute(context: "ProofContext") -> ProofResult:
+def compute(context: ProofContext) -> ProofResult:
     """Compare the parameters that two steps change with those that the settings train."""
     from vtool.verify import steps
 
