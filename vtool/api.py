@@ -7,7 +7,7 @@ import json
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from vtool.data.audit import Ledger
     from vtool.diagnostics import Diagnostic
     from vtool.diagnostics.result import Result
-    from vtool.verify.proved import Proved
+    from vtool.verify.proofs.report import ProofReport
 
     Picture = str | PathLike[str] | Image
 
@@ -102,9 +102,9 @@ class TrainingResult:
         """
         from vtool.evaluation.predict import predict
 
-        several = isinstance(image, Sequence) and not isinstance(image, str)
+        pictures = image if isinstance(image, Sequence) and not isinstance(image, str) else [image]
         with ExitStack() as stack:
-            files = [_file(one, stack) for one in (image if several else [image])]  # type: ignore[union-attr]
+            files = [_file(picture, stack) for picture in pictures]
             return predict(self.folder, files, question, None, max_new_tokens)
 
 
@@ -131,7 +131,7 @@ def train(run: "Loaded", *, preflight: bool = True) -> TrainingResult:
     def reraise(findings: Findings) -> None:
         raise findings
 
-    proofs = preflight_record(run.run, asked=preflight)
+    proofs = preflight_record(run.run, enabled=preflight)
     outcome = launch(Request(run.run, run.plain, effective_yaml(run), run.origins, proofs), reraise)
     assert outcome is not None, "there is one on the first rank"
     write_report([outcome.folder], outcome.folder / "report.html")
@@ -140,7 +140,7 @@ def train(run: "Loaded", *, preflight: bool = True) -> TrainingResult:
 
 def verify(
     run: "Loaded", *, only: Sequence[str] = (), fast: bool = False, full_size: bool = False
-) -> "Proved":
+) -> "ProofReport":
     """Prove a recipe's numbers on a tiny model, as `vtool verify RECIPE` does (docs/verify.md).
 
     Args:
@@ -157,7 +157,8 @@ def verify(
         vtool.Findings: what keeps the recipe from being built.
         ValueError: there is nothing to prove anything on, and why.
     """
-    from vtool.verify.prove import prove, proof_names
+    from vtool.verify.proofs import proof_names
+    from vtool.verify.prove import prove
 
     return prove(run.run, only=proof_names(only), fast=fast, full_size=full_size)
 
@@ -176,9 +177,9 @@ def compare(asked: Mapping[str, Any], objects: Mapping[str, Any]) -> "list[Diagn
     Raises:
         ValueError: for a name that is no setting's.
     """
-    from vtool.verify.live import compare
+    from vtool.verify.compare import compare_objects
 
-    return compare(asked, objects)
+    return compare_objects(asked, objects)
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,17 +245,17 @@ def audit(rows: str | PathLike[str], *overrides: str) -> "Ledger":
     Raises:
         vtool.Findings: the file or the model's folder cannot be read at all.
     """
-    from vtool.verify.rows import audit_rows, rows_file_run
+    from vtool.config.load import load_rows_file
+    from vtool.verify.rows import audit_rows
 
-    (found,) = audit_rows(rows_file_run(str(rows), overrides).run)
-    return found.ledger
+    (found,) = audit_rows(load_rows_file(str(rows), overrides).run)
+    return replace(found.ledger, findings=found.findings)
 
 
 def _file(picture: "Picture", stack: ExitStack) -> str:
-    """Return a picture's file; a picture in memory is written without loss, for as long as needed."""
+    """Return a picture's file; one in memory is written without loss, for as long as needed."""
     if isinstance(picture, str | PathLike):
         return str(picture)
-    file = stack.enter_context(tempfile.NamedTemporaryFile(suffix=".png"))
-    picture.save(file, "PNG")
-    file.flush()
-    return file.name
+    file = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "picture.png"
+    picture.save(file)
+    return str(file)

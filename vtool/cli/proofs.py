@@ -1,4 +1,4 @@
-"""Proofs of a recipe, as `verify` and `train` print them."""
+"""Proofs of a recipe, as `verify` prints them."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -6,36 +6,8 @@ from typing import TYPE_CHECKING
 import typer
 
 if TYPE_CHECKING:
-    from vtool.config.schema import Run
     from vtool.diagnostics.result import Result
     from vtool.verify.proofs.report import ProofReport
-
-
-def parse_proof_names(only: Sequence[str]) -> tuple[str, ...]:
-    """Return the rules of the proofs that are named, by rule or by code.
-
-    Raises:
-        Findings: `unknown-choice`, with the nearest names.
-    """
-    from vtool.diagnostics import RULES, Diagnostic, Findings
-    from vtool.diagnostics.near_miss import did_you_mean, near
-    from vtool.verify.proofs import NAMES
-
-    codes = {RULES[rule].code.lower(): rule for rule in NAMES}
-    found = tuple(codes.get(name.lower(), name) for name in only)
-    if unknown := [name for name in found if name not in NAMES]:
-        raise Findings(
-            [
-                Diagnostic(
-                    "unknown-choice",
-                    f"--only {name}: there is no such proof",
-                    did_you_mean(near(name, NAMES)) or f"one of {', '.join(NAMES)}",
-                )
-                for name in unknown
-            ],
-            fatal=True,
-        )
-    return found
 
 
 def proofs_result(subject: str, proved: "ProofReport") -> "Result":
@@ -76,36 +48,3 @@ def print_proofs(proved: "ProofReport") -> None:
 
 def _figure(value: float | None, zero: str) -> str:
     return "" if value is None else f"{value:.1e}" if value else zero
-
-
-def preflight(run: "Run") -> "ProofReport | str":
-    """Make the fast proofs of a run that is about to start.
-
-    Returns:
-        The proofs; or why they cannot be made, which ends no run: its start says what stops it.
-    """
-    from vtool.diagnostics import Findings
-    from vtool.verify.proofs.report import NotProvable
-    from vtool.verify.prove import prove
-
-    try:
-        return prove(run, fast=True)
-    except NotProvable as error:
-        return str(error)
-    except Findings as findings:
-        return findings.diagnostics[0].message
-    # no room for a temporary folder, no memory, what a library raises of a folder: the run's start
-    # has the better message
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-
-
-def summary(proved: "ProofReport") -> str:
-    """Return one line for the start of a run."""
-    states = [proof.state for proof in proved.proofs]
-    missed = [proof.rule for proof in proved.proofs if proof.state == "not-run"]
-    more = f", {len(missed)} not run ({', '.join(missed)})" if missed else ""
-    return (
-        f"preflight: {states.count('passed')} proofs passed{more}, in {proved.seconds:.1f} s;"
-        " `vtool verify` makes all of them"
-    )

@@ -68,31 +68,17 @@ def sft(
 
 
 def _make_proofs(loaded: "Loaded", *, enabled: bool) -> "Mapping[str, Any] | None":
-    """Prove the recipe, and return what the run keeps of the proofs.
-
-    Only the first rank does so. Where a proof fails, the run does not start.
-    """
-    import os
-
+    """Prove the recipe, and return what the run keeps of the proofs; exit where one fails."""
     from vtool.cli.common import print_findings
-    from vtool.cli.proofs import preflight, proofs_result, summary
     from vtool.diagnostics import Findings
-    from vtool.verify.proofs.report import record_without_proofs
+    from vtool.verify.preflight import preflight_record
 
-    if os.environ.get("RANK", "0") not in ("0", "") or (loaded.run.folder / "result.json").exists():
-        return None
-    if not enabled:
-        return record_without_proofs()
-    proved = preflight(loaded.run)
-    if isinstance(proved, str):
-        typer.echo(f"preflight: not run: {proved}")
-        return record_without_proofs(proved)
-    if findings := proofs_result("", proved).findings:
-        print_findings(Findings(findings))
+    try:
+        return preflight_record(loaded.run, enabled=enabled, say=typer.echo)
+    except Findings as findings:
+        print_findings(findings)
         typer.echo("nothing has been trained; --no-preflight trains all the same", err=True)
-        raise typer.Exit(1)
-    typer.echo(summary(proved))
-    return proved.as_record()
+        raise typer.Exit(1) from None
 
 
 def _train(

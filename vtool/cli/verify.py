@@ -13,11 +13,6 @@ if TYPE_CHECKING:
     from vtool.diagnostics.result import Result
     from vtool.verify.rows import Audit
 
-ROWS_RECIPE = "rows"
-"""The recipe that a file of rows is read with.
-
-It trains a tokenizer on the rows, unless model.path names a real one.
-"""
 SPAN_WIDTH = 60
 """Characters of a span's text in the table."""
 DROPPED_LISTED = 20
@@ -63,22 +58,18 @@ def verify(
     Of a recipe, prove its numbers too, on a tiny model.
     """
     from vtool.cli.common import exit_on_findings, print_and_exit
-    from vtool.cli.proofs import parse_proof_names
-    from vtool.config.load import load_run
+    from vtool.config.load import load_rows_file, load_run
     from vtool.diagnostics.render import MACHINE
+    from vtool.verify.proofs import proof_names
 
     rows_only, readable = subject.endswith((".jsonl", ".json")), format not in MACHINE
     with _garbage_collection(enabled=full_size or not fast):
         with exit_on_findings("verify", subject, format):
-            proofs = parse_proof_names(only or [])
+            proofs = proof_names(only or [])
             _check_options(
                 row, rows_only=rows_only, only=bool(only), fast=fast, full_size=full_size
             )
-            recipe, settings = subject, overrides or []
-            if rows_only:
-                source = f"data.train=[{{format:messages,path:{_quoted(subject)}}}]"
-                recipe, settings = ROWS_RECIPE, [source, *settings]
-            run = load_run(recipe, settings).run
+            run = (load_rows_file if rows_only else load_run)(subject, overrides or ()).run
             from vtool.verify.rows import audit_rows
 
             audits = [] if only or fast else audit_rows(run, row or [])
@@ -222,8 +213,3 @@ def _print_spans(audit: "Audit") -> None:
             typer.echo(
                 f"    {row:<{wide}}  {tokens:>6}  {f'[{span.start}, {span.end})':<12}  {text}"
             )
-
-
-def _quoted(path: str) -> str:
-    """Quote a path, so that the grammar of overrides takes it as one value."""
-    return "'" + path.replace("\\", "\\\\").replace("'", "\\'") + "'"

@@ -22,6 +22,10 @@ RECIPE_RULES = (*(rule.name for rule in rules_recipe.RULES), *_SETTINGS_RULES)
 """Rules that every recipe is checked against, in the order of their codes."""
 
 
+ROWS_RECIPE = "rows"
+"""The recipe of a file of rows: its tokenizer is trained on the rows, unless model.path has one."""
+
+
 @dataclass(frozen=True, slots=True)
 class Loaded:
     """A recipe that can be run."""
@@ -71,6 +75,16 @@ def load_run(recipe: str, overrides: Sequence[str] = ()) -> Loaded:
         Findings: all that stands against it, at once; `fatal` where it could not be read.
     """
     return _of_kind("sft", recipe, overrides)
+
+
+def load_rows_file(file: str, overrides: Sequence[str] = ()) -> Loaded:
+    """Compose and check the recipe that a file of rows is read with: `ROWS_RECIPE`, over that file.
+
+    Raises:
+        Findings: as `load_run`.
+    """
+    quoted = "'" + file.replace("\\", "\\\\").replace("'", "\\'") + "'"
+    return load_run(ROWS_RECIPE, [f"data.train=[{{format:messages,path:{quoted}}}]", *overrides])
 
 
 def load_load_check(recipe: str, overrides: Sequence[str] = ()) -> Loaded:

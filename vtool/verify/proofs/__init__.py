@@ -3,6 +3,10 @@
 The list is torch-free: the files import torch inside functions only.
 """
 
+from collections.abc import Sequence
+
+from vtool.diagnostics import Diagnostic, Findings
+from vtool.diagnostics.near_miss import did_you_mean, near
 from vtool.verify.proofs import (
     attention_differs,
     documents_see_each_other,
@@ -47,3 +51,25 @@ FAST = tuple(proof.name for proof in PROOFS if proof.fast)
 """Proofs that one process makes, with --fast and before a run."""
 ON_RANKS = tuple(proof.name for proof in PROOFS if proof.on_ranks)
 """Proofs that two processes make on the recipe's own engine, unless --fast is given."""
+
+
+def proof_names(only: Sequence[str]) -> tuple[str, ...]:
+    """Return the names of the proofs that are asked for, by name or by code.
+
+    Raises:
+        Findings: `unknown-choice`, with the nearest names.
+    """
+    codes = {proof.rule.code.lower(): proof.name for proof in PROOFS}
+    found = tuple(codes.get(name.lower(), name) for name in only)
+    unknown = [
+        Diagnostic(
+            "unknown-choice",
+            f"--only {name}: there is no such proof",
+            did_you_mean(near(name, NAMES)) or f"one of {', '.join(NAMES)}",
+        )
+        for name in found
+        if name not in NAMES
+    ]
+    if unknown:
+        raise Findings(unknown, fatal=True)
+    return found
