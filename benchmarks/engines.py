@@ -51,7 +51,7 @@ from vtool.data.loader import load_steps, micro_batches
 from vtool.data.loss import summed_nll
 from vtool.engines.ranks import Ranks
 from vtool.models.build import build_model
-from vtool.training.parameter_groups import build_optimizer
+from vtool.training.optimizer import build_optimizer
 from vtool.training.session import Request
 
 DISTRIBUTED = "engine.wrap_config.use_distributed_optimizer=true"

@@ -9,7 +9,7 @@ micro-batch.
     step, on batches made beforehand
     bare, again     the same: the difference between the two is the measurement's own error bare, HF
     loss   the same with `model(**inputs, labels=labels).loss`: logits at every position, not only
-    where there is a target vtool           `vtool.training.sft._steps` on a real session: batches
+    where there is a target vtool           `vtool.training.loop.train_loop` on a real session: batches
     collated from encoded rows, metrics.jsonl written, display silent Trainer, TRL    their own
     loops, loss and gradient norm reported for each step, nothing saved; batches collated by vtool's
     `collate`
@@ -60,10 +60,10 @@ from vtool.models.build import build_model
 from vtool.profiling.profiler import open_profiler
 from vtool.training.checkpoint import Writer
 from vtool.training.display import Display
-from vtool.training.parameter_groups import build_optimizer
+from vtool.training.loop import LoopTools, train_loop
+from vtool.training.optimizer import build_optimizer
 from vtool.training.schedule import learning_rate
 from vtool.training.session import Progress, Session
-from vtool.training.sft import Watchers, _steps
 from vtool.training.stop import StopRequest
 from vtool.training.tracking import Trackers
 
@@ -204,8 +204,8 @@ class Work:
             opened.total_steps,
             ticking.say,
         )
-        _steps(
-            opened, self.progress, Watchers(writer, StopRequest(), ticking, Trackers({}), profiler)
+        train_loop(
+            opened, self.progress, LoopTools(writer, StopRequest(), ticking, Trackers({}), profiler)
         )
 
     def trainer(self, tick: Tick) -> None:

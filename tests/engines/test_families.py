@@ -21,7 +21,7 @@ from vtool.data.collate import collate
 from vtool.engines.ranks import Ranks, SharedFindings
 from vtool.models.families import FAMILIES, family
 from vtool.training.session import Request
-from vtool.training.sft import _nll
+from vtool.training.step import micro_batch_nll
 
 ENGINES = ("ddp", "fsdp2")
 ROWS = 6
@@ -111,7 +111,7 @@ def test_a_tower_that_computes_nan_leaves_zeros_on_an_engine_too(
     def taken(*, dummy: bool) -> tuple[list[float], dict[str, torch.Tensor]]:
         opened.engine.module.zero_grad(set_to_none=True)
         sums = opened.engine.forward_backward(
-            [batch], _nll(opened, dummy=dummy), batch.supervised, every_parameter=dummy
+            [batch], micro_batch_nll(opened, dummy=dummy), batch.supervised, every_parameter=dummy
         )
         return sums, gradients(opened.engine.module)
 

@@ -75,9 +75,9 @@ def made(name: str, *more: str) -> Request:
 
 
 def stopping_after_one(made: Request, monkeypatch: pytest.MonkeyPatch) -> None:
-    from vtool.training import sft
+    from vtool.training import loop
 
-    step = sft.train_step
+    step = loop.train_step
 
     def stopped(session: Any, progress: Any, *given: Any, **more: Any) -> Any:
         if progress.step == 1:
@@ -85,7 +85,7 @@ def stopping_after_one(made: Request, monkeypatch: pytest.MonkeyPatch) -> None:
         return step(session, progress, *given, **more)
 
     with monkeypatch.context() as patch:
-        patch.setattr(sft, "train_step", stopped)
+        patch.setattr(loop, "train_step", stopped)
         with pytest.raises(KeyboardInterrupt):
             train(made, Ranks())
 

@@ -300,7 +300,7 @@ DEFECTS = (
         "Packed rows get a range for each document, instead of M-RoPE's positions.",
         "gradient-depends-on-packing",
         PACKING,
-        "vtool.training.sft:with_positions",
+        "vtool.training.step:with_positions",
         one_dimension,
     ),
     Defect(

@@ -21,7 +21,7 @@ from vtool.models.families import family
 from vtool.models.processor import Processor
 from vtool.models.sizes import SIZES
 from vtool.training.base import base_settings
-from vtool.training.parameter_groups import build_optimizer
+from vtool.training.optimizer import build_optimizer
 from vtool.training.run_folder import RunFolder
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}

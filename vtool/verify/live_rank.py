@@ -26,7 +26,7 @@ from vtool.models.families import family
 from vtool.models.processor import Processor, first_line, new_processor, with_sizes
 from vtool.models.video import settings_in, video_processor
 from vtool.training.model_and_engine import prepare_model
-from vtool.training.read_back import check_arrival, read_back
+from vtool.training.observe_run import check_arrival, observe_run
 from vtool.training.run_folder import RunFolder
 from vtool.training.session import Session
 from vtool.verify.live_task import Task, WorkerResult
@@ -80,7 +80,7 @@ def tell(task: Task, folder: Path, rank: int) -> WorkerResult:
     own = folder / f"rank{rank}"
     own.mkdir()
     session = open_small_session(task, own, Ranks(rank, world, rank, world))
-    seen, asked = read_back(session), wanted(session.run)
+    seen, asked = observe_run(session), wanted(session.run)
     findings: tuple[Diagnostic, ...] = ()
     try:
         check_arrival(session, task.origins)

@@ -27,7 +27,7 @@ from vtool.models.adapters import (
     scale_of,
 )
 from vtool.models.qwen2_5_vl import Qwen25VL
-from vtool.training.parameter_groups import parameter_groups
+from vtool.training.optimizer import parameter_groups
 
 pytestmark = pytest.mark.full
 

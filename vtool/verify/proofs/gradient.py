@@ -15,7 +15,7 @@ from vtool.data.loader import load_steps
 from vtool.diagnostics import Findings
 from vtool.engines.contract import Engine
 from vtool.training.session import Progress, Session
-from vtool.training.sft import train_step
+from vtool.training.step import train_step
 from vtool.training.stop import StopRequest
 from vtool.verify.proofs.context import ONE_ROW, ProofContext
 from vtool.verify.proofs.proof import Difference, Proof, failed, held, listed

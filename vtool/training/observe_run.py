@@ -16,7 +16,7 @@ from vtool.config.wanted import PARTS, wanted
 from vtool.diagnostics import Diagnostic
 from vtool.engines.ranks import SharedFindings
 from vtool.models.read_back import read_class, read_config
-from vtool.training import parameter_groups, schedule
+from vtool.training import optimizer, schedule
 from vtool.training.session import Session
 
 
@@ -28,7 +28,7 @@ def check_arrival(session: Session, origins: Origins | None) -> None:
         SharedFindings: `setting-not-arrived`, `device-not-used`; each once, with the first rank
             that has it.
     """
-    mine = compare(wanted(session.run), read_back(session), origins)
+    mine = compare(wanted(session.run), observe_run(session), origins)
     found: dict[Diagnostic, list[int]] = {}
     for rank, findings in enumerate(session.ranks.all_gather_objects(mine)):
         for finding in findings:
@@ -39,7 +39,7 @@ def check_arrival(session: Session, origins: Origins | None) -> None:
         )
 
 
-def read_back(session: Session) -> list[Observed]:
+def observe_run(session: Session) -> list[Observed]:
     """All that this rank's live objects have of the settings."""
     part = session.family.part
     engine = list(session.engine.observe(part))
@@ -54,8 +54,8 @@ def read_back(session: Session) -> list[Observed]:
         *read_class(session.engine.module),
         *engine,
         *_frozen(session),
-        *parameter_groups.read_back(session.engine.optimizer_groups(), peak, part),
-        *schedule.read_back(session.rate, session.total_steps),
+        *optimizer.observe_groups(session.engine.optimizer_groups(), peak, part),
+        *schedule.observe_schedule(session.rate, session.total_steps),
         *_rows(session),
     ]
 
