@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from vtool.config.read_back import Observed
+from vtool.config.schema import Optim
 from vtool.engines.ranks import Ranks
 from vtool.engines.spans import Span, null_span
 from vtool.models.adapters import Adapter
@@ -41,6 +42,29 @@ class Group:
     optimizer: Any
     settings: Mapping[str, Any]
     members: tuple[Member, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInputs:
+    """Everything that an engine is built from. It sees neither rows nor a recipe."""
+
+    module: nn.Module
+    """The model, with its adapters and with what is frozen frozen. The engine takes it over."""
+    blocks: Sequence[nn.Module]
+    """Modules that are gathered and freed together, inner ones before those around them."""
+    settings: Any
+    """The engine's own, of `vtool.config.schema.Engine`."""
+    optim: Optim
+    ranks: Ranks
+    compute_dtype: torch.dtype
+    component: Callable[[str], str]
+    """Given a parameter's name in files, which of `optim.groups` it is of."""
+    build_optimizer: Callable[[nn.Module], torch.optim.Optimizer]
+    """For engines whose parameters are a torch module's own."""
+    checkpointing: bool
+    """`model.gradient_checkpointing`, which the model's own layers follow already."""
+    packed: bool
+    """A row may be several documents, which must not see each other."""
 
 
 class Engine(Protocol):

@@ -17,6 +17,7 @@ from torch.nn.utils import get_total_norm
 from vtool.config.read_back import Observed
 from vtool.config.schema import Ddp as DdpSettings
 from vtool.engines import common
+from vtool.engines.contract import EngineInputs
 from vtool.engines.ranks import Ranks
 from vtool.engines.spans import Span, null_span
 from vtool.models import read_back as models
@@ -116,6 +117,12 @@ class Ddp(common.TorchEngine):
         )
         yield from models.read_back(self.module)
         yield from models.read_adapters(self.module, part)
+
+
+def build_ddp(inputs: EngineInputs) -> Ddp:
+    """Build the engine `ddp`."""
+    i = inputs
+    return Ddp(i.module, i.settings, i.ranks, i.compute_dtype, i.build_optimizer)
 
 
 def observe_ddp(parallel: DistributedDataParallel) -> Iterator[Observed]:

@@ -30,6 +30,7 @@ from torch.nn.utils import get_total_norm
 from vtool.config.read_back import Observed
 from vtool.config.schema import Fsdp2 as Fsdp2Settings
 from vtool.engines import common
+from vtool.engines.contract import EngineInputs
 from vtool.engines.ranks import Ranks
 from vtool.engines.spans import Span, null_span
 from vtool.models import read_back as models
@@ -174,6 +175,12 @@ class Fsdp2(common.TorchEngine):
             parameter.placements,
             src_data_rank=None,
         )
+
+
+def build_fsdp2(inputs: EngineInputs) -> Fsdp2:
+    """Build the engine `fsdp2`."""
+    i = inputs
+    return Fsdp2(i.module, i.blocks, i.settings, i.ranks, i.compute_dtype, i.build_optimizer)
 
 
 def observe_fsdp2(module: nn.Module) -> Iterator[Observed]:

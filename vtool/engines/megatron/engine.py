@@ -19,8 +19,9 @@ from torch import Tensor, nn
 from vtool.config.read_back import Observed
 from vtool.config.schema import Optim
 from vtool.config.schema.megatron import Megatron as MegatronSettings
+from vtool.diagnostics import Diagnostic
 from vtool.engines import common
-from vtool.engines.contract import Group
+from vtool.engines.contract import EngineInputs, Group
 from vtool.engines.megatron import observe_megatron as live
 from vtool.engines.megatron.build import (
     Source,
@@ -37,7 +38,7 @@ from vtool.engines.megatron.options import BuildOptions
 from vtool.engines.megatron.pipeline import Stage, run_schedule
 from vtool.engines.megatron.shim import on_cpu, silence
 from vtool.engines.megatron.weights import TOWER
-from vtool.engines.ranks import Ranks
+from vtool.engines.ranks import Ranks, SharedFindings
 from vtool.engines.spans import Span, null_span
 from vtool.models import read_back as models
 from vtool.models.adapters import Adapter, is_adapter
@@ -271,3 +272,29 @@ class Megatron:
 
     def _record_tower(self, *_: Any) -> None:
         self._tower_ran = True
+
+
+def build_megatron(inputs: EngineInputs) -> Megatron:
+    """Build the engine `megatron`.
+
+    Raises:
+        SharedFindings: see `Megatron`; and `not-built-on-engine` of packed rows.
+    """
+    i = inputs
+    engine = Megatron(
+        i.module,
+        i.settings,
+        i.optim,
+        i.ranks,
+        i.compute_dtype,
+        i.component,
+        checkpointing=i.checkpointing,
+    )
+    if i.packed and not engine.heeds_masks:
+        message = (
+            "data.packing is token_budget, and megatron-core's layers here look at no mask:"
+            " documents would see each other"
+        )
+        help = "set data.packing=none, or engine=fsdp2"
+        raise SharedFindings(Diagnostic("not-built-on-engine", message, help, "data.packing"))
+    return engine

@@ -1,0 +1,33 @@
+"""Engines are registered where they are in the schema, and nowhere else."""
+
+import inspect
+from pkgutil import resolve_name
+from typing import get_args
+
+import pytest
+
+from vtool.config.schema import Run
+from vtool.config.settings import choices
+from vtool.engines.registry import ENGINES
+
+
+def kinds() -> set[str]:
+    members = get_args(Run.model_fields["engine"].annotation)
+    return {choices(member.model_fields["kind"].annotation)[0] for member in members}
+
+
+def test_the_engines_of_the_schema_are_those_of_the_registry() -> None:
+    assert kinds() == set(ENGINES)
+
+
+@pytest.mark.parametrize("kind", ENGINES)
+def test_each_engine_is_built_by_a_function_of_its_inputs(kind: str) -> None:
+    if kind == "megatron":
+        pytest.importorskip("megatron.core", reason="megatron-core is not installed")
+    entry = ENGINES[kind]
+    assert list(inspect.signature(resolve_name(entry.build)).parameters) == ["inputs"]
+    if entry.check is not None:
+        assert list(inspect.signature(resolve_name(entry.check)).parameters)[:2] == [
+            "settings",
+            "ranks",
+        ]
