@@ -1,4 +1,4 @@
-"""The base of engines whose parameters are a torch module's own, and functions that engines share."""
+"""The base of engines on a torch module's own parameters, and functions that engines share."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence

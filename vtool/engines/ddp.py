@@ -98,7 +98,7 @@ class Ddp(common.TorchEngine):
         wanted = self.compute_dtype == torch.bfloat16
         return torch.autocast(self.ranks.device.type, torch.bfloat16) if wanted else nullcontext()
 
-    def observe(self, part: Callable[[str], str]) -> Iterator[Observed]:
+    def observe(self, component: Callable[[str], str]) -> Iterator[Observed]:
         if self.parallel is not None:
             yield from observe_ddp(self.parallel)
         elif self.ranks.world == 1:
@@ -116,7 +116,7 @@ class Ddp(common.TorchEngine):
             "model.dtype", models.dtype_name(computed), "the autocast of the forward pass"
         )
         yield from models.read_back(self.module)
-        yield from models.read_adapters(self.module, part)
+        yield from models.read_adapters(self.module, component)
 
 
 def build_ddp(inputs: EngineInputs) -> Ddp:
@@ -126,8 +126,9 @@ def build_ddp(inputs: EngineInputs) -> Ddp:
 
 
 def observe_ddp(parallel: DistributedDataParallel) -> Iterator[Observed]:
-    """What torch's DistributedDataParallel has of the settings of engine=ddp, from what its reducer
-    was built with.
+    """Yield what torch's DistributedDataParallel has of the settings of engine=ddp.
+
+    It is what its reducer was built with.
     """
     built, where = parallel._get_ddp_logging_data(), "torch's DistributedDataParallel"  # type: ignore[no-untyped-call]
     yield Observed("engine.kind", "ddp", where)

@@ -50,10 +50,11 @@ class Fsdp2(common.TorchEngine):
         compute_dtype: torch.dtype,
         build_optimizer: Callable[[nn.Module], torch.optim.Optimizer],
     ) -> None:
-        """`blocks`:
+        """Shard a model, in place.
 
-        the parts of `module` whose weights are gathered and freed together, inner ones before those
-        around them.
+        Args:
+            blocks: modules in it that are gathered and freed together, inner ones before those
+                around them.
         """
         super().__init__(module, ranks)
         mesh = _mesh(ranks)
@@ -72,7 +73,7 @@ class Fsdp2(common.TorchEngine):
             else OffloadPolicy()
         )
         self.parts: list[tuple[FSDPModule, bool]] = []
-        """Each part that is gathered together, and whether it is freed after its forward pass."""
+        """Each module that is gathered together, and whether it is freed after its forward pass."""
         # What is left for the module itself, the head above all, is needed again at once: it is
         # never freed in between.
         for part, freed in [
@@ -152,10 +153,10 @@ class Fsdp2(common.TorchEngine):
                 # next backward gathers ahead.
                 self.parts[-1][0].reset_iter_state()
 
-    def observe(self, part: Callable[[str], str]) -> Iterator[Observed]:
+    def observe(self, component: Callable[[str], str]) -> Iterator[Observed]:
         yield from observe_fsdp2(self.module)
         yield from models.read_back(self.module)
-        yield from models.read_adapters(self.module, part)
+        yield from models.read_adapters(self.module, component)
 
     def _gather(self, tensor: Tensor) -> Tensor:
         there = tensor.to(self.ranks.device)
@@ -184,11 +185,11 @@ def build_fsdp2(inputs: EngineInputs) -> Fsdp2:
 
 
 def observe_fsdp2(module: nn.Module) -> Iterator[Observed]:
-    """What FSDP2 has of the settings of engine=fsdp2, and of `model.dtype`, in each group of
+    """Yield what FSDP2 has of the settings of engine=fsdp2, and of `model.dtype`, in each group of
     parameters that it gathers together.
 
-    The module's own group, with what no block has taken, is never freed after the forward pass,
-    whatever is asked.
+    The module's own group, of the parameters that are in no block, is never freed after the forward
+    pass, whatever the settings say.
     """
     whole = [
         name for name, parameter in module.named_parameters() if not isinstance(parameter, DTensor)

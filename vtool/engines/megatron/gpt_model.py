@@ -15,14 +15,14 @@ from vtool.engines.megatron.weights import TextShape, mark_partition
 
 
 def text_shape(config: Any) -> TextShape:
-    """Return the sizes by which weights are cut, from transformers' config of the language model."""
+    """Return the sizes by which weights are cut, from the language model's config."""
     heads = config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
     return TextShape(config.vocab_size, heads, config.num_key_value_heads, head_dim)
 
 
 def unsupported(config: Any) -> list[str]:
-    """Return in words what transformers' config of the language model asks for that is not built."""
+    """Return in words what the language model's config asks for that is not built."""
     rope, dropout = config.rope_parameters, getattr(config, "attention_dropout", 0.0)
     plain = rope.get("rope_type", "default") == "default" and "mrope_section" in rope
     found = {

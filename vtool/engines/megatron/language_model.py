@@ -112,7 +112,7 @@ class LanguageModel(nn.Module):
                 rotary_pos_emb=gpt.rotary_pos_emb(places.permute(2, 0, 1), gpt.mrope_section),
             )
             if not self.stage.last:
-                self.stage.hand_on(hidden)
+                self.stage.send_on(hidden)
                 return BaseModelOutputWithPast(last_hidden_state=inputs_embeds)
             if config.sequence_parallel:
                 hidden = tensor_parallel.gather_from_sequence_parallel_region(hidden)

@@ -1,7 +1,7 @@
 """engine.bridge=mbridge: the language model is built and wrapped by mbridge's `get_model`, as verl
 does.
 
-mbridge has one class a text model; Qwen2-VL's and Qwen2.5-VL's language part is Qwen2 with
+mbridge has one class a text model; Qwen2-VL's and Qwen2.5-VL's language model is Qwen2 with
 positions in three dimensions, and Qwen2's class is what builds it here. What it would choose
 itself, and differently, it is told: the fields of `TransformerConfig`, and those of the DDP config,
 from the one function that the native bridge takes them from (verl#5775). What is built has the same

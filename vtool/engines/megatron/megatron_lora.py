@@ -35,7 +35,7 @@ from vtool.models.adapters import pair_of
 def add_megatron_adapters(
     gpt: Any, weights: LanguageWeights, tensors: Mapping[str, Tensor], scale: float
 ) -> None:
-    """Put adapters beside the linears of a `GPTModel`, in place, before megatron-core's DDP wraps it.
+    """Put adapters beside the linears of a `GPTModel`, in place, before a DDP wraps it.
 
     Args:
         tensors: the adapters' tensors among others, whole and by peft's names.

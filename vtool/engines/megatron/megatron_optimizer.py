@@ -30,7 +30,7 @@ def build_megatron_optimizer(
 
     Args:
         config: megatron-core's `TransformerConfig` of the model.
-        treatments: of each parameter, its learning rate divided by `optim.lr`, and its weight decay.
+        treatments: by parameter, its learning rate divided by `optim.lr`, and its weight decay.
     """
     from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
     from megatron.core.optimizer.optimizer_config import ParamKey, ParamPredicate

@@ -116,7 +116,7 @@ class OptimizedModule:
         self.optimizer.zero_grad()
 
     def gather_weights(self) -> None:
-        """Gather the weights now that are otherwise gathered when the next forward pass needs them."""
+        """Gather weights now that the next forward pass would gather."""
         if self.ddp is not None and self.ddp.use_forward_hook:
             self.ddp.start_param_sync(force_sync=True)
 
@@ -239,7 +239,7 @@ class OptimizedModule:
         return {each: tensor.float() for each, tensor in whole.items()}
 
     def _whole(self, name: str, mine: Tensor | None) -> dict[str, Tensor]:
-        """Return whole tensors by transformers' names, from what this rank's optimizer has of them."""
+        """Return whole tensors by transformers' names, from this rank's elements of them."""
         share = self._over_copies(self.parameters[name], mine)
         return self.map.join(name, self.groups.gather_tensor_shares(share))
 

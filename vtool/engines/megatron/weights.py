@@ -165,7 +165,7 @@ def share_of(
 
 
 def partition_dim(name: str) -> int | None:
-    """Return the dimension along which a tensor is cut for TP; None where every rank has it whole."""
+    """Return the dimension along which a tensor is cut for TP; None where it is whole."""
     return {"columns": 1, "replicated": None}.get(_kind(name), 0)
 
 
