@@ -8,7 +8,7 @@ import pytest
 
 from vtool.config.schema import Run
 from vtool.config.settings import choices
-from vtool.engines.registry import ENGINES
+from vtool.engines.registry import CHECKS, ENGINES
 
 
 def kinds() -> set[str]:
@@ -24,10 +24,12 @@ def test_the_engines_of_the_schema_are_those_of_the_registry() -> None:
 def test_each_engine_is_built_by_a_function_of_its_inputs(kind: str) -> None:
     if kind == "megatron":
         pytest.importorskip("megatron.core", reason="megatron-core is not installed")
-    entry = ENGINES[kind]
-    assert list(inspect.signature(resolve_name(entry.build)).parameters) == ["inputs"]
-    if entry.check is not None:
-        assert list(inspect.signature(resolve_name(entry.check)).parameters)[:2] == [
-            "settings",
-            "ranks",
-        ]
+    build = resolve_name(ENGINES[kind])
+    assert list(inspect.signature(build).parameters) == ["inputs"]
+
+
+def test_each_check_is_of_an_engine_and_is_given_its_settings_and_the_ranks() -> None:
+    assert set(CHECKS) <= set(ENGINES)
+    for name in CHECKS.values():
+        parameters = list(inspect.signature(resolve_name(name)).parameters)
+        assert parameters[:2] == ["settings", "ranks"]

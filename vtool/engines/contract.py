@@ -21,6 +21,7 @@ from vtool.engines.spans import Span, null_span
 from vtool.models.adapters import Adapter
 
 B = TypeVar("B")
+"""A micro-batch, into which an engine does not look."""
 
 
 @dataclass(frozen=True, slots=True)

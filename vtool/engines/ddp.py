@@ -6,7 +6,7 @@ reduction with the last backward.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -17,12 +17,10 @@ from torch.nn.utils import get_total_norm
 from vtool.config.read_back import Observed
 from vtool.config.schema import Ddp as DdpSettings
 from vtool.engines import common
-from vtool.engines.contract import EngineInputs
+from vtool.engines.contract import B, EngineInputs
 from vtool.engines.ranks import Ranks
 from vtool.engines.spans import Span, null_span
 from vtool.models import read_back as models
-
-B = TypeVar("B")
 
 
 class Ddp(common.TorchEngine):

@@ -10,7 +10,7 @@ never anywhere.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -30,12 +30,10 @@ from torch.nn.utils import get_total_norm
 from vtool.config.read_back import Observed
 from vtool.config.schema import Fsdp2 as Fsdp2Settings
 from vtool.engines import common
-from vtool.engines.contract import EngineInputs
+from vtool.engines.contract import B, EngineInputs
 from vtool.engines.ranks import Ranks
 from vtool.engines.spans import Span, null_span
 from vtool.models import read_back as models
-
-B = TypeVar("B")
 
 
 class Fsdp2(common.TorchEngine):

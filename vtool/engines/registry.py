@@ -1,31 +1,20 @@
 """Every engine, by `engine.kind`. Adding one is a line here: see CONTRIBUTING, "An engine"."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pkgutil import resolve_name
 from typing import Any
 
 from vtool.engines.contract import Engine, EngineInputs
 from vtool.engines.ranks import Ranks
 
-
-@dataclass(frozen=True, slots=True)
-class EngineEntry:
-    """The functions of one engine, as `module:name`, imported when a run asks for it."""
-
-    build: str
-    """Given `EngineInputs`, the engine."""
-    check: str | None = None
-    """Checks settings against devices and processes, before rows are read: see `check_start`."""
-
-
-ENGINES: Mapping[str, EngineEntry] = {
-    "ddp": EngineEntry("vtool.engines.ddp:build_ddp"),
-    "fsdp2": EngineEntry("vtool.engines.fsdp2:build_fsdp2"),
-    "megatron": EngineEntry(
-        "vtool.engines.megatron.engine:build_megatron", "vtool.engines.megatron.start:check_start"
-    ),
+ENGINES: Mapping[str, str] = {
+    "ddp": "vtool.engines.ddp:build_ddp",
+    "fsdp2": "vtool.engines.fsdp2:build_fsdp2",
+    "megatron": "vtool.engines.megatron.engine:build_megatron",
 }
+"""The function that builds the engine of `EngineInputs`, imported when a run asks for it."""
+CHECKS: Mapping[str, str] = {"megatron": "vtool.engines.megatron.start:check_start"}
+"""Checks of settings against devices and processes, before rows are read, for engines with one."""
 
 
 def build(inputs: EngineInputs) -> Engine:
@@ -34,7 +23,7 @@ def build(inputs: EngineInputs) -> Engine:
     Raises:
         SharedFindings: what this engine cannot do here.
     """
-    engine: Engine = resolve_name(ENGINES[inputs.settings.kind].build)(inputs)
+    engine: Engine = resolve_name(ENGINES[inputs.settings.kind])(inputs)
     return engine
 
 
@@ -47,5 +36,5 @@ def check(settings: Any, ranks: Ranks, **model: Any) -> None:
     Raises:
         SharedFindings: what this engine cannot do here.
     """
-    if (name := ENGINES[settings.kind].check) is not None:
-        resolve_name(name)(settings, ranks, **model)
+    if settings.kind in CHECKS:
+        resolve_name(CHECKS[settings.kind])(settings, ranks, **model)

@@ -24,8 +24,7 @@ from vtool.engines.megatron.gpt_model import (
 )
 from vtool.engines.megatron.mbridge import build_gpt_with_mbridge
 from vtool.engines.megatron.megatron_lora import add_megatron_adapters
-from vtool.engines.megatron.optimized_module import OptimizedModule
-from vtool.engines.megatron.options import BuildOptions
+from vtool.engines.megatron.optimized_module import BuildOptions, OptimizedModule
 from vtool.engines.megatron.start import check_start
 from vtool.engines.megatron.weights import TOWER, LanguageWeights, TowerWeights
 from vtool.engines.ranks import Ranks

@@ -10,7 +10,7 @@ for it; the loss is then multiplied by as much.
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -21,7 +21,7 @@ from vtool.config.schema import Optim
 from vtool.config.schema.megatron import Megatron as MegatronSettings
 from vtool.diagnostics import Diagnostic
 from vtool.engines import common
-from vtool.engines.contract import EngineInputs, Group
+from vtool.engines.contract import B, EngineInputs, Group
 from vtool.engines.megatron import observe_megatron as live
 from vtool.engines.megatron.build import (
     Source,
@@ -33,8 +33,7 @@ from vtool.engines.megatron.build import (
 from vtool.engines.megatron.ddp_config import live_ddp_config
 from vtool.engines.megatron.groups import start_groups
 from vtool.engines.megatron.language_model import replace_language
-from vtool.engines.megatron.optimized_module import OptimizedModule
-from vtool.engines.megatron.options import BuildOptions
+from vtool.engines.megatron.optimized_module import BuildOptions, OptimizedModule
 from vtool.engines.megatron.pipeline import Stage, run_schedule
 from vtool.engines.megatron.shim import on_cpu, silence
 from vtool.engines.megatron.weights import TOWER
@@ -42,8 +41,6 @@ from vtool.engines.ranks import Ranks, SharedFindings
 from vtool.engines.spans import Span, null_span
 from vtool.models import read_back as models
 from vtool.models.adapters import Adapter, is_adapter
-
-B = TypeVar("B")
 
 
 class Megatron:

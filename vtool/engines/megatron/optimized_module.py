@@ -9,8 +9,8 @@ its distributed optimizer without Transformer Engine, one format resumes with a 
 raises, and one shares a single step among all parameters (0.16.1).
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,18 +18,37 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 
+from vtool.config.schema import Optim
+from vtool.config.schema.megatron import Megatron
 from vtool.engines.contract import Group, Member
+from vtool.engines.megatron.groups import Groups
 from vtool.engines.megatron.megatron_optimizer import (
     MainShare,
     answer_other_stages,
     build_megatron_optimizer,
     main_shares,
 )
-from vtool.engines.megatron.options import BuildOptions
-from vtool.engines.megatron.weights import WeightMap
+from vtool.engines.megatron.weights import LanguageWeights, TowerWeights
 from vtool.models.adapters import Adapter, is_adapter, merged, pair_of
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+@dataclass(frozen=True, slots=True)
+class BuildOptions:
+    """Settings, process groups and device of an engine, passed down while it is built."""
+
+    settings: Megatron
+    optim: Optim
+    groups: Groups
+    ddp_config: Any
+    """Megatron-core's `DistributedDataParallelConfig`."""
+    device: torch.device
+    compute_dtype: torch.dtype
+    component: Callable[[str], str]
+    """Given a parameter's name in files, which of `optim.groups` it is of."""
+    checkpointing: bool
+    """Compute activations of the language model's layers again in the backward pass."""
 
 
 class OptimizedModule:
@@ -38,7 +57,7 @@ class OptimizedModule:
     def __init__(
         self,
         module: nn.Module,
-        weights: WeightMap,
+        weights: LanguageWeights | TowerWeights,
         config: Any,
         options: BuildOptions,
         ddp: Any = None,

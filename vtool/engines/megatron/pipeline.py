@@ -180,39 +180,30 @@ def no_video_features(
 
 
 class Timers:
-    """Timers that megatron-core's schedule starts and stops around its passes, as spans."""
+    """Timers that megatron-core's schedule starts and stops around its passes, as spans.
+
+    It asks for one by its name before each start and stop. Those of anything else do nothing.
+    """
 
     SPANS: ClassVar = {"forward-compute": "forward", "backward-compute": "backward"}
 
     def __init__(self, span: Span) -> None:
         self._span = span
+        self._name: str | None = None
         self._open: list[AbstractContextManager[Any]] = []
 
-    def __call__(self, name: str, log_level: int | None = None) -> "_Timer":
-        return _Timer(self, self.SPANS.get(name))
-
-    def begin(self, name: str) -> None:
-        self._open.append(self._span(name))
-        self._open[-1].__enter__()
-
-    def end(self) -> None:
-        self._open.pop().__exit__(None, None, None)
-
-
-@dataclass(frozen=True, slots=True)
-class _Timer:
-    """One timer, which does nothing where it is not around a pass."""
-
-    timers: Timers
-    span: str | None
+    def __call__(self, name: str, log_level: int | None = None) -> "Timers":
+        self._name = self.SPANS.get(name)
+        return self
 
     def start(self, barrier: bool = False) -> None:
-        if self.span:
-            self.timers.begin(self.span)
+        if self._name:
+            self._open.append(self._span(self._name))
+            self._open[-1].__enter__()
 
     def stop(self) -> None:
-        if self.span:
-            self.timers.end()
+        if self._name:
+            self._open.pop().__exit__(None, None, None)
 
 
 def run_schedule(

@@ -24,7 +24,7 @@ of its gradient and of each entry of its optimizer state.
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -189,22 +189,9 @@ def mark_partition(parameter: nn.Parameter, name: str) -> None:
         setattr(parameter, attribute, value)
 
 
-class WeightMap(Protocol):
-    """The tensors of transformers that a module's parameters on this rank are made of."""
-
-    def names(self, name: str) -> tuple[str, ...]:
-        """Return transformers' names of the tensors that a parameter is made of."""
-
-    def join(self, name: str, shares: Sequence[Tensor]) -> dict[str, Tensor]:
-        """Return whole tensors by name, from a parameter's share on each TP rank, in order."""
-
-    def cut(self, name: str, tensors: Mapping[str, Tensor]) -> Tensor:
-        """Return this rank's share of a parameter, from whole tensors by name."""
-
-
 @dataclass(frozen=True, slots=True)
 class LanguageWeights:
-    """The `WeightMap` of a `GPTModel`, or of one pipeline stage's share of it."""
+    """The tensors of transformers that this rank's parameters of a `GPTModel` are made of."""
 
     shape: TextShape
     tensor_size: int
@@ -226,12 +213,15 @@ class LanguageWeights:
         )
 
     def names(self, name: str) -> tuple[str, ...]:
+        """Return transformers' names of the tensors that a parameter is made of."""
         return hf_names(self._in_model(name))
 
     def join(self, name: str, shares: Sequence[Tensor]) -> dict[str, Tensor]:
+        """Return whole tensors by name, from a parameter's share on each TP rank, in order."""
         return from_megatron(self._in_model(name), shares, self.shape)
 
     def cut(self, name: str, tensors: Mapping[str, Tensor]) -> Tensor:
+        """Return this rank's share of a parameter, from whole tensors by name."""
         in_model, tp, rank = self._in_model(name), self.tensor_size, self.tensor_rank
         return share_of(in_model, tensors, self.shape, tp, rank)
 
@@ -240,7 +230,10 @@ class LanguageWeights:
 
 
 class TowerWeights:
-    """The `WeightMap` of the vision tower, which every tensor parallel rank has whole."""
+    """The tensors of transformers that the vision tower's parameters are.
+
+    Every TP rank has them whole. The methods are those of `LanguageWeights`.
+    """
 
     def names(self, name: str) -> tuple[str, ...]:
         return (saved_name(TOWER + name),)
