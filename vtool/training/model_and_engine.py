@@ -7,18 +7,18 @@ from torch import nn
 
 from vtool.config.megatron import Language
 from vtool.config.schema import Run
-from vtool.config.windows import not_packed, window_of
 from vtool.devices import kind_of
 from vtool.diagnostics import Diagnostic
 from vtool.engines import registry as engines
 from vtool.engines.contract import Engine, EngineInputs
 from vtool.engines.ranks import Ranks, SharedFindings
+from vtool.families import FAMILIES
+from vtool.families.family import load_family
+from vtool.families.windows import packing_conflict, window_of
 from vtool.models.adapters import add_adapters, freeze_parts
 from vtool.models.attention import attend_by_document, attend_by_row
 from vtool.models.build import build_model
-from vtool.models.families import family
 from vtool.models.processor import Processor
-from vtool.models.sizes import SIZES
 from vtool.training.base import base_settings
 from vtool.training.optimizer import build_optimizer
 from vtool.training.run_folder import RunFolder
@@ -50,13 +50,13 @@ def prepare_model(run: Run, model: nn.Module) -> nn.Module:
     Raises:
         SharedFindings: `not-built-on-engine`, of packed rows for a model with windows.
     """
-    of = family(run.model.family)
+    of = load_family(run.model.family)
     if run.data.packing != "none":
         text: Any = model.config.get_text_config()  # type: ignore[operator,union-attr]
         window = window_of(
             getattr(text, "layer_types", None), getattr(text, "sliding_window", None)
         )
-        if found := not_packed(window, run.data.micro_batch_tokens):
+        if found := packing_conflict(window, run.data.micro_batch_tokens):
             raise SharedFindings(Diagnostic("not-built-on-engine", *found, "data.packing"))
         attend_by_document(model)
     elif run.model.attention == "sdpa" and kind_of(run) == "npu":
@@ -73,7 +73,7 @@ def build_engine(run: Run, model: nn.Module, ranks: Ranks) -> Engine:
     Raises:
         SharedFindings: what this engine cannot do here.
     """
-    of = family(run.model.family)
+    of = load_family(run.model.family)
     return engines.build(
         EngineInputs(
             module=model,
@@ -82,8 +82,8 @@ def build_engine(run: Run, model: nn.Module, ranks: Ranks) -> Engine:
             optim=run.optim,
             ranks=ranks,
             compute_dtype=DTYPES[run.model.dtype],
-            component=of.part,
-            build_optimizer=lambda module: build_optimizer(module, run.optim, of.part),
+            component=of.component,
+            build_optimizer=lambda module: build_optimizer(module, run.optim, of.component),
             checkpointing=run.model.gradient_checkpointing,
             packed=run.data.packing != "none",
         )
@@ -99,7 +99,7 @@ def check_engine(run: Run, ranks: Ranks) -> None:
     # A model's folder has been looked at by the rules, which know nothing of the models that have
     # random weights.
     random = run.model.starts_from == "random"
-    size = SIZES[run.model.family][run.model.size or ""] if random else None
+    size = FAMILIES[run.model.family].sizes[run.model.size or ""] if random else None
     engines.check(
         run.engine,
         ranks,
