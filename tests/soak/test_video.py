@@ -14,7 +14,7 @@ import pytest
 
 from tests.rows import chat, write_rows
 from vtool.config.images import CLIPS, CUTS
-from vtool.data.digits import Digits
+from vtool.data.formats.digits import Digits
 from vtool.models.families import FAMILIES
 
 

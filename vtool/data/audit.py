@@ -274,7 +274,7 @@ def build_ledger(
         )
     ledger = replace(
         Ledger.of(kept),
-        sources=tuple(rows.rows.ledger()),
+        sources=tuple(rows.rows.describe()),
         rows=len(audited),
         dropped=tuple(
             Dropped(rows.rows.name(one.index), one.finding.rule, one.finding.message)

@@ -73,8 +73,8 @@ def texts_of(message: Mapping[str, Any]) -> list[str]:
     )
 
 
-class Source(Protocol):
-    """Rows by their number. Sources are pickled into data workers."""
+class RowReader(Protocol):
+    """The rows of one entry, by their number. Readers are pickled into data workers."""
 
     def __len__(self) -> int: ...
 
@@ -88,7 +88,7 @@ class Source(Protocol):
             Findings: VT601 to VT605 and VT640, where the row cannot be understood.
         """
 
-    def ledger(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, Any]:
         """What tells this source from another one:
 
         its format, and for a file its path, digest and rows.

@@ -11,7 +11,7 @@ import yaml
 from vtool.config.schema import Run
 from vtool.data.collate import collate_prompts
 from vtool.data.encode import encode_question
-from vtool.data.parse import TAG, VIDEO_TAG, parse_row
+from vtool.data.messages_layout import TAG, VIDEO_TAG, parse_row
 from vtool.data.row import Row
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.models.adapters import CONFIG, add_saved_adapter, base_named_in

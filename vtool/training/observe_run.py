@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from vtool.config.origins import Origins
 from vtool.config.read_back import Observed, compare
+from vtool.config.schema.formats import ENTRY_SETTINGS
 from vtool.config.wanted import PARTS, wanted
 from vtool.diagnostics import Diagnostic
 from vtool.engines.ranks import SharedFindings
@@ -110,12 +111,11 @@ def _frozen(session: Session) -> Iterator[Observed]:
 
 def _rows(session: Session) -> Iterator[Observed]:
     for split, rows in session.rows.items():
-        for number, source in enumerate(rows.rows.ledger()):
-            for name in ("format", "split", "path"):
-                if name in source:
-                    yield Observed(
-                        f"data.{split}.{name}", source[name], f"the rows of data.{split}", (number,)
-                    )
+        for number, source in enumerate(rows.rows.describe()):
+            for name in (name for name in source if name in ENTRY_SETTINGS):
+                yield Observed(
+                    f"data.{split}.{name}", source[name], f"the rows of data.{split}", (number,)
+                )
     processor = session.rows["train"].processor
     size, video = processor.image_processor.size, processor.video
     yield Observed(

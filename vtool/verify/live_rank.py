@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from vtool.config.read_back import settings_seen, unseen
-from vtool.config.schema import MessagesSource, Model, Run, Source
+from vtool.config.schema import Model, Run, Source
 from vtool.config.wanted import wanted
 from vtool.data.audit import Ledger, RowAudit
 from vtool.data.loader import EncodedRows
@@ -176,6 +176,5 @@ def _opened(source: Source) -> bool:
 
     A recipe of another trainer may name files that are on another machine.
     """
-    if not isinstance(source, MessagesSource):
-        return True
-    return (file := Path(source.path)).is_file() and file.stat().st_size <= LARGEST_FILE
+    files = map(Path, source.files().values())
+    return all(file.is_file() and file.stat().st_size <= LARGEST_FILE for file in files)

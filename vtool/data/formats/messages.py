@@ -15,7 +15,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from vtool.data.parse import parse_row
+from vtool.data.messages_layout import parse_row
 from vtool.data.row import Row, refuse
 from vtool.diagnostics import Origin
 
@@ -88,7 +88,7 @@ class Messages:
             )
         return parse_row(record, self.name(index), self.path.parent, origin)
 
-    def ledger(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, Any]:
         return {
             "format": "messages",
             "path": str(self.path),
