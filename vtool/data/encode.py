@@ -1,4 +1,4 @@
-"""From a row to the tensors of one sample."""
+"""Encoding of rows: the tensors of one sample."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
@@ -25,26 +25,25 @@ from vtool.models.processor import Processor
 
 @dataclass(frozen=True, slots=True)
 class Visuals:
-    """What the vision tower is given of a row, by the names of the model's inputs. Shapes: P
-    patches of width W, I images, V videos.
+    """The vision tower's inputs of a row, by the model's names.
 
-    Where a model takes videos as images (`Family.videos_are_images`), frames are among these, an
-    image for each patch along time.
+    Shapes: P patches of width W, I images, V videos. Where a model takes videos as images
+    (`Family.videos_are_images`), frames are among these, an image for each patch along time.
     """
 
     pixel_values: Tensor | None = None
     """float32 [P, W]"""
     image_grid_thw: Tensor | None = None
-    """int64 [I, 3]: patches along time, height and width"""
+    """int64 [I, 3]: patches along time, height and width."""
     pixel_values_videos: Tensor | None = None
     """float32 [P, W]"""
     video_grid_thw: Tensor | None = None
-    """int64 [V, 3]"""
+    """int64 [V, 3]."""
     second_per_grid_ts: Tensor | None = None
-    """float32 [V]: the seconds of a patch along time, where the model asks for them"""
+    """float32 [V]: seconds of a patch along time, where the model asks for them."""
 
     def tensors(self) -> dict[str, Tensor]:
-        """Those that are there."""
+        """Return the tensors that are not None, by name."""
         named = ((field.name, getattr(self, field.name)) for field in fields(self))
         return {name: tensor for name, tensor in named if tensor is not None}
 
@@ -57,7 +56,7 @@ class Sample:
     input_ids: Tensor
     """int64 [L]"""
     labels: Tensor
-    """int64 [L]; −100 where nothing is supervised"""
+    """int64 [L]; −100 where nothing is supervised."""
     visuals: Visuals
     turns: tuple[Turn, ...]
     """The supervised turns, before any truncation."""
@@ -87,10 +86,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What the model is asked when a row is evaluated:
-
-    everything before its last supervised turn.
-    """
+    """The prompt of a row to evaluate: everything before its last supervised turn."""
 
     index: int
     input_ids: Tensor
@@ -196,7 +192,7 @@ def _texts(clips: Sequence[Clip], processor: Processor) -> list[str]:
 
 
 def _visuals(row: Row, clips: Sequence[Clip], processor: Processor) -> Iterator[_Visual]:
-    """A row's images and videos in the order in which they are shown."""
+    """Yield a row's images and videos in the order in which they are shown."""
     images, videos = iter(row.images), iter(clips)
     for kind in row.visuals():
         if kind == "image" and (image := next(images, None)) is not None:

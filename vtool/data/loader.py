@@ -1,7 +1,4 @@
-"""From a plan to batches:
-
-encoded once where memory allows, and ahead of time where there are workers.
-"""
+"""Loading of batches, encoded once where memory allows, and ahead of time by workers."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -31,12 +28,12 @@ class MicroBatch:
     rows: tuple[int, ...]
     counts: bool = True
     packed: bool = False
-    """Whether they share one row."""
+    """True if its rows share one row without padding."""
 
 
 @dataclass(slots=True)
 class EncodedRows(Dataset[Batch]):
-    """Batches by their rows."""
+    """Batches by their micro-batch, with a cache of encoded rows."""
 
     rows: Rows
     processor: Processor
@@ -54,7 +51,11 @@ class EncodedRows(Dataset[Batch]):
         return batch if micro_batch.counts else filler(batch)
 
     def sample(self, index: int) -> Sample:
-        """Row `index`, encoded. Raises `Findings` where it cannot be."""
+        """Return row `index`, encoded.
+
+        Raises:
+            Findings: of the rules VT6xx, naming the row.
+        """
         if (sample := self.cache.get(index)) is None:
             sample = encode(self.rows, index, self.processor, self.settings)
             if self.cached_bytes + sample.nbytes <= CACHE_BYTES:
@@ -66,9 +67,9 @@ class EncodedRows(Dataset[Batch]):
 def micro_batches(
     plan: Plan, kept: Sequence[int], step: int, rank: int, world: int, micro_batch_size: int
 ) -> list[MicroBatch]:
-    """One rank's micro-batches of a step:
+    """Return one rank's micro-batches of a step.
 
-    at least one, so that every rank takes part in every reduction.
+    At least one, so that every rank takes part in every reduction.
     """
     rows = plan.step(step)
     mine = share(rows, rank, world, micro_batch_size) or [(int(rows[0]),)]
@@ -85,9 +86,11 @@ def packed_micro_batches(
     world: int,
     budget: int,
 ) -> list[MicroBatch]:
-    """The same, of documents that share rows of at most `budget` tokens.
+    """Return one rank's micro-batches of a step, of documents that share rows.
 
-    `lengths`: of each kept row.
+    Args:
+    lengths: tokens of each kept row.
+    budget: the most tokens of a shared row.
     """
     places = [int(place) for place in plan.step(step)]
     mine = pack(places, [lengths[place] for place in places], rank, world, budget)
@@ -106,7 +109,7 @@ def micro_batches_for_step(
     rank: int,
     world: int,
 ) -> list[MicroBatch]:
-    """One rank's micro-batches of a step, as `data.packing` says."""
+    """Return one rank's micro-batches of a step, as `data.packing` says."""
     if settings.micro_batch_tokens is None:
         return micro_batches(plan, kept, step, rank, world, settings.micro_batch_size)
     return packed_micro_batches(plan, kept, lengths, step, rank, world, settings.micro_batch_tokens)
@@ -115,7 +118,11 @@ def micro_batches_for_step(
 def load_steps(
     dataset: EncodedRows, steps: range, mine: Callable[[int], list[MicroBatch]], workers: int
 ) -> Iterator[list[Batch]]:
-    """The batches of each step, in order. `mine` tells this rank's micro-batches of a step."""
+    """Yield the batches of each step, in order.
+
+    Args:
+    mine: returns this rank's micro-batches of a step.
+    """
     flat = (micro_batch for step in steps for micro_batch in mine(step))
     # Without workers a DataLoader would only add its own time.
     batches = (

@@ -1,4 +1,4 @@
-"""The rows of one split: one source after the other."""
+"""The rows of one split, from all of its entries."""
 
 from bisect import bisect_right
 from collections import Counter
@@ -13,7 +13,7 @@ from vtool.data.row import Row, RowReader
 
 
 class Rows:
-    """The rows of one split, numbered through all of its sources."""
+    """The rows of one split, numbered through all of its entries."""
 
     def __init__(self, entries: Sequence[Source], readers: Sequence[RowReader] = ()) -> None:
         """Open the entries of a split.
@@ -39,7 +39,11 @@ class Rows:
         return reader.name(within)
 
     def row(self, index: int) -> Row:
-        """Row `index`. Raises `Findings` where it cannot be understood."""
+        """Return row `index`.
+
+        Raises:
+            Findings: where it cannot be understood.
+        """
         reader, within = self._find(index)
         return reader.row(within)
 

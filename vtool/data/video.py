@@ -1,4 +1,4 @@
-"""From a row's video to the frames that are shown of it, and when each is shown."""
+"""The frames that are shown of a row's videos, and when each is shown."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,14 +23,12 @@ class Clip:
     """Frames a second, of all frames."""
 
     def seconds_per_grid(self, together: int) -> float:
-        """The seconds that the frames of a patch last (processing_qwen2_5_vl.py,
-        `second_per_grid_ts`).
-        """
+        """Return the seconds of a patch along time (`second_per_grid_ts` of transformers)."""
         return together * self.total / (len(self.indices) * self.rate)
 
 
 class _Undecodable(Exception):
-    """Why a file's frames cannot be had."""
+    """The reason why a file cannot be decoded."""
 
 
 class _Picture(Exception):
@@ -159,9 +157,10 @@ def _open(path: str) -> Any:
 
 
 def _declared(path: str) -> tuple[int, float, float | None, bool]:
-    """What a file says of itself: its frames, 0 where it does not say; frames a second; when its
-    video ends, in seconds; and whether it is a picture's file, such as PNG or JPEG, of which
-    several can follow each other. A GIF is none.
+    """Return a file's own facts.
+
+    Its frames, 0 where it does not say; frames a second; the video's end in seconds; and whether
+    it is a picture's file, such as PNG or GIF.
     """
     with _open(path) as container:
         stream = container.streams.video[0]
@@ -187,7 +186,7 @@ class _Seen:
     """The wanted frames by their number, upright and in RGB."""
     total: int
     ends: float
-    """When the last frame ends, in seconds."""
+    """Return when the last frame ends, in seconds."""
     damaged: int | None
     """The first of the wanted frames that the decoder had to guess at."""
 

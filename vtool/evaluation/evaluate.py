@@ -1,7 +1,4 @@
-"""What a model can do on a split:
-
-its NLL, Σ over tokens / Σ tokens, and its greedy answers, exactly matched.
-"""
+"""The evaluation of a split: NLL (Σ over tokens / Σ tokens) and exact match of greedy answers."""
 
 import math
 from collections.abc import Sequence
@@ -44,7 +41,7 @@ class Scores:
     answers: tuple[Answer, ...]
 
     def findings(self, split: str) -> list[Diagnostic]:
-        """What stands against these scores. They end no run: what it has learnt is worth more."""
+        """Return what is wrong with these scores; none of it ends a run."""
         if math.isfinite(self.nll):
             return []
         message = f"the NLL of data.{split}, {self.samples} rows, is {self.nll}"

@@ -1,4 +1,4 @@
-"""Whether every rank has built the same model.
+"""Check that every rank has built the same model.
 
 Each builds its own, from a folder that may be on its machine's own disk. FSDP2 and Megatron-core
 keep each rank's share of each rank's own weights, so that those of two folders would be mixed
@@ -20,8 +20,9 @@ ORIGIN = ("_name_or_path", "transformers_version")
 
 
 def check_same_model(model: nn.Module, ranks: Ranks) -> None:
-    """Hold the weights, to the bit, and the config of every rank against rank 0's. The model is on
-    the CPU, before an engine has it.
+    """Check every rank's weights, to the bit, and config against rank 0's.
+
+    The model is on the CPU, before an engine has it.
 
     Raises:
         SharedFindings: `ranks-differ`.
@@ -48,9 +49,9 @@ def check_same_model(model: nn.Module, ranks: Ranks) -> None:
 
 
 def weights_digest(model: nn.Module) -> str:
-    """XXH3 of names and bytes, about as fast as memory is read:
+    """Return the XXH3 of the weights' names, shapes, dtypes and bytes.
 
-    6 to 16 GB/s on one core, 2 to 5 s for the 28 GB of 7 billion.
+    About as fast as memory is read: 6 to 16 GB/s on one core, 2 to 5 s for the 28 GB of 7 billion.
     """
     total = xxhash.xxh3_128()
     for name, parameter in model.named_parameters():

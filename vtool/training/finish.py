@@ -1,7 +1,4 @@
-"""What comes after the last step:
-
-the ledger is balanced, the test split is read once, the model exported, and the result written.
-"""
+"""The end of a run: balance the ledger, evaluate the test split, export, write the result."""
 
 import json
 import platform
@@ -39,14 +36,14 @@ def finish(
     """Write `predictions.jsonl`, `samples/`, `export/` and, last, `result.json`.
 
     Args:
-        more: rules that the run is held to besides those of every run.
-        found: what was found while it went on, without ending it.
+    more: rules that the run is held to besides those of every run.
+    found: findings of the run that did not end it.
 
     Returns:
-        What stands against the scores of the test split.
+    The findings of the test split's scores.
 
     Raises:
-        Findings: `ledger-mismatch`, or `run-folder-unwritable`; everything before it is saved.
+    Findings: `ledger-mismatch`, or `run-folder-unwritable`; everything before it is saved.
     """
     ledger = balance(session, progress)
     scores = None
@@ -73,9 +70,12 @@ def finish(
 
 
 def balance(session: Session, progress: Progress) -> dict[str, Any]:
-    """The training split's ledger:
+    """Return the balance of the training split's ledger, as `result.json` has it.
 
-    rows seen = trained + dropped, each row as often as the plan says.
+    Rows = kept + dropped, and each kept row was trained on as often as the plan says.
+
+    Raises:
+    SharedFindings: `ledger-mismatch`.
     """
     split = session.ledgers["train"]
     epochs, rest = divmod(progress.step, session.plan.steps_per_epoch)
@@ -222,10 +222,7 @@ def _texts(messages: Sequence[Any]) -> list[str]:
 
 
 def _first_picture(row: Row, rows: EncodedRows) -> Any:
-    """A row's first image, else the last frame that is shown of its first video;
-
-    None of a row of text.
-    """
+    """Return a row's first image, else the last frame shown of its first video, else None."""
     if row.images:
         return row.images[0]
     return open_clip(row, row.videos[0], rows.processor.video).frames[-1] if row.videos else None

@@ -1,7 +1,4 @@
-"""Start the ranks of a run:
-
-in this process, under an outer torchrun, or through torchrun's own API.
-"""
+"""Start the ranks of a run: in this process, under an outer torchrun, or through torchrun's API."""
 
 import atexit
 import logging
@@ -47,8 +44,9 @@ LAST_SECONDS = 5.0
 
 
 def launch(request: Request, tell: Tell) -> Outcome | None:
-    """Run `train` on every rank, and return how it ended; None on the ranks of an outer torchrun
-    that are not the first.
+    """Run `train` on every rank, and return how it ended.
+
+    Under an outer torchrun, only the first rank returns that; the others return None.
 
     Args:
         tell: prints the findings of a single rank, in its own process.
@@ -101,10 +99,7 @@ def run_rank(request: Request, ranks: Ranks) -> Outcome:
 
 
 def _check_outer(run: Run, ranks: Ranks) -> None:
-    """An outer torchrun has decided how many processes there are;
-
-    a recipe that says otherwise would be silently ignored.
-    """
+    """Refuse a `launch.nproc` other than the number of processes that torchrun has started."""
     if run.launch.nproc is not None and run.launch.nproc != ranks.local_world:
         message = (
             f"launch.nproc is {run.launch.nproc}, but torchrun has started {ranks.local_world}"
@@ -114,9 +109,7 @@ def _check_outer(run: Run, ranks: Ranks) -> None:
 
 
 def _check_bound(run: Run, nproc: int, *, outer: bool = False) -> None:
-    """What the rule of `device.numa` could not say before the device was chosen and the processes
-    counted.
-    """
+    """Check `device.numa` again, now that the device is chosen and the processes are counted."""
     if run.device.numa is not None and (
         found := tuple(unbound(run, kind_of(run), nproc, outer=outer))
     ):
@@ -176,8 +169,10 @@ def _launch_ranks(request: Request, nproc: int, tell: Tell) -> Outcome:
 
 
 def _guilt(failure: Any) -> tuple[int, int]:
-    """Sorts first the rank for which the others failed: one that was killed or has spoken, before
-    one that lost its peer, before one that was ended with the others; the earliest of each kind.
+    """Return a sort key that puts first the rank for which the others failed.
+
+    A rank that was killed or has spoken comes before one that lost its peer, and that before one
+    that was ended with the others; the earliest of each kind first.
     """
     order = (
         2
@@ -190,7 +185,7 @@ def _guilt(failure: Any) -> tuple[int, int]:
 
 
 def _rank_main(request: Request, tell: Tell, launcher: int) -> Outcome:
-    """A rank's process.
+    """Train in a rank's own process, and end it.
 
     It leaves the terminal's process group, so that a Ctrl-C reaches it once, through its parent.
     """
@@ -227,10 +222,7 @@ def _rank_main(request: Request, tell: Tell, launcher: int) -> Outcome:
 
 
 def _lost_a_peer(error: Exception) -> bool:
-    """Whether a collective ended because the process at its other end did:
-
-    in the words of gloo, and of NCCL.
-    """
+    """Return whether a collective failed because its peer's process ended (gloo, NCCL)."""
     said = (
         "Connection closed by peer",
         "Connection reset by peer",
@@ -241,16 +233,17 @@ def _lost_a_peer(error: Exception) -> bool:
 
 
 def _end_with(launcher: int) -> None:
-    """A launcher that was killed cannot end its ranks; without it nobody would."""
+    """End this process when its launcher has gone: nobody else would."""
     while os.getppid() == launcher:
         time.sleep(0.5)
     os._exit(1)
 
 
 def _end_quietly() -> None:
-    """Leave without torch's own end: with a process group that has been used by DDP, it aborts
-    about one time in ten (torch 2.13, gloo), and a run that has finished would be said to have
-    failed.
+    """End the process before torch's own exit handlers run.
+
+    With a process group that DDP has used, these abort about one time in ten (torch 2.13, gloo),
+    and a finished run would count as failed.
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -259,7 +252,8 @@ def _end_quietly() -> None:
 
 @contextmanager
 def _sigint_blocked() -> Iterator[None]:
-    """Processes that are started begin with SIGINT blocked, as this thread has it, until
+    """Block SIGINT in this thread, and so in the processes that it starts.
+
     `_rank_main` unblocks it: a rank that is still importing must not answer a Ctrl-C with its
     traceback. Another thread is left to take the signal; its handler runs in the main one.
     """
@@ -276,7 +270,7 @@ def _sigint_blocked() -> Iterator[None]:
 
 
 class _Forward:
-    """Passes the signals of `stop.py` on to the ranks.
+    """A context that passes the signals of `stop.py` on to the ranks.
 
     After a second one they have a few seconds, and are then killed.
     """
@@ -309,7 +303,7 @@ class _Forward:
 
 
 def _stopped(number: int) -> SystemExit:
-    """The end by a signal other than Ctrl-C's, before there was a step to finish."""
+    """Return the exit for a signal other than Ctrl-C's that came before the first step."""
     sys.stderr.write(f"stopped by {signal.Signals(number).name}\n")
     return SystemExit(128 + number)
 

@@ -1,7 +1,4 @@
-"""The user's own class of a run:
-
-the same file on every rank, and the same as when the run began.
-"""
+"""The user's own class of a run: one file on all ranks, unchanged since the run began."""
 
 import json
 
@@ -15,8 +12,7 @@ from vtool.training.start import Start
 
 
 def keep_class(run: Run, folder: RunFolder, start: Start, ranks: Ranks) -> None:
-    """Write down where the class is from, and hold the file against that of the checkpoint that the
-    run goes on from. Every rank does so.
+    """Record the class's file, and check it on every rank and against the checkpoint's run.
 
     Raises:
         Findings: `ranks-differ`, `modeling-changed`, `run-folder-unwritable`; on every rank.

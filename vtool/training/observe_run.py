@@ -1,7 +1,7 @@
-"""What a run's live objects have of its settings, and the comparison before its first step.
+"""The values that a run's live objects have for its settings, and their check before step 1.
 
-Whoever owns an object reads it: engines (`Engine.observe`), models, `parameter_groups`,
-`schedule`. None of them is told what was asked.
+Whoever owns an object reads it: engines (`Engine.observe`), models, `optimizer.observe_groups`,
+`schedule.observe_schedule`. None of them is given a setting.
 """
 
 from collections.abc import Iterator
@@ -22,8 +22,9 @@ from vtool.training.session import Session
 
 
 def check_arrival(session: Session, origins: Origins | None) -> None:
-    """Hold what each rank has against the settings. Milliseconds: nothing is built, and nothing
-    computed.
+    """Compare every rank's live objects with the settings.
+
+    Takes milliseconds: nothing is built, and nothing computed.
 
     Raises:
         SharedFindings: `setting-not-arrived`, `device-not-used`; each once, with the first rank
@@ -41,7 +42,7 @@ def check_arrival(session: Session, origins: Origins | None) -> None:
 
 
 def observe_run(session: Session) -> list[Observed]:
-    """All that this rank's live objects have of the settings."""
+    """Return what this rank's live objects have of the settings."""
     part = session.family.part
     engine = list(session.engine.observe(part))
     peak = schedule.highest(session.rate, session.total_steps)
@@ -94,9 +95,9 @@ def _devices(session: Session, *, offloaded: bool) -> Iterator[Observed]:
 
 
 def _frozen(session: Session) -> Iterator[Observed]:
-    """Whether a part of the model is frozen:
+    """Yield each part of the model as frozen, as trained, or, where it is partly both, as each.
 
-    nothing of it is trained; or trained: all of it is. A rank may have nothing of a part.
+    A rank may have nothing of a part.
     """
     trained: dict[str, list[tuple[str, bool]]] = {part: [] for part in PARTS}
     for name, parameter in session.engine.named_parameters():

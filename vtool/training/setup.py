@@ -1,7 +1,4 @@
-"""Everything a run needs before its first step:
-
-rows audited, processor and model built, and where it goes on from.
-"""
+"""The set-up of a run before its first step: rows, processor, model, engine, checkpoint."""
 
 import json
 import shutil
@@ -40,7 +37,7 @@ SPLITS = ("train", "validation", "test")
 def set_up_run(
     request: Request, folder: RunFolder, start: Start, ranks: Ranks
 ) -> tuple[Session, Progress]:
-    """Audit the rows, build what the run trains with, and take up a checkpoint.
+    """Audit the rows, build what the run trains with, and restore a checkpoint.
 
     Raises:
         Findings: of the rows, of the model's folder, `ranks-differ`, or `data-changed`; on every
@@ -97,7 +94,7 @@ def set_up_run(
 
 
 def audit(rows: Mapping[str, EncodedRows], ranks: Ranks) -> dict[str, Ledger]:
-    """Look at every row of every split, each rank its share; raise all that was found at once."""
+    """Audit every row of every split, each rank its share, and raise all findings at once."""
     ledgers: dict[str, Ledger] = {}
     findings: list[Diagnostic] = []
     for split, encoded in rows.items():
@@ -113,7 +110,7 @@ def audit(rows: Mapping[str, EncodedRows], ranks: Ranks) -> dict[str, Ledger]:
 
 
 def over_budget(run: Run, ledger: Ledger) -> list[Diagnostic]:
-    """Rows that no micro-batch has room for."""
+    """Return the finding for rows that no micro-batch has room for."""
     budget = run.data.micro_batch_tokens
     longer = (
         []
@@ -135,7 +132,7 @@ def over_budget(run: Run, ledger: Ledger) -> list[Diagnostic]:
 
 
 def _ignored(run: Run, ranks: Ranks) -> Iterator[Diagnostic]:
-    """What a rule of settings could not say before the device was chosen (config/rules/ignored.py)."""
+    """Yield findings that need the chosen device (config/rules/ignored.py has the others)."""
     if (
         isinstance(run.engine, schema.Fsdp2)
         and run.engine.cpu_offload
@@ -152,8 +149,9 @@ def _ignored(run: Run, ranks: Ranks) -> Iterator[Diagnostic]:
 
 
 def _write_processor(run: Run, rows: Rows, folder: RunFolder) -> None:
-    """Keep the processor and the model's config in the run's folder, so that the run needs nothing
-    else to go on.
+    """Write the processor and the model's config into the run's folder.
+
+    The run then needs nothing else to resume.
     """
     processor = new_processor(run.model, run.data.image, read_texts(rows), run.data.video)
     with folder.writing():
@@ -170,7 +168,7 @@ def _write_processor(run: Run, rows: Rows, folder: RunFolder) -> None:
 
 
 def _copy_processor(start: Start, folder: RunFolder) -> None:
-    """A run that begins from another's checkpoint has that run's processor."""
+    """Copy the processor of the run whose checkpoint this one starts from."""
     assert start.began is not None
     if not folder.processor.exists():
         with folder.writing():
@@ -181,7 +179,7 @@ def _copy_processor(start: Start, folder: RunFolder) -> None:
 
 
 def read_texts(rows: Rows) -> list[str]:
-    """What a new tokenizer is trained on.
+    """Return the texts that a new tokenizer is trained on.
 
     Rows that cannot be read are left for the audit to report.
     """
@@ -198,10 +196,7 @@ def read_texts(rows: Rows) -> list[str]:
 def _write_head(
     folder: RunFolder, request: Request, ledgers: Mapping[str, Ledger], began: RunFolder
 ) -> None:
-    """Write what a run begins with;
-
-    where it goes on, hold the rows against those that it began with.
-    """
+    """Write data.json, proofs.json and config.yaml; check the rows of a resumed run."""
     written = {split: ledger.as_dict() for split, ledger in ledgers.items()}
     # written after the rows: a run that has not got so far has no rows of its own yet
     if began.config.exists():

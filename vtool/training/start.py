@@ -1,7 +1,4 @@
-"""Where a run begins:
-
-at its first step, or at a checkpoint, of its own or of another run; and whether that may be.
-"""
+"""The start of a run: at its first step, or at a checkpoint of its own or of another run."""
 
 import json
 from collections.abc import Mapping
@@ -38,7 +35,7 @@ SAME_ROWS = ("rows", "kept", "tokens", "supervised_tokens", "images", "videos", 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Where a run begins."""
+    """The checkpoint that a run begins from, if any."""
 
     checkpoint: Path | None
     finished: bool = False
@@ -46,12 +43,12 @@ class Start:
 
     @property
     def began(self) -> RunFolder | None:
-        """The folder of the run that the checkpoint is of."""
+        """The folder of the run that wrote the checkpoint."""
         return RunFolder(self.checkpoint.parent.parent) if self.checkpoint else None
 
 
 def find_start(folder: RunFolder, run: Run, effective: Mapping[str, Any]) -> Start:
-    """Compare a folder with a run's settings, and say where the run begins.
+    """Compare a folder with a run's settings, and return where the run begins.
 
     `checkpoint.resume` is `auto` (go on from the newest whole checkpoint), `never`, or a run's
     folder, or a checkpoint in one. A run that has checkpoints goes on from them also where `resume`
@@ -105,9 +102,9 @@ def find_start(folder: RunFolder, run: Run, effective: Mapping[str, Any]) -> Sta
 
 
 def _from(source: Path, effective: Mapping[str, Any]) -> Start:
-    """Begin from a checkpoint in a run's folder, or from a run's newest one.
+    """Return the start from a checkpoint, or from the newest one in a run's folder.
 
-    That run must have been the same.
+    That run must have had the same settings.
     """
     if source.name.startswith("step-"):
         if problem := damage(source):
@@ -164,7 +161,7 @@ def _check_result(folder: RunFolder) -> None:
 
 
 def _read(folder: RunFolder) -> Any:
-    """A run's written settings."""
+    """Return a run's written settings."""
     try:
         settings = yaml.safe_load(folder.config.read_text())
         if isinstance(settings, dict):
@@ -179,7 +176,7 @@ def _read(folder: RunFolder) -> Any:
 
 
 def check_rows(began: RunFolder, ledgers: Mapping[str, Mapping[str, Any]]) -> None:
-    """Hold the rows of a run that goes on against those that it began with.
+    """Compare the rows of a resumed run with those that it began with.
 
     Raises:
         Findings: `data-changed`, naming the files.
@@ -209,7 +206,7 @@ def check_rows(began: RunFolder, ledgers: Mapping[str, Mapping[str, Any]]) -> No
 
 
 def _rows(ledger: Mapping[str, Any]) -> list[Any]:
-    """What tells rows apart, wherever their files are."""
+    """Return what identifies a split's rows, wherever their files are."""
     files = [
         {key: value for key, value in file.items() if key != "path"}
         for file in ledger.get("files", [])
@@ -227,9 +224,9 @@ def _told(ledger: Mapping[str, Any]) -> str:
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Dotted settings that differ between two effective configs, with both values;
+    """Return the settings that differ between two effective configs, with both values.
 
-    those of `FREE` apart.
+    Those of `FREE` are left out.
     """
     old, new = _leaves(before), _leaves(now)
     keys = [key for key in sorted(old.keys() | new.keys()) if not key.startswith(FREE)]

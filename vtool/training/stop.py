@@ -1,7 +1,4 @@
-"""A stop asked for by a signal:
-
-the first one lets the step finish, the second ends the process at once.
-"""
+"""A stop by signal: the first lets the step finish, the second ends the process at once."""
 
 import os
 import signal
@@ -19,10 +16,7 @@ SAME_REQUEST = 1.0
 
 
 class StopRequest:
-    """Takes the signals of `taken_signals` while it is entered.
-
-    `signal` is the first that came, or None.
-    """
+    """A context that takes the signals of `taken_signals`."""
 
     def __init__(self) -> None:
         self.signal: int | None = None
@@ -53,15 +47,12 @@ class StopRequest:
 
 
 def taken_signals() -> tuple[signal.Signals, ...]:
-    """The signals that ask for a stop. One that is ignored stays so: `nohup` ignores SIGHUP."""
+    """Return the signals that ask for a stop, but for ignored ones: `nohup` ignores SIGHUP."""
     return tuple(number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN)
 
 
 def leave_terminal() -> None:
-    """The terminal is gone:
-
-    writing to it would fail, and what is said from now on is for nobody.
-    """
+    """Send output to /dev/null once the terminal has gone: writing to it would fail."""
     for descriptor in (1, 2):
         # a terminal that is gone is no tty any more, but still this
         if stat.S_ISCHR(os.fstat(descriptor).st_mode):

@@ -1,7 +1,6 @@
-"""`tracking`:
+"""Trackers, which show the lines of metrics.jsonl in TensorBoard or Weights & Biases.
 
-the lines of metrics.jsonl, given to viewers through their own libraries. A tracker that fails is
-let go, and said once.
+A tracker that fails is closed and reported once; the run goes on.
 """
 
 import math
@@ -18,7 +17,7 @@ from vtool.training.session import Request
 
 
 class Sink(Protocol):
-    """One tracker at work."""
+    """A tracker that is open."""
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Take the numbers of a step."""
@@ -69,9 +68,9 @@ class _Wandb:
 
 
 def _installed(package: str) -> bool:
-    """Not `find_spec`:
+    """Return whether a package is installed.
 
-    a folder wandb/, which wandb itself makes where it is run, looks like a package.
+    `find_spec` would take a folder wandb/, which wandb itself makes where it runs, for the package.
     """
     try:
         metadata.version(package)
@@ -81,12 +80,12 @@ def _installed(package: str) -> bool:
 
 
 def _fit(name: str) -> str:
-    """A name without the characters that an id of wandb's must not have."""
+    """Return a name without the characters that an id of wandb's must not have."""
     return "".join("-" if letter in "/\\#?%:" else letter for letter in name)[:128]
 
 
 class Trackers:
-    """All trackers of a run, on rank 0. `findings`: one of each that has failed."""
+    """The open trackers of a run, on rank 0, and a finding for each that has failed."""
 
     def __init__(self, makers: Mapping[str, Callable[[], Sink]]) -> None:
         self.findings: list[Diagnostic] = []
@@ -96,7 +95,7 @@ class Trackers:
                 self._sinks[kind] = make()
 
     def log(self, metrics: Mapping[str, Any]) -> None:
-        """A line of metrics.jsonl.
+        """Log a line of metrics.jsonl.
 
         Numbers that are not finite are left out: not every viewer takes them.
         """
@@ -133,7 +132,7 @@ class Trackers:
 
 @contextmanager
 def open_trackers(request: Request, folder: Path, step: int, ranks: Ranks) -> Iterator[Trackers]:
-    """The trackers of a run that goes on after `step`; closed however it ends.
+    """Open the trackers of a run that goes on after `step`, and close them however it ends.
 
     Raises:
         SharedFindings: `extra-not-installed`.

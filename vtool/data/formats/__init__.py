@@ -1,4 +1,4 @@
-"""The formats of rows: each reader in one file, and its settings in `vtool.config.schema.formats`."""
+"""The readers of all formats of rows; `vtool.config.schema.formats` has their settings."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,8 +11,8 @@ READERS: dict[str, Callable[[Any, str | None], RowReader]] = {
     "digits": lambda entry, _label: Digits(entry.split),
     "messages": lambda entry, label: Messages(entry.path, label),
 }
-"""By `format`, the function that opens an entry's rows.
+"""The functions that open an entry's rows, by `format`.
 
-It is given the entry and, where two files of a split have one name, what stands for this one in
-its rows' names.
+Each takes the entry and, where two files of a split have one name, the label that rows' names begin
+with.
 """

@@ -1,4 +1,4 @@
-"""What every format of rows says of itself."""
+"""The base of the settings of every format of rows."""
 
 from collections.abc import Mapping
 
