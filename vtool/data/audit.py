@@ -161,12 +161,12 @@ class Ledger:
 
 
 @dataclass(slots=True)
-class _Look(Dataset[RowAudit]):
+class _Inspector(Dataset[RowAudit]):
     rows: EncodedRows
 
     def __getitem__(self, index: int) -> RowAudit:
         try:
-            return self._look(index)
+            return self._inspect(index)
         except Findings as findings:
             return RowAudit(index, finding=findings.diagnostics[0])
         except MemoryError:  # of the machine, not of the row
@@ -174,7 +174,7 @@ class _Look(Dataset[RowAudit]):
         except Exception as error:  # one row's must not take the audit of all others along
             return RowAudit(index, finding=_unforeseen(self.rows.rows, index, error))
 
-    def _look(self, index: int) -> RowAudit:
+    def _inspect(self, index: int) -> RowAudit:
         sample = self.rows.sample(index)
         row = self.rows.rows.row(index)
         finding = check_features(sample, self.rows.processor, row) or check_labels(
@@ -232,11 +232,11 @@ def _digest(row: Row) -> int:
 
 def inspect_rows(rows: EncodedRows, indices: Sequence[int], workers: int) -> list[RowAudit]:
     """Encode and check rows, in as many processes as `data.workers` says."""
-    return list(DataLoader(_Look(rows), batch_size=None, sampler=indices, num_workers=workers))
+    return list(DataLoader(_Inspector(rows), batch_size=None, sampler=indices, num_workers=workers))
 
 
 def build_ledger(
-    rows: EncodedRows, looks: Iterable[RowAudit], split: str
+    rows: EncodedRows, audits: Iterable[RowAudit], split: str
 ) -> tuple[Ledger, tuple[Diagnostic, ...]]:
     """Build the ledger, and return it with what stands against training on this split.
 
@@ -244,15 +244,21 @@ def build_ledger(
     is a finding. A row that is too long is dropped only where `data.on_overlong` says so, and is a
     finding otherwise.
     """
-    audited = sorted(looks, key=lambda one: one.index)
-    bad = [one for one in audited if one.finding]
+    audited = sorted(audits, key=lambda audit: audit.index)
+    bad = [audit for audit in audited if audit.finding]
     findings = _once(
-        [one.finding for one in bad if one.finding and not _droppable(one.finding, rows.settings)]
+        [
+            audit.finding
+            for audit in bad
+            if audit.finding and not _droppable(audit.finding, rows.settings)
+        ]
     )
-    droppable = [one for one in bad if one.finding and _droppable(one.finding, rows.settings)]
+    droppable = [
+        audit for audit in bad if audit.finding and _droppable(audit.finding, rows.settings)
+    ]
     allowed = rows.settings.max_dropped_rows
     if len(droppable) > allowed:
-        findings += [one.finding for one in droppable if one.finding]
+        findings += [audit.finding for audit in droppable if audit.finding]
         message = (
             f"data.{split}: {len(droppable)} of {len(audited)} rows cannot be used;"
             f" data.max_dropped_rows is {allowed}"
@@ -260,7 +266,7 @@ def build_ledger(
         findings.append(
             Diagnostic("too-many-dropped-rows", message, parameter="data.max_dropped_rows")
         )
-    kept = [one for one in audited if not one.finding]
+    kept = [audit for audit in audited if not audit.finding]
     if not kept and not findings:
         findings.append(
             Diagnostic("no-rows", f"data.{split} has no rows to use", parameter=f"data.{split}")
@@ -270,11 +276,11 @@ def build_ledger(
         sources=tuple(rows.rows.describe()),
         rows=len(audited),
         dropped=tuple(
-            Dropped(rows.rows.name(one.index), one.finding.rule, one.finding.message)
-            for one in droppable
-            if one.finding
+            Dropped(rows.rows.name(audit.index), audit.finding.rule, audit.finding.message)
+            for audit in droppable
+            if audit.finding
         ),
-        cut=tuple(rows.rows.name(one.index) for one in kept if one.cut),
+        cut=tuple(rows.rows.name(audit.index) for audit in kept if audit.cut),
     )
     return ledger, _cap(findings, len(rows.rows))
 

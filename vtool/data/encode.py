@@ -17,7 +17,8 @@ from vtool.data.chat import (
     render_prompt,
     render_question,
 )
-from vtool.data.row import Row, refuse, shown
+from vtool.data.media import load_picture
+from vtool.data.row import Row, refuse
 from vtool.data.sources import Rows
 from vtool.data.video import Clip, open_clip
 from vtool.models.processor import Processor
@@ -205,18 +206,7 @@ def _visuals(row: Row, clips: Sequence[Clip], processor: Processor) -> Iterator[
 
 
 def _image(row: Row, image: Any, processor: Processor) -> _Visual:
-    from transformers.image_utils import load_image
-
-    try:
-        # As at inference: turned upright by its EXIF tag and made RGB. PIL raises where a file is
-        # cut off.
-        picture = load_image(image)
-    # each decoder raises what its file format raises; PIL, where an image is too large to be meant
-    except Exception as error:
-        named = image if isinstance(image, str) and len(image) < 200 else "its image"
-        raise refuse(
-            "broken-image", f"{row.id}: {named} cannot be decoded: {shown(error)}", row.origin
-        ) from error
+    picture = load_picture(row, image, "broken-image", "its image")
     try:
         encoded = processor.image_processor(images=[picture], return_tensors="pt")
     except ValueError as error:  # an image processor refuses an extreme aspect ratio
@@ -278,7 +268,7 @@ def _expand(
 
 def _mismatch(row: Row, ids: Sequence[int], marks: dict[int, str]) -> Exception:
     given = {"image": len(row.images), "video": len(row.videos)}
-    told = [
+    counts = [
         f"{sum(token == mark for token in ids)} {kind} tokens for {given[kind]} {kind}s"
         for mark, kind in marks.items()
         if kind == "image" or given[kind] or mark in ids
@@ -286,7 +276,7 @@ def _mismatch(row: Row, ids: Sequence[int], marks: dict[int, str]) -> Exception:
     ordered = ", or in another order" if row.images and row.videos else ""
     return refuse(
         "image-token-mismatch",
-        f"{row.id}: the chat template wrote {' and '.join(told)}{ordered}",
+        f"{row.id}: the chat template wrote {' and '.join(counts)}{ordered}",
         row.origin,
     )
 

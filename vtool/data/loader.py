@@ -72,9 +72,9 @@ def micro_batches(
     At least one, so that every rank takes part in every reduction.
     """
     rows = plan.step(step)
-    mine = share(rows, rank, world, micro_batch_size) or [(int(rows[0]),)]
+    groups = share(rows, rank, world, micro_batch_size) or [(int(rows[0]),)]
     counts = rank < len(rows)
-    return [MicroBatch(tuple(kept[place] for place in places), counts) for places in mine]
+    return [MicroBatch(tuple(kept[place] for place in places), counts) for places in groups]
 
 
 def packed_micro_batches(
@@ -93,10 +93,10 @@ def packed_micro_batches(
     budget: the most tokens of a shared row.
     """
     places = [int(place) for place in plan.step(step)]
-    mine = pack(places, [lengths[place] for place in places], rank, world, budget)
+    groups = pack(places, [lengths[place] for place in places], rank, world, budget)
     return [
-        MicroBatch(tuple(kept[place] for place in group), bool(mine), packed=True)
-        for group in mine or [(places[0],)]
+        MicroBatch(tuple(kept[place] for place in group), bool(groups), packed=True)
+        for group in groups or [(places[0],)]
     ]
 
 
@@ -116,14 +116,14 @@ def micro_batches_for_step(
 
 
 def load_steps(
-    dataset: EncodedRows, steps: range, mine: Callable[[int], list[MicroBatch]], workers: int
+    dataset: EncodedRows, steps: range, plan_step: Callable[[int], list[MicroBatch]], workers: int
 ) -> Iterator[list[Batch]]:
     """Yield the batches of each step, in order.
 
     Args:
-    mine: returns this rank's micro-batches of a step.
+    plan_step: returns this rank's micro-batches of a step.
     """
-    flat = (micro_batch for step in steps for micro_batch in mine(step))
+    flat = (micro_batch for step in steps for micro_batch in plan_step(step))
     # Without workers a DataLoader would only add its own time.
     batches = (
         iter(DataLoader(dataset, batch_size=None, sampler=flat, num_workers=workers))
@@ -131,4 +131,4 @@ def load_steps(
         else map(dataset.__getitem__, flat)
     )
     for step in steps:
-        yield [next(batches) for _ in mine(step)]
+        yield [next(batches) for _ in plan_step(step)]

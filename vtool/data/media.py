@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from vtool.data.row import Video, beside, refuse, shown
+from vtool.data.row import Row, Video, beside, refuse, shown
 from vtool.diagnostics import Origin
 
 _CUT = "cut the clip out of the file first, or give its frames as a list"
@@ -110,6 +110,25 @@ def locate_frame(given: Any, name: str, folder: Path, origin: Origin | None) -> 
         if given.startswith("data:")
         else _file(given, name, folder, origin, "video", "frame ")
     )
+
+
+def load_picture(row: Row, picture: Any, rule: str, unnamed: str) -> Any:
+    """Return an image or a frame as PIL has it at inference: upright by its EXIF tag, RGB.
+
+    Args:
+        rule: the rule that a picture breaks which cannot be decoded.
+        unnamed: what a message calls a picture that is not a file.
+    """
+    from transformers.image_utils import load_image
+
+    try:
+        return load_image(picture)
+    # Each decoder raises what its file format raises; PIL, where a file is cut off, or an image too
+    # large to be meant.
+    except Exception as error:
+        named = picture if isinstance(picture, str) and len(picture) < 200 else unnamed
+        message = f"{row.id}: {named} cannot be decoded: {shown(error)}"
+        raise refuse(rule, message, row.origin) from error
 
 
 def _file(

@@ -105,7 +105,10 @@ def parse_row(
     placeholders = Counter[str]()
 
     def place(kind: str, given: Any, options: Mapping[str, Any]) -> dict[str, str]:
-        """Return a part for an image or a video; without a path it takes the next in the row's list."""
+        """Return a part for an image or a video.
+
+        Without a path of its own it takes the next one of the row's list.
+        """
         if given is None:
             placeholders[kind] += 1
             given = next(unlisted[kind], None)

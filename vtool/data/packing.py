@@ -28,7 +28,7 @@ def pack(
         budget: tokens of a micro-batch; no row has more.
     """
     load = [0] * world
-    mine: list[tuple[list[int], int]] = []
+    bins: list[tuple[list[int], int]] = []
     for row, length in sorted(
         zip(rows, lengths, strict=True), key=lambda pair: (-pair[1], pair[0])
     ):
@@ -37,13 +37,13 @@ def pack(
         if least != rank:
             continue
         place = next(
-            (number for number, (_, tokens) in enumerate(mine) if tokens + length <= budget), None
+            (number for number, (_, tokens) in enumerate(bins) if tokens + length <= budget), None
         )
         if place is None:
-            mine.append(([row], length))
+            bins.append(([row], length))
         else:
-            mine[place] = ([*mine[place][0], row], mine[place][1] + length)
-    return [tuple(rows) for rows, _ in mine]
+            bins[place] = ([*bins[place][0], row], bins[place][1] + length)
+    return [tuple(rows) for rows, _ in bins]
 
 
 def collate_packed(

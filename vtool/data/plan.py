@@ -45,10 +45,10 @@ def share(
     rows: NDArray[np.int64], rank: int, world: int, micro_batch_size: int
 ) -> list[tuple[int, ...]]:
     """Return one rank's micro-batches of a global step; none if it has fewer rows than ranks."""
-    mine = [int(row) for row in rows[rank::world]]
+    own = [int(row) for row in rows[rank::world]]
     return [
-        tuple(mine[start : start + micro_batch_size])
-        for start in range(0, len(mine), micro_batch_size)
+        tuple(own[start : start + micro_batch_size])
+        for start in range(0, len(own), micro_batch_size)
     ]
 
 

@@ -54,7 +54,7 @@ class Row:
                 )
 
     def supervised(self) -> Iterator[int]:
-        """Yield the places of the assistant's messages that are learnt: those of weight 0 are not."""
+        """Yield the places of the assistant's messages that are learnt; weight 0 is not."""
         for place, message in enumerate(self.messages):
             if message["role"] == "assistant" and message.get("weight") != 0:
                 yield place

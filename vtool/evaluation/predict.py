@@ -81,11 +81,11 @@ def predict(
         prompt = encode_question(row, processor)
     except Findings as findings:
         here = "paths are relative to the folder you are in"
-        told = [
+        with_help = [
             replace(one, help=here) if one.rule in ("missing-image", "missing-video") else one
             for one in findings.diagnostics
         ]
-        raise Findings(told, fatal=True) from findings
+        raise Findings(with_help, fatal=True) from findings
     # A run answers with the class that it was trained with; a folder by itself, as a server would,
     # with transformers' own.
     modeling = kept_class(run) if folder != run else None

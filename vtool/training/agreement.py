@@ -6,6 +6,7 @@ without a word. DDP sends rank 0's weights to all, but not its config.
 """
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -29,23 +30,29 @@ def check_same_model(model: nn.Module, ranks: Ranks) -> None:
     """
     if ranks.world == 1:
         return
-    everyone = ranks.all_gather_objects((weights_digest(model), _config_digest(model)))
+    digests_by_rank = ranks.all_gather_objects((weights_digest(model), _config_digest(model)))
     findings = []
     for place, what in enumerate(("weights", "config.json")):
         others = [
-            rank for rank, digests in enumerate(everyone) if digests[place] != everyone[0][place]
+            rank
+            for rank, own in enumerate(digests_by_rank)
+            if own[place] != digests_by_rank[0][place]
         ]
         if others:
-            named = f"rank{'s' * (len(others) > 1)} {', '.join(map(str, others))}"
             findings.append(
                 Diagnostic(
                     "ranks-differ",
-                    f"{named} built the model of other {what} than rank 0",
+                    f"{name_ranks(others)} built the model of other {what} than rank 0",
                     parameter="model.path",
                 )
             )
     if findings:
         raise SharedFindings(findings)
+
+
+def name_ranks(ranks: Sequence[int]) -> str:
+    """Return `rank 1`, or `ranks 1, 2`."""
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
 
 
 def weights_digest(model: nn.Module) -> str:

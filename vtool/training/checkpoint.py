@@ -180,7 +180,7 @@ def load(checkpoint: Path) -> Snapshot:
 
 
 def newest(folder: Path) -> tuple[Path | None, list[Diagnostic]]:
-    """Return the newest whole checkpoint under a folder, and a finding for each newer damaged one."""
+    """Return a folder's newest whole checkpoint, and a finding for each newer damaged one."""
     findings: list[Diagnostic] = []
     for path in reversed(checkpoints(folder)):
         if (problem := damage(path)) is None:

@@ -17,11 +17,11 @@ from vtool.data.row import Row
 from vtool.data.video import open_clip
 from vtool.diagnostics import Diagnostic
 from vtool.engines.ranks import SharedFindings
-from vtool.evaluation.evaluate import Answer, Scores, evaluate
+from vtool.evaluation.evaluate import Answer, Scores
 from vtool.export.huggingface import export, export_adapter
 from vtool.training.base import base_of
 from vtool.training.run_folder import RunFolder, write_atomically
-from vtool.training.session import Progress, Session
+from vtool.training.session import Progress, Session, evaluate_split
 from vtool.training.step import STEP_RULES
 
 # Test images kept for the report, wrong answers and right ones each; and their longest side in
@@ -46,20 +46,9 @@ def finish(
     Findings: `ledger-mismatch`, or `run-folder-unwritable`; everything before it is saved.
     """
     ledger = balance(session, progress)
-    scores = None
-    if "test" in session.rows:
-        scores = evaluate(
-            session.engine,
-            session.rows["test"],
-            session.ledgers["test"].kept,
-            session.run.evaluation,
-        )
-    peak = max(
-        int(value[0])
-        for value in session.ranks.all_gather(
-            [resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024]
-        )
-    )
+    scores = evaluate_split(session, "test") if "test" in session.rows else None
+    own_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+    peak = int(max(mib for (mib,) in session.ranks.all_gather([own_mib])))
     weights = session.engine.model_state()
     of_test = scores.findings("test") if scores else []
     checks = dict.fromkeys(more, "passed") | {one.rule: "failed" for one in (*found, *of_test)}

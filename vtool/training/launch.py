@@ -30,9 +30,9 @@ from vtool.profiling.after import unwritten
 from vtool.training.run_folder import RunFolder
 from vtool.training.session import Request
 from vtool.training.sft import Outcome, train
-from vtool.training.stop import leave_terminal, taken_signals
+from vtool.training.stop import SignalContext, leave_terminal
 
-Tell = Callable[[Findings], None]
+Report = Callable[[Findings], None]
 
 # How long a rank waits for another. torch's own 10 minutes (NCCL; gloo: 30) end runs in which rank
 # 0 alone writes a checkpoint of tens of gigabytes, reads it back and digests it, or a rank has the
@@ -43,13 +43,13 @@ PATIENCE = timedelta(hours=2)
 LAST_SECONDS = 5.0
 
 
-def launch(request: Request, tell: Tell) -> Outcome | None:
+def launch(request: Request, report: Report) -> Outcome | None:
     """Run `train` on every rank, and return how it ended.
 
     Under an outer torchrun, only the first rank returns that; the others return None.
 
     Args:
-        tell: prints the findings of a single rank, in its own process.
+        report: prints the findings of a single rank, in its own process.
 
     Raises:
         Findings: what stopped the run. Those of a single rank have been printed by it, and
@@ -80,7 +80,7 @@ def launch(request: Request, tell: Tell) -> Outcome | None:
     _check_bound(request.run, nproc)
     if nproc == 1:
         return run_rank(request, Ranks())
-    return _launch_ranks(request, nproc, tell)
+    return _launch_ranks(request, nproc, report)
 
 
 def run_rank(request: Request, ranks: Ranks) -> Outcome:
@@ -116,7 +116,7 @@ def _check_bound(run: Run, nproc: int, *, outer: bool = False) -> None:
         raise SharedFindings(found)
 
 
-def _launch_ranks(request: Request, nproc: int, tell: Tell) -> Outcome:
+def _launch_ranks(request: Request, nproc: int, report: Report) -> Outcome:
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -144,7 +144,7 @@ def _launch_ranks(request: Request, nproc: int, tell: Tell) -> Outcome:
         try:
             with _sigint_blocked():
                 outcomes: dict[int, Outcome] = elastic_launch(config, _rank_main)(
-                    request, tell, os.getpid()
+                    request, report, os.getpid()
                 )
         except ChildFailedError as error:
             if forward.first == signal.SIGINT:
@@ -184,21 +184,21 @@ def _guilt(failure: Any) -> tuple[int, int]:
     return order, failure.timestamp
 
 
-def _rank_main(request: Request, tell: Tell, launcher: int) -> Outcome:
+def _rank_main(request: Request, report: Report, launcher: int) -> Outcome:
     """Train in a rank's own process, and end it.
 
     It leaves the terminal's process group, so that a Ctrl-C reaches it once, through its parent.
     """
     os.setpgrp()
     atexit.register(_end_quietly)
-    threading.Thread(target=_end_with, args=(launcher,), daemon=True).start()
+    threading.Thread(target=_end_with_launcher, args=(launcher,), daemon=True).start()
     ranks = Ranks.from_environment()
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         return run_rank(request, ranks)
     except Findings as findings:
         if ranks.rank == 0 or not isinstance(findings, SharedFindings):
-            tell(findings)
+            report(findings)
         code = 1
     except KeyboardInterrupt:
         code = 130
@@ -223,16 +223,16 @@ def _rank_main(request: Request, tell: Tell, launcher: int) -> Outcome:
 
 def _lost_a_peer(error: Exception) -> bool:
     """Return whether a collective failed because its peer's process ended (gloo, NCCL)."""
-    said = (
+    phrases = (
         "Connection closed by peer",
         "Connection reset by peer",
         "Broken pipe",
         "remote process exited",
     )
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in said)
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in phrases)
 
 
-def _end_with(launcher: int) -> None:
+def _end_with_launcher(launcher: int) -> None:
     """End this process when its launcher has gone: nobody else would."""
     while os.getppid() == launcher:
         time.sleep(0.5)
@@ -269,7 +269,7 @@ def _sigint_blocked() -> Iterator[None]:
         done.set()
 
 
-class _Forward:
+class _Forward(SignalContext):
     """A context that passes the signals of `stop.py` on to the ranks.
 
     After a second one they have a few seconds, and are then killed.
@@ -278,17 +278,8 @@ class _Forward:
     def __init__(self) -> None:
         self.first: int | None = None
         self._received = 0
-        self._before: dict[int, Any] = {}
 
-    def __enter__(self) -> "_Forward":
-        self._before = {number: signal.signal(number, self._pass_on) for number in taken_signals()}
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _pass_on(self, number: int, _frame: FrameType | None) -> None:
+    def handle(self, number: int, frame: FrameType | None) -> None:
         self.first = self.first or number
         self._received += 1
         if number == signal.SIGHUP:

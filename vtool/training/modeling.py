@@ -7,6 +7,7 @@ from vtool.config.schema import Run
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.engines.ranks import Ranks, SharedFindings
 from vtool.models.modeling import described
+from vtool.training.agreement import name_ranks
 from vtool.training.run_folder import RunFolder, write_atomically
 from vtool.training.start import Start
 
@@ -19,20 +20,17 @@ def keep_class(run: Run, folder: RunFolder, start: Start, ranks: Ranks) -> None:
     """
     if run.model.modeling is None:
         return
-    mine = described(run.model.modeling)
-    everyone = ranks.all_gather_objects(mine["sha256"])
-    if others := [str(rank) for rank, digest in enumerate(everyone) if digest != everyone[0]]:
-        message = (
-            f"rank{'s' * (len(others) > 1)} {', '.join(others)}: {mine['file']} is not the file"
-            " that rank 0 has"
-        )
+    record = described(run.model.modeling)
+    digests = ranks.all_gather_objects(record["sha256"])
+    if others := [rank for rank, digest in enumerate(digests) if digest != digests[0]]:
+        message = f"{name_ranks(others)}: {record['file']} is not the file that rank 0 has"
         raise SharedFindings(
             Diagnostic("ranks-differ", message, "copy rank 0's file to the other machines", SETTING)
         )
-    ranks.on_rank_zero(lambda: _keep(mine, folder, start))
+    ranks.on_rank_zero(lambda: _keep(record, folder, start))
 
 
-def _keep(mine: dict[str, str], folder: RunFolder, start: Start) -> None:
+def _keep(record: dict[str, str], folder: RunFolder, start: Start) -> None:
     if start.began is not None:
         try:
             before = json.loads(start.began.modeling.read_text())["sha256"]
@@ -41,8 +39,8 @@ def _keep(mine: dict[str, str], folder: RunFolder, start: Start) -> None:
             raise Findings(
                 Diagnostic("not-a-run", message, parameter="run.dir"), fatal=True
             ) from error
-        if before != mine["sha256"]:
-            message = f"{mine['file']} is not what it was when {start.began.path} began"
+        if before != record["sha256"]:
+            message = f"{record['file']} is not what it was when {start.began.path} began"
             raise Findings(Diagnostic("modeling-changed", message, parameter=SETTING))
     with folder.writing():
-        write_atomically(folder.modeling, json.dumps(mine, indent=1) + "\n")
+        write_atomically(folder.modeling, json.dumps(record, indent=1) + "\n")

@@ -18,6 +18,7 @@ from vtool.diagnostics import Diagnostic
 from vtool.engines.ranks import SharedFindings
 from vtool.models.read_back import read_class, read_config
 from vtool.training import optimizer, schedule
+from vtool.training.agreement import name_ranks
 from vtool.training.session import Session
 
 
@@ -30,9 +31,9 @@ def check_arrival(session: Session, origins: Origins | None) -> None:
         SharedFindings: `setting-not-arrived`, `device-not-used`; each once, with the first rank
             that has it.
     """
-    mine = compare(wanted(session.run), observe_run(session), origins)
+    differences = compare(wanted(session.run), observe_run(session), origins)
     found: dict[Diagnostic, list[int]] = {}
-    for rank, findings in enumerate(session.ranks.all_gather_objects(mine)):
+    for rank, findings in enumerate(session.ranks.all_gather_objects(differences)):
         for finding in findings:
             found.setdefault(finding, []).append(rank)
     if found:
@@ -50,7 +51,7 @@ def observe_run(session: Session) -> list[Observed]:
         *_process(session),
         *_devices(
             session,
-            offloaded=any(seen.name == "engine.cpu_offload" and seen.value for seen in engine),
+            offloaded=any(each.name == "engine.cpu_offload" and each.value for each in engine),
         ),
         *read_config(session.engine.module.config),
         *read_class(session.engine.module),
@@ -64,11 +65,11 @@ def observe_run(session: Session) -> list[Observed]:
 
 def _process(session: Session) -> Iterator[Observed]:
     ranks = session.ranks
-    everyone = dist.get_world_size() if dist.is_initialized() else 1
+    processes = dist.get_world_size() if dist.is_initialized() else 1
     # On one machine the processes are those of the group; on several, each has its share of them.
     yield Observed(
         "launch.nproc",
-        everyone if ranks.world == ranks.local_world else ranks.local_world,
+        processes if ranks.world == ranks.local_world else ranks.local_world,
         "the process group",
     )
     yield Observed("device.threads", torch.get_num_threads(), "torch")
@@ -137,15 +138,16 @@ def _rows(session: Session) -> Iterator[Observed]:
     ):
         yield Observed(f"data.video.{name}", value, "the video processor")
     yield Observed("data.global_batch_size", session.plan.global_batch_size, "the plan of the rows")
-    mine = session.micro_batches(1)
-    yield Observed("data.packing", "token_budget" if mine[0].packed else "none", "the first step")
-    if all(batch.counts and not batch.packed for batch in mine):
-        total = sum(len(batch.rows) for batch in mine)
-        yield Observed("data.micro_batch_size", len(mine[0].rows), "the first step", (total,))
+    batches = session.micro_batches(1)
+    yield Observed(
+        "data.packing", "token_budget" if batches[0].packed else "none", "the first step"
+    )
+    if all(batch.counts and not batch.packed for batch in batches):
+        total = sum(len(batch.rows) for batch in batches)
+        yield Observed("data.micro_batch_size", len(batches[0].rows), "the first step", (total,))
 
 
 def _of_ranks(finding: Diagnostic, ranks: list[int], world: int) -> Diagnostic:
     if len(ranks) == world:
         return finding
-    named = f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
-    return replace(finding, message=f"{named}: {finding.message}")
+    return replace(finding, message=f"{name_ranks(ranks)}: {finding.message}")

@@ -16,6 +16,7 @@ from vtool.data.plan import Plan
 from vtool.diagnostics import Diagnostic
 from vtool.engines.contract import Engine
 from vtool.engines.ranks import Ranks, SharedFindings
+from vtool.evaluation.evaluate import Scores, evaluate
 from vtool.models.families import Family, family
 from vtool.models.processor import Processor
 from vtool.training.checkpoint import Snapshot, load
@@ -134,6 +135,12 @@ def count_steps(run: Run, plan: Plan) -> int:
         message = f"optim.warmup_steps is {run.optim.warmup_steps}, and the run has {total} steps"
         raise SharedFindings(Diagnostic("warmup-too-long", message, parameter="optim.warmup_steps"))
     return total
+
+
+def evaluate_split(session: Session, split: str) -> Scores:
+    """Evaluate the model on a split's kept rows; every rank calls this."""
+    kept = session.ledgers[split].kept
+    return evaluate(session.engine, session.rows[split], kept, session.run.evaluation)
 
 
 def snapshot(session: Session, progress: Progress) -> Snapshot:

@@ -2,7 +2,8 @@
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 
 from vtool.config import schema
@@ -62,17 +63,8 @@ def set_up_run(
     if ranks.rank == 0:
         for split, ledger in ledgers.items():
             print(f"data.{split}: {ledger.in_words()}", flush=True)
-            for warning in warnings(ledger, run, split):
-                print(
-                    f"warning[{warning.rule} {warning.code}]: {warning.message}\n  help:"
-                    f" {warning.remedy}",
-                    flush=True,
-                )
-        for note in _ignored(run, ranks):
-            print(
-                f"{note.severity}[{note.rule} {note.code}]: {note.message}\n  help: {note.remedy}",
-                flush=True,
-            )
+            _print_notes(warnings(ledger, run, split))
+        _print_notes(_ignored(run, ranks))
 
     # before the run's folder has a config: a warm-up that is too long is no run
     count_steps(run, plan_rows(run, ledgers["train"]))
@@ -98,12 +90,10 @@ def audit(rows: Mapping[str, EncodedRows], ranks: Ranks) -> dict[str, Ledger]:
     ledgers: dict[str, Ledger] = {}
     findings: list[Diagnostic] = []
     for split, encoded in rows.items():
-        mine = inspect_rows(
-            encoded, range(len(encoded.rows))[ranks.rank :: ranks.world], encoded.settings.workers
-        )
-        everyone = [one for share in ranks.all_gather_objects(mine) for one in share]
-        ledgers[split], found = build_ledger(encoded, everyone, split)
-        findings += found
+        own = range(len(encoded.rows))[ranks.rank :: ranks.world]
+        audits = ranks.all_gather_objects(inspect_rows(encoded, own, encoded.settings.workers))
+        ledgers[split], of_split = build_ledger(encoded, chain.from_iterable(audits), split)
+        findings += of_split
     if findings:
         raise SharedFindings(findings)
     return ledgers
@@ -129,6 +119,12 @@ def over_budget(run: Run, ledger: Ledger) -> list[Diagnostic]:
     return [
         Diagnostic("packing-budget", message, f"set {name}={longest}, or data.max_length", name)
     ]
+
+
+def _print_notes(findings: Iterable[Diagnostic]) -> None:
+    for note in findings:
+        head = f"{note.severity}[{note.rule} {note.code}]: {note.message}"
+        print(f"{head}\n  help: {note.remedy}", flush=True)
 
 
 def _ignored(run: Run, ranks: Ranks) -> Iterator[Diagnostic]:

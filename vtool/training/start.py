@@ -193,7 +193,7 @@ def check_rows(began: RunFolder, ledgers: Mapping[str, Mapping[str, Any]]) -> No
         ) from error
     if changed:
         named = "; ".join(
-            f"data.{split}: {_told(before.get(split, {}))} → {_told(ledgers[split])}"
+            f"data.{split}: {_describe(before.get(split, {}))} → {_describe(ledgers[split])}"
             for split in changed
         )
         raise Findings(
@@ -215,7 +215,7 @@ def _rows(ledger: Mapping[str, Any]) -> list[Any]:
     return [files, *(ledger.get(key) or 0 for key in SAME_ROWS)]
 
 
-def _told(ledger: Mapping[str, Any]) -> str:
+def _describe(ledger: Mapping[str, Any]) -> str:
     files = [
         f"{file.get('path', file['format'])} ({file['rows']} rows, {file.get('sha256', '')[:8]})"
         for file in ledger.get("files", [])

@@ -5,8 +5,10 @@ import signal
 import stat
 import sys
 import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from types import FrameType
-from typing import Any
+from typing import Any, Self
 
 # Ctrl-C, an end asked for by a scheduler, and a terminal that is closed.
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -15,23 +17,32 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SAME_REQUEST = 1.0
 
 
-class StopRequest:
-    """A context that takes the signals of `taken_signals`."""
+class SignalContext(ABC):
+    """A context that handles the signals of `taken_signals`, and then restores their handlers."""
 
-    def __init__(self) -> None:
-        self.signal: int | None = None
-        self._came = 0.0
-        self._before: dict[int, Any] = {}
+    _before: Mapping[int, Any] = {}
 
-    def __enter__(self) -> "StopRequest":
-        self._before = {number: signal.signal(number, self._take) for number in taken_signals()}
+    def __enter__(self) -> Self:
+        self._before = {number: signal.signal(number, self.handle) for number in taken_signals()}
         return self
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def _take(self, number: int, _frame: FrameType | None) -> None:
+    @abstractmethod
+    def handle(self, number: int, frame: FrameType | None) -> None:
+        """Handle a signal, in the main thread."""
+
+
+class StopRequest(SignalContext):
+    """A context that takes the signals of `taken_signals`."""
+
+    def __init__(self) -> None:
+        self.signal: int | None = None
+        self._came = 0.0
+
+    def handle(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGHUP:
             leave_terminal()
         if self.signal is None:

@@ -1,4 +1,4 @@
-"""The formats of rows: the settings of each in one file, and the readers in `vtool.data.formats`."""
+"""The settings of all formats of rows; `vtool.data.formats` has their readers."""
 
 from typing import Annotated
 
