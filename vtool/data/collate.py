@@ -69,7 +69,7 @@ def collate(samples: Sequence[Sample], processor: Processor, drop: Sequence[str]
     """Pad samples on the right into a batch.
 
     Args:
-    drop: inputs to leave out (`data.drop_model_inputs`); no others are.
+        drop: inputs to leave out (`data.drop_model_inputs`); no others are.
     """
     inputs = _without(_inputs(samples, processor, left=False), drop)
     # Position t predicts token t + 1; a first token has nothing before it to be predicted from.
@@ -101,7 +101,7 @@ def collate_prompts(
     """Pad prompts on the left, so that every answer begins at the same place.
 
     Args:
-    drop: inputs to leave out, as in `collate`.
+        drop: inputs to leave out, as in `collate`.
     """
     return _without(_inputs(prompts, processor, left=True), drop)
 

@@ -89,8 +89,8 @@ def packed_micro_batches(
     """Return one rank's micro-batches of a step, of documents that share rows.
 
     Args:
-    lengths: tokens of each kept row.
-    budget: the most tokens of a shared row.
+        lengths: tokens of each kept row.
+        budget: the most tokens of a shared row.
     """
     places = [int(place) for place in plan.step(step)]
     groups = pack(places, [lengths[place] for place in places], rank, world, budget)
@@ -121,7 +121,7 @@ def load_steps(
     """Yield the batches of each step, in order.
 
     Args:
-    plan_step: returns this rank's micro-batches of a step.
+        plan_step: returns this rank's micro-batches of a step.
     """
     flat = (micro_batch for step in steps for micro_batch in plan_step(step))
     # Without workers a DataLoader would only add its own time.

@@ -101,7 +101,7 @@ def _row(shown: Mapping[str, Sequence[str]], question: str, system: str | None) 
     """Build the row of a question, as a rows file would be read.
 
     Args:
-    shown: files by the tag that stands for them.
+        shown: files by the tag that stands for them.
     """
     asked = question
     for tag, files in reversed(list(shown.items())):

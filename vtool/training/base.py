@@ -16,7 +16,7 @@ from vtool.diagnostics import Diagnostic, Findings
 from vtool.export.huggingface import export
 from vtool.models.build import build_model
 from vtool.models.processor import Processor
-from vtool.training.run_folder import RunFolder, write_atomically
+from vtool.training.run_folder import RunFolder, reading, write_atomically
 from vtool.training.start import Start
 
 BLOCK = 2**24
@@ -70,11 +70,8 @@ def check_base(began: RunFolder, base: Path, found: dict[str, Any] | None = None
     Raises:
         Findings: `base-changed`.
     """
-    try:
+    with reading(began.base_files):
         written = json.loads(began.base_files.read_text())
-    except (OSError, ValueError) as error:
-        message = f"{began.base_files} cannot be read: {error}"
-        raise Findings(Diagnostic("not-a-run", message, parameter="run.dir"), fatal=True) from error
     found = _digests(base) if found is None else found
     different = sorted(
         name for name in written.keys() | found.keys() if written.get(name) != found.get(name)

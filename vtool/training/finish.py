@@ -13,7 +13,7 @@ from torch import Tensor
 from vtool import __version__
 from vtool.data.audit import ROW_RULES
 from vtool.data.loader import EncodedRows
-from vtool.data.row import Row
+from vtool.data.row import Row, texts_of
 from vtool.data.video import open_clip
 from vtool.diagnostics import Diagnostic
 from vtool.engines.ranks import SharedFindings
@@ -36,25 +36,25 @@ def finish(
     """Write `predictions.jsonl`, `samples/`, `export/` and, last, `result.json`.
 
     Args:
-    more: rules that the run is held to besides those of every run.
-    found: findings of the run that did not end it.
+        more: rules that the run is held to besides those of every run.
+        found: findings of the run that did not end it.
 
     Returns:
-    The findings of the test split's scores.
+        The findings of the test split's scores.
 
     Raises:
-    Findings: `ledger-mismatch`, or `run-folder-unwritable`; everything before it is saved.
+        Findings: `ledger-mismatch`, or `run-folder-unwritable`; everything before it is saved.
     """
     ledger = balance(session, progress)
     scores = evaluate_split(session, "test") if "test" in session.rows else None
-    own_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
-    peak = int(max(mib for (mib,) in session.ranks.all_gather([own_mib])))
-    weights = session.engine.model_state()
     of_test = scores.findings("test") if scores else []
-    checks = dict.fromkeys(more, "passed") | {one.rule: "failed" for one in (*found, *of_test)}
-    session.ranks.on_rank_zero(
-        lambda: _write(session, progress, weights, ledger, scores, peak, checks)
-    )
+    own_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+    peak_mib = int(max(mib for (mib,) in session.ranks.all_gather([own_mib])))
+    weights = session.engine.model_state()
+    result = _result(session, progress, ledger, scores, peak_mib)
+    result["checks"] |= dict.fromkeys(more, "passed")
+    result["checks"] |= {finding.rule: "failed" for finding in (*found, *of_test)}
+    session.ranks.on_rank_zero(lambda: _write(session, weights, scores, result))
     return of_test
 
 
@@ -64,7 +64,7 @@ def balance(session: Session, progress: Progress) -> dict[str, Any]:
     Rows = kept + dropped, and each kept row was trained on as often as the plan says.
 
     Raises:
-    SharedFindings: `ledger-mismatch`.
+        SharedFindings: `ledger-mismatch`.
     """
     split = session.ledgers["train"]
     epochs, rest = divmod(progress.step, session.plan.steps_per_epoch)
@@ -96,29 +96,16 @@ def balance(session: Session, progress: Progress) -> dict[str, Any]:
 
 
 def _write(
-    session: Session,
-    progress: Progress,
-    weights: Mapping[str, Tensor],
-    ledger: dict[str, Any],
-    scores: Scores | None,
-    peak_mib: int,
-    checks: Mapping[str, str],
+    session: Session, weights: Mapping[str, Tensor], scores: Scores | None, result: dict[str, Any]
 ) -> None:
-    folder = session.folder
+    folder, run, processor = session.folder, session.run, session.processor
     with folder.writing():
         if scores is not None:
             _write_predictions(folder, session.rows["test"], scores.answers)
-        run = session.run
         if run.lora is None:
-            export(
-                session.engine.module, weights, session.processor, run.model.family, folder.export
-            )
+            export(session.engine.module, weights, processor, run.model.family, folder.export)
         else:
-            export_adapter(
-                run.lora, weights, base_of(run, folder), session.processor, folder.export
-            )
-        result = _result(session, progress, ledger, scores, peak_mib)
-        result["checks"] |= checks
+            export_adapter(run.lora, weights, base_of(run, folder), processor, folder.export)
         write_atomically(folder.result, json.dumps(result, indent=1) + "\n")
 
 
@@ -143,11 +130,8 @@ def _result(
             "test_samples": scores.samples,
         }
     dropped = {rule for split in session.ledgers.values() for rule in split.dropped_by_rule}
-    dropped |= (
-        {"end-token-unsupervised"}
-        if any(split.cut for split in session.ledgers.values())
-        else set()
-    )
+    if any(split.cut for split in session.ledgers.values()):
+        dropped.add("end-token-unsupervised")
     return result | {
         "train_seconds": progress.seconds,
         "parameters": session.engine.size,
@@ -184,7 +168,7 @@ def _write_predictions(folder: RunFolder, rows: EncodedRows, answers: Sequence[A
         question = [message for message in row.messages if message["role"] == "user"][-1:]
         line = {
             "row": row.id,
-            "question": " ".join(_texts(question)),
+            "question": " ".join(text for message in question for text in texts_of(message)),
             "reference": answer.reference,
             "answer": answer.answer,
             "correct": answer.correct,
@@ -195,19 +179,6 @@ def _write_predictions(folder: RunFolder, rows: EncodedRows, answers: Sequence[A
             )
         lines.append(json.dumps(line) + "\n")
     write_atomically(folder.predictions, "".join(lines))
-
-
-def _texts(messages: Sequence[Any]) -> list[str]:
-    contents = [message["content"] or () for message in messages]
-    return [
-        text
-        for content in contents
-        for text in (
-            [content]
-            if isinstance(content, str)
-            else [part["text"] for part in content if "text" in part]
-        )
-    ]
 
 
 def _first_picture(row: Row, rows: EncodedRows) -> Any:

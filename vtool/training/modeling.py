@@ -8,7 +8,7 @@ from vtool.diagnostics import Diagnostic, Findings
 from vtool.engines.ranks import Ranks, SharedFindings
 from vtool.models.modeling import described
 from vtool.training.agreement import name_ranks
-from vtool.training.run_folder import RunFolder, write_atomically
+from vtool.training.run_folder import RunFolder, reading, write_atomically
 from vtool.training.start import Start
 
 
@@ -32,13 +32,8 @@ def keep_class(run: Run, folder: RunFolder, start: Start, ranks: Ranks) -> None:
 
 def _keep(record: dict[str, str], folder: RunFolder, start: Start) -> None:
     if start.began is not None:
-        try:
+        with reading(start.began.modeling):
             before = json.loads(start.began.modeling.read_text())["sha256"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            message = f"{start.began.modeling} cannot be read: {error}"
-            raise Findings(
-                Diagnostic("not-a-run", message, parameter="run.dir"), fatal=True
-            ) from error
         if before != record["sha256"]:
             message = f"{record['file']} is not what it was when {start.began.path} began"
             raise Findings(Diagnostic("modeling-changed", message, parameter=SETTING))

@@ -10,10 +10,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
+import yaml
 from safetensors import SafetensorError
 
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.models.modeling import MODELING
+from vtool.models.processor import first_line
 from vtool.training.checkpoint import checkpoints, step_of
 
 
@@ -123,6 +125,20 @@ class RunFolder:
             raise Findings(
                 Diagnostic("run-folder-unwritable", message, parameter="run.dir")
             ) from error
+
+
+@contextmanager
+def reading(file: Path) -> Iterator[None]:
+    """Turn a file of a run that is missing or damaged into a finding.
+
+    Raises:
+        Findings: `not-a-run`.
+    """
+    try:
+        yield
+    except (OSError, ValueError, AttributeError, KeyError, TypeError, yaml.YAMLError) as error:
+        message = f"{file} cannot be read: {first_line(error)}"
+        raise Findings(Diagnostic("not-a-run", message, parameter="run.dir"), fatal=True) from error
 
 
 def write_atomically(path: Path, text: str) -> None:

@@ -11,7 +11,7 @@ import yaml
 from vtool.config.schema import Run
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.training.checkpoint import damage, newest
-from vtool.training.run_folder import RunFolder
+from vtool.training.run_folder import RunFolder, reading
 
 # Settings that may differ from one start of a run to the next: they do not change what is computed,
 # but for rounding.
@@ -106,30 +106,19 @@ def _from(source: Path, effective: Mapping[str, Any]) -> Start:
 
     That run must have had the same settings.
     """
-    if source.name.startswith("step-"):
-        if problem := damage(source):
-            raise Findings(
-                Diagnostic(
-                    "corrupt-checkpoint", f"{source}: {problem}", parameter="checkpoint.resume"
-                )
-            )
-        found: Path | None = source
-    else:
+    setting = "checkpoint.resume"
+    found: Path | None = source
+    if not source.name.startswith("step-"):
         found, damaged = newest(source / "checkpoints")
+        none = Diagnostic("no-checkpoint", f"{source} has no checkpoint", parameter=setting)
         if found is None:
-            raise Findings(
-                damaged
-                or [
-                    Diagnostic(
-                        "no-checkpoint",
-                        f"{source} has no checkpoint",
-                        parameter="checkpoint.resume",
-                    )
-                ]
-            )
-    assert found is not None
+            raise Findings(damaged or [none])
+    elif problem := damage(source):
+        message = f"{source}: {problem}"
+        raise Findings(Diagnostic("corrupt-checkpoint", message, parameter=setting))
     start = Start(found)
     began = start.began
+    assert found is not None
     assert began is not None
     if missing := [
         file.name for file in (began.config, began.data, began.processor) if not file.exists()
@@ -162,17 +151,11 @@ def _check_result(folder: RunFolder) -> None:
 
 def _read(folder: RunFolder) -> Any:
     """Return a run's written settings."""
-    try:
+    with reading(folder.config):
         settings = yaml.safe_load(folder.config.read_text())
-        if isinstance(settings, dict):
-            return settings
-        problem = "it holds no settings"
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        problem = str(error).splitlines()[0]
-    raise Findings(
-        Diagnostic("not-a-run", f"{folder.config} cannot be read: {problem}", parameter="run.dir"),
-        fatal=True,
-    )
+        if not isinstance(settings, dict):
+            raise ValueError("it holds no settings")
+    return settings
 
 
 def check_rows(began: RunFolder, ledgers: Mapping[str, Mapping[str, Any]]) -> None:
@@ -181,16 +164,11 @@ def check_rows(began: RunFolder, ledgers: Mapping[str, Mapping[str, Any]]) -> No
     Raises:
         Findings: `data-changed`, naming the files.
     """
-    try:
+    with reading(began.data):
         before = json.loads(began.data.read_text())
         changed = [
             split for split in ledgers if _rows(before.get(split, {})) != _rows(ledgers[split])
         ]
-    except (OSError, ValueError, AttributeError, KeyError) as error:
-        raise Findings(
-            Diagnostic("not-a-run", f"{began.data} cannot be read: {error}", parameter="run.dir"),
-            fatal=True,
-        ) from error
     if changed:
         named = "; ".join(
             f"data.{split}: {_describe(before.get(split, {}))} → {_describe(ledgers[split])}"

@@ -6,11 +6,12 @@ A tracker that fails is closed and reported once; the run goes on.
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Protocol
 
-from vtool.config.schema import TensorBoard, Tracker, Wandb
+from vtool.config.schema import Tracker, Wandb
 from vtool.diagnostics import Diagnostic
 from vtool.engines.ranks import Ranks, SharedFindings
 from vtool.training.session import Request
@@ -65,6 +66,17 @@ class _Wandb:
 
     def close(self) -> None:
         self._run.finish()
+
+
+SINKS: dict[str, Callable[[Any, Request, Path, int], Sink]] = {
+    "tensorboard": lambda _settings, _request, folder, step: _TensorBoard(folder, step),
+    "wandb": lambda settings, request, folder, _step: _Wandb(settings, request, folder),
+}
+"""The functions that open a tracker, by its `kind`.
+
+Each is given the tracker's settings, the request, the run's folder and the step that it goes on
+from.
+"""
 
 
 def _installed(package: str) -> bool:
@@ -141,24 +153,21 @@ def open_trackers(request: Request, folder: Path, step: int, ranks: Ranks) -> It
     missing = [
         Diagnostic(
             "extra-not-installed",
-            f"tracking: {one.kind} is not installed",
+            f"tracking: {tracker.kind} is not installed",
             "pip install 'vtool[trackers]'",
             "tracking",
         )
-        for one in wanted
-        if not _installed(one.kind)
+        for tracker in wanted
+        if not _installed(tracker.kind)
     ]
     if missing:
         raise SharedFindings(missing)
 
-    def maker(one: Tracker) -> Callable[[], Sink]:
-        return (
-            (lambda: _TensorBoard(folder, step))
-            if isinstance(one, TensorBoard)
-            else (lambda: _Wandb(one, request, folder))
-        )
-
-    trackers = Trackers({one.kind: maker(one) for one in wanted} if ranks.rank == 0 else {})
+    openers: dict[str, Callable[[], Sink]] = {
+        tracker.kind: partial(SINKS[tracker.kind], tracker, request, folder, step)
+        for tracker in wanted
+    }
+    trackers = Trackers(openers if ranks.rank == 0 else {})
     try:
         yield trackers
     finally:
