@@ -432,13 +432,14 @@ class TestBeforeTheStart:
         )
 
     def test_nsys_that_does_not_run(self, folder: Path) -> None:
-        from vtool.profiling.start import problems
+        from vtool.profiling.start import profile_problems
 
         run = made_run(folder, "any", "profiler=nsys", "profiler.profile_interval=[3,4]").run
         ranks = Ranks(device=torch.device("cuda"))
-        (found,) = problems(run.profiler, ranks, 6, {})
+        (found,) = profile_problems(run.profiler, ranks, 6, {})
         assert "nsys profile" in str(found.help)
-        assert list(problems(run.profiler, ranks, 6, {"NSYS_PROFILING_SESSION_ID": "1"})) == []
+        under_nsys = {"NSYS_PROFILING_SESSION_ID": "1"}
+        assert list(profile_problems(run.profiler, ranks, 6, under_nsys)) == []
 
     def test_a_warm_up_that_a_resume_has_passed_is_shortened(
         self, folder: Path, tmp_path: Path

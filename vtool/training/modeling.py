@@ -2,10 +2,10 @@
 
 import json
 
-from vtool.config.modeling import SETTING
 from vtool.config.schema import Run
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.engines.ranks import Ranks, SharedFindings
+from vtool.families.modeling_file import SETTING
 from vtool.models.modeling import described
 from vtool.training.agreement import name_ranks
 from vtool.training.run_folder import RunFolder, reading, write_atomically
