@@ -29,8 +29,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch
 def build_trained_model(
     run: Run, folder: RunFolder, processor: Processor, *, weights: bool
 ) -> nn.Module:
-    """The model as it goes into an engine: frozen where it is not trained, and with its adapters,
-    which the engine must see.
+    """Build the model as it goes into an engine: parts frozen, adapters added.
 
     Args:
         weights: false where a checkpoint's weights follow. Of a run with adapters, a checkpoint has
@@ -44,8 +43,7 @@ def build_trained_model(
 
 
 def prepare_model(run: Run, model: nn.Module) -> nn.Module:
-    """Give the model the attention that rows and device want, freeze what is not trained, and put
-    the adapters in, in place.
+    """Set the attention, freeze the frozen parts and add the adapters, in place.
 
     Raises:
         SharedFindings: `not-built-on-engine`, of packed rows for a model with windows.

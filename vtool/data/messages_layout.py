@@ -1,0 +1,314 @@
+"""The `messages` layout: from a JSON object to a row. What is not understood is refused by name."""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from vtool.data.media import NOT_OF_VIDEOS, locate_image, locate_video
+from vtool.data.row import Row, Video, refuse, shown, texts_of
+from vtool.diagnostics import Findings, Origin
+
+ROLES = ("system", "user", "assistant", "tool")
+TAG = "<image>"
+VIDEO_TAG = "<video>"
+Place = Callable[[str, Any, Mapping[str, Any]], dict[str, str]]
+"""A function that returns the template's part of an image or a video.
+
+Given `image` or `video`, its location, and what else its part says.
+"""
+
+_EXAMPLE = (
+    'write "messages": [{"role": "user", "content": "…"}, {"role": "assistant", "content": "…"}]'
+)
+_NO_SOUND = "vtool trains on text, images and videos without their sound: remove the row"
+# Keys that carry something in other layouts. Training without it would say nothing, so that each is
+# refused, with what to write instead.
+_OF_ROWS = {
+    "conversations": (
+        f'{_EXAMPLE} instead: "from": "human" is the role user, "gpt" assistant, and "value" is the'
+        " content"
+    ),
+    "image": 'write "images": ["cat.png"], and <image> in the text where it is shown',
+    "system": 'write it as the first message: {"role": "system", "content": "…"}',
+    "video": 'write "videos": ["clip.mp4"], and <video> in the text where it is shown',
+    "audio": _NO_SOUND,
+    "audios": _NO_SOUND,
+    "functions": 'write "tools": [{"type": "function", "function": {…}}]',
+    "chat_template_kwargs": "the chat template is given no arguments of a row: remove them",
+}
+_PART = 'write it as a part of content: {"type": "image", "image": "cat.png"}'
+_VIDEO_PART = 'write it as a part of content: {"type": "video", "video": "clip.mp4"}'
+_WEIGHT = (
+    'write "weight": 0 in a turn of the assistant that is not to be learnt; every other one is'
+)
+_OF_MESSAGES = {
+    "image": _PART,
+    "images": _PART,
+    "video": _VIDEO_PART,
+    "videos": _VIDEO_PART,
+    "audio": _NO_SOUND,
+    "loss": _WEIGHT,
+    "loss_weight": _WEIGHT,
+    "train": _WEIGHT,
+}
+_SIZE = "set data.image.min_pixels and data.image.max_pixels for all images, or resize this one"
+_OF_PARTS = {
+    "weight": "a weight is of a whole turn: split the turn, or leave it out",
+    "detail": _SIZE,
+    "min_pixels": _SIZE,
+    "max_pixels": _SIZE,
+    "resized_height": _SIZE,
+    "resized_width": _SIZE,
+}
+# What is read of a row and of a message: a key that differs in its case or its number only is a
+# slip, and would be passed over.
+_READ = {
+    "row": ("messages", "images", "videos", "tools"),
+    "message": ("role", "content", "weight", "tool_calls"),
+}
+_SLIPS = re.compile(r"< ?\|?(image|video)[_ ]?\d*\|? ?>", re.IGNORECASE)
+
+
+def parse_row(
+    record: Mapping[str, Any], name: str, folder: Path, origin: Origin | None = None
+) -> Row:
+    """A row from its JSON object. Paths of images and videos are relative to `folder`.
+
+    Raises:
+        Findings: `malformed-messages`, `missing-image`, `missing-video`, `broken-video`,
+            `image-in-answer` or `placeholder-mismatch`, calling the row `name`.
+    """
+    malformed = _Malformed(name, origin)
+    for key, instead in _OF_ROWS.items():
+        if record.get(key):
+            raise malformed(f'the row has "{key}", which is not read', instead)
+    _check_slips(record, "row", "the row", malformed)
+    messages = record.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise malformed('there is no list "messages" with at least one message', _EXAMPLE)
+    listed = {"image": record.get("images") or [], "video": record.get("videos") or []}
+    for kind, example in (("image", "cat.png"), ("video", "clip.mp4")):
+        if not isinstance(listed[kind], list):
+            raise malformed(f'"{kind}s" must be a list', f'write "{kind}s": ["{example}"]')
+    tools = record.get("tools")
+    if not _are_objects(tools):
+        raise malformed(
+            f'"tools" must be a list of objects; here it is {shown(tools)}',
+            "write the list itself, not a text of it",
+        )
+    images: list[str] = []
+    videos: list[Video] = []
+    unlisted = {kind: iter(entries) for kind, entries in listed.items()}
+    placeholders = Counter[str]()
+
+    def place(kind: str, given: Any, options: Mapping[str, Any]) -> dict[str, str]:
+        """Return a part for an image or a video.
+
+        Without a path of its own it takes the next one of the row's list.
+        """
+        if given is None:
+            placeholders[kind] += 1
+            given = next(unlisted[kind], None)
+        if given is not None:
+            if kind == "image":
+                images.append(locate_image(given, name, folder, origin))
+            else:
+                videos.append(locate_video(given, options, name, folder, origin))
+        return {"type": kind}
+
+    rendered = [
+        _message(message, number, place, malformed) for number, message in enumerate(messages, 1)
+    ]
+    for kind, entries in listed.items():
+        if placeholders[kind] != len(entries):
+            message = (
+                f"{name}: {placeholders[kind]} {kind} placeholders, but {len(entries)} entries in"
+                f' "{kind}s"'
+            )
+            raise refuse("placeholder-mismatch", message, origin)
+    _check_characters(rendered, tools, malformed)
+    return Row(name, rendered, images, tools, origin, videos)
+
+
+def _check_slips(record: Mapping[str, Any], kind: str, where: str, malformed: "_Malformed") -> None:
+    for key in record:
+        read = next(
+            (
+                name
+                for name in _READ[kind]
+                if name.rstrip("s") == key.casefold().strip("_").rstrip("s")
+            ),
+            key,
+        )
+        if read != key and record[key] is not None:
+            raise malformed(f'{where} has "{key}", which is not read', f'write "{read}"')
+
+
+class _Malformed:
+    """Makes the `malformed-messages` of one row."""
+
+    def __init__(self, name: str, origin: Origin | None) -> None:
+        self.name, self.origin = name, origin
+
+    def __call__(self, what: str, help: str | None = None) -> Findings:
+        return refuse("malformed-messages", f"{self.name}: {what}", self.origin, help=help)
+
+
+def _word(value: Any) -> str:
+    """Return JSON's name of a value's type."""
+    words = {
+        dict: "an object",
+        list: "a list",
+        str: "text",
+        bool: "true or false",
+        type(None): "null",
+    }
+    return words.get(type(value), "a number")
+
+
+def _are_objects(value: Any) -> bool:
+    return value is None or (
+        isinstance(value, list) and all(isinstance(entry, dict) for entry in value)
+    )
+
+
+def _check_characters(messages: list[dict[str, Any]], tools: Any, malformed: _Malformed) -> None:
+    """JSON can write half of a character (a lone surrogate), which no tokenizer takes."""
+    for number, part in enumerate([*messages, tools], 1):
+        try:
+            json.dumps(part, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            where = f"turn {number}" if number <= len(messages) else '"tools"'
+            half = f"\\u{ord(error.object[error.start]):04x}"
+            help = "it is half of a character: write the character whole, or remove it"
+            raise malformed(f"{where} has a lone surrogate, {half}", help) from error
+        except RecursionError as error:
+            raise malformed(f"turn {number} is nested too deeply") from error
+
+
+def _message(message: Any, number: int, place: Place, malformed: _Malformed) -> dict[str, Any]:
+    if not isinstance(message, dict) or message.get("role") not in ROLES:
+        role = message.get("role") if isinstance(message, dict) else message
+        raise malformed(
+            f"a message's role must be one of {', '.join(ROLES)}; here it is {shown(role)}"
+        )
+    role, content, where = message["role"], message.get("content"), f"turn {number}"
+    _check_slips(message, "message", where, malformed)
+    for key, instead in _OF_MESSAGES.items():
+        if message.get(key) is not None:
+            raise malformed(f'{where} has "{key}", which is not read', instead)
+    if not _are_objects(message.get("tool_calls")):
+        raise malformed(
+            f'{where}: "tool_calls" must be a list of objects; here it is'
+            f" {shown(message['tool_calls'])}"
+        )
+    _check_weight(message, where, malformed)
+    if isinstance(content, str):
+        parts: Any = (
+            list(_split_tags(content, place, role))
+            if any(tag in content for tag in _tags(role))
+            else content
+        )
+    elif isinstance(content, list):
+        parts = [part for given in content for part in _part(given, place, role, malformed)]
+    # a tool call: the chat template knows what to do with the other keys
+    elif content is None and len(message) > 2:
+        parts = content
+    else:
+        raise malformed(f"content must be text or a list of parts; here it is {_word(content)}")
+    made = {**message, "content": parts}
+    visual = (
+        [part["type"] for part in parts if part["type"] != "text"]
+        if role == "assistant" and isinstance(parts, list)
+        else []
+    )
+    if visual:
+        which = {"image": "an image", "video": "a video"}[visual[0]]
+        raise refuse(
+            "image-in-answer",
+            f"{malformed.name}: {where}, the assistant's, has {which}",
+            malformed.origin,
+        )
+    if role != "assistant" and any("<audio>" in text for text in texts_of(made)):
+        raise malformed(
+            f"{where} has the tag <audio>, which would be read as plain text", _NO_SOUND
+        )
+    if role != "assistant" and (
+        slip := next(filter(None, map(_SLIPS.search, texts_of(made))), None)
+    ):
+        help = (
+            f"write {VIDEO_TAG} where a video is shown"
+            if slip[1].lower() == "video"
+            else f"write {TAG} where an image is shown"
+        )
+        raise malformed(f"{where} has {slip[0]}, which would be read as plain text", help)
+    return made
+
+
+def _check_weight(message: Mapping[str, Any], where: str, malformed: _Malformed) -> None:
+    weight = message.get("weight")
+    if weight is None:
+        return
+    if isinstance(weight, bool) or weight not in (0, 1):
+        raise malformed(
+            f'{where}: "weight" is 0 or 1; here it is {shown(weight)}',
+            "0 leaves the turn out of the loss, 1 is the default",
+        )
+    if weight and message["role"] != "assistant":
+        raise malformed(
+            f'{where} has "weight": 1, but only turns of the assistant are learnt',
+            "leave the weight out",
+        )
+
+
+def _tags(role: str) -> tuple[str, ...]:
+    """Return the tags that stand for something shown; an answer may well be about HTML."""
+    return (TAG,) if role == "assistant" else (TAG, VIDEO_TAG)
+
+
+def _split_tags(text: str, place: Place, role: str) -> Iterator[dict[str, str]]:
+    for piece in re.split(f"({'|'.join(_tags(role))})", text):
+        if piece in _tags(role):
+            yield place(piece[1:-1], None, {})
+        elif piece:
+            yield {"type": "text", "text": piece}
+
+
+def _part(part: Any, place: Place, role: str, malformed: _Malformed) -> Iterator[dict[str, str]]:
+    if isinstance(part, dict):
+        kind = part.get("type")
+        nested = part.get(f"{kind}") if kind in ("image_url", "video_url") else None
+        carried = {**part, **(nested if isinstance(nested, dict) else {})}
+        for key, instead in (
+            _OF_PARTS | (NOT_OF_VIDEOS if kind in ("video", "video_url") else {})
+        ).items():
+            if carried.get(key) not in (None, "auto"):
+                raise malformed(f'a part of content has "{key}", which is not read', instead)
+        match kind:
+            case "text" if isinstance(part.get("text"), str):
+                yield from _split_tags(part["text"], place, role)
+                if not part["text"]:
+                    yield {"type": "text", "text": ""}
+                return
+            case "image" | "video":
+                yield place(
+                    kind,
+                    next(
+                        (part[key] for key in (kind, "path", "url") if part.get(key) is not None),
+                        None,
+                    ),
+                    part,
+                )
+                return
+            case "image_url" | "video_url":
+                yield place(
+                    kind.removesuffix("_url"),
+                    nested.get("url") if isinstance(nested, dict) else nested,
+                    carried,
+                )
+                return
+    wanted = '"text", "image", "image_url", "video" or "video_url"'
+    raise malformed(f"a part of content must be of type {wanted}; here it is {shown(part)}")
