@@ -9,7 +9,7 @@ from vtool.config.schema import Run
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.engines.ranks import Ranks, SharedFindings
 from vtool.families.modeling_file import SETTING
-from vtool.models.modeling import described
+from vtool.models.model_class import describe_modeling
 from vtool.training.run_folder import RunFolder, write_atomically
 from vtool.training.start import Start
 
@@ -23,7 +23,7 @@ def keep_class(run: Run, folder: RunFolder, start: Start, ranks: Ranks) -> None:
     """
     if run.model.modeling is None:
         return
-    mine = described(run.model.modeling)
+    mine = describe_modeling(run.model.modeling)
     everyone = ranks.all_gather_objects(mine["sha256"])
     if others := [str(rank) for rank, digest in enumerate(everyone) if digest != everyone[0]]:
         message = (

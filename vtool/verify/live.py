@@ -19,7 +19,7 @@ from vtool.config.wanted import adapted, weight_decay
 from vtool.diagnostics import Diagnostic
 from vtool.diagnostics.near_miss import did_you_mean, near
 from vtool.engines import ddp, fsdp2
-from vtool.models import read_back as models
+from vtool.models import observe_model
 from vtool.training.optimizer import observe_group
 
 
@@ -117,10 +117,10 @@ def _module(model: nn.Module) -> Iterator[Observed]:
         )
     layers = list(inner.modules())
     if hasattr(inner, "config") and not _of_megatron(inner):
-        yield from models.read_back(inner)
+        yield from observe_model.observe_layers(inner)
         yield Observed("model.family", inner.config.model_type, "the model's config")
     if any(hasattr(layer, "lora_A") for layer in layers):
-        yield from models.read_adapters(inner)
+        yield from observe_model.observe_adapters(inner)
 
 
 def _optimizer(name: str, optimizer: Any) -> Iterator[Observed]:

@@ -18,7 +18,7 @@ from vtool.data.collate import collate_prompts
 from vtool.data.encode import Prompt, Sample
 from vtool.diagnostics import Diagnostic, Origin
 from vtool.evaluation.evaluate import mean_nll
-from vtool.models.dummy import adding_dummy
+from vtool.models.dummy_visual import dummy_visual_forward
 from vtool.verify.proofs import reference
 from vtool.verify.proofs.context import ONE_ROW, ProofContext
 from vtool.verify.proofs.data import forward
@@ -189,7 +189,7 @@ def written_in_place(context: ProofContext) -> Proof:
     for places, dummy in cases.values():
         batch = context.batch(session, places)
         with (
-            adding_dummy(context.family, model) if dummy else nullcontext(),
+            dummy_visual_forward(context.family, model) if dummy else nullcontext(),
             _watching(model) as watch,
         ):
             model(**batch.inputs, use_cache=False)

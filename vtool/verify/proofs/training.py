@@ -12,7 +12,7 @@ from torch import Tensor
 from vtool.data.collate import Batch, filler
 from vtool.engines.ranks import Ranks
 from vtool.export.huggingface import export, export_adapter
-from vtool.models.adapters import add_saved_adapter, is_adapter, pair_of
+from vtool.models.adapters import adapter_names, add_saved_adapter, is_adapter
 from vtool.models.build import load_model
 from vtool.training import checkpoint
 from vtool.training.session import Session, restore_checkpoint, snapshot
@@ -253,7 +253,7 @@ def exported(
             same = [
                 name
                 for name in merged
-                if pair_of(name)[0] in adapter and torch.equal(merged[name], base[name])
+                if adapter_names(name)[0] in adapter and torch.equal(merged[name], base[name])
             ]
             if same:
                 return f"merged, {listed(same)} is what it was before training"
