@@ -30,7 +30,7 @@ class Fused(nn.Module):
 
 
 class Counting(Fused):
-    """Counts at the end whether everything has come."""
+    """Raises at the end unless all tensors have come."""
 
     def load_weights(self, weights: models.Weights) -> None:
         kept = list(weights)

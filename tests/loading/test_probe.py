@@ -6,12 +6,13 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 import vtool.loading.worker
 from tests.loading.models import KeepsAll, checkpoint
+from vtool.config.schema.load_check import Framework
 from vtool.loading.probe.facts import Done, Finished, Ready, Request, Unusable
 from vtool.loading.probe.host import HOSTS, Host, Progress, open_host
 from vtool.loading.probe.pool import Pool
@@ -47,6 +48,10 @@ def test_it_imports_itself_the_standard_library_torch_and_frameworks_only(file: 
             )
 
 
+def test_every_framework_that_a_user_can_name_has_a_host() -> None:
+    assert set(HOSTS) == {*get_args(Framework), "python"}
+
+
 @pytest.mark.parametrize("name", HOSTS)
 def test_every_host_of_the_registry_opens_without_its_framework(name: str) -> None:
     host = open_host(name)
@@ -55,10 +60,7 @@ def test_every_host_of_the_registry_opens_without_its_framework(name: str) -> No
 
 
 def test_none_of_its_files_hides_a_module_of_others() -> None:
-    """It is run by path, which would put the folder first among those that modules come from;
-
-    it takes itself out.
-    """
+    """Python puts the folder of a script first in `sys.path`; the probe takes it out."""
     ready, finished, done = vtool.loading.worker.probe_events(
         sys.executable, request(["nothing.py:factory"])
     )
@@ -67,12 +69,12 @@ def test_none_of_its_files_hides_a_module_of_others() -> None:
     assert finished.facts.status == "failed"
 
 
-def test_an_interpreter_that_is_none_is_told() -> None:
+def test_an_interpreter_that_is_none_is_reported() -> None:
     with pytest.raises(ValueError, match="cannot be started"):
         list(vtool.loading.worker.probe_events("/no/such/python", request([])))
 
 
-def test_an_interpreter_without_torch_is_told(tmp_path: Path) -> None:
+def test_an_interpreter_without_torch_is_reported(tmp_path: Path) -> None:
     bare = tmp_path / "bare"
     bare.write_text(f'#!/bin/sh\nexec {sys._base_executable} -I -S "$@"\n')  # without site-packages
     bare.chmod(0o755)
@@ -82,7 +84,7 @@ def test_an_interpreter_without_torch_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("end", "told"),
+    ("end", "reason"),
     [
         (lambda: _held(3 * 2**30), "it took more than 2048 MiB"),
         (lambda: os.kill(os.getpid(), signal.SIGKILL), "it was ended by SIGKILL"),
@@ -91,7 +93,7 @@ def test_an_interpreter_without_torch_is_told(tmp_path: Path) -> None:
     ids=["grows", "crashes", "leaves"],
 )
 def test_what_a_later_check_ends_keeps_what_was_found_before(
-    end: Any, told: str, tmp_path: Path
+    end: Any, reason: str, tmp_path: Path
 ) -> None:
     class Tiny(Host):
         name = "tiny"
@@ -120,7 +122,9 @@ def test_what_a_later_check_ends_keeps_what_was_found_before(
     assert facts.status == "judged"
     assert facts.checks["stale-reference"].items
     assert facts.paths == {"load_weights": "unprotected"}
-    assert [facts.checks[rule].reason for rule in asked[1:]] == [f"{told} (at: shard-mismatch)"] * 2
+    assert [facts.checks[rule].reason for rule in asked[1:]] == [
+        f"{reason} (at: shard-mismatch)"
+    ] * 2
 
 
 def _held(size: int) -> None:

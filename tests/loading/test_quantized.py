@@ -26,7 +26,7 @@ PLAIN["norm.weight"] = PLAIN["norm.weight"][0]
 
 
 class Layer(nn.Module):
-    """Two weights in one parameter, in fp8 with scales where it is asked for."""
+    """A parameter of two weights, in fp8 with scales where asked for."""
 
     def __init__(self, quantized: bool) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class Layer(nn.Module):
             self.put(name, tensor)
 
     def process(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 class DropsScales(Layer):
@@ -81,7 +81,7 @@ class KeepsScales(Layer):
 
 
 class KeepsForLater(Layer):
-    """Parameters are right after the load; what is made of the norm is not."""
+    """Keeps a tensor for processing: parameters are right after the load, the packed norm is not."""
 
     def load_weights(self, weights: models.Weights) -> None:
         for name, tensor in weights:
@@ -183,7 +183,7 @@ def test_scales_that_are_dropped_are_found_though_the_plain_weights_land() -> No
     )
 
 
-def test_the_scale_of_a_part_that_is_dropped_in_any_case_is_not_told_again() -> None:
+def test_the_scale_of_a_part_that_is_dropped_in_any_case_is_not_reported_again() -> None:
     checks = judged(DropsB)
     assert ["ab.weight" in message for message in checks["partly-written-parameter"][1]] == [True]
     assert checks["quantised-load"] == ("passed", [])

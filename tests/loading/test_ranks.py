@@ -59,7 +59,7 @@ def test_what_no_rank_has_is_counted_by_element(
 
 
 class Parted(nn.Module):
-    """Its weight's rows are parted among the ranks."""
+    """A weight whose rows are split among the ranks."""
 
     rank, ranks = 0, 1
 

@@ -121,7 +121,7 @@ def test_configs_that_a_module_writes_down_are_shrunk() -> None:
 
 
 def test_a_package_that_is_not_there_is_empty_where_it_is_imported() -> None:
-    """In a process of its own: it stays."""
+    """Runs in a process of its own, since an empty package stays."""
     program = """
 import sys
 from vtool.loading.probe.stubs import StubInstaller

@@ -14,10 +14,13 @@ _MODEL, _DDP, _FSDP2 = (
     "vtool.engines.ddp:observe_ddp",
     "vtool.engines.fsdp2:observe_fsdp2",
 )
-_MEGATRON, _RUN = "vtool.engines.megatron.observe_megatron", "vtool.training.read_back:read_back"
+_MEGATRON, _RUN = (
+    "vtool.engines.megatron.observe_megatron",
+    "vtool.training.observe_run:observe_run",
+)
 _GROUPS, _SCHEDULE = (
-    "vtool.training.parameter_groups:read_back",
-    "vtool.training.schedule:read_back",
+    "vtool.training.optimizer:observe_groups",
+    "vtool.training.schedule:observe_schedule",
 )
 
 READ: dict[str, str] = {
@@ -88,7 +91,7 @@ READ: dict[str, str] = {
 _DATA, _FOLDER, _HERE = (
     "tests/data/test_encode.py::",
     "tests/training/test_run_folder.py::",
-    "tests/training/test_read_back.py::",
+    "tests/training/test_observe_run.py::",
 )
 _CHECKPOINT = "tests/training/test_checkpoint.py::"
 _PROFILE, _ASKED, _NPU = (

@@ -24,7 +24,7 @@ MOST_PREFIXES = 12
 LEAST = 0.5
 """The share of the elements of all parameters that must be reached for a verdict."""
 GIVE_UP = 0.1
-"""The share of elements that must be reached by half of the parameters for the others to be tried."""
+"""The share of elements that half of the parameters must reach for the others to be tried."""
 MAPPER = "hf_to_vllm_mapper"
 """The attribute with a class's mapping from the checkpoint's names to its own."""
 MAPPING_KINDS = {
@@ -86,8 +86,8 @@ def _search(
     pairs, prefixes = _pairs(model), _prefixes(model)
     generator = torch.Generator().manual_seed(3)
     found: dict[str, Tensor] = {}
-    endings: list[Rename] = []
-    hopeless: set[str] = set()
+    worked: list[Rename] = []
+    unreached: set[str] = set()
     tried = written = 0
     for number, (name, parameter) in enumerate(parameters.items()):
         progress(f"names: {number} of {len(parameters)}")
@@ -101,9 +101,9 @@ def _search(
                 break
             # What none of them reached in one layer, none reaches in the next.
             renames = (
-                endings[:]
-                if kind in hopeless
-                else [*endings, *(rename for rename in prefixes if rename not in endings)]
+                worked[:]
+                if kind in unreached
+                else [*worked, *(rename for rename in prefixes if rename not in worked)]
             )
             for rename in renames:
                 full = rename(candidate)
@@ -116,14 +116,14 @@ def _search(
                 raised |= wrote and not whole
                 if wrote and (whole or keep_raising):
                     found[full] = tensor
-                    if rename in endings:
-                        endings.remove(rename)
-                    endings.insert(0, rename)  # what has worked is tried first
+                    if rename in worked:
+                        worked.remove(rename)
+                    worked.insert(0, rename)  # the first to try next
                     break
         left = _left(parameter)
         tried, written = tried + parameter.numel(), written + parameter.numel() - left
         if left == parameter.numel():
-            hopeless.add(kind)
+            unreached.add(kind)
     total = sum(parameter.numel() for parameter in parameters.values())
     reached = total - sum(_left(parameter) for parameter in parameters.values())
     return found, reached / max(total, 1), raised
@@ -207,8 +207,6 @@ def _pairs(model: nn.Module) -> list[tuple[str, str]]:
                 case ast.Dict(keys=keys, values=values):
                     for key, value in zip(keys, values, strict=True):
                         found |= dict.fromkeys(_pairs_of_item(key, value))
-                case _:
-                    pass
     return [(old, new) for old, new in found if old and new and old != new]
 
 
@@ -216,17 +214,14 @@ def _pairs_of_item(key: ast.expr | None, value: ast.expr) -> list[tuple[str, str
     """Return the pairs of an item of a dict: {fused: [parts]}, {new: old}, {new: (old, ...)}."""
     match key, value:
         case ast.Constant(str(old)), ast.List(elts=parts):
-            return [(old, part.value) for part in parts if _is_text(part)]  # type: ignore[attr-defined]
+            texts = [part.value for part in parts if isinstance(part, ast.Constant)]
+            return [(old, text) for text in texts if isinstance(text, str)]
         case (ast.Constant(str(new)), ast.Constant(str(old))) | (
             ast.Constant(str(new)),
             ast.Tuple(elts=[ast.Constant(str(old)), *_]),
         ):
             return [(old.strip("."), new.strip("."))]
     return []
-
-
-def _is_text(node: ast.expr) -> bool:
-    return isinstance(node, ast.Constant) and isinstance(node.value, str)
 
 
 def _written_prefixes(model: nn.Module) -> list[str]:

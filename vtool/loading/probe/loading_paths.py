@@ -1,4 +1,4 @@
-"""Runs a framework's own ways of loading: common to vLLM's and SGLang's.
+"""Drives a framework's own ways of loading; shared by vLLM's and SGLang's.
 
 A path is `unprotected` where it hands the class tensors that do not stay valid and the class ends
 with other bytes, else `protected`.

@@ -33,7 +33,6 @@ class Child:
     name: str
     folder: Path
     started: float
-    peak: int = 0
     killed: str | None = None
 
 
@@ -80,7 +79,6 @@ class Pool:
                 self._finish(process, child, status, usage.ru_maxrss * 1024)
                 continue
             resident = _resident_bytes(process)
-            child.peak = max(child.peak, resident)
             if time.monotonic() - child.started > self.request.seconds:
                 child.killed = f"it took longer than {self.request.seconds:g} seconds"
             elif resident > self.request.memory:
@@ -207,10 +205,8 @@ def _audit_subject(host: "Host", request: Request, name: str, folder: Path) -> S
             lambda checks: _write_facts(judged(made, checks), folder),
         )
         return judged(made, checks)
-    except NotRun as why:
-        return SubjectFacts("not-run", str(why))
-    except LoadFailed as why:
-        return SubjectFacts("failed", str(why))
+    except (NotRun, LoadFailed) as why:
+        return SubjectFacts("not-run" if isinstance(why, NotRun) else "failed", str(why))
     except Exception as error:
         # What has loaded once, or is the user's own, fails by itself; else our tiny model may be
         # at fault.

@@ -1,6 +1,6 @@
 """Copies everything that a processed model holds, not its parameters and buffers alone.
 
-A framework makes of the loaded weights what its kernels want, and keeps it anywhere.
+Between loading and serving a framework packs weights for its kernels, and keeps them anywhere.
 """
 
 from collections.abc import Iterable, Iterator

@@ -126,13 +126,12 @@ def write(
     template: Template, folder: Path, name: str, installer: StubInstaller
 ) -> dict[str, Tensor] | None:
     """Write a tiny config and, where the template has a twin, its checkpoint, which is returned."""
-    checkpoint = None
     config_class, entry, like = template.config_class, template.entry, template.like
+    checkpoint = None
     if like:
         checkpoint = installer.run(lambda: twin.save_twin(like, entry, folder, name))
     else:
-        installer.run(lambda: twin.tiny_config(config_class, entry).save_pretrained(folder))
-        twin.write_config(folder, entry, name)
+        installer.run(lambda: twin.save_config(config_class, entry, folder, name))
     if DRAFTS.search(name):
         file = folder / "config.json"
         values = json.loads(file.read_text())

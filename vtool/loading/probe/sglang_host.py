@@ -6,13 +6,14 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from . import sglang_config, twin
 from .errors import NotRun, error_text
+from .facts import Origin
 from .host import Host, Progress
 from .sglang_names import discover_names
 from .sglang_paths import drive
@@ -88,7 +89,7 @@ class SglangHost(Host):
                 break
         if not makers:
             raise NotRun(f"construction: {why[0]}")
-        origin: Literal["twin", "discovered"] = "twin"
+        origin: Origin = "twin"
         if checkpoint is None:
             progress("names")
             make = makers[0]
@@ -161,8 +162,7 @@ def start_sglang(folder: Path) -> None:
     from sglang.srt.distributed import init_distributed_environment, initialize_model_parallel
 
     plain = folder / "plain"
-    twin.tiny_config(transformers.LlamaConfig, {}).save_pretrained(plain)
-    twin.write_config(plain, {}, "LlamaForCausalLM")
+    twin.save_config(transformers.LlamaConfig, {}, plain, "LlamaForCausalLM")
     given = arguments.ServerArgs(
         model_path=str(plain),
         device="cpu",

@@ -41,7 +41,7 @@ def choose_cpu() -> None:
 
 
 def replace_rotary_embedding() -> None:
-    """Make the usual rotary embedding where the one for CPUs, which knows one kind, is asked for."""
+    """Make the usual rotary embedding in the place of the one for CPUs, which knows one kind."""
     factory: Any = importlib.import_module("sglang.srt.layers.rotary_embedding.factory")
     usual = factory.get_rope
 

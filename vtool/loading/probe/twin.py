@@ -16,10 +16,10 @@ from .state import MARKS, mark, marked, named_parameters
 TABLE: Mapping[str, Any] = json.loads((Path(__file__).parent / "twins.json").read_text())
 """What no general rule gives: `renamings` of names, values of `fields`, and `classes` by name.
 
-An entry of a class has, where it needs them: `as` (take over another's entry), `like` (transformers'
-class of the same weights), `config_class`, `config` (arguments of it), `layers`, `set` (fields of the
-config), `json` and `without` (fields of the written config.json), `drop`, `rename` and `extra`
-(tensors), `processor`, `served_as`, `drafts`.
+An entry of a class has, where it needs them: `as` (take over another's entry), `like`
+(transformers' class of the same weights), `config_class`, `config` (arguments of it), `layers`,
+`set` (fields of the config), `json` and `without` (fields of the written config.json), `drop`,
+`rename` and `extra` (tensors), `processor`, `served_as`, `drafts`.
 """
 Entry = Mapping[str, Any]
 """The table's entry of a class; empty where it has none."""
@@ -50,7 +50,7 @@ def tiny_config(config_class: Any, entry: Entry) -> Any:
     try:
         return type(made).from_dict(_without_exceptions(made.to_dict()))
     except (ValueError, TypeError, AttributeError):
-        return made  # a class that does not read back what it has written
+        return made  # a class that cannot read its own file back
 
 
 def _without_exceptions(values: Any) -> Any:
@@ -105,6 +105,12 @@ def _no_random_values() -> Iterator[None]:
     finally:
         for name, method in kept.items():
             setattr(Tensor, name, method)
+
+
+def save_config(config_class: Any, entry: Entry, folder: Path, architecture: str) -> None:
+    """Save a tiny config of a class of configs into `folder`."""
+    tiny_config(config_class, entry).save_pretrained(folder)
+    write_config(folder, entry, architecture)
 
 
 def write_config(folder: Path, entry: Entry, architecture: str) -> None:

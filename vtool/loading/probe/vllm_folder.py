@@ -3,7 +3,7 @@
 import json
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -95,27 +95,17 @@ def _declared_dtype(values: Mapping[str, Any]) -> str | None:
     return None
 
 
-class LastNamed:
-    """An iterator over another's tensors that holds none, and knows which came last."""
+def _load(model: Any, weights: Iterable[Named], files: Mapping[str, str]) -> object:
+    """Load a model; where that raises, say at which tensor, and of which file."""
+    last = "none"
 
-    def __init__(self, weights: Iterable[Named], files: Mapping[str, str]) -> None:
-        self.weights = iter(weights)
-        self.files = files
-        self.last = "none"
-
-    def __iter__(self) -> Iterator[Named]:
-        return self
-
-    def __next__(self) -> Named:
-        pair = next(self.weights)
-        name, shard = pair[0], self.files.get(pair[0])
-        self.last = f"`{name}`, {list(pair[1].shape)}" + (f", of {shard}" if shard else "")
+    def note(pair: Named) -> Named:
+        nonlocal last
+        shard = files.get(pair[0])
+        last = f"`{pair[0]}`, {list(pair[1].shape)}" + (f", of {shard}" if shard else "")
         return pair
 
-
-def _load(model: Any, weights: Iterable[Named], files: Mapping[str, str]) -> object:
-    source = LastNamed(weights, files)
     try:
-        return model.load_weights(source)
+        return model.load_weights(map(note, weights))  # `map` holds no tensor, a generator would
     except Exception as error:
-        raise LoadFailed(f"at tensor {source.last}: {error_text(error)}") from error
+        raise LoadFailed(f"at tensor {last}: {error_text(error)}") from error

@@ -46,9 +46,8 @@ class VllmHost(Host):
         "VLLM_KIMI_K3_GEMM_AR": "0",  # a kernel for GPUs, asked for by default
     }
 
-    def __init__(self, checkpoint: str | None = None) -> None:
-        super().__init__(checkpoint)
-        self._library: Any = None  # what a library defines lasts as long as it does
+    _library: Any = None
+    """Operators that torchvision would define; they last as long as this does."""
 
     def import_framework(self) -> str:
         """Import vLLM's registry and backends for transformers' classes; return the version."""
@@ -103,8 +102,8 @@ class VllmHost(Host):
         except Exception:
             for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
                 del sys.modules[name]
-            self._library = torch.library.Library("torchvision", "DEF")  # type: ignore[no-untyped-call]
+            library: Any = torch.library
+            self._library = library.Library("torchvision", "DEF")
             for name in ("nms", "qnms"):
-                self._library.define(
-                    f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
-                )
+                given = "Tensor dets, Tensor scores, float iou_threshold"
+                self._library.define(f"{name}({given}) -> Tensor")

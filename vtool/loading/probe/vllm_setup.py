@@ -2,20 +2,24 @@
 
 import gc
 import inspect
+import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from .errors import NotRun
+from .facts import Origin
+from .quantized import QUANTIZATION_CONFIG, quantize_checkpoint
 from .ranks import RANKS, leave_groups, sharded
+from .state import named_parameters
 from .subject import Named, Subject
 from .vllm_paths import drive
-from .vllm_quantized import process_weights, quantized_subject
 
 
 def start_groups(rank: int, ranks: int, meeting: Path) -> None:
@@ -111,7 +115,7 @@ def vllm_subject(
     folder: Path,
     checkpoint: Mapping[str, Tensor],
     load: Callable[[Any, Iterable[Named]], object],
-    origin: Literal["given", "twin", "discovered"],
+    origin: Origin,
     about: Mapping[str, Any],
 ) -> Subject:
     """Return a subject with everything that is asked of vLLM's classes.
@@ -135,8 +139,47 @@ def vllm_subject(
         ),
         process=lambda model: process_weights(model, config),
     )
+    return replace(plain, quantized=lambda into: _quantized_twin(plain, folder, configure, into))
 
-    def quantized(into: Any) -> Subject:
-        return quantized_subject(plain, folder, configure, maker, into)
 
-    return replace(plain, quantized=quantized)
+def process_weights(model: Any, config: Any) -> None:
+    """Do what vLLM does between loading and serving: pack weights, tie heads, fold scales."""
+    from vllm.config import set_current_vllm_config
+    from vllm.model_executor.model_loader.utils import process_weights_after_loading
+
+    with set_current_vllm_config(config), torch.device("cpu"):
+        process_weights_after_loading(model, config.model_config, torch.device("cpu"))
+
+
+def _quantized_twin(
+    plain: Subject,
+    folder: Path,
+    configure: Callable[[], Any],
+    into: Mapping[str, Sequence[str]],
+) -> Subject:
+    """Return the subject's class made for fp8: its config gets a `quantization_config`.
+
+    Args:
+        plain: the class as it is without.
+        into: for each parameter, the checkpoint's tensors that go into it when nothing is
+            quantized.
+
+    Raises:
+        NotRun: nothing of it can be quantized.
+    """
+    file = folder / "config.json"
+    values = json.loads(file.read_text())
+    if "quantization_config" in values:
+        raise NotRun("its checkpoint is quantized already")
+    file.write_text(json.dumps({**values, "quantization_config": QUANTIZATION_CONFIG}))
+    config = configure()
+    make = maker(config)
+    return replace(
+        plain,
+        make=make,
+        checkpoint=quantize_checkpoint(plain.checkpoint, into, named_parameters(make())),
+        paths=lambda subject: drive(subject, config),
+        process=lambda model: process_weights(model, config),
+        shards=None,
+        quantized=None,
+    )

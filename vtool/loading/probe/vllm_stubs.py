@@ -10,6 +10,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
@@ -34,37 +35,41 @@ SPECIAL_TOKENS = {
 }
 
 
-def replace_sparse_attention() -> None:
-    """Choose dense attention where a layer asks for sparse attention."""
+def _wrap_attention_choice(choose: Callable[..., Any]) -> Any:
+    """Put `choose(vllm's own choice, *args, **kwargs)` in the place of vLLM's own choice."""
     from vllm.platforms.cpu import CpuPlatform
 
-    chosen = CpuPlatform.get_attn_backend_cls.__func__
-
-    def choose(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        dense = {name: _without_sparse(value) for name, value in kwargs.items()}
-        return chosen(cls, *map(_without_sparse, args), **dense)
-
-    CpuPlatform.get_attn_backend_cls = classmethod(choose)
+    own = CpuPlatform.get_attn_backend_cls.__func__
+    CpuPlatform.get_attn_backend_cls = classmethod(
+        lambda cls, *args, **kwargs: choose(partial(own, cls), *args, **kwargs)
+    )
+    return CpuPlatform
 
 
-def _without_sparse(value: Any) -> Any:
-    sparse = getattr(value, "use_sparse", False) and hasattr(value, "_replace")
-    return value._replace(use_sparse=False) if sparse else value
+def replace_sparse_attention() -> None:
+    """Choose dense attention where a layer asks for sparse attention."""
+
+    def dense(value: Any) -> Any:
+        sparse = getattr(value, "use_sparse", False) and hasattr(value, "_replace")
+        return value._replace(use_sparse=False) if sparse else value
+
+    _wrap_attention_choice(
+        lambda own, *args, **kwargs: own(
+            *map(dense, args), **{name: dense(value) for name, value in kwargs.items()}
+        )
+    )
 
 
 def replace_latent_attention() -> None:
     """Choose Triton's latent attention, which is made without being compiled."""
-    from vllm.platforms.cpu import CpuPlatform
 
-    chosen = CpuPlatform.get_attn_backend_cls.__func__
-
-    def choose(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    def choose(own: Any, *args: Any, **kwargs: Any) -> Any:
         if any(getattr(value, "use_mla", False) for value in (*args, *kwargs.values())):
             return "vllm.v1.attention.backends.mla.triton_mla.TritonMLABackend"
-        return chosen(cls, *args, **kwargs)
+        return own(*args, **kwargs)
 
-    CpuPlatform.get_attn_backend_cls = classmethod(choose)
-    CpuPlatform.num_compute_units = classmethod(lambda cls, *args, **kwargs: 1)
+    platform = _wrap_attention_choice(choose)
+    platform.num_compute_units = classmethod(lambda cls, *args, **kwargs: 1)
     attention: Any = importlib.import_module("vllm.model_executor.layers.attention.mla_attention")
     attention.flash_attn_varlen_func = lambda: None
 
@@ -88,16 +93,20 @@ def replace_absent_class(name: str, module: str) -> None:
     setattr(importlib.import_module(module), name, Empty)
 
 
+def _absent_attribute(owner: Any, name: str) -> Any:
+    """Return `_Absent`, whatever is asked for, except for names that Python itself asks for."""
+    if name.startswith("__"):
+        raise AttributeError(name)
+    return _Absent
+
+
 class _AbsentType(type):
     """The type of `_Absent`: its attributes are `_Absent`, and calling it gives a zero.
 
     As a decorator it leaves the function as it is; classes that inherit from `_Absent` can be made.
     """
 
-    def __getattr__(cls, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return _Absent
+    __getattr__ = _absent_attribute
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         if len(args) == 1 and not kwargs and callable(args[0]):
@@ -112,10 +121,7 @@ class _Absent(metaclass=_AbsentType):
 class _EmptyPackage(ModuleType):
     """A package in which every name is `_Absent`."""
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return _Absent
+    __getattr__ = _absent_attribute
 
 
 class _EmptyFinder:
@@ -176,11 +182,9 @@ def drop_attention_argument(name: str) -> None:
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackendImpl
 
     original = CPUAttentionBackendImpl.__init__
-
-    def without(self: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **{key: value for key, value in kwargs.items() if key != name})
-
-    CPUAttentionBackendImpl.__init__ = without
+    CPUAttentionBackendImpl.__init__ = lambda self, *args, **kwargs: original(
+        self, *args, **{key: value for key, value in kwargs.items() if key != name}
+    )
 
 
 def allow_attention_feature(name: str) -> None:
@@ -219,7 +223,8 @@ def allow_expert_kernels() -> None:
 
     for value in vars(module).values():
         if isinstance(value, type) and "is_supported_config" in vars(value):
-            value.is_supported_config = staticmethod(lambda *args, **kwargs: (True, None))  # type: ignore[attr-defined]
+            supported: Any = staticmethod(lambda *args, **kwargs: (True, None))
+            setattr(value, "is_supported_config", supported)  # noqa: B010
 
 
 def rename_config_for_checks() -> None:

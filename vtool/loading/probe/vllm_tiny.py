@@ -5,13 +5,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any
 
 from torch import Tensor
 
 from . import twin
 from .discover import discover
 from .errors import error_text
+from .facts import Origin
 from .host import Progress
 from .shrink import shrink
 from .state import named_parameters
@@ -74,7 +75,10 @@ class TinyArchitecture:
         self.progress("tiny twin")
         checkpoint = self._write_twin()
         if checkpoint is None:
-            self._write_config()
+            config_class = self._config_class()
+            self.installer.run(
+                lambda: twin.save_config(config_class, self.entry, self.folder, self.served_as)
+            )
         if self.entry.get("processor"):
             save_processor(self.folder)
         self.progress("vLLM's config")
@@ -92,7 +96,7 @@ class TinyArchitecture:
             )
             if unwritten > len(named_parameters(model)) // 2:
                 checkpoint = None  # the twin is of another class than it seemed
-        origin: Literal["twin", "discovered"] = "twin"
+        origin: Origin = "twin"
         if checkpoint is None:
             self.progress("names")
             origin, checkpoint = "discovered", discover(make(), self.progress)
@@ -144,13 +148,6 @@ class TinyArchitecture:
                 f"transformers' {twin_class} cannot be made tiny: {error_text(error)}"
             )
             return None
-
-    def _write_config(self) -> None:
-        config_class = self._config_class()
-        self.installer.run(
-            lambda: twin.tiny_config(config_class, self.entry).save_pretrained(self.folder)
-        )
-        twin.write_config(self.folder, self.entry, self.served_as)
 
     def _config_class(self) -> Any:
         """Return a class of configs: the twin's, of the same name, of its module, else Llama's."""
