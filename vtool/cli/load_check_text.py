@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vtool.diagnostics.result import Result
+from vtool.loading.words import listed
 
 if TYPE_CHECKING:
     from vtool.config.schema import LoadCheck
@@ -160,13 +161,7 @@ def _changed(result: Result) -> list[str]:
         ("replaced", made.get("parts_replaced", [])),
         ("guessed, because the config lacks it", fields),
     )
-    return [f"{word}: {_listed(entries)}" for word, entries in groups if entries]
-
-
-def _listed(entries: Sequence[str]) -> str:
-    return ", ".join(entries[:SHOWN]) + (
-        f" and {len(entries) - SHOWN} more" if len(entries) > SHOWN else ""
-    )
+    return [f"{word}: {listed(entries, SHOWN)}" for word, entries in groups if entries]
 
 
 def without_notes(results: Sequence[Result]) -> list[Result]:
@@ -191,10 +186,10 @@ def last_line(results: Sequence[Result]) -> str:
         rule for result in judged for rule, state in result.checks.items() if state == "not-run"
     ]
     if len(results) == 1:
-        said = [_reason(result) for result in missed] or [
+        reasons = [_reason(result) for result in missed] or [
             text for result in judged for text in _reasons(result, rules)
         ]
-        return f"not run: {'; '.join(said)}\n" if said else ""
+        return f"not run: {'; '.join(reasons)}\n" if reasons else ""
     parts = (
         [f"{len(results) - len(missed)} of {len(results)} subjects judged, {len(missed)} not run"]
         if missed

@@ -7,7 +7,8 @@ from itertools import combinations
 
 from vtool.diagnostics import Diagnostic, Origin
 from vtool.diagnostics.diagnostic import Severity
-from vtool.loading.checkpoint.headers import Header, Tensor, named
+from vtool.loading.checkpoint.headers import Header, Tensor
+from vtool.loading.words import listed
 
 _PART = 1 << 20
 _VARIANT = re.compile(r"model(-\d{5}-of-\d{5})?\.[a-zA-Z]\w*(-\d{5}-of-\d{5})?\.safetensors")
@@ -41,7 +42,7 @@ def find_duplicates(headers: Sequence[Header], indexed: frozenset[str] | None) -
         origin = Origin(str(_stale(one, other, indexed).file))
         if differing:
             what = (
-                f"{one.file.name} and {other.file.name} both hold {named(differing)}, with"
+                f"{one.file.name} and {other.file.name} both hold {listed(differing)}, with"
                 " different values"
             )
             message = what + _which_loader_reads(one, other, indexed)
@@ -66,7 +67,7 @@ def find_duplicates(headers: Sequence[Header], indexed: frozenset[str] | None) -
             )
         else:
             message = (
-                f"{one.file.name} and {other.file.name} both hold {named(common)}, with the same"
+                f"{one.file.name} and {other.file.name} both hold {listed(common)}, with the same"
                 " values"
             )
             findings.append(

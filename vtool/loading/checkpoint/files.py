@@ -7,7 +7,7 @@ from pathlib import Path
 from vtool.diagnostics import Diagnostic, Origin
 from vtool.diagnostics.diagnostic import Severity
 from vtool.loading.checkpoint import strict_json
-from vtool.loading.checkpoint.headers import named
+from vtool.loading.words import listed
 
 INDEX = "model.safetensors.index.json"
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
@@ -135,7 +135,7 @@ def _pickles(
     beside = [file for file in pickles if file not in loaded]
     findings = []
     if loaded:
-        names = named([file.name for file in loaded])
+        names = listed([file.name for file in loaded])
         message = (
             f"the weights are {names}, which may be pickles; not opened, so that their tensors were"
             " not checked"
@@ -143,7 +143,7 @@ def _pickles(
         findings.append(Diagnostic("unsafe-format", message, origin=Origin(str(loaded[0]))))
     if beside:
         message = (
-            f"beside the weights are {named([file.name for file in beside])}, which may be pickles;"
+            f"beside the weights are {listed([file.name for file in beside])}, which may be pickles;"
             " not opened, and no loader needs them"
         )
         help = "nothing, unless the folder is handed on"
@@ -160,6 +160,6 @@ def _no_weights(folder: Path, entries: list[Path]) -> Diagnostic:
         for entry in folder.glob(f"*/{pattern}")
     ]
     likely = list(dict.fromkeys(sorted(str(file.parent) for file in below)))
-    help = f"did you mean {named(likely)}?" if likely else None
+    help = f"did you mean {listed(likely)}?" if likely else None
     message = f"{folder} holds no *.safetensors" + ("; it is empty" if not entries else "")
     return Diagnostic("no-weights", message, help, origin=Origin(str(folder)))

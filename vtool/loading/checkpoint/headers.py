@@ -17,6 +17,7 @@ from typing import Any
 from vtool.diagnostics import Diagnostic, Findings, Origin
 from vtool.loading.checkpoint import strict_json
 from vtool.loading.checkpoint.dtypes import BITS
+from vtool.loading.words import listed
 
 LARGEST_HEADER = 100_000_000
 """Bytes that safetensors itself accepts."""
@@ -182,7 +183,7 @@ def _checked(
         cut = tuple(tensor.name for tensor in tensors if tensor.end > size)
         message = (
             f"{file.name} ends {end - size:,} bytes early, and {len(cut)} of its {len(tensors)}"
-            f" tensors are cut off or gone: {named(cut)}"
+            f" tensors are cut off or gone: {listed(cut)}"
         )
         findings.append(
             Diagnostic(
@@ -259,8 +260,3 @@ def _gaps(tensors: list[Tensor], data: int) -> Iterator[tuple[str, str]]:
             )
         if tensor.end >= position:
             position, before = tensor.end, tensor.name
-
-
-def named(names: tuple[str, ...] | list[str], most: int = 3) -> str:
-    """Return the first few names, and how many more there are."""
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -7,7 +7,8 @@ from pathlib import Path, PurePosixPath
 
 from vtool.diagnostics import Diagnostic, Origin
 from vtool.loading.checkpoint import strict_json
-from vtool.loading.checkpoint.headers import LARGEST_HEADER, Header, named
+from vtool.loading.checkpoint.headers import LARGEST_HEADER, Header
+from vtool.loading.words import listed
 
 _SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.safetensors")
 
@@ -98,7 +99,7 @@ def compare_with_headers(
         if name not in headers:
             message = (
                 f"{name} is not there, and the index has {len(tensors)} tensors in it:"
-                f" {named(tensors)}"
+                f" {listed(tensors)}"
             )
             findings.append(Diagnostic("missing-shard", message, origin=origin, tensors=tensors))
             continue
@@ -125,7 +126,7 @@ def compare_with_headers(
         # A broken entry may be any of the tensors that seem to be missing.
         if header.whole and (gone := tuple(tensor for tensor in absent if tensor not in elsewhere)):
             message = (
-                f"the index has {named(gone)} in {name}, and no file holds"
+                f"the index has {listed(gone)} in {name}, and no file holds"
                 f" {'it' if len(gone) == 1 else 'them'}"
             )
             findings.append(Diagnostic("index-mismatch", message, origin=origin, tensors=gone))
@@ -134,7 +135,7 @@ def compare_with_headers(
         unknown = tuple(tensor.name for tensor in header.tensors if tensor.name not in known)
         if unknown and (name in index.shards or _SHARD.fullmatch(name)):
             message = (
-                f"{name} holds {named(unknown)}, which the index does not name: loaders that follow"
+                f"{name} holds {listed(unknown)}, which the index does not name: loaders that follow"
                 " the index skip " + ("it" if len(unknown) == 1 else "them")
             )
             findings.append(
@@ -189,7 +190,7 @@ def shards_without_index(folder: Path, names: Iterable[str]) -> list[Diagnostic]
         ]
         if absent:
             message = (
-                f"{named(absent)} {'is' if len(absent) == 1 else 'are'} not there; the other"
+                f"{listed(absent)} {'is' if len(absent) == 1 else 'are'} not there; the other"
                 f" shards' names promise {count} files"
             )
             findings.append(Diagnostic("missing-shard", message, origin=Origin(str(folder))))
