@@ -12,12 +12,12 @@ from vtool.engines.contract import Group, Member
 from vtool.engines.ranks import Ranks
 from vtool.models.adapters import (
     Adapter,
+    adapter_names,
+    adapter_scale,
     has_adapters,
     is_adapter,
-    merged,
-    pair_of,
+    merge_adapter,
     saved_name,
-    scale_of,
 )
 
 
@@ -113,10 +113,10 @@ class TorchEngine:
         for name, tensor in tensors.items():
             if is_adapter(name) != (adapter == "only"):
                 continue
-            whole, (a, b) = self._gather(tensor), pair_of(name)
+            whole, (a, b) = self._gather(tensor), adapter_names(name)
             if adapter == "merged" and a in tensors:
                 low = self._gather(tensors[a]), self._gather(tensors[b])
-                whole = merged(whole, *low, scale_of(self.module))
+                whole = merge_adapter(whole, *low, adapter_scale(self.module))
             yield name, whole
 
     def model_state(self) -> dict[str, Tensor]:

@@ -20,7 +20,7 @@ from vtool.engines import common
 from vtool.engines.contract import B, EngineInputs
 from vtool.engines.ranks import Ranks
 from vtool.engines.spans import Span, null_span
-from vtool.models import read_back as models
+from vtool.models import observe_model
 
 
 class Ddp(common.TorchEngine):
@@ -111,10 +111,10 @@ class Ddp(common.TorchEngine):
                 else next(self.module.parameters()).dtype
             )
         yield Observed(
-            "model.dtype", models.dtype_name(computed), "the autocast of the forward pass"
+            "model.dtype", observe_model.dtype_name(computed), "the autocast of the forward pass"
         )
-        yield from models.read_back(self.module)
-        yield from models.read_adapters(self.module, component)
+        yield from observe_model.observe_layers(self.module)
+        yield from observe_model.observe_adapters(self.module, component)
 
 
 def build_ddp(inputs: EngineInputs) -> Ddp:

@@ -33,7 +33,7 @@ from vtool.engines import common
 from vtool.engines.contract import B, EngineInputs
 from vtool.engines.ranks import Ranks
 from vtool.engines.spans import Span, null_span
-from vtool.models import read_back as models
+from vtool.models import observe_model
 
 
 class Fsdp2(common.TorchEngine):
@@ -153,8 +153,8 @@ class Fsdp2(common.TorchEngine):
 
     def observe(self, component: Callable[[str], str]) -> Iterator[Observed]:
         yield from observe_fsdp2(self.module)
-        yield from models.read_back(self.module)
-        yield from models.read_adapters(self.module, component)
+        yield from observe_model.observe_layers(self.module)
+        yield from observe_model.observe_adapters(self.module, component)
 
     def _gather(self, tensor: Tensor) -> Tensor:
         there = tensor.to(self.ranks.device)
@@ -218,9 +218,11 @@ def observe_fsdp2(module: nn.Module) -> Iterator[Observed]:
                     "engine.cpu_offload", isinstance(group.offload_policy, CPUOffloadPolicy), where
                 )
             computed = policy.param_dtype or own
-            yield Observed("model.dtype", models.dtype_name(computed), where)
+            yield Observed("model.dtype", observe_model.dtype_name(computed), where)
             yield Observed(
-                "model.dtype.reduction", models.dtype_name(policy.reduce_dtype or computed), where
+                "model.dtype.reduction",
+                observe_model.dtype_name(policy.reduce_dtype or computed),
+                where,
             )
 
 

@@ -28,7 +28,7 @@ from vtool.engines.megatron.optimized_module import BuildOptions, OptimizedModul
 from vtool.engines.megatron.start import check_start
 from vtool.engines.megatron.weights import TOWER, LanguageWeights, TowerWeights
 from vtool.engines.ranks import Ranks
-from vtool.models.adapters import has_adapters, saved_name, scale_of
+from vtool.models.adapters import adapter_scale, has_adapters, saved_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Source:
             {name: parameter.detach() for name, parameter in named.items()},
             frozenset(name for name, parameter in named.items() if parameter.requires_grad),
             adapted,
-            scale_of(module) if adapted else 0.0,
+            adapter_scale(module) if adapted else 0.0,
         )
 
 

@@ -39,7 +39,7 @@ from vtool.engines.megatron.shim import on_cpu, silence
 from vtool.engines.megatron.weights import TOWER
 from vtool.engines.ranks import Ranks, SharedFindings
 from vtool.engines.spans import Span, null_span
-from vtool.models import read_back as models
+from vtool.models import observe_model
 from vtool.models.adapters import Adapter, is_adapter
 
 
@@ -243,11 +243,11 @@ class Megatron:
             visual: Any = self.module.model.visual  # type: ignore[union-attr]
             yield Observed(
                 "model.dtype",
-                models.dtype_name(next(visual.parameters()).dtype),
+                observe_model.dtype_name(next(visual.parameters()).dtype),
                 "the tower's weights",
             )
-            yield from models.read_back(visual)
-            yield from models.read_adapters(visual, component, TOWER)
+            yield from observe_model.observe_layers(visual)
+            yield from observe_model.observe_adapters(visual, component, TOWER)
 
     def optimizer_groups(self) -> Iterator[Group]:
         for one in self.optimized:

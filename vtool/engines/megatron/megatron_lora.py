@@ -29,7 +29,7 @@ from vtool.engines.megatron.weights import (
     mark_partition,
     partition_dim,
 )
-from vtool.models.adapters import pair_of
+from vtool.models.adapters import adapter_names
 
 
 def add_megatron_adapters(
@@ -45,7 +45,9 @@ def add_megatron_adapters(
         if not stem.rpartition(".")[2].startswith("linear_"):
             continue
         # peft's name of A, by the projection that the linear is made of
-        first = {name.split(".")[-2]: pair_of(name)[0] for name in weights.names(f"{stem}.weight")}
+        first = {
+            name.split(".")[-2]: adapter_names(name)[0] for name in weights.names(f"{stem}.weight")
+        }
         ranks = {each: tensors[a].shape[0] for each, a in first.items() if a in tensors}
         if not ranks:
             continue

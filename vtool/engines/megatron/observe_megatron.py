@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 from vtool.config.read_back import Observed
 from vtool.config.schema.megatron import DdpConfig, TransformerConfig
 from vtool.engines.megatron.groups import Groups
-from vtool.models.read_back import dtype_name
+from vtool.models.observe_model import dtype_name
 
 # The tower's DDP has values of its own of these: see `build.optimize_tower`.
 OVERLAPS = ("overlap_grad_reduce", "overlap_param_gather", "align_param_gather", "bucket_size")

@@ -29,7 +29,7 @@ from vtool.engines.megatron.megatron_optimizer import (
     main_shares,
 )
 from vtool.engines.megatron.weights import LanguageWeights, TowerWeights
-from vtool.models.adapters import Adapter, is_adapter, merged, pair_of
+from vtool.models.adapters import Adapter, adapter_names, is_adapter, merge_adapter
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -152,10 +152,10 @@ class OptimizedModule:
             if is_adapter(self.map.names(name)[0]) != (adapter == "only"):
                 continue
             for whole, tensor in self._weight(name).items():
-                a, b = pair_of(whole)
+                a, b = adapter_names(whole)
                 if adapter == "merged" and a in owners:
                     pair = [self._weight(owners[one])[one] for one in (a, b)]
-                    yield whole, merged(tensor, pair[0], pair[1], scale)
+                    yield whole, merge_adapter(tensor, pair[0], pair[1], scale)
                 else:
                     yield whole, tensor
 

@@ -29,7 +29,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vtool.models.adapters import pair_of, saved_name
+from vtool.models.adapters import adapter_names, saved_name
 
 LANGUAGE = "model.language_model."
 """The beginning of transformers' names of the language model, in the Qwen2-VL layouts."""
@@ -94,7 +94,7 @@ def hf_names(name: str) -> tuple[str, ...]:
     if adapter := _ADAPTER.fullmatch(name):
         linear, part, which = adapter.groups()
         (weight,) = (weight for weight in hf_names(f"{linear}.weight") if f".{part}." in weight)
-        return (pair_of(weight)["AB".index(which)],)
+        return (adapter_names(weight)["AB".index(which)],)
     if name in _WHOLE:
         return (_WHOLE[name],)
     if not (found := _LAYER.fullmatch(name)):
