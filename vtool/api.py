@@ -4,6 +4,7 @@ Nothing heavy is imported before a function needs it, so that `import vtool` sta
 """
 
 import json
+import pickle
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
     from vtool.config.load import Loaded
     from vtool.data.audit import Ledger
-    from vtool.diagnostics import Diagnostic
+    from vtool.diagnostics import Diagnostic, Findings
     from vtool.diagnostics.result import Result
     from vtool.verify.proofs.report import ProofReport
 
@@ -40,6 +41,20 @@ def load(recipe: str | PathLike[str], *overrides: str) -> "Loaded":
     from vtool.config.load import load_run
 
     return load_run(str(recipe), overrides)
+
+
+@dataclass(frozen=True, slots=True)
+class _SavedFindings:
+    """A file in which a rank leaves its findings for the process that has started it."""
+
+    file: Path
+
+    def __call__(self, findings: "Findings") -> None:
+        self.file.write_bytes(pickle.dumps(findings.diagnostics))
+
+    def read(self) -> "tuple[Diagnostic, ...]":
+        found: tuple[Diagnostic, ...] = pickle.loads(self.file.read_bytes())
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +97,9 @@ class TrainingResult:
             An instance of transformers' class, or of the one that `model.modeling` names; of a run
             with adapters, the base with the adapters in it.
         """
-        from vtool.evaluation.predict import open_model
+        from vtool.evaluation.predict import load_exported
 
-        return open_model(self.folder).model
+        return load_exported(self.folder)
 
     def predict(
         self,
@@ -128,11 +143,14 @@ def train(run: "Loaded", *, preflight: bool = True) -> TrainingResult:
     from vtool.training.session import Request
     from vtool.verify.preflight import preflight_record
 
-    def reraise(findings: Findings) -> None:
-        raise findings
-
     proofs = preflight_record(run.run, enabled=preflight)
-    outcome = launch(Request(run.run, run.plain, effective_yaml(run), run.origins, proofs), reraise)
+    request = Request(run.run, run.plain, effective_yaml(run), run.origins, proofs)
+    with tempfile.TemporaryDirectory() as folder:
+        saved = _SavedFindings(Path(folder) / "findings")
+        try:
+            outcome = launch(request, saved)
+        except SystemExit:  # a rank of several has failed, and left its findings
+            raise Findings(saved.read()) from None
     assert outcome is not None, "there is one on the first rank"
     write_report([outcome.folder], outcome.folder / "report.html")
     return TrainingResult(outcome.folder, outcome.status, outcome.step, outcome.findings)

@@ -16,7 +16,7 @@ from vtool.config.schema import Ddp, Fsdp2, Lora, Megatron, Optim, Run, Source, 
 from vtool.families.linear_layers import select_layers
 from vtool.families.modeling_file import resolve_modeling
 
-PARTS = ("vision", "projector", "language")
+COMPONENTS = ("vision", "projector", "language")
 
 
 def wanted(run: Run) -> dict[str, Asked]:
@@ -41,18 +41,24 @@ def weight_decay(setting: str, value: float) -> Callable[..., Expected | None]:
     )
 
 
-def adapted(lora: Lora, parts: Collection[str | None] | None = None) -> Callable[..., Expected]:
+def adapted(
+    lora: Lora, components: Collection[str | None] | None = None
+) -> Callable[..., Expected]:
     """Whether a linear layer has an adapter, by its name, and the part of the model that it is in."""
 
-    def asked(layer: str, part: str | None = None) -> Expected:
-        frozen = parts is not None and part not in parts
+    def asked(layer: str, component: str | None = None) -> Expected:
+        frozen = components is not None and component not in components
         excluded = (
             not frozen
             and bool(select_layers([layer], lora.targets))
             and not select_layers([layer], lora.targets, lora.exclude)
         )
         setting = (
-            f"model.freeze.{part}" if frozen else "lora.exclude" if excluded else "lora.targets"
+            f"model.freeze.{component}"
+            if frozen
+            else "lora.exclude"
+            if excluded
+            else "lora.targets"
         )
         return Expected(
             setting,
@@ -98,18 +104,20 @@ def _data(run: Run) -> dict[str, Asked]:
     found: dict[str, Asked] = {"data.micro_batch_size": micro_batch}
     for split in ("train", "validation", "test"):
         entries = getattr(run.data, split)
-        for name in ("format", "split", "path"):
-            if any(hasattr(entry, name) for entry in entries):
-                found[f"data.{split}.{name}"] = partial(_entry, entries, f"data.{split}", name)
+        for name in (name for entry in entries for name in type(entry).model_fields):
+            found[f"data.{split}.{name}"] = partial(_entry, entries, f"data.{split}", name)
     return found
 
 
 def _entry(entries: Sequence[Source], where: str, name: str, number: int) -> Expected:
     """A setting of one entry of a list of rows, by its number."""
-    value = getattr(entries[number], name, None) if number < len(entries) else None
-    return Expected(
-        f"{where}.{number}.{name}", str(Path(value)) if name == "path" and value else value
-    )
+    value = None
+    if number < len(entries):
+        entry = entries[number]
+        value = (
+            str(Path(entry.files()[name])) if name in entry.files() else getattr(entry, name, None)
+        )
+    return Expected(f"{where}.{number}.{name}", value)
 
 
 def _model(run: Run) -> dict[str, Asked]:
@@ -124,11 +132,11 @@ def _model(run: Run) -> dict[str, Asked]:
             "model.dtype", "float64" if dtype == "float64" else "float32", "sums of gradients in "
         ),
     }
-    for part in PARTS:
-        frozen = getattr(run.model.freeze, part)
+    for component in COMPONENTS:
+        frozen = getattr(run.model.freeze, component)
         # adapters freeze what they are beside; which layers have one is seen by itself
         if frozen or run.lora is None:
-            found[f"model.freeze.{part}"] = Expected(f"model.freeze.{part}", frozen)
+            found[f"model.freeze.{component}"] = Expected(f"model.freeze.{component}", frozen)
     return found
 
 
@@ -143,8 +151,8 @@ def _optim(optim: Optim) -> dict[str, Asked]:
         "optim.schedule": Expected("optim.schedule", optim.schedule),
         "optim.warmup_steps": Expected("optim.warmup_steps", warmup),
     }
-    for part in PARTS:
-        own, name = getattr(optim.groups, part), f"optim.groups.{part}"
+    for component in COMPONENTS:
+        own, name = getattr(optim.groups, component), f"optim.groups.{component}"
         found[f"{name}.lr"] = (
             Expected("optim.lr", optim.lr) if own.lr is None else Expected(f"{name}.lr", own.lr)
         )
@@ -190,10 +198,10 @@ def _megatron(engine: Megatron) -> dict[str, Expected]:
     return found
 
 
-def _lora(lora: Lora, parts: Collection[str]) -> dict[str, Asked]:
+def _lora(lora: Lora, components: Collection[str]) -> dict[str, Asked]:
     return {
         "lora.rank": Expected("lora.rank", lora.rank),
         "lora.alpha": Expected("lora.alpha", lora.scale * lora.rank),
         "lora.dropout": Expected("lora.dropout", lora.dropout),
-        "lora.layers": adapted(lora, parts),
+        "lora.layers": adapted(lora, components),
     }

@@ -2,8 +2,9 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 import yaml
@@ -11,34 +12,32 @@ import yaml
 from vtool.config.schema import Run
 from vtool.data.collate import collate_prompts
 from vtool.data.encode import encode_question
-from vtool.data.parse import TAG, VIDEO_TAG, parse_row
+from vtool.data.messages_layout import TAG, VIDEO_TAG, parse_row
 from vtool.data.row import Row
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.families import FAMILIES
-from vtool.models.adapters import CONFIG, add_saved_adapter, base_named_in
+from vtool.models.adapters import CONFIG, add_saved_adapter, base_of_adapter
 from vtool.models.build import load_model
 from vtool.models.generate import answer_greedily
-from vtool.models.modeling import kept_class
+from vtool.models.model_class import recorded_modeling
 from vtool.models.processor import load_processor
 
 
-def predict(
-    run: Path,
-    images: Sequence[str],
-    question: str | None,
-    system: str | None,
-    max_new_tokens: int,
-    videos: Sequence[str] = (),
-) -> str:
-    """The greedy answer of the model in `run`'s export, or of an exported folder itself, given the
-    inputs that it was trained with.
+@dataclass(frozen=True, slots=True)
+class Export:
+    """A trained model's folder: a whole model, or adapters for the model in another folder."""
 
-    Images and videos go where the texts have their <image> and <video> tags; without any tag,
-    before the question.
+    folder: Path
+    base: Path
+    """The folder with the whole model; `folder` itself where it is one."""
+    family: str
+
+
+def find_export(run: Path) -> Export:
+    """Find the export of a run, or take the folder for an export itself.
 
     Raises:
-        Findings: `not-a-run`, `model-does-not-load`, `modeling-changed`, and what is wrong with the
-            images and texts (VT6xx).
+        Findings: `not-a-run`.
     """
     folder = next(
         (
@@ -56,13 +55,12 @@ def predict(
             ),
             fatal=True,
         )
-    adapted = (folder / CONFIG).exists()
-    whole = base_named_in(folder) if adapted else folder
+    base = base_of_adapter(folder) if (folder / CONFIG).exists() else folder
     try:
-        family_name = str(json.loads((whole / "config.json").read_text())["model_type"])
+        family_name = str(json.loads((base / "config.json").read_text())["model_type"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         message = (
-            f"{whole / 'config.json'} is not the config of a model: {type(error).__name__} {error}"
+            f"{base / 'config.json'} is not the config of a model: {type(error).__name__} {error}"
         )
         raise Findings(
             Diagnostic("not-a-run", message, help="write it again: vtool export RUN"), fatal=True
@@ -75,31 +73,68 @@ def predict(
             ),
             fatal=True,
         )
+    return Export(folder, base, family_name)
+
+
+def load_exported(run: Path, export: Export | None = None) -> Any:
+    """Load a trained model in float32, in evaluation mode, with its adapters.
+
+    A run's model has the class that it was trained with; that of a folder by itself has
+    transformers' own, as a server would.
+
+    Raises:
+        Findings: `not-a-run`, `model-does-not-load`, `modeling-changed`.
+    """
+    export = export or find_export(run)
+    modeling = recorded_modeling(run) if export.folder != run else None
+    model = load_model(export.base, export.family, torch.float32, "sdpa", modeling).eval()
+    if export.base != export.folder:
+        add_saved_adapter(model, export.folder)
+    return model
+
+
+def predict(
+    run: Path,
+    images: Sequence[str],
+    question: str | None,
+    system: str | None,
+    max_new_tokens: int,
+    videos: Sequence[str] = (),
+) -> str:
+    """Return the greedy answer of a run's export, or of an exported folder.
+
+    Images and videos go where the texts have their <image> and <video> tags; without any tag,
+    before the question. The model is given the inputs that it was trained with.
+
+    Raises:
+        Findings: `not-a-run`, `model-does-not-load`, `modeling-changed`, and what is wrong with the
+            images and texts (VT6xx).
+    """
+    export = find_export(run)
     text = question if question is not None else _first_question(run)
     try:
         row = _row({TAG: images, VIDEO_TAG: videos}, text, system)
-        processor = load_processor(folder, family_name, config_of=whole)
+        processor = load_processor(export.folder, export.family, config_of=export.base)
         prompt = encode_question(row, processor)
     except Findings as findings:
         here = "paths are relative to the folder you are in"
-        told = [
+        with_help = [
             replace(one, help=here) if one.rule in ("missing-image", "missing-video") else one
             for one in findings.diagnostics
         ]
-        raise Findings(told, fatal=True) from findings
-    # A run answers with the class that it was trained with; a folder by itself, as a server would,
-    # with transformers' own.
-    modeling = kept_class(run) if folder != run else None
-    model = load_model(whole, family_name, torch.float32, "sdpa", modeling).eval()
-    if adapted:
-        add_saved_adapter(model, folder)
-    inputs = collate_prompts([prompt], processor, _dropped_inputs(folder))
+        raise Findings(with_help, fatal=True) from findings
+    model = load_exported(run, export)
+    inputs = collate_prompts([prompt], processor, _dropped_inputs(export.folder))
     with torch.no_grad():
         return answer_greedily(model, processor, inputs, max_new_tokens)[0].strip()
 
 
 def _row(shown: Mapping[str, Sequence[str]], question: str, system: str | None) -> Row:
-    """The same reading as a rows file's. `shown`: files by the tag that stands for them."""
+    """Build the row of a question, as a rows file would be read.
+
+    Args:
+        shown: files by the tag that stands for them.
+    """
     asked = question
     for tag, files in reversed(list(shown.items())):
         tags = question.count(tag) + (system or "").count(tag)
@@ -129,7 +164,7 @@ def _row(shown: Mapping[str, Sequence[str]], question: str, system: str | None) 
 
 
 def _dropped_inputs(folder: Path) -> tuple[str, ...]:
-    """What the run of an export leaves out of the model's inputs.
+    """Return the model inputs that the run of an export leaves out.
 
     A folder that stands alone says nothing about it.
     """
