@@ -1,8 +1,7 @@
-"""Writes docs/load-check.md from the JSON of whole sweeps.
+"""Write docs/load-check.md from the JSON of whole sweeps.
 
-    vtool load-check --all vllm --python EXE --format json > new.json python -m
-    benchmarks.load_check_page "vLLM 0.20.1=old.json" "vLLM 0.32.0=new.json" "SGLang
-    0.5.23=sglang.json"
+    vtool load-check --all vllm --python EXE --format json > new.json
+    python -m benchmarks.load_check_page "vLLM 0.20.1=old.json" "SGLang 0.5.23=sglang.json"
 
 What a later file of the same version says of a name takes the place of what an earlier one says.
 Run it where the sweeps ran: the text of each line that keeps a tensor is read from the file that
@@ -37,13 +36,13 @@ REASONS = (
     ),
     ("its config, or its processor, is on the hub only", r"."),
 )
-"""Why there is no verdict; the first one whose pattern is found."""
+"""The kinds of reasons why there is no verdict; the first pattern that is found counts."""
 MOST_REASONS = 3
 Result = Mapping[str, Any]
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Entry point: NAME VERSION=FILE…, the files of a version one after the other."""
+    """Write the page from NAME VERSION=FILE…, the files of a version one after the other."""
     sweeps: dict[str, dict[str, Result]] = {}
     for version, _, file in (argument.partition("=") for argument in arguments):
         sweeps.setdefault(version, {}).update(_read(Path(file)))
@@ -80,9 +79,9 @@ def _page(sweeps: Mapping[str, Mapping[str, Result]]) -> Iterator[str]:
 
 
 def _further(sweeps: Mapping[str, Mapping[str, Result]]) -> Iterator[str]:
-    """Of the checks beyond one process and bfloat16:
+    """Return the results of the checks beyond one process and bfloat16.
 
-    how many classes passed, failed, or could not be asked, and why not.
+    How many classes passed, failed, or could not be asked, and why not.
     """
     rows = []
     for version, results in sweeps.items():
@@ -114,7 +113,7 @@ def _further(sweeps: Mapping[str, Mapping[str, Result]]) -> Iterator[str]:
 
 
 def _short(reason: str) -> str:
-    """A reason without names, numbers and places, that those of a kind are counted together."""
+    """Return a reason without names, numbers and places, so that similar ones count as one."""
     reason = re.sub(r"`[^`]*`", "…", re.sub(r"\[[\d, ]+\]|\(\w+\.py:\d+\)", "", reason))
     return " ".join(re.sub(r"\d+", "N", reason).split())[:90].replace("|", "\\|").strip(" ,")
 
@@ -159,9 +158,9 @@ def _counts(sweeps: Mapping[str, Mapping[str, Result]]) -> Iterator[str]:
 
 
 def _unsafe(results: Mapping[str, Result]) -> Iterator[str]:
-    """By the line that keeps the tensors:
+    """Return the unsafe classes by the line that keeps the tensors.
 
-    its text, and the names that reach it with the smallest safe number of slots of each.
+    Its text, and the names that reach it with the smallest safe number of slots of each.
     """
     lines: dict[tuple[str, str, int], dict[str, str]] = defaultdict(dict)
     texts: dict[tuple[str, str, int], str] = {}
@@ -233,40 +232,48 @@ def _reason(result: Result) -> str:
 
 HEAD = """# load-check: {versions}
 
-Swept on {date}, on a CPU with other work on it, by `vtool load-check --all vllm` and `--all sglang`, with a ring of one
-buffer. This page is generated; to make it again:
+Swept on {date}, on a CPU with other work on it, by `vtool load-check --all vllm` and `--all
+sglang`, with a ring of one buffer. This page is generated; to make it again:
 
 ```
-vtool load-check --all vllm --python EXE --format json > FILE     # once for each version; --all sglang
+vtool load-check --all vllm --python EXE --format json > FILE  # for each version; --all sglang
 python -m benchmarks.load_check_page "NAME VERSION=FILE" …
 ```
 
 ## What a verdict means
 
-- **unsafe**: loaded by a loader that uses its buffer again, the class ends with other bytes in its parameters than it ends with when
-  every tensor stays valid; or another rule has found an error. Of each class at least one of that version's own ways of loading hands it
-  tensors that do not stay: `model.load_weights` called directly, and `reload_weights` with an iterator, as weight synchronisation does.
-  vLLM's loaders of safetensors and of Run:ai own what they hand over, and are safe; `details.reachable_via` and `protected_by` of each
-  class say what was seen when these ways were driven. SGLang's Run:ai loader marks what does not stay, so that classes can copy it: those
-  named here do not look at the mark.
-  The slots are those of the smallest ring of buffers with which the class loads rightly. Where they are one more than the tensors, all of
-  them have to stay valid, and still do when the class asks for one more.
+- **unsafe**: loaded by a loader that uses its buffer again, the class ends with other bytes in its
+  parameters than it ends with when every tensor stays valid; or another rule has found an error. Of
+  each class at least one of that version's own ways of loading hands it tensors that do not stay:
+  `model.load_weights` called directly, and `reload_weights` with an iterator, as weight
+  synchronisation does. vLLM's loaders of safetensors and of Run:ai own what they hand over, and are
+  safe; `details.reachable_via` and `protected_by` of each class say what was seen when these ways
+  were driven. SGLang's Run:ai loader marks what does not stay, so that classes can copy it: those
+  named here do not look at the mark. The slots are those of the smallest ring of buffers with which
+  the class loads rightly. Where they are one more than the tensors, all of them have to stay valid,
+  and still do when the class asks for one more.
 - **clean**: no error in any check that was run. Warnings and notes are in the JSON.
 - **not-run**: no verdict, for the one reason given. It has not passed.
 
-A class is made at tiny size, with the checkpoint of transformers' class of its name where there is one, else of a related class, else under
-names that the class was found to take (then nothing is said of parameters that nothing is loaded into, nor of tensors that are not read).
-Parts that do not run on a CPU (attention backends, kernels of experts, activations that a build lacks) are replaced; the class's own
-`load_weights` never is. `details.subject` of each result says what was loaded, and what was replaced.
+A class is made at tiny size, with the checkpoint of transformers' class of its name where there is
+one, else of a related class, else under names that the class was found to take (then nothing is
+said of parameters that nothing is loaded into, nor of tensors that are not read). Parts that do not
+run on a CPU (attention backends, kernels of experts, activations that a build lacks) are replaced;
+the class's own `load_weights` never is. `details.subject` of each result says what was loaded, and
+what was replaced.
 
 ## What is not judged
 
-- Other quantised formats than the one of `quantised-load`: fp8 with a scale for each row, as compressed-tensors writes it. A folder of
-  another format is judged as it is, where its class can be made on a CPU.
-- Pipeline and expert parallelism. Of two ranks of tensor parallelism the rule `shard-mismatch` compares what both hold together with what
-  one rank holds alone, as a set of values: which rank has which part, and in what order, is not looked at.
-- Places: a weight that always goes into a wrong parameter of the same shape makes no difference between two loads.
-- Code that only a real checkpoint reaches: adapters, scales, other formats, layers of kinds that two layers do not have.
+- Other quantized formats than the one of `quantised-load`: fp8 with a scale for each row, as
+  compressed-tensors writes it. A folder of another format is judged as it is, where its class can
+  be made on a CPU.
+- Pipeline and expert parallelism. Of two ranks of tensor parallelism the rule `shard-mismatch`
+  compares what both hold together with what one rank holds alone, as a set of values: which rank
+  has which part, and in what order, is not looked at.
+- Places: a weight that always goes into a wrong parameter of the same shape makes no difference
+  between two loads.
+- Code that only a real checkpoint reaches: adapters, scales, other formats, layers of kinds that
+  two layers do not have.
 
 ## Counts
 """

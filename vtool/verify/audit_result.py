@@ -4,35 +4,14 @@ from dataclasses import asdict
 from typing import Any
 
 from vtool.config.schema import Data
+from vtool.diagnostics import RULES
 from vtool.diagnostics.result import Result
 from vtool.verify.rows import Audit
 
-ROW_RULES = (
-    "broken-row",
-    "malformed-messages",
-    "missing-image",
-    "broken-image",
-    "missing-video",
-    "broken-video",
-    "too-many-frames",
-    "video-decoder-missing",
-    "placeholder-mismatch",
-    "image-token-mismatch",
-    "image-in-answer",
-    "ignored-by-template",
-    "no-assistant-turn",
-    "end-token-unsupervised",
-    "unstable-template",
-    "control-token-in-text",
-    "labels-differ-from-answers",
-    "overlong-row",
-    "answer-cut-off",
-)
-"""Rules that the audit holds every row to; it reports those that found nothing as passed."""
-SPLIT_RULES = ("too-many-dropped-rows", "no-rows")
-"""Rules about a split, which are checked even where no row of it can be used."""
-HELD_OUT_RULES = ("reference-too-long",)
-"""Rules about the splits that are evaluated on."""
+
+def rules_of(stage: str) -> tuple[str, ...]:
+    """Return the rules that the audit checks at a stage; it reports those that found nothing."""
+    return tuple(rule.name for rule in RULES.values() if rule.stage == stage)
 
 
 def audit_result(subject: str, audit: Audit, settings: Data) -> Result:
@@ -52,7 +31,7 @@ def audit_result(subject: str, audit: Audit, settings: Data) -> Result:
     found |= {"answer-cut-off", "end-token-unsupervised"} if audit.ledger.cut else set()
     # The audit of a row ends at its first finding: where no row got to the end, what was not found
     # was not looked for.
-    unreached = () if audit.ledger.kept else ROW_RULES
+    unreached = () if audit.ledger.kept else rules_of("row")
     checks = {
         rule: (
             "failed"
@@ -61,12 +40,14 @@ def audit_result(subject: str, audit: Audit, settings: Data) -> Result:
             if rule in unreached or rule in reasons
             else "passed"
         )
-        for rule in (*ROW_RULES, *SPLIT_RULES)
+        for rule in (*rules_of("row"), *rules_of("split"))
     }
     if audit.split != "train":
         warned = {finding.rule for finding in audit.findings}
         otherwise = "passed" if audit.ledger.kept else "not-run"
-        checks |= {rule: "failed" if rule in warned else otherwise for rule in HELD_OUT_RULES}
+        checks |= {
+            rule: "failed" if rule in warned else otherwise for rule in rules_of("references")
+        }
     details: dict[str, dict[str, Any]] = {
         rule: {"reason": reason} for rule, reason in reasons.items()
     }
