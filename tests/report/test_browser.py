@@ -97,4 +97,4 @@ def test_the_page_fits_its_window(
     assert all(250 < chart < 500 for chart in seen["charts"])
     assert seen["images"] > 0
     assert seen["broken"] == 0
-    assert seen["line"].startswith("rgb("), "the charts take their colours from the page"
+    assert seen["line"].startswith("rgb("), "the charts take their colors from the page"

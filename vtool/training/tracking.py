@@ -1,12 +1,13 @@
-"""`tracking`:
+"""The trackers: the lines of metrics.jsonl, given to viewers through their own libraries.
 
-the lines of metrics.jsonl, given to viewers through their own libraries. A tracker that fails is
-let go, and said once.
+A tracker that fails is closed, and reported once. To add one: its settings in
+`vtool/config/schema/tracking.py`, and a class in `TRACKERS`.
 """
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,8 +18,8 @@ from vtool.engines.ranks import Ranks, SharedFindings
 from vtool.training.session import Request
 
 
-class Sink(Protocol):
-    """One tracker at work."""
+class TrackerWriter(Protocol):
+    """An open tracker."""
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Take the numbers of a step."""
@@ -28,7 +29,7 @@ class Sink(Protocol):
 
 
 class _TensorBoard:
-    def __init__(self, folder: Path, step: int) -> None:
+    def __init__(self, settings: TensorBoard, request: Request, folder: Path, step: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
         # What an earlier start has written past the step that the run goes on from is not shown.
@@ -45,7 +46,7 @@ class _TensorBoard:
 
 
 class _Wandb:
-    def __init__(self, settings: Wandb, request: Request, folder: Path) -> None:
+    def __init__(self, settings: Wandb, request: Request, folder: Path, step: int) -> None:
         import wandb
 
         (folder / "wandb").mkdir(exist_ok=True)
@@ -68,10 +69,20 @@ class _Wandb:
         self._run.finish()
 
 
-def _installed(package: str) -> bool:
-    """Not `find_spec`:
+TRACKERS: Mapping[str, Callable[[Any, Request, Path, int], TrackerWriter]] = {
+    "tensorboard": _TensorBoard,
+    "wandb": _Wandb,
+}
+"""By `kind`, which is also the name of the package: opens the tracker of a run.
 
-    a folder wandb/, which wandb itself makes where it is run, looks like a package.
+It is given its settings, the request, the run's folder, and the step that the run goes on after.
+"""
+
+
+def _installed(package: str) -> bool:
+    """Return true where the package is installed.
+
+    Not by `find_spec`: a folder wandb/, which wandb makes where it runs, looks like a package.
     """
     try:
         metadata.version(package)
@@ -81,22 +92,22 @@ def _installed(package: str) -> bool:
 
 
 def _fit(name: str) -> str:
-    """A name without the characters that an id of wandb's must not have."""
+    """Return a name without the characters that wandb does not allow in an id."""
     return "".join("-" if letter in "/\\#?%:" else letter for letter in name)[:128]
 
 
 class Trackers:
-    """All trackers of a run, on rank 0. `findings`: one of each that has failed."""
+    """All trackers of a run, on rank 0. `findings` has one for each that has failed."""
 
-    def __init__(self, makers: Mapping[str, Callable[[], Sink]]) -> None:
+    def __init__(self, makers: Mapping[str, Callable[[], TrackerWriter]]) -> None:
         self.findings: list[Diagnostic] = []
-        self._sinks: dict[str, Sink] = {}
+        self._writers: dict[str, TrackerWriter] = {}
         for kind, make in makers.items():
-            with self._kept_from_the_run(kind):
-                self._sinks[kind] = make()
+            with self._failing_alone(kind):
+                self._writers[kind] = make()
 
     def log(self, metrics: Mapping[str, Any]) -> None:
-        """A line of metrics.jsonl.
+        """Give a line of metrics.jsonl to all trackers.
 
         Numbers that are not finite are left out: not every viewer takes them.
         """
@@ -105,22 +116,22 @@ class Trackers:
             for name, value in metrics.items()
             if name != "step" and math.isfinite(value)
         }
-        for kind, sink in list(self._sinks.items()):
-            with self._kept_from_the_run(kind):
-                sink.log(metrics["step"], values)
+        for kind, writer in list(self._writers.items()):
+            with self._failing_alone(kind):
+                writer.log(metrics["step"], values)
 
     def close(self) -> None:
         """Write what is left."""
-        for kind, sink in list(self._sinks.items()):
-            with self._kept_from_the_run(kind):
-                sink.close()
+        for kind, writer in list(self._writers.items()):
+            with self._failing_alone(kind):
+                writer.close()
 
     @contextmanager
-    def _kept_from_the_run(self, kind: str) -> Iterator[None]:
+    def _failing_alone(self, kind: str) -> Iterator[None]:
         try:
             yield
         except Exception as error:
-            self._sinks.pop(kind, None)
+            self._writers.pop(kind, None)
             first = (str(error).splitlines() or [""])[0]
             self.findings.append(
                 Diagnostic(
@@ -133,7 +144,7 @@ class Trackers:
 
 @contextmanager
 def open_trackers(request: Request, folder: Path, step: int, ranks: Ranks) -> Iterator[Trackers]:
-    """The trackers of a run that goes on after `step`; closed however it ends.
+    """Yield the trackers of a run that goes on after `step`; close them however it ends.
 
     Raises:
         SharedFindings: `extra-not-installed`.
@@ -152,14 +163,11 @@ def open_trackers(request: Request, folder: Path, step: int, ranks: Ranks) -> It
     if missing:
         raise SharedFindings(missing)
 
-    def maker(one: Tracker) -> Callable[[], Sink]:
-        return (
-            (lambda: _TensorBoard(folder, step))
-            if isinstance(one, TensorBoard)
-            else (lambda: _Wandb(one, request, folder))
-        )
-
-    trackers = Trackers({one.kind: maker(one) for one in wanted} if ranks.rank == 0 else {})
+    makers: dict[str, Callable[[], TrackerWriter]] = {
+        one.kind: partial(TRACKERS[one.kind], one, request, folder, step)
+        for one in (wanted if ranks.rank == 0 else ())
+    }
+    trackers = Trackers(makers)
     try:
         yield trackers
     finally:
