@@ -194,7 +194,7 @@ def _turns(ranks: Ranks, made: Request) -> list[float]:
     )
     model = build_model(run.model, opened.processor, opened.folder.processor, run.run.seed)
     parallel = DistributedDataParallel(model, forward_sync_buffers=False)
-    optimizer = build_optimizer(model, run.optim, opened.family.part)
+    optimizer = build_optimizer(model, run.optim, opened.family.component)
 
     def ours(number: int) -> float:
         mine = of_engine[number]

@@ -184,7 +184,7 @@ class Work:
         self._bare(model, lambda step: model(**batches[step]).loss, tick)
 
     def _bare(self, model: Any, loss_of: Callable[[int], torch.Tensor], tick: Tick) -> None:
-        optimizer = build_optimizer(model, self.optim, self.session.family.part)
+        optimizer = build_optimizer(model, self.optim, self.session.family.component)
         for step in range(len(self.rows)):
             loss = loss_of(step)
             loss.backward()
@@ -248,7 +248,7 @@ class Work:
 
     def _trainer(self, kind: Any, arguments: Any, dataset: Any, tick: Tick, **more: Any) -> None:
         model = self.model()
-        optimizer = build_optimizer(model, self.optim, self.session.family.part)
+        optimizer = build_optimizer(model, self.optim, self.session.family.component)
         schedule = torch.optim.lr_scheduler.LambdaLR(
             optimizer, lambda done: self.lr(done + 1) / self.optim.lr
         )

@@ -26,8 +26,8 @@ from vtool.engines import fsdp2
 from vtool.engines.ddp import Ddp
 from vtool.engines.megatron import engine as megatron
 from vtool.engines.ranks import Ranks
+from vtool.families.family import load_family
 from vtool.models import adapters
-from vtool.models.families import family
 from vtool.training import launch, model_and_engine
 from vtool.training import session as sessions
 from vtool.training.model_and_engine import build_engine
@@ -289,7 +289,7 @@ class TestUpstream:
                 ),
             )
             assert found(made) == {"engine.kind"}
-        of = type(family("qwen2_5_vl"))
+        of = type(load_family("qwen2_5_vl"))
         monkeypatch.setattr(of, "blocks", lambda self, model: [])
         assert found(made) == {"engine.reshard_after_forward"}
 
@@ -386,7 +386,7 @@ class TestUpstream:
         """accelerate#3698: `ignored_modules` was never set."""
         made = small("lora={rank: 2, exclude: [q_proj]}")
         assert found(made) == set()
-        monkeypatch.setattr(adapters, "chosen", lambda names, _lora: list(names))
+        monkeypatch.setattr(adapters, "select_layers", lambda names, *_: list(names))
         assert found(made) == {"lora.exclude"}
 
     def test_what_a_builder_chooses_by_itself(

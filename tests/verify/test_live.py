@@ -23,7 +23,7 @@ from vtool.config.settings import all_settings
 from vtool.config.wanted import wanted
 from vtool.diagnostics import rules_live
 from vtool.engines.ranks import Ranks
-from vtool.models.families import FAMILIES
+from vtool.families import FAMILIES
 from vtool.training import model_and_engine
 from vtool.training.observe_run import observe_run
 from vtool.verify import live_check

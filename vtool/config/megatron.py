@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from vtool.config.megatron_ddp import Problem
 from vtool.config.schema.megatron import Megatron, Parallel
+from vtool.families import FAMILIES
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +24,7 @@ class Language:
 
 
 INSTALL_TE = "pip install --no-build-isolation 'transformer-engine[pytorch]'"
-BUILT = ("qwen2_vl", "qwen2_5_vl")
+BUILT = tuple(name for name, facts in FAMILIES.items() if facts.on_megatron)
 """The families whose language model has been written for megatron-core."""
 
 

@@ -11,10 +11,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from vtool.config.lora import chosen, trained_parts
-from vtool.config.modeling import resolved
 from vtool.config.read_back import Asked, Expected
-from vtool.config.schema import Ddp, Fsdp2, Lora, Megatron, Optim, Run, Source
+from vtool.config.schema import Ddp, Fsdp2, Lora, Megatron, Optim, Run, Source, trained_components
+from vtool.families.linear_layers import select_layers
+from vtool.families.modeling_file import resolve_modeling
 
 PARTS = ("vision", "projector", "language")
 
@@ -30,7 +30,7 @@ def wanted(run: Run) -> dict[str, Asked]:
             found[name] = Expected(name, value)
     found |= _data(run) | _model(run) | _optim(run.optim) | _engine(run)
     if run.lora is not None:
-        found |= _lora(run.lora, trained_parts(run.model.freeze))
+        found |= _lora(run.lora, trained_components(run.model.freeze))
     return found
 
 
@@ -48,14 +48,17 @@ def adapted(lora: Lora, parts: Collection[str | None] | None = None) -> Callable
         frozen = parts is not None and part not in parts
         excluded = (
             not frozen
-            and bool(chosen([layer], lora.model_copy(update={"exclude": ()})))
-            and not chosen([layer], lora)
+            and bool(select_layers([layer], lora.targets))
+            and not select_layers([layer], lora.targets, lora.exclude)
         )
         setting = (
             f"model.freeze.{part}" if frozen else "lora.exclude" if excluded else "lora.targets"
         )
         return Expected(
-            setting, "an adapter" if chosen([layer], lora) and not frozen else "no adapter"
+            setting,
+            "an adapter"
+            if select_layers([layer], lora.targets, lora.exclude) and not frozen
+            else "no adapter",
         )
 
     return asked
@@ -70,7 +73,7 @@ def _plain(run: Run) -> Iterable[tuple[str, Any]]:
     yield "device.kind", None if run.device.kind == "auto" else run.device.kind
     yield "device.threads", run.device.threads
     yield "model.family", model.family
-    yield "model.modeling", None if model.modeling is None else resolved(model.modeling)
+    yield "model.modeling", None if model.modeling is None else resolve_modeling(model.modeling)
     yield "model.size", model.size if model.starts_from == "random" else None
     yield "model.attention", model.attention
     yield "model.gradient_checkpointing", model.gradient_checkpointing

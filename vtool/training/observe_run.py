@@ -41,7 +41,7 @@ def check_arrival(session: Session, origins: Origins | None) -> None:
 
 def observe_run(session: Session) -> list[Observed]:
     """All that this rank's live objects have of the settings."""
-    part = session.family.part
+    part = session.family.component
     engine = list(session.engine.observe(part))
     peak = schedule.highest(session.rate, session.total_steps)
     return [
@@ -99,7 +99,7 @@ def _frozen(session: Session) -> Iterator[Observed]:
     """
     trained: dict[str, list[tuple[str, bool]]] = {part: [] for part in PARTS}
     for name, parameter in session.engine.named_parameters():
-        trained[session.family.part(name)].append((name, parameter.requires_grad))
+        trained[session.family.component(name)].append((name, parameter.requires_grad))
     for part, parameters in trained.items():
         for frozen in (True, False):
             names = [name for name, on in parameters if on is not frozen]
@@ -120,19 +120,19 @@ def _rows(session: Session) -> Iterator[Observed]:
     size, video = processor.image_processor.size, processor.video
     yield Observed(
         "data.image.min_pixels",
-        size["shortest_edge"] // session.family.frames_per_image,
+        size["shortest_edge"] // session.family.facts.frames_per_image,
         "the image processor",
     )
     yield Observed(
         "data.image.max_pixels",
-        size["longest_edge"] // session.family.frames_per_image,
+        size["longest_edge"] // session.family.facts.frames_per_image,
         "the image processor",
     )
     for name, value in (
         ("fps", video.fps),
-        ("max_frames", video.most(video.fps)),
-        ("min_pixels", video.smallest),
-        ("max_pixels", video.largest),
+        ("max_frames", video.most_frames(video.fps)),
+        ("min_pixels", video.min_pixels),
+        ("max_pixels", video.max_pixels),
     ):
         yield Observed(f"data.video.{name}", value, "the video processor")
     yield Observed("data.global_batch_size", session.plan.global_batch_size, "the plan of the rows")

@@ -1,10 +1,16 @@
 """Settings `model`: which network, and where its weights come from."""
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
 from vtool.config.schema.base import Settings
+from vtool.families import FAMILIES
+
+if TYPE_CHECKING:
+    FamilyName = str
+else:
+    FamilyName = Literal[tuple(FAMILIES)]
 
 
 class Freeze(Settings):
@@ -18,10 +24,15 @@ class Freeze(Settings):
     """The language model, with its embedding and its head."""
 
 
+def trained_components(freeze: Freeze) -> list[str]:
+    """Return the components that are not frozen."""
+    return [component for component, frozen in freeze.model_dump().items() if not frozen]
+
+
 class Model(Settings):
     """Which network, and where its weights come from."""
 
-    family: Literal["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "glm4v"] = "qwen2_5_vl"
+    family: FamilyName = "qwen2_5_vl"
     """The model family."""
     path: str | None = Field(default=None, min_length=1)
     """A Hugging Face folder: config.json, tokenizer, image processor, safetensors."""

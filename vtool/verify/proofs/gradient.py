@@ -137,7 +137,7 @@ def dummy(context: ProofContext) -> Proof:
         for group in context.open()[0].engine.optimizer_groups()
         for name in (one.name for one in group.members)
     }
-    tower = {name for name in trained if context.family.part(name) != "language"}
+    tower = {name for name in trained if context.family.component(name) != "language"}
     for name in sorted(tower):
         gradient = with_it.gradients.get(name)
         if gradient is None:
