@@ -34,7 +34,7 @@ class EndedRun:
 
     planned: PlannedRun
     status: str
-    """How it ended, in words."""
+    """The way it ended, in words."""
     code: int | None
     """The exit status of its process; None where it was not started."""
 

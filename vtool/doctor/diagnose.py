@@ -44,9 +44,9 @@ class Diagnosis:
     reasons: dict[str, str] = field(default_factory=dict)
 
     def result(self, subject: str) -> Result:
-        """Return the result that every command prints; `details.machine` has the rows.
+        """Return the result, as every command prints it.
 
-        By section and name.
+        `details.machine` has the rows by section and name.
         """
         details: dict[str, dict[str, Any]] = {
             rule: {"reason": reason} for rule, reason in self.reasons.items()

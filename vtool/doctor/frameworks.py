@@ -50,7 +50,7 @@ class Interpreter:
 
     python: str
     versions: dict[str, str]
-    """By the names of `FRAMEWORKS`."""
+    """The installed versions, by the names of `FRAMEWORKS`."""
     error: str | None = None
 
 
