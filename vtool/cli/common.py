@@ -60,3 +60,9 @@ def print_and_exit(
 
     print_results(results, command, format, stream)
     raise typer.Exit(exit_code(results))
+
+
+def quoted(text: str) -> str:
+    """Quote a text, so that the grammar of overrides takes it as one value."""
+    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"
