@@ -98,18 +98,20 @@ def _data(run: Run) -> dict[str, Asked]:
     found: dict[str, Asked] = {"data.micro_batch_size": micro_batch}
     for split in ("train", "validation", "test"):
         entries = getattr(run.data, split)
-        for name in ("format", "split", "path"):
-            if any(hasattr(entry, name) for entry in entries):
-                found[f"data.{split}.{name}"] = partial(_entry, entries, f"data.{split}", name)
+        for name in (name for entry in entries for name in type(entry).model_fields):
+            found[f"data.{split}.{name}"] = partial(_entry, entries, f"data.{split}", name)
     return found
 
 
 def _entry(entries: Sequence[Source], where: str, name: str, number: int) -> Expected:
     """A setting of one entry of a list of rows, by its number."""
-    value = getattr(entries[number], name, None) if number < len(entries) else None
-    return Expected(
-        f"{where}.{number}.{name}", str(Path(value)) if name == "path" and value else value
-    )
+    value = None
+    if number < len(entries):
+        entry = entries[number]
+        value = (
+            str(Path(entry.files()[name])) if name in entry.files() else getattr(entry, name, None)
+        )
+    return Expected(f"{where}.{number}.{name}", value)
 
 
 def _model(run: Run) -> dict[str, Asked]:

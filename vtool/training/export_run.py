@@ -18,7 +18,7 @@ from vtool.training.run_folder import RunFolder
 
 
 def open_run(path: Path) -> tuple[RunFolder, Run]:
-    """A run's folder and its settings.
+    """Return a run's folder and its settings.
 
     Raises:
         Findings: `not-a-run`.
@@ -38,9 +38,9 @@ def open_run(path: Path) -> tuple[RunFolder, Run]:
 
 
 def export_run(path: Path, output: Path | None = None, *, merge: bool = False) -> tuple[Path, int]:
-    """Write the newest whole checkpoint as a Hugging Face folder; returns where, and its step.
+    """Write the newest whole checkpoint as a Hugging Face folder; return the folder and the step.
 
-    Of a run with adapters, the adapter in peft's format; with `merge`, a whole model, each weight
+    A run with adapters gives the adapter in peft's format; with `merge`, a whole model, each weight
     being base + scale · B · A.
 
     Raises:

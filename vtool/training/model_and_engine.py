@@ -30,8 +30,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch
 def build_trained_model(
     run: Run, folder: RunFolder, processor: Processor, *, weights: bool
 ) -> nn.Module:
-    """The model as it goes into an engine: frozen where it is not trained, and with its adapters,
-    which the engine must see.
+    """Build the model as it goes into an engine: parts frozen, adapters added.
 
     Args:
         weights: false where a checkpoint's weights follow. Of a run with adapters, a checkpoint has
@@ -45,8 +44,7 @@ def build_trained_model(
 
 
 def prepare_model(run: Run, model: nn.Module) -> nn.Module:
-    """Give the model the attention that rows and device want, freeze what is not trained, and put
-    the adapters in, in place.
+    """Set the attention, freeze the frozen parts and add the adapters, in place.
 
     Raises:
         SharedFindings: `not-built-on-engine`, of packed rows for a model with windows.
@@ -69,7 +67,7 @@ def prepare_model(run: Run, model: nn.Module) -> nn.Module:
 
 
 def build_engine(run: Run, model: nn.Module, ranks: Ranks) -> Engine:
-    """The engine of a run's settings, around its model.
+    """Build the engine of a run's settings around its model.
 
     Raises:
         SharedFindings: what this engine does not do here.
@@ -123,9 +121,7 @@ def build_engine(run: Run, model: nn.Module, ranks: Ranks) -> Engine:
 
 
 def check_engine(run: Run, ranks: Ranks) -> None:
-    """What an engine can say of its settings once device and processes are known, before rows are
-    read.
-    """
+    """Check the engine's settings against device and processes, before rows are read."""
     if isinstance(run.engine, schema.Megatron):
         from vtool.engines.megatron.start import check_start
 

@@ -1,7 +1,6 @@
-"""The trackers: the lines of metrics.jsonl, given to viewers through their own libraries.
+"""Trackers, which show the lines of metrics.jsonl in TensorBoard or Weights & Biases.
 
-A tracker that fails is closed, and reported once. To add one: its settings in
-`vtool/config/schema/tracking.py`, and a class in `TRACKERS`.
+A tracker that fails is closed and reported once; the run goes on.
 """
 
 import math
@@ -12,14 +11,14 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Protocol
 
-from vtool.config.schema import TensorBoard, Tracker, Wandb
+from vtool.config.schema import Tracker, Wandb
 from vtool.diagnostics import Diagnostic
 from vtool.engines.ranks import Ranks, SharedFindings
 from vtool.training.session import Request
 
 
-class TrackerWriter(Protocol):
-    """An open tracker."""
+class Sink(Protocol):
+    """A tracker that is open."""
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Take the numbers of a step."""
@@ -29,7 +28,7 @@ class TrackerWriter(Protocol):
 
 
 class _TensorBoard:
-    def __init__(self, settings: TensorBoard, request: Request, folder: Path, step: int) -> None:
+    def __init__(self, folder: Path, step: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
         # What an earlier start has written past the step that the run goes on from is not shown.
@@ -46,7 +45,7 @@ class _TensorBoard:
 
 
 class _Wandb:
-    def __init__(self, settings: Wandb, request: Request, folder: Path, step: int) -> None:
+    def __init__(self, settings: Wandb, request: Request, folder: Path) -> None:
         import wandb
 
         (folder / "wandb").mkdir(exist_ok=True)
@@ -69,20 +68,21 @@ class _Wandb:
         self._run.finish()
 
 
-TRACKERS: Mapping[str, Callable[[Any, Request, Path, int], TrackerWriter]] = {
-    "tensorboard": _TensorBoard,
-    "wandb": _Wandb,
+SINKS: dict[str, Callable[[Any, Request, Path, int], Sink]] = {
+    "tensorboard": lambda _settings, _request, folder, step: _TensorBoard(folder, step),
+    "wandb": lambda settings, request, folder, _step: _Wandb(settings, request, folder),
 }
-"""By `kind`, which is also the name of the package: opens the tracker of a run.
+"""The functions that open a tracker, by its `kind`.
 
-It is given its settings, the request, the run's folder, and the step that the run goes on after.
+Each is given the tracker's settings, the request, the run's folder and the step that it goes on
+from.
 """
 
 
 def _installed(package: str) -> bool:
-    """Return true where the package is installed.
+    """Return whether a package is installed.
 
-    Not by `find_spec`: a folder wandb/, which wandb makes where it runs, looks like a package.
+    `find_spec` would take a folder wandb/, which wandb itself makes where it runs, for the package.
     """
     try:
         metadata.version(package)
@@ -92,22 +92,22 @@ def _installed(package: str) -> bool:
 
 
 def _fit(name: str) -> str:
-    """Return a name without the characters that wandb does not allow in an id."""
+    """Return a name without the characters that an id of wandb's must not have."""
     return "".join("-" if letter in "/\\#?%:" else letter for letter in name)[:128]
 
 
 class Trackers:
-    """All trackers of a run, on rank 0. `findings` has one for each that has failed."""
+    """The open trackers of a run, on rank 0, and a finding for each that has failed."""
 
-    def __init__(self, makers: Mapping[str, Callable[[], TrackerWriter]]) -> None:
+    def __init__(self, makers: Mapping[str, Callable[[], Sink]]) -> None:
         self.findings: list[Diagnostic] = []
-        self._writers: dict[str, TrackerWriter] = {}
+        self._sinks: dict[str, Sink] = {}
         for kind, make in makers.items():
-            with self._failing_alone(kind):
-                self._writers[kind] = make()
+            with self._kept_from_the_run(kind):
+                self._sinks[kind] = make()
 
     def log(self, metrics: Mapping[str, Any]) -> None:
-        """Give a line of metrics.jsonl to all trackers.
+        """Log a line of metrics.jsonl.
 
         Numbers that are not finite are left out: not every viewer takes them.
         """
@@ -116,22 +116,22 @@ class Trackers:
             for name, value in metrics.items()
             if name != "step" and math.isfinite(value)
         }
-        for kind, writer in list(self._writers.items()):
-            with self._failing_alone(kind):
-                writer.log(metrics["step"], values)
+        for kind, sink in list(self._sinks.items()):
+            with self._kept_from_the_run(kind):
+                sink.log(metrics["step"], values)
 
     def close(self) -> None:
         """Write what is left."""
-        for kind, writer in list(self._writers.items()):
-            with self._failing_alone(kind):
-                writer.close()
+        for kind, sink in list(self._sinks.items()):
+            with self._kept_from_the_run(kind):
+                sink.close()
 
     @contextmanager
-    def _failing_alone(self, kind: str) -> Iterator[None]:
+    def _kept_from_the_run(self, kind: str) -> Iterator[None]:
         try:
             yield
         except Exception as error:
-            self._writers.pop(kind, None)
+            self._sinks.pop(kind, None)
             first = (str(error).splitlines() or [""])[0]
             self.findings.append(
                 Diagnostic(
@@ -144,7 +144,7 @@ class Trackers:
 
 @contextmanager
 def open_trackers(request: Request, folder: Path, step: int, ranks: Ranks) -> Iterator[Trackers]:
-    """Yield the trackers of a run that goes on after `step`; close them however it ends.
+    """Open the trackers of a run that goes on after `step`, and close them however it ends.
 
     Raises:
         SharedFindings: `extra-not-installed`.
@@ -153,21 +153,21 @@ def open_trackers(request: Request, folder: Path, step: int, ranks: Ranks) -> It
     missing = [
         Diagnostic(
             "extra-not-installed",
-            f"tracking: {one.kind} is not installed",
+            f"tracking: {tracker.kind} is not installed",
             "pip install 'vtool[trackers]'",
             "tracking",
         )
-        for one in wanted
-        if not _installed(one.kind)
+        for tracker in wanted
+        if not _installed(tracker.kind)
     ]
     if missing:
         raise SharedFindings(missing)
 
-    makers: dict[str, Callable[[], TrackerWriter]] = {
-        one.kind: partial(TRACKERS[one.kind], one, request, folder, step)
-        for one in (wanted if ranks.rank == 0 else ())
+    openers: dict[str, Callable[[], Sink]] = {
+        tracker.kind: partial(SINKS[tracker.kind], tracker, request, folder, step)
+        for tracker in wanted
     }
-    trackers = Trackers(makers)
+    trackers = Trackers(openers if ranks.rank == 0 else {})
     try:
         yield trackers
     finally:

@@ -1,33 +1,12 @@
 """Settings `data`: the rows, how they are cut, and how they are batched."""
 
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import Field
 
 from vtool.config.schema.base import Settings
+from vtool.config.schema.formats import Source
 
-
-class DigitsSource(Settings):
-    """scikit-learn's 1797 scans of handwritten digits, as an image, a question and a one-digit
-    answer.
-    """
-
-    format: Literal["digits"]
-    """Where rows come from, and how they are written."""
-    split: Literal["train", "validation", "test"]
-    """Which part of the one fixed, stratified split."""
-
-
-class MessagesSource(Settings):
-    """A JSON-lines file of chats in the `messages` layout of OpenAI and transformers."""
-
-    format: Literal["messages"]
-    """Where rows come from, and how they are written."""
-    path: str = Field(min_length=1)
-    """The file. Image paths inside it are relative to its folder."""
-
-
-Source = Annotated[DigitsSource | MessagesSource, Field(discriminator="format")]
 ModelInput = Literal[
     "attention_mask",
     "mm_token_type_ids",

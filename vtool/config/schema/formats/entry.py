@@ -1,0 +1,13 @@
+"""The base of the settings of every format of rows."""
+
+from collections.abc import Mapping
+
+from vtool.config.schema.base import Settings
+
+
+class RowsEntry(Settings):
+    """An entry of `data.train`, `data.validation` or `data.test`."""
+
+    def files(self) -> Mapping[str, str]:
+        """Return the files that the entry names, by the setting that does."""
+        return {}
