@@ -301,7 +301,7 @@ DEFECTS = (
         "What is called merged is the base, to the byte.",
         "export-differs",
         MERGED,
-        "vtool.engines.common:merged",
+        "vtool.engines.common:merge_adapter",
         is_the_base,
         told="what it was before",
     ),
@@ -311,7 +311,7 @@ DEFECTS = (
         "Adapters are merged without alpha / rank.",
         "export-differs",
         MERGED,
-        "vtool.engines.common:merged",
+        "vtool.engines.common:merge_adapter",
         without_scale,
     ),
     Defect(

@@ -16,7 +16,7 @@ from vtool.config.schema import Ddp, Fsdp2, Lora, Megatron, Optim, Run, Source, 
 from vtool.families.linear_layers import select_layers
 from vtool.families.modeling_file import resolve_modeling
 
-PARTS = ("vision", "projector", "language")
+COMPONENTS = ("vision", "projector", "language")
 
 
 def wanted(run: Run) -> dict[str, Asked]:
@@ -41,18 +41,24 @@ def weight_decay(setting: str, value: float) -> Callable[..., Expected | None]:
     )
 
 
-def adapted(lora: Lora, parts: Collection[str | None] | None = None) -> Callable[..., Expected]:
+def adapted(
+    lora: Lora, components: Collection[str | None] | None = None
+) -> Callable[..., Expected]:
     """Whether a linear layer has an adapter, by its name, and the part of the model that it is in."""
 
-    def asked(layer: str, part: str | None = None) -> Expected:
-        frozen = parts is not None and part not in parts
+    def asked(layer: str, component: str | None = None) -> Expected:
+        frozen = components is not None and component not in components
         excluded = (
             not frozen
             and bool(select_layers([layer], lora.targets))
             and not select_layers([layer], lora.targets, lora.exclude)
         )
         setting = (
-            f"model.freeze.{part}" if frozen else "lora.exclude" if excluded else "lora.targets"
+            f"model.freeze.{component}"
+            if frozen
+            else "lora.exclude"
+            if excluded
+            else "lora.targets"
         )
         return Expected(
             setting,
@@ -126,11 +132,11 @@ def _model(run: Run) -> dict[str, Asked]:
             "model.dtype", "float64" if dtype == "float64" else "float32", "sums of gradients in "
         ),
     }
-    for part in PARTS:
-        frozen = getattr(run.model.freeze, part)
+    for component in COMPONENTS:
+        frozen = getattr(run.model.freeze, component)
         # adapters freeze what they are beside; which layers have one is seen by itself
         if frozen or run.lora is None:
-            found[f"model.freeze.{part}"] = Expected(f"model.freeze.{part}", frozen)
+            found[f"model.freeze.{component}"] = Expected(f"model.freeze.{component}", frozen)
     return found
 
 
@@ -145,8 +151,8 @@ def _optim(optim: Optim) -> dict[str, Asked]:
         "optim.schedule": Expected("optim.schedule", optim.schedule),
         "optim.warmup_steps": Expected("optim.warmup_steps", warmup),
     }
-    for part in PARTS:
-        own, name = getattr(optim.groups, part), f"optim.groups.{part}"
+    for component in COMPONENTS:
+        own, name = getattr(optim.groups, component), f"optim.groups.{component}"
         found[f"{name}.lr"] = (
             Expected("optim.lr", optim.lr) if own.lr is None else Expected(f"{name}.lr", own.lr)
         )
@@ -192,10 +198,10 @@ def _megatron(engine: Megatron) -> dict[str, Expected]:
     return found
 
 
-def _lora(lora: Lora, parts: Collection[str]) -> dict[str, Asked]:
+def _lora(lora: Lora, components: Collection[str]) -> dict[str, Asked]:
     return {
         "lora.rank": Expected("lora.rank", lora.rank),
         "lora.alpha": Expected("lora.alpha", lora.scale * lora.rank),
         "lora.dropout": Expected("lora.dropout", lora.dropout),
-        "lora.layers": adapted(lora, parts),
+        "lora.layers": adapted(lora, components),
     }

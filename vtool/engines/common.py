@@ -14,12 +14,12 @@ from torch.nn.utils import clip_grads_with_norm_
 from vtool.engines.contract import Group, Member
 from vtool.models.adapters import (
     Adapter,
+    adapter_names,
+    adapter_scale,
     has_adapters,
     is_adapter,
-    merged,
-    pair_of,
+    merge_adapter,
     saved_name,
-    scale_of,
 )
 
 Put = Callable[[Tensor, Tensor], Tensor]
@@ -110,11 +110,13 @@ def iter_hf_weights(
     for name, tensor in tensors.items():
         if is_adapter(name) != (adapter == "only"):
             continue
-        a, b = pair_of(name)
+        a, b = adapter_names(name)
         if adapter == "merged" and a in tensors:
             yield (
                 name,
-                merged(whole(tensor), whole(tensors[a]), whole(tensors[b]), scale_of(module)),
+                merge_adapter(
+                    whole(tensor), whole(tensors[a]), whole(tensors[b]), adapter_scale(module)
+                ),
             )
         else:
             yield name, whole(tensor)

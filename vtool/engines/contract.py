@@ -144,14 +144,15 @@ class Engine(Protocol):
         another; every rank is given all of it.
         """
 
-    def observe(self, part: Callable[[str], str]) -> Iterator[Observed]:
+    def observe(self, component: Callable[[str], str]) -> Iterator[Observed]:
         """What the live objects of the engine have of the settings `engine`, and of those of
         `model` and `lora` that they carry out.
 
         Every rank asks; nothing is computed, and nothing is said to another rank.
 
         Args:
-            part: which of `model.freeze` a parameter or layer is of, by transformers' name.
+            component: returns the component (of `model.freeze`) of a parameter or layer, by
+                transformers' name.
         """
 
     def optimizer_groups(self) -> Iterator[Group]:

@@ -20,7 +20,7 @@ from vtool.engines import common
 from vtool.engines.contract import Group
 from vtool.engines.ranks import Ranks
 from vtool.engines.spans import Span, null_span
-from vtool.models import read_back as models
+from vtool.models import observe_model
 from vtool.models.adapters import Adapter
 
 B = TypeVar("B")
@@ -122,7 +122,7 @@ class Ddp:
     def load_state(self, model: Mapping[str, Tensor], optimizer: Mapping[str, Tensor]) -> None:
         common.load_tensors(self.module, self.optimizer, model, optimizer, lambda _, tensor: tensor)
 
-    def observe(self, part: Callable[[str], str]) -> Iterator[Observed]:
+    def observe(self, component: Callable[[str], str]) -> Iterator[Observed]:
         if self.parallel is not None:
             yield from observe_ddp(self.parallel)
         elif self.ranks.world == 1:
@@ -137,10 +137,10 @@ class Ddp:
                 else next(self.module.parameters()).dtype
             )
         yield Observed(
-            "model.dtype", models.dtype_name(computed), "the autocast of the forward pass"
+            "model.dtype", observe_model.dtype_name(computed), "the autocast of the forward pass"
         )
-        yield from models.read_back(self.module)
-        yield from models.read_adapters(self.module, part)
+        yield from observe_model.observe_layers(self.module)
+        yield from observe_model.observe_adapters(self.module, component)
 
     def optimizer_groups(self) -> Iterator[Group]:
         return common.optimizer_groups(self.module, self.optimizer)

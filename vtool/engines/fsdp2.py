@@ -33,7 +33,7 @@ from vtool.engines import common
 from vtool.engines.contract import Group
 from vtool.engines.ranks import Ranks
 from vtool.engines.spans import Span, null_span
-from vtool.models import read_back as models
+from vtool.models import observe_model
 from vtool.models.adapters import Adapter
 
 B = TypeVar("B")
@@ -174,10 +174,10 @@ class Fsdp2:
     def load_state(self, model: Mapping[str, Tensor], optimizer: Mapping[str, Tensor]) -> None:
         common.load_tensors(self.module, self.optimizer, model, optimizer, self._part)
 
-    def observe(self, part: Callable[[str], str]) -> Iterator[Observed]:
+    def observe(self, component: Callable[[str], str]) -> Iterator[Observed]:
         yield from observe_fsdp2(self.module)
-        yield from models.read_back(self.module)
-        yield from models.read_adapters(self.module, part)
+        yield from observe_model.observe_layers(self.module)
+        yield from observe_model.observe_adapters(self.module, component)
 
     def optimizer_groups(self) -> Iterator[Group]:
         return common.optimizer_groups(self.module, self.optimizer)
@@ -246,9 +246,11 @@ def observe_fsdp2(module: nn.Module) -> Iterator[Observed]:
                     "engine.cpu_offload", isinstance(group.offload_policy, CPUOffloadPolicy), where
                 )
             computed = policy.param_dtype or own
-            yield Observed("model.dtype", models.dtype_name(computed), where)
+            yield Observed("model.dtype", observe_model.dtype_name(computed), where)
             yield Observed(
-                "model.dtype.reduction", models.dtype_name(policy.reduce_dtype or computed), where
+                "model.dtype.reduction",
+                observe_model.dtype_name(policy.reduce_dtype or computed),
+                where,
             )
 
 

@@ -15,10 +15,10 @@ from vtool.data.messages_layout import TAG, VIDEO_TAG, parse_row
 from vtool.data.row import Row
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.families import FAMILIES
-from vtool.models.adapters import CONFIG, add_saved_adapter, base_named_in
+from vtool.models.adapters import CONFIG, add_saved_adapter, base_of_adapter
 from vtool.models.build import load_model
 from vtool.models.generate import answer_greedily
-from vtool.models.modeling import kept_class
+from vtool.models.model_class import recorded_modeling
 from vtool.models.processor import load_processor
 
 
@@ -56,7 +56,7 @@ def predict(
             fatal=True,
         )
     adapted = (folder / CONFIG).exists()
-    whole = base_named_in(folder) if adapted else folder
+    whole = base_of_adapter(folder) if adapted else folder
     try:
         family_name = str(json.loads((whole / "config.json").read_text())["model_type"])
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -88,7 +88,7 @@ def predict(
         raise Findings(with_help, fatal=True) from findings
     # A run answers with the class that it was trained with; a folder by itself, as a server would,
     # with transformers' own.
-    modeling = kept_class(run) if folder != run else None
+    modeling = recorded_modeling(run) if folder != run else None
     model = load_model(whole, family_name, torch.float32, "sdpa", modeling).eval()
     if adapted:
         add_saved_adapter(model, folder)

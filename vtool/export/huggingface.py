@@ -17,7 +17,7 @@ from vtool.config.schema import Lora
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.families.family import load_family
 from vtool.models.adapters import write_adapter
-from vtool.models.modeling import class_of
+from vtool.models.model_class import class_of
 from vtool.models.processor import Processor
 
 

@@ -16,8 +16,8 @@ from vtool.engines.ranks import Ranks, SharedFindings
 from vtool.families import FAMILIES
 from vtool.families.family import load_family
 from vtool.families.windows import packing_conflict, window_of
-from vtool.models.adapters import add_adapters, freeze_parts
-from vtool.models.attention import attend_by_document, attend_by_row
+from vtool.models.adapters import add_adapters, freeze_components
+from vtool.models.attention import use_document_attention, use_row_attention
 from vtool.models.build import build_model
 from vtool.models.processor import Processor
 from vtool.training.base import base_settings
@@ -57,10 +57,10 @@ def prepare_model(run: Run, model: nn.Module) -> nn.Module:
         )
         if found := packing_conflict(window, run.data.micro_batch_tokens):
             raise SharedFindings(Diagnostic("not-built-on-engine", *found, "data.packing"))
-        attend_by_document(model)
+        use_document_attention(model)
     elif run.model.attention == "sdpa" and kind_of(run) == "npu":
-        attend_by_row(model)
-    freeze_parts(model, of, run.model.freeze)
+        use_row_attention(model)
+    freeze_components(model, of, run.model.freeze)
     if run.lora is not None:
         add_adapters(model, of, run.model.freeze, run.lora, run.run.seed)
     return model
@@ -94,14 +94,14 @@ def build_engine(run: Run, model: nn.Module, ranks: Ranks) -> Engine:
         case schema.Megatron():
             from vtool.engines.megatron.engine import Megatron
 
-            part = load_family(run.model.family).component
+            component = load_family(run.model.family).component
             engine = Megatron(
                 model,
                 run.engine,
                 run.optim,
                 ranks,
                 dtype,
-                part,
+                component,
                 checkpointing=run.model.gradient_checkpointing,
             )
             if run.data.packing != "none" and not engine.heeds_masks:

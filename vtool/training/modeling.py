@@ -6,7 +6,7 @@ from vtool.config.schema import Run
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.engines.ranks import Ranks, SharedFindings
 from vtool.families.modeling_file import SETTING
-from vtool.models.modeling import described
+from vtool.models.model_class import describe_modeling
 from vtool.training.agreement import name_ranks
 from vtool.training.run_folder import RunFolder, reading, write_atomically
 from vtool.training.start import Start
@@ -20,7 +20,7 @@ def keep_class(run: Run, folder: RunFolder, start: Start, ranks: Ranks) -> None:
     """
     if run.model.modeling is None:
         return
-    record = described(run.model.modeling)
+    record = describe_modeling(run.model.modeling)
     digests = ranks.all_gather_objects(record["sha256"])
     if others := [rank for rank, digest in enumerate(digests) if digest != digests[0]]:
         message = f"{name_ranks(others)}: {record['file']} is not the file that rank 0 has"

@@ -13,10 +13,10 @@ import torch.distributed as dist
 from vtool.config.origins import Origins
 from vtool.config.read_back import Observed, compare
 from vtool.config.schema.formats import ENTRY_SETTINGS
-from vtool.config.wanted import PARTS, wanted
+from vtool.config.wanted import COMPONENTS, wanted
 from vtool.diagnostics import Diagnostic
 from vtool.engines.ranks import SharedFindings
-from vtool.models.read_back import read_class, read_config
+from vtool.models.observe_model import observe_class, observe_config
 from vtool.training import optimizer, schedule
 from vtool.training.agreement import name_ranks
 from vtool.training.session import Session
@@ -44,8 +44,8 @@ def check_arrival(session: Session, origins: Origins | None) -> None:
 
 def observe_run(session: Session) -> list[Observed]:
     """Return what this rank's live objects have of the settings."""
-    part = session.family.component
-    engine = list(session.engine.observe(part))
+    component = session.family.component
+    engine = list(session.engine.observe(component))
     peak = schedule.highest(session.rate, session.total_steps)
     return [
         *_process(session),
@@ -53,11 +53,11 @@ def observe_run(session: Session) -> list[Observed]:
             session,
             offloaded=any(each.name == "engine.cpu_offload" and each.value for each in engine),
         ),
-        *read_config(session.engine.module.config),
-        *read_class(session.engine.module),
+        *observe_config(session.engine.module.config),
+        *observe_class(session.engine.module),
         *engine,
         *_frozen(session),
-        *optimizer.observe_groups(session.engine.optimizer_groups(), peak, part),
+        *optimizer.observe_groups(session.engine.optimizer_groups(), peak, component),
         *schedule.observe_schedule(session.rate, session.total_steps),
         *_rows(session),
     ]
@@ -100,15 +100,15 @@ def _frozen(session: Session) -> Iterator[Observed]:
 
     A rank may have nothing of a part.
     """
-    trained: dict[str, list[tuple[str, bool]]] = {part: [] for part in PARTS}
+    trained: dict[str, list[tuple[str, bool]]] = {component: [] for component in COMPONENTS}
     for name, parameter in session.engine.named_parameters():
         trained[session.family.component(name)].append((name, parameter.requires_grad))
-    for part, parameters in trained.items():
+    for component, parameters in trained.items():
         for frozen in (True, False):
             names = [name for name, on in parameters if on is not frozen]
             if names:
                 more = f" and {len(names) - 1} others" if len(names) > 1 else ""
-                yield Observed(f"model.freeze.{part}", frozen, f"{names[0]}{more}")
+                yield Observed(f"model.freeze.{component}", frozen, f"{names[0]}{more}")
 
 
 def _rows(session: Session) -> Iterator[Observed]:

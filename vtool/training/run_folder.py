@@ -14,7 +14,7 @@ import yaml
 from safetensors import SafetensorError
 
 from vtool.diagnostics import Diagnostic, Findings
-from vtool.models.modeling import MODELING
+from vtool.models.model_class import MODELING_RECORD
 from vtool.models.processor import first_line
 from vtool.training.checkpoint import checkpoints, step_of
 
@@ -33,7 +33,7 @@ class RunFolder:
         self.predictions = path / "predictions.jsonl"
         self.samples = path / "samples"
         self.checkpoints = path / "checkpoints"
-        self.modeling = path / MODELING
+        self.modeling = path / MODELING_RECORD
         self.processor = path / "processor"
         self.export = path / "export"
         self.merged = path / "merged"

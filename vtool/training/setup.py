@@ -15,7 +15,7 @@ from vtool.data.sources import Rows
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.engines.ranks import Ranks, SharedFindings
 from vtool.models.build import GENERATION, model_config
-from vtool.models.modeling import model_class
+from vtool.models.model_class import model_class
 from vtool.models.processor import load_processor, new_processor
 from vtool.training.agreement import check_same_model
 from vtool.training.base import keep_base

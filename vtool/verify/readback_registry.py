@@ -10,7 +10,7 @@ from vtool.config.schema import Video
 from vtool.config.schema.megatron import DdpConfig, Parallel, TransformerConfig, WrapConfig
 
 _MODEL, _DDP, _FSDP2 = (
-    "vtool.models.read_back",
+    "vtool.models.observe_model",
     "vtool.engines.ddp:observe_ddp",
     "vtool.engines.fsdp2:observe_fsdp2",
 )
@@ -36,11 +36,13 @@ READ: dict[str, str] = {
         ),
         _RUN,
     ),
-    **dict.fromkeys(("model.family", "model.size"), f"{_MODEL}:read_config"),
-    "model.modeling": f"{_MODEL}:read_class",
-    **dict.fromkeys(("model.attention", "model.gradient_checkpointing"), f"{_MODEL}:read_back"),
+    **dict.fromkeys(("model.family", "model.size"), f"{_MODEL}:observe_config"),
+    "model.modeling": f"{_MODEL}:observe_class",
+    **dict.fromkeys(
+        ("model.attention", "model.gradient_checkpointing"), f"{_MODEL}:observe_layers"
+    ),
     "model.dtype": "vtool.engines.contract:Engine.observe",
-    **{f"model.freeze.{part}": _RUN for part in ("vision", "projector", "language")},
+    **{f"model.freeze.{component}": _RUN for component in ("vision", "projector", "language")},
     **{
         f"data.{split}.{name}": _RUN
         for split in ("train", "validation", "test")
@@ -58,14 +60,14 @@ READ: dict[str, str] = {
     },
     **{f"data.video.{name}": _RUN for name in Video.model_fields},
     **{
-        f"lora.{name}": f"{_MODEL}:read_adapters"
+        f"lora.{name}": f"{_MODEL}:observe_adapters"
         for name in ("rank", "alpha", "dropout", "targets", "exclude")
     },
     **{f"optim.{name}": _GROUPS for name in ("name", "betas", "eps", "weight_decay")},
     **{f"optim.{name}": _SCHEDULE for name in ("lr", "schedule", "warmup_steps")},
     **{
-        f"optim.groups.{part}.{name}": _GROUPS
-        for part in ("vision", "projector", "language")
+        f"optim.groups.{component}.{name}": _GROUPS
+        for component in ("vision", "projector", "language")
         for name in ("lr", "weight_decay")
     },
     "engine.kind": "vtool.engines.contract:Engine.observe",

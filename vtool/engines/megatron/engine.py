@@ -45,8 +45,8 @@ from vtool.engines.megatron.start import check_start
 from vtool.engines.megatron.weights import from_megatron, hf_names, name_in_model, share_of
 from vtool.engines.ranks import Ranks
 from vtool.engines.spans import Span, null_span
-from vtool.models import read_back as models
-from vtool.models.adapters import Adapter, has_adapters, is_adapter, saved_name, scale_of
+from vtool.models import observe_model
+from vtool.models.adapters import Adapter, adapter_scale, has_adapters, is_adapter, saved_name
 
 B = TypeVar("B")
 TOWER = "model.visual."
@@ -116,7 +116,7 @@ class Megatron:
             for name, parameter in module.named_parameters()
             if parameter.requires_grad
         }
-        self._scale = scale_of(module) if self.adapted else 0.0
+        self._scale = adapter_scale(module) if self.adapted else 0.0
         tower: nn.Module = module.model.visual  # type: ignore[union-attr,assignment]
 
         def in_model(gpt: Any) -> Callable[[str], str]:
@@ -300,11 +300,11 @@ class Megatron:
             visual: Any = self.module.model.visual  # type: ignore[union-attr]
             yield Observed(
                 "model.dtype",
-                models.dtype_name(next(visual.parameters()).dtype),
+                observe_model.dtype_name(next(visual.parameters()).dtype),
                 "the tower's weights",
             )
-            yield from models.read_back(visual)
-            yield from models.read_adapters(visual, part, TOWER)
+            yield from observe_model.observe_layers(visual)
+            yield from observe_model.observe_adapters(visual, part, TOWER)
 
     def optimizer_groups(self) -> Iterator[Group]:
         for one in self.trained_parts:

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from vtool.engines.megatron.weights import TextShape, hf_names, is_row, partition_dim, share_of
-from vtool.models.adapters import pair_of
+from vtool.models.adapters import adapter_names
 
 
 def add_adapters(
@@ -51,9 +51,9 @@ def add_adapters(
             else ()
         )
         parts = {
-            weight.split(".")[-2]: whole[pair_of(weight)[0]].shape[0]
+            weight.split(".")[-2]: whole[adapter_names(weight)[0]].shape[0]
             for weight in weights
-            if pair_of(weight)[0] in whole
+            if adapter_names(weight)[0] in whole
         }
         if parts:
             order = [weight.split(".")[-2] for weight in weights]

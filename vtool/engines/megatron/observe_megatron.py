@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 from vtool.config.read_back import Observed
 from vtool.config.schema.megatron import DdpConfig, TransformerConfig
 from vtool.engines.megatron.groups import Groups
-from vtool.models.read_back import dtype_name
+from vtool.models.observe_model import dtype_name
 
 # A bridge may set these apart for a part of a model: see `Megatron._tower_part`.
 OVERLAPS = ("overlap_grad_reduce", "overlap_param_gather", "align_param_gather", "bucket_size")

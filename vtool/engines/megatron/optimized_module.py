@@ -21,7 +21,7 @@ from torch.nn.utils import get_total_norm
 from vtool.config.schema import Optim
 from vtool.engines.contract import Group, Member
 from vtool.engines.megatron.groups import Groups
-from vtool.models.adapters import Adapter, is_adapter, merged, pair_of
+from vtool.models.adapters import Adapter, adapter_names, is_adapter, merge_adapter
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 Join = Callable[[str, Sequence[Tensor]], dict[str, Tensor]]
@@ -147,11 +147,11 @@ class OptimizedModule:
             if is_adapter(self.names(name)[0]) != (adapter == "only"):
                 continue
             for whole, tensor in self._weight(name).items():
-                a, b = pair_of(whole)
+                a, b = adapter_names(whole)
                 if adapter == "merged" and a in owners:
                     yield (
                         whole,
-                        merged(
+                        merge_adapter(
                             tensor, self._weight(owners[a])[a], self._weight(owners[b])[b], scale
                         ),
                     )

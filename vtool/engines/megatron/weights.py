@@ -27,7 +27,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vtool.models.adapters import pair_of
+from vtool.models.adapters import adapter_names
 
 LANGUAGE = "model.language_model."
 """What transformers' names of the language part begin with, in the Qwen2-VL layouts."""
@@ -90,7 +90,7 @@ def hf_names(name: str) -> tuple[str, ...]:
     if adapter := _ADAPTER.fullmatch(name):
         linear, part, which = adapter.groups()
         (weight,) = (weight for weight in hf_names(f"{linear}.weight") if f".{part}." in weight)
-        return (pair_of(weight)["AB".index(which)],)
+        return (adapter_names(weight)["AB".index(which)],)
     if name in _WHOLE:
         return (_WHOLE[name],)
     if not (found := _LAYER.fullmatch(name)):
