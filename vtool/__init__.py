@@ -15,13 +15,14 @@ from vtool.api import (
     train,
     verify,
 )
+from vtool.version import __version__
 
-__version__ = "0.1.0"
 __all__ = [
     "Diagnostic",
     "Findings",
     "LoadCheckReport",
     "TrainingResult",
+    "__version__",
     "audit",
     "compare",
     "load",

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from vtool.data.audit import Ledger
     from vtool.diagnostics import Diagnostic, Findings
     from vtool.diagnostics.result import Result
-    from vtool.verify.proofs.report import ProofReport
+    from vtool.verification.proofs.report import ProofReport
 
     Picture = str | PathLike[str] | Image
 
@@ -141,7 +141,7 @@ def train(run: "Loaded", *, preflight: bool = True) -> TrainingResult:
     from vtool.report import write_report
     from vtool.training.launch import launch
     from vtool.training.session import Request
-    from vtool.verify.preflight import preflight_record
+    from vtool.verification.preflight import preflight_record
 
     proofs = preflight_record(run.run, enabled=preflight)
     request = Request(run.run, run.plain, effective_yaml(run), run.origins, proofs)
@@ -175,8 +175,8 @@ def verify(
         vtool.Findings: what keeps the recipe from being built.
         ValueError: there is nothing to prove anything on, and why.
     """
-    from vtool.verify.proofs import proof_names
-    from vtool.verify.prove import prove
+    from vtool.verification.proofs import proof_names
+    from vtool.verification.prove import prove
 
     return prove(run.run, only=proof_names(only), fast=fast, full_size=full_size)
 
@@ -195,7 +195,7 @@ def compare(asked: Mapping[str, Any], objects: Mapping[str, Any]) -> "list[Diagn
     Raises:
         ValueError: for a name that is no setting's.
     """
-    from vtool.verify.compare import compare_objects
+    from vtool.verification.compare import compare_objects
 
     return compare_objects(asked, objects)
 
@@ -242,12 +242,12 @@ def load_check(
         vtool.Findings: what is no subject, or a setting that nothing here would use.
     """
     from vtool.loading.check import check_subjects
-    from vtool.loading.requested import load_check_settings
+    from vtool.loading.requested import in_named_order, load_check_settings
 
     chosen, typed = load_check_settings([str(each) for each in subjects], settings, python=python)
     folder = None if checkpoint is None else Path(checkpoint)
     found = check_subjects(chosen, folder, digest=digest, typed=typed)
-    return LoadCheckReport(tuple(progress.result for progress in found))
+    return LoadCheckReport(in_named_order((each.result for each in found), chosen, typed))
 
 
 def audit(rows: str | PathLike[str], *overrides: str) -> "Ledger":
@@ -264,7 +264,7 @@ def audit(rows: str | PathLike[str], *overrides: str) -> "Ledger":
         vtool.Findings: the file or the model's folder cannot be read at all.
     """
     from vtool.config.load import load_rows_file
-    from vtool.verify.rows import audit_rows
+    from vtool.verification.rows import audit_rows
 
     (found,) = audit_rows(load_rows_file(str(rows), overrides).run)
     return replace(found.ledger, findings=found.findings)

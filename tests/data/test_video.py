@@ -445,7 +445,7 @@ def test_other_frames_in_a_file_of_the_same_name_are_other_data(tmp_path: Path) 
 
 
 def test_the_rows_are_shown_with_runs_of_video_tokens(tmp_path: Path) -> None:
-    from vtool.verify.rows import audit_rows
+    from vtool.verification.rows import audit_rows
 
     names = frames(tmp_path, "f", 4)
     made = request(

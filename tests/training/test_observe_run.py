@@ -34,7 +34,7 @@ from vtool.training.model_and_engine import build_engine
 from vtool.training.observe_run import check_arrival, observe_run
 from vtool.training.session import Request
 from vtool.training.sft import train
-from vtool.verify.readback_registry import READ
+from vtool.verification.readback_registry import READ
 
 # Read back on other devices only, or with kernels that are not here: see the tests that name them.
 ELSEWHERE = {"engine.cpu_offload"}
@@ -109,8 +109,8 @@ def seen_of(made: dict[str, Request], two: list[dict[str, Look]], digits: Any) -
 def digits(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """What a run of the digits sees before it has looked at a row."""
     from vtool.config.load import load_run
-    from vtool.verify.shrink_run import shrink_run
-    from vtool.verify.small_session import open_small_session
+    from vtool.verification.shrink_run import shrink_run
+    from vtool.verification.small_session import open_small_session
 
     rows = write_rows(tmp_path_factory.mktemp("rows") / "rows.jsonl", [{"messages": []}])
     more = (
@@ -238,7 +238,7 @@ def test_offloading_is_seen_where_there_is_somewhere_to_offload_to(
 
 # What upstream has dropped, dropped here in the same place of our own way from a recipe to an
 # object. Of the thirteen cases two are of profilers (verl#3052, verl#4206), of which there are no
-# settings yet; and verl#5775 is also in tests/verify/test_live.py, with mbridge.
+# settings yet; and verl#5775 is also in tests/verification/test_live.py, with mbridge.
 class TestUpstream:
     def test_betas_are_left_out(
         self, small: Callable[..., Request], monkeypatch: pytest.MonkeyPatch

@@ -21,7 +21,7 @@ from vtool.engines.ranks import Ranks
 from vtool.training.session import Request
 
 if TYPE_CHECKING:
-    from vtool.verify.proofs.proof import ProofResult
+    from vtool.verification.proofs.proof import ProofResult
 
 SMALL = (
     "data.global_batch_size=4",
@@ -91,7 +91,7 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """The rows of a run, as `vtool verify` audits them (`vtool.verify.rows`).
+    """The rows of a run, as `vtool verify` audits them (`vtool.verification.rows`).
 
     `beside`: rules that speak of these rows whatever the code does, or that only count what others
         have found.
@@ -101,7 +101,7 @@ class Audit:
     beside: tuple[str, ...] = ("too-many-dropped-rows",)
 
     def __call__(self, folder: Path) -> tuple[Diagnostic, ...]:
-        from vtool.verify.rows import audit_rows
+        from vtool.verification.rows import audit_rows
 
         asked = made(folder, *self.overrides)
         found = findings_of(
@@ -154,8 +154,8 @@ class Ranked:
 
 def prove(folder: Path, run: Run, rules: Sequence[str], ranks: Ranks) -> "list[ProofResult]":
     """Make proofs of a run in a folder of this rank's own."""
-    from vtool.verify.context import build_proof_context
-    from vtool.verify.prove import run_proofs
+    from vtool.verification.context import build_proof_context
+    from vtool.verification.prove import run_proofs
 
     own = folder / f"proofs-{ranks.rank}"
     own.mkdir()
@@ -189,7 +189,7 @@ class EveryProof:
     overrides: tuple[str, ...] = ()
 
     def __call__(self, folder: Path) -> tuple[Diagnostic, ...]:
-        from vtool.verify.proofs import FAST
+        from vtool.verification.proofs import FAST
 
         run = made(folder, *self.overrides).run
         proofs = prove(folder, run, list(dict.fromkeys((*FAST, self.rule))), Ranks())
@@ -203,7 +203,7 @@ class Family:
     family: str
 
     def __call__(self, folder: Path) -> tuple[Diagnostic, ...]:
-        from vtool.verify.proofs import FAST
+        from vtool.verification.proofs import FAST
 
         named = f"model={self.family}_tiny"
         proofs = prove(folder, made(folder, named).run, FAST, Ranks())

@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from vtool import __version__
 from vtool.cli.doctor import doctor
 from vtool.cli.exit_at_once import ExitAtOnce, ExitAtOnceCommand
 from vtool.cli.explain import explain
@@ -18,6 +17,7 @@ from vtool.cli.report import report
 from vtool.cli.train import app as train
 from vtool.cli.validate_config import validate_config
 from vtool.cli.verify import verify
+from vtool.version import __version__
 
 app = typer.Typer(
     name="vtool",

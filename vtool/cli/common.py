@@ -1,4 +1,4 @@
-"""What all commands share: findings become printed lines and an exit status."""
+"""The printing of findings and results, and the exit status that all commands share."""
 
 import sys
 from collections.abc import Iterator, Sequence

@@ -10,7 +10,7 @@ import typer
 from vtool.cli.formats import Format
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from vtool.diagnostics.result import Result
 
@@ -77,7 +77,7 @@ def load_check(
     from vtool.diagnostics.render import MACHINE, render
     from vtool.diagnostics.result import exit_code
     from vtool.loading.check import Progress, check_subjects
-    from vtool.loading.requested import load_check_settings
+    from vtool.loading.requested import in_named_order, load_check_settings
 
     subjects, overrides = _split_arguments(arguments or [])
     shown = " ".join(subjects) or (f"--all {all}" if all else "")
@@ -107,9 +107,8 @@ def load_check(
                 raise
             stopped = f"stopped after {len(found)} of {found[-1].of}"
         live.end()
-    results = _in_order(
-        (progress.result for progress in found),
-        [typed.get(name, name) for name in settings.subjects.names],
+    results: Sequence[Result] = in_named_order(
+        (progress.result for progress in found), settings, typed
     )
     asked = options(settings, checkpoint)
     recorded = _record(results, asked, baseline, html, stopped)
@@ -185,12 +184,6 @@ def _split_arguments(arguments: "Sequence[str]") -> tuple[list[str], list[str]]:
         if "=" not in text or text.startswith("python:") or os.path.lexists(text)
     ]
     return subjects, [text for text in arguments if text not in subjects]
-
-
-def _in_order(results: "Iterable[Result]", names: "Sequence[str]") -> "list[Result]":
-    """Sort results as they were named; those of a whole framework stay as they came."""
-    place = {name: number for number, name in enumerate(names)}
-    return sorted(results, key=lambda result: place.get(result.subject, len(place)))
 
 
 def _can_write(baseline: Path | None, html: Path | None) -> None:

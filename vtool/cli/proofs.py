@@ -7,7 +7,7 @@ import typer
 
 if TYPE_CHECKING:
     from vtool.diagnostics.result import Result
-    from vtool.verify.proofs.report import ProofReport
+    from vtool.verification.proofs.report import ProofReport
 
 
 def proofs_result(subject: str, proved: "ProofReport") -> "Result":
@@ -23,7 +23,7 @@ def proofs_result(subject: str, proved: "ProofReport") -> "Result":
 def not_run(subject: str, only: Sequence[str], why: str) -> "Result":
     """Return the verdict where no proof could be made, and nothing is wrong with the recipe."""
     from vtool.diagnostics.result import Result
-    from vtool.verify.proofs import NAMES
+    from vtool.verification.proofs import NAMES
 
     rules = only or NAMES
     checks, details = dict.fromkeys(rules, "not-run"), {rule: {"reason": why} for rule in rules}
@@ -32,6 +32,8 @@ def not_run(subject: str, only: Sequence[str], why: str) -> "Result":
 
 def print_proofs(proved: "ProofReport") -> None:
     """Print a table of what was measured, and what rounding allows."""
+    from vtool.report.words import difference
+
     rows = ", ".join(proved.rows)
     typer.echo(f"proofs: {proved.model}, on {len(proved.rows)} rows of data.train: {rows}")
     for change in proved.changes:
@@ -39,12 +41,8 @@ def print_proofs(proved: "ProofReport") -> None:
     width = max(len(proof.rule) for proof in proved.proofs)
     typer.echo(f"  {'':8}  {'':{width}}  measured  rounding  compared")
     for proof in proved.proofs:
-        measured, allowed = _figure(proof.measured, "0"), _figure(proof.tolerance, "none")
+        measured, allowed = difference(proof.measured, "0"), difference(proof.tolerance, "none")
         typer.echo(
             f"  {proof.state.replace('-', ' '):8}  {proof.rule:{width}}  {measured:>8}"
             f"  {allowed:>8}  {proof.reason or proof.what}"
         )
-
-
-def _figure(value: float | None, zero: str) -> str:
-    return "" if value is None else f"{value:.1e}" if value else zero

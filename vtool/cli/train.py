@@ -71,7 +71,7 @@ def _make_proofs(loaded: "Loaded", *, enabled: bool) -> "Mapping[str, Any] | Non
     """Prove the recipe, and return what the run keeps of the proofs; exit where one fails."""
     from vtool.cli.common import print_findings
     from vtool.diagnostics import Findings
-    from vtool.verify.preflight import preflight_record
+    from vtool.verification.preflight import preflight_record
 
     try:
         return preflight_record(loaded.run, enabled=enabled, say=typer.echo)

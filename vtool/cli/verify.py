@@ -11,7 +11,7 @@ from vtool.cli.formats import Format
 if TYPE_CHECKING:
     from vtool.config.schema import Run
     from vtool.diagnostics.result import Result
-    from vtool.verify.rows import Audit
+    from vtool.verification.rows import Audit
 
 SPAN_WIDTH = 60
 """Characters of a span's text in the table."""
@@ -60,7 +60,7 @@ def verify(
     from vtool.cli.common import exit_on_findings, print_and_exit
     from vtool.config.load import load_rows_file, load_run
     from vtool.diagnostics.render import MACHINE
-    from vtool.verify.proofs import proof_names
+    from vtool.verification.proofs import proof_names
 
     rows_only, readable = subject.endswith((".jsonl", ".json")), format not in MACHINE
     with _garbage_collection(enabled=full_size or not fast):
@@ -70,7 +70,7 @@ def verify(
                 row, rows_only=rows_only, only=bool(only), fast=fast, full_size=full_size
             )
             run = (load_rows_file if rows_only else load_run)(subject, overrides or ()).run
-            from vtool.verify.rows import audit_rows
+            from vtool.verification.rows import audit_rows
 
             audits = [] if only or fast else audit_rows(run, row or [])
         results = [_audit_result(subject, audit, run, readable, len(audits)) for audit in audits]
@@ -129,7 +129,7 @@ def _check_options(
 def _audit_result(
     subject: str, audit: "Audit", run: "Run", readable: bool, audits: int
 ) -> "Result":
-    from vtool.verify.audit_result import audit_result
+    from vtool.verification.audit_result import audit_result
 
     if readable:
         _print_ledger(audit)
@@ -143,8 +143,8 @@ def _proofs_result(
     from vtool.cli.proofs import not_run, print_proofs, proofs_result
     from vtool.diagnostics import Findings
     from vtool.diagnostics.result import Result
-    from vtool.verify.proofs.report import NotProvable
-    from vtool.verify.prove import prove
+    from vtool.verification.proofs.report import NotProvable
+    from vtool.verification.prove import prove
 
     try:
         proved = prove(run, only=only, fast=fast, full_size=full_size)

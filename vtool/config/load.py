@@ -11,6 +11,7 @@ from vtool.config.compose import Composed, compose_recipe
 from vtool.config.effective import as_yaml
 from vtool.config.foreign import rules as foreign
 from vtool.config.origins import Origins
+from vtool.config.overrides import quoted
 from vtool.config.schema import LoadCheck, Run, Settings
 from vtool.config.validate import Checked, schema_of, validate
 from vtool.diagnostics import RULES, Diagnostic, Findings, rules_recipe
@@ -83,8 +84,8 @@ def load_rows_file(file: str, overrides: Sequence[str] = ()) -> Loaded:
     Raises:
         Findings: as `load_run`.
     """
-    quoted = "'" + file.replace("\\", "\\\\").replace("'", "\\'") + "'"
-    return load_run(ROWS_RECIPE, [f"data.train=[{{format:messages,path:{quoted}}}]", *overrides])
+    source = f"data.train=[{{format:messages,path:{quoted(file)}}}]"
+    return load_run(ROWS_RECIPE, [source, *overrides])
 
 
 def load_load_check(recipe: str, overrides: Sequence[str] = ()) -> Loaded:

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from vtool import __version__
 from vtool.diagnostics.diagnostic import Diagnostic, Origin
 from vtool.diagnostics.github import annotation
 from vtool.diagnostics.result import Result, count
+from vtool.version import __version__
 
 _COLOURS = {"error": "31;1", "warning": "33;1", "note": "36;1"}
 Locate = Callable[[str], Path]

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from vtool import __version__
 from vtool.diagnostics.baseline import fingerprint
 from vtool.diagnostics.diagnostic import Diagnostic
 from vtool.diagnostics.places import file_of
 from vtool.diagnostics.result import Result
 from vtool.diagnostics.rule import Rule
 from vtool.diagnostics.table import RULES
+from vtool.version import __version__
 
 _SCHEMA = (
     "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"

@@ -1,13 +1,14 @@
 """What a user names to be checked, as settings of a load check."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from vtool.config.compose import compose_recipe
 from vtool.config.load import load_load_check, load_run
 from vtool.config.resources import recipe_names
 from vtool.config.schema import LoadCheck, Run
 from vtool.diagnostics import Diagnostic, Findings
+from vtool.diagnostics.result import Result
 from vtool.families import FAMILIES
 
 DEFAULT_RECIPE = "load_check"
@@ -56,6 +57,15 @@ def load_check_settings(
         raise Findings(Diagnostic("unknown-subject", message, help), fatal=True)
     update = {"subjects": chosen, "python": python or settings.python}
     return settings.model_copy(update=update), typed
+
+
+def in_named_order(
+    results: Iterable[Result], settings: LoadCheck, typed: Mapping[str, str]
+) -> tuple[Result, ...]:
+    """Sort results as their subjects were named; those of a whole framework stay as they came."""
+    names = [typed.get(name, name) for name in settings.subjects.names]
+    place = {name: number for number, name in enumerate(names)}
+    return tuple(sorted(results, key=lambda result: place.get(result.subject, len(place))))
 
 
 def _group(override: str) -> str:

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vtool import __version__
 from vtool.data.audit import ROW_RULES
 from vtool.data.loader import EncodedRows
 from vtool.data.row import Row, texts_of
@@ -23,6 +22,7 @@ from vtool.training.base import base_of
 from vtool.training.run_folder import RunFolder, write_atomically
 from vtool.training.session import Progress, Session, evaluate_split
 from vtool.training.step import STEP_RULES
+from vtool.version import __version__
 
 # Test images kept for the report, wrong answers and right ones each; and their longest side in
 # pixels.

@@ -1,0 +1,80 @@
+"""An audit without training, and what it shows of each row."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.rows import chat, mixed_rows, write_rows
+from tests.runs import encoded, messages, request
+from vtool.data.chat import IGNORED
+from vtool.diagnostics import Findings
+from vtool.verification.rows import FIRST, Span, audit_rows
+
+TWO_TURNS = {
+    "messages": [*chat("Hi", "Hello")["messages"], *chat("And now?", "Bye now")["messages"]]
+}
+
+
+def audited(folder: Path, rows: list[Any], *overrides: str, asked: tuple[str, ...] = ()) -> Any:
+    (audit,) = audit_rows(
+        request("rows", messages(write_rows(folder / "rows.jsonl", rows)), *overrides).run, asked
+    )
+    return audit
+
+
+def test_each_supervised_turn_is_a_span_of_the_rows_own_tokens(tmp_path: Path) -> None:
+    audit = audited(tmp_path, [TWO_TURNS])
+    (shown,) = audit.shown
+    assert [span.text for span in shown.spans] == ["Hello<|im_end|>", "Bye now<|im_end|>"]
+    rows, processor = encoded(request("rows", messages(tmp_path / "rows.jsonl")))
+    sample = rows.sample(0)
+    assert shown.tokens == len(sample.input_ids)
+    covered = {place for span in shown.spans for place in range(span.start, span.end)}
+    assert covered == {
+        place for place, label in enumerate(sample.labels.tolist()) if label != IGNORED
+    }
+    for span in shown.spans:
+        assert processor.tokenizer.decode(sample.input_ids[span.start : span.end]) == span.text
+
+
+def test_a_span_may_end_with_the_row(tmp_path: Path) -> None:
+    audit = audited(
+        tmp_path, [chat("Hi", "word " * 60)], "data.max_length=30", "data.on_overlong=truncate"
+    )
+    (span,) = audit.shown[0].spans
+    assert isinstance(span, Span)
+    assert span.end == audit.shown[0].tokens == 30
+
+
+def test_the_first_rows_are_shown_and_those_asked_for(tmp_path: Path) -> None:
+    rows = [*mixed_rows(tmp_path, 9), "{"]
+    first = [f"rows.jsonl:{number}" for number in range(1, FIRST + 1)]
+    assert [shown.row for shown in audited(tmp_path, rows).shown] == first
+    audit = audited(tmp_path, rows, asked=("8", "rows.jsonl:2", "10"))
+    assert [shown.row for shown in audit.shown] == [*first, "rows.jsonl:8", "rows.jsonl:10"]
+    assert "broken-row" in audit.shown[-1].problem
+    assert audit.shown[-1].spans == ()
+
+
+def test_a_row_that_is_not_there_cannot_be_shown(tmp_path: Path) -> None:
+    with pytest.raises(Findings) as caught:
+        audited(tmp_path, [TWO_TURNS], asked=("1", "2", "x"))
+    assert [finding.message for finding in caught.value.diagnostics] == [
+        "there is no row 2",
+        "there is no row x",
+    ]
+
+
+def test_answers_that_evaluation_would_cut_off_are_a_warning(tmp_path: Path) -> None:
+    rows = write_rows(tmp_path / "rows.jsonl", [chat("Hi", "a b c d e f g h"), chat("Hi", "a")])
+    overrides = [
+        messages(rows),
+        messages(rows).replace("data.train", "data.test"),
+        "evaluation.generate.max_new_tokens=2",
+    ]
+    train, test = audit_rows(request("rows", *overrides).run)
+    assert train.findings == ()
+    (warning,) = test.findings
+    assert (warning.rule, warning.severity) == ("reference-too-long", "warning")
+    assert "1 of 2 answers" in warning.message

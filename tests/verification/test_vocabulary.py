@@ -1,0 +1,73 @@
+"""Proofs of a recipe with a large vocabulary: the tiny model has only the tokens of the rows."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from vtool.config.load import load_run
+from vtool.data.chat import IGNORED
+from vtool.models.build import model_config
+from vtool.models.processor import new_processor
+from vtool.verification.context import ProofContext, build_proof_context
+from vtool.verification.prove import prove
+
+WORDS = 4000
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model's folder, without weights."""
+    made = tmp_path_factory.mktemp("model")
+    run = load_run("digits", []).run
+    processor = new_processor(
+        run.model, run.data.image, ["Which digit is shown? 0123456789"], run.data.video
+    )
+    processor.tokenizer.add_tokens([f"word{number}" for number in range(WORDS)])
+    processor.save(made)
+    model_config(run.model, processor).save_pretrained(made)
+    return made
+
+
+@pytest.fixture(scope="module")
+def context(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> ProofContext:
+    return build_proof_context(
+        load_run("digits", [f"model.path={folder}", "model.size=null"]).run,
+        tmp_path_factory.mktemp("proofs"),
+    )
+
+
+def test_the_model_has_the_tokens_of_the_rows_and_they_are_told_apart(
+    context: ProofContext,
+) -> None:
+    processor, samples = context.encoded
+    assert len(processor.tokenizer) > WORDS
+    assert context.bare.config.get_text_config().vocab_size == len(context.vocabulary) < 100  # type: ignore[union-attr, operator]
+    assert any(
+        f"a vocabulary of {len(processor.tokenizer)} tokens" in change for change in context.changes
+    )
+    for here, there in zip(context.samples, samples, strict=True):
+        assert torch.equal(context.vocabulary.kept[here.input_ids], there.input_ids)
+        supervised = there.labels != IGNORED
+        assert torch.equal(here.labels != IGNORED, supervised)
+        assert torch.equal(here.labels[supervised], here.input_ids[supervised])
+    for part in ("image", "video", "vision_start", "end", "pad"):
+        token = getattr(context.processor.ids, part)
+        assert int(context.vocabulary.kept[token]) == getattr(processor.ids, part)
+        assert token in context.vocabulary.special
+    assert context.bare.config.image_token_id == context.processor.ids.image  # type: ignore[union-attr]
+
+
+@pytest.mark.full
+def test_its_proofs_pass(folder: Path) -> None:
+    rules = (
+        "label-masks-disagree",
+        "loss-differs",
+        "gradient-depends-on-split",
+        "documents-see-each-other",
+        "export-differs",
+    )
+    proved = prove(load_run("digits", [f"model.path={folder}", "model.size=null"]).run, only=rules)
+    assert [(proof.rule, proof.state, proof.reason) for proof in proved.proofs] == [
+        (rule, "passed", "") for rule in rules
+    ]

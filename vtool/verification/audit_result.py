@@ -1,0 +1,66 @@
+"""The verdict on the rows of one split."""
+
+from dataclasses import asdict
+from typing import Any
+
+from vtool.config.schema import Data
+from vtool.diagnostics import RULES
+from vtool.diagnostics.result import Result
+from vtool.verification.rows import Audit
+
+
+def rules_of(stage: str) -> tuple[str, ...]:
+    """Return the rules that the audit checks at a stage; it reports those that found nothing."""
+    return tuple(rule.name for rule in RULES.values() if rule.stage == stage)
+
+
+def audit_result(subject: str, audit: Audit, settings: Data) -> Result:
+    """Return the verdict on a split.
+
+    Beside its rules, `details` has `ledger` (with the tokens of each usable row) and `rows`, the
+    rows shown.
+    """
+    failed = {finding.rule for finding in audit.findings if finding.severity == "error"}
+    dropped = audit.ledger.dropped_by_rule
+    reasons: dict[str, str] = {}
+    if settings.max_length is None:
+        reasons = dict.fromkeys(("overlong-row", "answer-cut-off"), "data.max_length is not given")
+    elif settings.on_overlong != "truncate":
+        reasons = {"answer-cut-off": f"data.on_overlong is {settings.on_overlong}"}
+    found = failed | dropped.keys()
+    found |= {"answer-cut-off", "end-token-unsupervised"} if audit.ledger.cut else set()
+    # The audit of a row ends at its first finding: where no row got to the end, what was not found
+    # was not looked for.
+    unreached = () if audit.ledger.kept else rules_of("row")
+    checks = {
+        rule: (
+            "failed"
+            if rule in found
+            else "not-run"
+            if rule in unreached or rule in reasons
+            else "passed"
+        )
+        for rule in (*rules_of("row"), *rules_of("split"))
+    }
+    if audit.split != "train":
+        warned = {finding.rule for finding in audit.findings}
+        otherwise = "passed" if audit.ledger.kept else "not-run"
+        checks |= {
+            rule: "failed" if rule in warned else otherwise for rule in rules_of("references")
+        }
+    details: dict[str, dict[str, Any]] = {
+        rule: {"reason": reason} for rule, reason in reasons.items()
+    }
+    details |= {
+        rule: {"reason": f"rows dropped: {count}"}
+        for rule, count in dropped.items()
+        if rule not in failed
+    }
+    details["ledger"] = {**audit.ledger.as_dict(), "lengths": list(audit.ledger.lengths)}
+    details["rows"] = {
+        shown.row: {
+            key: value for key, value in asdict(shown).items() if key != "row" and value is not None
+        }
+        for shown in audit.shown
+    }
+    return Result(subject, "unsafe" if failed else "clean", checks, audit.findings, details)
