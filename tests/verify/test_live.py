@@ -15,12 +15,13 @@ from tests.cli.test_startup import PRINT_MODULES
 from tests.engines.megatron.test_ddp_config import WRAP, local_layers, qwen2
 from tests.rows import chat, write_rows
 from vtool.cli.app import app
+from vtool.config.expected import expected_settings
 from vtool.config.load import load_run
 from vtool.config.megatron_ddp import live_fields
-from vtool.config.read_back import compare as hold
+from vtool.config.readback import compare_readback
+from vtool.config.schema.base import ReadBack
 from vtool.config.schema.megatron import DdpConfig, Parallel
-from vtool.config.settings import all_settings
-from vtool.config.wanted import wanted
+from vtool.config.settings import arrivals
 from vtool.diagnostics import rules_live
 from vtool.engines.ranks import Ranks
 from vtool.models.families import FAMILIES
@@ -30,44 +31,19 @@ from vtool.verify import live_check
 from vtool.verify.live import compare
 from vtool.verify.live_rank import open_small_session, tell
 from vtool.verify.live_task import Task
-from vtool.verify.readback_registry import ACTS_LATER, NOT_READABLE, READ
 from vtool.verify.shrink_run import shrink_run
 
 ROOT = Path(__file__).parents[2]
 
 
-class TestTable:
-    def test_every_setting_is_in_it_once_and_nothing_else(self) -> None:
-        leaves = {setting.name for setting in all_settings() if not setting.groups}
-        claimed = [*READ, *ACTS_LATER, *NOT_READABLE]
-        assert leaves - set(claimed) == set(), (
-            "say of each how it is known to arrive (vtool/verify/readback_registry.py)"
-        )
-        assert set(claimed) - leaves == set()
-        assert len(claimed) == len(set(claimed))
-
-    @pytest.mark.parametrize("test", sorted(set(ACTS_LATER.values())))
-    def test_the_tests_that_show_a_setting_acting_are_there(self, test: str) -> None:
-        file, _, name = test.partition("::")
-        assert f"def {name}(" in (ROOT / file).read_text()
-
-    def test_the_page_names_settings_and_findings_that_there_are(self) -> None:
-        page = (ROOT / "docs/live.md").read_text()
-        rows = [line for line in page.splitlines() if line.startswith("| ") and "`" in line]
-        names = {name for line in rows for name in re.findall(r"`([a-z]+\.[a-z_.]+)`", line)}
-        assert len(names) > 20
-        assert {name for name in names if name != "engine.ddp_config"} <= READ.keys()
-        assert set(re.findall(r"VT3\d\d", page)) == {rule.code for rule in rules_live.RULES}
-
-    @pytest.mark.parametrize("reader", sorted(set(READ.values())))
-    def test_the_readers_are_there(self, reader: str) -> None:
-        from importlib import import_module
-
-        module, _, path = reader.partition(":")
-        found: Any = import_module(module)
-        for name in path.split("."):
-            found = getattr(found, name)
-        assert callable(found)
+def test_the_page_names_settings_and_findings_that_there_are() -> None:
+    page = (ROOT / "docs/live.md").read_text()
+    rows = [line for line in page.splitlines() if line.startswith("| ") and "`" in line]
+    names = {name for line in rows for name in re.findall(r"`([a-z]+\.[a-z_.]+)`", line)}
+    read = {name for name, arrival in arrivals().items() if isinstance(arrival, ReadBack)}
+    assert len(names) > 20
+    assert {name for name in names if name != "engine.ddp_config"} <= read
+    assert set(re.findall(r"VT3\d\d", page)) == {rule.code for rule in rules_live.RULES}
 
 
 @pytest.fixture(scope="module")
@@ -295,7 +271,7 @@ def test_a_shipped_recipe_has_nothing_against_it(folder: Path, name: str) -> Non
     assert small.processes == 1
     (folder / "live").mkdir()
     session = open_small_session(Task(loaded.run, small, loaded.origins), folder / "live", Ranks())
-    assert hold(wanted(small.run), read_back(session), loaded.origins) == []
+    assert compare_readback(expected_settings(small.run), read_back(session), loaded.origins) == []
     assert sorted(path.name for path in folder.iterdir()) == ["live", "model", "rows.jsonl"]
 
 
@@ -308,7 +284,7 @@ def test_a_recipe_of_any_family_has_nothing_against_it(tmp_path: Path, name: str
         Task(loaded.run, shrink_run(loaded.run), loaded.origins), tmp_path, Ranks()
     )
     seen = read_back(session)
-    assert hold(wanted(loaded.run), seen) == []
+    assert compare_readback(expected_settings(loaded.run), seen) == []
     assert {"model.family", "model.size", "model.attention", "lora.rank"} <= {
         one.name for one in seen
     }
@@ -491,7 +467,7 @@ def test_adapters_of_layers_that_a_small_model_has_not_are_put_on_those_that_it_
     assert small.run.lora.exclude == ("blocks.1.attn.qkv",)
     (folder / "live").mkdir()
     session = open_small_session(Task(loaded.run, small, loaded.origins), folder / "live", Ranks())
-    assert hold(wanted(small.run), read_back(session), loaded.origins) == []
+    assert compare_readback(expected_settings(small.run), read_back(session), loaded.origins) == []
 
 
 @pytest.mark.soak

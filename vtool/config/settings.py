@@ -16,6 +16,7 @@ from annotated_types import Ge, Gt, Le, Lt, MinLen
 from pydantic.fields import FieldInfo
 
 from vtool.config.schema import Run, Settings
+from vtool.config.schema.base import Arrival
 
 _WORDS: dict[Any, str] = {bool: "true or false", int: "an integer", float: "a number", str: "text"}
 
@@ -52,6 +53,11 @@ class Setting:
         return tuple(_classes(self.field.annotation))
 
     @property
+    def arrival(self) -> Arrival | None:
+        """How it is known to arrive: what its field says, or else its group."""
+        return arrival_of(self.owner, self.field)
+
+    @property
     def takes(self) -> str:
         """What it takes, in words."""
         return takes(self.field.annotation, self.field.metadata)
@@ -70,6 +76,17 @@ def all_settings(owner: type[Settings] = Run, prefix: str = "") -> Iterator[Sett
         yield setting
         for group in setting.groups:
             yield from all_settings(group, f"{setting.name}.")
+
+
+def arrival_of(owner: type[Settings], field: FieldInfo) -> Arrival | None:
+    """Return how a setting is known to arrive: what its field says, or else its group."""
+    own = (each for each in field.metadata if isinstance(each, Arrival))
+    return next(own, owner.arrival)
+
+
+def arrivals() -> dict[str, Arrival | None]:
+    """Return, for every setting of a run, how it is known to arrive."""
+    return {setting.name: setting.arrival for setting in all_settings() if not setting.groups}
 
 
 @dataclass(frozen=True, slots=True)

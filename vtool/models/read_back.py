@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from vtool.config.read_back import Observed
+from vtool.config.readback import Observed
 from vtool.models.attention import BY_DOCUMENT, BY_ROW
 from vtool.models.families import FAMILIES, family
 from vtool.models.modeling import class_of

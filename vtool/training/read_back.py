@@ -10,9 +10,9 @@ from dataclasses import replace
 import torch
 import torch.distributed as dist
 
+from vtool.config.expected import COMPONENTS, expected_settings
 from vtool.config.origins import Origins
-from vtool.config.read_back import Observed, compare
-from vtool.config.wanted import PARTS, wanted
+from vtool.config.readback import Observed, compare_readback
 from vtool.diagnostics import Diagnostic
 from vtool.engines.ranks import SharedFindings
 from vtool.models.read_back import read_class, read_config
@@ -28,7 +28,7 @@ def check_arrival(session: Session, origins: Origins | None) -> None:
         SharedFindings: `setting-not-arrived`, `device-not-used`; each once, with the first rank
             that has it.
     """
-    mine = compare(wanted(session.run), read_back(session), origins)
+    mine = compare_readback(expected_settings(session.run), read_back(session), origins)
     found: dict[Diagnostic, list[int]] = {}
     for rank, findings in enumerate(session.ranks.all_gather_objects(mine)):
         for finding in findings:
@@ -97,7 +97,7 @@ def _frozen(session: Session) -> Iterator[Observed]:
 
     nothing of it is trained; or trained: all of it is. A rank may have nothing of a part.
     """
-    trained: dict[str, list[tuple[str, bool]]] = {part: [] for part in PARTS}
+    trained: dict[str, list[tuple[str, bool]]] = {part: [] for part in COMPONENTS}
     for name, parameter in session.engine.named_parameters():
         trained[session.family.part(name)].append((name, parameter.requires_grad))
     for part, parameters in trained.items():

@@ -4,7 +4,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
 
-from vtool.config.read_back import Observed, same
+from vtool.config.readback import Observed, same_value
 from vtool.config.schema import Optim
 
 
@@ -51,7 +51,7 @@ def read_back(rate: Callable[[int], float], total: int) -> Iterator[Observed]:
     gone = (place - 1 - warmup) / left
     shapes = {"constant": 1.0, "linear": 1 - gone, "cosine": 0.5 * (1 + math.cos(math.pi * gone))}
     told = next(
-        (name for name, share in shapes.items() if same(share, rate(place) / peak)),
+        (name for name, share in shapes.items() if same_value(share, rate(place) / peak)),
         f"a rate of {rate(place):.6g} in step {place}",
     )
     yield Observed("optim.schedule", told, where)

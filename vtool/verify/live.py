@@ -11,11 +11,10 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
-from vtool.config.read_back import Asked, Expected, Observed
-from vtool.config.read_back import compare as hold
+from vtool.config.expected import adapted_layer, weight_decay
+from vtool.config.readback import Expectation, Expected, Observed, compare_readback
 from vtool.config.schema import Lora
 from vtool.config.settings import all_settings
-from vtool.config.wanted import adapted, weight_decay
 from vtool.diagnostics import Diagnostic
 from vtool.diagnostics.near_miss import did_you_mean, near
 from vtool.engines import ddp, fsdp2
@@ -49,7 +48,7 @@ def compare(asked: Mapping[str, Any], objects: Mapping[str, Any]) -> list[Diagno
             raise ValueError(f"there is no setting {name}{f'; {help}' if help else ''}")
     seen = list(read_back(objects))
     wanted = _wanted(asked)
-    found = hold(wanted, seen)
+    found = compare_readback(wanted, seen)
     shown = {one.name for one in seen} | (
         {"lora.targets", "lora.exclude"}
         if any(one.name == "lora.layers" for one in seen)
@@ -79,8 +78,8 @@ def read_back(objects: Mapping[str, Any]) -> Iterator[Observed]:
                 )
 
 
-def _wanted(asked: Mapping[str, Any]) -> dict[str, Asked]:
-    wanted: dict[str, Asked] = {
+def _wanted(asked: Mapping[str, Any]) -> dict[str, Expectation]:
+    wanted: dict[str, Expectation] = {
         name: Expected(name, value) for name, value in asked.items() if value is not None
     }
     if "optim.weight_decay" in wanted:
@@ -89,7 +88,7 @@ def _wanted(asked: Mapping[str, Any]) -> dict[str, Asked]:
         )
     if "lora.targets" in asked or "lora.exclude" in asked:
         targets = None if asked.get("lora.targets") is None else tuple(asked["lora.targets"])
-        wanted["lora.layers"] = adapted(
+        wanted["lora.layers"] = adapted_layer(
             Lora(targets=targets, exclude=tuple(asked.get("lora.exclude", ())))
         )
     return wanted

@@ -10,11 +10,11 @@ from typing import Any
 
 from vtool.config.load import Loaded
 from vtool.config.schema import Run
-from vtool.config.settings import all_settings
+from vtool.config.schema.base import ActsLater, NotReadable
+from vtool.config.settings import arrivals
 from vtool.diagnostics import Diagnostic
 from vtool.verify.live_task import Task, WorkerResult
 from vtool.verify.processes import Ended, run_processes
-from vtool.verify.readback_registry import ACTS_LATER, NOT_READABLE
 from vtool.verify.shrink_run import StandIn, shrink_run
 
 ASKED = ("objects-not-built", "setting-not-arrived", "device-not-used")
@@ -71,7 +71,7 @@ def _read(everyone: list[WorkerResult], small: StandIn) -> dict[str, Any]:
     """By what is known of them, the settings that the recipe's kinds of engine, rows and adapters
     have.
     """
-    leaves = list(dict.fromkeys(setting.name for setting in all_settings() if not setting.groups))
+    leaves = arrivals()
     read = frozenset[str]().union(*(told.read for told in everyone))
     unshown = (
         frozenset[str].intersection(*(told.unseen for told in everyone))
@@ -88,8 +88,12 @@ def _read(everyone: list[WorkerResult], small: StandIn) -> dict[str, Any]:
     missed = {name: why for name, why in missed.items() if name not in small.not_asked}
     return {
         "read": [name for name in leaves if name in read and name not in small.not_asked],
-        "acts_later": [name for name in leaves if name in ACTS_LATER],
-        "not_readable": NOT_READABLE,
+        "acts_later": [name for name, arrival in leaves.items() if arrival == ActsLater()],
+        "not_readable": {
+            name: arrival.why
+            for name, arrival in leaves.items()
+            if isinstance(arrival, NotReadable)
+        },
         "not_asked": small.not_asked | missed,
         "smaller": list(small.changes),
     }

@@ -12,9 +12,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from vtool.config.read_back import settings_seen, unseen
+from vtool.config.expected import expected_settings
+from vtool.config.readback import observed_settings, unobserved
 from vtool.config.schema import MessagesSource, Model, Run, Source
-from vtool.config.wanted import wanted
 from vtool.data.audit import Ledger, RowAudit
 from vtool.data.loader import EncodedRows
 from vtool.data.sources import Rows
@@ -80,14 +80,14 @@ def tell(task: Task, folder: Path, rank: int) -> WorkerResult:
     own = folder / f"rank{rank}"
     own.mkdir()
     session = open_small_session(task, own, Ranks(rank, world, rank, world))
-    seen, asked = read_back(session), wanted(session.run)
+    seen, asked = read_back(session), expected_settings(session.run)
     findings: tuple[Diagnostic, ...] = ()
     try:
         check_arrival(session, task.origins)
     except Findings as different:
         findings = different.diagnostics
     return WorkerResult(
-        findings, frozenset(settings_seen(asked, seen)), frozenset(unseen(asked, seen))
+        findings, frozenset(observed_settings(asked, seen)), frozenset(unobserved(asked, seen))
     )
 
 

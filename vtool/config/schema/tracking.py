@@ -3,16 +3,17 @@
 where the numbers of metrics.jsonl go besides, for viewers that one has already.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from vtool.config.schema.base import Settings
+from vtool.config.schema.base import ActsLater, Settings
 
 
 class TensorBoard(Settings):
     """TensorBoard's own files, in the run's folder under tensorboard/."""
 
+    arrival: ClassVar = ActsLater()
     kind: Literal["tensorboard"]
     """Which tracker."""
 
@@ -20,6 +21,7 @@ class TensorBoard(Settings):
 class Wandb(Settings):
     """Weights & Biases, offline: in the run's folder under wandb/, until `wandb sync` sends it."""
 
+    arrival: ClassVar = ActsLater()
     kind: Literal["wandb"]
     """Which tracker."""
     project: str = Field(default="vtool", min_length=1)

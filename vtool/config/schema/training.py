@@ -1,18 +1,22 @@
 """Settings `optim`, `engine`, `train`, `checkpoint` and `evaluation`."""
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from vtool.config.schema.base import Settings
+from vtool.config.schema.base import ActsLater, ReadBack, Settings
 from vtool.config.schema.megatron import Megatron
 
+_BY_ENGINE = ReadBack("vtool.engines.contract:Engine.observe")
+_BY_GROUPS = ReadBack("vtool.training.parameter_groups:read_back")
+_BY_SCHEDULE = ReadBack("vtool.training.schedule:read_back")
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Part(Settings):
     """What the optimizer does to one part of the model. What is left out is as for the others."""
 
+    arrival: ClassVar = _BY_GROUPS
     lr: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     """Its highest learning rate; it rises and falls as `optim.lr` does."""
     weight_decay: float | None = Field(default=None, ge=0, allow_inf_nan=False)
@@ -30,9 +34,10 @@ class Parts(Settings):
 class Optim(Settings):
     """The optimizer and its learning rate."""
 
+    arrival: ClassVar = _BY_GROUPS
     name: Literal["adamw"] = "adamw"
     """The optimizer."""
-    lr: float = Field(gt=0, allow_inf_nan=False)
+    lr: Annotated[float, _BY_SCHEDULE] = Field(gt=0, allow_inf_nan=False)
     """The highest learning rate, reached when the warm-up ends."""
     betas: tuple[Beta, Beta] = (0.9, 0.999)
     """How much of the running means of the gradient, and of its square, is kept at each step."""
@@ -40,14 +45,14 @@ class Optim(Settings):
     """Keeps the division by the running mean of the square away from 0."""
     weight_decay: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     """Decoupled decay, of tensors with two or more dimensions only."""
-    clip_norm: float | None = Field(default=1.0, gt=0, allow_inf_nan=False)
+    clip_norm: Annotated[float | None, ActsLater()] = Field(default=1.0, gt=0, allow_inf_nan=False)
     """The gradient's largest norm over all ranks; null does not clip."""
-    schedule: Literal["cosine", "linear", "constant"] = "cosine"
+    schedule: Annotated[Literal["cosine", "linear", "constant"], _BY_SCHEDULE] = "cosine"
     """How the learning rate falls after the warm-up:
 
     towards 0 after the last step, or not at all.
     """
-    warmup_steps: int = Field(default=0, ge=0)
+    warmup_steps: Annotated[int, _BY_SCHEDULE] = Field(default=0, ge=0)
     """Steps in which the learning rate rises to `lr`, linearly."""
     groups: Parts = Parts()
 
@@ -64,7 +69,8 @@ class Optim(Settings):
 class Ddp(Settings):
     """torch's DistributedDataParallel; with one process, the bare model."""
 
-    kind: Literal["ddp"]
+    arrival: ClassVar = ReadBack("vtool.engines.ddp:observe_ddp")
+    kind: Annotated[Literal["ddp"], _BY_ENGINE]
     """Which engine trains."""
     bucket_cap_mb: int = Field(default=25, ge=1)
     """MiB of gradients that are reduced together."""
@@ -77,7 +83,8 @@ class Fsdp2(Settings):
     optimizer's state.
     """
 
-    kind: Literal["fsdp2"]
+    arrival: ClassVar = ReadBack("vtool.engines.fsdp2:observe_fsdp2")
+    kind: Annotated[Literal["fsdp2"], _BY_ENGINE]
     """Which engine trains."""
     reshard_after_forward: bool = True
     """A block's gathered weights are freed after its forward pass and gathered again for its
@@ -96,6 +103,7 @@ Engine = Annotated[Ddp | Fsdp2 | Megatron, Field(discriminator="kind")]
 class Train(Settings):
     """How long to train."""
 
+    arrival: ClassVar = ReadBack("vtool.training.read_back:read_back")
     steps: int | None = Field(default=None, ge=1)
     """Optimizer steps in all."""
     epochs: int | None = Field(default=None, ge=1)
@@ -105,6 +113,7 @@ class Train(Settings):
 class Checkpoint(Settings):
     """When the run is saved, and what it continues from."""
 
+    arrival: ClassVar = ActsLater()
     every_steps: int | None = Field(default=None, ge=1)
     """Save after every so many steps.
 
@@ -126,6 +135,7 @@ class Checkpoint(Settings):
 class Generate(Settings):
     """How answers are generated while evaluating."""
 
+    arrival: ClassVar = ActsLater()
     max_new_tokens: int = Field(default=32, ge=1)
     """The longest answer, in tokens."""
 
@@ -133,6 +143,7 @@ class Generate(Settings):
 class Evaluation(Settings):
     """When and how the model is evaluated."""
 
+    arrival: ClassVar = ActsLater()
     every_steps: int | None = Field(default=None, ge=1)
     """Evaluate on `data.validation` after every so many steps.
 

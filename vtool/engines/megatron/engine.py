@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from vtool.config.megatron import BUILT, Language
 from vtool.config.megatron_ddp import Problem
-from vtool.config.read_back import Observed
+from vtool.config.readback import Observed
 from vtool.config.schema import Optim
 from vtool.config.schema.megatron import Megatron as MegatronSettings
 from vtool.engines import common

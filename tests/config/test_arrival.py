@@ -1,90 +1,15 @@
-"""Every setting of a recipe, and how it is known to arrive: read back from a live object, shown to
-act by a test, or neither, and why.
+"""How each setting is known to arrive: its field says who reads it back, or a test shows it acting."""
 
-A setting that is in none of the three is a failure of our own tests, and so is one that is in a
-table and not in the schema, one that no object shows though it is in `READ`, and a test that is not
-there.
-"""
+from importlib import import_module
+from pathlib import Path
+from typing import Any
 
-from vtool.config.schema import Video
-from vtool.config.schema.megatron import DdpConfig, Parallel, TransformerConfig, WrapConfig
+import pytest
 
-_MODEL, _DDP, _FSDP2 = (
-    "vtool.models.read_back",
-    "vtool.engines.ddp:observe_ddp",
-    "vtool.engines.fsdp2:observe_fsdp2",
-)
-_MEGATRON, _RUN = "vtool.engines.megatron.observe_megatron", "vtool.training.read_back:read_back"
-_GROUPS, _SCHEDULE = (
-    "vtool.training.parameter_groups:read_back",
-    "vtool.training.schedule:read_back",
-)
+from vtool.config.schema.base import ActsLater, ReadBack
+from vtool.config.settings import all_settings, arrivals
 
-READ: dict[str, str] = {
-    **dict.fromkeys(
-        (
-            "run.dir",
-            "run.seed",
-            "launch.nproc",
-            "device.kind",
-            "device.threads",
-            "train.steps",
-            "train.epochs",
-        ),
-        _RUN,
-    ),
-    **dict.fromkeys(("model.family", "model.size"), f"{_MODEL}:read_config"),
-    "model.modeling": f"{_MODEL}:read_class",
-    **dict.fromkeys(("model.attention", "model.gradient_checkpointing"), f"{_MODEL}:read_back"),
-    "model.dtype": "vtool.engines.contract:Engine.observe",
-    **{f"model.freeze.{part}": _RUN for part in ("vision", "projector", "language")},
-    **{
-        f"data.{split}.{name}": _RUN
-        for split in ("train", "validation", "test")
-        for name in ("format", "split", "path")
-    },
-    **{
-        f"data.{name}": _RUN
-        for name in (
-            "global_batch_size",
-            "micro_batch_size",
-            "packing",
-            "image.min_pixels",
-            "image.max_pixels",
-        )
-    },
-    **{f"data.video.{name}": _RUN for name in Video.model_fields},
-    **{
-        f"lora.{name}": f"{_MODEL}:read_adapters"
-        for name in ("rank", "alpha", "dropout", "targets", "exclude")
-    },
-    **{f"optim.{name}": _GROUPS for name in ("name", "betas", "eps", "weight_decay")},
-    **{f"optim.{name}": _SCHEDULE for name in ("lr", "schedule", "warmup_steps")},
-    **{
-        f"optim.groups.{part}.{name}": _GROUPS
-        for part in ("vision", "projector", "language")
-        for name in ("lr", "weight_decay")
-    },
-    "engine.kind": "vtool.engines.contract:Engine.observe",
-    **dict.fromkeys(("engine.bucket_cap_mb", "engine.gradient_as_bucket_view"), _DDP),
-    **dict.fromkeys(("engine.reshard_after_forward", "engine.cpu_offload"), _FSDP2),
-    **{f"engine.parallel.{name}": f"{_MEGATRON}:observe_groups" for name in Parallel.model_fields},
-    "engine.bridge": f"{_MEGATRON}:observe_bridge",
-    **{
-        f"engine.wrap_config.{name}": f"{_MEGATRON}:observe_megatron_ddp"
-        for name in WrapConfig.model_fields
-    },
-    **{
-        f"engine.ddp_config.{name}": f"{_MEGATRON}:observe_megatron_ddp"
-        for name in DdpConfig.model_fields
-    },
-    **{
-        f"engine.transformer_config.{name}": f"{_MEGATRON}:observe_language"
-        for name in TransformerConfig.model_fields
-    },
-}
-"""By setting, the function that tells it."""
-
+ROOT = Path(__file__).parents[2]
 _DATA, _FOLDER, _HERE = (
     "tests/data/test_encode.py::",
     "tests/training/test_run_folder.py::",
@@ -96,7 +21,7 @@ _PROFILE, _ASKED, _NPU = (
 )
 _TRACKED = "tests/training/test_tracking.py::"
 _EVALUATED = f"{_HERE}test_a_run_is_evaluated_when_and_as_it_is_asked"
-ACTS_LATER: dict[str, str] = {
+TESTS: dict[str, str] = {
     "run.name": f"{_FOLDER}test_settings_that_change_no_number_may_differ",
     "model.path": (
         "tests/training/test_agreement.py::test_ranks_of_other_folders_are_named_by_every_rank"
@@ -156,9 +81,34 @@ ACTS_LATER: dict[str, str] = {
         _EVALUATED,
     ),
 }
-"""What has no object yet before the first step: by setting, the test that shows it acting."""
+"""By setting that acts after the first step, the test that shows it."""
 
-NOT_READABLE: dict[str, str] = {
-    "kind": "it says which schema a recipe has, and is in no object",
-}
-"""By setting, why."""
+
+def test_every_setting_says_how_it_arrives_and_classes_that_share_one_agree() -> None:
+    said: dict[str, set[Any]] = {}
+    for setting in all_settings():
+        if not setting.groups:
+            said.setdefault(setting.name, set()).add(setting.arrival)
+    assert {name: found for name, found in said.items() if None in found} == {}
+    assert {name: found for name, found in said.items() if len(found) > 1} == {}
+
+
+def test_every_setting_that_acts_later_has_a_test_and_no_other() -> None:
+    assert TESTS.keys() == {name for name, said in arrivals().items() if said == ActsLater()}
+
+
+@pytest.mark.parametrize("test", sorted(set(TESTS.values())))
+def test_the_tests_that_show_a_setting_acting_are_there(test: str) -> None:
+    file, _, name = test.partition("::")
+    assert f"def {name}(" in (ROOT / file).read_text()
+
+
+@pytest.mark.parametrize(
+    "reader", sorted({said.reader for said in arrivals().values() if isinstance(said, ReadBack)})
+)
+def test_the_readers_are_there(reader: str) -> None:
+    module, _, path = reader.partition(":")
+    found: Any = import_module(module)
+    for name in path.split("."):
+        found = getattr(found, name)
+    assert callable(found)
