@@ -6,6 +6,7 @@ Needs `make vllm-env`.
 import time
 
 from vtool.diagnostics.rules_loading import CLASS_RULES
+from vtool.loading.probe.facts import Finished, Ready, Request
 from vtool.loading.worker import VLLM_PYTHON, probe_events
 
 DOZEN = (
@@ -22,18 +23,14 @@ DOZEN = (
     "Llama4ForConditionalGeneration",
     "ColPaliForRetrieval",
 )
-REQUEST = {
-    "host": "vllm",
-    "subjects": DOZEN,
-    "match": "*",
-    "checks": CLASS_RULES,
-    "slots": 1,
-    "jobs": 2,
-    "seconds": 120,
-    "memory": 2**31,
-    "sources": ["owned", "reusable_buffer", "bucketed", "shuffled"],
-    "checkpoint": None,
-}
+REQUEST = Request(
+    host="vllm",
+    subjects=DOZEN,
+    checks=CLASS_RULES,
+    sources=("owned", "reusable_buffer", "bucketed", "shuffled"),
+    jobs=2,
+    seconds=120,
+)
 
 
 def main() -> None:
@@ -48,11 +45,11 @@ def measured(python: str) -> str:
     """The line to print: a ratio within one run, for seconds are the machine's."""
     imported, started, judged, peak = 0.0, 0.0, 0, 0
     for event in probe_events(python, REQUEST):
-        if event["event"] == "ready":
-            imported, started = event["seconds"], time.monotonic()
-        elif event["event"] == "subject":
-            judged += event["status"] == "judged"
-            peak = max(peak, event["peak"])
+        if isinstance(event, Ready):
+            imported, started = event.seconds, time.monotonic()
+        elif isinstance(event, Finished):
+            judged += event.facts.status == "judged"
+            peak = max(peak, event.peak)
     ratio = (time.monotonic() - started) / imported
     return (
         f"load-check of {judged} of {len(DOZEN)} classes of vLLM: {ratio:.2f} × the import of vLLM,"

@@ -11,8 +11,9 @@ from typing import Any
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD, signal.SIGALRM)
 IGNORED_VARIABLES = frozenset({"PYTEST_CURRENT_TEST", "COLUMNS", "LINES"})
-IMPORTED_VARIABLES = ("TORCHINDUCTOR_", "KMP_", "PYDEVD_", "TF_", "TOKENIZERS_", "WANDB_")
-"""Prefixes of variables that a library sets when it is first imported: nothing a test leaves."""
+LIBRARY_VARIABLES = ("TORCHINDUCTOR_", "KMP_", "TF_", "TOKENIZERS_", "WANDB_", "NVTE_")
+"""Prefixes of variables that libraries set for themselves, at import or (NVTE_) as megatron-core
+builds a model: nothing that a test leaves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,7 @@ def differences(before: ProcessState, after: ProcessState) -> list[str]:
     found = [*_torch_differences(before.torch, after.torch)]
     for name in sorted(before.environment.keys() | after.environment.keys()):
         old, new = before.environment.get(name), after.environment.get(name)
-        if old != new and not (old is None and name.startswith(IMPORTED_VARIABLES)):
+        if old != new and not (old is None and name.startswith(LIBRARY_VARIABLES)):
             found.append(f"environment variable {name}: {old!r} → {new!r}")
     if before.directory != after.directory:
         found.append(f"working directory: {before.directory} → {after.directory}")
@@ -82,7 +83,7 @@ def _module_differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> 
         if after.get(name) is not module:
             yield f"sys.modules[{name!r}] was {'replaced' if name in after else 'removed'}"
     for name in after.keys() - before.keys():
-        if _stands_in(after[name]):
+        if _stands_in(name, after[name]):
             yield f"sys.modules[{name!r}] is a stand-in: {after[name]!r}"
 
 
@@ -97,7 +98,7 @@ def restore(state: ProcessState, *, numerics_only: bool = False) -> None:
     if numerics_only:
         return
     for name in os.environ.keys() - state.environment.keys() - IGNORED_VARIABLES:
-        if not name.startswith(IMPORTED_VARIABLES):
+        if not name.startswith(LIBRARY_VARIABLES):
             del os.environ[name]
     os.environ.update(state.environment)
     os.chdir(state.directory)
@@ -105,7 +106,7 @@ def restore(state: ProcessState, *, numerics_only: bool = False) -> None:
         if handler is not None and signal.getsignal(number) is not handler:
             signal.signal(number, handler)
     for name, module in list(sys.modules.items()):
-        if name not in state.modules and _stands_in(module):
+        if name not in state.modules and _stands_in(name, module):
             del sys.modules[name]
     sys.modules.update(
         (name, module)
@@ -123,9 +124,17 @@ def seed(number: int) -> None:
         torch.default_generator.manual_seed(number)
 
 
-def _stands_in(module: object) -> bool:
-    """Return whether an entry of `sys.modules` is no module that was imported from a file."""
-    return not isinstance(module, ModuleType) or getattr(module, "__spec__", None) is None
+def _stands_in(name: str, module: object) -> bool:
+    """Return whether an entry of `sys.modules` was put there by hand.
+
+    Modules that an extension makes for itself have no spec either; their package has one, or their
+    name begins with an underscore.
+    """
+    package = name.partition(".")[0]
+    if not isinstance(module, ModuleType):
+        return True
+    spec = getattr(sys.modules.get(package, module), "__spec__", None)
+    return spec is None and not name.startswith("_")
 
 
 def _imported_torch() -> Any:

@@ -504,9 +504,7 @@ def test_on_a_terminal_the_progress_is_one_line() -> None:
     terminal = os.fdopen(theirs, "w")
     live = Live(terminal, enabled=True)
     for number in (1, 2):
-        live.show(
-            Progress(number, 2, Result(f"vllm:{'Long' * 40}{number}", "clean"), {"seconds": 0.5})
-        )
+        live.show(Progress(number, 2, Result(f"vllm:{'Long' * 40}{number}", "clean"), 0.5))
     live.end()
     print("that is all", file=terminal, flush=True)
     seen = b""

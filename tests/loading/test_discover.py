@@ -6,7 +6,7 @@ from torch import nn
 
 from tests.loading import models
 from vtool.loading.probe.discover import discover
-from vtool.loading.probe.subject import NotRun
+from vtool.loading.probe.errors import NotRun
 
 
 class Fused(nn.Module):
@@ -30,7 +30,7 @@ class Fused(nn.Module):
 
 
 class Counting(Fused):
-    """Counts at the end whether everything has come."""
+    """Raises at the end unless all tensors have come."""
 
     def load_weights(self, weights: models.Weights) -> None:
         kept = list(weights)

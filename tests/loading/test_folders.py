@@ -23,7 +23,7 @@ from vtool.diagnostics.rules_loading import CLASS_RULES, VLLM_CLASS_RULES
 from vtool.export.huggingface import export
 from vtool.families import FAMILIES
 from vtool.loading.probe.quantized import QUANTIZATION_CONFIG
-from vtool.verify.proofs.context import build_proof_context
+from vtool.verify.context import build_proof_context
 
 Found = dict[str, object]
 FILES_ALONE = "limits.memory_mib=64"

@@ -1,21 +1,21 @@
 """The probe is a folder that runs anywhere."""
 
 import ast
-import io
-import json
 import os
 import signal
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 import vtool.loading.worker
 from tests.loading.models import KeepsAll, checkpoint
-from vtool.loading.probe.server import Pool
+from vtool.config.schema.load_check import Framework
+from vtool.loading.probe.facts import Done, Finished, Ready, Request, Unusable
+from vtool.loading.probe.host import HOSTS, Host, Progress, open_host
+from vtool.loading.probe.pool import Pool
 from vtool.loading.probe.subject import Subject
 
 PROBE = vtool.loading.worker.PROBE
@@ -48,34 +48,43 @@ def test_it_imports_itself_the_standard_library_torch_and_frameworks_only(file: 
             )
 
 
+def test_every_framework_that_a_user_can_name_has_a_host() -> None:
+    assert set(HOSTS) == {*get_args(Framework), "python"}
+
+
+@pytest.mark.parametrize("name", HOSTS)
+def test_every_host_of_the_registry_opens_without_its_framework(name: str) -> None:
+    host = open_host(name)
+    assert isinstance(host, Host)
+    assert host.subjects_are_users == (name == "python")
+
+
 def test_none_of_its_files_hides_a_module_of_others() -> None:
-    """It is run by path, which would put the folder first among those that modules come from;
-
-    it takes itself out.
-    """
-    events = list(
-        vtool.loading.worker.probe_events(sys.executable, request(["nothing.py:factory"]))
+    """Python puts the folder of a script first in `sys.path`; the probe takes it out."""
+    ready, finished, done = vtool.loading.worker.probe_events(
+        sys.executable, request(["nothing.py:factory"])
     )
-    assert [event["event"] for event in events] == ["ready", "subject", "done"]
-    assert events[1]["status"] == "failed"
+    assert (type(ready), type(done)) == (Ready, Done)
+    assert isinstance(finished, Finished)
+    assert finished.facts.status == "failed"
 
 
-def test_an_interpreter_that_is_none_is_told() -> None:
+def test_an_interpreter_that_is_none_is_reported() -> None:
     with pytest.raises(ValueError, match="cannot be started"):
         list(vtool.loading.worker.probe_events("/no/such/python", request([])))
 
 
-def test_an_interpreter_without_torch_is_told(tmp_path: Path) -> None:
+def test_an_interpreter_without_torch_is_reported(tmp_path: Path) -> None:
     bare = tmp_path / "bare"
     bare.write_text(f'#!/bin/sh\nexec {sys._base_executable} -I -S "$@"\n')  # without site-packages
     bare.chmod(0o755)
     (event,) = vtool.loading.worker.probe_events(str(bare), request([]))
-    assert event["event"] == "unusable"
-    assert "cannot import torch" in event["reason"]
+    assert isinstance(event, Unusable)
+    assert "cannot import torch" in event.reason
 
 
 @pytest.mark.parametrize(
-    ("end", "told"),
+    ("end", "reason"),
     [
         (lambda: _held(3 * 2**30), "it took more than 2048 MiB"),
         (lambda: os.kill(os.getpid(), signal.SIGKILL), "it was ended by SIGKILL"),
@@ -84,29 +93,37 @@ def test_an_interpreter_without_torch_is_told(tmp_path: Path) -> None:
     ids=["grows", "crashes", "leaves"],
 )
 def test_what_a_later_check_ends_keeps_what_was_found_before(
-    end: Any, told: str, tmp_path: Path
+    end: Any, reason: str, tmp_path: Path
 ) -> None:
-    def subject(name: str, work: Path, progress: Any) -> Subject:
-        paths = {"load_weights": "unprotected"}
-        return Subject(
-            KeepsAll,
-            checkpoint(),
-            KeepsAll.load_weights,
-            "twin",
-            paths=lambda _: paths,
-            shards=lambda _subject, _reference: end(),
-        )
+    class Tiny(Host):
+        name = "tiny"
 
-    asked = ["stale-reference", "shard-mismatch", "quantised-load"]
-    about = request([]) | {"host": "vllm", "checks": asked, "sources": ["reusable_buffer"]}
-    out = io.StringIO()
-    Pool(SimpleNamespace(subject=subject), about, tmp_path, out).run(["one"])  # type: ignore[arg-type]
-    facts = json.loads(out.getvalue())
-    assert facts["status"] == "judged"
-    assert facts["checks"]["stale-reference"]["items"]
-    assert facts["paths"] == {"load_weights": "unprotected"}
-    assert [facts["checks"][rule]["reason"] for rule in asked[1:]] == [
-        f"{told} (at: shard-mismatch)"
+        def import_framework(self) -> str:
+            return "1"
+
+        def list_subjects(self) -> list[str]:
+            return ["one"]
+
+        def make_subject(self, name: str, folder: Path, progress: Progress) -> Subject:
+            return Subject(
+                KeepsAll,
+                checkpoint(),
+                KeepsAll.load_weights,
+                "twin",
+                paths=lambda _: {"load_weights": "unprotected"},
+                shards=lambda _subject, _reference: end(),
+            )
+
+    asked = ("stale-reference", "shard-mismatch", "quantised-load")
+    wanted = Request("vllm", None, asked, ("reusable_buffer",))
+    events: list[Finished] = []
+    Pool(Tiny(), wanted, tmp_path, events.append).run(["one"])
+    facts = events[0].facts
+    assert facts.status == "judged"
+    assert facts.checks["stale-reference"].items
+    assert facts.paths == {"load_weights": "unprotected"}
+    assert [facts.checks[rule].reason for rule in asked[1:]] == [
+        f"{reason} (at: shard-mismatch)"
     ] * 2
 
 
@@ -131,16 +148,5 @@ def test_what_a_subject_leaves_in_temporary_folders_goes_away(
     assert not list((tmp_path / "temporary").iterdir())
 
 
-def request(subjects: list[str]) -> dict[str, object]:
-    return {
-        "host": "python",
-        "subjects": subjects,
-        "match": "*",
-        "checks": [],
-        "sources": [],
-        "slots": 1,
-        "jobs": 1,
-        "seconds": 60,
-        "memory": 2**31,
-        "checkpoint": None,
-    }
+def request(subjects: list[str]) -> Request:
+    return Request("python", tuple(subjects), checks=(), sources=())

@@ -9,12 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from tests.loading import models
-from vtool.loading.probe import vllm_paths
-from vtool.loading.probe.audit import audit
+from vtool.loading.probe.audit import audit, judged_facts
+from vtool.loading.probe.errors import NotRun
 from vtool.loading.probe.processed import snapshot_everything
 from vtool.loading.probe.quantized import quantize_checkpoint
 from vtool.loading.probe.state import named_parameters
-from vtool.loading.probe.subject import NotRun, Subject
+from vtool.loading.probe.subject import Subject
+from vtool.loading.probe.vllm_paths import direct_load
 from vtool.loading.verdict import judge
 
 PLAIN = {
@@ -25,7 +26,7 @@ PLAIN["norm.weight"] = PLAIN["norm.weight"][0]
 
 
 class Layer(nn.Module):
-    """Two weights in one parameter, in fp8 with scales where it is asked for."""
+    """A parameter of two weights, in fp8 with scales where asked for."""
 
     def __init__(self, quantized: bool) -> None:
         super().__init__()
@@ -50,7 +51,7 @@ class Layer(nn.Module):
             self.put(name, tensor)
 
     def process(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 class DropsScales(Layer):
@@ -80,7 +81,7 @@ class KeepsScales(Layer):
 
 
 class KeepsForLater(Layer):
-    """Parameters are right after the load; what is made of the norm is not."""
+    """Keeps a tensor for processing: parameters are right after the load, the packed norm is not."""
 
     def load_weights(self, weights: models.Weights) -> None:
         for name, tensor in weights:
@@ -125,15 +126,7 @@ def judged(found: type[Layer]) -> dict[str, tuple[str, list[str]]]:
         "quantised-load",
     )
     checks = audit(subject(found), rules, 1, ("owned", "reusable_buffer"))
-    facts = {
-        "status": "judged",
-        "checks": checks,
-        "origin": "given",
-        "streams": True,
-        "about": {},
-        "paths": {},
-    }
-    result = judge("it", facts, rules)
+    result = judge("it", judged_facts(subject(found), checks, {}), rules)
     return {
         rule: (
             state,
@@ -154,7 +147,7 @@ def judged(found: type[Layer]) -> dict[str, tuple[str, list[str]]]:
 def test_a_path_that_hands_over_what_does_not_stay_is_known_by_what_is_made_of_it(
     given: Subject, path: str
 ) -> None:
-    assert vllm_paths._direct(given) == path
+    assert direct_load(given) == path
 
 
 def test_a_path_is_known_where_nothing_can_be_made_of_the_weights_on_a_cpu() -> None:
@@ -164,7 +157,7 @@ def test_a_path_is_known_where_nothing_can_be_made_of_the_weights_on_a_cpu() -> 
     kept = replace(
         subject(KeepsForLater), make=models.KeepsAll, checkpoint=models.checkpoint(), process=fails
     )
-    assert vllm_paths._direct(kept) == "unprotected"
+    assert direct_load(kept) == "unprotected"
 
 
 @pytest.mark.parametrize("found", [Layer, KeepsAClone])
@@ -190,7 +183,7 @@ def test_scales_that_are_dropped_are_found_though_the_plain_weights_land() -> No
     )
 
 
-def test_the_scale_of_a_part_that_is_dropped_in_any_case_is_not_told_again() -> None:
+def test_the_scale_of_a_part_that_is_dropped_in_any_case_is_not_reported_again() -> None:
     checks = judged(DropsB)
     assert ["ab.weight" in message for message in checks["partly-written-parameter"][1]] == [True]
     assert checks["quantised-load"] == ("passed", [])

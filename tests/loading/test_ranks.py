@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from tests.loading import models
-from vtool.loading.probe.ranks import RANKS, sharded, unlike
+from vtool.loading.probe.facts import CheckFacts
+from vtool.loading.probe.ranks import RANKS, compare_shards, sharded
 from vtool.loading.probe.state import MARKS
 from vtool.loading.probe.subject import Subject
 
@@ -29,7 +30,7 @@ WHOLE = torch.arange(1.0, 33.0).view(8, 4)
     ],
 )
 def test_shards_that_are_the_whole_together_are_right(shards: tuple[torch.Tensor, ...]) -> None:
-    assert unlike("w", {"w": WHOLE}, [{"w": shard} for shard in shards]) is None
+    assert compare_shards("w", {"w": WHOLE}, [{"w": shard} for shard in shards]) is None
 
 
 @pytest.mark.parametrize(
@@ -52,13 +53,13 @@ def test_shards_that_are_the_whole_together_are_right(shards: tuple[torch.Tensor
 def test_what_no_rank_has_is_counted_by_element(
     shards: tuple[torch.Tensor, ...], words: str
 ) -> None:
-    found = unlike("w", {"w": WHOLE}, [{"w": shard} for shard in shards])
+    found = compare_shards("w", {"w": WHOLE}, [{"w": shard} for shard in shards])
     assert found is not None
-    assert words in found["seen"]
+    assert words in found.seen
 
 
 class Parted(nn.Module):
-    """Its weight's rows are parted among the ranks."""
+    """A weight whose rows are split among the ranks."""
 
     rank, ranks = 0, 1
 
@@ -94,17 +95,16 @@ def subject_of(kind: type[Parted]) -> tuple[Subject, Callable[[int, Path], None]
 
 def test_two_processes_load_their_own_parts(tmp_path: Path) -> None:
     subject, start = subject_of(Parted)
-    assert sharded(subject, start, {"weight": WHOLE}, tmp_path) == {
-        "items": [],
-        "measured": {"ranks": 2, "parted": 1},
-    }
+    assert sharded(subject, start, {"weight": WHOLE}, tmp_path) == CheckFacts(
+        measured={"ranks": 2, "parted": 1}
+    )
 
 
 def test_the_first_part_on_every_rank_is_found(tmp_path: Path) -> None:
     subject, start = subject_of(FirstOnly)
-    (item,) = sharded(subject, start, {"weight": WHOLE}, tmp_path)["items"]
-    assert item["parameter"] == "weight"
-    assert item["seen"].startswith("16 on none")
+    (item,) = sharded(subject, start, {"weight": WHOLE}, tmp_path).items
+    assert item.parameter == "weight"
+    assert (item.seen or "").startswith("16 on none")
 
 
 def test_a_rank_that_fails_or_dies_is_the_reason_why_there_is_no_verdict(tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_a_rank_that_fails_or_dies_is_the_reason_why_there_is_no_verdict(tmp_pat
         os._exit(7)
 
     (tmp_path / "dies").mkdir()
-    assert "no ranks here" in sharded(subject, fail, {"weight": WHOLE}, tmp_path)["reason"]
-    assert (
-        "did not load it" in sharded(subject, die, {"weight": WHOLE}, tmp_path / "dies")["reason"]
-    )
+    failed = sharded(subject, fail, {"weight": WHOLE}, tmp_path).reason
+    died = sharded(subject, die, {"weight": WHOLE}, tmp_path / "dies").reason
+    assert "no ranks here" in (failed or "")
+    assert "did not load it" in (died or "")

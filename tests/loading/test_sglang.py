@@ -24,7 +24,7 @@ MISSPELT, MARKED, WITHOUT_A_TWIN, WITHOUT_NAMES = (
 
 @pytest.fixture(scope="module")
 def found() -> dict[str, Any]:
-    """All of them by one command: importing SGLang takes longer than judging a class."""
+    """Results of all classes by one command: importing SGLang takes longer than judging one."""
     names = (COPIES, *KEEP, MISSPELT, MARKED, WITHOUT_A_TWIN, WITHOUT_NAMES)
     return results(*(f"sglang:{name}" for name in names), "--python", str(SGLANG), status=1)
 
@@ -44,7 +44,7 @@ def test_a_class_that_copies_is_clean_and_those_that_keep_are_named_with_their_l
         assert "load_format=runai_streamer" in judged["details"]["stale-reference"]["reachable_via"]
 
 
-def test_no_such_class_is_told_with_near_names(found: dict[str, Any]) -> None:
+def test_no_such_class_is_reported_with_near_names(found: dict[str, Any]) -> None:
     judged = found[MISSPELT]
     assert judged["verdict"] == "not-run"
     assert "`sglang:LlamaForCausalLM`" in judged["findings"][0]["help"]

@@ -9,10 +9,11 @@ from types import ModuleType
 import pytest
 import transformers
 
+from vtool.loading.probe.field_guesses import guess_field
 from vtool.loading.probe.shrink import shrink
-from vtool.loading.probe.stubs import StubInstaller, guess
+from vtool.loading.probe.stubs import Stub, StubInstaller
 from vtool.loading.probe.twin import changed_names, tiny_config, write_config
-from vtool.loading.probe.vllm_stubs import shrink_constants
+from vtool.loading.probe.vllm_tiny import shrink_constants
 
 
 def test_a_config_and_those_inside_of_it_are_small_and_go_together() -> None:
@@ -33,18 +34,18 @@ def test_an_image_is_a_whole_number_of_patches() -> None:
     assert vision.image_size % vision.patch_size == 0
 
 
-def test_a_field_that_a_config_lacks_is_given_and_told() -> None:
+def test_a_field_that_a_config_lacks_is_given_and_reported() -> None:
     class Lacking(transformers.PretrainedConfig):
         model_type = "lacking"
 
     config = Lacking()
-    installer = StubInstaller({"patch_size": 14}, ())
+    installer = StubInstaller(None, {"patch_size": 14})
     assert installer.run(lambda: (config.patch_size, config.rms_norm_eps, config.use_qk_norm)) == (
         14,
         1e-6,
         False,
     )
-    assert set(installer.added) == {
+    assert set(installer.added_fields) == {
         "Lacking.patch_size",
         "Lacking.rms_norm_eps",
         "Lacking.use_qk_norm",
@@ -53,10 +54,10 @@ def test_a_field_that_a_config_lacks_is_given_and_told() -> None:
 
 def test_other_errors_are_not_hidden() -> None:
     with pytest.raises(AttributeError, match="nothing"):
-        StubInstaller({}, ()).run(lambda: object().nothing)  # type: ignore[attr-defined]
+        StubInstaller(None, {}).run(lambda: object().nothing)  # type: ignore[attr-defined]
 
 
-def test_a_part_that_cannot_be_made_is_replaced_and_told() -> None:
+def test_a_part_that_cannot_be_made_is_replaced_and_reported() -> None:
     state = {"works": False}
 
     def step() -> str:
@@ -64,18 +65,21 @@ def test_a_part_that_cannot_be_made_is_replaced_and_told() -> None:
             raise NotImplementedError("Sparse Attention is not supported")
         return "made"
 
-    installer = StubInstaller(
-        {}, (("sparse attention", "Sparse Attention", lambda: state.update(works=True)),)
-    )
+    def install() -> None:
+        state.update(works=True)
+
+    stub = Stub("vllm", "1", "sparse attention", "Sparse Attention", install, "a test")
+    assert StubInstaller("sglang", {}, stubs=(stub,)).stubs == []
+    installer = StubInstaller("vllm", {}, stubs=(stub,))
     assert installer.run(step) == "made"
     assert installer.replaced == ["sparse attention"]
 
 
 def test_names_say_what_a_field_may_be() -> None:
-    assert guess("attention_bias", {}) is False
-    assert guess("layer_norm_eps", {}) == 1e-6
-    assert guess("hidden_size", {}) == 128
-    assert guess("nobody_knows", {}) is None
+    assert guess_field("attention_bias", {}) is False
+    assert guess_field("layer_norm_eps", {}) == 1e-6
+    assert guess_field("hidden_size", {}) == 128
+    assert guess_field("nobody_knows", {}) is None
 
 
 def test_the_table_drops_renames_and_adds_tensors() -> None:
@@ -117,11 +121,10 @@ def test_configs_that_a_module_writes_down_are_shrunk() -> None:
 
 
 def test_a_package_that_is_not_there_is_empty_where_it_is_imported() -> None:
-    """In a process of its own: it stays."""
+    """Runs in a process of its own, since an empty package stays."""
     program = """
 import sys
 from vtool.loading.probe.stubs import StubInstaller
-from vtool.loading.probe.vllm_stubs import STUBS
 sys.modules["torchaudio"] = None
 
 def step():
@@ -129,11 +132,11 @@ def step():
     from torchaudio.functional import melscale_fbanks
     return kaldi.fbank, melscale_fbanks(n_mels=4)
 
-installer = StubInstaller({}, STUBS)
+installer = StubInstaller("vllm", {})
 assert installer.run(step)[1].shape == (1,)
 assert installer.replaced == ["the package torchaudio"], installer.replaced
 try:
-    StubInstaller({}, STUBS).run(lambda: __import__("no_such_package"))
+    StubInstaller("vllm", {}).run(lambda: __import__("no_such_package"))
 except ModuleNotFoundError:
     print("others are not")
 """

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from vtool.loading.probe import transformers_host
 from vtool.loading.probe.audit import audit
+from vtool.loading.probe.transformers_host import TransformersHost
 
 
 @pytest.mark.parametrize(
@@ -19,13 +19,14 @@ from vtool.loading.probe.audit import audit
 def test_what_no_tensor_was_loaded_into_is_found_in_the_models_inside_a_model_too(
     name: str, missing: str, tmp_path: Path
 ) -> None:
-    transformers_host.prepare(several=False)
-    subject = transformers_host.subject(name, tmp_path, lambda stage: None)
+    host = TransformersHost()
+    host.prepare(several=False)
+    subject = host.make_subject(name, tmp_path, lambda stage: None)
     whole = audit(subject, ["unwritten-parameter", "partly-written-parameter"], 1, [])
-    assert [check["items"] for check in whole.values()] == [[], []]
+    assert [check.items for check in whole.values()] == [(), ()]
     less = {key: tensor for key, tensor in subject.checkpoint.items() if missing not in key}
     found = audit(replace(subject, checkpoint=less), ["unwritten-parameter"], 1, [])[
         "unwritten-parameter"
-    ]["items"]
+    ].items
     assert len(found) == len(subject.checkpoint) - len(less) == 2
-    assert all(missing in item["parameter"] for item in found)
+    assert all(missing in (item.parameter or "") for item in found)

@@ -111,9 +111,8 @@ def seen_of(made: dict[str, Request], two: list[dict[str, Look]], digits: Any) -
 def digits(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """What a run of the digits sees before it has looked at a row."""
     from vtool.config.load import load_run
-    from vtool.verify.live_rank import open_small_session
-    from vtool.verify.live_task import Task
     from vtool.verify.shrink_run import shrink_run
+    from vtool.verify.small_session import open_small_session
 
     rows = write_rows(tmp_path_factory.mktemp("rows") / "rows.jsonl", [{"messages": []}])
     more = (
@@ -122,14 +121,10 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Any:
     )
     loaded = load_run("digits", ["train={steps: null, epochs: 20}"])
     small = shrink_run(loaded.run)
-    opened = open_small_session(
-        Task(loaded.run, small, loaded.origins), tmp_path_factory.mktemp("digits"), Ranks()
-    )
+    opened = open_small_session(loaded.run, small.run, tmp_path_factory.mktemp("digits"), Ranks())
     other = load_run("digits", more)
     sources = shrink_run(other.run)
-    files = open_small_session(
-        Task(other.run, sources, other.origins), tmp_path_factory.mktemp("files"), Ranks()
-    )
+    files = open_small_session(other.run, sources.run, tmp_path_factory.mktemp("files"), Ranks())
     assert (
         compare_readback(expected_settings(small.run), observe_run(opened))
         == compare_readback(expected_settings(sources.run), observe_run(files))

@@ -1,4 +1,4 @@
-"""`compare` in trainers that are not ours, and `validate-config --live`."""
+"""`compare_objects` in trainers that are not ours, and `validate-config --live`."""
 
 import json
 import re
@@ -27,11 +27,11 @@ from vtool.engines.ranks import Ranks
 from vtool.families import FAMILIES
 from vtool.training import model_and_engine
 from vtool.training.observe_run import observe_run
-from vtool.verify import live_check
-from vtool.verify.live import compare
-from vtool.verify.live_rank import open_small_session, tell
-from vtool.verify.live_task import Task
+from vtool.verify import live
+from vtool.verify.compare import compare_objects
+from vtool.verify.live import LiveTask, observe_small_run
 from vtool.verify.shrink_run import shrink_run
+from vtool.verify.small_session import open_small_session
 
 ROOT = Path(__file__).parents[2]
 
@@ -48,7 +48,7 @@ def test_the_page_names_settings_and_findings_that_there_are() -> None:
 
 @pytest.fixture(scope="module")
 def trainer(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What transformers' own Trainer hands to a callback when it begins to train."""
+    """The objects that transformers' own Trainer hands to a callback when it begins to train."""
     from transformers import (
         Qwen2Config,
         Qwen2ForCausalLM,
@@ -75,22 +75,22 @@ def trainer(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         weight_decay=0.1,
         activation_checkpointing=True,
     )
-    seen: dict[str, Any] = {}
+    objects: dict[str, Any] = {}
 
-    class Look(TrainerCallback):  # type: ignore[misc]
+    class ObjectKeeper(TrainerCallback):  # type: ignore[misc]
         def on_train_begin(self, *_given: Any, model: Any, optimizer: Any, **_more: Any) -> None:
-            seen.update(model=model, optimizer=optimizer)
+            objects.update(model=model, optimizer=optimizer)
 
     Trainer(
         model,
         arguments,
         train_dataset=[{"input_ids": [1, 2], "labels": [1, 2]}] * 8,
-        callbacks=[Look()],
+        callbacks=[ObjectKeeper()],
     ).train()
-    return seen
+    return objects
 
 
-ASKED = {
+SETTINGS = {
     "optim.name": "adamw",
     "optim.lr": 1e-3,
     "optim.betas": (0.9, 0.95),
@@ -106,13 +106,15 @@ class TestOtherTrainers:
         self, trainer: dict[str, Any]
     ) -> None:
         assert type(trainer["optimizer"]).__name__ == "AcceleratedOptimizer"
-        assert compare(ASKED, trainer) == []
+        assert compare_objects(SETTINGS, trainer) == []
         assert (
-            compare(ASKED, {"model": trainer["model"], "optimizer": trainer["optimizer"].optimizer})
+            compare_objects(
+                SETTINGS, {"model": trainer["model"], "optimizer": trainer["optimizer"].optimizer}
+            )
             == []
         )
 
-    @pytest.mark.parametrize("name", ASKED)
+    @pytest.mark.parametrize("name", SETTINGS)
     def test_what_has_not_is_found_with_its_object(
         self, trainer: dict[str, Any], name: str
     ) -> None:
@@ -122,20 +124,20 @@ class TestOtherTrainers:
             "model.gradient_checkpointing": False,
             "optim.betas": (0.9, 0.999),
         }
-        asked = ASKED | {name: other.get(name, 0.5)}
-        (finding,) = compare(asked, trainer)
+        asked = SETTINGS | {name: other.get(name, 0.5)}
+        (finding,) = compare_objects(asked, trainer)
         assert (finding.rule, finding.parameter) == ("setting-not-arrived", name)
         assert ("optimizer: AdamW" in finding.message) is name.startswith("optim")
 
     def test_a_setting_that_nothing_shows_has_not_passed(self, trainer: dict[str, Any]) -> None:
-        (finding,) = compare(
+        (finding,) = compare_objects(
             {"engine.bucket_cap_mb": 25, "optim.lr": 1e-3}, {"optimizer": trainer["optimizer"]}
         )
         assert (finding.rule, finding.parameter) == ("setting-not-shown", "engine.bucket_cap_mb")
         assert "optimizer (AcceleratedOptimizer)" in finding.message
 
     def test_fsdp_that_is_asked_for_and_not_there(self, trainer: dict[str, Any]) -> None:
-        (finding,) = compare({"engine.kind": "fsdp2"}, {"model": trainer["model"]})
+        (finding,) = compare_objects({"engine.kind": "fsdp2"}, {"model": trainer["model"]})
         assert (
             finding.message
             == "`engine.kind` asks for fsdp2, but Qwen2ForCausalLM, which nothing wraps, has none"
@@ -162,8 +164,8 @@ class TestOtherTrainers:
             "lora.dropout": 0.1,
             "lora.targets": ("q_proj", "v_proj"),
         }
-        assert compare(asked, {"model": tuned}) == []
-        found = compare(
+        assert compare_objects(asked, {"model": tuned}) == []
+        found = compare_objects(
             {"lora.rank": 4, "lora.alpha": 8.0, "lora.dropout": 0.0, "lora.targets": ("q_proj",)},
             {"model": tuned},
         )
@@ -178,17 +180,13 @@ class TestOtherTrainers:
         with pytest.raises(
             ValueError, match=r"no setting optim\.beta; did you mean `optim\.betas`"
         ):
-            compare({"optim.beta": (0.9, 0.95)}, {})
+            compare_objects({"optim.beta": (0.9, 0.95)}, {})
 
     @pytest.mark.parametrize(
         "given", [None, live_fields(WRAP, DdpConfig())], ids=["mbridge's own", "ours"]
     )
     def test_what_mbridge_builds_by_default_is_found(self, given: dict[str, Any] | None) -> None:
-        """verl#5775:
-
-        what then drifts, and that with our config nothing does, is in
-        tests/engines/megatron/test_ddp_config.py.
-        """
+        """verl#5775; tests/engines/megatron/test_ddp_config.py shows which weights then drift."""
         pytest.importorskip("mbridge", reason="mbridge is not installed")
         from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 
@@ -207,7 +205,8 @@ class TestOtherTrainers:
             "optim.weight_decay": 0.1,
         }
         found = [
-            finding.message for finding in compare(asked, {"model": model, "optimizer": optimizer})
+            finding.message
+            for finding in compare_objects(asked, {"model": model, "optimizer": optimizer})
         ]
         name = "engine.wrap_config.use_distributed_optimizer"
         drifts = [f"`{name}` asks for false, but megatron-core's DistributedDataParallel has true"]
@@ -262,15 +261,12 @@ def test_the_shipped_recipes_are_all_looked_at() -> None:
 
 @pytest.mark.parametrize("name", [name for name in RECIPES if "megatron" not in name])
 def test_a_shipped_recipe_has_nothing_against_it(folder: Path, name: str) -> None:
-    """In this process;
-
-    those of two processes are started further below, and all of them by `make soak`.
-    """
+    """Built in this process; two processes are started below, and all recipes by `make soak`."""
     loaded = load_run(name, [one for one in RECIPES[name] if not one.startswith("launch.")])
     small = shrink_run(loaded.run)
     assert small.processes == 1
     (folder / "live").mkdir()
-    session = open_small_session(Task(loaded.run, small, loaded.origins), folder / "live", Ranks())
+    session = open_small_session(loaded.run, small.run, folder / "live", Ranks())
     assert (
         compare_readback(expected_settings(small.run), observe_run(session), loaded.origins) == []
     )
@@ -282,9 +278,7 @@ def test_a_recipe_of_any_family_has_nothing_against_it(tmp_path: Path, name: str
     loaded = load_run(
         "digits", [f"model.family={name}", "model.gradient_checkpointing=true", "lora={rank: 2}"]
     )
-    session = open_small_session(
-        Task(loaded.run, shrink_run(loaded.run), loaded.origins), tmp_path, Ranks()
-    )
+    session = open_small_session(loaded.run, shrink_run(loaded.run).run, tmp_path, Ranks())
     seen = observe_run(session)
     assert compare_readback(expected_settings(loaded.run), seen) == []
     assert {"model.family", "model.size", "model.attention", "lora.rank"} <= {
@@ -361,8 +355,10 @@ class TestCommand:
             "build_optimizer",
             lambda module, _settings, part: build(module, without, part),
         )
-        told = tell(Task(loaded.run, shrink_run(loaded.run), loaded.origins), tmp_path, 0)
-        monkeypatch.setattr(live_check, "_processes", lambda *_given: [told])
+        told = observe_small_run(
+            LiveTask(loaded.run, shrink_run(loaded.run), loaded.origins), tmp_path, 0
+        )
+        monkeypatch.setattr(live, "_observe_in_processes", lambda *_given: [told])
         code, out = run("digits")
         assert code == 1
         assert (
@@ -377,7 +373,7 @@ class TestCommand:
             app, ["validate-config", "theirs.yaml", "--from", "verl", "--live"]
         )
         assert result.exit_code == 2
-        assert "vtool.verify.live.compare" in result.stderr.replace("\n", "")
+        assert "vtool.verify.compare.compare_objects" in result.stderr.replace("\n", "")
 
     @pytest.mark.parametrize(("recipe", "more"), [("digits", ("lr=1",)), ("load_check", ())])
     def test_where_there_is_nothing_to_build_it_has_not_passed(
@@ -468,7 +464,7 @@ def test_adapters_of_layers_that_a_small_model_has_not_are_put_on_those_that_it_
     )
     assert small.run.lora.exclude == ("blocks.1.attn.qkv",)
     (folder / "live").mkdir()
-    session = open_small_session(Task(loaded.run, small, loaded.origins), folder / "live", Ranks())
+    session = open_small_session(loaded.run, small.run, folder / "live", Ranks())
     assert (
         compare_readback(expected_settings(small.run), observe_run(session), loaded.origins) == []
     )

@@ -1,7 +1,6 @@
-"""Proofs of a recipe:
+"""Proofs of a recipe pass where it is healthy, on every family and engine, with derived tolerances.
 
-healthy ones pass, on every family and engine, and what is allowed is derived. `tests/zoo` breaks
-them.
+`tests/zoo` breaks the code, so that they fail.
 """
 
 import copy
@@ -20,16 +19,17 @@ from tests.rows import chat, mixed_rows, write_rows
 from tests.runs import messages
 from vtool.config.load import load_run
 from vtool.diagnostics import Findings
-from vtool.engines.ranks import Ranks
 from vtool.export.huggingface import export
 from vtool.families import FAMILIES
 from vtool.training.session import Progress, restore_checkpoint
+from vtool.verify import reference
+from vtool.verify.context import ProofContext, build_proof_context
 from vtool.verify.processes import Ended, run_processes
-from vtool.verify.proofs import reference, training
-from vtool.verify.proofs.context import ONE_ROW, ProofContext, build_proof_context
-from vtool.verify.proofs.rounding import tolerances
-from vtool.verify.prove import prove, prove_on
-from vtool.verify.proved import ALONE, RANKED, NotProvable, as_record
+from vtool.verify.proofs import FAST, ON_RANKS, resume_differs
+from vtool.verify.proofs.proof import ONE_ROW
+from vtool.verify.proofs.report import NotProvable, record_without_proofs
+from vtool.verify.prove import prove, run_proofs
+from vtool.verify.rounding import tolerances
 
 
 @pytest.fixture(autouse=True)
@@ -58,7 +58,7 @@ def test_the_fast_proofs_of_a_healthy_recipe_pass(family: str) -> None:
     } == {}
     missed = {rule for rule, state in states.items() if state == "not-run"}
     refused = {"gradient-depends-on-packing"} if family == "qwen3_5" else set()
-    assert missed == set(RANKED) - set(ALONE) | refused
+    assert missed == set(ON_RANKS) - set(FAST) | refused
     assert all(proof.reason for proof in proved.proofs if proof.state == "not-run")
 
 
@@ -78,10 +78,9 @@ def test_rows_of_every_kind_pass_with_adapters_and_frozen_parts(tmp_path: Path) 
 def test_a_model_with_windows_is_proved_without_packing_where_the_rows_reach_them(
     tmp_path: Path, budget: int | None, window: int
 ) -> None:
-    """At full size:
+    """At full size, for the tiny model has no window.
 
-    the tiny model has none. The rows of a recipe that packs may be shorter than the window, and
-    those of proofs longer.
+    The rows of a recipe that packs may be shorter than the window, and those of proofs longer.
     """
     model = windowed(base_model(tmp_path), tmp_path / "windowed", sliding_window=window)
     packed = ["data.packing=token_budget", f"data.micro_batch_tokens={budget}"] if budget else []
@@ -114,7 +113,7 @@ def test_what_needs_images_is_not_run_where_no_row_has_one(tmp_path: Path) -> No
     assert {
         proof.rule: proof.reason
         for proof in proved.proofs
-        if proof.state == "not-run" and proof.rule in ALONE
+        if proof.state == "not-run" and proof.rule in FAST
     } == {
         "text-only-differs": "no row has an image",
         "trained-set-differs": (
@@ -127,16 +126,16 @@ def test_of_one_row_two_are_made(tmp_path: Path) -> None:
     rows = messages(write_rows(tmp_path / "rows.jsonl", [chat("What is it?", "It is one.")]))
     proved = prove(load_run("rows", [rows]).run, fast=True)
     assert proved.rows == ("rows.jsonl:1", "rows.jsonl:1 with itself")
-    assert {rule for rule, state in proved.checks().items() if state != "passed"} <= {*RANKED}
+    assert {rule for rule, state in proved.checks().items() if state != "passed"} <= {*ON_RANKS}
     (written,) = (proof for proof in proved.proofs if proof.rule == "embeddings-written-in-place")
     assert "with images" not in written.what, "what was not looked at is not named"
 
 
 def test_what_needs_two_rows_is_not_run_on_one(tmp_path: Path) -> None:
-    stand = context(tmp_path)
-    alone = replace(stand, rows=stand.rows[:1], samples=stand.samples[:1])
+    small = context(tmp_path)
+    alone = replace(small, rows=small.rows[:1], samples=small.samples[:1])
     asked = ["gradient-depends-on-packing", "padding-changes-row", "documents-see-each-other"]
-    assert [(proof.state, proof.reason) for proof in prove_on(alone, Ranks(), asked)] == [
+    assert [(proof.state, proof.reason) for proof in run_proofs(alone, asked)] == [
         ("not-run", ONE_ROW)
     ] * 3
 
@@ -157,8 +156,8 @@ def test_a_step_of_text_alone_is_proved_as_the_recipe_takes_it(dummy: str, state
 def with_dropout(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
     """A folder's model that draws at random while it trains."""
     folder = tmp_path_factory.mktemp("dropout")
-    stand = context(folder)
-    export(stand.bare, stand.bare.state_dict(), stand.processor, "qwen2_5_vl", folder / "model")
+    small = context(folder)
+    export(small.bare, small.bare.state_dict(), small.processor, "qwen2_5_vl", folder / "model")
     config = json.loads((folder / "model/config.json").read_text())
     config["text_config"]["attention_dropout"] = 0.1
     (folder / "model/config.json").write_text(json.dumps(config))
@@ -170,7 +169,7 @@ def test_dropout_of_the_model_is_off_and_that_is_said(
     with_dropout: tuple[str, ...], full_size: bool
 ) -> None:
     proved = prove(load_run("digits", with_dropout).run, fast=True, full_size=full_size)
-    assert {rule for rule, state in proved.checks().items() if state != "passed"} <= {*RANKED}
+    assert {rule for rule, state in proved.checks().items() if state != "passed"} <= {*ON_RANKS}
     assert (
         "attention_dropout 0.1 of the model → 0, as lora.dropout is: each draw is another number"
         in proved.changes
@@ -200,8 +199,8 @@ def test_a_model_that_draws_at_random_all_the_same_is_not_proved(
 def test_nothing_passes_where_rounding_is_all_there_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vtool.verify.prove.HOLLOW", 1e-12)
-    one, other = prove_on(context(tmp_path), Ranks(), ["padding-changes-row", "rows-lost"])
+    monkeypatch.setattr("vtool.verify.reference.LARGEST_ROUNDING", 1e-12)
+    one, other = run_proofs(context(tmp_path), ["padding-changes-row", "rows-lost"])
     assert one.state == "not-run"
     assert "rounding alone" in one.reason
     assert other.state == "passed"
@@ -222,31 +221,29 @@ def test_a_run_that_goes_on_from_another_step_takes_other_rows_and_is_told(
     def forgetful(engine: Any, checkpoint: Path) -> Progress:
         return replace(restore_checkpoint(engine, checkpoint), step=0)
 
-    monkeypatch.setattr(training, "take_up", forgetful)
-    proof = training.resume(context(tmp_path), Ranks())
+    monkeypatch.setattr("vtool.training.session.restore_checkpoint", forgetful)
+    proof = resume_differs.compute(context(tmp_path))
     assert proof.state == "failed"
     assert proof.finding is not None
     assert "goes on from step 0" in proof.finding.message
 
 
 class TestTolerance:
-    """What is allowed must be above what rounding does, measured against float64, and far below
-    what a wrong number does.
-    """
+    """A tolerance is above the error of rounding, measured with float64, and far below a wrong number."""
 
     def test_the_gradient_of_float64_is_within_it_and_a_wrong_one_is_not(
         self, tmp_path: Path
     ) -> None:
-        stand = context(tmp_path)
-        model = stand.model()
-        single, _ = reference.gradient_and_logits(stand, model)
+        small = context(tmp_path)
+        model = small.model()
+        single, _ = reference.gradient_and_logits(small, model)
         allowed = tolerances(
             model,
-            sum(stand.lengths),
-            lambda one: reference.gradient_and_logits(stand, one)[0],
+            sum(small.lengths),
+            lambda one: reference.gradient_and_logits(small, one)[0],
             single,
         )
-        double, _ = reference.gradient_and_logits(stand, copy.deepcopy(model).double())
+        double, _ = reference.gradient_and_logits(small, copy.deepcopy(model).double())
         for name, gradient in double.items():
             assert float((gradient - single[name].double()).norm()) <= allowed[name], name
         large = [name for name, gradient in double.items() if float(gradient.norm()) > 1e-3]
@@ -256,13 +253,13 @@ class TestTolerance:
         )
 
     def test_a_loss_of_other_tokens_is_far_above_it(self, tmp_path: Path) -> None:
-        stand = context(tmp_path)
-        model = stand.model()
-        logits = reference.all_logits(stand, model)
+        small = context(tmp_path)
+        model = small.model()
+        logits = reference.row_logits(small, model)
         allowed = tolerances(
-            model, sum(stand.lengths), lambda one: reference.all_logits(stand, one), logits
+            model, sum(small.lengths), lambda one: reference.row_logits(small, one), logits
         )
-        assert max(allowed.values()) / stand.supervised < 1e-3 * reference.loss(stand, logits)
+        assert max(allowed.values()) / small.supervised < 1e-3 * reference.mean_loss(small, logits)
 
 
 class TestReference:
@@ -273,29 +270,29 @@ class TestReference:
         rows = messages(
             write_rows(tmp_path / "rows.jsonl", mixed_rows(tmp_path, 6, text_only=(1,)))
         )
-        stand = build_proof_context(
+        small = build_proof_context(
             load_run("rows", [rows, f"model.family={family}"]).run, tmp_path
         )
-        model: Any = stand.model()
-        assert any(sample.images > 1 for sample in stand.samples)
-        for sample in stand.samples:
+        model: Any = small.model()
+        assert any(sample.images > 1 for sample in small.samples)
+        for sample in small.samples:
             if sample.images:
-                given = reference.inputs(stand, sample)
+                given = reference.model_inputs(small, sample)
                 found, _ = model.model.get_rope_index(
                     given["input_ids"],
                     mm_token_type_ids=given["mm_token_type_ids"],
                     image_grid_thw=given["image_grid_thw"],
                 )
-                assert torch.equal(found[-3:, 0], reference.positions(stand, sample))
+                assert torch.equal(found[-3:, 0], reference.mrope_positions(small, sample))
 
     @pytest.mark.parametrize("family", sorted(FAMILIES))
     def test_without_token_types_transformers_does_what_the_rule_says(
         self, tmp_path: Path, family: str
     ) -> None:
-        stand = context(tmp_path, f"model.family={family}")
-        model: Any = stand.model()
-        sample = stand.samples[stand.with_images()[0]]
-        given = reference.inputs(stand, sample)
+        small = context(tmp_path, f"model.family={family}")
+        model: Any = small.model()
+        sample = small.samples[small.rows_with_images()[0]]
+        given = reference.model_inputs(small, sample)
         wanted = torch.arange(len(sample.input_ids)).expand(3, 1, -1)
         assert not torch.equal(given.pop("position_ids"), wanted)
         del given["mm_token_type_ids"]
@@ -309,31 +306,31 @@ class TestReference:
                 model(**given, use_cache=False)
 
     def test_the_loss_is_that_of_transformers_own(self, tmp_path: Path) -> None:
-        stand = context(tmp_path)
-        model: Any = stand.model()
+        small = context(tmp_path)
+        model: Any = small.model()
         total = 0.0
-        for sample in stand.samples:
-            given = dict(reference.inputs(stand, sample).items())
+        for sample in small.samples:
+            given = dict(reference.model_inputs(small, sample).items())
             with torch.no_grad():
                 total += (
                     float(model(**given, labels=sample.labels[None], use_cache=False).loss)
                     * sample.supervised
                 )
-        assert reference.loss(stand, reference.all_logits(stand, model)) == pytest.approx(
-            total / stand.supervised, rel=1e-5
+        assert reference.mean_loss(small, reference.row_logits(small, model)) == pytest.approx(
+            total / small.supervised, rel=1e-5
         )
 
 
 def test_a_proof_that_cannot_be_computed_has_failed_and_says_where(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stand = context(tmp_path)
+    small = context(tmp_path)
 
     def broken(*_: Any) -> Any:
         raise RuntimeError("a model that does not run")
 
     monkeypatch.setattr(reference, "logits", broken)
-    found = prove_on(stand, Ranks(), ["rows-lost", "gradient-depends-on-split"])
+    found = run_proofs(small, ["rows-lost", "gradient-depends-on-split"])
     assert [proof.state for proof in found] == ["passed", "failed"]
     finding = found[1].finding
     assert finding is not None
@@ -345,8 +342,8 @@ def test_a_proof_that_cannot_be_computed_has_failed_and_says_where(
 def test_an_in_place_write_is_named_with_its_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stand = context(tmp_path)
-    model: Any = stand.bare
+    small = context(tmp_path)
+    model: Any = small.bare
     language = type(model.model.language_model)
     forward = language.forward
 
@@ -355,7 +352,7 @@ def test_an_in_place_write_is_named_with_its_line(
         return forward(self, *args, inputs_embeds=inputs_embeds, **more)
 
     monkeypatch.setattr(language, "forward", adds)
-    (proof,) = prove_on(stand, Ranks(), ["embeddings-written-in-place"])
+    (proof,) = run_proofs(small, ["embeddings-written-in-place"])
     assert proof.state == "failed"
     assert proof.finding is not None
     assert proof.finding.origin is not None
@@ -370,7 +367,7 @@ def test_a_process_that_ends_without_a_word_is_told_with_its_last_one(
     task = type("Task", (), {"__module__": "here_alone"})
     here_alone.Task = task  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "here_alone", here_alone)
-    (ended,) = run_processes("vtool.verify.prove_rank", task(), 1, bool)
+    (ended,) = run_processes("vtool.verify.prove", task(), 1, bool)
     assert ended == Ended(
         "ended with exit status 1: ModuleNotFoundError: No module named 'here_alone'"
     )
@@ -379,9 +376,9 @@ def test_a_process_that_ends_without_a_word_is_told_with_its_last_one(
 @pytest.mark.full
 def test_proofs_on_two_processes_pass_on_the_recipes_engine() -> None:
     run = load_run("digits_lora", ["engine=fsdp2"]).run
-    proved = prove(run, only=RANKED)
+    proved = prove(run, only=ON_RANKS)
     assert {proof.rule: (proof.state, proof.finding) for proof in proved.proofs} == dict.fromkeys(
-        [rule for rule in (*ALONE, *RANKED) if rule in RANKED], ("passed", None)
+        ON_RANKS, ("passed", None)
     )
     assert "fsdp2 with 2 processes" in proved.details()["resume-differs"]["what"]
 
@@ -406,12 +403,12 @@ def test_all_proofs_pass_on_megatron(family: str, parallel: str, lora: bool) -> 
         load_run(
             recipe, [f"model.family={family}", "engine=megatron", f"engine.parallel={parallel}"]
         ).run,
-        only=RANKED,
+        only=ON_RANKS,
     )
     assert [proof.finding for proof in proved.proofs if proof.finding] == []
     assert set(proved.checks().values()) == {"passed"}
 
 
 def test_a_run_keeps_what_was_proved_and_what_was_not_asked() -> None:
-    assert as_record(None)["preflight"] is False
-    assert set(as_record(None)["checks"].values()) == {"not-run"}
+    assert record_without_proofs()["preflight"] is False
+    assert set(record_without_proofs()["checks"].values()) == {"not-run"}

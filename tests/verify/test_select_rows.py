@@ -1,7 +1,4 @@
-"""Rows that proofs compute with:
-
-whatever rows a recipe has, healthy ones pass, and few tokens are computed with.
-"""
+"""The rows that proofs compute with: healthy ones pass, whatever a recipe has, and are short."""
 
 import unicodedata
 from pathlib import Path
@@ -15,11 +12,11 @@ from tests.runs import messages
 from tests.tokenizers import qwen_like
 from vtool.config.load import load_run
 from vtool.diagnostics import Findings
-from vtool.verify.proofs.context import ProofContext, build_proof_context
-from vtool.verify.proofs.data import label_masks
-from vtool.verify.proofs.select_rows import FURTHEST, TOKENS
+from vtool.verify.context import ProofContext, build_proof_context
+from vtool.verify.proofs import label_masks_disagree
+from vtool.verify.proofs.report import NotProvable
 from vtool.verify.prove import prove
-from vtool.verify.proved import NotProvable
+from vtool.verify.select_rows import FURTHEST, TOKENS
 
 DECOMPOSED = unicodedata.normalize("NFD", "Crème brûlée")
 EMOJI = [
@@ -40,10 +37,10 @@ def qwens(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return [f"model.path={qwen_like(tmp_path_factory.mktemp('qwens'))}", "model.size=null"]
 
 
-def laid(folder: Path, rows: list[Any], *overrides: str) -> ProofContext:
+def context_of(folder: Path, rows: list[Any], *overrides: str) -> ProofContext:
     return build_proof_context(
         load_run("rows", [messages(write_rows(folder / "rows.jsonl", rows)), *overrides]).run,
-        folder / "ground",
+        folder / "proofs",
     )
 
 
@@ -52,15 +49,15 @@ def said(context: ProofContext, name: str) -> list[str]:
 
 
 class TestLabels:
-    """What a tokenizer does to a text is no difference in what is said."""
+    """A tokenizer may split a text in any way without a finding."""
 
     @pytest.mark.parametrize("longest", range(18, 26))
     def test_a_row_that_is_cut_inside_a_character_is_healthy(
         self, tmp_path: Path, qwens: list[str], longest: int
     ) -> None:
-        context = laid(tmp_path, EMOJI, *qwens, f"data.max_length={longest}", *TRUNCATED)
+        context = context_of(tmp_path, EMOJI, *qwens, f"data.max_length={longest}", *TRUNCATED)
         assert any(sample.truncated for sample in context.samples)
-        assert label_masks(context.as_encoded()).finding is None
+        assert label_masks_disagree.compute(context).finding is None
 
     @pytest.mark.parametrize("longest", [None, 18, 19, 20, 21, 22])
     @pytest.mark.parametrize("own", [False, True])
@@ -73,8 +70,8 @@ class TestLabels:
             chat("Say", f"\n\n{DECOMPOSED}s"),
         ]
         limit = (f"data.max_length={longest}", *TRUNCATED) if longest else ()
-        context = laid(tmp_path, rows, *([] if own else qwens), *limit)
-        assert label_masks(context.as_encoded()).finding is None
+        context = context_of(tmp_path, rows, *([] if own else qwens), *limit)
+        assert label_masks_disagree.compute(context).finding is None
 
 
 class TestLengths:
@@ -94,10 +91,12 @@ class TestLengths:
             "images": [picture(tmp_path / "a.png", 28, 28).name]
         }
         bounds = "data.image={min_pixels: 784, max_pixels: 784}"
-        whole = laid(tmp_path, [small], bounds).samples[0]
+        whole = context_of(tmp_path, [small], bounds).samples[0]
         # In the recipe the image is one token, and here it is four; five more are cut off.
         longest = len(whole.input_ids) - 3 - 5
-        cut = laid(tmp_path, [small], bounds, f"data.max_length={longest}", *TRUNCATED).samples[0]
+        cut = context_of(
+            tmp_path, [small], bounds, f"data.max_length={longest}", *TRUNCATED
+        ).samples[0]
         assert cut.truncated
         assert torch.equal(cut.input_ids, whole.input_ids[:-5])
         assert whole.supervised > cut.supervised > 0
@@ -108,7 +107,7 @@ class TestLengths:
             chat("<image>" + "word " * 40, "no") | {"images": [picture(tmp_path / "a.png").name]},
         ]
         with pytest.raises(Findings) as raised:
-            laid(tmp_path, rows, "data.max_length=20")
+            context_of(tmp_path, rows, "data.max_length=20")
         assert "data.max_length is 20" in raised.value.diagnostics[0].message
 
 
@@ -128,7 +127,7 @@ class TestLongRows:
             chat("word " * 3000, "漢字かな" * 1500),
             chat("short", "row"),
         ]
-        context = laid(tmp_path, rows)
+        context = context_of(tmp_path, rows)
         assert context.lengths[0] <= TOKENS
         assert sum(context.lengths) <= 5 * TOKENS
         assert [
@@ -139,7 +138,7 @@ class TestLongRows:
         first = context.rows[0]
         assert [message["role"] for message in first.messages] == ["system", "user", "assistant"]
         assert [str(image).rpartition("/")[2] for image in first.images] == ["39.png"]
-        assert label_masks(context.as_encoded()).state == "passed"
+        assert label_masks_disagree.compute(context).state == "passed"
 
     def test_so_are_many_images_in_one_turn_and_many_frames(self, tmp_path: Path) -> None:
         names = [
@@ -151,7 +150,9 @@ class TestLongRows:
             chat("<video>What?", "it moves on")
             | {"videos": [str(film(tmp_path / "film.mp4", 90, 280, 280))]},
         ]
-        context = laid(tmp_path, rows, "data.image.min_pixels=50176", "data.video.min_pixels=50176")
+        context = context_of(
+            tmp_path, rows, "data.image.min_pixels=50176", "data.video.min_pixels=50176"
+        )
         assert max(context.lengths) <= 2 * TOKENS
         assert any(row.videos for row in context.rows)
         assert any(0 < len(row.images) < 12 for row in context.rows)
@@ -163,16 +164,16 @@ class TestLongRows:
             {"role": "tool", "content": "word " * 40} for _ in range(60)
         ]
         with pytest.raises(NotProvable, match="however it is shortened"):
-            laid(tmp_path, [{"messages": [*turns, {"role": "assistant", "content": "yes"}]}])
+            context_of(tmp_path, [{"messages": [*turns, {"role": "assistant", "content": "yes"}]}])
 
 
 class TestUnusableRows:
-    """Of rows that may be dropped, those behind them are looked at."""
+    """Rows that may be dropped are skipped, and the rows after them are used."""
 
     BROKEN = '{"messages": []}'
 
     def test_the_rows_behind_them_are_taken(self, tmp_path: Path) -> None:
-        context = laid(
+        context = context_of(
             tmp_path,
             [self.BROKEN] * 70 + mixed_rows(tmp_path, 8, text_only=(2,)),
             "data.max_dropped_rows=70",
@@ -184,7 +185,7 @@ class TestUnusableRows:
         self, tmp_path: Path
     ) -> None:
         with pytest.raises(NotProvable, match=r"data\.max_dropped_rows=800 lets them go"):
-            laid(
+            context_of(
                 tmp_path,
                 [self.BROKEN] * (FURTHEST + 1) + [chat("2 + 2?", "4")],
                 "data.max_dropped_rows=800",
@@ -193,17 +194,17 @@ class TestUnusableRows:
     def test_more_than_may_be_dropped_are_a_finding(self, tmp_path: Path) -> None:
         for rows, allowed in ((100, 10), (5, 10)):
             with pytest.raises(Findings) as raised:
-                laid(tmp_path, [self.BROKEN] * rows, f"data.max_dropped_rows={allowed}")
+                context_of(tmp_path, [self.BROKEN] * rows, f"data.max_dropped_rows={allowed}")
             assert [finding.rule for finding in raised.value.diagnostics] == ["no-rows"]
 
 
 @pytest.mark.parametrize(
-    "way", ["optim.groups.vision={lr: 1e-9}", "optim.eps=1.0", "optim.clip_norm=1e-9"]
+    "setting", ["optim.groups.vision={lr: 1e-9}", "optim.eps=1.0", "optim.clip_norm=1e-9"]
 )
-def test_however_small_a_step_is_what_is_trained_is_seen(way: str) -> None:
-    proved = prove(load_run("digits", [way]).run, fast=True, only=["trained-set-differs"])
+def test_however_small_a_step_is_what_is_trained_is_seen(setting: str) -> None:
+    proved = prove(load_run("digits", [setting]).run, fast=True, only=["trained-set-differs"])
     assert proved.checks() == {"trained-set-differs": "passed"}
-    assert any(change.startswith(way.partition("=")[0]) for change in proved.changes)
+    assert any(change.startswith(setting.partition("=")[0]) for change in proved.changes)
 
 
 def test_healthy_rows_of_many_scripts_pass_whatever_a_recipe_does(

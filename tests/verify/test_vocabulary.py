@@ -1,7 +1,4 @@
-"""Proofs of a recipe whose vocabulary is large:
-
-the tiny model has the tokens of the rows, and nothing else of it.
-"""
+"""Proofs of a recipe with a large vocabulary: the tiny model has only the tokens of the rows."""
 
 from pathlib import Path
 
@@ -12,7 +9,7 @@ from vtool.config.load import load_run
 from vtool.data.chat import IGNORED
 from vtool.models.build import model_config
 from vtool.models.processor import new_processor
-from vtool.verify.proofs.context import ProofContext, build_proof_context
+from vtool.verify.context import ProofContext, build_proof_context
 from vtool.verify.prove import prove
 
 WORDS = 4000
@@ -36,7 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def context(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> ProofContext:
     return build_proof_context(
         load_run("digits", [f"model.path={folder}", "model.size=null"]).run,
-        tmp_path_factory.mktemp("ground"),
+        tmp_path_factory.mktemp("proofs"),
     )
 
 

@@ -1,7 +1,4 @@
-"""`make zoo`:
-
-every defect, and whether the check that is to catch it does. With `--page`, docs/zoo.md.
-"""
+"""Run every defect, and print whether its check catches it. With `--page`, print docs/zoo.md."""
 
 import os
 import sys

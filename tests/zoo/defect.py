@@ -1,7 +1,4 @@
-"""A defect:
-
-one real function replaced by one that makes upstream's mistake, and the check that must say so.
-"""
+"""A defect: one real function replaced by one with upstream's mistake, and the check for it."""
 
 import inspect
 from collections.abc import Callable, Iterator
@@ -21,7 +18,7 @@ class Look(Protocol):
     """
 
     def __call__(self, folder: Path) -> tuple[Diagnostic, ...]:
-        """All that it has to say, in an empty folder.
+        """Return its findings, in an empty folder.
 
         Raises `AssertionError` where a check that is asked could not be made.
         """
@@ -35,16 +32,16 @@ class Defect:
     upstream: str
     """The case that it is modelled on: repository#number."""
     summary: str
-    """What is wrong, in a sentence."""
+    """The mistake, in a sentence."""
     caught_by: str
     """The rule that must name it, and no other one may."""
     look: Look
     at: str
-    """What is replaced, as `module:attribute`, where the code under test looks it up."""
+    """The function that is replaced, as `module:attribute`, where the code under test looks it up."""
     wrong: Callable[[Any], Any]
     """Given the real thing, what makes the mistake."""
     told: str = ""
-    """What the finding must speak of."""
+    """Words that the finding must contain."""
 
     @contextmanager
     def inject(self) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""What the zoo asks: vtool's own checks, on runs as small as they can be."""
+"""The checks that the zoo runs: vtool's own, on runs as small as they can be."""
 
 import io
 import os
@@ -10,14 +10,18 @@ from contextlib import redirect_stdout
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tests.loading import models
 from tests.rows import chat, mixed_rows, picture, write_rows
 from tests.runs import messages, request, session
+from vtool.config.schema import Run
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.engines.ranks import Ranks
 from vtool.training.session import Request
+
+if TYPE_CHECKING:
+    from vtool.verify.proofs.proof import ProofResult
 
 SMALL = (
     "data.global_batch_size=4",
@@ -148,26 +152,29 @@ class Ranked:
         return forked(folder, 2, lambda ranks: findings_of(lambda: train(asked, ranks).findings))
 
 
+def prove(folder: Path, run: Run, rules: Sequence[str], ranks: Ranks) -> "list[ProofResult]":
+    """Make proofs of a run in a folder of this rank's own."""
+    from vtool.verify.context import build_proof_context
+    from vtool.verify.prove import run_proofs
+
+    own = folder / f"proofs-{ranks.rank}"
+    own.mkdir()
+    return run_proofs(build_proof_context(run, own, ranks), rules)
+
+
 @dataclass(frozen=True, slots=True)
 class Proved:
-    """One proof of `vtool verify RECIPE`, on one process, or on forked ranks
-    (`vtool.verify.prove`).
-    """
+    """One proof of `vtool verify RECIPE`, on one process or on forked ranks."""
 
     rule: str
     overrides: tuple[str, ...] = ()
     world: int = 1
 
     def __call__(self, folder: Path) -> tuple[Diagnostic, ...]:
-        from vtool.verify.proofs.context import build_proof_context
-        from vtool.verify.prove import prove_on
-
         run = made(folder, *self.overrides).run
 
         def work(ranks: Ranks) -> tuple[Diagnostic, ...]:
-            own = folder / f"proofs-{ranks.rank}"
-            own.mkdir()
-            (proof,) = prove_on(build_proof_context(run, own), ranks, [self.rule])
+            (proof,) = prove(folder, run, [self.rule], ranks)
             assert ranks.rank or proof.state != "not-run", proof.reason
             return (proof.finding,) if proof.finding else ()
 
@@ -176,41 +183,30 @@ class Proved:
 
 @dataclass(frozen=True, slots=True)
 class EveryProof:
-    """All that one process proves of a run, and `rule`."""
+    """All proofs of a run that one process makes, and the one of `rule`."""
 
     rule: str
     overrides: tuple[str, ...] = ()
 
     def __call__(self, folder: Path) -> tuple[Diagnostic, ...]:
-        from vtool.verify.proofs.context import build_proof_context
-        from vtool.verify.prove import prove_on
-        from vtool.verify.proved import ALONE
+        from vtool.verify.proofs import FAST
 
-        (folder / "proofs").mkdir()
-        proofs = prove_on(
-            build_proof_context(made(folder, *self.overrides).run, folder / "proofs"),
-            Ranks(),
-            list(dict.fromkeys((*ALONE, self.rule))),
-        )
+        run = made(folder, *self.overrides).run
+        proofs = prove(folder, run, list(dict.fromkeys((*FAST, self.rule))), Ranks())
         return tuple(proof.finding for proof in proofs if proof.finding)
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """All that one process proves of a model family, and whether its settings arrive."""
+    """All proofs of a model family that one process makes, and the arrival of its settings."""
 
     family: str
 
     def __call__(self, folder: Path) -> tuple[Diagnostic, ...]:
-        from vtool.verify.proofs.context import build_proof_context
-        from vtool.verify.prove import prove_on
-        from vtool.verify.proved import ALONE
+        from vtool.verify.proofs import FAST
 
         named = f"model={self.family}_tiny"
-        (folder / "proofs").mkdir()
-        proofs = prove_on(
-            build_proof_context(made(folder, named).run, folder / "proofs"), Ranks(), ALONE
-        )
+        proofs = prove(folder, made(folder, named).run, FAST, Ranks())
         return (*Arrival((named,))(folder), *(proof.finding for proof in proofs if proof.finding))
 
 

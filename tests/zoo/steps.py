@@ -1,7 +1,4 @@
-"""A training step and what comes of it:
-
-loss, gradients, what is trained, what is resumed, what is exported.
-"""
+"""Defects of a training step: its loss, gradients, trained set, resume and export."""
 
 import json
 from dataclasses import replace

@@ -1,7 +1,4 @@
-"""Each defect is caught by the check that is for it, and by that alone;
-
-of healthy code the same checks say nothing.
-"""
+"""Each defect is caught by its check, and by no other; healthy code passes the same checks."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +8,7 @@ import torch
 
 from tests.zoo.defect import Defect, Look
 from tests.zoo.looks import EveryProof, Proved
-from tests.zoo.zoo import DEFECTS, LOOKS, ask, ask_with, figures, is_caught, page, said
+from tests.zoo.zoo import DEFECTS, LOOKS, PROVED, ask, ask_with, figures, is_caught, page, said
 from vtool.diagnostics import RULES
 
 ROOT = Path(__file__).parents[2]
@@ -38,22 +35,12 @@ def test_a_defect_is_caught_by_the_check_that_names_it(defect: Defect) -> None:
     assert is_caught(defect, found), f"{defect.summary} Said: {said(found)}"
 
 
-PROVED = [
-    (defect, defect.look)
-    for defect in DEFECTS
-    if isinstance(defect.look, Proved) and defect.look.world == 1
-]
-
-
 @pytest.mark.soak
 @pytest.mark.parametrize(("defect", "look"), PROVED, ids=[defect.name for defect, _ in PROVED])
 def test_among_all_proofs_the_one_that_is_for_a_defect_names_it(
     defect: Defect, look: Proved
 ) -> None:
-    """Others may speak as well:
-
-    a mask that lets the future be seen changes the loss and the gradient too.
-    """
+    """Others may fail too: a mask that lets the future be seen changes the loss and the gradient."""
     found = ask_with(replace(defect, look=EveryProof(look.rule, look.overrides)))
     assert any(is_caught(defect, [finding]) for finding in found), said(found)
 

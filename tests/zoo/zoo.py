@@ -1,4 +1,4 @@
-"""All defects, what is asked of healthy code, and whether a check has done what it is for."""
+"""The list of all defects, the checks of healthy code, and the page docs/zoo.md."""
 
 import tempfile
 from collections.abc import Sequence
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.zoo import config, data, loading, model, runs, steps
 from tests.zoo.defect import Defect, Look
-from tests.zoo.looks import Family
+from tests.zoo.looks import Family, Proved
 from vtool.diagnostics import RULES, Diagnostic
 from vtool.families import FAMILIES
 
@@ -19,8 +19,13 @@ AREAS: dict[str, tuple[Defect, ...]] = {
     "Loading": loading.DEFECTS,
 }
 DEFECTS = tuple(defect for area in AREAS.values() for defect in area)
-# Defects of one kind are looked for in the same way: what healthy code answers is asked once. And
-# all families are healthy.
+PROVED: tuple[tuple[Defect, Proved], ...] = tuple(
+    (defect, defect.look)
+    for defect in DEFECTS
+    if isinstance(defect.look, Proved) and defect.look.world == 1
+)
+"""Defects that a proof of one process is for, with that proof."""
+# Defects of one kind share a check, which is run once on healthy code, as is each family.
 LOOKS: tuple[Look, ...] = (
     *dict.fromkeys(defect.look for defect in DEFECTS),
     *map(Family, FAMILIES),
@@ -28,13 +33,13 @@ LOOKS: tuple[Look, ...] = (
 
 
 def ask(look: Look) -> tuple[Diagnostic, ...]:
-    """What a check says in a folder of its own."""
+    """Run a check in a folder of its own, and return its findings."""
     with tempfile.TemporaryDirectory(prefix="vtool-zoo-") as folder:
         return look(Path(folder))
 
 
 def ask_with(defect: Defect) -> tuple[Diagnostic, ...]:
-    """What it says of the defect."""
+    """Run a defect's check on the code with the defect, and return its findings."""
     with defect.inject():
         return ask(defect.look)
 
@@ -66,7 +71,7 @@ def figures(caught: int, alarms: int) -> tuple[str, str]:
 
 def page() -> str:
     """docs/zoo.md."""
-    parts = [_HEAD.format(count=len(DEFECTS), looks=len(LOOKS))]
+    parts = [_HEAD.format(count=len(DEFECTS), looks=len(LOOKS), proved=len(PROVED))]
     for area, defects in AREAS.items():
         parts.append(
             f"## {area}\n\n| defect | upstream | what is wrong | caught by | injected into"
@@ -83,15 +88,20 @@ def page() -> str:
 
 _HEAD = """# The zoo
 
-{count} ways in which fine-tuning has gone wrong elsewhere without an error, each put into vtool's own code: one real function is replaced
-by one that makes the mistake, and the check that is to catch it must name it. In a run, in an audit of rows or of a folder, and where
-settings are read back, no other rule may speak; of the proofs of `vtool verify`, and of load-check's rules for a class, the one that is
-for it is asked: one mistake may change several numbers. Asked all proofs that one process makes (`make soak`), each of 33 such defects
-is named by its own, about half of them by that one alone. {looks} times the same checks are asked of the code as it is, and must say
-nothing; among these are, of each family, all proofs that one process makes, and the read-back. `make zoo` runs all of it and counts, and
-so does `make test` (`tests/zoo/`).
+{count} ways in which fine-tuning has gone wrong elsewhere without an error. Each case puts the
+mistake into vtool's own code: one real function is replaced by one that makes the mistake, and the
+check that is for it must name it. In a run, in an audit of rows or of a folder, and where settings
+are read back, no other rule may report anything. Of the proofs of `vtool verify`, and of
+load-check's rules for a class, only the one that is for the mistake is run, because one mistake may
+change several numbers. `make soak` runs all proofs of one process on the {proved} defects that such
+a proof is for: each is named by its own proof, about half of them by that one alone.
 
-A case is what the mistake is modelled on: the same slip in the place where it would be made here, not a copy of anybody's code.
+The same checks run {looks} times on the code as it is, and must report nothing. Among these are, for
+each model family, all proofs that one process makes, and the read-back of settings. `make zoo` runs
+all of it and counts, and so does `make test-all` (`tests/zoo/`).
 
-This page is `python -m tests.zoo --page`.
+A case repeats the mistake in the place where it would be made here. It is no copy of anybody's
+code.
+
+This page is made by `python -m tests.zoo --page`.
 """

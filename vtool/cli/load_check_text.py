@@ -5,7 +5,7 @@ progress, the table of many subjects, what was not run.
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ from vtool.diagnostics.result import Result
 if TYPE_CHECKING:
     from vtool.config.schema import LoadCheck
     from vtool.loading.check import Progress
+    from vtool.loading.probe.facts import Ready
 
 SHOWN = 4
 
@@ -30,13 +31,12 @@ class Live:
         self.wide = stream.isatty()
         self.counts: dict[str, int] = {}
 
-    def ready(self, event: Mapping[str, Any]) -> None:
-        """The framework is imported."""
+    def ready(self, event: "Ready") -> None:
+        """Print that the framework is imported."""
         if self.enabled:
-            named = f"{event['name']} {event['version']}"
             self.stream.write(
-                f"{named}, torch {event['torch']}, imported in {event['seconds']:.1f} s:"
-                f" {len(event['subjects'])} classes\n"
+                f"{event.name} {event.version}, torch {event.torch}, imported in"
+                f" {event.seconds:.1f} s: {len(event.subjects)} classes\n"
             )
 
     def show(self, progress: "Progress") -> None:
@@ -45,7 +45,7 @@ class Live:
             return
         verdict = progress.result.verdict
         self.counts[verdict] = self.counts.get(verdict, 0) + 1
-        seconds = progress.facts.get("seconds")
+        seconds = progress.seconds
         line = f"{progress.done}/{progress.of} {progress.result.subject}: {verdict}" + (
             f", {seconds:.1f} s" if seconds is not None else ""
         )

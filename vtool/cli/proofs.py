@@ -8,7 +8,7 @@ import typer
 if TYPE_CHECKING:
     from vtool.config.schema import Run
     from vtool.diagnostics.result import Result
-    from vtool.verify.proved import Proved
+    from vtool.verify.proofs.report import ProofReport
 
 
 def parse_proof_names(only: Sequence[str]) -> tuple[str, ...]:
@@ -19,18 +19,17 @@ def parse_proof_names(only: Sequence[str]) -> tuple[str, ...]:
     """
     from vtool.diagnostics import RULES, Diagnostic, Findings
     from vtool.diagnostics.near_miss import did_you_mean, near
-    from vtool.verify.proved import ALONE, RANKED
+    from vtool.verify.proofs import NAMES
 
-    known = list(dict.fromkeys((*ALONE, *RANKED)))
-    codes = {RULES[rule].code.lower(): rule for rule in known}
+    codes = {RULES[rule].code.lower(): rule for rule in NAMES}
     found = tuple(codes.get(name.lower(), name) for name in only)
-    if unknown := [name for name in found if name not in known]:
+    if unknown := [name for name in found if name not in NAMES]:
         raise Findings(
             [
                 Diagnostic(
                     "unknown-choice",
                     f"--only {name}: there is no such proof",
-                    did_you_mean(near(name, known)) or f"one of {', '.join(known)}",
+                    did_you_mean(near(name, NAMES)) or f"one of {', '.join(NAMES)}",
                 )
                 for name in unknown
             ],
@@ -39,7 +38,7 @@ def parse_proof_names(only: Sequence[str]) -> tuple[str, ...]:
     return found
 
 
-def proofs_result(subject: str, proved: "Proved") -> "Result":
+def proofs_result(subject: str, proved: "ProofReport") -> "Result":
     """Return the verdict of the proofs, for every output format."""
     from vtool.diagnostics.result import Result
 
@@ -52,14 +51,14 @@ def proofs_result(subject: str, proved: "Proved") -> "Result":
 def not_run(subject: str, only: Sequence[str], why: str) -> "Result":
     """Return the verdict where no proof could be made, and nothing is wrong with the recipe."""
     from vtool.diagnostics.result import Result
-    from vtool.verify.proved import ALONE, RANKED
+    from vtool.verify.proofs import NAMES
 
-    rules = list(only or dict.fromkeys((*ALONE, *RANKED)))
+    rules = only or NAMES
     checks, details = dict.fromkeys(rules, "not-run"), {rule: {"reason": why} for rule in rules}
     return Result(subject, "not-run", checks, details=details)
 
 
-def print_proofs(proved: "Proved") -> None:
+def print_proofs(proved: "ProofReport") -> None:
     """Print a table of what was measured, and what rounding allows."""
     rows = ", ".join(proved.rows)
     typer.echo(f"proofs: {proved.model}, on {len(proved.rows)} rows of data.train: {rows}")
@@ -79,15 +78,15 @@ def _figure(value: float | None, zero: str) -> str:
     return "" if value is None else f"{value:.1e}" if value else zero
 
 
-def preflight(run: "Run") -> "Proved | str":
+def preflight(run: "Run") -> "ProofReport | str":
     """Make the fast proofs of a run that is about to start.
 
     Returns:
         The proofs; or why they cannot be made, which ends no run: its start says what stops it.
     """
     from vtool.diagnostics import Findings
+    from vtool.verify.proofs.report import NotProvable
     from vtool.verify.prove import prove
-    from vtool.verify.proved import NotProvable
 
     try:
         return prove(run, fast=True)
@@ -101,7 +100,7 @@ def preflight(run: "Run") -> "Proved | str":
         return f"{type(error).__name__}: {error}"
 
 
-def summary(proved: "Proved") -> str:
+def summary(proved: "ProofReport") -> str:
     """Return one line for the start of a run."""
     states = [proof.state for proof in proved.proofs]
     missed = [proof.rule for proof in proved.proofs if proof.state == "not-run"]

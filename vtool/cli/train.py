@@ -77,21 +77,22 @@ def _make_proofs(loaded: "Loaded", *, enabled: bool) -> "Mapping[str, Any] | Non
     from vtool.cli.common import print_findings
     from vtool.cli.proofs import preflight, proofs_result, summary
     from vtool.diagnostics import Findings
-    from vtool.verify.proved import as_record
+    from vtool.verify.proofs.report import record_without_proofs
 
     if os.environ.get("RANK", "0") not in ("0", "") or (loaded.run.folder / "result.json").exists():
         return None
-    proved = preflight(loaded.run) if enabled else None
+    if not enabled:
+        return record_without_proofs()
+    proved = preflight(loaded.run)
     if isinstance(proved, str):
         typer.echo(f"preflight: not run: {proved}")
-        return as_record(None, proved)
-    if proved is not None:
-        if findings := proofs_result("", proved).findings:
-            print_findings(Findings(findings))
-            typer.echo("nothing has been trained; --no-preflight trains all the same", err=True)
-            raise typer.Exit(1)
-        typer.echo(summary(proved))
-    return as_record(proved)
+        return record_without_proofs(proved)
+    if findings := proofs_result("", proved).findings:
+        print_findings(Findings(findings))
+        typer.echo("nothing has been trained; --no-preflight trains all the same", err=True)
+        raise typer.Exit(1)
+    typer.echo(summary(proved))
+    return proved.as_record()
 
 
 def _train(

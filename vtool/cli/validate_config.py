@@ -82,7 +82,7 @@ def validate_config(
     if trainer and live:
         raise typer.BadParameter(
             f"--live builds what vtool trains; of {trainer.value}'s own objects, ask"
-            " vtool.verify.live.compare there"
+            " vtool.verify.compare.compare_objects there"
         )
     if show and (multirun or len(recipes) > 1):
         raise typer.BadParameter("--show prints the settings of one recipe")
@@ -130,9 +130,9 @@ def _add_live_check(result: "Result", loaded: "Loaded | None") -> "tuple[Result,
     """Add the check of the live objects to a result; return what it built, in words."""
     from dataclasses import replace
 
-    from vtool.verify.live_check import check_live, not_run
+    from vtool.verify.live import check_live, live_not_run
 
-    built = check_live(loaded) if loaded else not_run()
+    built = check_live(loaded) if loaded else live_not_run()
     failed = any(finding.severity == "error" for finding in built.findings)
     with_live = replace(
         result,

@@ -152,8 +152,8 @@ def _proofs_result(
     from vtool.cli.proofs import not_run, print_proofs, proofs_result
     from vtool.diagnostics import Findings
     from vtool.diagnostics.result import Result
+    from vtool.verify.proofs.report import NotProvable
     from vtool.verify.prove import prove
-    from vtool.verify.proved import NotProvable
 
     try:
         proved = prove(run, only=only, fast=fast, full_size=full_size)

@@ -14,16 +14,17 @@ SOURCES = (
     "vtool.diagnostics.rules_loading",
     "vtool.diagnostics.rules_data",
     "vtool.diagnostics.rules_environment",
-    "vtool.diagnostics.rules_proofs",
     "vtool.diagnostics.rules_run",
+    "vtool.verify.proofs",
     "vtool.config.rules",
     "vtool.config.foreign.rules",
 )
 """Modules with a tuple `RULES`, imported one after the other until a name is found.
 
-A rule of settings stands beside its check, in `config/rules/`; whoever raises one has imported it.
-Every other rule is raised in several places, or where torch is imported, so its text is here, in
-`diagnostics`, where a report or `vtool explain` finds it without torch.
+A rule of settings stands beside its check, in `config/rules/`, and a rule of a proof in the file of
+the proof, in `verify/proofs/`; whoever raises one has imported it. Every other rule is raised in
+several places, or where torch is imported, so its text is here, in `diagnostics`, where a report or
+`vtool explain` finds it without torch.
 """
 
 

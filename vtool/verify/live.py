@@ -1,160 +1,203 @@
-"""`compare`: settings asked for against the live objects of any trainer.
+"""`vtool validate-config --live`: settings compared with a run's real objects, in processes.
 
-The same readers tell vtool's own runs, before their first step (`vtool.training.observe_run`), and
-`vtool validate-config --live`.
+The command starts them, and imports no torch itself. Each process builds the objects at a tiny size
+(`small_session`), and reads the settings back.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from torch import nn
-from torch.distributed.fsdp import FSDPModule
-from torch.nn.parallel import DistributedDataParallel
+from vtool.config.load import Loaded
+from vtool.config.origins import Origins
+from vtool.config.schema import Run
+from vtool.config.schema.base import ActsLater, NotReadable
+from vtool.config.settings import arrivals
+from vtool.diagnostics import Diagnostic, Findings
+from vtool.verify.processes import Ended, join_ranks, read_task, run_processes, write_result
+from vtool.verify.shrink_run import SmallRun, shrink_run
 
-from vtool.config.expected import adapted_layer, weight_decay
-from vtool.config.readback import Expectation, Expected, Observed, compare_readback
-from vtool.config.schema import Lora
-from vtool.config.settings import all_settings
-from vtool.diagnostics import Diagnostic
-from vtool.diagnostics.near_miss import did_you_mean, near
-from vtool.engines import ddp, fsdp2
-from vtool.models import read_back as models
-from vtool.training.optimizer import observe_group
+LIVE_CHECKS = ("objects-not-built", "setting-not-arrived", "device-not-used")
 
 
-def compare(asked: Mapping[str, Any], objects: Mapping[str, Any]) -> list[Diagnostic]:
-    """Hold settings against the objects that are to have them. Nothing is changed, built or
-    computed.
+@dataclass(frozen=True, slots=True)
+class LiveTask:
+    """The task of each process that builds the objects."""
 
-    Args:
-        asked: values by vtool's names of settings, such as `{"optim.betas": (0.9, 0.95),
-            "engine.wrap_config.use_distributed_optimizer": False}`. `docs/live.md` lists those that
-            can be told.
-        objects: by names of your own: models, bare or wrapped, as torch's DDP, FSDP2, megatron-core
-            and peft wrap them; optimizers, torch's or megatron-core's, also inside accelerate's;
-            lists of these.
+    run: Run
+    """The recipe's."""
+    small: SmallRun
+    origins: Origins
 
-    Returns:
-        `setting-not-arrived` for each value that is another in an object; `setting-not-shown` for
-        each setting that no object shows. Nothing, where all of it has arrived.
+
+@dataclass(frozen=True, slots=True)
+class WorkerResult:
+    """The findings of one process, and the settings that it could compare."""
+
+    findings: tuple[Diagnostic, ...] = ()
+    read: frozenset[str] = frozenset()
+    """Settings that were compared with an object."""
+    unseen: frozenset[str] = frozenset()
+    """Settings that no object shows."""
+
+
+@dataclass(frozen=True, slots=True)
+class LiveResult:
+    """The result of --live."""
+
+    checks: Mapping[str, str]
+    findings: tuple[Diagnostic, ...] = ()
+    details: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    lines: tuple[str, ...] = ()
+    """A summary for people: what was read back, made smaller, and not checked."""
+
+
+def live_not_run(reason: str = "") -> LiveResult:
+    """Return the result where nothing was built."""
+    details = {rule: {"reason": reason} for rule in LIVE_CHECKS} if reason else {}
+    return LiveResult(dict.fromkeys(LIVE_CHECKS, "not-run"), details=details)
+
+
+def check_live(loaded: Loaded) -> LiveResult:
+    """Build the objects of a valid recipe in processes, and compare its settings with them."""
+    if not isinstance(loaded.settings, Run):
+        return live_not_run("a recipe of kind load_check builds nothing")
+    small = shrink_run(loaded.run)
+    results = _observe_in_processes(LiveTask(loaded.run, small, loaded.origins))
+    findings = tuple(dict.fromkeys(finding for result in results for finding in result.findings))
+    failed = {finding.rule for finding in findings}
+    built = failed <= {"setting-not-arrived", "device-not-used"}
+    checks = dict.fromkeys(LIVE_CHECKS, "passed" if built else "not-run")
+    checks |= dict.fromkeys(failed, "failed")
+    if not built:
+        return LiveResult(checks, findings)
+    details: dict[str, dict[str, Any]] = {}
+    if "device.kind" in small.not_asked:
+        checks["device-not-used"] = "not-run"
+        details["device-not-used"] = {"reason": small.not_asked["device.kind"]}
+    settings = _sort_settings(results, small)
+    details["setting-not-arrived"] = {"processes": small.processes, **settings}
+    return LiveResult(checks, findings, details, tuple(_describe(small, settings)))
+
+
+def _sort_settings(results: list[WorkerResult], small: SmallRun) -> dict[str, Any]:
+    """Return the settings that were read back, that act later, and that could not be told."""
+    names = arrivals()
+    read = frozenset[str]().union(*(result.read for result in results))
+    unseen = set(names).intersection(*(result.unseen for result in results)) if results else set()
+    not_asked = dict(small.not_asked)
+    for name in names:
+        # A decay of a part is asked of what is trained in it, and a frozen part has nothing of it.
+        if name in unseen and not name.startswith("optim.groups."):
+            not_asked.setdefault(name, _why_unseen(name, small))
+    return {
+        "read": [name for name in names if name in read and name not in small.not_asked],
+        "acts_later": [name for name, arrival in names.items() if arrival == ActsLater()],
+        "not_readable": {
+            name: arrival.why for name, arrival in names.items() if isinstance(arrival, NotReadable)
+        },
+        "not_asked": not_asked,
+        "smaller": list(small.changes),
+    }
+
+
+def _why_unseen(name: str, small: SmallRun) -> str:
+    if name.startswith("engine.") and small.processes == 1:
+        return "one process has no such object"
+    if name == "data.micro_batch_size" and small.run.data.packing != "none":
+        return "a packed row has as many as data.micro_batch_tokens has room for"
+    if name.startswith("data."):
+        return "the file is large, or not here, and was left closed"
+    if name == "engine.cpu_offload":
+        return "on a CPU it is no choice"
+    return "it has no object in this run"
+
+
+def _describe(small: SmallRun, settings: Mapping[str, Any]) -> list[str]:
+    several = "es" * (small.processes > 1)
+    lines = [
+        f"live: {len(settings['read'])} settings read back from the objects of {small.processes}"
+        f" process{several}; {len(settings['acts_later'])} act later, and have a test each"
+    ]
+    lines += [f"live: smaller here: {change}" for change in settings["smaller"]]
+    reasons: dict[str, list[str]] = {}
+    for name, why in settings["not_asked"].items():
+        if name != "device.kind":  # a check of its own
+            reasons.setdefault(why, []).append(name)
+    return lines + [
+        f"live: not asked here: {', '.join(names)}: {why}" for why, names in reasons.items()
+    ]
+
+
+def _observe_in_processes(task: LiveTask) -> list[WorkerResult]:
+    """Start the processes, and return what each has found: its end, where it ended without that."""
+    results = run_processes(
+        "vtool.verify.live", task, task.small.processes, lambda result: bool(result.findings)
+    )
+    return [
+        _not_built(f"process {rank} of --live {result.how}")
+        if isinstance(result, Ended)
+        else result
+        for rank, result in enumerate(results)
+        if result is not None
+    ]
+
+
+def _not_built(message: str) -> WorkerResult:
+    return WorkerResult((Diagnostic("objects-not-built", message),))
+
+
+def main(folder_name: str, rank: int) -> None:
+    """Build and compare in one of the processes, and end it."""
+    from vtool.models.processor import first_line
+
+    folder = Path(folder_name)
+    task: LiveTask = read_task(folder)
+    try:
+        result = observe_small_run(task, folder, rank)
+    except Findings as findings:
+        result = WorkerResult(tuple(findings.diagnostics))
+    # whatever the libraries raise while they build what the settings describe
+    except Exception as error:
+        traceback.print_exc()
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{place.filename}:{place.lineno}"
+        result = _not_built(f"{type(error).__name__} at {where}: {first_line(error)}")
+    write_result(folder, rank, result)
+
+
+def observe_small_run(task: LiveTask, folder: Path, rank: int) -> WorkerResult:
+    """Build the objects of one process, and compare the settings with them.
 
     Raises:
-        ValueError: for a name that is no setting's.
+        Findings: where they cannot be built.
     """
-    names = [setting.name for setting in all_settings() if not setting.groups]
-    for name in asked:
-        if name not in names:
-            help = did_you_mean(near(name, names))
-            raise ValueError(f"there is no setting {name}{f'; {help}' if help else ''}")
-    seen = list(read_back(objects))
-    wanted = _wanted(asked)
-    found = compare_readback(wanted, seen)
-    shown = {one.name for one in seen} | (
-        {"lora.targets", "lora.exclude"}
-        if any(one.name == "lora.layers" for one in seen)
-        else set()
+    import torch
+
+    from vtool.config.expected import expected_settings
+    from vtool.config.readback import observed_settings, unobserved
+    from vtool.devices import place
+    from vtool.engines.ranks import Ranks
+    from vtool.training.observe_run import check_arrival, observe_run
+    from vtool.verify.small_session import open_small_session
+
+    world = task.small.processes
+    torch.set_num_threads(place(task.small.run, rank, world).threads)
+    if world > 1:
+        join_ranks(folder, rank, world)
+    own = folder / f"rank{rank}"
+    own.mkdir()
+    session = open_small_session(task.run, task.small.run, own, Ranks(rank, world, rank, world))
+    observed, expected = observe_run(session), expected_settings(session.run)
+    findings: tuple[Diagnostic, ...] = ()
+    try:
+        check_arrival(session, task.origins)
+    except Findings as different:
+        findings = different.diagnostics
+    return WorkerResult(
+        findings,
+        frozenset(observed_settings(expected, observed)),
+        frozenset(unobserved(expected, observed)),
     )
-    given = (
-        ", ".join(f"{name} ({type(one).__name__})" for name, one in objects.items()) or "nothing"
-    )
-    for name in asked:
-        if name not in shown:
-            message = f"`{name}` was to be compared, and nothing that is given shows it: {given}"
-            found.append(Diagnostic("setting-not-shown", message, parameter=name))
-    return found
-
-
-def read_back(objects: Mapping[str, Any]) -> Iterator[Observed]:
-    """What each object has of vtool's settings."""
-    for name, one in objects.items():
-        for each in one if isinstance(one, list | tuple) else (one,):
-            if isinstance(each, nn.Module):
-                yield from _module(each)
-            elif hasattr(each, "param_groups"):
-                yield from _optimizer(name, each)
-            else:
-                raise ValueError(
-                    f"{name} is neither a model nor an optimizer, but {type(each).__name__}"
-                )
-
-
-def _wanted(asked: Mapping[str, Any]) -> dict[str, Expectation]:
-    wanted: dict[str, Expectation] = {
-        name: Expected(name, value) for name, value in asked.items() if value is not None
-    }
-    if "optim.weight_decay" in wanted:
-        wanted["optim.weight_decay"] = weight_decay(
-            "optim.weight_decay", asked["optim.weight_decay"]
-        )
-    if "lora.targets" in asked or "lora.exclude" in asked:
-        targets = None if asked.get("lora.targets") is None else tuple(asked["lora.targets"])
-        wanted["lora.layers"] = adapted_layer(
-            Lora(targets=targets, exclude=tuple(asked.get("lora.exclude", ())))
-        )
-    return wanted
-
-
-def _module(model: nn.Module) -> Iterator[Observed]:
-    inner: Any = model
-    kind = "none"
-    if isinstance(model, DistributedDataParallel):
-        yield from ddp.observe_ddp(model)
-        inner = model.module
-    elif _of_megatron(model) and hasattr(model, "ddp_config"):
-        from vtool.engines.megatron.observe_megatron import observe_megatron_ddp
-
-        yield from observe_megatron_ddp(model, f"megatron-core's {type(model).__name__}")
-        inner = model.module
-    elif any(isinstance(part, FSDPModule) for part in model.modules()):
-        yield from fsdp2.observe_fsdp2(model)
-    else:
-        yield Observed("engine.kind", kind, f"{type(model).__name__}, which nothing wraps,")
-        yield Observed(
-            "engine.wrap_config.wrap_with_ddp",
-            False,
-            f"{type(model).__name__}, which nothing wraps,",
-        )
-    layers = list(inner.modules())
-    if hasattr(inner, "config") and not _of_megatron(inner):
-        yield from models.read_back(inner)
-        yield Observed("model.family", inner.config.model_type, "the model's config")
-    if any(hasattr(layer, "lora_A") for layer in layers):
-        yield from models.read_adapters(inner)
-
-
-def _optimizer(name: str, optimizer: Any) -> Iterator[Observed]:
-    if _of_megatron(optimizer):
-        from vtool.engines.megatron.observe_megatron import observe_megatron_optimizer
-
-        yield from observe_megatron_optimizer(optimizer)
-        for one in getattr(optimizer, "chained_optimizers", None) or [optimizer]:
-            yield from _groups(name, one.optimizer)
-    else:  # accelerate's AcceleratedOptimizer has the optimizer inside
-        yield from _groups(name, getattr(optimizer, "optimizer", optimizer))
-
-
-def _groups(name: str, optimizer: Any) -> Iterator[Observed]:
-    groups: list[dict[str, Any]] = optimizer.param_groups
-    # Of shares that are flat, as megatron-core's are, which are of matrices cannot be told: the
-    # groups with a decay are taken for these.
-    flat = all(parameter.dim() < 2 for group in groups for parameter in group["params"])
-    for number, group in enumerate(groups):
-        where = f"{name}: {type(optimizer).__name__}, group {number},"
-        yield from observe_group(optimizer, group, where)
-        # A schedule of torch's keeps the rate that it multiplies; megatron's has it as the highest.
-        yield Observed("optim.lr", group.get("initial_lr", group.get("max_lr", group["lr"])), where)
-        for decays in _decaying(group["params"], flat and group["weight_decay"] > 0):
-            yield Observed("optim.weight_decay", group["weight_decay"], where, (decays,))
-
-
-def _decaying(parameters: Iterable[Any], taken: bool) -> Iterator[bool]:
-    """That a group has matrices.
-
-    What others do with biases and norms is theirs: not every trainer leaves these undecayed.
-    """
-    if taken or any(parameter.dim() >= 2 for parameter in parameters):
-        yield True
-
-
-def _of_megatron(one: Any) -> bool:
-    return any(base.__module__.startswith("megatron.") for base in type(one).__mro__)

@@ -1,8 +1,8 @@
-"""Processes that compute something on a CPU, over gloo, and answer with one object each. The side
-that starts them imports no torch.
+"""Processes that compute something on the CPU, over gloo, and end with one result each.
 
-Not torchrun's agent, which `train` uses: nothing is to be restarted or signalled. A crash or a hang
-in a library is an answer too, and what a library prints does not mix with a JSON document.
+The side that starts them imports no torch. torchrun's agent, which `train` uses, is not used here:
+nothing is to be restarted or signalled. A crash or a hang in a library is a result too, and what a
+library prints does not mix with a JSON document.
 """
 
 import os
@@ -17,10 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-# Seconds. A process imports torch, transformers and megatron-core in some ten of one core, and
-# builds in one.
+PROCESSES = 2
+"""The most that are started."""
 PATIENCE = 300.0
-# How long a process may take to end after another one has found something, and perhaps left it
+"""Seconds for all of it.
+
+Importing torch, transformers and megatron-core takes some ten seconds of one core, building one.
+"""
+# Seconds that a process has to end after another one has found something, and perhaps left it
 # waiting.
 GRACE = 3.0
 _TASK = "task.pkl"
@@ -28,7 +32,7 @@ _TASK = "task.pkl"
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A process that has ended without a word."""
+    """A process that ended without a result."""
 
     how: str
 
@@ -36,13 +40,17 @@ class Ended:
 def run_processes(
     module: str, task: object, count: int, stops: Callable[[Any], bool], patience: float = PATIENCE
 ) -> list[Any]:
-    """The answer of each process, by its rank; `Ended`, or None of one that was waiting for
-    another, which has answered.
+    """Start processes, and return the result of each, by rank.
 
     Args:
-        module: has `main(folder, rank)`, which reads `asked(folder)` and ends with `answer`.
-        stops: whether an answer means that others may wait for this process for ever.
+        module: has `main(folder, rank)`, which calls `read_task` and ends with `write_result`.
+        task: what they are to do; it is pickled.
+        stops: whether a result means that the others may wait for this process for ever.
         patience: seconds for all of it.
+
+    Returns:
+        For a process without a result, `Ended`; or None where it was killed because another one
+        has a result.
     """
     # This very package, wherever it is, and nothing else of the folder that it is in, or of the one
     # that the user is in.
@@ -75,20 +83,35 @@ def run_processes(
                 process.kill()
                 process.wait()
         return [
-            _told(folder, rank, process.returncode, patience if late else None)
+            _result(folder, rank, process.returncode, patience if late else None)
             for rank, process in enumerate(started)
         ]
 
 
-def asked(folder: Path) -> Any:
-    """In a process: what it was started for."""
+def read_task(folder: Path) -> Any:
+    """Return, in a process, the task that it was started with."""
     return pickle.loads((folder / _TASK).read_bytes())
 
 
-def answer(folder: Path, rank: int, value: object) -> NoReturn:
-    """In a process:
+def join_ranks(folder: Path, rank: int, world: int, patience: float = PATIENCE) -> None:
+    """Join, in a process, the gloo group of all processes that were started with it."""
+    from datetime import timedelta
 
-    its answer. It ends at once: torch's own end sometimes aborts once DDP has used a process group.
+    import torch.distributed as dist
+
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{folder}/rendezvous",
+        rank=rank,
+        world_size=world,
+        timeout=timedelta(seconds=patience),
+    )
+
+
+def write_result(folder: Path, rank: int, value: object) -> NoReturn:
+    """Write, in a process, its result, and end it at once.
+
+    torch's own end sometimes aborts once DDP has used a process group.
     """
     temporary = folder / f"{rank}.writing"
     temporary.write_bytes(pickle.dumps(value))
@@ -100,9 +123,10 @@ def answer(folder: Path, rank: int, value: object) -> NoReturn:
 def _wait(
     started: list[subprocess.Popen[bytes]], folder: Path, stops: Callable[[Any], bool], end: float
 ) -> bool:
-    """Until all have ended, or one has found something and the others have had some time to do so.
+    """Wait until all have ended, or until `GRACE` seconds after one has found something.
 
-    False: it took too long.
+    Returns:
+        False where it took longer than until `end`.
     """
     found = False
     while any(process.poll() is None for process in started) and time.monotonic() < end:
@@ -118,7 +142,7 @@ def _found_something(folder: Path, rank: int, stops: Callable[[Any], bool]) -> b
     return not file.exists() or stops(pickle.loads(file.read_bytes()))
 
 
-def _told(folder: Path, rank: int, code: int, patience: float | None) -> Any:
+def _result(folder: Path, rank: int, code: int, patience: float | None) -> Any:
     file, log = folder / f"{rank}.pkl", folder / f"{rank}.log"
     if file.exists():
         return pickle.loads(file.read_bytes())

@@ -1,7 +1,8 @@
-"""Audit rows without training: `vtool verify ROWS-FILE` or `vtool verify RECIPE`."""
+"""The audit of rows without training: `vtool verify ROWS-FILE` and `vtool verify RECIPE`."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from vtool.config.schema import Run
 from vtool.data.audit import Ledger, RowAudit, build_ledger, inspect_rows, warnings
@@ -13,36 +14,33 @@ from vtool.diagnostics import Diagnostic, Findings
 from vtool.models.processor import Processor, new_processor
 from vtool.training.setup import read_texts
 
-# Rows that are shown without being asked for.
 FIRST = 5
+"""The number of rows that are shown without being asked for."""
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Tokens in a row that are supervised."""
+    """Supervised tokens of a row: [start, end), and their labels as text."""
 
     start: int
-    """The first one, from 0."""
     end: int
-    """The one after the last."""
     text: str
-    """Their labels, decoded."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """A row's length and what is supervised of it, a span for each turn."""
+    """The length of a row, and what is supervised of it: a span for each turn."""
 
     row: str
     tokens: int
     spans: tuple[Span, ...]
     problem: str | None = None
-    """Why the row cannot be used; it then has no tokens and no spans."""
+    """The reason why the row cannot be used; it then has no tokens and no spans."""
 
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """What an audit of one split found."""
+    """The audit of one split."""
 
     split: str
     ledger: Ledger
@@ -66,95 +64,85 @@ def audit_rows(run: Run, asked: Sequence[str] = ()) -> list[Audit]:
     """
     entries = {"train": run.data.train, "validation": run.data.validation, "test": run.data.test}
     sources = {split: Rows(entry) for split, entry in entries.items() if entry}
-    processor = new_processor(
-        run.model, run.data.image, read_texts(sources["train"]), run.data.video
-    )
-    wanted = {split: _find(source, asked) for split, source in sources.items()}
-    if missing := [name for name in asked if not any(name in found for found in wanted.values())]:
+    texts = read_texts(sources["train"])
+    processor = new_processor(run.model, run.data.image, texts, run.data.video)
+    found = {split: _find_rows(source, asked) for split, source in sources.items()}
+    if missing := [name for name in asked if not any(name in rows for rows in found.values())]:
         raise Findings(
             [Diagnostic("unknown-row", f"there is no row {name}") for name in missing], fatal=True
         )
-    audits = []
-    for split, source in sources.items():
-        rows = EncodedRows(source, processor, run.data)
-        looks = inspect_rows(rows, range(len(source)), run.data.workers)
-        ledger, findings = build_ledger(rows, looks, split)
-        findings += tuple(warnings(ledger, run, split))
-        example = render_example(rows.sample(ledger.kept[0]), processor) if ledger.kept else None
-        indices = dict.fromkeys(
-            [*ledger.kept[:FIRST], *(index for found in wanted[split].values() for index in found)]
-        )
-        audits.append(
-            Audit(
-                split,
-                ledger,
-                findings,
-                example,
-                tuple(_show(rows, looks[index]) for index in indices),
-            )
-        )
-    return audits
+    return [
+        _audit_split(run, split, EncodedRows(source, processor, run.data), found[split])
+        for split, source in sources.items()
+    ]
 
 
-def _find(rows: Rows, asked: Sequence[str]) -> dict[str, list[int]]:
-    """The rows asked for that a split has, by what was asked."""
+def _audit_split(run: Run, split: str, rows: EncodedRows, asked: dict[str, list[int]]) -> Audit:
+    audits = inspect_rows(rows, range(len(rows.rows)), run.data.workers)
+    ledger, findings = build_ledger(rows, audits, split)
+    example = None
+    if ledger.kept:
+        example = render_example(rows.sample(ledger.kept[0]), rows.processor)
+    indices = [*ledger.kept[:FIRST], *(index for found in asked.values() for index in found)]
+    return Audit(
+        split,
+        ledger,
+        (*findings, *warnings(ledger, run, split)),
+        example,
+        tuple(_show(rows, audits[index]) for index in dict.fromkeys(indices)),
+    )
+
+
+def _find_rows(rows: Rows, asked: Sequence[str]) -> dict[str, list[int]]:
+    """Return the indices of the rows asked for that a split has, by what was asked."""
     found: dict[str, list[int]] = {}
     for index in range(len(rows) if asked else 0):
         name = rows.name(index)
-        for wanted in {name, name.rpartition(":")[2]} & set(asked):
-            found.setdefault(wanted, []).append(index)
+        for matching in {name, name.rpartition(":")[2]} & set(asked):
+            found.setdefault(matching, []).append(index)
     return found
 
 
-def _show(rows: EncodedRows, one: RowAudit) -> Shown:
-    """Where a row is supervised."""
-    name = rows.rows.name(one.index)
-    if one.finding:
-        return Shown(name, 0, (), f"{one.finding.message} ({one.finding.rule})")
-    sample, processor = rows.sample(one.index), rows.processor
-    labels = sample.labels.tolist()
-    edges = [
-        place
-        for place in range(len(labels) + 1)
-        if _supervised(labels, place) != _supervised(labels, place - 1)
-    ]
-    pairs = zip(edges[::2], edges[1::2], strict=True)
-    spans = (
-        (
-            start,
-            end,
-            processor.tokenizer.decode(labels[start:end], clean_up_tokenization_spaces=False),
-        )
-        for start, end in pairs
-    )
-    return Shown(name, len(labels), tuple(Span(*span) for span in spans))
-
-
-def _supervised(labels: Sequence[int], place: int) -> bool:
-    return 0 <= place < len(labels) and labels[place] != IGNORED
+def _show(rows: EncodedRows, audit: RowAudit) -> Shown:
+    """Find the supervised spans of a row."""
+    name = rows.rows.name(audit.index)
+    if audit.finding:
+        return Shown(name, 0, (), f"{audit.finding.message} ({audit.finding.rule})")
+    labels, tokenizer = rows.sample(audit.index).labels.tolist(), rows.processor.tokenizer
+    spans = []
+    for supervised, run in groupby(range(len(labels)), key=lambda at: labels[at] != IGNORED):
+        start, *rest = run
+        end = start + len(rest) + 1
+        if supervised:
+            text = tokenizer.decode(labels[start:end], clean_up_tokenization_spaces=False)
+            spans.append(Span(start, end, text))
+    return Shown(name, len(labels), tuple(spans))
 
 
 def render_example(sample: Sample, processor: Processor) -> str:
-    """A sample's tokens as text.
+    """Return a sample's tokens as text, with what is supervised between ⟦ and ⟧.
 
     A run of image or video tokens is written once, with its length.
     """
+    return "".join(_pieces(sample, processor))
+
+
+def _pieces(sample: Sample, processor: Processor) -> Iterator[str]:
     ids, labels = sample.input_ids.tolist(), sample.labels.tolist()
-    visual = (processor.ids.image, processor.ids.video)
-    kinds = [token if token in visual else None for token in ids]
-    text, supervised, place = "", False, 0
-    while place < len(ids):
-        if (labels[place] != IGNORED) != supervised:
-            supervised = not supervised
-            text += "⟦" if supervised else "⟧"
-        end = place + 1
-        while (
-            end < len(ids) and kinds[end] == kinds[place] and (labels[end] != IGNORED) == supervised
-        ):
-            end += 1
-        piece = processor.tokenizer.decode(ids[place:end], clean_up_tokenization_spaces=False)
-        if kinds[place] is not None:
-            piece = f"{processor.tokenizer.convert_ids_to_tokens(ids[place])}×{end - place}"
-        text += piece
-        place = end
-    return text + ("⟧" if supervised else "")
+    visual, tokenizer = (processor.ids.image, processor.ids.video), processor.tokenizer
+
+    def kind(place: int) -> tuple[bool, int | None]:
+        return labels[place] != IGNORED, ids[place] if ids[place] in visual else None
+
+    before = False
+    for (supervised, token), places in groupby(range(len(ids)), key=kind):
+        run = [ids[place] for place in places]
+        if supervised != before:
+            yield "⟦" if supervised else "⟧"
+        if token is None:
+            yield tokenizer.decode(run, clean_up_tokenization_spaces=False)
+        else:
+            yield f"{tokenizer.convert_ids_to_tokens(token)}×{len(run)}"
+        before = supervised
+    if before:
+        yield "⟧"

@@ -1,7 +1,4 @@
-"""A run as it can be built here, on a CPU and in two processes at most:
-
-what is made smaller for that, and what cannot be asked then.
-"""
+"""A run made small enough to be built here: on the CPU, in two processes at most."""
 
 import re
 from dataclasses import dataclass, field
@@ -12,7 +9,7 @@ from vtool.config.schema import Lora, Megatron, Run
 from vtool.families import FAMILIES
 from vtool.families.windows import window_of_folder
 
-# Of a linear layer's name, the number of its layer or block: `layers.20.self_attn.q_proj`, not the
+# The number of a layer or block in a linear layer's name: `layers.20.self_attn.q_proj`, and not the
 # 2 of `merger.mlp.2`.
 _NUMBERED = re.compile(r"((?:^|\.))(\d+)(\.(?:self_attn|attn|mlp)\b)")
 # The tower of the smallest size has more blocks than the language model has layers.
@@ -23,30 +20,33 @@ _NCCL = "there is no NCCL on a CPU"
 
 
 @dataclass(frozen=True, slots=True)
-class StandIn:
-    """A run, smaller."""
+class SmallRun:
+    """A run of tiny size, and how it differs from the recipe's."""
 
     run: Run
     processes: int
     changes: tuple[str, ...] = ()
-    """What is smaller, in words."""
+    """The differences, in words."""
     not_asked: dict[str, str] = field(default_factory=dict)
-    """Settings that cannot be told here, and why."""
+    """Settings that cannot be checked on it, with the reason."""
 
 
-def shrink_run(run: Run) -> StandIn:
-    """The smallest run that has the same objects:
+def shrink_run(run: Run) -> SmallRun:
+    """Return the smallest run that has the same objects as a recipe's.
 
-    one process, or two where there would be more than one; the model at its tiny size.
+    It has the model at its tiny size, and one process, or two where the recipe has several.
     """
     changes: list[str] = []
     not_asked: dict[str, str] = {}
-    update: dict[str, Any] = {}
-    processes, engine = _engine(run, changes, not_asked)
-    if run.launch.nproc is not None and run.launch.nproc != processes:
-        changes.append(f"launch.nproc {run.launch.nproc} → {processes}")
+    processes, engine = _shrink_engine(run, changes, not_asked)
+    update: dict[str, Any] = {
+        "engine": engine,
+        "device": run.device.model_copy(update={"kind": "cpu"}),
+    }
     if run.launch.nproc is not None:
         update["launch"] = run.launch.model_copy(update={"nproc": processes})
+        if run.launch.nproc != processes:
+            changes.append(f"launch.nproc {run.launch.nproc} → {processes}")
     if run.model.path is not None:
         changes.append(f"{run.model.path} → its config.json at size tiny, with random weights")
         if window := window_of_folder(Path(run.model.path), run.model.family):
@@ -56,7 +56,7 @@ def shrink_run(run: Run) -> StandIn:
             )
         update["model"] = run.model.model_copy(update={"path": None, "init": None, "size": "tiny"})
         if run.lora is not None:
-            update["lora"] = _lora(run.lora, changes)
+            update["lora"] = _move_adapters(run.lora, changes)
     if run.device.kind in ("cuda", "npu"):
         not_asked["device.kind"] = (
             f"it is {run.device.kind}, and --live is on the CPU; vtool train asks before its first"
@@ -66,64 +66,61 @@ def shrink_run(run: Run) -> StandIn:
             not_asked["engine.cpu_offload"] = (
                 "on the CPU, where --live is, there is nowhere to offload to"
             )
-    update |= {"engine": engine, "device": run.device.model_copy(update={"kind": "cpu"})}
-    return StandIn(run.model_copy(update=update), processes, tuple(changes), not_asked)
+    return SmallRun(run.model_copy(update=update), processes, tuple(changes), not_asked)
 
 
-def _lora(lora: Lora, changes: list[str]) -> Lora:
-    """Adapters of layers that a small model has not are those of the ones that it has."""
+def _move_adapters(lora: Lora, changes: list[str]) -> Lora:
+    """Put adapters of layers that a small model does not have on layers that it has."""
     update = {}
     for name in ("targets", "exclude"):
-        given: tuple[str, ...] = getattr(lora, name) or ()
-        here = tuple(
-            dict.fromkeys(
-                _NUMBERED.sub(lambda found: f"{found[1]}{int(found[2]) % LAYERS}{found[3]}", end)
-                for end in given
-            )
+        asked: tuple[str, ...] = getattr(lora, name) or ()
+        moved = (
+            _NUMBERED.sub(lambda found: f"{found[1]}{int(found[2]) % LAYERS}{found[3]}", layer)
+            for layer in asked
         )
-        if here != given:
-            changes.append(f"lora.{name} {', '.join(given)} → {', '.join(here)}")
+        if (here := tuple(dict.fromkeys(moved))) != asked:
+            changes.append(f"lora.{name} {', '.join(asked)} → {', '.join(here)}")
             update[name] = here
     return lora.model_copy(update=update)
 
 
-def _engine(run: Run, changes: list[str], not_asked: dict[str, str]) -> tuple[int, Any]:
+def _shrink_engine(run: Run, changes: list[str], not_asked: dict[str, str]) -> tuple[int, Any]:
+    """Return the number of processes, and the engine's settings for them."""
     several = (run.launch.nproc or 1) > 1
     if not isinstance(run.engine, Megatron):
         return (2 if several else 1), run.engine
     engine, parallel = run.engine, run.engine.parallel
     tensor = min(parallel.tensor, 2)
-    pipeline = 1 if tensor == 2 else min(parallel.pipeline, 2)
-    for name, before, after in (
-        ("tensor", parallel.tensor, tensor),
-        ("pipeline", parallel.pipeline, pipeline),
-    ):
-        if before != after:
-            changes.append(f"engine.parallel.{name} {before} → {after}")
+    sizes = {
+        "tensor": tensor,
+        "pipeline": 1 if tensor == 2 else min(parallel.pipeline, 2),
+        "context": 1,
+    }
+    for name, size in sizes.items():
+        if (asked := getattr(parallel, name)) != size:
+            changes.append(f"engine.parallel.{name} {asked} → {size}")
     if parallel.context > 1:
-        changes.append(f"engine.parallel.context {parallel.context} → 1")
         not_asked["engine.parallel.context"] = _TE
     if engine.bridge != "native":
         changes.append(f"engine.bridge {engine.bridge} → native")
         not_asked["engine.bridge"] = _TE
-    if parallel.pipeline > 1 and pipeline == 1:
+    if parallel.pipeline > 1 and sizes["pipeline"] == 1:
         not_asked["engine.parallel.pipeline"] = (
             "two processes are not enough for tensor parallel ranks and for stages"
         )
     fusions = {name: False for name, on in engine.transformer_config.model_dump().items() if on}
-    not_asked |= {f"engine.transformer_config.{name}": _CUDA for name in fusions}
     registered = {
         name: None
         for name in ("nccl_ub", "disable_symmetric_registration")
         if getattr(engine.ddp_config, name)
     }
+    not_asked |= {f"engine.transformer_config.{name}": _CUDA for name in fusions}
     not_asked |= {f"engine.ddp_config.{name}": _NCCL for name in registered}
     update = {
-        "parallel": parallel.model_copy(
-            update={"tensor": tensor, "pipeline": pipeline, "context": 1}
-        ),
+        "parallel": parallel.model_copy(update=sizes),
         "bridge": "native",
         "transformer_config": engine.transformer_config.model_copy(update=fusions),
         "ddp_config": engine.ddp_config.model_copy(update=registered),
     }
-    return (2 if several or tensor * pipeline > 1 else 1), engine.model_copy(update=update)
+    processes = 2 if several or tensor * sizes["pipeline"] > 1 else 1
+    return processes, engine.model_copy(update=update)

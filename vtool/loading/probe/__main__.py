@@ -1,6 +1,6 @@
-"""Runs the folder by its path:
+"""Runs the folder by its path, as a package under a name of its own.
 
-makes a package of it under a name of its own, and hides its files from `import`.
+Its files are hidden from `import`, so that none stands for a module of others.
 """
 
 import importlib.util
@@ -11,7 +11,7 @@ NAME = "vtool_load_probe"
 
 
 def main() -> None:
-    """Entry point: `python FOLDER request.json`."""
+    """Answer `python FOLDER request.json`."""
     folder = Path(__file__).resolve().parent
     sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != folder]
     spec = importlib.util.spec_from_file_location(

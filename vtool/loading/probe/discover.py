@@ -1,9 +1,8 @@
-"""Finds a checkpoint's names for a class without a twin: names are tried, one at a time, and kept
-if they write something.
+"""Finds names of a checkpoint for a class without a twin, by trying them one at a time.
 
-Candidates come from the class's own code: the pairs of names in its mapping of fused weights, and
-its prefixes. What is found loads; it need not be all, and says nothing of names that the class
-should take and does not.
+A name is kept where it writes something. Candidates come from the class's own code: the pairs of
+names in its mapping of fused weights, and its prefixes. What is found loads; it need not be all,
+and says nothing of names that the class should take and does not.
 """
 
 import ast
@@ -18,16 +17,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .errors import NotRun
 from .state import MARKS, mark, marked, named_parameters
-from .subject import NotRun
 
 MOST_PREFIXES = 12
 LEAST = 0.5
 """The share of the elements of all parameters that must be reached for a verdict."""
 GIVE_UP = 0.1
-"""Where half of the parameters have been tried, and no more than this share of their elements was
-reached, the others are not tried.
-"""
+"""The share of elements that half of the parameters must reach for the others to be tried."""
+MAPPER = "hf_to_vllm_mapper"
+"""The attribute with a class's mapping from the checkpoint's names to its own."""
+MAPPING_KINDS = {
+    "orig_to_new_prefix": "^{}",
+    "orig_to_new_substr": "{}",
+    "orig_to_new_suffix": "{}$",
+}
+"""The tables of a mapping, and the pattern for the new name in each."""
 FUSED: Mapping[str, Sequence[str]] = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"),
     "gate_up_proj": ("gate_proj", "up_proj"),
@@ -42,31 +47,38 @@ EXPERTS = {
     "w2_weight": (("down_proj.weight",), ("w2.weight",), ("down.weight",)),
 }
 Candidate = tuple[str, tuple[int, ...]]
+"""A name and a shape that a tensor of the checkpoint may have."""
+Rename = Callable[[str], str]
 
 
 def discover(model: nn.Module, progress: Callable[[str], None]) -> dict[str, Tensor]:
-    """A checkpoint of random values under names that the class takes.
+    """Return a checkpoint of random values under names that the class takes.
 
     Raises:
         NotRun: too few were found.
     """
-    found, reached, raised = _search(model, progress, bear=False)
+    found, reached, raised = _search(model, progress, keep_raising=False)
     if raised and (not found or reached < LEAST):
-        # Some count at the end whether everything has come, and raise: what was written until then
-        # is written.
-        found, reached, _ = _search(model, progress, bear=True)
+        # Some classes count at the end whether everything has come, and raise: what was written
+        # until then stays written.
+        found, reached, _ = _search(model, progress, keep_raising=True)
     if not found or reached < LEAST:
         raise NotRun(f"no twin, and names were found for {reached:.0%} of its elements only")
     return found
 
 
 def _search(
-    model: nn.Module, progress: Callable[[str], None], bear: bool
+    model: nn.Module, progress: Callable[[str], None], keep_raising: bool
 ) -> tuple[dict[str, Tensor], float, bool]:
-    """The tensors that write something, the share of all elements that was reached, and whether any
-    wrote but raised.
+    """Try every candidate for every parameter.
 
-    Those count only where `bear` says so: a name may also be wrong, and stop half-way.
+    Args:
+        keep_raising: keep tensors that write something and then raise. Such a name may also be
+            wrong, and stop half-way.
+
+    Returns:
+        The tensors that write something; the share of all elements that was reached; and whether
+        any tensor wrote something and raised.
     """
     parameters = named_parameters(model)
     mark(model, MARKS[0])
@@ -74,24 +86,24 @@ def _search(
     pairs, prefixes = _pairs(model), _prefixes(model)
     generator = torch.Generator().manual_seed(3)
     found: dict[str, Tensor] = {}
-    endings: list[Callable[[str], str]] = []
-    hopeless: set[str] = set()
+    worked: list[Rename] = []
+    unreached: set[str] = set()
     tried = written = 0
     for number, (name, parameter) in enumerate(parameters.items()):
         progress(f"names: {number} of {len(parameters)}")
         if number > len(parameters) // 2 and written < GIVE_UP * tried:
             break
         kind = re.sub(r"\d+", "#", name)
-        modules = _owner(model, name)
-        for candidate, shape in _candidates(name, parameter, modules, pairs):
+        owner = _owner(model, name)
+        for candidate, shape in _candidates(name, parameter, owner, pairs):
             left = _left(parameter)
             if not left:
                 break
             # What none of them reached in one layer, none reaches in the next.
             renames = (
-                endings[:]
-                if kind in hopeless
-                else [*endings, *(rename for rename in prefixes if rename not in endings)]
+                worked[:]
+                if kind in unreached
+                else [*worked, *(rename for rename in prefixes if rename not in worked)]
             )
             for rename in renames:
                 full = rename(candidate)
@@ -102,16 +114,16 @@ def _search(
                 )
                 wrote, whole = _writes(model, parameter, full, tensor, left)
                 raised |= wrote and not whole
-                if wrote and (whole or bear):
+                if wrote and (whole or keep_raising):
                     found[full] = tensor
-                    if rename in endings:
-                        endings.remove(rename)
-                    endings.insert(0, rename)  # what has worked is tried first
+                    if rename in worked:
+                        worked.remove(rename)
+                    worked.insert(0, rename)  # the first to try next
                     break
         left = _left(parameter)
         tried, written = tried + parameter.numel(), written + parameter.numel() - left
         if left == parameter.numel():
-            hopeless.add(kind)
+            unreached.add(kind)
     total = sum(parameter.numel() for parameter in parameters.values())
     reached = total - sum(_left(parameter) for parameter in parameters.values())
     return found, reached / max(total, 1), raised
@@ -124,8 +136,11 @@ def _left(parameter: Tensor) -> int:
 def _writes(
     model: Any, parameter: Tensor, name: str, tensor: Tensor, left: int
 ) -> tuple[bool, bool]:
-    """Whether a load of this one tensor writes as many elements, that no other has written, to the
-    parameter; and comes to its end.
+    """Load one tensor.
+
+    Returns:
+        Whether it writes all of its elements to places that no other has written; and whether the
+        load comes to its end.
     """
     whole = False
     with suppress(Exception):
@@ -150,16 +165,15 @@ def _candidates(
         yield from _experts(name, leaf, shape)
         return
     yield name, shape
-    fused = [(old, new) for old, new in pairs if f".{old}." in f".{name}"]
-    sizes = _sizes(owner, shape)
-    for old, new in fused:
-        part = f".{name}".replace(f".{old}.", f".{new}.")[1:]
-        for size in sizes:
-            yield part, (size, *shape[1:])
+    for old, new in pairs:
+        if f".{old}." in f".{name}":
+            part = f".{name}".replace(f".{old}.", f".{new}.")[1:]
+            for size in _sizes(owner, shape):
+                yield part, (size, *shape[1:])
 
 
 def _sizes(owner: nn.Module | None, shape: tuple[int, ...]) -> list[int]:
-    """First dimensions that a part of a fused weight may have."""
+    """Return the first dimensions that a part of a fused weight may have."""
     if not shape:
         return []
     sizes: list[int] = []
@@ -175,66 +189,52 @@ def _sizes(owner: nn.Module | None, shape: tuple[int, ...]) -> list[int]:
 
 
 def _experts(name: str, leaf: str, shape: tuple[int, ...]) -> Iterator[Candidate]:
-    around = name.rpartition(".")[0]
-    around = around.removesuffix(".routed_experts")
-    rows = shape[1] // 2 if leaf == "w13_weight" else shape[1]
+    module = name.rpartition(".")[0].removesuffix(".routed_experts")
     for endings in EXPERTS[leaf]:
+        rows = shape[1] // len(endings)
         for expert, ending in itertools.product(range(shape[0]), endings):
-            yield (
-                f"{around}.{expert}.{ending}",
-                (
-                    shape[1] if len(endings) == 1 and leaf == "w13_weight" else rows,
-                    shape[2],
-                ),
-            )
+            yield f"{module}.{expert}.{ending}", (rows, shape[2])
 
 
 def _pairs(model: nn.Module) -> list[tuple[str, str]]:
-    """Pairs (parameter's part of a name, checkpoint's part) that the code of the model's classes
-    writes down.
-    """
+    """Return pairs (part of a parameter's name, part of the checkpoint's) in the classes' code."""
     found = {(fused, part): None for fused, parts in FUSED.items() for part in parts}
-    for module in {type(each).__module__ for each in model.modules()}:
+    for module in dict.fromkeys(type(each).__module__ for each in model.modules()):
         for node in ast.walk(_tree(module)):
             match node:
-                case ast.Tuple(
-                    elts=[ast.Constant(value=str(old)), ast.Constant(value=str(new)), *_]
-                ):
+                case ast.Tuple(elts=[ast.Constant(str(old)), ast.Constant(str(new)), *_]):
                     found[old.strip("."), new.strip(".")] = None
                 case ast.Dict(keys=keys, values=values):
                     for key, value in zip(keys, values, strict=True):
-                        match key, value:
-                            case ast.Constant(value=str(old)), ast.List(elts=parts):
-                                found |= {
-                                    (old, part.value): None
-                                    for part in parts
-                                    if isinstance(part, ast.Constant)
-                                    and isinstance(part.value, str)
-                                }
-                            case ast.Constant(value=str(new)), ast.Constant(value=str(old)):
-                                found[old.strip("."), new.strip(".")] = None
-                            case ast.Constant(value=str(new)), ast.Tuple(
-                                elts=[ast.Constant(value=str(old)), *_]
-                            ):
-                                found[old.strip("."), new.strip(".")] = None
-                            case _:
-                                pass
+                        found |= dict.fromkeys(_pairs_of_item(key, value))
     return [(old, new) for old, new in found if old and new and old != new]
 
 
+def _pairs_of_item(key: ast.expr | None, value: ast.expr) -> list[tuple[str, str]]:
+    """Return the pairs of an item of a dict: {fused: [parts]}, {new: old}, {new: (old, ...)}."""
+    match key, value:
+        case ast.Constant(str(old)), ast.List(elts=parts):
+            texts = [part.value for part in parts if isinstance(part, ast.Constant)]
+            return [(old, text) for text in texts if isinstance(text, str)]
+        case (ast.Constant(str(new)), ast.Constant(str(old))) | (
+            ast.Constant(str(new)),
+            ast.Tuple(elts=[ast.Constant(str(old)), *_]),
+        ):
+            return [(old.strip("."), new.strip("."))]
+    return []
+
+
 def _written_prefixes(model: nn.Module) -> list[str]:
-    """Beginnings of names that the code of the model's own class, and of its parts, asks for."""
+    """Return the prefixes that the code of the model's class and its children's asks for."""
     found: dict[str, None] = {}
-    for module in {type(each).__module__ for each in [model, *model.children()]}:
+    for module in dict.fromkeys(type(each).__module__ for each in [model, *model.children()]):
         for node in ast.walk(_tree(module)):
             match node:
                 case ast.Call(
                     func=ast.Attribute(attr="startswith" | "removeprefix"),
-                    args=[ast.Constant(value=str(prefix)), *_],
+                    args=[ast.Constant(str(prefix)), *_],
                 ):
                     found[f"{prefix.rstrip('.')}."] = None
-                case _:
-                    pass
     return list(found)[:MOST_PREFIXES]
 
 
@@ -249,37 +249,33 @@ def _tree(module: str) -> ast.AST:
         return ast.Module([], [])
 
 
-def _prefixes(model: nn.Module) -> list[Callable[[str], str]]:
-    """Ways from a parameter's name to the checkpoint's:
+def _prefixes(model: nn.Module) -> list[Rename]:
+    """Return functions from a parameter's name to the checkpoint's.
 
-    as it is, without or with `model.`, and the class's own mapping backwards.
+    Among them: the name as it is, without or with `model.`, and the class's mapping backwards.
     """
     rules: list[tuple[str, str]] = []
-    mapper = getattr(model, "hf_to_vllm_mapper", None)
-    for kind, pattern in (
-        ("orig_to_new_prefix", "^{}"),
-        ("orig_to_new_substr", "{}"),
-        ("orig_to_new_suffix", "{}$"),
-    ):
+    mapper = getattr(model, MAPPER, None)
+    for kind, pattern in MAPPING_KINDS.items():
         for old, new in (getattr(mapper, kind, None) or {}).items():
             if isinstance(new, str) and new:
                 rules.append((pattern.format(re.escape(new)), old))
-    chosen: list[Callable[[str], str]] = [_all_of(rules)] if rules else []
+    chosen: list[Rename] = [_first_of(*rules)] if rules else []
     chosen += [lambda name: name]
-    chosen += [_one(rule) for rule in rules]
+    chosen += [_first_of(rule) for rule in rules]
     chosen += [lambda name: name.removeprefix("model."), lambda name: f"model.{name}"]
     # Draft models take names of the model that they draft for.
-    chosen += [_one((r"\.mtp_block\.", ".")), _one((r"^model\.", "mtp."))]
+    chosen += [_first_of((r"\.mtp_block\.", ".")), _first_of((r"^model\.", "mtp."))]
     for name, child in model.named_children():
-        if getattr(child, "hf_to_vllm_mapper", None):
+        if getattr(child, MAPPER, None):
             chosen += [_below(name, rename) for rename in _prefixes(child)]
     for prefix in _written_prefixes(model):
-        chosen += [_one((rf"^([^.]+\.){{{parts}}}", prefix)) for parts in (1, 2, 3)]
+        chosen += [_first_of((rf"^([^.]+\.){{{parts}}}", prefix)) for parts in (1, 2, 3)]
     return chosen
 
 
-def _below(prefix: str, rename: Callable[[str], str]) -> Callable[[str], str]:
-    """The same renaming, of what is in a part of the model."""
+def _below(prefix: str, rename: Rename) -> Rename:
+    """Return the renaming for names below a prefix."""
     return lambda name: (
         f"{prefix}.{rename(name.removeprefix(f'{prefix}.'))}"
         if name.startswith(f"{prefix}.")
@@ -287,14 +283,12 @@ def _below(prefix: str, rename: Callable[[str], str]) -> Callable[[str], str]:
     )
 
 
-def _one(rule: tuple[str, str]) -> Callable[[str], str]:
-    return lambda name: re.sub(rule[0], lambda match: rule[1], name, count=1)
+def _first_of(*rules: tuple[str, str]) -> Rename:
+    """Return a renaming by the first rule, a pattern and its replacement, that changes a name."""
 
-
-def _all_of(rules: Sequence[tuple[str, str]]) -> Callable[[str], str]:
     def rename(name: str) -> str:
-        for pattern, old in rules:
-            changed = re.sub(pattern, lambda match: old, name, count=1)  # noqa: B023
+        for pattern, new in rules:
+            changed = re.sub(pattern, new.replace("\\", r"\\"), name, count=1)
             if changed != name:
                 return changed
         return name

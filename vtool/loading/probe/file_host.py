@@ -2,7 +2,6 @@
 
 import importlib.util
 import inspect
-import json
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -13,67 +12,77 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .audit import audit, text_of
+from .audit import audit, judged_facts
+from .checkpoint_files import read_folder
+from .errors import LoadFailed, error_text
+from .facts import SubjectFacts
+from .host import Host, Progress
 from .state import named_tensors
-from .subject import LoadFailed, Subject
+from .subject import Subject
 from .twin import random_values
 
 
-def prepare(several: bool) -> Mapping[str, str]:
-    """Nothing to import before the file itself."""
-    return {"name": "python", "version": sys.version.partition(" ")[0]}
+class FileHost(Host):
+    """The user's own Python files: `FILE.py:function` is a subject."""
+
+    name = "python"
+    subjects_are_users = True
+
+    def import_framework(self) -> str:
+        """Return Python's version; there is nothing to import before the file itself."""
+        return sys.version.partition(" ")[0]
+
+    def warm_up(self) -> None:
+        """Import nothing: files have nothing in common."""
+
+    def list_subjects(self) -> list[str]:
+        """Return nothing: no file is registered."""
+        return []
+
+    def make_subject(self, name: str, folder: Path, progress: Progress) -> Subject:
+        """Make a subject of the object that `FILE.py:function` makes.
+
+        Its checkpoint is that of the user's folder, else of the file's `checkpoint()`.
+
+        Raises:
+            LoadFailed: the file or a function raises, or what it makes cannot be loaded.
+        """
+        path, _, function = name.rpartition(":")
+        progress(f"importing {path}")
+        module = _import_file(Path(path).resolve())
+        factory = getattr(module, function, None)
+        if not callable(factory):
+            there = ", ".join(
+                word
+                for word, value in vars(module).items()
+                if callable(value) and getattr(value, "__module__", None) == module.__name__
+            )
+            has = f"; it has {there}" if there else ""
+            raise LoadFailed(f"{path} has no function `{function}`{has}")
+        progress(f"{function}()")
+        checkpoint, files = read_folder(Path(self.checkpoint)) if self.checkpoint else (None, {})
+        if checkpoint is None and callable(own := getattr(module, "checkpoint", None)):
+            try:
+                checkpoint = own()
+            except Exception as error:
+                raise LoadFailed(f"checkpoint() raises {error_text(error)}") from error
+        return subject_of_factory(factory, checkpoint, files)
 
 
-def names() -> list[str]:
-    """Nothing is registered."""
-    return []
-
-
-def subject(
-    name: str, folder: Path, progress: Callable[[str], None], checkpoint: str | None = None
-) -> Subject:
-    """The object that `FILE.py:function` makes.
-
-    Raises:
-        LoadFailed: the file or the function raises, or what it makes cannot be loaded.
-    """
-    path, _, function = name.rpartition(":")
-    progress(f"importing {path}")
-    module = _imported(Path(path).resolve())
-    factory = getattr(module, function, None)
-    if not callable(factory):
-        there = [
-            word
-            for word, value in vars(module).items()
-            if callable(value) and getattr(value, "__module__", None) == module.__name__
-        ]
-        raise LoadFailed(
-            f"{path} has no function `{function}`"
-            + (f"; it has {', '.join(there)}" if there else "")
-        )
-    progress(f"{function}()")
-    given, files = read_folder(Path(checkpoint)) if checkpoint else (None, {})
-    if given is None and callable(own := getattr(module, "checkpoint", None)):
-        try:
-            given = own()
-        except Exception as error:
-            raise LoadFailed(f"checkpoint() raises {text_of(error)}") from error
-    return of_factory(factory, given, files)
-
-
-def of_factory(
+def subject_of_factory(
     factory: Callable[[], Any],
     checkpoint: Mapping[str, Tensor] | None,
     files: Mapping[str, str] = MappingProxyType({}),
 ) -> Subject:
-    """A subject of the user's, with its own checkpoint; else with one that has the names of its
-    parameters.
+    """Make a subject of what a factory makes.
 
     Args:
+        factory: makes an object with `load_weights` and `named_parameters`.
+        checkpoint: the user's own; None: random values under the object's own names.
         files: the shards that tensors are from.
 
     Raises:
-        LoadFailed: as above.
+        LoadFailed: the factory raises, or what it makes cannot be loaded.
     """
 
     def make() -> Any:
@@ -83,7 +92,7 @@ def of_factory(
     try:
         made = make()
     except Exception as error:
-        raise LoadFailed(f"the factory raises {text_of(error)}") from error
+        raise LoadFailed(f"the factory raises {error_text(error)}") from error
     for method in ("load_weights", "named_parameters"):
         if not callable(getattr(made, method, None)):
             raise LoadFailed(f"what the factory makes, a {type(made).__name__}, has no {method}()")
@@ -93,26 +102,26 @@ def of_factory(
     }
     if checkpoint is None:
         about["own_names"] = True
-        kept = set(made.state_dict()) if isinstance(made, torch.nn.Module) else None
-        own = {
-            name: tensor.detach()
-            for name, tensor in named_tensors(made).items()
-            if kept is None or name in kept
-        }
-        checkpoint = random_values(own)
+        tensors = named_tensors(made)
+        kept = made.state_dict() if isinstance(made, torch.nn.Module) else tensors
+        checkpoint = random_values(
+            {name: tensor.detach() for name, tensor in tensors.items() if name in kept}
+        )
     if not checkpoint:
         raise LoadFailed("the checkpoint has no tensors")
-    method = inspect.unwrap(type(made).load_weights)
-    place: dict[str, Any] = {}
-    if inspect.isfunction(method):
-        place = {"file": method.__code__.co_filename, "line": method.__code__.co_firstlineno}
+    code: tuple[str, ...] = ()
+    method_of_class = inspect.unwrap(type(made).load_weights)
+    if inspect.isfunction(method_of_class):
+        file, line = method_of_class.__code__.co_filename, method_of_class.__code__.co_firstlineno
+        about |= {"file": file, "line": line}
+        code = (os.path.dirname(file),)
     return Subject(
         make=make,
         checkpoint={name: tensor.detach() for name, tensor in checkpoint.items()},
         load=lambda model, weights: model.load_weights(weights),
         origin="given",
-        code=tuple({os.path.dirname(place["file"])} if place else ()),
-        about=about | place,
+        code=code,
+        about=about,
     )
 
 
@@ -122,56 +131,20 @@ def facts_of(
     checks: Sequence[str],
     slots: int,
     sources: Sequence[str],
-) -> dict[str, Any]:
-    """The facts of a subject that is checked in this process.
+) -> SubjectFacts:
+    """Return the facts of a subject that is checked in this process.
 
     What is not judged has failed: it is all of the user's own.
     """
     try:
-        made = of_factory(factory, checkpoint)
+        made = subject_of_factory(factory, checkpoint)
         found = audit(made, checks, slots, sources)
     except Exception as error:
-        return {"status": "failed", "reason": text_of(error)}
-    return {
-        "status": "judged",
-        "origin": made.origin,
-        "streams": made.streams,
-        "about": made.about,
-        "checks": found,
-        "paths": {},
-    }
+        return SubjectFacts("failed", error_text(error))
+    return judged_facts(made, found, {})
 
 
-def read_folder(folder: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors of a folder's safetensors files, in the order of its index, if it has one, and of
-    its files; where it has several, each tensor's file.
-
-    Raises:
-        LoadFailed: they cannot be read, or there are none.
-    """
-    from safetensors.torch import load_file
-
-    index = folder / "model.safetensors.index.json"
-    tensors: dict[str, Tensor] = {}
-    files: dict[str, str] = {}
-    try:
-        names = (
-            json.loads(index.read_text())["weight_map"].values()
-            if index.exists()
-            else [path.name for path in folder.glob("*.safetensors")]
-        )
-        for file in sorted(set(names)):
-            found = load_file(folder / file)
-            tensors |= found
-            files |= dict.fromkeys(found, file)
-    except Exception as error:
-        raise LoadFailed(f"{folder} cannot be read: {text_of(error)}") from error
-    if not tensors:
-        raise LoadFailed(f"{folder} has no safetensors files")
-    return tensors, files if len(set(files.values())) > 1 else {}
-
-
-def _imported(path: Path) -> ModuleType:
+def _import_file(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
         raise LoadFailed(f"{path} is not a Python file")
@@ -181,5 +154,5 @@ def _imported(path: Path) -> ModuleType:
     try:
         spec.loader.exec_module(module)
     except Exception as error:
-        raise LoadFailed(f"{path.name} cannot be imported: {text_of(error)}") from error
+        raise LoadFailed(f"{path.name} cannot be imported: {error_text(error)}") from error
     return module

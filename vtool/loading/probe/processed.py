@@ -1,6 +1,6 @@
-"""A model after the framework has made of the loaded weights what its kernels want:
+"""Copies everything that a processed model holds, not its parameters and buffers alone.
 
-everything that it holds, not its parameters alone.
+Between loading and serving a framework packs weights for its kernels, and keeps them anywhere.
 """
 
 from collections.abc import Iterable, Iterator
@@ -11,11 +11,11 @@ from torch import Tensor
 from .state import State, named_tensors
 
 DEEPEST = 2
-"""How far lists and dicts that a module keeps are looked through."""
+"""The depth to which lists and dicts that a module keeps are searched."""
 
 
 def snapshot_everything(model: Any) -> State:
-    """A copy of every tensor: parameters, buffers, and what modules keep in plain attributes."""
+    """Copy every tensor: parameters, buffers, and those that modules keep in plain attributes."""
     found = named_tensors(model)
     for name, module in model.named_modules() if hasattr(model, "named_modules") else ():
         for attribute, value in vars(module).items():

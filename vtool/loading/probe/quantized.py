@@ -1,8 +1,4 @@
-"""Quantised twins:
-
-the tensors that a class takes once its linear layers are made for fp8, beside those that it takes
-in any case.
-"""
+"""Quantized twins: fp8 weights and scales for linear layers, and other tensors as they are."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .errors import NotRun
 from .state import State
-from .subject import NotRun
 
 QUANTIZATION_CONFIG: Mapping[str, Any] = {
     "quant_method": "compressed-tensors",
@@ -47,8 +43,7 @@ Routers stay as they are, as there.
 def quantize_checkpoint(
     checkpoint: Mapping[str, Tensor], into: Mapping[str, Sequence[str]], parameters: State
 ) -> dict[str, Tensor]:
-    """The checkpoint with fp8 weights, and a scale behind each, where the class has parameters for
-    them.
+    """Return the checkpoint with fp8 weights, each followed by its scale, where the class has them.
 
     Args:
         into: for each parameter, the checkpoint's tensors that go into it when nothing is
@@ -81,7 +76,7 @@ def quantize_checkpoint(
 
 
 def quantized_parameters(parameters: State) -> list[str]:
-    """The names of quantized parameters: of one byte an element, with a scale beside them."""
+    """Return the names of parameters of one byte an element that have a scale beside them."""
     return [
         name
         for name, tensor in parameters.items()

@@ -1,7 +1,4 @@
-"""Two ranks of tensor parallelism over gloo:
-
-what they have loaded together is the checkpoint, no part left out and none strange.
-"""
+"""Two ranks of tensor parallelism over gloo: together they must have loaded the checkpoint."""
 
 import os
 import time
@@ -12,30 +9,32 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .facts import CheckFacts, Difference, Item
 from .sources import Owned
 from .state import MARKS, State, as_words, mark, marked, snapshot
 from .subject import Subject
 
 RANKS = 2
-SECONDS = 30.0
-TICK = 0.01
+LIMIT_SECONDS = 30.0
+TICK_SECONDS = 0.01
 
 
-def on_ranks(run: Callable[[int], Any], folder: Path) -> list[Any] | str:
-    """What each of two ranks, in processes of their own, has to say; or, as a text, why one of them
-    has not.
+def run_on_ranks(run: Callable[[int], Any], folder: Path) -> list[Any] | str:
+    """Run a function on two ranks, each a process of its own.
 
     Args:
-        run: given a rank's number; what it returns must be what torch can save.
-        folder: an empty one, for this call alone.
+        run: is given a rank's number; what it returns must be what torch can save.
+        folder: one that is not there yet, for this call alone.
+
+    Returns:
+        What each rank has returned; or, as a text, why one has not.
     """
     folder.mkdir(parents=True)
-    processes = [_forked(run, rank, folder) for rank in range(RANKS)]
-    ends = time.monotonic() + SECONDS
-    waiting = set(processes)
+    waiting = {_fork(run, rank, folder) for rank in range(RANKS)}
+    ends = time.monotonic() + LIMIT_SECONDS
     while waiting and time.monotonic() < ends and not list(folder.glob("failed*")):
         waiting -= {process for process in waiting if os.waitpid(process, os.WNOHANG)[0]}
-        time.sleep(TICK)
+        time.sleep(TICK_SECONDS)
     for process in waiting:  # where one has failed, the other waits for it
         os.kill(process, 9)
         os.waitpid(process, 0)
@@ -43,7 +42,7 @@ def on_ranks(run: Callable[[int], Any], folder: Path) -> list[Any] | str:
         return f"it does not load on {RANKS} ranks: {failed[0].read_text()}"
     files = [folder / f"rank{rank}.pt" for rank in range(RANKS)]
     if not all(file.exists() for file in files):
-        return f"{RANKS} ranks did not load it within {SECONDS:.0f} seconds"
+        return f"{RANKS} ranks did not load it within {LIMIT_SECONDS:.0f} seconds"
     return [torch.load(file) for file in files]
 
 
@@ -52,12 +51,15 @@ def sharded(
     start: Callable[[int, Path], None],
     reference: Mapping[str, Tensor],
     folder: Path,
-) -> dict[str, Any]:
-    """Load the checkpoint on each of two ranks and compare with what one rank alone has loaded.
+) -> CheckFacts:
+    """Load the checkpoint on two ranks, and compare with what one rank alone has loaded.
 
     Args:
         start: makes this process the rank of that number; the ranks meet at the file.
         reference: parameters and buffers after a load without parallelism.
+
+    Returns:
+        An item for each parameter that differs; or the reason why it was not run.
     """
 
     def load(rank: int) -> State:
@@ -67,95 +69,88 @@ def sharded(
         subject.load(model, Owned(subject.checkpoint))
         return snapshot(model)
 
-    states = on_ranks(load, folder / "ranks")
+    states = run_on_ranks(load, folder / "ranks")
     if isinstance(states, str):
-        return {"reason": states}
-    items = [
-        {"kind": "differs", "parameter": name, **found}
+        return CheckFacts(reason=states)
+    items = tuple(
+        Item("differs", name, (), *difference)
         for name in reference
-        if (found := unlike(name, reference, states))
-    ]
-    return {
-        "items": items,
-        "measured": {
-            "ranks": RANKS,
-            "parted": sum(_parted(name, reference, states) for name in reference),
-        },
-    }
+        if (difference := compare_shards(name, reference, states))
+    )
+    parted = sum(
+        any(name in state and state[name].shape != whole.shape for state in states)
+        for name, whole in reference.items()
+    )
+    return CheckFacts(items, {"ranks": RANKS, "parted": parted})
 
 
-def leave_groups() -> None:
-    """Of a fork:
+def leave_groups(*kept: Any) -> None:
+    """Forget the process groups from before a fork, which have no threads in this process.
 
-    forget the process groups of before, which have no threads here. Ending them would wait for
-    these.
+    Ending them would wait for these threads, so nothing that refers to them is let go of.
+
+    Args:
+        kept: further objects that refer to groups.
     """
     import torch.distributed.distributed_c10d as c10d
 
-    _KEPT.append(c10d._world)
+    _KEPT.extend((c10d._world, *kept))
     c10d._world = c10d._World()
     torch._C._distributed_c10d._unregister_all_process_groups()
 
 
-_KEPT: list[Any] = []  # what nothing refers to any more would be ended
+_KEPT: list[Any] = []
 
 
-def _forked(run: Callable[[int], Any], rank: int, folder: Path) -> int:
+def _fork(run: Callable[[int], Any], rank: int, folder: Path) -> int:
+    """Run the function in a new process, which leaves `rankN.pt` or `failedN`; return its id."""
     process = os.fork()
     if process:
         return process
+    part = folder / f"part{rank}"
     try:
-        said = run(rank)
-        part = folder / f"part{rank}"
-        torch.save(said, part)
+        torch.save(run(rank), part)
         part.rename(folder / f"rank{rank}.pt")
     except BaseException as error:
-        (folder / f"part{rank}").write_text(
-            f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-        )
-        (folder / f"part{rank}").rename(folder / f"failed{rank}")
+        part.write_text(f"{type(error).__name__}: {' '.join(str(error).split())[:200]}")
+        part.rename(folder / f"failed{rank}")
     finally:
         os._exit(0)
 
 
-def _parted(name: str, reference: Mapping[str, Tensor], states: list[State]) -> bool:
-    return any(name in state and state[name].shape != reference[name].shape for state in states)
-
-
-def unlike(
+def compare_shards(
     name: str, reference: Mapping[str, Tensor], states: list[State]
-) -> dict[str, str] | None:
-    """How the ranks' shards of a parameter are not the whole: values that no rank has, and values
-    that are not in the whole.
+) -> Difference | None:
+    """Compare the ranks' shards of a parameter with the whole.
 
     Parts that every rank has, as of norms and of shared key heads, are allowed, and so are zeros:
     of a bias whose sum the ranks take, one rank has the values and the others none. Elements that
-    nothing was loaded into are not looked at.
+    nothing was loaded into are left out.
+
+    Returns:
+        The difference where values are on no rank, or are not in the whole; else None.
     """
     if not all(name in state for state in states):
-        return {"expected": "there on every rank", "seen": "not there"}
-    whole = _loaded(reference[name])
+        return Difference("there on every rank", "not there")
+    whole = _loaded_words(reference[name])
     values, counts = torch.unique(whole, return_counts=True)
-    together = torch.cat([_loaded(state[name]) for state in states])
-    seen, seen_counts = torch.unique(together, return_counts=True)
-    position = torch.searchsorted(seen, values).clamp(max=max(len(seen) - 1, 0))
-    there = (
-        torch.where(seen[position] == values, seen_counts[position], 0)
-        if len(seen)
-        else torch.zeros_like(counts)
-    )
-    missing = int((counts - there).clamp(min=0).sum())
-    strange = int((~torch.isin(seen, values) & (seen != 0)).sum())
+    together = torch.cat([_loaded_words(state[name]) for state in states])
+    present, present_counts = torch.unique(together, return_counts=True)
+    found = torch.zeros_like(counts)
+    if len(present):
+        position = torch.searchsorted(present, values).clamp(max=len(present) - 1)
+        found = torch.where(present[position] == values, present_counts[position], 0)
+    missing = int((counts - found).clamp(min=0).sum())
+    strange = int((~torch.isin(present, values) & (present != 0)).sum())
     if not missing and not strange:
         return None
-    return {
-        "expected": f"all {len(whole)} elements, on one rank or the other",
-        "seen": f"{missing} on none; {strange} values are strange",
-    }
+    return Difference(
+        f"all {len(whole)} elements, on one rank or the other",
+        f"{missing} on none; {strange} values are strange",
+    )
 
 
-def _loaded(tensor: Tensor) -> Tensor:
-    """The bits of the elements that something was loaded into, as integers."""
-    written = tensor.detach().contiguous().reshape(-1)
-    written = written[~marked(written, MARKS[0])] if written.numel() else written
-    return as_words(written)
+def _loaded_words(tensor: Tensor) -> Tensor:
+    """Return the bits, as integers, of the elements that something was loaded into."""
+    flat = tensor.detach().contiguous().reshape(-1)
+    return as_words(flat[~marked(flat, MARKS[0])] if flat.numel() else flat)

@@ -18,11 +18,15 @@ Line = tuple[str, int]
 
 
 class ReferenceTracer(Owned):
-    """Like `Owned`. While its `trace` is set, notes for each wanted tensor the last line that took
-    a hold of it that still stands.
+    """Gives tensors as `Owned` does, and finds for each the last line that still refers to it.
 
-    A hold is a reference to the tensor, or a view of its memory. A line in `home`, the class's own
-    file, comes before others.
+    A reference is one to the tensor, or a view of its memory. `trace` must be set with
+    `sys.settrace` while tensors are loaded; then `lines` has the file and line for each name.
+
+    Args:
+        wanted: the names of the tensors to follow.
+        code: beginnings of the paths of code to follow.
+        home: the class's own file, whose lines come before others.
     """
 
     def __init__(
@@ -40,22 +44,19 @@ class ReferenceTracer(Owned):
     def __iter__(self) -> Iterator[Named]:
         for name in self.names:
             tensor = self.checkpoint[name].clone()
-            self._tensor, self._rises, self._count = (
-                (tensor if name in self.wanted else None),
-                [],
-                0,
-            )
+            self._tensor = tensor if name in self.wanted else None
+            self._rises, self._count = [], 0
             yield name, tensor
             if self._tensor is not None:
-                self._settle()
+                self._count_references()
                 rises = [line for _, line in self._rises]
                 standing = [line for line in rises if line[0] == self.home] or rises
-                if line := (standing[-1] if standing else self._asking()):
+                if line := (standing[-1] if standing else self._asking_line()):
                     self.lines[name] = line
         self.exhausted = True
 
-    def _settle(self) -> int:
-        """Forget the holds that have been let go of; how many there are."""
+    def _count_references(self) -> int:
+        """Return the references to the tensor, and forget the lines of those that have gone."""
         assert self._tensor is not None
         count = sys.getrefcount(self._tensor) + torch._C._storage_Use_Count(
             self._tensor.untyped_storage()._cdata
@@ -68,10 +69,10 @@ class ReferenceTracer(Owned):
         file = frame.f_code.co_filename
         return file.startswith(self.code) and not file.startswith(PROBE)
 
-    def _asking(self) -> Line | None:
-        """The line that asks for the next tensor:
+    def _asking_line(self) -> Line | None:
+        """Return the line that asks for the next tensor, in the innermost plain function.
 
-        that of the innermost function that is not itself a generator.
+        Generators that pass tensors on count only where nothing else asks.
         """
         frame: FrameType | None = sys._getframe(2)
         passed: Line | None = None
@@ -85,7 +86,7 @@ class ReferenceTracer(Owned):
         return passed
 
     def trace(self, frame: FrameType, event: str, argument: object) -> Any:
-        """For `sys.settrace`: follows the lines of the class's own code, and of its framework's."""
+        """Follow the lines of the class's own code, and of its framework's, for `sys.settrace`."""
         if not self._follows(frame):
             return None
         # What is seen at a function's first line has happened at the line that called it.
@@ -95,7 +96,7 @@ class ReferenceTracer(Owned):
         def local(frame: FrameType, event: str, argument: object) -> Any:
             nonlocal last
             if self._tensor is not None:
-                count = self._settle()
+                count = self._count_references()
                 if self._count and count > self._count:
                     self._rises.append((count, last))
                 self._count = count

@@ -1,7 +1,4 @@
-"""Which tiny config, and which twin of transformers, an SGLang class may be made with:
-
-the likeliest first.
-"""
+"""The tiny configs and twins that an SGLang class may be made with, the likeliest first."""
 
 import importlib
 import inspect
@@ -14,21 +11,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from . import twin
-from .sglang_stubs import StubInstaller
+from .stubs import StubInstaller
 
 TABLE: Mapping[str, Any] = json.loads((Path(__file__).parent / "sglang_twins.json").read_text())
-"""What no general rule gives, for SGLang's class of a name, in the form of `twins.json`, which it
-comes before.
-"""
+"""The table of SGLang's classes, of the form of `twin.TABLE`, which it comes before."""
 STEM = re.compile(
-    r"(ForCausalLM|ForConditionalGeneration|ForSequenceClassification|ForClassification|ForRewardModel|ForBlockDiffusion|"
-    r"NextN|MTP|DSpark|Eagle3?|DraftModel|LMHeadModel|ModelLM|EmbeddingModel|ChatModel|Model|Chat)+$"
+    r"(ForCausalLM|ForConditionalGeneration|ForSequenceClassification|ForClassification"
+    r"|ForRewardModel|ForBlockDiffusion|NextN|MTP|DSpark|Eagle3?|DraftModel|LMHeadModel|ModelLM"
+    r"|EmbeddingModel|ChatModel|Model|Chat)+$"
 )
+"""What follows the name of a family in the name of an architecture."""
 DRAFTS = re.compile("NextN|MTP")
 """Names of classes that load the layer after the last, by which a model drafts for itself."""
 FIELDS = {"language_only": False, "encoder_only": False}
-"""What SGLang sets on a config from its own arguments."""
+"""Fields that SGLang sets on a config from its own arguments."""
 
 
 @dataclass(frozen=True)
@@ -37,79 +36,67 @@ class Template:
 
     like: str | None
     config_class: Any
-    said: Mapping[str, Any]
+    entry: twin.Entry
+
+    @property
+    def words(self) -> str:
+        """The template as stages and reasons name it."""
+        return f"transformers' {self.like}" if self.like else str(self.config_class.__name__)
 
 
-def entry(name: str) -> dict[str, Any]:
-    """What the tables say of a class; `as` takes over what is said of another."""
+def sglang_entry(name: str) -> dict[str, Any]:
+    """Return the entry of a class: SGLang's table's, else vLLM's without its class of configs."""
     if name not in TABLE["classes"]:
-        # vLLM's own
-        return {key: value for key, value in twin.entry(name).items() if key != "config_class"}
-    found = dict(TABLE["classes"][name])
-    return {**entry(found.pop("as")), **found} if "as" in found else found
+        entry = twin.twin_entry(name)
+        return {key: value for key, value in entry.items() if key != "config_class"}
+    entry = dict(TABLE["classes"][name])
+    return {**sglang_entry(entry.pop("as")), **entry} if "as" in entry else entry
 
 
-def templates(name: str, found: type) -> Iterator[Template]:
-    """The ways to try:
-
-    the twin of its name, of a class that it inherits from, of the config that it takes; then
-    configs alone.
-    """
+def templates(name: str, model_class: type) -> Iterator[Template]:
+    """Yield the templates to try: a twin of its name or of a base class, then configs alone."""
     import transformers
 
-    said = entry(name)
-    if "config_class" not in said:
-        twins = (
-            [said["like"]]
-            if "like" in said
-            else [name, *(base.__name__ for base in found.__mro__[1:])]
-        )
-        for like in dict.fromkeys(twins):
+    entry = sglang_entry(name)
+    if "config_class" not in entry:
+        bases = [base.__name__ for base in model_class.__mro__[1:]]
+        for like in [entry["like"]] if "like" in entry else dict.fromkeys([name, *bases]):
             if twin.known(like) and not like.startswith(("PreTrained", "Pretrained")):
-                yield Template(
-                    like,
-                    getattr(transformers, like).config_class,
-                    said if like == name or "like" in said else _of_base(said, like),
-                )
+                of_base = {key: value for key, value in sglang_entry(like).items() if key != "like"}
+                yield Template(like, getattr(transformers, like).config_class, entry or of_base)
                 break
-    for config_class in dict.fromkeys(_config_classes(name, found, said.get("config_class"))):
-        yield Template(None, config_class, said)
+    config_classes = _config_classes(name, model_class, entry.get("config_class"))
+    for config_class in dict.fromkeys(config_classes):
+        yield Template(None, config_class, entry)
 
 
-def _of_base(said: dict[str, Any], like: str) -> dict[str, Any]:
-    return said or {key: value for key, value in entry(like).items() if key != "like"}
-
-
-def _config_classes(name: str, found: type, said: str | None) -> Iterator[Any]:
+def _config_classes(name: str, model_class: type, asked: str | None) -> Iterator[Any]:
     import transformers
     from sglang.srt.utils.hf_transformers import common
 
     known = {
         config_class.__name__: config_class for config_class in common._CONFIG_REGISTRY.values()
     }
-    if said:
-        of_sglang = [getattr(module, said) for module in _config_modules() if hasattr(module, said)]
-        yield next(iter(of_sglang), None) or known.get(said) or getattr(transformers, said)
+    if asked:
+        own = (getattr(module, asked) for module in _config_modules() if hasattr(module, asked))
+        yield next(own, None) or known.get(asked) or getattr(transformers, asked)
         return
     plain = transformers.PretrainedConfig
     stem = STEM.sub("", name).casefold()
-    own = {
+    in_modules = {
         word: value
         for module in _config_modules()
         for word, value in vars(module).items()
         if isinstance(value, type)
     }
-    for word, value in [
-        *known.items(),
-        *own.items(),
-        *((word, word) for word in dir(transformers)),
-    ]:
+    in_transformers = ((word, word) for word in dir(transformers))
+    for word, value in [*known.items(), *in_modules.items(), *in_transformers]:
         if word.casefold() in (f"{stem}config", f"{stem}vlconfig", f"{stem}chatconfig"):
             yield getattr(transformers, value) if isinstance(value, str) else value
-    for base in found.__mro__:
-        asked = _annotation(base)
-        if isinstance(asked, type) and issubclass(asked, plain) and asked is not plain:
-            yield asked
+    for base in model_class.__mro__:
+        taken = _annotation(base)
+        if isinstance(taken, type) and issubclass(taken, plain) and taken is not plain:
+            yield taken
     yield transformers.LlamaConfig
 
 
@@ -123,40 +110,37 @@ def _config_modules() -> Iterator[Any]:
             continue
 
 
-def _annotation(found: type) -> Any:
-    """The class of configs that a constructor says it takes."""
-    if "__init__" not in vars(found):
+def _annotation(model_class: type) -> Any:
+    """Return the class of configs that a constructor is annotated with."""
+    if "__init__" not in vars(model_class):
         return None
     try:
-        hints = typing.get_type_hints(found.__init__)  # type: ignore[misc]
+        hints = typing.get_type_hints(model_class.__init__)  # type: ignore[misc]
     except Exception:
-        hints = {
-            key: value.annotation for key, value in inspect.signature(found).parameters.items()
-        }
+        parameters = inspect.signature(model_class).parameters
+        hints = {key: value.annotation for key, value in parameters.items()}
     return next((hints[key] for key in ("config", "hf_config") if key in hints), None)
 
 
 def write(
-    template: Template, folder: Path, name: str, mender: StubInstaller
-) -> dict[str, Any] | None:
-    """Write a tiny config, and where there is a twin its checkpoint, which is given back."""
+    template: Template, folder: Path, name: str, installer: StubInstaller
+) -> dict[str, Tensor] | None:
+    """Write a tiny config and, where the template has a twin, its checkpoint, which is returned."""
+    config_class, entry, like = template.config_class, template.entry, template.like
     checkpoint = None
-    if template.like:
-        like = template.like
-        checkpoint = mender.run(lambda: twin.save_twin(like, template.said, folder, name))
+    if like:
+        checkpoint = installer.run(lambda: twin.save_twin(like, entry, folder, name))
     else:
-        mender.run(
-            lambda: twin.tiny_config(template.config_class, template.said).save_pretrained(folder)
-        )
-        twin.write_config(folder, template.said, name)
+        installer.run(lambda: twin.save_config(config_class, entry, folder, name))
     if DRAFTS.search(name):
-        written = json.loads((folder / "config.json").read_text())
-        (folder / "config.json").write_text(json.dumps({**written, "num_nextn_predict_layers": 1}))
+        file = folder / "config.json"
+        values = json.loads(file.read_text())
+        file.write_text(json.dumps({**values, "num_nextn_predict_layers": 1}))
     return checkpoint
 
 
 def read(folder: Path) -> Any:
-    """The config, as SGLang reads it."""
+    """Return the folder's config, as SGLang reads it."""
     from sglang.srt.utils.hf_transformers_utils import get_config
 
     config = get_config(str(folder), trust_remote_code=False)

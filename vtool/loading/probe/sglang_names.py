@@ -1,7 +1,4 @@
-"""Names for an SGLang class without a twin:
-
-those of `discover`, told of SGLang's mappings and of the layer that drafts.
-"""
+"""Names for an SGLang class without a twin: `discover`, with SGLang's mappings of names."""
 
 from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
@@ -9,32 +6,24 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from .audit import text_of
-from .discover import discover
-from .subject import NotRun
-
-KINDS = ("orig_to_new_prefix", "orig_to_new_substr", "orig_to_new_suffix")
-MAPPER = "hf_to_vllm_mapper"
-"""The attribute by which `discover` knows a mapping of names:
-
-vLLM's. SGLang's classes have one of another name, of the same form.
-"""
+from .discover import MAPPER, MAPPING_KINDS, discover
+from .errors import NotRun, error_text
 
 
-def found_by_trying(
+def discover_names(
     make: Callable[[], Any], why: Sequence[str], progress: Callable[[str], None]
 ) -> dict[str, Tensor]:
-    """A checkpoint of names that the class has shown to take.
+    """Return a checkpoint of names that the class has shown to take.
 
     Raises:
-        NotRun: too few were found; with what the class itself says to an empty checkpoint, where it
-            raises, and why a twin would not do.
+        NotRun: too few were found; with what the class itself raises for an empty checkpoint, and
+            why a twin would not do.
     """
     model = make()
     for module in [model, *model.children()]:
         if (mapper := getattr(module, "hf_to_sglang_mapper", None)) is not None:
             object.__setattr__(module, MAPPER, mapper)
-    _say_drafts(model)
+    _map_draft_layer(model)
     try:
         return discover(model, progress)
     except NotRun as few:
@@ -45,26 +34,22 @@ def _raised(make: Callable[[], Any]) -> list[str]:
     try:
         make().load_weights(iter(()))
     except Exception as error:
-        return [f"even without weights its load_weights raises {text_of(error)}"]
+        return [f"even without weights its load_weights raises {error_text(error)}"]
     return []
 
 
-def _say_drafts(model: nn.Module) -> None:
-    """A layer by which a model drafts for itself goes under the number after the last, whatever the
-    class itself calls it.
-    """
+def _map_draft_layer(model: nn.Module) -> None:
+    """Map a layer that drafts to the number after the last, whatever the class itself calls it."""
     config: Any = getattr(model, "config", None)
     layers = getattr(getattr(config, "text_config", None) or config, "num_hidden_layers", None)
     if not isinstance(layers, int) or not getattr(config, "num_nextn_predict_layers", 0):
         return
     given: Any = getattr(model, MAPPER, None)
     rules: dict[str, Mapping[str, str]] = {
-        kind: dict(getattr(given, kind, None) or {}) for kind in KINDS
+        kind: dict(getattr(given, kind, None) or {}) for kind in MAPPING_KINDS
     }
-    drafts = {f"model.layers.{layers}.": "model.decoder.", "mtp.layers.0.": "model.layers.0."}
-    rules["orig_to_new_prefix"] = {**drafts, **rules["orig_to_new_prefix"]}
-    rules["orig_to_new_substr"] = {
-        f"model.layers.{layers}.": "model.",
-        **rules["orig_to_new_substr"],
-    }
+    draft = f"model.layers.{layers}."
+    prefixes = {draft: "model.decoder.", "mtp.layers.0.": "model.layers.0."}
+    rules["orig_to_new_prefix"] = {**prefixes, **rules["orig_to_new_prefix"]}
+    rules["orig_to_new_substr"] = {draft: "model.", **rules["orig_to_new_substr"]}
     object.__setattr__(model, MAPPER, SimpleNamespace(**rules))

@@ -1,27 +1,24 @@
-"""Drives SGLang's own ways of loading, to see which of them hand a class tensors that do not stay
-valid.
-"""
+"""Drives SGLang's own ways of loading, to see which hand a class tensors that do not stay valid."""
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from torch import Tensor
 
-from .audit import text_of
-from .sources import Owned, ReusableBuffer, Tracked
-from .state import MARKS, compare, mark, snapshot
+from .checkpoint_files import temporary_checkpoint
+from .loading_paths import Protection, load_new, protection, protection_of_loaded, run_paths
+from .sources import ReusableBuffer, Tracked
+from .state import MARKS, mark
 from .subject import Named, Subject
 
 STREAMER = "runai_model_streamer"
 
 
 def drive(subject: Subject) -> dict[str, str]:
-    """For each path: `unprotected`, `protected`, or why it was not run.
+    """Return for each path `unprotected`, `protected`, or why it was not run.
 
     `load_format=runai_streamer` is SGLang's own iterator over a streamer that uses one buffer
     again: it marks what it yields (attribute `_sglang_runai_streamer_tensor`,
@@ -29,96 +26,58 @@ def drive(subject: Subject) -> dict[str, str]:
     over a list, whose tensors stay until the call is over. `model.load_weights` is the class's own
     method, as loaders of others call it.
     """
-    ways: dict[str, Callable[[], str]] = {
-        "load_format=safetensors": lambda: _from_file(subject),
-        "load_format=runai_streamer": lambda: _streamed(subject),
-        "update_weights_from_distributed": lambda: _updated(subject),
-        "model.load_weights": lambda: _verdict(
-            subject, _loaded(subject, ReusableBuffer(subject.checkpoint, 1))
-        ),
-    }
-    return {path: _attempt(run) for path, run in ways.items()}
+    buffer = ReusableBuffer(subject.checkpoint, 1)
+    return run_paths(
+        {
+            "load_format=safetensors": lambda: _load_format(subject),
+            "load_format=runai_streamer": lambda: _stream(subject),
+            "update_weights_from_distributed": lambda: _update(subject),
+            "model.load_weights": lambda: protection_of_loaded(subject, load_new(subject, buffer)),
+        }
+    )
 
 
-def _attempt(run: Callable[[], str]) -> str:
-    try:
-        return run()
-    except Exception as error:
-        return f"not run: {text_of(error)}"
-
-
-def _loaded(subject: Subject, weights: Any) -> Any:
-    model = subject.make()
-    mark(model, MARKS[0])
-    subject.load(model, weights)
-    return model
-
-
-def _verdict(subject: Subject, model: Any) -> str:
-    expected = snapshot(_loaded(subject, Owned(subject.checkpoint)))
-    return "unprotected" if compare(expected, snapshot(model)) else "protected"
-
-
-def _from_file(subject: Subject) -> str:
-    """SGLang's loader of safetensors;
-
-    whether what it yields is still right when it has yielded everything.
-    """
+def _load_format(subject: Subject) -> Protection:
+    """Read a file with SGLang's loader, and compare all tensors after the last was yielded."""
     from sglang.srt.configs.load_config import LoadConfig
     from sglang.srt.model_loader.loader import DefaultModelLoader
 
-    with _saved(subject) as folder:
+    with temporary_checkpoint(subject.checkpoint) as file:
         loader = DefaultModelLoader(LoadConfig(load_format="safetensors"))
-        seen = dict(loader._get_weights_iterator(DefaultModelLoader.Source(str(folder), None)))
-        return "unprotected" if compare(dict(subject.checkpoint), seen) else "protected"
+        source = DefaultModelLoader.Source(str(file.parent), None)
+        return protection(subject.checkpoint, dict(loader._get_weights_iterator(source)))
 
 
-def _streamed(subject: Subject) -> str:
+def _stream(subject: Subject) -> Protection:
     from sglang.srt.model_loader.weight_utils import runai_safetensors_weights_iterator
 
     with _streamer(ReusableBuffer(subject.checkpoint, 1)):
-        return _verdict(
-            subject, _loaded(subject, runai_safetensors_weights_iterator(["model.safetensors"]))
-        )
+        weights = runai_safetensors_weights_iterator(["model.safetensors"])
+        return protection_of_loaded(subject, load_new(subject, weights))
 
 
-def _updated(subject: Subject) -> str:
-    """As `update_weights_from_distributed` loads what it has received:
-
-    all of it at once, and freed when the call is over.
-    """
+def _update(subject: Subject) -> str:
+    """Load as `update_weights_from_distributed` does: all at once, freed when the call is over."""
     from sglang.srt.model_executor.model_runner_components.weight_updater import WeightUpdater
 
     model = subject.make()
     mark(model, MARKS[0])
     received = Tracked(subject.checkpoint)
     runner: Any = SimpleNamespace(
-        get_model=lambda: model, _assert_weight_cache_inactive=lambda *arguments: None
+        get_model=lambda: model, _assert_weight_cache_inactive=lambda *args: None
     )
     done, said = WeightUpdater.load_weights_from_distributed(runner, list(received))
     if not done:
         return f"not run: {said}"
     received.destroy()
-    return _verdict(subject, model)
-
-
-@contextmanager
-def _saved(subject: Subject) -> Iterator[Path]:
-    from safetensors.torch import save_file
-
-    with TemporaryDirectory(prefix="vtool-") as folder:
-        save_file(
-            {name: tensor.contiguous() for name, tensor in subject.checkpoint.items()},
-            Path(folder) / "model.safetensors",
-        )
-        yield Path(folder)
+    return protection_of_loaded(subject, model)
 
 
 @contextmanager
 def _streamer(weights: ReusableBuffer) -> Iterator[None]:
-    """Run:ai's library, with one buffer for every tensor:
+    """Put a streamer with one buffer for every tensor in the place of Run:ai's library.
 
-    the hardest case, whatever version is installed, or none.
+    That is the hardest case, whatever version is installed, or none.
     """
 
     class SafetensorsStreamer:
@@ -131,7 +90,7 @@ def _streamer(weights: ReusableBuffer) -> Iterator[None]:
         def __exit__(self, *error: object) -> None:
             return
 
-        def stream_files(self, files: Sequence[str], **more: Any) -> None:
+        def stream_files(self, files: Sequence[str], **kwargs: Any) -> None:
             return
 
         def get_tensors(self) -> Iterator[Named]:

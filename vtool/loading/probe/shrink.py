@@ -1,9 +1,7 @@
-"""Makes a transformers config tiny, whatever its class:
-
-known fields get small values that go together.
-"""
+"""Makes a transformers config tiny, whatever its class: known fields get small values that fit."""
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, INTERMEDIATE, VOCAB, LAYERS, EXPERTS = (
@@ -93,7 +91,7 @@ ONE_INDEX = ("deepstack_visual_indexes", "fullatt_block_indexes")
 
 
 def small(name: str, value: Any) -> Any:
-    """The tiny value of a field."""
+    """Return the tiny value of a field."""
     if isinstance(value, bool) or not isinstance(value, int):
         return value
     if name in CAPPED:
@@ -113,7 +111,7 @@ def small(name: str, value: Any) -> Any:
 
 
 def shrink(config: Any, layers: int = LAYERS) -> Any:
-    """Shrink a config in place, and those inside of it."""
+    """Shrink a config and its inner configs in place, and return it."""
     from transformers import PretrainedConfig
 
     counts = {
@@ -151,7 +149,7 @@ def shrink(config: Any, layers: int = LAYERS) -> Any:
 
 
 def _whole_patches(config: Any) -> None:
-    """An image is a whole number of patches wide."""
+    """Make an image a whole number of patches wide."""
     image, patch = getattr(config, "image_size", None), getattr(config, "patch_size", None)
     if (
         isinstance(image, int)
@@ -164,7 +162,7 @@ def _whole_patches(config: Any) -> None:
 
 
 def assign(config: Any, values: Mapping[str, Any]) -> None:
-    """Set dotted fields, of a config or of its plain dict."""
+    """Set dotted fields of a config, or of its plain dict."""
     for dotted, value in values.items():
         *outer, leaf = dotted.split(".")
         inner = config
@@ -177,11 +175,6 @@ def assign(config: Any, values: Mapping[str, Any]) -> None:
 
 
 def _set(config: Any, name: str, value: Any) -> None:
-    """Some fields are read-only, or refuse a value that others still contradict;
-
-    then the old one stays.
-    """
-    try:
+    """Set a field, unless it is read-only or refuses a value that others still contradict."""
+    with suppress(AttributeError, ValueError, TypeError, NotImplementedError):
         setattr(config, name, value)
-    except (AttributeError, ValueError, TypeError, NotImplementedError):
-        return

@@ -1,4 +1,4 @@
-"""Where weights come from: a loader that gives away its tensors, and those that take them back."""
+"""Sources of weights: a loader that gives its tensors away, and loaders that take them back."""
 
 import random
 import weakref
@@ -12,13 +12,16 @@ from .state import as_bytes
 from .subject import Named
 
 POISON = 0xC7
-"""What a buffer holds once its tensor is no longer valid; as bfloat16, -102000."""
+"""The byte that fills a buffer whose tensor is no longer valid; as bfloat16, -102000."""
 
 
 class Owned:
-    """Gives each tensor in memory of its own:
+    """Gives each tensor in memory of its own; every other source is compared with this one.
 
-    what every other source is compared with. Counts what it is asked for.
+    Counts in `given` what it is asked for.
+
+    Args:
+        names: the tensors to give, in order; None: all.
     """
 
     def __init__(
@@ -37,9 +40,9 @@ class Owned:
 
 
 class ReusableBuffer(Owned):
-    """A ring of `slots` buffers, as a streaming loader has:
+    """Gives tensors in a ring of `slots` buffers, as a streaming loader does.
 
-    a tensor is valid until `slots` more have been asked for, then destroyed.
+    A tensor is valid until `slots` more have been asked for, then it is destroyed.
     """
 
     def __init__(self, checkpoint: Mapping[str, Tensor], slots: int) -> None:
@@ -63,8 +66,9 @@ class ReusableBuffer(Owned):
 
 
 class SglangMarked(ReusableBuffer):
-    """The ring, with SGLang's mark on each tensor, by which a class that looks for it copies
-    (sglang/srt/model_loader/weight_utils.py).
+    """Gives tensors in a ring, with SGLang's mark, which tells a class to copy them.
+
+    See sglang/srt/model_loader/weight_utils.py.
     """
 
     def __iter__(self) -> Iterator[Named]:
@@ -74,9 +78,10 @@ class SglangMarked(ReusableBuffer):
 
 
 class Tracked(Owned):
-    """Like `Owned`;
+    """Gives tensors as `Owned` does, and knows which of its memory is still held, and where.
 
-    knows which of its memory is still held, by whatever view, and where it lies.
+    `held` has the bytes of each tensor of which any view is left; `addresses` has the tensor at
+    the address of each storage.
     """
 
     def __init__(self, checkpoint: Mapping[str, Tensor]) -> None:
@@ -115,7 +120,7 @@ class Tracked(Owned):
             del self.addresses[address]
 
     def destroy(self) -> None:
-        """Overwrite what is still held."""
+        """Overwrite the memory that is still held."""
         for reference in self.arrays.values():
             array = reference()
             if isinstance(array, np.ndarray):
@@ -123,33 +128,34 @@ class Tracked(Owned):
 
 
 def nbytes(tensor: Tensor) -> int:
-    """Its size in bytes."""
+    """Return a tensor's size in bytes."""
     return tensor.numel() * tensor.element_size()
 
 
 def flat(tensor: Tensor) -> Tensor:
-    """Its bytes in a row."""
+    """Return a tensor's bytes, of shape (bytes,)."""
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
 def shuffled(names: Sequence[str]) -> list[str]:
-    """Another order, always the same."""
+    """Return the names in another order, always the same."""
     mixed = list(names)
     random.Random(0).shuffle(mixed)
     return mixed
 
 
 def buckets(names: Sequence[str], size: int) -> list[list[str]]:
-    """The names in consecutive pieces of `size`, as weight synchronisation sends them."""
+    """Return the names in consecutive lists of `size`, as weight synchronization sends them."""
     return [list(names[start : start + size]) for start in range(0, len(names), size)]
 
 
 def other_values(
     checkpoint: Mapping[str, Tensor], names: set[str] | None = None
 ) -> dict[str, Tensor]:
-    """The same checkpoint with other numbers:
+    """Return the checkpoint with other values.
 
-    what was loaded before, or what a tensor that is not read may hold.
+    Args:
+        names: the tensors to change; None: all.
     """
     generator = torch.Generator().manual_seed(7)
     changed = {}
@@ -166,9 +172,9 @@ def other_values(
 
 
 def _turned(tensor: Tensor) -> Tensor:
-    """Its elements in other places, for whole numbers are often places in something;
+    """Return a tensor's elements in other places; where all are alike, other elements.
 
-    where they are all alike, another in each.
+    Integers are often places in something, so that their values must stay.
     """
     elements = as_bytes(tensor)
     turned = elements.roll(1, 0)

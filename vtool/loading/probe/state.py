@@ -1,4 +1,4 @@
-"""A model's tensors: marked before a load, copied after it, compared."""
+"""A model's tensors: marked before a load, copied after it, and compared."""
 
 import sys
 from collections.abc import Collection, Mapping
@@ -7,22 +7,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-MARKS = (0x4B, 0x5A)
-"""Bytes that parameters are filled with before the first and the second load:
+from .facts import Difference
 
-as bfloat16 and float32, large finite numbers.
+MARKS = (0x4B, 0x5A)
+"""The bytes that parameters are filled with before the first and the second load.
+
+As bfloat16 and float32 they are large finite numbers.
 """
 
 State = dict[str, Tensor]
 
 
 def named_tensors(model: Any) -> State:
-    """Parameters and buffers, each name of a shared one."""
+    """Return parameters and buffers, a shared one under each of its names."""
     return named_parameters(model) | _all(model, "named_buffers")
 
 
 def named_parameters(model: Any) -> State:
-    """Parameters, each name of a shared one."""
+    """Return parameters, a shared one under each of its names."""
     return _all(model, "named_parameters")
 
 
@@ -41,9 +43,9 @@ def _all(model: Any, method: str) -> State:
 
 
 def mark(model: Any, byte: int, buffers: Collection[str] = ()) -> None:
-    """Fill every parameter with one byte, and the buffers named.
+    """Fill every parameter, and the buffers that are named, with one byte.
 
-    Others are left: what is computed would not be computed again.
+    Other buffers are left alone: what a constructor computes would not be computed again.
     """
     if hasattr(model, "mark_with"):
         model.mark_with(byte)
@@ -55,7 +57,7 @@ def mark(model: Any, byte: int, buffers: Collection[str] = ()) -> None:
 
 
 def snapshot(model: Any) -> State:
-    """A copy of every tensor."""
+    """Return a copy of every parameter and buffer."""
     return {
         name: tensor.detach().clone(memory_format=torch.contiguous_format)
         for name, tensor in named_tensors(model).items()
@@ -63,7 +65,7 @@ def snapshot(model: Any) -> State:
 
 
 def as_bytes(tensor: Tensor) -> Tensor:
-    """Its bytes, of shape (elements, bytes of one)."""
+    """Return the tensor's bytes, of shape (elements, bytes of one)."""
     return (
         tensor.detach()
         .contiguous()
@@ -74,8 +76,9 @@ def as_bytes(tensor: Tensor) -> Tensor:
 
 
 def as_words(tensor: Tensor) -> Tensor:
-    """Its elements as whole numbers of their bits, of shape (elements,), or (elements, 2) for
-    complex128: equal where the bits are.
+    """Return the bits of each element as an integer.
+
+    The shape is (elements,), or (elements, 2) for complex128.
     """
     word = _WORDS[min(tensor.element_size(), 8)]
     words = tensor.detach().contiguous().reshape(-1).view(word)
@@ -86,21 +89,21 @@ _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def differing(left: Tensor, right: Tensor) -> Tensor:
-    """For each element, whether any bit of it differs."""
+    """Return a mask of the elements that differ in any bit, of shape (elements,)."""
     unlike = as_words(left) != as_words(right)
     return unlike.any(-1) if unlike.dim() > 1 else unlike
 
 
 def same(left: Tensor, right: Tensor) -> bool:
-    """Whether two tensors of one shape and dtype are the same in every bit:
+    """Return True if two tensors of one shape and dtype are the same in every bit.
 
-    one pass over memory, which most comparisons end with.
+    One pass over memory, after which most comparisons are done.
     """
     return torch.equal(as_words(left), as_words(right))
 
 
 def marked(tensor: Tensor, byte: int) -> Tensor:
-    """For each element, whether it still has the bytes that it was filled with."""
+    """Return a mask of the elements that still have the byte they were filled with."""
     words = as_words(tensor)
     alike = words == int.from_bytes(
         bytes([byte]) * words.element_size(), sys.byteorder, signed=words.dtype.is_signed
@@ -108,27 +111,27 @@ def marked(tensor: Tensor, byte: int) -> Tensor:
     return alike.all(-1) if alike.dim() > 1 else alike
 
 
-def compare(
+def compare_states(
     expected: Mapping[str, Tensor],
-    seen: Mapping[str, Tensor],
+    observed: Mapping[str, Tensor],
     skip: Mapping[str, Tensor] | None = None,
-) -> dict[str, dict[str, Any]]:
-    """The tensors that differ, and by how much.
+) -> dict[str, Difference]:
+    """Return every tensor that differs, and how.
 
     Args:
-        skip: for a name, the elements that are not looked at: those that no load has written.
+        skip: for a name, a mask of the elements that are not compared: no load has written them.
     """
-    found: dict[str, dict[str, Any]] = {}
-    for name in [*expected, *(name for name in seen if name not in expected)]:
-        if name not in expected or name not in seen:
-            found[name] = {
-                "expected": "there" if name in expected else "not there",
-                "seen": "there" if name in seen else "not there",
-            }
+    found: dict[str, Difference] = {}
+    for name in dict.fromkeys((*expected, *observed)):
+        if name not in expected or name not in observed:
+            here, there = (
+                "there" if name in state else "not there" for state in (expected, observed)
+            )
+            found[name] = Difference(here, there)
             continue
-        left, right = expected[name], seen[name]
+        left, right = expected[name], observed[name]
         if left.shape != right.shape or left.dtype != right.dtype:
-            found[name] = {"expected": _kind(left), "seen": _kind(right)}
+            found[name] = Difference(_kind(left), _kind(right))
             continue
         if same(left, right):
             continue
@@ -137,12 +140,10 @@ def compare(
             differs &= ~skip[name]
         if count := int(differs.count_nonzero()):
             first = int(differs.nonzero()[0])
-            found[name] = {
-                "elements": count,
-                "of": left.numel(),
-                "expected": f"{_value(left, first)} at element {first}",
-                "seen": f"{_value(right, first)}; {count} of {left.numel()} elements differ",
-            }
+            found[name] = Difference(
+                f"{_value(left, first)} at element {first}",
+                f"{_value(right, first)}; {count} of {left.numel()} elements differ",
+            )
     return found
 
 

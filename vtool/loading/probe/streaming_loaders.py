@@ -1,18 +1,19 @@
-"""Loaders that people use, on a file of this machine."""
+"""Streaming loaders that people use, on a file of this machine."""
 
+import inspect
+import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
-from .ranks import RANKS, leave_groups, on_ranks
+from .ranks import RANKS, leave_groups, run_on_ranks
 from .subject import Named
 
 
 def safetensors_mmap(file: Path) -> Iterator[Named]:
-    """safetensors, with the file mapped into memory."""
+    """Yield with safetensors, which maps the file into memory."""
     from safetensors import safe_open
 
     with safe_open(file, framework="pt") as opened:
@@ -21,15 +22,14 @@ def safetensors_mmap(file: Path) -> Iterator[Named]:
 
 
 def runai(file: Path, *, distributed: bool = False) -> Iterator[Named]:
-    """Run:ai's streamer with as little memory as the largest tensor needs, and without copies where
-    it can be told so.
+    """Yield with Run:ai's streamer, in a buffer no larger than the largest tensor needs.
+
+    Without copies, where this version can leave them out.
 
     Args:
         distributed: each rank of torch's process group reads a part of the file, and the ranks pass
             it on to each other.
     """
-    import inspect
-
     size = max(_sizes(file)) + (1 << 16)
     os.environ.update(RUNAI_STREAMER_MEMORY_LIMIT=str(size), RUNAI_STREAMER_CONCURRENCY="1")
     # Ranks pass tensors on through a buffer of a gigabyte, which a real checkpoint fills again and
@@ -38,21 +38,17 @@ def runai(file: Path, *, distributed: bool = False) -> Iterator[Named]:
     from runai_model_streamer import SafetensorsStreamer
 
     with SafetensorsStreamer() as streamer:
-        more: dict[str, object] = (
-            {"owned": False}
-            if "owned" in inspect.signature(streamer.stream_files).parameters
-            else {}
-        )
-        if "device" in inspect.signature(streamer.stream_files).parameters:
-            more["device"] = "cpu"
+        known = inspect.signature(streamer.stream_files).parameters
+        wanted: dict[str, object] = {"owned": False, "device": "cpu"}
+        given = {name: value for name, value in wanted.items() if name in known}
         if distributed:
-            more["is_distributed"] = True
-        streamer.stream_files([str(file)], **more)
+            given["is_distributed"] = True
+        streamer.stream_files([str(file)], **given)
         yield from streamer.get_tensors()
 
 
 def fastsafetensors(file: Path) -> Iterator[Named]:
-    """fastsafetensors without GPU Direct Storage."""
+    """Yield with fastsafetensors, without GPU Direct Storage."""
     from fastsafetensors import SafeTensorsFileLoader, SingleGroup
 
     loader = SafeTensorsFileLoader(SingleGroup(), device="cpu", nogds=True)
@@ -72,20 +68,25 @@ SOURCES: Mapping[str, Callable[[Path], Iterator[Named]]] = {
     "fastsafetensors": fastsafetensors,
 }
 ON_RANKS = "runai_distributed"
-"""A source that is no iterator of one process."""
+"""The source that needs several processes: `runai_on_ranks`."""
 
 
 def runai_on_ranks(
     load: Callable[[Iterator[Named]], list[str]], file: Path, folder: Path
 ) -> list[list[str]] | str:
-    """Run:ai's streamer on two ranks over gloo, which share the reading; for each rank what `load`
-    makes of it, or why it could not.
+    """Load from Run:ai's streamer on two ranks over gloo, which share the reading.
 
     Args:
-        load: loads a new object from an iterator and says what is wrong with it.
-        folder: where the ranks meet, and leave what they have to say.
+        load: loads a new object from an iterator and returns what is wrong with it.
+        folder: where the ranks meet, and leave their results.
+
+    Returns:
+        For each rank what `load` returns; or why it could not.
+
+    Raises:
+        ImportError: the streamer is not installed.
     """
-    # an ImportError is told here, not on a rank
+    # imported here too, so that it raises in this process
     from runai_model_streamer import SafetensorsStreamer  # noqa: F401
 
     def on_rank(rank: int) -> list[str]:
@@ -95,19 +96,11 @@ def runai_on_ranks(
         )
         return load(runai(file, distributed=True))
 
-    return on_ranks(on_rank, folder / "ranks")
-
-
-def write(checkpoint: Mapping[str, Tensor], file: Path) -> None:
-    """The checkpoint as a file."""
-    from safetensors.torch import save_file
-
-    save_file({name: tensor.contiguous() for name, tensor in checkpoint.items()}, file)
+    return run_on_ranks(on_rank, folder / "ranks")
 
 
 def _sizes(file: Path) -> list[int]:
-    import json
-
+    """Return the size in bytes of each tensor of a safetensors file."""
     with file.open("rb") as opened:
         header = json.loads(opened.read(int.from_bytes(opened.read(8), "little")))
     return [

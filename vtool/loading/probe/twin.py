@@ -1,12 +1,8 @@
-"""Tiny twins:
-
-a transformers class, shrunk, with random values, saved and read back under the names that files
-have.
-"""
+"""Tiny twins: a transformers class made small, saved, and read back under its files' names."""
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -15,63 +11,67 @@ import torch
 from torch import Tensor
 
 from .shrink import LAYERS, assign, shrink
+from .state import MARKS, mark, marked, named_parameters
 
 TABLE: Mapping[str, Any] = json.loads((Path(__file__).parent / "twins.json").read_text())
-"""What no general rule gives, for the class of a name: see `vtool/loading/probe/twins.json`."""
+"""What no general rule gives: `renamings` of names, values of `fields`, and `classes` by name.
+
+An entry of a class has, where it needs them: `as` (take over another's entry), `like`
+(transformers' class of the same weights), `config_class`, `config` (arguments of it), `layers`,
+`set` (fields of the config), `json` and `without` (fields of the written config.json), `drop`,
+`rename` and `extra` (tensors), `processor`, `served_as`, `drafts`.
+"""
+Entry = Mapping[str, Any]
+"""The table's entry of a class; empty where it has none."""
 
 
 def warm() -> None:
-    """Build, before any fork, the table of renamings that transformers otherwise builds whenever a
-    process saves its first model.
+    """Build the table that transformers builds when a process saves its first model.
+
+    Before any fork, so that it is built once.
     """
-    with suppress(ImportError, AttributeError):  # younger than the oldest version that is looked at
+    with suppress(ImportError, AttributeError):  # older versions of transformers have none
         from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
         get_checkpoint_conversion_mapping("llama")
 
 
-def entry(name: str) -> dict[str, Any]:
-    """What the table says of a class; `as` takes over what it says of another."""
-    found = dict(TABLE["classes"].get(name, {}))
-    return {**entry(found.pop("as")), **found} if "as" in found else found
+def twin_entry(name: str) -> dict[str, Any]:
+    """Return the table's entry of a class, with what it takes over from another's."""
+    entry = dict(TABLE["classes"].get(name, {}))
+    return {**twin_entry(entry.pop("as")), **entry} if "as" in entry else entry
 
 
-def tiny_config(config_class: Any, said: Mapping[str, Any]) -> Any:
-    """A shrunk config of a class of configs."""
-    made = config_class(**said.get("config", {}))
-    shrink(made, said.get("layers", LAYERS))
-    assign(made, said.get("set", {}))
+def tiny_config(config_class: Any, entry: Entry) -> Any:
+    """Return a shrunk config of a class of configs."""
+    made = config_class(**entry.get("config", {}))
+    shrink(made, entry.get("layers", LAYERS))
+    assign(made, entry.get("set", {}))
     try:
         return type(made).from_dict(_without_exceptions(made.to_dict()))
     except (ValueError, TypeError, AttributeError):
-        return made  # a class that does not read back what it has written
+        return made  # a class that cannot read its own file back
 
 
 def _without_exceptions(values: Any) -> Any:
-    """Without what single layers have of their own:
-
-    it names layers that are no longer there, and follows from the others.
-    """
-    if isinstance(values, dict):
-        return {
-            key: _without_exceptions(value)
-            for key, value in values.items()
-            if key != "per_layer_config"
-        }
-    return values
+    """Drop what single layers have of their own: it names layers that are no longer there."""
+    if not isinstance(values, dict):
+        return values
+    kept = {key: value for key, value in values.items() if key != "per_layer_config"}
+    return {key: _without_exceptions(value) for key, value in kept.items()}
 
 
-def save_twin(
-    class_name: str, said: Mapping[str, Any], folder: Path, architecture: str
-) -> dict[str, Tensor]:
-    """Build the tiny model, save it into `folder`, and give its tensors as the files have them,
-    with other, distinct values.
+def save_twin(class_name: str, entry: Entry, folder: Path, architecture: str) -> dict[str, Tensor]:
+    """Build the tiny model and save it into `folder`.
+
+    Returns:
+        Its tensors under the names of the files, with other, distinct values.
     """
     import transformers
     from safetensors.torch import load_file
 
     model_class = getattr(transformers, class_name)
-    config = tiny_config(model_class.config_class, said)
+    config = tiny_config(model_class.config_class, entry)
     torch.manual_seed(0)
     with _no_random_values():
         model = model_class(config)
@@ -80,29 +80,26 @@ def save_twin(
         *(getattr(model, "_keep_in_fp32_modules_strict", None) or ()),
     ]
     model.to(torch.bfloat16).save_pretrained(folder)
-    write_config(folder, said, architecture)
+    write_config(folder, entry, architecture)
     tensors: dict[str, Tensor] = {}
     for file in sorted(folder.glob("*.safetensors")):
         tensors |= load_file(file)
-    tensors = {
-        name: tensor.float() if _is_kept(name, kept, tensor) else tensor
-        for name, tensor in tensors.items()
-    }
-    return changed_names(random_values(tensors), said)
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and any(part in name.split(".") for part in kept):
+            tensors[name] = tensor.float()
+    return changed_names(random_values(tensors), entry)
 
 
 @contextmanager
 def _no_random_values() -> Iterator[None]:
-    """Zeros for what a constructor draws: to draw takes longer than all else, and other values
-    replace them.
+    """Fill with zeros what a constructor draws: drawing takes longer than all else.
 
-    Zeros, for what is in fresh memory may be outside of the bounds within which `trunc_normal_`
-    draws until it is.
+    Not left as it is: `trunc_normal_` draws again until values are within its bounds, and those of
+    fresh memory may never be.
     """
-    names = ("normal_", "uniform_")
-    kept = {name: getattr(Tensor, name) for name in names}
+    kept = {name: getattr(Tensor, name) for name in ("normal_", "uniform_")}
     try:
-        for name in names:
+        for name in kept:
             setattr(Tensor, name, lambda tensor, *_, **__: tensor.zero_())
         yield
     finally:
@@ -110,22 +107,24 @@ def _no_random_values() -> Iterator[None]:
             setattr(Tensor, name, method)
 
 
-def write_config(folder: Path, said: Mapping[str, Any], architecture: str) -> None:
-    """Say in the folder's config.json whose it is, and what the table says besides."""
+def save_config(config_class: Any, entry: Entry, folder: Path, architecture: str) -> None:
+    """Save a tiny config of a class of configs into `folder`."""
+    tiny_config(config_class, entry).save_pretrained(folder)
+    write_config(folder, entry, architecture)
+
+
+def write_config(folder: Path, entry: Entry, architecture: str) -> None:
+    """Write the architecture and the fields of the table's entry into the folder's config.json."""
     written = json.loads((folder / "config.json").read_text())
     written["architectures"] = [architecture]
-    assign(written, said.get("json", {}))
-    for name in said.get("without", ()):
+    assign(written, entry.get("json", {}))
+    for name in entry.get("without", ()):
         written.pop(name, None)
     (folder / "config.json").write_text(json.dumps(written))
 
 
-def _is_kept(name: str, kept: Sequence[str], tensor: Tensor) -> bool:
-    return tensor.is_floating_point() and any(part in name.split(".") for part in kept)
-
-
 def random_values(tensors: Mapping[str, Tensor], seed: int = 1) -> dict[str, Tensor]:
-    """Every float replaced by a random one: biases of zero and norms of one would hide a swap."""
+    """Return random floats of the same shapes: zero biases and norms of one would hide a swap."""
     generator = torch.Generator().manual_seed(seed)
     return {
         name: (
@@ -137,31 +136,79 @@ def random_values(tensors: Mapping[str, Tensor], seed: int = 1) -> dict[str, Ten
     }
 
 
-def changed_names(tensors: Mapping[str, Tensor], said: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Without what the table drops, renamed, and with what it adds."""
-    drop = said.get("drop")
+def changed_names(tensors: Mapping[str, Tensor], entry: Entry) -> dict[str, Tensor]:
+    """Drop, rename and add tensors as an entry of the table says."""
+    drop = entry.get("drop")
     tensors = {
         name: tensor for name, tensor in tensors.items() if not (drop and re.search(drop, name))
     }
-    tensors = renamed(tensors, said.get("rename", ()))
+    tensors = renamed(tensors, entry.get("rename", ()))
     extra = {
         name: torch.empty(shape, dtype=torch.bfloat16)
-        for name, shape in said.get("extra", {}).items()
+        for name, shape in entry.get("extra", {}).items()
     }
     return tensors | random_values(extra, seed=2)
 
 
 def renamed(tensors: Mapping[str, Tensor], rules: Sequence[Sequence[str]]) -> dict[str, Tensor]:
-    """Apply each rule, a pattern and what takes its place, to each name, in turn."""
+    """Apply rules, each a pattern and its replacement, to each name, in turn."""
     for pattern, replacement in rules:
         tensors = {re.sub(pattern, replacement, name): tensor for name, tensor in tensors.items()}
     return dict(tensors)
 
 
 def known(class_name: str) -> bool:
-    """Whether transformers has a class of this name."""
+    """Return whether transformers has a class of this name that has a config."""
     import transformers
 
     return hasattr(transformers, class_name) and hasattr(
         getattr(transformers, class_name), "config_class"
     )
+
+
+def choose_names(
+    checkpoint: Mapping[str, Tensor],
+    renamings: Sequence[Sequence[Sequence[str]]],
+    count: Callable[[Mapping[str, Tensor]], float],
+) -> tuple[Mapping[str, Tensor], float]:
+    """Rename a checkpoint as its class loads most: transformers saves some names of its own.
+
+    Args:
+        renamings: lists of rules to try, as `renamed` takes them.
+        count: the number of parameters that a checkpoint leaves unwritten.
+
+    Returns:
+        The checkpoint under the best names, and how many parameters it leaves unwritten.
+    """
+    best, fewest = checkpoint, count(checkpoint)
+    for rules in renamings:
+        if not fewest:
+            break
+        tried = renamed(checkpoint, rules)
+        if list(tried) != list(checkpoint) and (left := count(tried)) < fewest:
+            best, fewest = tried, left
+    return best, fewest
+
+
+def count_unwritten(
+    make: Callable[[], Any],
+    checkpoint: Mapping[str, Tensor],
+    run: Callable[[Callable[[], Any]], Any] = lambda step: step(),
+) -> float:
+    """Count the parameters that a load leaves as they were; infinitely many where it raises.
+
+    Args:
+        run: runs the load, and may run it again where it raises.
+    """
+
+    def load() -> Any:
+        model = make()
+        mark(model, MARKS[0])
+        model.load_weights((name, tensor.clone()) for name, tensor in checkpoint.items())
+        return model
+
+    try:
+        model = run(load)
+    except Exception:
+        return float("inf")
+    return sum(bool(marked(tensor, MARKS[0]).all()) for tensor in named_parameters(model).values())

@@ -1,4 +1,4 @@
-"""Parts of vLLM that cannot be made on a CPU.
+"""Replacements for parts of vLLM that cannot be made on a CPU; `stubs.STUBS` says when and why.
 
 None of them runs while weights are loaded; the class's own code is not touched.
 """
@@ -10,112 +10,122 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from importlib.machinery import ModuleSpec
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
 
-from .shrink import HEADS, HIDDEN, INTERMEDIATE, LAYERS, shrink
-from .stubs import Stub
+SPECIAL_TOKENS = {
+    f"{name}_token": f"<|{name}|>"
+    for name in [
+        "image",
+        "video",
+        "audio",
+        "boi",
+        "eoi",
+        "boa",
+        "eoa",
+        "eol",
+        "eof",
+        "image_wrapper",
+    ]
+}
 
 
-def _sparse_attention() -> None:
+def _wrap_attention_choice(choose: Callable[..., Any]) -> Any:
+    """Put `choose(vllm's own choice, *args, **kwargs)` in the place of vLLM's own choice."""
     from vllm.platforms.cpu import CpuPlatform
 
-    chosen = CpuPlatform.get_attn_backend_cls.__func__
+    own = CpuPlatform.get_attn_backend_cls.__func__
+    CpuPlatform.get_attn_backend_cls = classmethod(
+        lambda cls, *args, **kwargs: choose(partial(own, cls), *args, **kwargs)
+    )
+    return CpuPlatform
 
-    def dense(cls: Any, *arguments: Any, **more: Any) -> Any:
-        return chosen(
-            cls,
-            *map(_not_sparse, arguments),
-            **{name: _not_sparse(value) for name, value in more.items()},
+
+def replace_sparse_attention() -> None:
+    """Choose dense attention where a layer asks for sparse attention."""
+
+    def dense(value: Any) -> Any:
+        sparse = getattr(value, "use_sparse", False) and hasattr(value, "_replace")
+        return value._replace(use_sparse=False) if sparse else value
+
+    _wrap_attention_choice(
+        lambda own, *args, **kwargs: own(
+            *map(dense, args), **{name: dense(value) for name, value in kwargs.items()}
         )
-
-    CpuPlatform.get_attn_backend_cls = classmethod(dense)
-
-
-def _not_sparse(value: Any) -> Any:
-    return (
-        value._replace(use_sparse=False)
-        if getattr(value, "use_sparse", False) and hasattr(value, "_replace")
-        else value
     )
 
 
-def _latent_attention() -> None:
-    """vLLM 0.20 has none for a CPU; the one for Triton is made without being compiled."""
-    from vllm.platforms.cpu import CpuPlatform
+def replace_latent_attention() -> None:
+    """Choose Triton's latent attention, which is made without being compiled."""
 
-    chosen = CpuPlatform.get_attn_backend_cls.__func__
-
-    def latent(cls: Any, *arguments: Any, **more: Any) -> Any:
-        if any(getattr(value, "use_mla", False) for value in (*arguments, *more.values())):
+    def choose(own: Any, *args: Any, **kwargs: Any) -> Any:
+        if any(getattr(value, "use_mla", False) for value in (*args, *kwargs.values())):
             return "vllm.v1.attention.backends.mla.triton_mla.TritonMLABackend"
-        return chosen(cls, *arguments, **more)
+        return own(*args, **kwargs)
 
-    CpuPlatform.get_attn_backend_cls = classmethod(latent)
-    CpuPlatform.num_compute_units = classmethod(lambda cls, *arguments, **more: 1)
+    platform = _wrap_attention_choice(choose)
+    platform.num_compute_units = classmethod(lambda cls, *args, **kwargs: 1)
     attention: Any = importlib.import_module("vllm.model_executor.layers.attention.mla_attention")
     attention.flash_attn_varlen_func = lambda: None
 
 
-def _compiled_kernels(name: str) -> None:
-    """A kernel that this build of vLLM lacks:
+def replace_compiled_kernel(name: str) -> None:
+    """Give layers a kernel to hold that raises when it is called."""
 
-    layers take hold of it when they are made, and call it when they run.
-    """
-
-    def absent(*arguments: Any, **more: Any) -> Any:
+    def absent(*args: Any, **kwargs: Any) -> Any:
         raise NotImplementedError(f"there is no kernel {name}")
 
     setattr(torch.ops._C, name, absent)
 
 
-def _absent_class(name: str, module: str) -> None:
-    """A class that the installed transformers no longer has."""
+def replace_absent_class(name: str, module: str) -> None:
+    """Put an empty module where the installed transformers no longer has a class."""
 
     class Empty(torch.nn.Module):
-        def __init__(self, *arguments: Any, **more: Any) -> None:
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__()
 
     setattr(importlib.import_module(module), name, Empty)
 
 
-class _AbsentName(type):
-    """The class of whatever is asked of a package that is not there.
+def _absent_attribute(owner: Any, name: str) -> Any:
+    """Return `_Absent`, whatever is asked for, except for names that Python itself asks for."""
+    if name.startswith("__"):
+        raise AttributeError(name)
+    return _Absent
 
-    To inherit from, to decorate with; called, it gives a zero.
+
+class _AbsentType(type):
+    """The type of `_Absent`: its attributes are `_Absent`, and calling it gives a zero.
+
+    As a decorator it leaves the function as it is; classes that inherit from `_Absent` can be made.
     """
 
-    def __getattr__(cls, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return _Absent
+    __getattr__ = _absent_attribute
 
-    def __call__(cls, *arguments: Any, **more: Any) -> Any:
-        if len(arguments) == 1 and not more and callable(arguments[0]):
-            return arguments[0]
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        if len(args) == 1 and not kwargs and callable(args[0]):
+            return args[0]
         return torch.zeros(1) if cls is _Absent else type.__call__(cls)
 
 
-class _Absent(metaclass=_AbsentName):
-    pass
+class _Absent(metaclass=_AbsentType):
+    """A stand-in for any function or class of a package that is not installed."""
 
 
 class _EmptyPackage(ModuleType):
-    """A package that is there to be imported, whatever is asked of it, and whose functions are not
-    there.
-    """
+    """A package in which every name is `_Absent`."""
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return _Absent
+    __getattr__ = _absent_attribute
 
 
 class _EmptyFinder:
-    """Finds an empty package below those that are to be empty."""
+    """Finds an `_EmptyPackage` for a package and everything below it."""
 
     def __init__(self, package: str) -> None:
         self.package = package
@@ -132,92 +142,93 @@ class _EmptyFinder:
         module.__version__ = "0"  # type: ignore[attr-defined]
 
 
-def _empty_package(name: str) -> None:
-    """What reads sound, or multiplies on a GPU:
-
-    imported by a class's module, and not called while weights are loaded.
-    """
+def install_empty_package(name: str) -> None:
+    """Make a package importable, with stand-ins for all that is imported from it."""
     for loaded in [each for each in sys.modules if each == name or each.startswith(f"{name}.")]:
         del sys.modules[loaded]
     sys.meta_path.insert(0, _EmptyFinder(name))
 
 
-def _absent_function(name: str, module: str) -> None:
+def replace_absent_function(name: str, module: str) -> None:
+    """Put a stand-in where a module lacks a function."""
     setattr(importlib.import_module(module), name, _Absent)
 
 
-def _of_a_gpu(name: str) -> None:
+def replace_cuda_class(name: str) -> None:
+    """Put a stand-in for a class of `torch.cuda`."""
     setattr(torch.cuda, name, _Absent)
 
 
-def _vision_attention() -> None:
-    """Flash attention of images, which only GPUs have."""
+def replace_vision_attention() -> None:
+    """Say that the platform has every attention for images, flash attention first."""
     from vllm.platforms.cpu import CpuPlatform
     from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
     CpuPlatform.get_vit_attn_backend = classmethod(
-        lambda cls, *arguments, **more: AttentionBackendEnum.FLASH_ATTN
+        lambda cls, *args, **kwargs: AttentionBackendEnum.FLASH_ATTN
     )
     CpuPlatform.get_supported_vit_attn_backends = classmethod(
         lambda cls: list(AttentionBackendEnum)
     )
 
 
-def _second_runner() -> None:
+def choose_second_runner() -> None:
+    """Choose the second model runner, as the exception asks."""
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "1"
 
 
-def _argument_of_attention(name: str) -> None:
-    """An argument that this build's attention does not know;
-
-    it says what is computed, not what is loaded.
-    """
+def drop_attention_argument(name: str) -> None:
+    """Drop an argument that attention for CPUs does not know."""
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackendImpl
 
-    made = CPUAttentionBackendImpl.__init__
-
-    def without(self: Any, *arguments: Any, **more: Any) -> None:
-        made(self, *arguments, **{key: value for key, value in more.items() if key != name})
-
-    CPUAttentionBackendImpl.__init__ = without
-
-
-def _supported_by_attention(name: str) -> None:
-    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
-
-    setattr(
-        CPUAttentionBackend, f"supports_{name.removeprefix('use_')}", classmethod(lambda cls: True)
+    original = CPUAttentionBackendImpl.__init__
+    CPUAttentionBackendImpl.__init__ = lambda self, *args, **kwargs: original(
+        self, *args, **{key: value for key, value in kwargs.items() if key != name}
     )
 
 
-def _moe_without_gate() -> None:
+def allow_attention_feature(name: str) -> None:
+    """Say that attention for CPUs supports the feature `use_X`."""
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
+    feature = f"supports_{name.removeprefix('use_')}"
+    setattr(CPUAttentionBackend, feature, classmethod(lambda cls: True))
+
+
+def allow_experts_without_gate() -> None:
+    """Say that the platform is like CUDA, where the layer of experts asks."""
     from vllm.model_executor.layers.fused_moe import config, layer
 
-    for module in (config, layer):  # where it is asked depends on the version
+    for module in (config, layer):  # which of them asks depends on the version
         if hasattr(module, "current_platform"):
-            module.current_platform = _answering(
-                module.current_platform, is_cuda_alike=lambda: True
-            )
+            module.current_platform = _LikeCuda(module.current_platform)
 
 
-def _answering(platform: Any, **answers: Any) -> Any:
-    class Platform:
-        def __getattr__(self, name: str) -> Any:
-            return answers.get(name) or getattr(platform, name)
+class _LikeCuda:
+    """A platform that says it is like CUDA, and else what another says."""
 
-    return Platform()
+    def __init__(self, platform: Any) -> None:
+        self.platform = platform
+
+    def is_cuda_alike(self) -> bool:
+        return True
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.platform, name)
 
 
-def _expert_kernels() -> None:
+def allow_expert_kernels() -> None:
+    """Say that every kernel of experts can be used."""
     import vllm.model_executor.layers.fused_moe.modular_kernel as module
 
     for value in vars(module).values():
         if isinstance(value, type) and "is_supported_config" in vars(value):
-            value.is_supported_config = staticmethod(lambda *arguments, **more: (True, None))  # type: ignore[attr-defined]
+            supported: Any = staticmethod(lambda *args, **kwargs: (True, None))
+            setattr(value, "is_supported_config", supported)  # noqa: B010
 
 
-def _config_checks() -> None:
-    """vLLM completes some configs, of classes that only the hub has: ours are given their names."""
+def rename_config_for_checks() -> None:
+    """Give our config the class name that vLLM's check of it asks for, before the check runs."""
     import vllm.model_executor.models.config as module
 
     for check in set(module.MODELS_CONFIG_MAP.values()):
@@ -227,87 +238,42 @@ def _config_checks() -> None:
                 setattr(check, method, staticmethod(_renaming(getattr(check, method), asked)))
 
 
-def _renaming(complete: Callable[[Any], None], asked: Sequence[str]) -> Callable[[Any], None]:
+def _renaming(check: Callable[[Any], None], asked: Sequence[str]) -> Callable[[Any], None]:
     def run(config: Any) -> None:
-        found = getattr(config, "model_config", config).hf_config
         if asked:
-            type(found).__name__ = asked[0]
+            type(getattr(config, "model_config", config).hf_config).__name__ = asked[0]
         with suppress(AssertionError):
-            complete(config)
+            check(config)
 
     return run
 
 
-def _triton_allocator() -> None:
+def replace_triton_allocator() -> None:
+    """Give the stand-in for triton the function that sets its allocator."""
     import vllm.triton_utils.allocation as module
 
     module.triton.set_allocator = lambda function: None
 
 
-def shrink_tables() -> None:
-    """Sizes that vLLM has by name, and no config says."""
-    import vllm.transformers_utils.configs.radio as module
-
-    table = module.VIT_TIMM_DIM_BY_NAME
-    table.update(dict.fromkeys(table, (HIDDEN, LAYERS, HEADS, INTERMEDIATE)))
-
-
-def shrink_constants(module: ModuleType) -> None:
-    """Configs that a module of models writes down whole, for a part of fixed size."""
-    from transformers import PretrainedConfig
-
-    for value in vars(module).values():
-        if isinstance(value, PretrainedConfig):
-            shrink(value)
+def provide_tokenizer(folder: Path, configs: Sequence[Any]) -> None:
+    """Save a processor into the folder, and let configs that were read from it use it."""
+    save_processor(folder)
+    for config in configs:
+        config.model_config.skip_tokenizer_init = False
 
 
-STUBS: tuple[Stub, ...] = (
-    (
-        "transformers' {0}",
-        r"cannot import name '(\w+)' from '(transformers\.[\w.]+)'",
-        _absent_class,
-    ),
-    ("the kernel {0}", r"'_OpNamespace' '_C' object has no attribute '(\w+)'", _compiled_kernels),
-    ("latent attention", r"MLA is not supported on CPU", _latent_attention),
-    ("vLLM's check of the config's class", r"Assertion failed", _config_checks),
-    ("sparse attention", r"Sparse Attention is not supported on CPU", _sparse_attention),
-    (
-        "kernels of experts without a gate",
-        r"is_act_and_mul=False is supported only",
-        _moe_without_gate,
-    ),
-    ("kernels of experts", r"No \w+ MoE backend supports", _expert_kernels),
-    (
-        "the package {0}",
-        r"No module named '(torchaudio|cutlass|cuda|quack)(?=[.'])",
-        _empty_package,
-    ),
-    ("the package {0}", r"(vllm\.vllm_flash_attn) requires the CUDA", _empty_package),
-    (
-        "attention's argument {0}",
-        r"CPUAttentionBackendImpl.__init__\(\) got an unexpected keyword argument '(\w+)'",
-        _argument_of_attention,
-    ),
-    (
-        "attention's support of {0}",
-        r"(use_\w+) is not supported by backend CPU_ATTN",
-        _supported_by_attention,
-    ),
-    (
-        "{1}'s {0}",
-        r"cannot import name '(\w+)' from '(vllm\.v1\.attention\.[\w.]+)'",
-        _absent_function,
-    ),
-    ("a GPU's {0}", r"(?:torch\.cuda\.|dummy base class )(Stream|Event)", _of_a_gpu),
-    (
-        "attention of the vision tower",
-        r"(?:does not support|Backend) AttentionBackendEnum",
-        _vision_attention,
-    ),
-    (
-        "the second model runner",
-        r"Model Runner V1 does not support|requires the V2 model runner",
-        _second_runner,
-    ),
-    ("triton's allocator", r"has no attribute 'set_allocator'", _triton_allocator),
-)
+def save_processor(folder: Path) -> None:
+    """Save a tokenizer and Qwen's image and video processors into the folder of a tiny model."""
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast, Qwen2VLImageProcessor, Qwen3VLVideoProcessor
+
+    qwen = (f"<|{name}|>" for name in ("image_pad", "video_pad", "vision_start", "vision_end"))
+    words = ["[UNK]", *qwen, "<image>", *SPECIAL_TOKENS.values()]
+    vocabulary = {word: number for number, word in enumerate(words)}
+    PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]")),
+        unk_token="[UNK]",
+        extra_special_tokens=SPECIAL_TOKENS,
+    ).save_pretrained(folder)
+    Qwen2VLImageProcessor().save_pretrained(folder)
+    Qwen3VLVideoProcessor().save_pretrained(folder)

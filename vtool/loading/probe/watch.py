@@ -1,6 +1,6 @@
-"""Watches every operation of a load:
+"""A watch over every operation of a load.
 
-which checkpoint tensors are read, into which parameters they go, and where they lose bits.
+It notes which checkpoint tensors are read, into which parameters they go, and where they lose bits.
 """
 
 from typing import Any
@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from .sources import Tracked
 
-# Operations that hand on the same memory and read nothing of it.
+# Operations that pass on the same memory and read none of it.
 VIEWS = frozenset(
     {
         "view",
@@ -53,14 +53,14 @@ VIEWS = frozenset(
 
 
 class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Active during one load from a `Tracked` source."""
+    """A dispatch mode that is active during one load from a `Tracked` source."""
 
     def __init__(self, source: Tracked) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.source = source
         self.read: set[str] = set()
         self.came_from: dict[int, set[str]] = {}
-        """For the address of a storage, the checkpoint tensors whose values have gone into it."""
+        """For the address of a storage, the checkpoint tensors whose values went into it."""
         self.narrowed: dict[str, tuple[torch.dtype, torch.dtype]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -82,32 +82,30 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for tensor in inputs:
             if id(tensor) in written and name in ("copy_", "fill_", "zero_"):
                 continue
-            address = _address(tensor)
+            address = storage_address(tensor)
             if given := self.source.addresses.get(address):
                 self.read.add(given)
                 origins.add(given)
                 self._note_narrowing({given}, tensor, result)
-            else:  # what lay at a checkpoint tensor's address before is nothing of it
+            else:  # what was at a checkpoint tensor's address before is no part of it
                 origins |= self.came_from.get(address, set())
                 self._note_narrowing(self.came_from.get(address, set()), tensor, result)
-        before = {_address(tensor) for tensor in inputs}
+        before = {storage_address(tensor) for tensor in inputs}
         for tensor in tree_leaves(result):
             if not isinstance(tensor, Tensor) or tensor.device.type != "cpu":
                 continue
-            address = _address(tensor)
+            address = storage_address(tensor)
             if address in self.source.addresses:
                 continue
             if address in before:
                 self.came_from.setdefault(address, set()).update(origins)
             else:
-                # a new storage, perhaps where a freed one lay
+                # a new storage, perhaps at the address of a freed one
                 self.came_from[address] = set(origins)
         return result
 
     def _note_narrowing(self, names: set[str], tensor: Tensor, result: Any) -> None:
-        """Values of checkpoint tensors that are copied or converted, as they are, into a dtype that
-        holds less than the checkpoint's.
-        """
+        """Note values that are copied or converted into a dtype that holds less than their own."""
         if not isinstance(result, Tensor) or result.numel() != tensor.numel():
             return
         for name in names:
@@ -117,15 +115,16 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def loses(before: torch.dtype, after: torch.dtype) -> bool:
-    """Whether a floating dtype has a shorter mantissa than another, or ends at smaller numbers."""
+    """Return True if the second floating dtype has fewer digits or a smaller range than the first."""
     if not (before.is_floating_point and after.is_floating_point):
         return False
     one, two = torch.finfo(before), torch.finfo(after)
     return two.eps > one.eps or two.max < one.max
 
 
-def _address(tensor: Tensor) -> int:
+def storage_address(tensor: Tensor) -> int:
+    """Return the address of the tensor's memory; 0 where it has none, as a sparse one."""
     try:
         return tensor.untyped_storage().data_ptr()
-    except (RuntimeError, NotImplementedError):  # sparse and fake tensors have none
+    except (RuntimeError, NotImplementedError):
         return 0

@@ -1,36 +1,76 @@
-"""What a proof has come to."""
+"""The definition of a proof, and of its result. Torch-free."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from vtool.diagnostics import Diagnostic
+from vtool.diagnostics import Diagnostic, Origin, Rule
+
+if TYPE_CHECKING:
+    from vtool.verify import context
+
+    ProofContext = context.ProofContext
+else:  # importing the class would import torch, and the files of proofs only name it
+    ProofContext = object
+
+SHIPPED_PASS = (
+    "vtool's own code passes this for every shipped recipe: where a recipe of yours fails it, "
+)
+"""The beginning of the advice in most proofs' rules."""
+ONE_ROW = "of the rows looked at, one alone can be used"
+"""The reason for not running a proof that compares rows in one batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """One rule, and what stands for it or against it."""
+    """A computation that `vtool verify RECIPE` makes, and the rule that its failure is reported by.
+
+    Each has a file of its own, named after the rule. The file imports torch inside `compute` only,
+    so that `vtool explain` and the renderers read the rules without it.
+    """
+
+    rule: Rule
+    compute: "Callable[[ProofContext], ProofResult]"
+    section: Literal["What goes in", "The forward pass", "The gradient", "Steps"]
+    """The heading in docs/verify.md."""
+    method: str
+    """The computation and its comparison, for docs/verify.md (Markdown)."""
+    catches: str
+    """Known defects that it would have caught, for docs/verify.md (Markdown)."""
+    upstream: str
+    """The issue that its case in tests/zoo is modelled on: `repository#number`."""
+    fast: bool = True
+    """True where one process can make it, on the bare model: with --fast and before a run."""
+    on_ranks: bool = False
+    """True where, without --fast, two processes make it on the recipe's own engine."""
+
+    @property
+    def name(self) -> str:
+        """The name of its rule."""
+        return self.rule.name
+
+
+@dataclass(frozen=True, slots=True)
+class ProofResult:
+    """The outcome of one proof, and what was measured."""
 
     rule: str
     what: str
-    """What was compared, in words."""
+    """The comparison, in words."""
     state: Literal["passed", "failed", "not-run"]
     measured: float | None = None
-    """The largest difference, of the place where it is largest for what is allowed there."""
+    """The difference that is largest relative to what is allowed for it."""
     tolerance: float | None = None
-    """What is allowed there:
-
-    derived (`vtool.verify.proofs.rounding`), or 0 where not a bit may differ.
-    """
+    """The difference allowed there: derived (`vtool.verify.rounding`), or 0 for equal bits."""
     reason: str = ""
-    """Why it was not run."""
+    """The reason why it was not run."""
     finding: Diagnostic | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One thing compared with another."""
+    """A measured difference between two computations of the same thing."""
 
     where: str
     measured: float
@@ -38,58 +78,60 @@ class Difference:
 
     @property
     def ratio(self) -> float:
-        """Above 1: too much. NaN is too much."""
-        if math.isnan(self.measured):
+        """`measured` in units of `allowed`: a failure above 1, and where it is NaN."""
+        if (self.measured and not self.allowed) or math.isnan(self.measured):
             return math.inf
-        if self.measured <= self.allowed:
-            return self.measured / self.allowed if self.allowed else 0.0
-        return self.measured / self.allowed if self.allowed else math.inf
+        return self.measured / self.allowed if self.allowed else 0.0
 
 
-def held(
-    rule: str, what: str, differences: Iterable[Difference], message: str, help: str | None = None
-) -> Proof:
-    """Passed, where no difference is larger than what is allowed for it.
+def passed(rule: Rule, what: str) -> ProofResult:
+    """Return the result of a proof that found everything equal."""
+    return ProofResult(rule.name, what, "passed", 0.0, 0.0)
 
-    Args:
-        message: what it means that one is; where, and how much, is added.
-    """
-    found = list(differences)
-    assert found, f"{rule} has compared something"
-    worst = max(found, key=lambda one: one.ratio)
-    if worst.ratio <= 1:
-        return Proof(rule, what, "passed", worst.measured, worst.allowed)
-    several = sum(one.ratio > 1 for one in found)
-    more = f", and in {several - 1} more" if several > 1 else ""
-    text = (
-        f"{message}: in {worst.where} by {worst.measured:.2g}, where"
-        f" {_allowed(worst.allowed)}{more}"
-    )
-    return Proof(
-        rule,
-        what,
-        "failed",
-        worst.measured,
-        worst.allowed,
-        finding=Diagnostic(rule, text, help=help),
-    )
+
+def not_run(rule: Rule, what: str, reason: str) -> ProofResult:
+    """Return the result of a proof that this recipe or these rows give nothing to compare for."""
+    return ProofResult(rule.name, what, "not-run", reason=reason)
 
 
 def failed(
-    rule: str, what: str, message: str, *, expected: str | None = None, seen: str | None = None
-) -> Proof:
-    """Failed, and nothing to measure."""
-    return Proof(
-        rule, what, "failed", finding=Diagnostic(rule, message, expected=expected, seen=seen)
-    )
+    rule: Rule,
+    what: str,
+    message: str,
+    *,
+    help: str | None = None,
+    expected: str | None = None,
+    seen: str | None = None,
+    origin: Origin | None = None,
+    worst: Difference | None = None,
+) -> ProofResult:
+    """Return the result of a proof that found a difference."""
+    measured, allowed = (worst.measured, worst.allowed) if worst else (None, None)
+    finding = Diagnostic(rule.name, message, help=help, origin=origin, expected=expected, seen=seen)
+    return ProofResult(rule.name, what, "failed", measured, allowed, finding=finding)
 
 
-def listed(names: Sequence[str], shown: int = 3) -> str:
-    """The first names, and how many more there are."""
-    return ", ".join(names[:shown]) + (
-        f" and {len(names) - shown} more" if len(names) > shown else ""
-    )
+def check_differences(
+    rule: Rule, what: str, differences: Iterable[Difference], message: str, help: str | None = None
+) -> ProofResult:
+    """Return "passed" where no difference is larger than allowed, or "failed" with the worst one.
+
+    Args:
+        message: what a difference means; where it is, and how large, is appended.
+    """
+    found = list(differences)
+    assert found, f"{rule.name} has compared nothing"
+    worst = max(found, key=lambda difference: difference.ratio)
+    if worst.ratio <= 1:
+        return ProofResult(rule.name, what, "passed", worst.measured, worst.allowed)
+    count = sum(difference.ratio > 1 for difference in found)
+    more = f", and in {count - 1} more" if count > 1 else ""
+    limit = f"{worst.allowed:.2g} is rounding" if worst.allowed else "no bit may differ"
+    text = f"{message}: in {worst.where} by {worst.measured:.2g}, where {limit}{more}"
+    return failed(rule, what, text, help=help, worst=worst)
 
 
-def _allowed(tolerance: float) -> str:
-    return f"{tolerance:.2g} is rounding" if tolerance else "no bit may differ"
+def list_first(names: Sequence[str], count: int = 3) -> str:
+    """Return the first names, and how many more there are."""
+    more = f" and {len(names) - count} more" if len(names) > count else ""
+    return ", ".join(names[:count]) + more

@@ -1,5 +1,6 @@
-"""The tokens that a few rows use, in the place of a vocabulary of 150,000, which would be nearly
-all of a tiny model and of its time.
+"""A vocabulary of the tokens that a few rows use.
+
+One of 150,000 would be nearly all of a tiny model's weights and time.
 """
 
 from collections.abc import Sequence
@@ -14,34 +15,34 @@ from vtool.families.tokens import TokenIds
 from vtool.models.processor import Processor
 
 LARGE = 1024
-"""Entries; a vocabulary that has no more is left as it is."""
+"""The most tokens of a vocabulary that is left as it is."""
 PLAIN = 16
-"""Tokens of no row that are kept, so that a word can be put in another's place."""
+"""The number of tokens of no row that are kept, so that one word can replace another."""
 
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """What a model reads: `kept[i]` is the tokenizer's id of its token i."""
+    """A choice of a tokenizer's tokens: token i of the model is the tokenizer's `kept[i]`."""
 
     kept: Tensor
-    """int64, ascending"""
+    """int64, ascending."""
     special: frozenset[int]
-    """Tokens here that are no words."""
+    """Tokens of the model that are no words."""
 
     def __len__(self) -> int:
         return len(self.kept)
 
-    def sample(self, sample: Sample) -> Sample:
-        """The same row, in this vocabulary's ids."""
+    def convert_sample(self, sample: Sample) -> Sample:
+        """Return a sample with this vocabulary's ids."""
         labels = sample.labels.clone()
         there = labels != IGNORED
         labels[there] = self.ids(labels[there])
         return replace(sample, input_ids=self.ids(sample.input_ids), labels=labels)
 
-    def processor(self, processor: Processor) -> Processor:
-        """The same, with this vocabulary's ids.
+    def convert_processor(self, processor: Processor) -> Processor:
+        """Return a processor with this vocabulary's ids.
 
-        Its tokenizer is as it was, and nothing is to be encoded with it.
+        Its tokenizer is unchanged: nothing may be encoded with it.
         """
         given = {
             part: None if token is None else int(self.ids(torch.tensor(token)))
@@ -50,14 +51,16 @@ class Vocabulary:
         return replace(processor, ids=TokenIds(**given))  # type: ignore[arg-type]
 
     def ids(self, tokens: Tensor) -> Tensor:
-        """The tokenizer's ids, here."""
+        """Convert the tokenizer's ids into this vocabulary's."""
         found = torch.searchsorted(self.kept, tokens)
         assert torch.equal(self.kept[found], tokens), "of a token that no row has"
         return found
 
 
-def vocabulary(processor: Processor, samples: Sequence[Sample], *, whole: bool) -> Vocabulary:
-    """That of these samples, or the tokenizer's whole."""
+def choose_vocabulary(
+    processor: Processor, samples: Sequence[Sample], *, whole: bool
+) -> Vocabulary:
+    """Return the vocabulary of these samples; the tokenizer's if `whole`, or if that is small."""
     named = {token for token in asdict(processor.ids).values() if token is not None} | set(
         processor.tokenizer.all_special_ids
     )

@@ -1,0 +1,84 @@
+"""What a reader can rely on in every file: docstrings that say something, lengths, one spelling."""
+
+import ast
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SOURCES = sorted((ROOT / "vtool").rglob("*.py"))
+OPENERS = re.compile(r"(What|Whether|Those|The same|Of|As|Where|How|Which|That|It|They)\b")
+"""A docstring that begins so describes something else than the thing it stands at."""
+BRITISH = re.compile(r"\b(optimis|initialis|quantis(?!ed-load)|normalis|serialis|colour)", re.I)
+"""But for the rule `quantised-load`, whose name has been published."""
+COLUMNS, LINES, MEDIAN = 100, 500, 200
+
+
+def docstrings(file: Path) -> Iterator[tuple[int, str]]:
+    """Yield the docstrings of a module, its classes and functions, and those under a field."""
+    for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+        for statement in getattr(node, "body", None) or ():
+            if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
+                text = statement.value.value
+                if isinstance(text, str):
+                    yield statement.lineno, text
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [("What it has.", True), ("Those of the model.", True), ("Return the rows.", False)],
+)
+def test_a_docstring_that_opens_without_its_subject_is_told(text: str, found: bool) -> None:
+    assert bool(OPENERS.match(text)) == found
+
+
+def test_a_docstring_begins_with_a_verb_or_names_the_thing() -> None:
+    wrong = [
+        f"{file.relative_to(ROOT)}:{line}: {text.splitlines()[0]}"
+        for file in SOURCES
+        for line, text in docstrings(file)
+        if OPENERS.match(text.strip())
+    ]
+    assert wrong == [], f"{len(wrong)} of them:\n" + "\n".join(wrong[:40])
+
+
+def test_the_spelling_is_the_fields() -> None:
+    wrong = [
+        f"{file.relative_to(ROOT)}:{number}: {line.strip()}"
+        for file in SOURCES
+        for number, line in enumerate(file.read_text("utf-8").splitlines(), 1)
+        if BRITISH.search(line)
+    ]
+    assert wrong == [], "\n".join(wrong[:40])
+
+
+def test_files_are_short() -> None:
+    lengths = {file: len(file.read_text("utf-8").splitlines()) for file in SOURCES}
+    assert {str(file): length for file, length in lengths.items() if length > LINES} == {}
+    assert median(lengths.values()) <= MEDIAN
+
+
+def test_prose_has_at_most_100_columns() -> None:
+    """Tables, quoted output and addresses cannot be broken; everything else is."""
+    listed = subprocess.run(
+        ["git", "ls-files", "*.md", "Makefile", "*.toml"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if listed.returncode:
+        pytest.skip("not a git checkout")
+    wrong = []
+    for name in listed.stdout.split():
+        fenced = False
+        for number, line in enumerate((ROOT / name).read_text("utf-8").splitlines(), 1):
+            fenced ^= line.lstrip().startswith("```")
+            quoted = fenced or line.startswith(("    ", "\t", "|", ">")) or "](" in line
+            if len(line) > COLUMNS and not quoted and "://" not in line:
+                wrong.append(f"{name}:{number}: {line[:80]}…")
+    assert wrong == [], "\n".join(wrong[:40])

@@ -1,0 +1,347 @@
+"""Graders: each turns what a check found into findings with a message and a severity.
+
+`GRADERS` has one for each check of `probe/checks.py`.
+"""
+
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TypeVar
+
+from vtool.diagnostics import Diagnostic, Origin
+from vtool.diagnostics.diagnostic import Severity
+from vtool.loading.probe.checks import NEED_ALL_NAMES
+from vtool.loading.probe.facts import Item, SubjectFacts
+
+K = TypeVar("K", bound=Hashable)
+Items = Sequence[Item]
+Grader = Callable[[str, Items, SubjectFacts], Iterable[Diagnostic]]
+"""Given a rule, what its check found (at least one item), and all facts of the subject.
+
+A finding without an origin is about the class's `load_weights`.
+"""
+SHOWN = 3
+"""The names that a message lists before it counts the rest."""
+COMPUTED = (
+    "inv_freq",
+    "position_ids",
+    "num_batches_tracked",
+    "masked_bias",
+    "attn.bias",
+    "rotary_emb.cos_cached",
+    "rotary_emb.sin_cached",
+)
+"""Endings of tensors that old checkpoints hold and that classes compute."""
+KV_CACHE_SCALES = tuple(
+    f".attn.{part}_{kind}" for part in ("k", "v", "q", "prob") for kind in ("scale", "zero_point")
+)
+"""Endings of parameters that vLLM gives values of its own where the checkpoint has none
+(layers/quantization/kv_cache.py).
+"""
+LEFT_OUT = frozenset({"pooler", "mtp"})
+"""Parts of checkpoints that classes leave out on purpose: BERT's pooler where only embeddings are
+served, and layers for drafting.
+"""
+_SINGULAR = {"are": "is", "have": "has", "go": "goes", "hold": "holds", "differ": "differs"}
+
+
+def _grade_stale(rule: str, items: Items, facts: SubjectFacts) -> Iterable[Diagnostic]:
+    severity, reach = reach_severity(facts), reach_text(facts)
+    for source, group in group_by(items, lambda item: item.source).items():
+        if source is not None:
+            said = f"{_count('tensor', group, 'have')} other values: {_parameters(group)}"
+            yield _finding(rule, f"read by {source}, {said}{reach}", group, severity)
+    ring = [item for item in items if item.source is None]
+    measured = facts.checks[rule].measured
+    safe = measured.get("smallest_safe_slots")
+    if not safe:
+        needs = "no number of buffers is enough"
+    elif safe > measured["tensors"]:
+        needs = f"it needs all {measured['tensors']} tensors to stay valid, and one request more"
+    else:
+        needs = f"it needs {safe} of {measured['tensors']} tensors to stay valid"
+    for (file, line), group in group_by(ring, lambda item: (item.file, item.line)).items():
+        said = (
+            f"it raises {group[0].seen}"
+            if group[0].kind == "raises"
+            else f"{_count('parameter', group, 'hold')} bytes of what came later"
+        )
+        message = f"{said}: {_parameters(group)}; {needs}{reach}"
+        yield _finding(rule, message, group, severity, Origin(file, line) if file else None)
+
+
+def _grade_exhausted(rule: str, items: Items, facts: SubjectFacts) -> Iterable[Diagnostic]:
+    measured, left = facts.checks[rule].measured, items[0].tensors
+    if items[0].kind == "end":
+        message = (
+            "it takes every tensor but does not ask until there is none left, and a streaming"
+            " loader does not end"
+        )
+        yield _finding(rule, message, items, "warning")
+    else:
+        message = (
+            f"it stops after {measured['asked_for']} of {measured['tensors']} tensors:"
+            f" {listed(left)} {_agree('are', left)} never asked for"
+        )
+        yield _finding(rule, message, items)
+
+
+def _grade_unwritten(rule: str, items: Items, facts: SubjectFacts) -> Iterable[Diagnostic]:
+    """Yield an error for the user's own checkpoint.
+
+    A twin may lack a tensor that the hub's files have, unless it has one that is not read.
+    """
+    waiting = {name for item in _unread(facts) for name in item.waiting}
+
+    def certain(item: Item) -> bool:
+        return facts.origin == "given" or (facts.about.own_twin and item.parameter in waiting)
+
+    items = [item for item in items if not (item.parameter or "").endswith(KV_CACHE_SCALES)]
+    if group := [item for item in items if certain(item)]:
+        said = f"{_count('parameter', group, 'are')} never written: {_parameters(group)}"
+        yield _finding(rule, said, group, "error")
+    if group := [item for item in items if not certain(item)]:
+        twin = "tiny twin of transformers' class" if facts.origin == "twin" else "checkpoint"
+        said = f"the {twin} has no tensor for {_count('parameter', group)}: {_parameters(group)}"
+        yield _finding(rule, said, group, "note")
+
+
+def _grade_partly_written(rule: str, items: Items, facts: SubjectFacts) -> Iterable[Diagnostic]:
+    """Yield notes where a twin is read whole: the rest is padding."""
+    unread = facts.about.own_twin and _unread(facts)
+    severity: Severity = "error" if facts.origin == "given" or unread else "note"
+    for item in items:
+        message = f"{item.parameter}: {item.seen}; the rest came from {listed(item.tensors)}"
+        yield _finding(rule, message, [item], severity)
+
+
+def _grade_unconsumed(rule: str, items: Items, facts: SubjectFacts) -> Iterable[Diagnostic]:
+    """Yield notes for copies of tensors that are read, and for what classes compute.
+
+    A tiny twin may also have more than the files on the hub.
+    """
+
+    def severity(item: Item) -> Severity:
+        name = item.tensors[0]
+        if item.waiting and (facts.origin == "given" or facts.about.own_twin):
+            return "error"
+        if facts.origin != "given" or item.same_as or name.endswith(COMPUTED):
+            return "note"
+        return "note" if facts.about.served and LEFT_OUT & {*name.split(".")} else "error"
+
+    for graded, group in group_by(items, severity).items():
+        names = _tensors(group)
+        said = f"{_count('tensor', names)} of the checkpoint {_agree('are', names)} never read"
+        yield Diagnostic(rule, f"{said}: {listed(names)}", tensors=names, severity=graded)
+
+
+def _grade_retained(rule: str, items: Items, facts: SubjectFacts) -> Iterable[Diagnostic]:
+    for item in items:
+        yield Diagnostic(rule, item.seen or "", tensors=item.tensors or None)
+
+
+def _grade_differences(
+    how: str, rule: str, items: Items, facts: SubjectFacts
+) -> Iterable[Diagnostic]:
+    """Yield errors for values that differ without a word.
+
+    An exception is loud, and so a warning; so are values under names that no file may have.
+    """
+    for kind, group in group_by(items, lambda item: item.kind).items():
+        if kind == "raises":
+            yield Diagnostic(rule, f"{how}, it raises {group[0].seen}", severity="warning")
+        elif kind == "chance":
+            message = (
+                f"{_count('buffer', group)} that nothing is loaded into {_agree('differ', group)}"
+                f" from object to object, and {_agree('are', group)} not compared any further:"
+                f" {_parameters(group)}"
+            )
+            yield _finding(rule, message, group, "note")
+        else:
+            said = f"{how}, {_count('tensor', group, 'have')} other values: {_parameters(group)}"
+            severity: Severity = "warning" if facts.origin == "discovered" else "error"
+            yield _finding(rule, said, group, severity)
+
+
+def _grade_shards(rule: str, items: Items, facts: SubjectFacts) -> Iterable[Diagnostic]:
+    """Yield an error: what no rank has is lost, whatever the checkpoint."""
+    said = f"{_count('parameter', items, 'are')} not the source, part by part"
+    yield _finding(rule, f"on two ranks, {said}: {_parameters(items)}", items, "error")
+
+
+def _grade_processed(rule: str, items: Items, facts: SubjectFacts) -> Iterable[Diagnostic]:
+    message = (
+        f"{_count('tensor', items, 'have')} other values once the framework has processed what was"
+        f" loaded: {_parameters(items)}{reach_text(facts)}"
+    )
+    yield _finding(rule, message, items, reach_severity(facts))
+
+
+def _grade_quantized(rule: str, items: Items, facts: SubjectFacts) -> Iterable[Diagnostic]:
+    """Yield findings about the twin in fp8.
+
+    Names are certain only where a tensor waits for a parameter, and a parameter for a tensor.
+    """
+    plain = {
+        check: {name for item in facts.checks[check].items for name in item.names}
+        for check in NEED_ALL_NAMES
+        if check in facts.checks
+    }
+    # What waits without a scale, as its weight does when nothing is quantized, is reported there.
+    items = [
+        item
+        for item in items
+        if plain.get(item.rule or "", set()).isdisjoint(
+            name.removesuffix("_scale") for name in item.names
+        )
+    ]
+    groups = group_by(items, lambda item: item.rule)
+    matched = "unconsumed-tensor" in groups and bool(
+        groups.keys() & {"unwritten-parameter", "partly-written-parameter"}
+    )
+    certain = facts.origin == "given" or facts.about.own_twin
+    for check, group in groups.items():
+        severity: Severity = "error"
+        if check in NEED_ALL_NAMES:
+            if facts.origin == "discovered" or not matched:
+                severity = "note"
+            elif not certain:
+                severity = "warning"
+        if check == "unconsumed-tensor":
+            said = f"{_count('tensor', group, 'are')} never read: {listed(_tensors(group))}"
+        elif check == "unwritten-parameter":
+            said = f"{_count('parameter', group, 'are')} never written: {_parameters(group)}"
+        elif check == "partly-written-parameter":
+            said = f"{_count('parameter', group, 'are')} written in part: {_parameters(group)}"
+        elif check in ("stale-reference", "stale-after-processing"):
+            severity = reach_severity(facts)
+            said = (
+                f"{_count('parameter', group, 'hold')} bytes of what came later:"
+                f" {_parameters(group)}{reach_text(facts)}"
+            )
+        else:
+            said = f"{check}: {_parameters(group)}"
+        yield _finding(rule, f"with fp8 weights and their scales, {said}", group, severity)
+
+
+def _grade_aliased(rule: str, items: Items, facts: SubjectFacts) -> Iterable[Diagnostic]:
+    """Yield a note for a class that takes a folder: its loader, as transformers', maps the file."""
+    mapped = "mapped from the file, and will change with it"
+    said = "the loader's own memory" if facts.streams else mapped
+    message = f"{_count('parameter', items, 'are')} {said}: {_parameters(items)}"
+    yield _finding(rule, message, items, "error" if facts.streams else "note")
+
+
+def _grade_narrowed(rule: str, items: Items, facts: SubjectFacts) -> Iterable[Diagnostic]:
+    """Yield notes for twins, and for a dtype of the whole model that the framework chose.
+
+    A twin keeps in float32 what transformers does; files on the hub need not.
+    """
+    chosen = (facts.about.declared_dtype, facts.about.dtype)
+    for dtypes, group in group_by(items, lambda item: (item.expected, item.seen)).items():
+        before, after = dtypes
+        names = [item.tensors[0] for item in group]
+        message = f"{_count('tensor', group, 'go')} from {before} into {after}: {listed(names)}"
+        severity: Severity = "warning" if facts.origin == "given" else "note"
+        help = None
+        if dtypes == chosen:
+            message += f"; it is the framework's choice for a config that says {before}"
+            help = f"nothing, if {after} is meant; else ask the server for --dtype {before}"
+            severity = "note"
+        yield replace(_finding(rule, message, group, severity), help=help)
+
+
+GRADERS: Mapping[str, Grader] = {
+    "stale-reference": _grade_stale,
+    "iterator-not-exhausted": _grade_exhausted,
+    "unwritten-parameter": _grade_unwritten,
+    "partly-written-parameter": _grade_partly_written,
+    "unconsumed-tensor": _grade_unconsumed,
+    "retained-memory": _grade_retained,
+    "order-dependent": partial(_grade_differences, "loaded in another order"),
+    "chunk-dependent": partial(_grade_differences, "loaded in several calls"),
+    "reload-dependent": partial(_grade_differences, "loaded a second time"),
+    "aliased-parameter": _grade_aliased,
+    "lossy-cast": _grade_narrowed,
+    "nondeterministic": partial(_grade_differences, "loaded again into a new object"),
+    "shard-mismatch": _grade_shards,
+    "stale-after-processing": _grade_processed,
+    "quantised-load": _grade_quantized,
+}
+
+
+def paths_in_state(facts: SubjectFacts, state: str) -> list[str]:
+    """Return the framework's own ways of loading that are `protected`, or `unprotected`."""
+    return [path for path, found in facts.paths.items() if found == state]
+
+
+def reach_severity(facts: SubjectFacts) -> Severity:
+    """Return an error, unless every path of the framework keeps or copies its tensors."""
+    unprotected = paths_in_state(facts, "unprotected")
+    return "error" if unprotected or not paths_in_state(facts, "protected") else "warning"
+
+
+def reach_text(facts: SubjectFacts) -> str:
+    """Return the end of a message: by which paths tensors that do not stay reach the class."""
+    if reachable := paths_in_state(facts, "unprotected"):
+        return f"; reached without a copy by {', '.join(reachable)}"
+    protected = paths_in_state(facts, "protected")
+    return f"; it relies on the loader's copies ({', '.join(protected)})" if protected else ""
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return the first few names, and how many more there are."""
+    shown = ", ".join(names[:SHOWN])
+    return f"{shown} and {len(names) - SHOWN} more" if len(names) > SHOWN else shown
+
+
+def group_by(items: Iterable[Item], key: Callable[[Item], K]) -> dict[K, list[Item]]:
+    """Return the items by a key, in the order in which keys appear."""
+    groups: dict[K, list[Item]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups
+
+
+def _finding(
+    rule: str,
+    message: str,
+    items: Items,
+    severity: Severity | None = None,
+    origin: Origin | None = None,
+) -> Diagnostic:
+    """Return a finding that shows the first item in full, and the tensors of all."""
+    first = items[0]
+    return Diagnostic(
+        rule,
+        message,
+        parameter=first.parameter,
+        origin=origin,
+        expected=first.expected,
+        seen=first.seen,
+        severity=severity,
+        tensors=_tensors(items) or None,
+    )
+
+
+def _unread(facts: SubjectFacts) -> Items:
+    unconsumed = facts.checks.get("unconsumed-tensor")
+    return unconsumed.items if unconsumed else ()
+
+
+def _tensors(items: Items) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(name for item in items for name in item.tensors))
+
+
+def _parameters(items: Items) -> str:
+    return listed([item.parameter for item in items if item.parameter])
+
+
+def _count(noun: str, items: Sequence[object], verb: str | None = None) -> str:
+    """Return `2 tensors`, or with a verb `2 tensors are`."""
+    counted = f"{len(items)} {noun}{'s' if len(items) > 1 else ''}"
+    return f"{counted} {_agree(verb, items)}" if verb else counted
+
+
+def _agree(verb: str, items: Sequence[object]) -> str:
+    return verb if len(items) > 1 else _SINGULAR[verb]

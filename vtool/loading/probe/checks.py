@@ -1,0 +1,60 @@
+"""The checks of a class: the measurement that each one needs, and whom it can be asked of.
+
+Names only, for the probe and for vtool. The measurements are in `audit.MEASUREMENTS`, the grades in
+`vtool.loading.grading.GRADERS`, the texts in `vtool.diagnostics.rules_loading`.
+"""
+
+from dataclasses import dataclass
+
+WATCHED = "watched-load"
+RING = "reusable_buffer"
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One check of a class."""
+
+    rule: str
+    measurement: str
+    """The loads that its facts come from."""
+    sources: tuple[str, ...] = ()
+    """Sources of weights of which the settings must have one; any, where there is none."""
+    stream_only: bool = False
+    """It needs a class that takes an iterator."""
+    needs_all_names: bool = False
+    """It means something only where the checkpoint has every tensor that the class takes."""
+    quantized_twin: bool = False
+    """It is asked of the quantized twin too."""
+    vllm_only: bool = False
+    """Only vLLM's classes can be asked: they are loaded by ranks, processed, and quantized."""
+
+
+CHECKS = (
+    Check(
+        "stale-reference",
+        "ring-of-buffers",
+        (RING, "sglang_marked", "safetensors", "runai", "fastsafetensors", "runai_distributed"),
+        stream_only=True,
+        quantized_twin=True,
+    ),
+    Check("iterator-not-exhausted", WATCHED, stream_only=True),
+    Check("unwritten-parameter", WATCHED, needs_all_names=True, quantized_twin=True),
+    Check("partly-written-parameter", WATCHED, needs_all_names=True, quantized_twin=True),
+    Check("unconsumed-tensor", WATCHED, needs_all_names=True, quantized_twin=True),
+    Check("retained-memory", WATCHED, stream_only=True),
+    Check("order-dependent", "another-order", ("shuffled",), stream_only=True),
+    Check("chunk-dependent", "several-calls", ("bucketed",), stream_only=True),
+    Check("reload-dependent", "second-load"),
+    Check("aliased-parameter", WATCHED, quantized_twin=True),
+    Check("lossy-cast", WATCHED),
+    Check("nondeterministic", WATCHED, quantized_twin=True),
+    Check("shard-mismatch", "two-ranks", vllm_only=True),
+    Check("stale-after-processing", "processing", vllm_only=True, quantized_twin=True),
+    Check("quantised-load", "quantized-twin", vllm_only=True),
+)
+BY_RULE = {check.rule: check for check in CHECKS}
+NEED_ALL_NAMES = tuple(check.rule for check in CHECKS if check.needs_all_names)
+OF_QUANTIZED_TWIN = (
+    *NEED_ALL_NAMES,
+    *(check.rule for check in CHECKS if check.quantized_twin and not check.needs_all_names),
+)

@@ -1,0 +1,263 @@
+"""Facts that the probe measures, and the JSON lines in which they travel.
+
+The probe writes them in the subject's interpreter, and vtool reads them in its own. Both import
+this file, so it needs nothing but the standard library.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Literal, NamedTuple, TypeVar
+
+T = TypeVar("T")
+Origin = Literal["given", "twin", "discovered"]
+"""Where a checkpoint comes from: the user; a tiny model of transformers' class; or the names that
+the class was found to take.
+
+Only of the first is it certain that the class must take all of it.
+"""
+Status = Literal["judged", "not-run", "failed"]
+
+
+class Difference(NamedTuple):
+    """A value that is other than expected, in words."""
+
+    expected: str
+    seen: str
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One thing that a check found: about a parameter, about checkpoint tensors, or both."""
+
+    kind: Literal["differs", "raises", "chance", "early", "end", "peak", "after"] = "differs"
+    """The form of the problem.
+
+    `chance`: a buffer that differs from object to object. `early` and `end`: where a class stops
+    asking for tensors. `peak` and `after`: when it holds too many of them.
+    """
+    parameter: str | None = None
+    """The parameter or buffer."""
+    tensors: tuple[str, ...] = ()
+    """The checkpoint's tensors."""
+    expected: str | None = None
+    seen: str | None = None
+    source: str | None = None
+    """The loader that the tensors came from, where it is not the ring of buffers."""
+    rule: str | None = None
+    """The check of a quantized twin that found it."""
+    file: str | None = None
+    line: int | None = None
+    """The line that keeps a tensor."""
+    same_as: tuple[str, ...] = ()
+    """Tensors of the checkpoint with the same values as one that is never read."""
+    waiting: tuple[str, ...] = ()
+    """Parameters that nothing was written into, and that fit a tensor that is never read."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The parameter, or else the tensors."""
+        return (self.parameter,) if self.parameter else self.tensors
+
+
+@dataclass(frozen=True, slots=True)
+class CheckFacts:
+    """The result of one check: what it found, or why it was not run."""
+
+    items: tuple[Item, ...] = ()
+    measured: Mapping[str, Any] = field(default_factory=dict)
+    """Counts and sizes, which reports show as they are."""
+    reason: str | None = None
+    """Why the check was not run; None where it was."""
+    paths: Mapping[str, str] | None = None
+    """The framework's own ways of loading a quantized twin, as in `SubjectFacts.paths`."""
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """A description of the subject for the report."""
+
+    class_name: str | None = None
+    """The class with its module."""
+    file: str | None = None
+    line: int | None = None
+    """The class's `load_weights`."""
+    files: Mapping[str, str] = field(default_factory=dict)
+    """The file of each checkpoint tensor, where there is more than one file."""
+    own_names: bool = False
+    """The checkpoint was made from the names of the object's own parameters."""
+    like: str | None = None
+    """transformers' class that the tiny twin is of."""
+    own_twin: bool = False
+    """The twin is of transformers' class of the very same name, not of a related one."""
+    no_twin: str | None = None
+    """Why there is no twin."""
+    replaced: tuple[str, ...] = ()
+    """Parts that do not run on a CPU and were replaced."""
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    """Config fields that were missing, and the values that they were given."""
+    dtype: str | None = None
+    declared_dtype: str | None = None
+    """The dtype that config.json asks for."""
+    served: bool = False
+    """The class is the one that vLLM picks for a folder."""
+
+    @classmethod
+    def of(cls, about: Mapping[str, Any]) -> "About":
+        """Build it from a host's dict, in which the class goes by the key `class`."""
+        named = {"class_name" if key == "class" else key: about[key] for key in about}
+        return cls(**named | {"replaced": tuple(named.get("replaced", ()))})
+
+
+@dataclass(frozen=True, slots=True)
+class SubjectFacts:
+    """Everything that was measured of one subject."""
+
+    status: Status
+    reason: str = ""
+    """Why there is nothing to judge."""
+    origin: Origin = "given"
+    streams: bool = True
+    """The subject takes an iterator, not a folder."""
+    about: About = About()
+    checks: Mapping[str, CheckFacts] = field(default_factory=dict)
+    """By the name of the rule."""
+    paths: Mapping[str, str] = field(default_factory=dict)
+    """For each of the framework's own ways of loading: `unprotected`, `protected`, or why it was
+    not run.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request to the probe: which subjects, which checks, within which limits."""
+
+    host: str
+    """`vllm`, `transformers`, `sglang` or `python`."""
+    subjects: tuple[str, ...] | None
+    """Their names; None for every class that the framework has registered."""
+    checks: tuple[str, ...]
+    sources: tuple[str, ...]
+    match: str = "*"
+    """With `subjects` None: a pattern that names have to fit."""
+    slots: int = 1
+    """Buffers of the reusable ring."""
+    jobs: int = 1
+    """Subjects at the same time."""
+    seconds: float = 60.0
+    memory: int = 2**31
+    """Resident bytes that one subject may take."""
+    checkpoint: str | None = None
+    """A folder that `python` subjects are loaded from."""
+    descriptor: int = -1
+    """The file descriptor that events are written to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """An event: the framework is imported."""
+
+    name: str
+    version: str
+    torch: str
+    seconds: float
+    known: tuple[str, ...]
+    """Every class that it has registered."""
+    subjects: tuple[str, ...]
+    """Those that will be checked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unusable:
+    """An event: nothing can be checked in this interpreter."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """An event: one subject has its facts."""
+
+    subject: str
+    seconds: float
+    peak: int
+    """Largest resident memory of its process, in bytes."""
+    facts: SubjectFacts
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """An event: every subject is finished."""
+
+
+Event = Ready | Unusable | Finished | Done
+_EVENTS: Mapping[str, type[Event]] = {
+    kind.__name__.lower(): kind for kind in (Ready, Unusable, Finished, Done)
+}
+
+
+def write(value: Any) -> str:
+    """Return a dataclass of this file as one line of JSON; an event says which one it is."""
+    kind = type(value).__name__.lower()
+    return json.dumps(({"event": kind} if kind in _EVENTS else {}) | asdict(value), default=str)
+
+
+def read_event(line: str) -> Event:
+    """Read one line of the probe.
+
+    Raises:
+        ValueError: it is no event, or not of this version of vtool.
+    """
+    values = json.loads(line)
+    kind = values.pop("event", None)
+    if kind not in _EVENTS:
+        raise ValueError(f"the probe sends `{kind}`, which is no event of this version of vtool")
+    if kind == "finished":
+        values["facts"] = facts_from(values.get("facts", {}))
+    return _build(_EVENTS[kind], values)
+
+
+def read_facts(text: str) -> SubjectFacts:
+    """Read what `write` made of facts."""
+    return facts_from(json.loads(text))
+
+
+def read_request(text: str) -> Request:
+    """Read what `write` made of a request."""
+    return _build(Request, json.loads(text))
+
+
+def facts_from(values: Mapping[str, Any]) -> SubjectFacts:
+    """Build the facts from parsed JSON.
+
+    Raises:
+        ValueError: a key is unknown or missing: the probe is of another version.
+    """
+    nested: dict[str, Any] = {}
+    if "about" in values:
+        nested["about"] = _build(About, values["about"])
+    if "checks" in values:
+        nested["checks"] = {rule: _check_from(check) for rule, check in values["checks"].items()}
+    return _build(SubjectFacts, {**values, **nested})
+
+
+def _check_from(values: Mapping[str, Any]) -> CheckFacts:
+    items = [_build(Item, item) for item in values.get("items", ())]
+    return _build(CheckFacts, {**values, "items": items} if "items" in values else values)
+
+
+def _build(kind: type[T], values: Mapping[str, Any]) -> T:
+    names = {one.name for one in fields(kind)}  # type: ignore[arg-type]
+    if values.keys() != names:
+        unknown, missing = sorted(values.keys() - names), sorted(names - values.keys())
+        words = [
+            f"{word} {', '.join(keys)}"
+            for word, keys in (("unknown", unknown), ("missing", missing))
+            if keys
+        ]
+        raise ValueError(
+            f"the probe's {kind.__name__} is of another version of vtool: {'; '.join(words)}"
+        )
+    return kind(
+        **{key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
+    )

@@ -1,0 +1,77 @@
+"""A subject after its first loads, with which every later load is compared."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from .errors import error_text
+from .facts import Difference, Item
+from .sources import Owned
+from .state import MARKS, State, compare_states, mark, snapshot
+from .subject import Named, Subject
+
+
+@dataclass(frozen=True)
+class Reference:
+    """The tensors of a subject that was loaded rightly, and where they came from."""
+
+    subject: Subject
+    slots: int
+    """Requests for which a reusable buffer stays valid."""
+    sources: Sequence[str]
+    """The sources of weights that the settings name."""
+    state: State
+    unwritten: Mapping[str, Tensor]
+    """For a parameter or buffer, which of its elements (a mask) no load has written."""
+    came_from: Mapping[str, Sequence[str]]
+    """For a parameter or buffer, the checkpoint tensors that went into it."""
+
+    def load(self, source: Iterable[Named]) -> Any:
+        """Return a new object, marked and loaded."""
+        return load_new(self.subject, source)
+
+    def load_in_calls(self, calls: Iterable[Sequence[str]]) -> Any:
+        """Return a new object, loaded in one call for each sequence of tensor names."""
+        model = marked_object(self.subject)
+        for names in calls:
+            self.subject.load(model, Owned(self.subject.checkpoint, names))
+        return model
+
+    def compare(
+        self, load: Callable[[], Any], passed_on: tuple[type[Exception], ...] = ()
+    ) -> tuple[Item, ...]:
+        """Return the tensors that `load` leaves otherwise than the first load, or its exception.
+
+        Args:
+            passed_on: exceptions that are not caught.
+        """
+        try:
+            state = snapshot(load())
+        except passed_on:
+            raise
+        except Exception as error:
+            return (Item("raises", seen=error_text(error)),)
+        return self.items(compare_states(self.state, state, self.unwritten))
+
+    def items(self, differences: Mapping[str, Difference]) -> tuple[Item, ...]:
+        """Return an item for each tensor that differs, with the checkpoint tensors it is from."""
+        return tuple(
+            Item("differs", name, tuple(self.came_from.get(name, ())), *difference)
+            for name, difference in differences.items()
+        )
+
+
+def marked_object(subject: Subject, byte: int = MARKS[0]) -> Any:
+    """Return a new object whose parameters are filled with one byte."""
+    model = subject.make()
+    mark(model, byte)
+    return model
+
+
+def load_new(subject: Subject, source: Iterable[Named]) -> Any:
+    """Return a new object, marked and loaded from a source."""
+    model = marked_object(subject)
+    subject.load(model, source)
+    return model

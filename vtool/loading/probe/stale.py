@@ -1,0 +1,138 @@
+"""Loads from buffers that are used again: what is kept of them goes wrong, and where it is kept."""
+
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from .checkpoint_files import write_checkpoint
+from .checks import RING
+from .facts import CheckFacts, Item
+from .reference import Reference
+from .reference_tracer import ReferenceTracer
+from .sources import ReusableBuffer, SglangMarked
+from .streaming_loaders import ON_RANKS, SOURCES, runai_on_ranks
+from .subject import Named
+
+MARKED = "sglang_marked"
+RAISED = "raised: "
+FURTHER_SOURCES = (MARKED, *SOURCES, ON_RANKS)
+"""Sources that are tried beside the ring of buffers."""
+Wrong = str | list[list[str]]
+"""For each rank, the parameters and buffers that come out wrong; or why the source was not run."""
+
+
+def ring_of_buffers(reference: Reference, checks: Mapping[str, CheckFacts]) -> CheckFacts:
+    """Load from a ring of `slots` buffers, and from the further sources that the settings name.
+
+    Where the ring corrupts, the facts have the smallest ring that does not, and the lines that keep
+    tensors. A source that could not be run leaves the check not run, unless something was found.
+    """
+    ring = RING in reference.sources
+    items = _from_ring(reference, reference.slots) if ring else ()
+    tensors = len(reference.subject.checkpoint)
+    measured: dict[str, Any] = {"tensors": tensors} | ({"slots": reference.slots} if ring else {})
+    others = {
+        name: _from_source(reference, name) for name in reference.sources if name in FURTHER_SOURCES
+    }
+    if others:
+        measured["sources"] = {name: _in_words(reference, wrong) for name, wrong in others.items()}
+    if items:
+        measured["smallest_safe_slots"] = _smallest_safe_ring(reference)
+        return CheckFacts(_with_lines(reference, items), measured)
+    found = tuple(
+        Item(
+            parameter=parameter,
+            tensors=tuple(reference.came_from.get(parameter, ())),
+            source=name,
+        )
+        for name, wrong in others.items()
+        if not isinstance(wrong, str)
+        for parameter in {parameter: None for names in wrong for parameter in names}
+    )
+    missed = [f"{name}: {wrong}" for name, wrong in others.items() if isinstance(wrong, str)]
+    if missed and not found:
+        return CheckFacts(reason="; ".join(missed))
+    return CheckFacts(found, measured)
+
+
+def _from_ring(reference: Reference, slots: int) -> tuple[Item, ...]:
+    checkpoint = reference.subject.checkpoint
+    return reference.compare(lambda: reference.load(ReusableBuffer(checkpoint, slots)))
+
+
+def _smallest_safe_ring(reference: Reference) -> int | None:
+    """Return the fewest buffers that corrupt nothing; None where something is kept for good."""
+    low, high = reference.slots, len(reference.subject.checkpoint) + 1
+    if _from_ring(reference, high):
+        return None
+    while low + 1 < high:
+        slots = (low + high) // 2
+        if _from_ring(reference, slots):
+            low = slots
+        else:
+            high = slots
+    return high
+
+
+def _with_lines(reference: Reference, items: Iterable[Item]) -> tuple[Item, ...]:
+    """Return the items with the lines that keep their tensors."""
+    subject = reference.subject
+    items = tuple(items)
+    wanted = {name for item in items for name in item.tensors} or set(subject.checkpoint)
+    tracer = ReferenceTracer(
+        subject.checkpoint, wanted, subject.code, str(subject.about.get("file"))
+    )
+    model = subject.make()
+    before = sys.gettrace()
+    sys.settrace(tracer.trace)
+    try:
+        subject.load(model, tracer)
+    finally:
+        sys.settrace(before)
+
+    def line_of(item: Item) -> tuple[str, int] | tuple[None, None]:
+        names = item.tensors or tuple(tracer.lines)
+        return next((tracer.lines[name] for name in names if name in tracer.lines), (None, None))
+
+    return tuple(
+        replace(item, file=file, line=line) for item in items for file, line in (line_of(item),)
+    )
+
+
+def _from_source(reference: Reference, name: str) -> Wrong:
+    """Load from a loader that people use, on a file, or from a ring with SGLang's mark."""
+    checkpoint = reference.subject.checkpoint
+
+    def wrong_tensors(source: Iterable[Named]) -> list[str]:
+        items = reference.compare(lambda: reference.load(source), (ImportError,))
+        raised = [f"{RAISED}{item.seen}" for item in items if item.kind == "raises"]
+        return raised or [item.parameter or "" for item in items]
+
+    with TemporaryDirectory(prefix="vtool-") as folder:
+        file = write_checkpoint(checkpoint, Path(folder))
+        try:
+            wrong: Wrong
+            if name == ON_RANKS:
+                wrong = runai_on_ranks(wrong_tensors, file, file.parent)
+            elif name == MARKED:
+                wrong = [wrong_tensors(SglangMarked(checkpoint, reference.slots))]
+            else:
+                wrong = [wrong_tensors(SOURCES[name](file))]
+        except ImportError as error:
+            return str(error)
+    if isinstance(wrong, str):
+        return wrong
+    raised = [word for names in wrong for word in names if word.startswith(RAISED)]
+    return raised[0].removeprefix(RAISED) if raised else wrong
+
+
+def _in_words(reference: Reference, wrong: Wrong) -> str:
+    if isinstance(wrong, str):
+        return f"not run: {wrong}"
+    words = [f"{len(names)} of {len(reference.state)} tensors are wrong" for names in wrong]
+    if len(words) == 1:
+        return words[0]
+    return ", ".join(f"rank {rank}: {word}" for rank, word in enumerate(words))

@@ -1,0 +1,185 @@
+"""Makes objects of vLLM's classes: process groups, constructors, and subjects around them."""
+
+import gc
+import inspect
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .errors import NotRun
+from .facts import Origin
+from .quantized import QUANTIZATION_CONFIG, quantize_checkpoint
+from .ranks import RANKS, leave_groups, sharded
+from .state import named_parameters
+from .subject import Named, Subject
+from .vllm_paths import drive
+
+
+def start_groups(rank: int, ranks: int, meeting: Path) -> None:
+    """Start vLLM's process groups over gloo.
+
+    Args:
+        rank: this process's number, of `ranks`.
+        meeting: a file that is not there yet, by which the ranks find each other.
+    """
+    from vllm.config import VllmConfig, set_current_vllm_config
+    from vllm.distributed import init_distributed_environment, initialize_model_parallel
+
+    with set_current_vllm_config(VllmConfig()):
+        init_distributed_environment(
+            world_size=ranks,
+            rank=rank,
+            local_rank=rank,
+            distributed_init_method=f"file://{meeting}",
+            backend="gloo",
+        )
+        initialize_model_parallel(ranks, 1)
+
+
+def become_rank(config: Any, rank: int, meeting: Path) -> None:
+    """Turn this process, a fork of one that was alone, into one of two ranks.
+
+    The groups from before have no threads here, and are never ended.
+    """
+    import vllm.distributed.device_communicators.cpu_communicator as communicator
+    import vllm.distributed.parallel_state as groups
+
+    # Sockets will do. Shared memory, which has names, would stay behind.
+    os.environ["VLLM_DIST_IDENT"] = ""
+    communicator.CpuCommunicator._all_group_ranks_share_shm_group_name = lambda self: False
+    leave_groups(dict(vars(groups)))
+    for name, value in list(vars(groups).items()):
+        if isinstance(value, groups.GroupCoordinator):
+            setattr(groups, name, None)
+    config.parallel_config.tensor_parallel_size = config.parallel_config.world_size = RANKS
+    config.parallel_config.rank = rank
+    start_groups(rank, RANKS, meeting)
+
+
+def read_config(folder: Path, cache: Any = None, **given: Any) -> Any:
+    """Return the VllmConfig that a server would make of a folder, for a CPU and short sequences.
+
+    Args:
+        cache: a CacheConfig; None: the default.
+        given: further arguments of ModelConfig, as `runner` and `dtype`, else chosen by vLLM.
+    """
+    from vllm.config import CacheConfig, DeviceConfig, LoadConfig, ModelConfig, VllmConfig
+
+    model = ModelConfig(
+        model=str(folder),
+        tokenizer=str(folder),
+        skip_tokenizer_init=not (folder / "tokenizer.json").exists(),
+        seed=0,
+        enforce_eager=True,
+        max_model_len=64,
+        **given,
+    )
+    return VllmConfig(
+        model_config=model,
+        load_config=LoadConfig(),
+        device_config=DeviceConfig(device="cpu"),
+        cache_config=cache or CacheConfig(),
+    )
+
+
+def maker(config: Any) -> Callable[[], Any]:
+    """Return a function that makes the model of a VllmConfig, with the same values each time."""
+    from vllm.model_executor.model_loader.utils import initialize_model
+    from vllm.utils.torch_utils import set_default_torch_dtype
+
+    def make() -> Any:
+        compilation = config.compilation_config
+        compilation.static_forward_context.clear()
+        if hasattr(compilation, "static_all_moe_layers"):
+            compilation.static_all_moe_layers.clear()
+        gc.collect()  # the model before this one refers to itself
+        torch.manual_seed(0)
+        with set_default_torch_dtype(config.model_config.dtype), torch.device("cpu"):
+            return initialize_model(vllm_config=config).eval()
+
+    return make
+
+
+def vllm_subject(
+    *,
+    configure: Callable[[], Any],
+    config: Any,
+    model_class: type,
+    folder: Path,
+    checkpoint: Mapping[str, Tensor],
+    load: Callable[[Any, Iterable[Named]], object],
+    origin: Origin,
+    about: Mapping[str, Any],
+) -> Subject:
+    """Return a subject with everything that is asked of vLLM's classes.
+
+    Args:
+        configure: reads a VllmConfig from `folder`, for the class made for quantized weights.
+        config: the VllmConfig that the class is made from.
+    """
+    method = inspect.unwrap(model_class.load_weights)  # type: ignore[attr-defined]
+    place = {"file": inspect.getsourcefile(method), "line": inspect.getsourcelines(method)[1]}
+    plain = Subject(
+        make=maker(config),
+        checkpoint=checkpoint,
+        load=load,
+        origin=origin,
+        code=(os.path.dirname(sys.modules["vllm"].__file__ or ""),),
+        about={"class": f"{model_class.__module__}.{model_class.__name__}", **place, **about},
+        paths=lambda subject: drive(subject, config),
+        shards=lambda subject, reference: sharded(
+            subject, lambda rank, meeting: become_rank(config, rank, meeting), reference, folder
+        ),
+        process=lambda model: process_weights(model, config),
+    )
+    return replace(plain, quantized=lambda into: _quantized_twin(plain, folder, configure, into))
+
+
+def process_weights(model: Any, config: Any) -> None:
+    """Do what vLLM does between loading and serving: pack weights, tie heads, fold scales."""
+    from vllm.config import set_current_vllm_config
+    from vllm.model_executor.model_loader.utils import process_weights_after_loading
+
+    with set_current_vllm_config(config), torch.device("cpu"):
+        process_weights_after_loading(model, config.model_config, torch.device("cpu"))
+
+
+def _quantized_twin(
+    plain: Subject,
+    folder: Path,
+    configure: Callable[[], Any],
+    into: Mapping[str, Sequence[str]],
+) -> Subject:
+    """Return the subject's class made for fp8: its config gets a `quantization_config`.
+
+    Args:
+        plain: the class as it is without.
+        into: for each parameter, the checkpoint's tensors that go into it when nothing is
+            quantized.
+
+    Raises:
+        NotRun: nothing of it can be quantized.
+    """
+    file = folder / "config.json"
+    values = json.loads(file.read_text())
+    if "quantization_config" in values:
+        raise NotRun("its checkpoint is quantized already")
+    file.write_text(json.dumps({**values, "quantization_config": QUANTIZATION_CONFIG}))
+    config = configure()
+    make = maker(config)
+    return replace(
+        plain,
+        make=make,
+        checkpoint=quantize_checkpoint(plain.checkpoint, into, named_parameters(make())),
+        paths=lambda subject: drive(subject, config),
+        process=lambda model: process_weights(model, config),
+        shards=None,
+        quantized=None,
+    )

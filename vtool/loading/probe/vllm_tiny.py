@@ -1,0 +1,238 @@
+"""An architecture of vLLM's registry at tiny size, with a checkpoint that its class takes."""
+
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from torch import Tensor
+
+from . import twin
+from .discover import discover
+from .errors import error_text
+from .facts import Origin
+from .host import Progress
+from .shrink import shrink
+from .state import named_parameters
+from .stubs import STUBS, Stub, StubInstaller
+from .subject import Subject
+from .vllm_setup import maker, read_config, start_groups, vllm_subject
+from .vllm_stubs import save_processor
+
+GENERATING = ("_TEXT_GENERATION_MODELS", "_MULTIMODAL_MODELS")
+POOLING = (
+    "_EMBEDDING_MODELS",
+    "_LATE_INTERACTION_MODELS",
+    "_REWARD_MODELS",
+    "_TOKEN_CLASSIFICATION_MODELS",
+    "_SEQUENCE_CLASSIFICATION_MODELS",
+)
+"""Groups of vLLM's registry: classes that generate, and classes that pool."""
+ENDINGS = re.compile(
+    r"(MTP|MTPModel|ForCausalLM|ForConditionalGeneration|Model|ForRewardModel"
+    r"|ForSequenceClassification|Chat|DraftModel)+$"
+)
+"""What follows the name of a family in the name of an architecture."""
+
+
+class TinyArchitecture:
+    """The steps that make a subject of a registered architecture.
+
+    Args:
+        name: a name of vLLM's registry.
+        folder: an empty one, for the tiny config, and the checkpoint of a twin.
+        progress: is told each stage.
+        stubs: the table of what may be replaced.
+    """
+
+    def __init__(
+        self, name: str, folder: Path, progress: Progress, stubs: tuple[Stub, ...] = STUBS
+    ) -> None:
+        from vllm.model_executor.models.registry import ModelRegistry
+
+        self.name, self.folder, self.progress = name, folder, progress
+        self.models = ModelRegistry.models
+        self.entry = twin.twin_entry(name)
+        self.served_as = self.entry.get("served_as", name)
+        self.installer = StubInstaller("vllm", twin.TABLE["fields"], folder, stubs)
+        self.twin_class = None if "config_class" in self.entry else self._find_twin_class()
+        self.why_no_twin = ""
+
+    def make_subject(self) -> Subject:
+        """Return the subject, with the checkpoint of transformers' twin.
+
+        Where there is no twin, or it is of another class than its name says, the checkpoint has
+        the names that the class has shown to take.
+
+        Raises:
+            NotRun: too few names were found.
+        """
+        self.progress("import")
+        model_class = self.installer.run(self.models[self.served_as].load_model_cls)
+        shrink_constants(sys.modules[model_class.__module__])
+        self.progress("tiny twin")
+        checkpoint = self._write_twin()
+        if checkpoint is None:
+            config_class = self._config_class()
+            self.installer.run(
+                lambda: twin.save_config(config_class, self.entry, self.folder, self.served_as)
+            )
+        if self.entry.get("processor"):
+            save_processor(self.folder)
+        self.progress("vLLM's config")
+        start_groups(0, 1, self.folder / "alone")
+        config = self.installer.run(self._read_config)
+        self.installer.configs.append(config)
+        self.progress("construction")
+        make = maker(config)
+        model = self.installer.run(make)
+        if checkpoint is not None:
+            checkpoint, unwritten = twin.choose_names(
+                checkpoint,
+                twin.TABLE["renamings"],
+                lambda tensors: twin.count_unwritten(make, tensors),
+            )
+            if unwritten > len(named_parameters(model)) // 2:
+                checkpoint = None  # the twin is of another class than it seemed
+        origin: Origin = "twin"
+        if checkpoint is None:
+            self.progress("names")
+            origin, checkpoint = "discovered", discover(make(), self.progress)
+        about = {
+            "like": self.twin_class if origin == "twin" else None,
+            "own_twin": origin == "twin" and self.twin_class == self.name,
+            "replaced": self.installer.replaced,
+            "fields": self.installer.added_fields,
+            "no_twin": self.why_no_twin,
+        }
+        return vllm_subject(
+            configure=self._read_config,
+            config=config,
+            model_class=type(model),
+            folder=self.folder,
+            checkpoint=checkpoint,
+            load=lambda model, weights: model.load_weights(weights),
+            origin=origin,
+            about={key: value for key, value in about.items() if value},
+        )
+
+    def _find_twin_class(self) -> str | None:
+        """Return transformers' class of the same name, or of another name of vLLM's class."""
+        if "like" in self.entry:
+            return str(self.entry["like"])
+        if twin.known(self.name):
+            return self.name
+        target = _target(self.models[self.name])
+        if "transformers" in target[0]:
+            return None
+        same = (
+            other
+            for other, model in self.models.items()
+            if _target(model) == target and twin.known(other)
+        )
+        return next(same, None)
+
+    def _write_twin(self) -> Mapping[str, Tensor] | None:
+        """Save the twin into the folder; None where there is none, or it cannot be made."""
+        twin_class = self.twin_class
+        if twin_class is None:
+            return None
+        try:
+            return self.installer.run(
+                lambda: twin.save_twin(twin_class, self.entry, self.folder, self.served_as)
+            )
+        except Exception as error:
+            self.why_no_twin = (
+                f"transformers' {twin_class} cannot be made tiny: {error_text(error)}"
+            )
+            return None
+
+    def _config_class(self) -> Any:
+        """Return a class of configs: the twin's, of the same name, of its module, else Llama's."""
+        import transformers
+        from vllm.transformers_utils import configs
+
+        if asked := self.entry.get("config_class"):
+            return getattr(configs, asked, None) or getattr(transformers, asked)
+        if self.twin_class:
+            return getattr(transformers, self.twin_class).config_class
+        stem = ENDINGS.sub("", self.name)
+        for module in (configs, transformers):
+            for word in dir(module):
+                if word.casefold() == f"{stem}Config".casefold():
+                    return getattr(module, word)
+        home = sys.modules[self.models[self.served_as].load_model_cls().__module__]
+        plain = transformers.PretrainedConfig
+        there = (
+            value
+            for value in vars(home).values()
+            if isinstance(value, type)
+            and issubclass(value, plain)
+            and value is not plain
+            and not re.search("Vision|Audio|Siglip|CLIP", value.__name__)
+        )
+        return next(there, transformers.LlamaConfig)
+
+    def _read_config(self) -> Any:
+        """Return the folder's VllmConfig, with the runner that vLLM would start for the class.
+
+        Where a class generates and pools, that is the one that generates: the other is made of
+        the class that does.
+        """
+        from vllm.config import CacheConfig
+        from vllm.model_executor.models import registry
+
+        def in_groups(groups: Sequence[str]) -> bool:
+            return any(self.name in getattr(registry, group, {}) for group in groups)
+
+        drafts = self.name in registry._SPECULATIVE_DECODING_MODELS
+        pools = in_groups(POOLING) and not in_groups(GENERATING)
+        runner = "draft" if drafts else "pooling" if pools else "auto"
+        try:
+            config = read_config(self.folder, runner=runner, dtype="bfloat16")
+        except ValueError as error:
+            if "enable-prefix-caching" not in str(error):
+                raise
+            # some linear attention asks for it
+            cache = CacheConfig(enable_prefix_caching=True)
+            config = read_config(self.folder, cache, runner=runner, dtype="bfloat16")
+        if drafts:
+            by_name = "eagle3" if "agle3" in self.name else "mtp" if "MTP" in self.name else "eagle"
+            _add_target(config, self.entry.get("drafts", by_name))
+        return config
+
+
+def _add_target(config: Any, method: str) -> None:
+    """Give the config of a draft model a target to draft for: one of its own shape."""
+    from vllm.config import SpeculativeConfig
+
+    values = {
+        "method": method,
+        "num_speculative_tokens": 2,
+        "parallel_drafting": False,
+        "draft_tensor_parallel_size": 1,
+        "disable_padded_drafter_batch": False,
+        "eagle3_use_aux_hidden_state": True,
+    }
+    for name in ("model_config", "parallel_config"):
+        values[f"draft_{name}"] = values[f"target_{name}"] = getattr(config, name)
+    draft = object.__new__(SpeculativeConfig)
+    for name, value in (dict.fromkeys(SpeculativeConfig.__dataclass_fields__) | values).items():
+        object.__setattr__(draft, name, value)
+    object.__setattr__(config, "speculative_config", draft)
+
+
+def shrink_constants(module: ModuleType) -> None:
+    """Shrink the configs that a module of models writes down, for a component of fixed size."""
+    from transformers import PretrainedConfig
+
+    for value in vars(module).values():
+        if isinstance(value, PretrainedConfig):
+            shrink(value)
+
+
+def _target(model: Any) -> tuple[str, str]:
+    """Return the module and the class that an entry of vLLM's registry leads to."""
+    return getattr(model, "module_name", ""), getattr(model, "class_name", "")

@@ -1,0 +1,252 @@
+"""The first two loads: one for the reference, the other watched operation by operation."""
+
+from collections.abc import Collection, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from .errors import LoadFailed, NotRun, error_text
+from .facts import CheckFacts, Item
+from .reference import Reference, load_new, marked_object
+from .sources import Owned, Tracked, other_values
+from .state import (
+    MARKS,
+    State,
+    compare_states,
+    mark,
+    marked,
+    named_parameters,
+    named_tensors,
+    same,
+    snapshot,
+)
+from .subject import Subject
+from .watch import Watch, loses, storage_address
+
+
+def first_load(subject: Subject, source: Owned) -> State:
+    """Return the tensors after a load from owned memory.
+
+    Raises:
+        NotRun, LoadFailed: it does not load; the second where the checkpoint is the user's own.
+    """
+    try:
+        return snapshot(load_new(subject, source))
+    except Exception as error:
+        failed = f"the checkpoint does not load: {error_text(error)}"
+        raise (LoadFailed if subject.origin == "given" else NotRun)(failed) from error
+
+
+def watched_load(
+    subject: Subject, slots: int, sources: Sequence[str], first: Owned, before: State
+) -> tuple[Reference, dict[str, CheckFacts]]:
+    """Load a second time, otherwise marked, from tracked memory, with every operation watched.
+
+    Args:
+        first: the source of the first load, which has counted what it was asked for.
+        before: the tensors after the first load.
+
+    Returns:
+        The reference for later loads, and the facts of every check that these two answer.
+    """
+    source = Tracked(subject.checkpoint)
+    watch = Watch(source)
+    model = marked_object(subject, MARKS[1])
+    if subject.streams:
+        with watch:
+            subject.load(model, source)
+    else:
+        subject.load(model, source)
+    held = dict(source.held)
+    after = snapshot(model)
+    tensors = named_tensors(model)
+    addresses = {name: storage_address(tensor) for name, tensor in tensors.items()}
+    aliased = {source.addresses[at] for at in addresses.values() if at in source.addresses}
+    came_from = {
+        # where loads cannot be watched, a parameter is taken for the tensor of its name
+        name: sorted(watch.came_from.get(at, ()))
+        if subject.streams
+        else [name] * (name in subject.checkpoint)
+        for name, at in addresses.items()
+    }
+    parameters = named_parameters(model)
+    gaps = _never_written(before, after, parameters)
+    if subject.streams:
+        # buffers without tensors are computed; a mark would not be computed again
+        buffers = [name for name in tensors if name not in parameters and came_from[name]]
+        gaps |= _buffer_gaps(subject, buffers)
+    chance = _never_initialized(before, after, gaps, came_from)
+    reference = Reference(subject, slots, sources, before, gaps | chance, came_from)
+    (subject.destroy or source.destroy)()
+    changed = compare_states(after, snapshot(model))
+    suspects = subject.unread(model) if subject.unread else {*source.names} - watch.read - aliased
+    unread = _unread(reference, suspects)
+    varying = compare_states(before, after, reference.unwritten)
+    whole = {name for name, mask in gaps.items() if mask.all()}
+    found: dict[str, Collection[Item]] = {
+        "unwritten-parameter": [
+            Item(
+                parameter=name,
+                expected="values from the checkpoint",
+                seen="none of its elements is written",
+            )
+            for name in gaps
+            if name in whole
+        ],
+        "partly-written-parameter": [
+            _partly_written(reference, name) for name in gaps if name not in whole
+        ],
+        "unconsumed-tensor": [_unconsumed(reference, name) for name in unread],
+        "aliased-parameter": reference.items(changed),
+        "lossy-cast": _narrowed(reference, watch),
+        "nondeterministic": [
+            *(Item("differs", name, (), *difference) for name, difference in varying.items()),
+            *(Item("chance", name) for name in chance),
+        ],
+    }
+    checks = {rule: CheckFacts(tuple(items)) for rule, items in found.items()}
+    return reference, checks | (_asked_and_held(first, source, held) if subject.streams else {})
+
+
+def _never_written(first: State, second: State, names: Collection[str]) -> dict[str, Tensor]:
+    """Return a mask for each tensor of which some elements still have the marks of two loads."""
+    found = {}
+    for name in names:
+        before, now = first.get(name), second[name]
+        if before is not None and _alike(before, now):
+            mask = marked(before, MARKS[0])
+            if mask.any() and (mask := mask & marked(now, MARKS[1])).any():
+                found[name] = mask
+    return found
+
+
+def _buffer_gaps(subject: Subject, names: Sequence[str]) -> dict[str, Tensor]:
+    """Return the unwritten elements of buffers, from two more loads in which they are marked."""
+
+    def load(byte: int) -> State:
+        model = subject.make()
+        mark(model, byte, names)
+        subject.load(model, Owned(subject.checkpoint))
+        return snapshot(model)
+
+    return _never_written(load(MARKS[0]), load(MARKS[1]), names) if names else {}
+
+
+def _never_initialized(
+    before: State, after: State, gaps: State, came_from: Mapping[str, Sequence[str]]
+) -> dict[str, Tensor]:
+    """Return a full mask for each buffer that holds whatever was in the memory.
+
+    Nothing is loaded into it, and it differs from object to object.
+    """
+    return {
+        name: torch.ones(before[name].numel(), dtype=torch.bool)
+        for name in compare_states(before, after, gaps)
+        if not came_from.get(name)
+        and name in before
+        and name in after
+        and _alike(before[name], after[name])
+    }
+
+
+def _alike(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and one.dtype == other.dtype
+
+
+def _partly_written(reference: Reference, name: str) -> Item:
+    mask = reference.unwritten[name]
+    seen = (
+        f"{int(mask.sum())} of {mask.numel()} elements are not written, from element"
+        f" {int(mask.nonzero()[0])} on, of shape {list(reference.state[name].shape)}"
+    )
+    tensors = tuple(reference.came_from.get(name, ()))
+    return Item(parameter=name, tensors=tensors, expected="every element written", seen=seen)
+
+
+def _unread(reference: Reference, suspects: set[str]) -> list[str]:
+    """Return those tensors whose values make no difference to what is loaded.
+
+    Args:
+        suspects: those that no operation was seen to read.
+    """
+    checkpoint = reference.subject.checkpoint
+    names = [name for name in checkpoint if name in suspects]
+    if not names or not reference.compare(
+        lambda: reference.load(Owned(other_values(checkpoint, set(names))))
+    ):
+        return names
+    if len(names) == 1:
+        return []
+    half = len(names) // 2
+    return _unread(reference, set(names[:half])) + _unread(reference, set(names[half:]))
+
+
+def _unconsumed(reference: Reference, name: str) -> Item:
+    checkpoint = reference.subject.checkpoint
+    tensor = checkpoint[name]
+    same_as = tuple(
+        other
+        for other, value in checkpoint.items()
+        if other != name and _alike(value, tensor) and same(value, tensor)
+    )
+    waiting = tuple(
+        parameter
+        for parameter, mask in reference.unwritten.items()
+        if mask.numel() >= tensor.numel()
+        and (parameter == name or parameter.endswith(f".{name}") or name.endswith(f".{parameter}"))
+    )
+    seen = f"never read ({list(tensor.shape)})"
+    return Item(tensors=(name,), seen=seen, same_as=same_as, waiting=waiting)
+
+
+def _narrowed(reference: Reference, watch: Watch) -> list[Item]:
+    """Return the tensors that went into a dtype that holds less than theirs."""
+    narrowed = dict(watch.narrowed)
+    if not reference.subject.streams:
+        for name, tensor in reference.subject.checkpoint.items():
+            into = reference.state.get(name)
+            if into is not None and loses(tensor.dtype, into.dtype):
+                narrowed[name] = (tensor.dtype, into.dtype)
+    return [
+        Item(
+            parameter=next(
+                (to for to, names in reference.came_from.items() if name in names), None
+            ),
+            tensors=(name,),
+            expected=str(before).removeprefix("torch."),
+            seen=str(after).removeprefix("torch."),
+        )
+        for name, (before, after) in narrowed.items()
+    ]
+
+
+def _asked_and_held(
+    first: Owned, source: Tracked, held: Mapping[str, int]
+) -> dict[str, CheckFacts]:
+    """Return the facts about a stream: whether it was exhausted, and what was kept of it."""
+    total = len(source.names)
+    stopped = Item(
+        "early" if first.given < total else "end", None, tuple(first.names[first.given :])
+    )
+    retained = []
+    # more than a fused weight takes
+    if source.most_held > max(8, total // 2):
+        seen = f"{source.most_held} of {total} tensors held at once"
+        retained.append(Item("peak", seen=seen))
+    # The last one is often still the value of a loop's variable.
+    if len(held) > 1:
+        seen = f"{len(held)} tensors are held after the load"
+        retained.append(Item("after", tensors=tuple(held), seen=seen))
+    return {
+        "iterator-not-exhausted": CheckFacts(
+            () if first.exhausted else (stopped,), {"asked_for": first.given, "tensors": total}
+        ),
+        "retained-memory": CheckFacts(
+            tuple(retained),
+            {
+                "most_tensors": source.most_held,
+                "tensors": total,
+                "most_bytes": source.most_bytes,
+            },
+        ),
+    }

@@ -1,0 +1,144 @@
+"""Settings compared with the live objects of any trainer, by the readers that vtool itself uses."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+from torch.nn.parallel import DistributedDataParallel
+
+from vtool.config.expected import adapted_layer, weight_decay
+from vtool.config.readback import Expectation, Expected, Observed, compare_readback
+from vtool.config.schema import Lora
+from vtool.config.settings import all_settings
+from vtool.diagnostics import Diagnostic
+from vtool.diagnostics.near_miss import did_you_mean, near
+from vtool.engines import ddp, fsdp2
+from vtool.models import read_back as models
+from vtool.training.optimizer import observe_group
+
+
+def compare_objects(asked: Mapping[str, Any], objects: Mapping[str, Any]) -> list[Diagnostic]:
+    """Compare settings with the objects that are to have them. Nothing is changed or computed.
+
+    Args:
+        asked: values by vtool's names of settings, such as `{"optim.betas": (0.9, 0.95),
+            "engine.wrap_config.use_distributed_optimizer": False}`. `docs/live.md` lists those that
+            objects show.
+        objects: by names of your own: models, bare or wrapped, as torch's DDP, FSDP2, megatron-core
+            and peft wrap them; optimizers, torch's or megatron-core's, also inside accelerate's;
+            lists of these.
+
+    Returns:
+        `setting-not-arrived` for each value that is another in an object; `setting-not-shown` for
+        each setting that no object shows. Nothing, where all of it has arrived.
+
+    Raises:
+        ValueError: for a name that is no setting's, and for an object of another kind.
+    """
+    names = [setting.name for setting in all_settings() if not setting.groups]
+    for name in asked:
+        if name not in names:
+            help = did_you_mean(near(name, names))
+            raise ValueError(f"there is no setting {name}{f'; {help}' if help else ''}")
+    observed = list(observe_objects(objects))
+    found = compare_readback(_expected(asked), observed)
+    shown = {one.name for one in observed}
+    if "lora.layers" in shown:
+        shown |= {"lora.targets", "lora.exclude"}
+    given = ", ".join(f"{name} ({type(one).__name__})" for name, one in objects.items())
+    return found + [
+        Diagnostic(
+            "setting-not-shown",
+            f"`{name}` was to be compared, and nothing that is given shows it:"
+            f" {given or 'nothing'}",
+            parameter=name,
+        )
+        for name in asked
+        if name not in shown
+    ]
+
+
+def observe_objects(objects: Mapping[str, Any]) -> Iterator[Observed]:
+    """Yield the settings that each object shows.
+
+    Raises:
+        ValueError: for an object that is neither a model nor an optimizer, nor a list of these.
+    """
+    for name, given in objects.items():
+        for one in given if isinstance(given, list | tuple) else (given,):
+            if isinstance(one, nn.Module):
+                yield from _observe_model(one)
+            elif hasattr(one, "param_groups"):
+                yield from _observe_optimizer(name, one)
+            else:
+                kind = type(one).__name__
+                raise ValueError(f"{name} is neither a model nor an optimizer, but {kind}")
+
+
+def _expected(asked: Mapping[str, Any]) -> dict[str, Expectation]:
+    expected: dict[str, Expectation] = {
+        name: Expected(name, value) for name, value in asked.items() if value is not None
+    }
+    if "optim.weight_decay" in expected:
+        decay = weight_decay("optim.weight_decay", asked["optim.weight_decay"])
+        expected["optim.weight_decay"] = decay
+    if "lora.targets" in asked or "lora.exclude" in asked:
+        targets = None if asked.get("lora.targets") is None else tuple(asked["lora.targets"])
+        lora = Lora(targets=targets, exclude=tuple(asked.get("lora.exclude", ())))
+        expected["lora.layers"] = adapted_layer(lora)
+    return expected
+
+
+def _observe_model(model: nn.Module) -> Iterator[Observed]:
+    inner: Any = model
+    if isinstance(model, DistributedDataParallel):
+        yield from ddp.observe_ddp(model)
+        inner = model.module
+    elif _is_of_megatron(model) and hasattr(model, "ddp_config"):
+        from vtool.engines.megatron.observe_megatron import observe_megatron_ddp
+
+        yield from observe_megatron_ddp(model, f"megatron-core's {type(model).__name__}")
+        inner = model.module
+    elif any(isinstance(part, FSDPModule) for part in model.modules()):
+        yield from fsdp2.observe_fsdp2(model)
+    else:
+        where = f"{type(model).__name__}, which nothing wraps,"
+        yield Observed("engine.kind", "none", where)
+        yield Observed("engine.wrap_config.wrap_with_ddp", False, where)
+    if hasattr(inner, "config") and not _is_of_megatron(inner):
+        yield from models.read_back(inner)
+        yield Observed("model.family", inner.config.model_type, "the model's config")
+    if any(hasattr(layer, "lora_A") for layer in inner.modules()):
+        yield from models.read_adapters(inner)
+
+
+def _observe_optimizer(name: str, optimizer: Any) -> Iterator[Observed]:
+    if _is_of_megatron(optimizer):
+        from vtool.engines.megatron.observe_megatron import observe_megatron_optimizer
+
+        yield from observe_megatron_optimizer(optimizer)
+        for chained in getattr(optimizer, "chained_optimizers", None) or [optimizer]:
+            yield from _observe_groups(name, chained.optimizer)
+    else:  # accelerate's AcceleratedOptimizer has the optimizer inside
+        yield from _observe_groups(name, getattr(optimizer, "optimizer", optimizer))
+
+
+def _observe_groups(name: str, optimizer: Any) -> Iterator[Observed]:
+    groups: list[dict[str, Any]] = optimizer.param_groups
+    # megatron-core's shares are flat, so that no matrix can be told among them: its groups with a
+    # decay are taken for those of matrices.
+    flat = all(parameter.dim() < 2 for group in groups for parameter in group["params"])
+    for number, group in enumerate(groups):
+        where = f"{name}: {type(optimizer).__name__}, group {number},"
+        yield from observe_group(optimizer, group, where)
+        # A schedule of torch's keeps the rate that it multiplies; megatron's has it as the highest.
+        yield Observed("optim.lr", group.get("initial_lr", group.get("max_lr", group["lr"])), where)
+        decay = group["weight_decay"]
+        # Not every trainer leaves biases and norms without decay: only matrices are compared.
+        if (flat and decay > 0) or any(parameter.dim() >= 2 for parameter in group["params"]):
+            yield Observed("optim.weight_decay", decay, where, (True,))
+
+
+def _is_of_megatron(one: Any) -> bool:
+    return any(base.__module__.startswith("megatron.") for base in type(one).__mro__)

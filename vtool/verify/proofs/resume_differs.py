@@ -1,0 +1,112 @@
+"""Proof that a run that goes on from a checkpoint is the run that was never stopped."""
+
+from typing import TYPE_CHECKING
+
+from vtool.diagnostics import Rule
+from vtool.verify.proofs.proof import (
+    SHIPPED_PASS,
+    Difference,
+    Proof,
+    ProofContext,
+    ProofResult,
+    check_differences,
+    failed,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from vtool.training.session import Session
+
+RULE = Rule(
+    name="resume-differs",
+    code="VT720",
+    summary=(
+        "A run that goes on from a checkpoint is not, to the bit, the run that was never stopped."
+    ),
+    why=(
+        "Optimizer state, a step count or a buffer that is not in the checkpoint changes every"
+        " step after it (verl#7401, ms-swift#10050)."
+    ),
+    bad="a checkpoint without the optimizer's state",
+    good="a checkpoint of weights, optimizer state and step",
+    fix=SHIPPED_PASS + "report it with the name in this line.",
+)
+
+
+def compute(context: ProofContext) -> ProofResult:
+    """Compare two steps in one run with one step, a checkpoint, and one step in a new run."""
+    from vtool.training import checkpoint
+    from vtool.training.session import restore_checkpoint, snapshot
+    from vtool.verify import steps
+
+    straight, progress = context.open()
+    what = (
+        "weights and optimizer state after two steps, against a checkpoint between"
+        f" them{steps.on_engine(straight)}"
+    )
+    steps.take_step(straight, progress)
+    progress.step = 1
+    saved = snapshot(straight, progress)
+    folder = context.folder / "checkpoints"
+    path = context.ranks.on_rank_zero(lambda: checkpoint.save(folder, saved, 1))
+    first = steps.take_step(straight, progress, step=2)
+    wanted = _copy_state(straight)
+    resumed, _ = context.open()
+    restored = restore_checkpoint(resumed.engine, path)
+    # Gathered from all ranks: one that returned here alone would leave the others waiting.
+    planned, coming = (
+        context.ranks.all_gather_objects([batch.rows for batch in session.micro_batches(step)])
+        for session, step in ((straight, 2), (resumed, restored.step + 1))
+    )
+    if restored.step != 1 or planned != coming:
+        return failed(
+            RULE,
+            what,
+            f"after step 1 come rows {planned} in a run that was never stopped, and {coming} in"
+            f" one that goes on from step {restored.step}",
+        )
+    second = steps.take_step(resumed, restored, step=restored.step + 1)
+    visits = float((progress.visits - restored.visits).abs().max())
+    found = [
+        Difference("the loss of step 2", abs(first.loss - second.loss), 0.0),
+        Difference("how often each row has been trained on", visits, 0.0),
+    ]
+    there = _copy_state(resumed)
+    for name in wanted.keys() | there.keys():
+        if name not in wanted or name not in there:
+            return failed(
+                RULE,
+                what,
+                f"{name} is {'not ' * (name not in there)}there after a resume, and"
+                f" {'not ' * (name not in wanted)}without one",
+            )
+        apart = float((wanted[name].double() - there[name].double()).abs().max())
+        found.append(Difference(name, apart, 0.0))
+    message = "a run that goes on from a checkpoint is not the run that was never stopped"
+    return check_differences(RULE, what, found, message)
+
+
+def _copy_state(session: "Session") -> "dict[str, Tensor]":
+    from vtool.verify import steps
+
+    state = steps.copy_optimizer_state(session)
+    return steps.copy_weights(session) | {
+        f"the optimizer's {name}": one for name, one in state.items()
+    }
+
+
+PROOF = Proof(
+    rule=RULE,
+    compute=compute,
+    section="Steps",
+    method=(
+        "Two steps, and one step, a checkpoint on the disk, and the other step in a model and an"
+        " engine that are new: its rows, counts, weights and optimizer state are the same to the"
+        " bit."
+    ),
+    catches="state that is in no checkpoint (verl#7401, ms-swift#10050).",
+    upstream="OpenNMT-py#617",
+    fast=False,
+    on_ranks=True,
+)

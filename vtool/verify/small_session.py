@@ -1,0 +1,119 @@
+"""A run's session for `vtool validate-config --live`: its real objects at tiny size, on the CPU."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from vtool.config.schema import MessagesSource, Model, Run, Source
+from vtool.data.audit import Ledger, RowAudit
+from vtool.data.loader import EncodedRows
+from vtool.data.sources import Rows
+from vtool.diagnostics import Diagnostic, Findings
+from vtool.engines.ranks import Ranks
+from vtool.families.family import load_family
+from vtool.models.build import build_model, model_config
+from vtool.models.processor import Processor, first_line, new_processor, with_sizes
+from vtool.models.video import video_processor, video_settings_in
+from vtool.training.model_and_engine import prepare_model
+from vtool.training.run_folder import RunFolder
+from vtool.training.session import Session
+
+LARGEST_FILE = 256 * 2**20
+"""Bytes of a rows file that is opened. Counting a GB of rows takes seconds: training does so."""
+# Settings of a config.json that say how the model computes, not how large it is. An engine may
+# refuse some of them.
+KEPT = ("tie_word_embeddings", "hidden_act", "attention_dropout", "use_sliding_window")
+
+
+def open_small_session(asked: Run, small: Run, folder: Path, ranks: Ranks) -> Session:
+    """Open the session of a small run that is about to train.
+
+    No row is read, and nothing is written outside `folder`.
+
+    Args:
+        asked: the recipe's run.
+        small: what `shrink_run` made of it.
+
+    Raises:
+        Findings: where a part of the run cannot be built.
+    """
+    processor = _build_processor(asked, small)
+    config = model_config(small.model, processor)
+    if asked.model.path is not None and (Path(asked.model.path) / "config.json").exists():
+        keep_flags(config, asked.model)
+    config.save_pretrained(folder)
+    model = prepare_model(small, build_model(small.model, processor, folder, small.run.seed))
+    data = small.data
+    entries = {"train": data.train, "validation": data.validation, "test": data.test}
+    rows = {
+        split: EncodedRows(Rows(entry if all(map(_can_open, entry)) else ()), processor, data)
+        for split, entry in entries.items()
+        if entry
+    }
+    # With epochs, enough rows for the warm-up: only their audit tells how many can be used.
+    train = small.train
+    steps_an_epoch = 1 if train.steps else 8 + small.optim.warmup_steps // (train.epochs or 1)
+    count = data.global_batch_size * steps_an_epoch
+    ledger = Ledger.of(RowAudit(index, tokens=1) for index in range(count))
+    return Session.open(
+        small, rows, model, ranks, ledgers={"train": ledger}, folder=RunFolder(small.folder)
+    )
+
+
+def _build_processor(asked: Run, small: Run) -> Processor:
+    """Build the processor, with the model folder's own for images and videos if it has them."""
+    data = small.data
+    processor = new_processor(small.model, data.image, [], data.video)
+    path = asked.model.path
+    if path is None or not any(
+        (Path(path) / name).exists()
+        for name in ("preprocessor_config.json", "processor_config.json")
+    ):
+        return processor
+    known = load_family(small.model.family)
+    try:
+        images = known.image_processor_class().from_pretrained(path, local_files_only=True)
+        videos = video_processor(known, video_settings_in(Path(path)))
+    except Exception as error:  # its reader raises what its file's format raises
+        message = f"{path}: the image or the video processor cannot be read: {first_line(error)}"
+        raise _not_loaded(message) from error
+    return with_sizes(
+        replace(processor, image_processor=images, video=videos), data.image, data.video
+    )
+
+
+def keep_flags(config: object, model: Model) -> None:
+    """Copy into a small model's config what it can have of the folder's config.json.
+
+    Raises:
+        Findings: `model-does-not-load`.
+    """
+    from transformers import AutoConfig
+
+    try:
+        given = AutoConfig.from_pretrained(model.path, local_files_only=True)
+    except Exception as error:
+        message = f"{model.path}: config.json cannot be read: {first_line(error)}"
+        raise _not_loaded(message) from error
+    text, own = given.get_text_config(), config.get_text_config()  # type: ignore[attr-defined]
+    for name in KEPT:
+        if hasattr(text, name):
+            setattr(own, name, getattr(text, name))
+    config.tie_word_embeddings = own.tie_word_embeddings  # type: ignore[attr-defined]
+    if "rope_type" in (positions := getattr(text, "rope_parameters", None) or {}):
+        kind = {"rope_type": positions["rope_type"]}
+        own.rope_parameters = {**positions, **own.rope_parameters, **kind}
+
+
+def _not_loaded(message: str) -> Findings:
+    return Findings(Diagnostic("model-does-not-load", message, parameter="model.path"))
+
+
+def _can_open(source: Source) -> bool:
+    """Return whether a source's rows are here, and not too many.
+
+    A recipe of another trainer may name files that are on another machine.
+    """
+    if not isinstance(source, MessagesSource):
+        return True
+    file = Path(source.path)
+    return file.is_file() and file.stat().st_size <= LARGEST_FILE
