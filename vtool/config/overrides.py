@@ -7,13 +7,12 @@ values.
 import re
 from collections.abc import Sequence
 
-from hydra._internal.config_repository import IConfigRepository
-from hydra._internal.defaults_list import create_defaults_list
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
 from hydra.errors import HydraException
 
 from vtool.config.origins import COMMAND_LINE
+from vtool.config.recipe_source import Composer
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.diagnostics.near_miss import did_you_mean, near
 
@@ -97,13 +96,13 @@ def _is_text(text: str) -> bool:
     return True
 
 
-def choose_groups(
-    overrides: Sequence[Override], repository: IConfigRepository, recipe: str
-) -> None:
-    """Tell `optim=adamw`, which picks a file of a group, from `optim={lr:
+def choose_groups(overrides: Sequence[Override], composer: Composer) -> None:
+    """Mark the overrides that pick a file of a group: `optim=adamw`, and not `optim={lr: 1}`.
 
-    1}`, which sets values, and see that the files are there.
+    Raises:
+        Findings: `unknown-group-choice`, where there is no such file.
     """
+    repository = composer.repository
     choices = [
         each
         for each in overrides
@@ -127,7 +126,7 @@ def choose_groups(
             findings.append(Diagnostic("unknown-group-choice", message, help, group, COMMAND_LINE))
     if findings:
         raise Findings(findings, fatal=True)
-    listed = create_defaults_list(repository, recipe, [], prepend_hydra=False, skip_missing=True)
+    listed = composer.defaults_list([], skip_missing=True)
     for override in choices:
         override.type = (
             OverrideType.CHANGE
