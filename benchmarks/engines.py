@@ -51,7 +51,7 @@ from vtool.data.loader import load_steps, micro_batches
 from vtool.data.loss import summed_nll
 from vtool.engines.ranks import Ranks
 from vtool.models.build import build_model
-from vtool.training.parameter_groups import build_optimizer
+from vtool.training.optimizer import build_optimizer
 from vtool.training.session import Request
 
 DISTRIBUTED = "engine.wrap_config.use_distributed_optimizer=true"
@@ -192,7 +192,7 @@ def _turns(ranks: Ranks, made: Request) -> list[float]:
     )
     model = build_model(run.model, opened.processor, opened.folder.processor, run.run.seed)
     parallel = DistributedDataParallel(model, forward_sync_buffers=False)
-    optimizer = build_optimizer(model, run.optim, opened.family.part)
+    optimizer = build_optimizer(model, run.optim, opened.family.component)
 
     def ours(number: int) -> float:
         mine = of_engine[number]

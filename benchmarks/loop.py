@@ -9,7 +9,7 @@ micro-batch.
     step, on batches made beforehand
     bare, again     the same: the difference between the two is the measurement's own error bare, HF
     loss   the same with `model(**inputs, labels=labels).loss`: logits at every position, not only
-    where there is a target vtool           `vtool.training.sft._steps` on a real session: batches
+    where there is a target vtool           `vtool.training.loop.train_loop` on a real session: batches
     collated from encoded rows, metrics.jsonl written, display silent Trainer, TRL    their own
     loops, loss and gradient norm reported for each step, nothing saved; batches collated by vtool's
     `collate`
@@ -60,10 +60,10 @@ from vtool.models.build import build_model
 from vtool.profiling.profiler import open_profiler
 from vtool.training.checkpoint import Writer
 from vtool.training.display import Display
-from vtool.training.parameter_groups import build_optimizer
+from vtool.training.loop import LoopTools, train_loop
+from vtool.training.optimizer import build_optimizer
 from vtool.training.schedule import learning_rate
 from vtool.training.session import Progress, Session
-from vtool.training.sft import Watchers, _steps
 from vtool.training.stop import StopRequest
 from vtool.training.tracking import Trackers
 
@@ -182,7 +182,7 @@ class Work:
         self._bare(model, lambda step: model(**batches[step]).loss, tick)
 
     def _bare(self, model: Any, loss_of: Callable[[int], torch.Tensor], tick: Tick) -> None:
-        optimizer = build_optimizer(model, self.optim, self.session.family.part)
+        optimizer = build_optimizer(model, self.optim, self.session.family.component)
         for step in range(len(self.rows)):
             loss = loss_of(step)
             loss.backward()
@@ -204,8 +204,8 @@ class Work:
             opened.total_steps,
             ticking.say,
         )
-        _steps(
-            opened, self.progress, Watchers(writer, StopRequest(), ticking, Trackers({}), profiler)
+        train_loop(
+            opened, self.progress, LoopTools(writer, StopRequest(), ticking, Trackers({}), profiler)
         )
 
     def trainer(self, tick: Tick) -> None:
@@ -246,7 +246,7 @@ class Work:
 
     def _trainer(self, kind: Any, arguments: Any, dataset: Any, tick: Tick, **more: Any) -> None:
         model = self.model()
-        optimizer = build_optimizer(model, self.optim, self.session.family.part)
+        optimizer = build_optimizer(model, self.optim, self.session.family.component)
         schedule = torch.optim.lr_scheduler.LambdaLR(
             optimizer, lambda done: self.lr(done + 1) / self.optim.lr
         )

@@ -27,9 +27,9 @@ from vtool.data.collate import Batch, collate
 from vtool.data.encode import Sample, Visuals
 from vtool.data.loss import summed_nll
 from vtool.data.packing import collate_packed, pack, with_positions
+from vtool.families.family import load_family
+from vtool.families.tokens import TokenIds
 from vtool.models.attention import attend_by_document
-from vtool.models.families import family
-from vtool.models.tokens import TokenIds
 
 ROUNDS = 3
 IMAGE = 5
@@ -59,7 +59,7 @@ def _sample(number: int, length: int) -> Sample:
 
 
 def model() -> Any:
-    config = family("qwen2_5_vl").random_config("tiny", 512, IDS)
+    config = load_family("qwen2_5_vl").random_config("tiny", 512, IDS)
     text = config.text_config
     (
         text.hidden_size,
@@ -71,7 +71,7 @@ def model() -> Any:
     text.layer_types = ["full_attention"] * 4
     config.vision_config.out_hidden_size = 256
     torch.manual_seed(0)
-    made = family("qwen2_5_vl").model_class()(config)
+    made = load_family("qwen2_5_vl").model_class()(config)
     attend_by_document(made)
     return made.train()
 

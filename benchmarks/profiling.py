@@ -1,7 +1,7 @@
 """What the profiler costs where it does not record: off, before its interval, and after it.
 
     without     the loop's body as it would be without a profiler: the step, metrics.jsonl, the
-    display off         `vtool.training.sft._steps` with profiler.tool=none before      the same
+    display off         `vtool.training.loop.train_loop` with profiler.tool=none before      the same
     with profiler=torch, and the interval still to come after       the same, the interval over and
     its trace written recording   inside the interval, for comparison
 
@@ -49,9 +49,10 @@ from vtool.engines.ranks import Ranks
 from vtool.profiling.profiler import Profiler, open_profiler
 from vtool.training.checkpoint import Snapshot, Writer
 from vtool.training.display import Display
+from vtool.training.loop import LoopTools, train_loop
 from vtool.training.metrics import append
 from vtool.training.session import Progress, Session
-from vtool.training.sft import Watchers, _steps, train_step
+from vtool.training.step import train_step
 from vtool.training.stop import StopRequest
 from vtool.training.tracking import Trackers
 
@@ -110,8 +111,8 @@ class Turns:
         part = replace(self.session, total_steps=10**9)  # no turn's last step is the run's
         stop = StopsAfter(steps)
         began = time.thread_time()
-        _steps(
-            part, self.progress, Watchers(self.writer, stop, self.display, Trackers({}), profiler)
+        train_loop(
+            part, self.progress, LoopTools(self.writer, stop, self.display, Trackers({}), profiler)
         )
         return (self.display.shown - began) / steps
 

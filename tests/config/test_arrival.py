@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 _DATA, _FOLDER, _HERE = (
     "tests/data/test_encode.py::",
     "tests/training/test_run_folder.py::",
-    "tests/training/test_read_back.py::",
+    "tests/training/test_observe_run.py::",
 )
 _CHECKPOINT = "tests/training/test_checkpoint.py::"
 _PROFILE, _ASKED, _NPU = (

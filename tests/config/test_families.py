@@ -2,19 +2,13 @@
 
 import json
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 
-from vtool.config.images import CUTS
 from vtool.config.load import examine
-from vtool.config.lora import LINEAR
-from vtool.config.schema import Model
 from vtool.diagnostics import Diagnostic
-from vtool.models.families import FAMILIES, family
-from vtool.models.sizes import SIZES
-
-PATCH = {"qwen2_vl": 14, "qwen2_5_vl": 14, "qwen3_vl": 16, "qwen3_5": 16, "glm4v": 14}
+from vtool.families import FAMILIES
 
 
 def only(*overrides: str) -> Diagnostic:
@@ -30,7 +24,8 @@ def folder(
     vision: dict[str, Any] | None = None,
 ) -> str:
     """The small files of a model's folder."""
-    tower = {"patch_size": PATCH.get(name, 14), "spatial_merge_size": 2, "temporal_patch_size": 2}
+    patch = FAMILIES[name].patches.patch_size if name in FAMILIES else 14
+    tower = {"patch_size": patch, "spatial_merge_size": 2, "temporal_patch_size": 2}
     own = {
         "patch_size": tower["patch_size"],
         "merge_size": 2,
@@ -42,14 +37,6 @@ def folder(
     )
     (path / "preprocessor_config.json").write_text(json.dumps(own))
     return f"model.path={path}"
-
-
-def test_every_table_has_every_family() -> None:
-    named = set(get_args(Model.model_fields["family"].annotation))
-    assert named == FAMILIES.keys() == LINEAR.keys() == SIZES.keys() == CUTS.keys() == PATCH.keys()
-    assert {
-        name: (family(name).model_type, family(name).images.patch_size) for name in FAMILIES
-    } == {name: (name, patch) for name, patch in PATCH.items()}
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -64,7 +51,7 @@ def test_an_unknown_family_is_told_near_names_and_what_a_new_one_needs() -> None
     assert (finding.rule, finding.parameter) == ("unknown-choice", "model.family")
     assert finding.help is not None
     assert finding.help.startswith("did you mean `qwen3_vl`")
-    assert "vtool/models" in finding.help
+    assert "vtool/families" in finding.help
     assert 'CONTRIBUTING.md, "A model family"' in finding.help
     assert "CONTRIBUTING.md" in str(only("model.family=llava").help)
 
@@ -127,7 +114,7 @@ def test_a_processor_that_says_nothing_cuts_as_transformers_does(tmp_path: Path)
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_no_image_is_smaller_than_a_token(name: str, tmp_path: Path) -> None:
-    smallest = (2 * PATCH[name]) ** 2
+    smallest = (2 * FAMILIES[name].patches.patch_size) ** 2
     few = f"data.image={{min_pixels:100,max_pixels:{smallest - 1}}}"
     for where in ((), (folder(tmp_path, name),)):
         finding = only(f"model.family={name}", few, *where)
@@ -145,17 +132,7 @@ def test_no_image_is_smaller_than_a_token(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_megatron_has_the_layers_of_two_families(name: str) -> None:
+def test_megatron_refuses_families_whose_layers_it_does_not_have(name: str) -> None:
     found = examine("digits_megatron", [f"model.family={name}", "launch.nproc=2"]).findings
-    wanted = [] if name in ("qwen2_vl", "qwen2_5_vl") else [("not-built-on-engine", "engine.kind")]
+    wanted = [] if FAMILIES[name].on_megatron else [("not-built-on-engine", "engine.kind")]
     assert [(one.rule, one.parameter) for one in found] == wanted
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_adapters_are_told_which_layers_the_family_has(name: str) -> None:
-    finding = only(f"model.family={name}", "lora={targets: [nothing_like_it]}")
-    assert finding.rule == "lora-target"
-    ends = {"glm4v": "gate_up_proj", "qwen3_5": "in_proj_qkv", "qwen3_vl": "linear_fc1"}.get(
-        name, "merger.mlp.0"
-    )
-    assert ends in str(finding.help)

@@ -1,16 +1,10 @@
-"""Which layers get adapters; and what contradicts what."""
-
-from collections.abc import Iterator
+"""Settings of adapters: how they arrive, and what contradicts what."""
 
 import pytest
-from torch import nn
 
 from vtool.config.load import examine, load_run
-from vtool.config.lora import LINEAR, chosen, names_it
 from vtool.config.schema import Lora, Model
 from vtool.diagnostics import Diagnostic
-from vtool.models.families import FAMILIES, family
-from vtool.models.tokens import TokenIds
 
 
 def found(*overrides: str) -> list[tuple[str, str, str | None]]:
@@ -22,48 +16,6 @@ def found(*overrides: str) -> list[tuple[str, str, str | None]]:
 def only(*overrides: str) -> Diagnostic:
     (finding,) = examine("digits", overrides).findings
     return finding
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_the_table_has_every_linear_layer_of_the_family_in_its_part(name: str) -> None:
-    from transformers import AutoModelForImageTextToText
-
-    ids = TokenIds(image=1, video=2, vision_start=3, vision_end=4, end=5, pad=6)
-    model = AutoModelForImageTextToText.from_config(family(name).random_config("tiny", 32, ids))
-
-    def real() -> Iterator[tuple[str, str]]:
-        for module_name, module in model.named_modules():
-            if isinstance(module, nn.Linear) and module is not model.get_output_embeddings():
-                parts = (
-                    (
-                        "N"
-                        if part.isdigit() and ".mlp." not in module_name.partition("merger")[2]
-                        else part
-                    )
-                    for part in module_name.split(".")
-                )
-                yield family(name).part(module_name), ".".join(parts)
-
-    assert set(real()) == {(part, each) for part, names in LINEAR[name].items() for each in names}
-
-
-def test_a_name_is_told_by_its_end() -> None:
-    name = "model.language_model.layers.12.self_attn.q_proj"
-    assert all(
-        names_it(end, name) for end in ("q_proj", "self_attn.q_proj", "12.self_attn.q_proj", name)
-    )
-    assert not any(
-        names_it(end, name)
-        for end in ("proj", "_proj", "attn.q_proj", "2.self_attn.q_proj", f"x.{name}")
-    )
-    assert names_it("12.self_attn.q_proj", name.replace("12", "N"))
-
-
-def test_targets_and_exclude_choose() -> None:
-    names = ["a.q_proj", "a.k_proj", "b.q_proj"]
-    assert chosen(names, Lora()) == names
-    assert chosen(names, Lora(targets=("q_proj",))) == ["a.q_proj", "b.q_proj"]
-    assert chosen(names, Lora(targets=("q_proj",), exclude=("b.q_proj",))) == ["a.q_proj"]
 
 
 def test_alpha_is_twice_the_rank_unless_it_is_given() -> None:

@@ -17,7 +17,7 @@ from vtool.engines.contract import Engine
 from vtool.engines.ranks import Ranks
 from vtool.export.huggingface import export
 from vtool.training.session import Request
-from vtool.training.sft import train_step
+from vtool.training.step import train_step
 from vtool.training.stop import StopRequest
 
 ROWS, STEPS = 20, 5

@@ -19,7 +19,7 @@ from vtool.data.collate import collate
 from vtool.data.loader import load_steps, micro_batches
 from vtool.engines.ranks import Ranks
 from vtool.training.session import Request, Session
-from vtool.training.sft import _nll
+from vtool.training.step import micro_batch_nll
 
 ROWS = 32
 TEXT_ONLY = (1, 4, 5, 11, 12, 13, 14, 30)
@@ -63,7 +63,7 @@ def step_gradients(ranks: Ranks, made: Request) -> dict[str, Any]:
     )
     supervised, images = (int(sum(column)) for column in zip(*counts, strict=True))
     opened.engine.forward_backward(
-        batches, _nll(opened, dummy=images > 0), supervised, every_parameter=images > 0
+        batches, micro_batch_nll(opened, dummy=images > 0), supervised, every_parameter=images > 0
     )
     return {
         "gradients": gradients(opened.engine.module),
@@ -181,7 +181,7 @@ def test_the_dummy_leaves_the_other_gradients_as_they_were_to_the_bit(tmp_path: 
         rows = opened.rows["train"]
         batch = collate([rows.sample(index) for index in range(ROWS)], rows.processor)
         opened.engine.forward_backward(
-            [batch], _nll(opened, dummy=dummy), batch.supervised, every_parameter=dummy
+            [batch], micro_batch_nll(opened, dummy=dummy), batch.supervised, every_parameter=dummy
         )
         return gradients(opened.engine.module), opened
 
@@ -240,7 +240,7 @@ def test_each_block_is_recomputed_where_it_is_asked_for(tmp_path: Path, engine: 
                     lambda *_, name=str(place), ran=ran: ran.append(name)
                 )
         opened.engine.forward_backward(
-            [batch], _nll(opened, dummy=True), batch.supervised, every_parameter=True
+            [batch], micro_batch_nll(opened, dummy=True), batch.supervised, every_parameter=True
         )
         assert {ran.count(name) for name in ran} == {runs}
 
@@ -294,7 +294,7 @@ def gathered_after_forward(ranks: Ranks, made: Request) -> dict[str, bool]:
     rows, module = opened.rows["train"], opened.engine.module
     batch = collate([rows.sample(index) for index in range(8)], rows.processor)
     assert all(isinstance(parameter, DTensor) for parameter in module.parameters())
-    _nll(opened, dummy=True)(module, batch)
+    micro_batch_nll(opened, dummy=True)(module, batch)
     parts = {
         "layer": module.model.language_model.layers[0],
         "tower": module.model.visual,
@@ -345,7 +345,7 @@ def test_bfloat16_computes_in_bfloat16_and_keeps_weights_and_gradients_in_float3
         "model.language_model.layers.0.mlp.up_proj"
     ).register_forward_hook(lambda _module, _inputs, output: seen.append(output.dtype))
     opened.engine.forward_backward(
-        [batch], _nll(opened, dummy=True), batch.supervised, every_parameter=True
+        [batch], micro_batch_nll(opened, dummy=True), batch.supervised, every_parameter=True
     )
     assert {gradient.dtype for gradient in gradients(opened.engine.module).values()} == {
         torch.float32

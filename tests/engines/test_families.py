@@ -19,9 +19,10 @@ from vtool.config import schema
 from vtool.config.schema import Optim
 from vtool.data.collate import collate
 from vtool.engines.ranks import Ranks, SharedFindings
-from vtool.models.families import FAMILIES, family
+from vtool.families import FAMILIES
+from vtool.families.family import load_family
 from vtool.training.session import Request
-from vtool.training.sft import _nll
+from vtool.training.step import micro_batch_nll
 
 ENGINES = ("ddp", "fsdp2")
 ROWS = 6
@@ -111,7 +112,7 @@ def test_a_tower_that_computes_nan_leaves_zeros_on_an_engine_too(
     def taken(*, dummy: bool) -> tuple[list[float], dict[str, torch.Tensor]]:
         opened.engine.module.zero_grad(set_to_none=True)
         sums = opened.engine.forward_backward(
-            [batch], _nll(opened, dummy=dummy), batch.supervised, every_parameter=dummy
+            [batch], micro_batch_nll(opened, dummy=dummy), batch.supervised, every_parameter=dummy
         )
         return sums, gradients(opened.engine.module)
 
@@ -142,7 +143,12 @@ def test_megatron_refuses_a_family_whose_layers_it_does_not_have(name: str) -> N
     settings = schema.Megatron(kind="megatron")
     with pytest.raises(SharedFindings) as caught:
         Megatron(
-            tiny_model(name), settings, Optim(lr=1e-3), Ranks(), torch.float32, family(name).part
+            tiny_model(name),
+            settings,
+            Optim(lr=1e-3),
+            Ranks(),
+            torch.float32,
+            load_family(name).component,
         )
     (finding,) = caught.value.diagnostics
     assert (finding.rule, finding.parameter) == ("not-built-on-engine", "engine.kind")

@@ -21,7 +21,7 @@ from vtool.engines.ranks import Ranks
 from vtool.models.adapters import merged, pair_of, saved_name
 from vtool.training.schedule import learning_rate
 from vtool.training.session import Request
-from vtool.training.sft import train_step
+from vtool.training.step import train_step
 from vtool.training.stop import StopRequest
 
 pytestmark = pytest.mark.full

@@ -21,8 +21,8 @@ from vtool.config.load import load_run
 from vtool.diagnostics import rules_folder
 from vtool.diagnostics.rules_loading import CLASS_RULES, VLLM_CLASS_RULES
 from vtool.export.huggingface import export
+from vtool.families import FAMILIES
 from vtool.loading.probe.quantized import QUANTIZATION_CONFIG
-from vtool.models.families import FAMILIES
 from vtool.verify.proofs.context import build_proof_context
 
 Found = dict[str, object]

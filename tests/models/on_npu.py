@@ -23,8 +23,8 @@ from tests.engines.megatron.tiny import tiny_model as large_weights
 from tests.models.npu_emulator import npu_fusion_attention
 from tests.models.tiny import VOCABULARY, tiny_model
 from tests.runs import request
+from vtool.families import FAMILIES
 from vtool.models import attention as ours
-from vtool.models.families import FAMILIES
 from vtool.models.masks import to_sdpa
 from vtool.models.read_back import read_back
 from vtool.training.model_and_engine import prepare_model

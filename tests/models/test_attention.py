@@ -17,9 +17,9 @@ from tests.engines.megatron.tiny import IMAGE, tiny_model
 from tests.runs import messages, request
 from vtool.data.collate import Batch, Documents
 from vtool.data.packing import with_positions
+from vtool.families import FAMILIES
 from vtool.models import attention
 from vtool.models.attention import attend_by_document
-from vtool.models.families import FAMILIES
 from vtool.models.masks import allowed_in_rows, to_npu_dense
 from vtool.training.model_and_engine import prepare_model
 

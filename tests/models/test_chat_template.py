@@ -1,7 +1,8 @@
 import jinja2
 from jinja2 import nodes
 
-from vtool.models.tokens import TokenNames, chat_template
+from vtool.families.tokens import TokenNames
+from vtool.models.tokenizer import chat_template
 
 
 def test_the_template_loops_over_nothing_but_the_content_itself() -> None:

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from tests.models.tiny import IDS, VOCABULARY, text_loss, tiny_model
 from tests.runs import gradients
+from vtool.families import FAMILIES
+from vtool.families.family import load_family
 from vtool.models.dummy import adding_dummy, dummy_visual
-from vtool.models.families import FAMILIES, family
 
 EACH = pytest.mark.parametrize("name", FAMILIES)
 CPU = torch.device("cpu")
@@ -39,7 +40,7 @@ def taken(model: Any) -> tuple[Tensor, dict[str, Tensor]]:
 
 
 def with_dummy(name: str, model: Any) -> tuple[Tensor, dict[str, Tensor]]:
-    with adding_dummy(family(name), model):
+    with adding_dummy(load_family(name), model):
         return taken(model)
 
 
@@ -76,9 +77,10 @@ def test_a_tower_that_computes_nan_reaches_nothing(name: str, recomputed: bool) 
     with torch.no_grad():
         visual.patch_embed.proj.weight.flatten()[0] = math.inf  # inf · 0, and all behind it is NaN
         visual.blocks[1].norm1.weight[0] = math.nan
-    pixels, grid = family(name).smallest_image(model, CPU)
+    pixels, grid = load_family(name).smallest_image(model, CPU)
     assert not all(
-        term.isfinite().all() for term in family(name).features(visual_output(model, pixels, grid))
+        term.isfinite().all()
+        for term in load_family(name).features(visual_output(model, pixels, grid))
     )
     check_zero_in_the_tower_and_the_same_elsewhere(name, model)
 
@@ -90,7 +92,7 @@ def visual_output(model: Any, pixels: Tensor, grid: Tensor) -> Any:
 def test_a_sum_times_zero_would_not_do() -> None:
     """The control: what the tests above catch."""
     model = tiny_model("qwen3_vl")
-    pixels, grid = family("qwen3_vl").smallest_image(model, CPU)
+    pixels, grid = load_family("qwen3_vl").smallest_image(model, CPU)
 
     def times_zero(_module: nn.Module, _inputs: Any, embedded: Tensor) -> Tensor:
         return embedded + 0.0 * visual_output(model, pixels, grid).pooler_output[0].sum()
@@ -112,7 +114,7 @@ def test_the_weights_of_a_sum_that_is_cut_off_alone_would_still_get_nan() -> Non
     visual = model.model.visual
     with torch.no_grad():
         visual.blocks[1].mlp.down_proj.weight[0, 0] = math.inf
-    pixels, grid = family("qwen2_5_vl").smallest_image(model, CPU)
+    pixels, grid = load_family("qwen2_5_vl").smallest_image(model, CPU)
     (feature,) = visual_output(model, pixels, grid).pooler_output
     feature.backward(torch.zeros_like(feature))
     assert any(not parameter.grad.isfinite().all() for parameter in visual.parameters())
@@ -129,7 +131,7 @@ def test_a_pass_that_fails_leaves_the_weights_where_they_were(name: str) -> None
 
     hook = model.model.visual.blocks[0].mlp.register_forward_hook(fail)
     with pytest.raises(RuntimeError, match="out of memory"):
-        dummy_visual(family(name), model, CPU)
+        dummy_visual(load_family(name), model, CPU)
     hook.remove()
     assert all(parameter is before[key] for key, parameter in model.named_parameters())
     check_zero_in_the_tower_and_the_same_elsewhere(name, model)
@@ -144,7 +146,7 @@ def test_an_addition_in_place_would_raise_or_write_into_what_others_hold(name: s
     model.get_input_embeddings().weight.requires_grad_(False)
 
     def in_place(_module: nn.Module, _inputs: Any, embedded: Tensor) -> Tensor:
-        embedded += dummy_visual(family(name), model, CPU) + 1  # 1 shows where it goes
+        embedded += dummy_visual(load_family(name), model, CPU) + 1  # 1 shows where it goes
         return embedded
 
     held: list[Tensor] = []
@@ -168,12 +170,14 @@ def test_the_smallest_image_is_of_the_towers_own_patches(name: str) -> None:
     """Of another size than the family's: nothing of it is written down."""
     from transformers import AutoModelForImageTextToText
 
-    config = family(name).random_config("tiny", VOCABULARY, IDS)
+    config = load_family(name).random_config("tiny", VOCABULARY, IDS)
     config.vision_config.patch_size, config.vision_config.temporal_patch_size = 6, 4
     model = AutoModelForImageTextToText.from_config(config).train()
-    pixels, grid = family(name).smallest_image(model, CPU)
+    pixels, grid = load_family(name).smallest_image(model, CPU)
     assert pixels.shape == (4, 3 * 4 * 6 * 6)
-    assert {len(term) for term in family(name).features(visual_output(model, pixels, grid))} == {1}
+    assert {
+        len(term) for term in load_family(name).features(visual_output(model, pixels, grid))
+    } == {1}
     check_zero_in_the_tower_and_the_same_elsewhere(name, model)
 
 
@@ -181,10 +185,10 @@ def test_the_smallest_image_is_of_the_towers_own_patches(name: str) -> None:
 def test_what_is_frozen_gets_no_gradient(name: str) -> None:
     model = tiny_model(name)
     for key, parameter in model.named_parameters():
-        parameter.requires_grad_(family(name).part(key) != "vision")
+        parameter.requires_grad_(load_family(name).component(key) != "vision")
     _, ours = with_dummy(name, model)
-    assert {family(name).part(key) for key in ours} == {"projector", "language"}
+    assert {load_family(name).component(key) for key in ours} == {"projector", "language"}
     for key, parameter in model.named_parameters():
-        parameter.requires_grad_(family(name).part(key) == "language")
+        parameter.requires_grad_(load_family(name).component(key) == "language")
     _, ours = with_dummy(name, model)
-    assert {family(name).part(key) for key in ours} == {"language"}
+    assert {load_family(name).component(key) for key in ours} == {"language"}

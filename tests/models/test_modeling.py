@@ -11,7 +11,8 @@ import torch
 
 from tests.models.tiny import IDS, VOCABULARY
 from vtool.diagnostics import Diagnostic, Findings
-from vtool.models.families import FAMILIES, family
+from vtool.families import FAMILIES
+from vtool.families.family import load_family
 from vtool.models.modeling import described, kept_class, model_class
 
 HEAD = """
@@ -143,7 +144,7 @@ def test_a_copy_of_transformers_own_file_computes_what_that_does_to_the_bit(
 
     Its class is another, and not derived from transformers'.
     """
-    own = family(name).model_class()
+    own = load_family(name).model_class()
     source = Path(__import__("sys").modules[own.__module__].__file__ or "")
     copy = tmp_path / source.name
     copy.write_bytes(source.read_bytes())
@@ -154,7 +155,7 @@ def test_a_copy_of_transformers_own_file_computes_what_that_does_to_the_bit(
     for kind in (own, made):
         torch.manual_seed(0)
         model = kind._from_config(
-            family(name).random_config("tiny", VOCABULARY, IDS), attn_implementation="sdpa"
+            load_family(name).random_config("tiny", VOCABULARY, IDS), attn_implementation="sdpa"
         )
         logits.append(
             model(input_ids=ids, mm_token_type_ids=torch.zeros_like(ids), use_cache=False).logits

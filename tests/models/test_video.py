@@ -24,8 +24,8 @@ from vtool.config.schema import Video as VideoSettings
 from vtool.data.collate import collate
 from vtool.data.video import open_clip
 from vtool.diagnostics import Findings
-from vtool.models.families import FAMILIES
-from vtool.models.frames import by_seconds
+from vtool.families import FAMILIES
+from vtool.families.frames import FrameRequest, sample_by_time
 from vtool.models.processor import Processor, load_processor
 from vtool.models.video import FILE
 
@@ -96,17 +96,6 @@ def test_patches_are_where_their_pixels_were(tmp_path: Path, name: str) -> None:
     assert np.abs(cut.numpy() - expected.reshape(len(places), -1)).max() < 1e-5
 
 
-def test_frames_are_counted_by_the_familys_own_rule(tmp_path: Path) -> None:
-    """A clip of 3 seconds, 10 frames each, of which 2 a second are shown:
-
-    computed by hand from the three processors' code.
-    """
-    shown = {name: rows_of(tmp_path, name)[1].video.sample(30, 10.0) for name in FAMILIES}
-    assert shown["qwen2_vl"] == shown["qwen2_5_vl"] == [0, 5, 10, 15, 20, 25]
-    assert shown["qwen3_vl"] == shown["qwen3_5"] == [0, 6, 12, 17, 23, 29]
-    assert shown["glm4v"] == [0, 5, 10, 15, 20, 25]
-
-
 @EACH
 def test_a_rate_that_no_file_has_shows_a_frame_at_least_and_all_at_most(
     tmp_path: Path, name: str
@@ -129,7 +118,16 @@ def test_ticks_beyond_two_to_a_frame_change_nothing() -> None:
                 theirs = list(
                     dict.fromkeys(min(total - 1, math.ceil(tick * rate / fps)) for tick in ticks)
                 )
-                assert by_seconds(total, rate, fps, 10**6, 10**6, 1) == theirs
+                request = FrameRequest(
+                    total=total,
+                    rate=rate,
+                    fps=fps,
+                    min_frames=1,
+                    max_frames=10**6,
+                    max_seconds=10**6,
+                    frames_per_patch=1,
+                )
+                assert sample_by_time(request) == theirs
 
 
 def test_a_list_is_not_refused_for_its_time_but_for_its_frames(tmp_path: Path) -> None:
@@ -139,14 +137,14 @@ def test_a_list_is_not_refused_for_its_time_but_for_its_frames(tmp_path: Path) -
     """
     _, plain = rows_of(tmp_path, "glm4v")
     _, slow = rows_of(tmp_path, "glm4v", "data.video.fps=0.003")
-    assert plain.video.most_listed(0.003) == slow.video.most_listed(0.003) == 600
-    assert plain.video.most_listed(30.0) == 9000
+    assert plain.video.most_listed_frames(0.003) == slow.video.most_listed_frames(0.003) == 600
+    assert plain.video.most_listed_frames(30.0) == 9000
     _, more = rows_of(tmp_path, "glm4v", "data.video.max_frames=601")  # as the finding says
-    assert more.video.most_listed(0.003) == 601
+    assert more.video.most_listed_frames(0.003) == 601
     _, fewer = rows_of(tmp_path, "glm4v", "data.video.max_frames=4")
-    assert fewer.video.most_listed(0.003) == fewer.video.most_listed(30.0) == 4
+    assert fewer.video.most_listed_frames(0.003) == fewer.video.most_listed_frames(30.0) == 4
     _, other = rows_of(tmp_path, "qwen3_vl")
-    assert other.video.most_listed(0.003) == 768
+    assert other.video.most_listed_frames(0.003) == 768
 
 
 @EACH
@@ -166,12 +164,12 @@ def test_what_a_recipe_says_of_videos_is_kept_in_the_folder(tmp_path: Path, name
 
 
 def reloaded(folder: Path, name: str) -> Processor:
-    from vtool.models.families import family
+    from vtool.families.family import load_family
 
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     ids = {
-        field: tokenizer.convert_tokens_to_ids(getattr(family(name).token_names, part))
-        for part, field in family(name).token_fields.items()
+        field: tokenizer.convert_tokens_to_ids(getattr(load_family(name).facts.token_names, part))
+        for part, field in load_family(name).facts.token_fields.items()
     }
     (folder / "config.json").write_text(json.dumps({"model_type": name, **ids}))
     return load_processor(folder, name, ImageSettings(), VideoSettings())
@@ -186,7 +184,7 @@ def test_a_folder_without_a_word_of_videos_has_those_of_its_images(tmp_path: Pat
     own["size"] = {"shortest_edge": 3136, "longest_edge": 50176}
     (tmp_path / "saved/preprocessor_config.json").write_text(json.dumps(own))
     video = reloaded(tmp_path / "saved", "qwen2_5_vl").video
-    assert (video.smallest, video.largest, video.fps) == (3136, 50176, 2.0)
+    assert (video.min_pixels, video.max_pixels, video.fps) == (3136, 50176, 2.0)
     (tmp_path / "saved" / FILE).write_text('{"fps": "fast"}')
     with pytest.raises(Findings, match="model-does-not-load"):
         reloaded(tmp_path / "saved", "qwen2_5_vl")
@@ -235,7 +233,7 @@ def test_transformers_own_processors_give_the_same(tmp_path: Path) -> None:
             rows, processor = rows_of(tmp_path, name)
             if capped:  # only a folder can ask for it
                 processor = replace(
-                    processor, video=replace(processor.video, capped_tokens=3, largest=8192)
+                    processor, video=replace(processor.video, capped_tokens=3, max_pixels=8192)
                 )
                 rows = replace(rows, processor=processor)
             folder = tmp_path / f"{name}-{capped}"

@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vtool.models.families import family
-from vtool.models.tokens import TokenIds
+from vtool.families.family import load_family
+from vtool.families.tokens import TokenIds
 
 IDS = TokenIds(image=1, video=2, vision_start=3, vision_end=4, end=5, pad=6)
 VOCABULARY = 64
@@ -17,7 +17,7 @@ def tiny_model(name: str, dtype: torch.dtype = torch.float32) -> Any:
     from transformers import AutoModelForImageTextToText
 
     torch.manual_seed(0)
-    config = family(name).random_config("tiny", VOCABULARY, IDS)
+    config = load_family(name).random_config("tiny", VOCABULARY, IDS)
     return AutoModelForImageTextToText.from_config(
         config, dtype=dtype, attn_implementation="sdpa"
     ).train()

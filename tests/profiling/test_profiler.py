@@ -21,6 +21,7 @@ from vtool.diagnostics import Findings
 from vtool.engines.ranks import Ranks
 from vtool.profiling.profiler import Profiler, open_profiler
 from vtool.profiling.tools import TorchTool
+from vtool.training import loop as training_loop
 from vtool.training import sft
 from vtool.training.session import Request
 from vtool.training.sft import Outcome, train
@@ -149,7 +150,7 @@ def test_flops_are_those_that_torch_counts_at_another_place(
 
     from tests.runs import session
     from vtool.data.loader import load_steps, micro_batches
-    from vtool.training.sft import train_step
+    from vtool.training.step import train_step
     from vtool.training.stop import StopRequest
 
     made = made_run(folder, "counted")
@@ -247,7 +248,7 @@ def test_an_error_of_the_profiler_is_a_finding_and_the_training_goes_on(
 def test_a_training_that_ends_inside_the_interval_leaves_its_trace(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, steps = sft.train_step, []
+    real, steps = training_loop.train_step, []
 
     def diverge(*arguments: Any) -> Any:
         steps.append(arguments[2])
@@ -255,7 +256,7 @@ def test_a_training_that_ends_inside_the_interval_leaves_its_trace(
             raise Findings(())
         return real(*arguments)
 
-    monkeypatch.setattr(sft, "train_step", diverge)
+    monkeypatch.setattr(training_loop, "train_step", diverge)
     with pytest.raises(Findings):
         train(made_run(folder, "diverged", *TORCH), Ranks())
     trace = opened(folder / "diverged/profile/rank-0-steps-3-3.trace.json.gz")
@@ -431,13 +432,14 @@ class TestBeforeTheStart:
         )
 
     def test_nsys_that_does_not_run(self, folder: Path) -> None:
-        from vtool.profiling.start import problems
+        from vtool.profiling.start import profile_problems
 
         run = made_run(folder, "any", "profiler=nsys", "profiler.profile_interval=[3,4]").run
         ranks = Ranks(device=torch.device("cuda"))
-        (found,) = problems(run.profiler, ranks, 6, {})
+        (found,) = profile_problems(run.profiler, ranks, 6, {})
         assert "nsys profile" in str(found.help)
-        assert list(problems(run.profiler, ranks, 6, {"NSYS_PROFILING_SESSION_ID": "1"})) == []
+        under_nsys = {"NSYS_PROFILING_SESSION_ID": "1"}
+        assert list(profile_problems(run.profiler, ranks, 6, under_nsys)) == []
 
     def test_a_warm_up_that_a_resume_has_passed_is_shortened(
         self, folder: Path, tmp_path: Path

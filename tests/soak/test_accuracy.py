@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.runs import read_lines
-from vtool.models.families import FAMILIES
+from vtool.families import FAMILIES
 
 
 @pytest.mark.soak

@@ -24,8 +24,8 @@ from vtool.data.loader import EncodedRows, MicroBatch
 from vtool.data.loss import summed_nll
 from vtool.data.row import Row
 from vtool.data.sources import Rows
+from vtool.families import FAMILIES
 from vtool.models.build import build_model
-from vtool.models.families import FAMILIES
 from vtool.models.generate import answer_greedily
 from vtool.models.processor import Processor, load_processor
 from vtool.training.checkpoint import load, newest

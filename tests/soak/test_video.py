@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 
 from tests.rows import chat, write_rows
-from vtool.config.images import CLIPS, CUTS
 from vtool.data.digits import Digits
-from vtool.models.families import FAMILIES
+from vtool.families import FAMILIES
 
 
 def clips(folder: Path, split: str, seed: int) -> Path:
@@ -43,7 +42,8 @@ def clips(folder: Path, split: str, seed: int) -> Path:
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_digit_that_is_shown_last_is_read(tmp_path: Path, name: str) -> None:
     # The smallest frames: a token for each two of them, and what the processor counts them as.
-    pixels = CUTS[name].smallest * (4 if CLIPS[name].whole else 1)
+    facts = FAMILIES[name]
+    pixels = facts.patches.pixels_per_token * (4 if facts.video.bounds_are_total else 1)
     rows = {
         split: f"data.{split}=[{{format: messages, path: '{clips(tmp_path, split, 0)}'}}]"
         for split in ("train", "test")

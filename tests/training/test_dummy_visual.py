@@ -17,7 +17,7 @@ from vtool.data.loader import load_steps, micro_batches
 from vtool.diagnostics import Findings
 from vtool.engines.ranks import Ranks
 from vtool.training.session import Request
-from vtool.training.sft import train_step
+from vtool.training.step import train_step
 from vtool.training.stop import StopRequest
 
 ROWS, STEPS = 8, 1

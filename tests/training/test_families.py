@@ -10,7 +10,8 @@ from tests.runs import encoded, messages, read_lines, request
 from vtool.data.collate import collate
 from vtool.data.plan import Plan
 from vtool.engines.ranks import Ranks
-from vtool.models.families import FAMILIES, family
+from vtool.families import FAMILIES
+from vtool.families.family import load_family
 from vtool.training.session import Request
 from vtool.training.sft import train
 
@@ -45,7 +46,7 @@ def test_it_trains_and_what_it_has_learnt_is_in_its_folder(tmp_path: Path, name:
     assert losses[-1] < losses[0]
     exported = tmp_path / "run/export"
     model = AutoModelForImageTextToText.from_pretrained(exported, local_files_only=True).eval()
-    assert isinstance(model, family(name).model_class())
+    assert isinstance(model, load_family(name).model_class())
 
     # What anybody would save, without a run: the model, its tokenizer, its image processor.
     folder = tmp_path / "folder"
@@ -84,7 +85,7 @@ def test_the_files_for_a_server_name_the_familys_own_classes(tmp_path: Path, nam
     from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
 
     _, processor = encoded(made_run(tmp_path, name, "run"))
-    files = family(name).serving_files(
+    files = load_family(name).serving_files(
         processor.image_processor.to_dict(), processor.video.as_json()
     )
     image, video = files["preprocessor_config.json"], files["video_preprocessor_config.json"]
@@ -93,7 +94,7 @@ def test_the_files_for_a_server_name_the_familys_own_classes(tmp_path: Path, nam
     # it cannot be imported without torchvision
     there = Path(transformers.__file__).parent.glob("models/*/video_processing_*.py")
     assert any(f"class {video['video_processor_type']}(" in file.read_text() for file in there)
-    config = family(name).random_config("tiny", 64, processor.ids).vision_config
+    config = load_family(name).random_config("tiny", 64, processor.ids).vision_config
     assert (image["patch_size"], image["merge_size"]) == (
         config.patch_size,
         config.spatial_merge_size,

@@ -19,7 +19,7 @@ from tests.runs import messages, read_lines, relative_difference, request
 from vtool.cli.app import app
 from vtool.diagnostics import Findings
 from vtool.engines.ranks import Ranks
-from vtool.models.families import family
+from vtool.families.family import load_family
 from vtool.training.export_run import export_run
 from vtool.training.session import Request
 from vtool.training.sft import train
@@ -75,9 +75,9 @@ def made(name: str, *more: str) -> Request:
 
 
 def stopping_after_one(made: Request, monkeypatch: pytest.MonkeyPatch) -> None:
-    from vtool.training import sft
+    from vtool.training import loop
 
-    step = sft.train_step
+    step = loop.train_step
 
     def stopped(session: Any, progress: Any, *given: Any, **more: Any) -> Any:
         if progress.step == 1:
@@ -85,7 +85,7 @@ def stopping_after_one(made: Request, monkeypatch: pytest.MonkeyPatch) -> None:
         return step(session, progress, *given, **more)
 
     with monkeypatch.context() as patch:
-        patch.setattr(sft, "train_step", stopped)
+        patch.setattr(loop, "train_step", stopped)
         with pytest.raises(KeyboardInterrupt):
             train(made, Ranks())
 
@@ -279,7 +279,7 @@ def test_megatron_which_computes_with_layers_of_its_own_refuses_a_class() -> Non
 
 
 def test_a_class_of_another_family_does_not_fit() -> None:
-    assert family("qwen2_vl").model_class().__name__ == "Qwen2VLForConditionalGeneration"
+    assert load_family("qwen2_vl").model_class().__name__ == "Qwen2VLForConditionalGeneration"
     with pytest.raises(Findings, match="model-class-does-not-fit"):
         train(made("run", "model.modeling=my_qwen.py:MyQwen", "model.family=qwen2_vl"), Ranks())
     assert not Path("runs/run/data.json").exists()

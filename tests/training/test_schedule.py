@@ -1,11 +1,12 @@
 import math
+from typing import get_args
 
 import pytest
 import torch
 
 from vtool.config.schema import Optim
-from vtool.training.parameter_groups import build_optimizer, parameter_groups
-from vtool.training.schedule import learning_rate, read_back
+from vtool.training.optimizer import OPTIMIZERS, build_optimizer, parameter_groups
+from vtool.training.schedule import SCHEDULES, learning_rate, observe_schedule
 
 
 def test_the_warm_up_is_a_line_to_the_highest_rate() -> None:
@@ -23,12 +24,13 @@ def test_the_rate_falls_and_the_last_step_still_trains(schedule: str) -> None:
     assert 0 < rates[-1] < 0.05e-3
 
 
-def test_the_rates_are_those_of_transformers() -> None:
-    from transformers import get_cosine_schedule_with_warmup
+@pytest.mark.parametrize("schedule", ["cosine", "linear"])
+def test_the_rates_are_those_of_transformers(schedule: str) -> None:
+    from transformers import get_scheduler
 
-    settings = Optim(lr=2e-3, warmup_steps=7)
+    settings = Optim.model_validate({"lr": 2e-3, "warmup_steps": 7, "schedule": schedule})
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=2e-3)
-    theirs = get_cosine_schedule_with_warmup(optimizer, 7, 60)
+    theirs = get_scheduler(schedule, optimizer, 7, 60)
     for step in range(8, 61):
         # transformers counts from 0, and so begins a warm-up at a rate of 0
         while theirs.last_epoch < step - 1:
@@ -43,6 +45,11 @@ def test_constant_stays() -> None:
     assert {
         learning_rate(Optim(lr=1e-3, schedule="constant"), step, 9) for step in range(1, 10)
     } == {1e-3}
+
+
+def test_every_schedule_and_optimizer_of_the_schema_has_its_function_and_no_other() -> None:
+    for setting, functions in (("schedule", SCHEDULES), ("name", OPTIMIZERS)):
+        assert set(get_args(Optim.model_fields[setting].annotation)) == functions.keys()
 
 
 def test_only_tensors_of_two_or_more_dimensions_decay() -> None:
@@ -86,7 +93,7 @@ def test_what_a_schedule_was_made_with_is_read_off_its_rates(schedule: str) -> N
                 {"lr": 3e-4, "warmup_steps": warmup, "schedule": schedule}
             )
             seen = list(
-                read_back(
+                observe_schedule(
                     lambda step, settings=settings, total=total: learning_rate(
                         settings, step, total
                     ),
@@ -106,5 +113,5 @@ def test_what_a_schedule_was_made_with_is_read_off_its_rates(schedule: str) -> N
 
 
 def test_a_schedule_of_no_known_shape_is_none() -> None:
-    told = {one.name: one.value for one in read_back(lambda step: 1e-3 / step, 10)}
+    told = {one.name: one.value for one in observe_schedule(lambda step: 1e-3 / step, 10)}
     assert told["optim.schedule"] == "a rate of 0.00025 in step 4"

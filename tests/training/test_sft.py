@@ -20,7 +20,8 @@ from vtool.engines.common import model_tensors, optimizer_tensors
 from vtool.engines.ranks import Ranks
 from vtool.training.finish import balance
 from vtool.training.session import Progress, Request, Session
-from vtool.training.sft import train, train_step
+from vtool.training.sft import train
+from vtool.training.step import train_step
 from vtool.training.stop import StopRequest
 
 

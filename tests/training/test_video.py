@@ -23,8 +23,9 @@ from vtool.data.row import Row
 from vtool.engines.ranks import Ranks
 from vtool.evaluation.evaluate import evaluate
 from vtool.evaluation.predict import predict
+from vtool.families import FAMILIES
+from vtool.families.family import load_family
 from vtool.models.build import build_model
-from vtool.models.families import FAMILIES, family
 from vtool.models.one_pass import joint_vision_forward
 from vtool.models.processor import Processor
 from vtool.training.session import Request
@@ -182,7 +183,7 @@ def test_a_mixed_batch_is_what_transformers_makes_of_each_row_alone(
     samples = [rows.sample(index) for index in range(len(rows.rows))]
     batch = collate(samples, processor)
     with torch.no_grad():
-        with joint_vision_forward(family(name), model):
+        with joint_vision_forward(load_family(name), model):
             together = model(**batch.inputs, use_cache=False).logits
         for place, sample in enumerate(samples):
             row = rows.rows.row(place)

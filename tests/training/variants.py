@@ -12,7 +12,7 @@ from tests.runs import messages, request, session
 from vtool.config.readback import Observed
 from vtool.diagnostics import Findings
 from vtool.engines.ranks import Ranks
-from vtool.training import read_back
+from vtool.training import observe_run
 from vtool.training.session import Request
 
 OWN = Path(__file__).parent / "my_qwen.py"
@@ -109,8 +109,8 @@ def look(ranks: Ranks, made: dict[str, Request]) -> dict[str, Look]:
 
 def _look(ranks: Ranks, made: Request) -> Look:
     opened, _ = session(made, ranks)
-    seen = read_back.read_back(opened)
-    right = read_back.read_back
+    seen = observe_run.observe_run(opened)
+    right = observe_run.observe_run
 
     def wrong(opened: Any) -> list[Observed]:
         return [
@@ -119,16 +119,16 @@ def _look(ranks: Ranks, made: Request) -> Look:
         ]
 
     findings = _messages(opened, made)
-    read_back.read_back = wrong
+    observe_run.observe_run = wrong
     try:
         return Look(seen, findings, _messages(opened, made))
     finally:
-        read_back.read_back = right
+        observe_run.observe_run = right
 
 
 def _messages(opened: Any, made: Request) -> list[str]:
     try:
-        read_back.check_arrival(opened, made.origins)
+        observe_run.check_arrival(opened, made.origins)
     except Findings as findings:
         return [finding.message for finding in findings.diagnostics]
     return []

@@ -24,9 +24,9 @@ from vtool.config.schema.megatron import DdpConfig, Parallel
 from vtool.config.settings import arrivals
 from vtool.diagnostics import rules_live
 from vtool.engines.ranks import Ranks
-from vtool.models.families import FAMILIES
+from vtool.families import FAMILIES
 from vtool.training import model_and_engine
-from vtool.training.read_back import read_back
+from vtool.training.observe_run import observe_run
 from vtool.verify import live_check
 from vtool.verify.live import compare
 from vtool.verify.live_rank import open_small_session, tell
@@ -271,7 +271,9 @@ def test_a_shipped_recipe_has_nothing_against_it(folder: Path, name: str) -> Non
     assert small.processes == 1
     (folder / "live").mkdir()
     session = open_small_session(Task(loaded.run, small, loaded.origins), folder / "live", Ranks())
-    assert compare_readback(expected_settings(small.run), read_back(session), loaded.origins) == []
+    assert (
+        compare_readback(expected_settings(small.run), observe_run(session), loaded.origins) == []
+    )
     assert sorted(path.name for path in folder.iterdir()) == ["live", "model", "rows.jsonl"]
 
 
@@ -283,7 +285,7 @@ def test_a_recipe_of_any_family_has_nothing_against_it(tmp_path: Path, name: str
     session = open_small_session(
         Task(loaded.run, shrink_run(loaded.run), loaded.origins), tmp_path, Ranks()
     )
-    seen = read_back(session)
+    seen = observe_run(session)
     assert compare_readback(expected_settings(loaded.run), seen) == []
     assert {"model.family", "model.size", "model.attention", "lora.rank"} <= {
         one.name for one in seen
@@ -467,7 +469,9 @@ def test_adapters_of_layers_that_a_small_model_has_not_are_put_on_those_that_it_
     assert small.run.lora.exclude == ("blocks.1.attn.qkv",)
     (folder / "live").mkdir()
     session = open_small_session(Task(loaded.run, small, loaded.origins), folder / "live", Ranks())
-    assert compare_readback(expected_settings(small.run), read_back(session), loaded.origins) == []
+    assert (
+        compare_readback(expected_settings(small.run), observe_run(session), loaded.origins) == []
+    )
 
 
 @pytest.mark.soak

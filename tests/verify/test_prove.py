@@ -19,11 +19,10 @@ from tests.engines.parity import base_model, windowed
 from tests.rows import chat, mixed_rows, write_rows
 from tests.runs import messages
 from vtool.config.load import load_run
-from vtool.config.rules.images import POSITIONS_OF_TEXT
 from vtool.diagnostics import Findings
 from vtool.engines.ranks import Ranks
 from vtool.export.huggingface import export
-from vtool.models.families import FAMILIES
+from vtool.families import FAMILIES
 from vtool.training.session import Progress, restore_checkpoint
 from vtool.verify.processes import Ended, run_processes
 from vtool.verify.proofs import reference, training
@@ -300,7 +299,7 @@ class TestReference:
         wanted = torch.arange(len(sample.input_ids)).expand(3, 1, -1)
         assert not torch.equal(given.pop("position_ids"), wanted)
         del given["mm_token_type_ids"]
-        if family in POSITIONS_OF_TEXT:
+        if FAMILIES[family].text_positions_without_token_types:
             assert torch.equal(
                 model(**given, use_cache=False).logits,
                 model(**given, position_ids=wanted, use_cache=False).logits,

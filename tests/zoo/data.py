@@ -162,7 +162,7 @@ DEFECTS = (
         "The template takes the thoughts out of all but the last turn: they are not learnt.",
         "unstable-template",
         ROWS,
-        "vtool.models.tokens:chat_template",
+        "vtool.models.tokenizer:chat_template",
         forgets_thoughts,
     ),
     Defect(
@@ -171,7 +171,7 @@ DEFECTS = (
         "The reasoning is in the row, and the template writes the answer behind it alone.",
         "labels-differ-from-answers",
         ROWS,
-        "vtool.models.tokens:chat_template",
+        "vtool.models.tokenizer:chat_template",
         answers_alone,
         told="turn 2 says",
     ),

@@ -68,13 +68,13 @@ def findings_of(work: Callable[[], Sequence[Diagnostic]]) -> tuple[Diagnostic, .
 @dataclass(frozen=True, slots=True)
 class Arrival:
     """The settings of a run, held against its live objects, as before every first step
-    (`vtool.training.read_back`).
+    (`vtool.training.observe_run`).
     """
 
     overrides: tuple[str, ...] = ()
 
     def __call__(self, folder: Path) -> tuple[Diagnostic, ...]:
-        from vtool.training.read_back import check_arrival
+        from vtool.training.observe_run import check_arrival
 
         def work() -> tuple[Diagnostic, ...]:
             opened, _ = session(asked)

@@ -258,7 +258,7 @@ DEFECTS = (
         "A trainable part is in no group of the optimizer.",
         "trained-set-differs",
         TRAINED,
-        "vtool.training.parameter_groups:parameter_groups",
+        "vtool.training.optimizer:parameter_groups",
         without_the_projector,
         told="merger",
     ),
@@ -268,7 +268,7 @@ DEFECTS = (
         "The dummy's gradients of 0 let AdamW move a tower that no image has come to.",
         "text-only-differs",
         Proved("text-only-differs"),
-        "vtool.training.sft:_nll",
+        "vtool.training.step:micro_batch_nll",
         always,
     ),
     Defect(

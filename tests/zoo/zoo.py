@@ -8,7 +8,7 @@ from tests.zoo import config, data, loading, model, runs, steps
 from tests.zoo.defect import Defect, Look
 from tests.zoo.looks import Family
 from vtool.diagnostics import RULES, Diagnostic
-from vtool.models.families import FAMILIES
+from vtool.families import FAMILIES
 
 AREAS: dict[str, tuple[Defect, ...]] = {
     "Rows and labels": data.DEFECTS,

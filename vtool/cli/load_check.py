@@ -238,9 +238,9 @@ def _served(run: "Run") -> str:
     export = run.folder / "export"
     if (export / "config.json").is_file():
         return os.path.join(export, "")  # with a slash, that it is taken for nothing else
-    from vtool.models.families import family
+    from vtool.families.family import load_family
 
-    return f"vllm:{family(run.model.family).model_class().__name__}"
+    return f"vllm:{load_family(run.model.family).model_class().__name__}"
 
 
 def _in_order(results: "Iterable[Result]", names: "Sequence[str]") -> "list[Result]":

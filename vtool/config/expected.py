@@ -12,12 +12,21 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from vtool.config.lora import chosen, trained_parts
-from vtool.config.modeling import resolved
 from vtool.config.readback import Expectation, Expected
-from vtool.config.schema import Data, Lora, Megatron, Optim, Run, Settings, Source
+from vtool.config.schema import (
+    Data,
+    Lora,
+    Megatron,
+    Optim,
+    Run,
+    Settings,
+    Source,
+    trained_components,
+)
 from vtool.config.schema.base import ReadBack
 from vtool.config.settings import arrival_of
+from vtool.families.linear_layers import select_layers
+from vtool.families.modeling_file import resolve_modeling
 
 COMPONENTS = ("vision", "projector", "language")
 """The components of a model that `model.freeze` and `optim.groups` name."""
@@ -34,7 +43,7 @@ def expected_settings(run: Run) -> dict[str, Expectation]:
     }
     found |= _rows(run.data) | _dtypes(run.model.dtype) | _optimizer_groups(run.optim)
     if run.lora is not None:
-        found["lora.layers"] = adapted_layer(run.lora, trained_parts(run.model.freeze))
+        found["lora.layers"] = adapted_layer(run.lora, trained_components(run.model.freeze))
     if isinstance(run.engine, Megatron):
         name = "engine.wrap_config.use_distributed_optimizer"
         shares = Expected(name, run.engine.wrap_config.use_distributed_optimizer)
@@ -63,10 +72,10 @@ def adapted_layer(
     """
 
     def expected(layer: str, component: str | None = None) -> Expected:
-        adapted = bool(chosen([layer], lora))
+        adapted = bool(select_layers([layer], lora.targets, lora.exclude))
         if components is not None and component not in components:
             return Expected(f"model.freeze.{component}", "no adapter")
-        excluded = not adapted and chosen([layer], lora.model_copy(update={"exclude": ()}))
+        excluded = not adapted and select_layers([layer], lora.targets)
         return Expected(
             "lora.exclude" if excluded else "lora.targets",
             "an adapter" if adapted else "no adapter",
@@ -91,7 +100,7 @@ def _in_context(run: Run) -> dict[str, Any]:
     values: dict[str, Any] = {
         "run.dir": str(run.folder),
         "device.kind": None if run.device.kind == "auto" else run.device.kind,
-        "model.modeling": model.modeling and resolved(model.modeling),
+        "model.modeling": model.modeling and resolve_modeling(model.modeling),
         "model.size": model.size if model.starts_from == "random" else None,
         # adapters freeze the weights beside them; which layers have one is observed by itself
         **{

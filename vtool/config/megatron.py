@@ -1,37 +1,37 @@
-"""What the engine `megatron` does not do, and what its sizes must divide: pure checks, for the
-rules and for the engine itself.
+"""Limits of the engine `megatron`: what it has not built, and what its sizes must divide.
 
-A rule sees the settings, on any machine; the engine sees the device, the processes and the model
-that there are, and asks again.
+Pure checks, for the rules and for the engine itself: a rule sees the settings, on any machine; the
+engine sees the device, the processes and the model, and asks again.
 """
 
 from dataclasses import dataclass
 
 from vtool.config.megatron_ddp import Problem
 from vtool.config.schema.megatron import Megatron, Parallel
+from vtool.families import FAMILIES
 
 
 @dataclass(frozen=True, slots=True)
 class Language:
-    """What of a language model is spread:
-
-    its heads and its key and value heads by tensor parallelism, its layers by pipelines.
-    """
+    """Sizes of a language model that parallelism divides."""
 
     query: int
+    """Heads, divided by tensor parallelism."""
     key: int
+    """Key and value heads, divided by tensor parallelism."""
     layers: int
+    """Divided by pipeline stages."""
 
 
 INSTALL_TE = "pip install --no-build-isolation 'transformer-engine[pytorch]'"
-BUILT = ("qwen2_vl", "qwen2_5_vl")
-"""The families whose language part has been written for megatron-core."""
+BUILT = tuple(name for name, facts in FAMILIES.items() if facts.on_megatron)
+"""The families whose language model has been written for megatron-core."""
 
 
 def not_built(
     engine: Megatron, *, family: str, dtype: str, device: str, adapters: bool
 ) -> list[Problem]:
-    """Settings that ask for what is not there.
+    """Return the settings that ask for what the engine has not built.
 
     Args:
         family: `model.family`.
@@ -39,55 +39,64 @@ def not_built(
         device: `device.kind`.
         adapters: whether `lora` is set.
     """
-    found = []
-    cpu = device == "cpu"
-    if family not in BUILT:
-        message = f"engine=megatron has the layers of {' and '.join(BUILT)}, not those of {family}"
-        found.append(Problem("kind", message, "set engine=fsdp2 or engine=ddp"))
-    if device == "npu":
-        message = (
+    fused = engine.transformer_config.model_dump().items()
+    checks = [
+        (
+            family not in BUILT,
+            "kind",
+            f"engine=megatron has the layers of {' and '.join(BUILT)}, not those of {family}",
+            "set engine=fsdp2 or engine=ddp",
+        ),
+        (
+            device == "npu",
+            "kind",
             "engine=megatron runs on NPUs through MindSpeed's changes of megatron-core, which vtool"
-            " does not make"
-        )
-        found.append(Problem("kind", message, "set engine=fsdp2"))
-    if engine.bridge == "mbridge" and adapters:
-        message = (
+            " does not make",
+            "set engine=fsdp2",
+        ),
+        (
+            engine.bridge == "mbridge" and adapters,
+            "bridge",
             "engine.bridge is mbridge, whose layers join a norm with the matrix behind it, and so"
-            " hide from an adapter what goes into it"
-        )
-        found.append(Problem("bridge", message, "set engine.bridge=native"))
-    if engine.parallel.sequence and engine.parallel.tensor == 1:
-        message = (
+            " hide from an adapter what goes into it",
+            "set engine.bridge=native",
+        ),
+        (
+            engine.parallel.sequence and engine.parallel.tensor == 1,
+            "parallel.sequence",
             "engine.parallel.sequence is true, but engine.parallel.tensor is 1: there are no"
-            " processes to spread tokens over"
-        )
-        found.append(
-            Problem(
-                "parallel.sequence",
-                message,
-                "set engine.parallel.tensor, or engine.parallel.sequence=false",
+            " processes to spread tokens over",
+            "set engine.parallel.tensor, or engine.parallel.sequence=false",
+        ),
+        (
+            dtype == "float64",
+            "model.dtype",
+            "model.dtype is float64, but megatron-core's optimizers take float32 and bfloat16 only",
+            "set model.dtype=float32, or engine=ddp",
+        ),
+        *(
+            (
+                value and device == "cpu",
+                f"transformer_config.{name}",
+                f"engine.transformer_config.{name} is true, but its kernel needs CUDA",
+                "leave it out",
             )
-        )
-    if dtype == "float64":
-        message = (
-            "model.dtype is float64, but megatron-core's optimizers take float32 and bfloat16 only"
-        )
-        found.append(Problem("model.dtype", message, "set model.dtype=float32, or engine=ddp"))
-    for name, value in engine.transformer_config.model_dump().items():
-        if value and cpu:
-            message = f"engine.transformer_config.{name} is true, but its kernel needs CUDA"
-            found.append(Problem(f"transformer_config.{name}", message, "leave it out"))
-    return found
+            for name, value in fused
+        ),
+    ]
+    return [Problem(*problem) for wrong, *problem in checks if wrong]
 
 
 def needs_transformer_engine(
     engine: Megatron, *, device: str, installed: bool | None = None
 ) -> list[Problem]:
-    """Settings that Transformer Engine carries out, where there is none: there is none for a CPU.
+    """Return the settings that need Transformer Engine, where it is missing.
+
+    It has no build for a CPU.
 
     Args:
         device: `device.kind`.
-        installed: whether it is, on this machine; None where that is not known.
+        installed: whether it is on this machine; None where that is not known.
     """
     if device != "cpu" and installed is not False:
         return []
@@ -110,47 +119,47 @@ def needs_transformer_engine(
 
 
 def bad_sizes(parallel: Parallel, *, world: int | None, language: Language | None) -> list[Problem]:
-    """Sizes that do not divide what they spread.
+    """Return the parallel sizes that do not divide what they spread.
 
     Args:
         world: the processes of the run; None where they are not known.
         language: the model's; None where it is not known.
     """
-    found = []
-    tensor, pipeline, sharing = parallel.tensor, parallel.pipeline, parallel.sharing
-    if world is not None and world % sharing:
-        *others, last = [
-            name for name in ("tensor", "pipeline", "context") if getattr(parallel, name) > 1
-        ]
-        together = f", with {' and '.join(others)} {sharing} processes for a row" if others else ""
-        processes = f"the {world} process{'es' * (world > 1)} of the run"
-        message = (
-            f"engine.parallel.{last} is {getattr(parallel, last)}{together}, which does not divide"
-            f" {processes}"
-        )
-        help = f"start a multiple of {sharing}: --nproc {-(-world // sharing) * sharing}"
-        found.append(Problem(f"parallel.{last}", message, help))
-    if language and language.layers % pipeline:
-        message = (
-            f"engine.parallel.pipeline is {pipeline}, which does not divide the model's"
-            f" {language.layers} layers"
-        )
-        sizes = ", ".join(
-            str(size) for size in range(1, language.layers + 1) if not language.layers % size
-        )
-        found.append(Problem("parallel.pipeline", message, f"take one of {sizes}"))
-    for number, what in (
-        ((language.query, "heads"), (language.key, "key and value heads")) if language else ()
+    found = [] if world is None else _bad_world(parallel, world)
+    if language is None:
+        return found
+    heads = (language.query, language.key)
+    for name, whole, what, all_of in (
+        ("pipeline", language.layers, "layers", (language.layers,)),
+        ("tensor", language.query, "heads", heads),
+        ("tensor", language.key, "key and value heads", heads),
     ):
-        if number % tensor:
+        size = getattr(parallel, name)
+        if whole % size:
             message = (
-                f"engine.parallel.tensor is {tensor}, which does not divide the model's {number}"
+                f"engine.parallel.{name} is {size}, which does not divide the model's {whole}"
                 f" {what}"
             )
-            sizes = ", ".join(
-                str(size)
-                for size in range(1, number + 1)
-                if language and not language.query % size and not language.key % size
+            sizes = (
+                str(each) for each in range(1, whole + 1) if not any(one % each for one in all_of)
             )
-            found.append(Problem("parallel.tensor", message, f"take one of {sizes}"))
+            found.append(Problem(f"parallel.{name}", message, f"take one of {', '.join(sizes)}"))
     return found
+
+
+def _bad_world(parallel: Parallel, world: int) -> list[Problem]:
+    """Return what the sizes' product says against the number of processes."""
+    if not world % parallel.sharing:
+        return []
+    names = ("tensor", "pipeline", "context")
+    *others, last = [name for name in names if getattr(parallel, name) > 1]
+    together = (
+        f", with {' and '.join(others)} {parallel.sharing} processes for a row" if others else ""
+    )
+    message = (
+        f"engine.parallel.{last} is {getattr(parallel, last)}{together}, which does not divide the"
+        f" {world} process{'es' * (world > 1)} of the run"
+    )
+    least = -(-world // parallel.sharing) * parallel.sharing
+    help = f"start a multiple of {parallel.sharing}: --nproc {least}"
+    return [Problem(f"parallel.{last}", message, help)]

@@ -1,8 +1,6 @@
-"""Which release of megatron-core has which field of `DistributedDataParallelConfig`: the installed
-one, and all that have been.
+"""Releases of megatron-core and the fields of their `DistributedDataParallelConfig`.
 
-Nothing of megatron-core is imported, not even its package, which would import torch: its one file
-is read as text.
+The installed release is read as text, from its one file: importing it would import torch.
 """
 
 import ast
@@ -28,15 +26,15 @@ class Installed:
 
 @dataclass(frozen=True, slots=True)
 class Releases:
-    """What tests/config/record_megatron_ddp.py has written down."""
+    """All releases, as tests/config/record_megatron_ddp.py has recorded them."""
 
     releases: tuple[str, ...]
     """The oldest first."""
     fields: Mapping[str, tuple[str, str]]
-    """Of each field, the first and the last release that has it."""
+    """By field, the first and the last release that have it."""
 
     def history(self, field: str) -> str | None:
-        """Which releases have a field, in words; None of what no release has had."""
+        """Return in words which releases have a field; None where none ever had it."""
         if field not in self.fields:
             return None
         first, last = self.fields[field]
@@ -47,19 +45,20 @@ class Releases:
 
 
 def of_another_release(field: str) -> str | None:
-    """What to say of a field that is not known:
-
-    that other releases have it; None where none does.
-    """
+    """Return advice about an unknown field that another release has; None where none has it."""
     if (history := releases().history(field)) is None:
         return None
-    there = installed()
-    return f"`{field}` {history}; {f'installed is {there.version}' if there else 'engine=megatron is built for another release'}"
+    here = (
+        f"installed is {there.version}"
+        if (there := installed())
+        else "engine=megatron is built for another release"
+    )
+    return f"`{field}` {history}; {here}"
 
 
 @cache
 def releases() -> Releases:
-    """The table of all releases."""
+    """Return the table of all releases."""
     table = json.loads(_TABLE.read_text(encoding="utf-8"))
     return Releases(
         tuple(table["releases"]),
@@ -68,8 +67,7 @@ def releases() -> Releases:
 
 
 def installed(path: Sequence[str] | None = None) -> Installed | None:
-    """The installed megatron-core; None where there is none, or none whose file can be found and
-    read.
+    """Return the installed megatron-core; None where there is none whose file can be read.
 
     Args:
         path: the folders to look in, as `sys.path` has them.
@@ -90,7 +88,7 @@ def installed(path: Sequence[str] | None = None) -> Installed | None:
 
 
 def fields_in(source: bytes) -> Iterator[str]:
-    """The fields of the class, in their order."""
+    """Yield the fields of `DistributedDataParallelConfig` in a file's text, in their order."""
     for node in ast.parse(source).body:
         if isinstance(node, ast.ClassDef) and node.name == _CLASS:
             yield from (

@@ -10,8 +10,8 @@ from vtool.diagnostics import Origin
 from vtool.diagnostics.near_miss import did_you_mean, ending, near, overlapping, same_words
 
 ANOTHER_FAMILY = (
-    "another family needs a file in vtool/models: its classes of transformers, the parts of its"
-    ' tower, its patch sizes, its token ids and a tiny size (CONTRIBUTING.md, "A model family")'
+    "another family needs a folder in vtool/families: its classes of transformers, its patch sizes,"
+    ' its token ids, its linear layers and a tiny size (CONTRIBUTING.md, "A model family")'
 )
 """What to say to whoever asks for a family that is not there."""
 

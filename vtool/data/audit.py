@@ -26,6 +26,14 @@ from vtool.diagnostics import Diagnostic, Findings
 
 # More findings of one rule than this are counted, not listed.
 LISTED = 20
+ROW_RULES = (
+    "labels-differ-from-answers",
+    "image-token-mismatch",
+    "end-token-unsupervised",
+    "control-token-in-text",
+    "unstable-template",
+)
+"""The rules that every row is held to."""
 
 
 @dataclass(frozen=True, slots=True)

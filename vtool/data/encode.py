@@ -28,7 +28,7 @@ class Visuals:
     """What the vision tower is given of a row, by the names of the model's inputs. Shapes: P
     patches of width W, I images, V videos.
 
-    Where a model takes videos as images (`Family.videos_are_images`), frames are among these, an
+    Where a model takes videos as images (`FamilyFacts.videos_are_images`), frames are among these, an
     image for each patch along time.
     """
 
@@ -187,7 +187,9 @@ def _texts(clips: Sequence[Clip], processor: Processor) -> list[str]:
     video = processor.video
     return (
         [
-            video.family.video_text(processor.names, clip.indices, clip.rate, video.together)
+            video.family.video_text(
+                processor.names, clip.indices, clip.rate, video.frames_per_patch
+            )
             for clip in clips
         ]
         if clips
@@ -238,9 +240,11 @@ def _video(row: Row, clip: Clip, processor: Processor) -> _Visual:
     except ValueError as error:  # an extreme aspect ratio
         raise refuse("broken-video", f"{row.id}: {error}", row.origin) from error
     features = h * w // video.frames.merge_size**2
-    runs = (features,) * t if family.frames_apart else (t * features,)
-    token = processor.ids.image if family.videos_are_images else processor.ids.video
-    return _Visual("video", pixels, (t, h, w), runs, token, clip.seconds_per_grid(video.together))
+    runs = (features,) * t if family.facts.separate_frames else (t * features,)
+    token = processor.ids.image if family.facts.videos_are_images else processor.ids.video
+    return _Visual(
+        "video", pixels, (t, h, w), runs, token, clip.seconds_per_grid(video.frames_per_patch)
+    )
 
 
 def _expand(
@@ -300,7 +304,9 @@ def _joined(visuals: Sequence[_Visual], processor: Processor) -> Visuals:
     images: list[_Visual] = []
     videos: list[_Visual] = []
     for visual in visuals:
-        (images if visual.kind == "image" or family.videos_are_images else videos).append(visual)
+        (images if visual.kind == "image" or family.facts.videos_are_images else videos).append(
+            visual
+        )
     given: dict[str, Tensor] = {}
     if images:
         # Of a video taken as images each patch along time is one; an image has one such patch.
@@ -315,7 +321,7 @@ def _joined(visuals: Sequence[_Visual], processor: Processor) -> Visuals:
             "pixel_values_videos": torch.cat([visual.pixels for visual in videos]),
             "video_grid_thw": torch.tensor(grids),
         }
-        if family.seconds_per_grid:
+        if family.facts.seconds_per_grid:
             given["second_per_grid_ts"] = torch.tensor([visual.seconds for visual in videos])
     return Visuals(**given)
 

@@ -46,7 +46,7 @@ def open_clip(row: Row, video: Video, processor: VideoProcessor) -> Clip:
     if isinstance(video.source, str):
         return _of_file(row, video.source, video.fps, processor)
     rate, count = video.fps or processor.fps, len(video.source)
-    if count > (most := processor.most_listed(rate)):
+    if count > (most := processor.most_listed_frames(rate)):
         raise _too_many(row, count, most, rate, processor)
     frames = [_picture(row, frame) for frame in video.source]
     sizes = list(dict.fromkeys(frame.size for frame in frames))

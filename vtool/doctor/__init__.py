@@ -1,4 +1,4 @@
-"""What this machine can run, and what is missing.
+"""The check of this machine: what it can run, and what is missing.
 
-Nothing here imports torch: it is asked in a process of its own.
+Nothing here imports torch: a process of its own does.
 """

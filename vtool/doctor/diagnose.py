@@ -1,4 +1,4 @@
-"""Put together: rows for a reader, findings, and which rules were asked."""
+"""The diagnosis of a machine: rows for a reader, findings, and the rules that were checked."""
 
 import os
 import platform
@@ -13,9 +13,8 @@ from vtool.config.environment.variables import check_variables
 from vtool.config.schema import LoadCheck, Megatron, Run
 from vtool.diagnostics import Diagnostic
 from vtool.diagnostics.result import Result
-from vtool.doctor.frameworks import Interpreter, ask_interpreter
-from vtool.doctor.frameworks import needed as frameworks_needed
-from vtool.doctor.packages import Package, installed, packages, problems
+from vtool.doctor.frameworks import Interpreter, ask_interpreter, frameworks_needed
+from vtool.doctor.packages import Package, installed, package_problems, packages
 from vtool.doctor.recipe import Needs
 from vtool.doctor.torch_answer import TorchAnswer, ask_torch, not_imported
 
@@ -31,7 +30,7 @@ ALWAYS = (
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line: what, how it is, and what to know about it."""
+    """One line of the table: a thing, its state, and a note."""
 
     section: str
     name: str
@@ -41,7 +40,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What there is to say of a machine, or of what one recipe needs of it."""
+    """The diagnosis of a machine, or of what one recipe needs of it."""
 
     rows: tuple[Row, ...]
     findings: tuple[Diagnostic, ...]
@@ -49,7 +48,10 @@ class Diagnosis:
     reasons: dict[str, str] = field(default_factory=dict)
 
     def result(self, subject: str) -> Result:
-        """As every command has it; `details.machine` has the rows by section and name."""
+        """Return the result that every command prints; `details.machine` has the rows.
+
+        By section and name.
+        """
         details: dict[str, dict[str, Any]] = {
             rule: {"reason": reason} for rule, reason in self.reasons.items()
         }
@@ -69,11 +71,11 @@ class Diagnosis:
 
 
 def diagnose(needs: Needs | None = None) -> Diagnosis:
-    """Look at this machine.
+    """Examine this machine.
 
     Args:
-        needs: those of a recipe; without one, all that vtool can do is looked at, and only what it
-            cannot do without is an error.
+        needs: those of a recipe. Without one, all that vtool can use is examined, and only a lack
+            of what it cannot do without is an error.
     """
     machine = read_machine(os.environ)
     known = packages()
@@ -86,7 +88,7 @@ def diagnose(needs: Needs | None = None) -> Diagnosis:
     wanted = [package for package in known or () if _is_needed(package, needs)]
     found = [
         *(needs.findings if needs else ()),
-        *problems(wanted),
+        *package_problems(wanted),
         *_of_torch(machine, answer),
         *_of_npu(machine, answer, needs),
     ]
@@ -142,9 +144,9 @@ def _of_torch(machine: Machine, answer: TorchAnswer | None) -> Iterator[Diagnost
 def _of_npu(
     machine: Machine, answer: TorchAnswer | None, needs: Needs | None
 ) -> Iterator[Diagnostic]:
-    """What is wrong with torch_npu and with Ascend's variables.
+    """Yield what is wrong with torch_npu and with Ascend's variables.
 
-    What works, however it is set up, is not complained of.
+    A package that works is not complained of, however it is set up.
     """
     works = answer is not None and answer.error is None and answer.npu_error is None
     for finding in npu.check_packages(machine):

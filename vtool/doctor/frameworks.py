@@ -36,7 +36,7 @@ print(json.dumps(found))
 
 @dataclass(frozen=True, slots=True)
 class Interpreter:
-    """An interpreter, and what is installed in it."""
+    """An interpreter, and the versions of what is installed in it."""
 
     python: str
     versions: dict[str, str]
@@ -45,9 +45,9 @@ class Interpreter:
 
 
 def ask_interpreter(settings: LoadCheck | None, seconds: float = 60.0) -> Interpreter:
-    """The versions in the interpreter that `load-check` would use:
+    """Read the versions in the interpreter that `load-check` would use.
 
-    only metadata is read, nothing is imported.
+    Only metadata is read, nothing is imported.
     """
     host = (settings.subjects.all if settings else None) or "vllm"
     python = interpreter(settings.python if settings else None, host)
@@ -78,10 +78,10 @@ def ask_interpreter(settings: LoadCheck | None, seconds: float = 60.0) -> Interp
     return Interpreter(python, {name: version for name, version in versions.items() if version})
 
 
-def needed(settings: LoadCheck) -> tuple[str, ...]:
-    """What a recipe of kind load_check needs of `DISTRIBUTIONS`:
+def frameworks_needed(settings: LoadCheck) -> tuple[str, ...]:
+    """Return the names of `DISTRIBUTIONS` that a recipe of kind load_check needs.
 
-    the frameworks of its subjects, and the loaders that are packages.
+    They are the frameworks of its subjects, and the loaders that are packages.
     """
     hosts = {name.partition(":")[0] for name in settings.subjects.names} & set(FRAMEWORKS)
     hosts |= {settings.subjects.all} if settings.subjects.all else set()

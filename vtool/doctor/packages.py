@@ -1,4 +1,4 @@
-"""The packages that vtool's own metadata asks for, beside those that are installed."""
+"""The packages that vtool's metadata requires, and those that are installed."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,21 +14,21 @@ EXTRAS = ("megatron", "mbridge", "npu", "video")
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """One line of the metadata."""
+    """One requirement of the metadata."""
 
     requirement: Requirement
     extra: str | None
     version: str | None
-    """The installed one; None where there is none."""
+    """The installed version; None where there is none."""
 
     @property
     def name(self) -> str:
-        """As it is given to pip."""
+        """The name that pip takes."""
         return self.requirement.name
 
     @property
     def fits(self) -> bool:
-        """Whether the installed version is within the bounds."""
+        """True where the installed version is within the bounds."""
         return self.version is not None and self.requirement.specifier.contains(
             self.version, prereleases=True
         )
@@ -44,7 +44,7 @@ class Package:
 
 
 def packages() -> tuple[Package, ...] | None:
-    """All packages, extras included;
+    """Return all packages, extras included.
 
     None where vtool itself is not installed, and so has no metadata.
     """
@@ -68,15 +68,15 @@ def _read(lines: Sequence[str]) -> Iterator[Package]:
 
 
 def installed(name: str) -> str | None:
-    """The version of a package."""
+    """Return the installed version of a package, or None."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
         return None
 
 
-def problems(needed: Sequence[Package]) -> Iterator[Diagnostic]:
-    """What is missing of the packages that are needed, and what does not fit."""
+def package_problems(needed: Sequence[Package]) -> Iterator[Diagnostic]:
+    """Yield a finding for each package that is missing or does not fit."""
     for package in needed:
         wanted = str(package.requirement.specifier)
         if package.version is None:

@@ -1,6 +1,6 @@
-"""What one recipe needs of a machine.
+"""The needs of one recipe.
 
-It need not be whole: where the model and the rows are, doctor does not ask.
+It need not be complete: doctor does not ask where the model and the rows are.
 """
 
 from collections.abc import Sequence
@@ -18,29 +18,26 @@ _LOOKED_AT = ("engine", "device", "launch")
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """Of a recipe."""
+    """The needs of a recipe, read off its settings."""
 
     run: Run | None
-    """Of a recipe of kind sft. Groups that have findings are at their defaults, or not there."""
+    """The run of an sft recipe. Groups that have findings are at their defaults, or absent."""
     load_check: LoadCheck | None
     origins: Origins
     findings: tuple[Diagnostic, ...]
-    """What stands against the groups that are looked at here;
-
-    the others are for validate-config.
-    """
+    """Findings about the groups that doctor checks; the others are for validate-config."""
     sound: bool
-    """Whether the model's and the data's settings can be looked at too."""
+    """True where the model's and the data's settings are valid too."""
     extras: tuple[str, ...]
-    """Of vtool, such as `megatron`."""
+    """Extras of vtool, such as `megatron`."""
     without: tuple[str, ...]
     """Packages that vtool depends on and this recipe does not use."""
     asked: tuple[str, ...]
-    """Rules that it is asked besides those of every machine."""
+    """Rules that are checked besides those of every machine."""
 
 
 def needs_of(recipe: str, overrides: Sequence[str] = ()) -> Needs:
-    """Compose a recipe, and see what it needs.
+    """Compose a recipe, and return what it needs.
 
     Raises:
         Findings: `fatal`, where it cannot be read.

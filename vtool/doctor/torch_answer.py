@@ -1,4 +1,4 @@
-"""What torch says of itself, in a process of its own: importing it can raise, crash or hang."""
+"""The state of torch, asked in a process of its own: importing it can raise, crash or hang."""
 
 import json
 import os
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from vtool.diagnostics import Diagnostic
 
 SECONDS = 120.0
-"""How long an import may take. From a cold disk over a network it is a minute."""
+"""The longest that an import may take. From a cold disk over a network it is a minute."""
 # torch_npu is asked for by name too: where TORCH_DEVICE_BACKEND_AUTOLOAD=0 is set, `import torch`
 # leaves it alone, and vtool does not.
 _ASK = """
@@ -19,12 +19,12 @@ import json, sys, importlib.util
 import torch
 found = {"version": torch.__version__, "cuda": [], "npu": [], "npu_error": None}
 if torch.cuda.is_available():
-    found["cuda"] = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
+    found["cuda"] = list(map(torch.cuda.get_device_name, range(torch.cuda.device_count())))
 if importlib.util.find_spec("torch_npu"):
     try:
         import torch_npu
         if torch.npu.is_available():
-            found["npu"] = [torch.npu.get_device_name(number) for number in range(torch.npu.device_count())]
+            found["npu"] = list(map(torch.npu.get_device_name, range(torch.npu.device_count())))
     except Exception as error:
         found["npu_error"] = f"{type(error).__name__}: {error}".strip().splitlines()[0]
 print("\\n" + json.dumps(found))
@@ -33,26 +33,26 @@ print("\\n" + json.dumps(found))
 
 @dataclass(frozen=True, slots=True)
 class TorchAnswer:
-    """How importing torch went."""
+    """The outcome of importing torch."""
 
     version: str | None = None
     """None where it could not be imported."""
     cuda: tuple[str, ...] = ()
-    """The names of the CUDA devices that torch sees."""
+    """The names of the CUDA devices that torch finds."""
     npu: tuple[str, ...] = ()
-    """The same of NPUs."""
+    """The names of the NPUs that torch finds."""
     npu_error: str | None = None
     """Why torch_npu, which is installed, cannot be imported beside a torch that can."""
     error: str | None = None
-    """What the import said last."""
+    """The last line that the import wrote."""
     alone: bool = False
-    """Whether torch can be imported when it is told not to load other packages."""
+    """True where torch can be imported when it is told not to load other packages."""
 
 
 def ask_torch(
     environment: Mapping[str, str] | None = None, seconds: float = SECONDS
 ) -> TorchAnswer:
-    """Import torch in another process, and look at the devices."""
+    """Import torch in another process, and list the devices."""
     given = dict(os.environ if environment is None else environment)
     found = _ask(given, seconds)
     if found.error is None or given.get("TORCH_DEVICE_BACKEND_AUTOLOAD") == "0":
@@ -100,11 +100,11 @@ def _ask(environment: Mapping[str, str], seconds: float) -> TorchAnswer:
 
 
 def not_imported(answer: TorchAnswer, torch_npu: str | None, cann: bool) -> Diagnostic:
-    """The finding, with the likeliest reason.
+    """Return the finding, with the likeliest reason.
 
     Args:
         torch_npu: its version, where it is installed.
-        cann: whether CANN has been found.
+        cann: true where CANN has been found.
     """
     message = f"`import torch` fails: {answer.error}"
     help = "install it again: pip install --force-reinstall torch"

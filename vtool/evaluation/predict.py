@@ -14,9 +14,9 @@ from vtool.data.encode import encode_question
 from vtool.data.parse import TAG, VIDEO_TAG, parse_row
 from vtool.data.row import Row
 from vtool.diagnostics import Diagnostic, Findings
+from vtool.families import FAMILIES
 from vtool.models.adapters import CONFIG, add_saved_adapter, base_named_in
 from vtool.models.build import load_model
-from vtool.models.families import FAMILIES
 from vtool.models.generate import answer_greedily
 from vtool.models.modeling import kept_class
 from vtool.models.processor import load_processor

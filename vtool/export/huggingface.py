@@ -18,8 +18,8 @@ from torch import Tensor
 
 from vtool.config.schema import Lora
 from vtool.diagnostics import Diagnostic, Findings
+from vtool.families.family import load_family
 from vtool.models.adapters import write_adapter
-from vtool.models.families import family
 from vtool.models.modeling import class_of
 from vtool.models.processor import Processor
 
@@ -45,7 +45,7 @@ def export(
         processor.save(temporary)
         own = json.loads((temporary / "preprocessor_config.json").read_text())
         for name, settings in (
-            family(family_name).serving_files(own, processor.video.as_json()).items()
+            load_family(family_name).serving_files(own, processor.video.as_json()).items()
         ):
             (temporary / name).write_text(json.dumps(settings, indent=2) + "\n")
 
@@ -56,7 +56,7 @@ def _as_transformers_has_it(model: Any, family_name: str) -> Any:
     """The model, or, of a class of the user's, one of transformers' own without weights: that alone
     knows what names weights have in files, and writes its own name into config.json.
     """
-    kind = family(family_name).model_class()
+    kind = load_family(family_name).model_class()
     if class_of(model) is kind:
         return model
     with torch.device("meta"):

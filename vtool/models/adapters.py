@@ -13,10 +13,10 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from vtool.config.lora import chosen, trained_parts
-from vtool.config.schema import Freeze, Lora
+from vtool.config.schema import Freeze, Lora, trained_components
 from vtool.diagnostics import Diagnostic, Findings
-from vtool.models.families import Family
+from vtool.families.family import Family
+from vtool.families.linear_layers import select_layers
 from vtool.models.processor import first_line
 
 Adapter = Literal["merged", "none", "only"]
@@ -33,9 +33,9 @@ def freeze_parts(model: nn.Module, family: Family, freeze: Freeze) -> None:
 
     Before an engine wraps the model: what it reduces and shards is what is trained.
     """
-    trained = trained_parts(freeze)
+    trained = trained_components(freeze)
     for name, parameter in model.named_parameters():
-        parameter.requires_grad_(family.part(name) in trained)
+        parameter.requires_grad_(family.component(name) in trained)
 
 
 def add_adapters(
@@ -50,23 +50,19 @@ def add_adapters(
     """
     from peft import inject_adapter_in_model
 
-    parts = trained_parts(freeze)
+    parts = trained_components(freeze)
     names = [
         name
         for name, module in model.named_modules()
-        if isinstance(module, nn.Linear) and family.part(name) in parts
+        if isinstance(module, nn.Linear) and family.component(name) in parts
     ]
     names = [
         name
         for name in names
         if model.get_submodule(name) is not model.get_output_embeddings()  # type: ignore[operator]
     ]
-    missing = [
-        target
-        for target in settings.targets or ()
-        if not chosen(names, settings.model_copy(update={"targets": (target,), "exclude": ()}))
-    ]
-    targets = chosen(names, settings)
+    missing = [target for target in settings.targets or () if not select_layers(names, (target,))]
+    targets = select_layers(names, settings.targets, settings.exclude)
     if missing or not targets:
         what = f"lora.targets has {', '.join(missing)}, which" if missing else "lora names"
         message = f"{what} no linear layer of this model that is trained"

@@ -7,7 +7,7 @@ import torch
 
 from vtool.config.schema import Model
 from vtool.diagnostics import Diagnostic, Findings
-from vtool.models.families import family
+from vtool.families.family import load_family
 from vtool.models.modeling import model_class
 from vtool.models.processor import Processor, first_line
 
@@ -28,7 +28,7 @@ def model_config(settings: Model, processor: Processor, vocabulary: int | None =
     if settings.starts_from == "pretrained":
         return AutoConfig.from_pretrained(settings.path, local_files_only=True)
     assert settings.size is not None, "a rule demands it"
-    return family(settings.family).random_config(
+    return load_family(settings.family).random_config(
         settings.size, vocabulary or len(processor.tokenizer), processor.ids
     )
 
@@ -106,7 +106,7 @@ def load_model(
     kind = model_class(family_name, modeling)
     try:
         model, report = (
-            family(family_name)
+            load_family(family_name)
             .model_class()
             .from_pretrained(
                 folder,

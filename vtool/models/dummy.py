@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vtool.models.families import Family
+from vtool.families.family import Family
 
 
 class _Constant(torch.autograd.Function):

@@ -23,11 +23,11 @@ import torch
 import xxhash
 from torch import Tensor, nn
 
-from vtool.config.modeling import SETTING, problem, split
 from vtool.diagnostics import Diagnostic, Findings, Origin
-from vtool.models.families import Family, family
+from vtool.families.family import Family, load_family
+from vtool.families.modeling_file import SETTING, check_modeling_file, split_modeling
+from vtool.families.tokens import TokenIds
 from vtool.models.processor import first_line
-from vtool.models.tokens import TokenIds
 
 RULE = "model-class-does-not-fit"
 MODELING = "modeling.json"
@@ -45,11 +45,11 @@ def model_class(family_name: str, modeling: str | None = None) -> Any:
     Raises:
         Findings: `not-a-model-class`, `model-class-does-not-fit`.
     """
-    known = family(family_name)
+    known = load_family(family_name)
     if modeling is None:
         return known.model_class()
-    file, name = split(modeling)
-    if found := problem(modeling):
+    file, name = split_modeling(modeling)
+    if found := check_modeling_file(modeling):
         raise Findings(found)
     module = _imported(file.resolve(), known.model_class().__module__.rpartition(".")[0])
     made = getattr(module, name, None)
@@ -67,7 +67,7 @@ def class_of(module: nn.Module) -> type:
 
 def described(modeling: str) -> dict[str, str]:
     """What a run keeps of the file: where it is, and its digest."""
-    file, name = split(modeling)
+    file, name = split_modeling(modeling)
     return {
         "file": str(file.resolve()),
         "class": name,

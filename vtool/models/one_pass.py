@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from vtool.models.families import Family
+from vtool.families.family import Family
 
 
 @contextmanager

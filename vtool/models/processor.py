@@ -10,9 +10,10 @@ from typing import Any
 
 from vtool.config.schema import Image, Model, Video
 from vtool.diagnostics import Diagnostic, Findings
-from vtool.models.families import family
-from vtool.models.tokens import TokenIds, TokenNames, train_tokenizer
-from vtool.models.video import VideoProcessor, settings_in, video_processor
+from vtool.families.family import load_family
+from vtool.families.tokens import TokenIds, TokenNames
+from vtool.models.tokenizer import train_tokenizer
+from vtool.models.video import VideoProcessor, video_processor, video_settings_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +55,13 @@ def new_processor(
     """
     if settings.path:
         return load_processor(Path(settings.path), settings.family, image, video)
-    known = family(settings.family)
-    tokenizer = train_tokenizer(texts, known.token_names)
+    known = load_family(settings.family)
+    tokenizer = train_tokenizer(texts, known.facts.token_names)
     ids = {
-        part: tokenizer.convert_tokens_to_ids(getattr(known.token_names, part))
-        for part in known.token_fields
+        part: tokenizer.convert_tokens_to_ids(getattr(known.facts.token_names, part))
+        for part in known.facts.token_fields
     }
-    image_processor = known.image_processor_class()(**asdict(known.images))
+    image_processor = known.image_processor_class()(**asdict(known.facts.patches))
     token_ids = TokenIds(**ids, end=tokenizer.eos_token_id, pad=tokenizer.pad_token_id)
     videos = video_processor(
         known, {name: value for name, value in image_processor.to_dict().items() if name != "size"}
@@ -88,7 +89,7 @@ def load_processor(
     """
     from transformers import AutoConfig, AutoTokenizer
 
-    known = family(family_name)
+    known = load_family(family_name)
     wanted = (
         ("tokenizer.json", "vocab.json", "tokenizer.model"),
         ("preprocessor_config.json", "processor_config.json"),
@@ -106,7 +107,7 @@ def load_processor(
         image_processor = known.image_processor_class().from_pretrained(
             folder, local_files_only=True
         )
-        videos = video_processor(known, settings_in(folder))
+        videos = video_processor(known, video_settings_in(folder))
     except Exception as error:  # each reader raises what its file format raises
         what = "the tokenizer, the image processor or the video processor cannot be read"
         raise Findings(_unusable(folder, f"{what}: {first_line(error)}")) from error
@@ -130,7 +131,7 @@ def with_sizes(processor: Processor, image: Image, video: Video) -> Processor:
     size = dict(processor.image_processor.size)
     for edge, pixels in (("shortest_edge", image.min_pixels), ("longest_edge", image.max_pixels)):
         if pixels is not None:
-            size[edge] = pixels * processor.video.family.frames_per_image
+            size[edge] = pixels * processor.video.family.facts.frames_per_image
     processor.image_processor.size = size
     return replace(processor, video=processor.video.with_settings(video))
 

@@ -12,10 +12,9 @@ import torch
 from torch import nn
 
 from vtool.config.readback import Observed
+from vtool.families import FAMILIES
 from vtool.models.attention import BY_DOCUMENT, BY_ROW
-from vtool.models.families import FAMILIES, family
 from vtool.models.modeling import class_of
-from vtool.models.sizes import SIZES
 
 # What the table of sizes has, by the names of transformers' configs; not every family has all of
 # it.
@@ -77,22 +76,18 @@ def read_back(module: nn.Module) -> Iterator[Observed]:
 
 def read_config(config: Any) -> Iterator[Observed]:
     """Its family, and its size, where it is one of ours."""
-    name = next(
-        (name for name in FAMILIES if family(name).model_type == config.model_type),
-        config.model_type,
-    )
-    yield Observed("model.family", name, "the model's config")
+    yield Observed("model.family", config.model_type, "the model's config")
     text, vision = config.get_text_config(), config.vision_config
     measured = {name: getattr(text, attribute, None) for name, attribute in _TEXT.items()}
     measured |= {name: getattr(vision, attribute, None) for name, attribute in _VISION.items()}
     # where hidden_size is what comes out of the tower
     measured["vision_hidden"] = getattr(vision, "embed_dim", measured["vision_hidden"])
     there = {name: value for name, value in measured.items() if value is not None}
-    sizes = SIZES.get(name, {}).items()
+    facts = FAMILIES.get(config.model_type)
     size = next(
         (
             size
-            for size, table in sizes
+            for size, table in (facts.sizes if facts else {}).items()
             if all(table.get(name, value) == value for name, value in there.items())
         ),
         None,

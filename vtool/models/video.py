@@ -1,26 +1,24 @@
-"""The video processor:
-
-which frames of a video are shown, and what the vision tower is given of them.
-"""
+"""The video processor: which frames of a video are shown, and what the vision tower is given."""
 
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from vtool.config.images import CLIPS, read_json
 from vtool.config.schema import Video
-from vtool.models.families import Family
-from vtool.models.frames import patches
+from vtool.families.family import Family
+from vtool.families.frames import FrameRequest
+from vtool.families.images import read_json
 
 FILE = "video_preprocessor_config.json"
 _NO_BOUND = 2**31
-_OF_FRAMES = (
+_FRAME_SETTINGS = (
     "patch_size",
     "merge_size",
     "temporal_patch_size",
@@ -37,17 +35,17 @@ _OF_FRAMES = (
 
 @dataclass(frozen=True, slots=True)
 class VideoProcessor:
-    """What transformers' video processor of the family does, without torchvision."""
+    """A video processor that does what transformers' class of the family does, without torchvision.
+
+    Frames go through the functions of the image processor.
+    """
 
     family: Family
     frames: Any
-    """Transformers' image processor, with the video's settings:
-
-    it resizes, rescales and normalises each frame.
-    """
-    smallest: int
-    largest: int
-    """Pixels: of a frame, or of all frames of a video together (`Family.frames_are_sized`)."""
+    """Transformers' image processor with the video's settings: it processes each frame."""
+    min_pixels: int
+    max_pixels: int
+    """Of each frame, or of all frames together (`VideoDefaults.bounds_are_total`)."""
     fps: float
     min_frames: int
     max_frames: int | None
@@ -56,12 +54,12 @@ class VideoProcessor:
     """With `cap_pixels_per_frame`, the image tokens that frames share, or that each may have."""
 
     @property
-    def together(self) -> int:
-        """The frames of a patch."""
+    def frames_per_patch(self) -> int:
+        """The frames in a patch."""
         return int(self.frames.temporal_patch_size)
 
-    def most(self, fps: float) -> int:
-        """The most frames that are shown of a file at this rate: one at least."""
+    def most_frames(self, fps: float) -> int:
+        """Return the most frames, at least one, that are shown of a file at this rate."""
         by_time = (
             _NO_BOUND if self.max_seconds is None else max(round(self.max_seconds * fps, 6), 1)
         )
@@ -71,29 +69,45 @@ class VideoProcessor:
     @property
     def usual_fps(self) -> float:
         """The family's own rate, or the one that is set, if that is higher."""
-        return max(self.fps, CLIPS[self.family.model_type].fps)
+        return max(self.fps, self.family.facts.video.fps)
 
-    def most_listed(self, rate: float) -> int:
-        """The most frames of a list with so many a second: as many as of a file at that rate, or at
-        the usual one.
+    def most_listed_frames(self, rate: float) -> int:
+        """Return the most frames of a list with so many per second.
 
-        Seconds alone would refuse a time-lapse, three frames of which may be an hour.
+        As many as of a file at that rate, or at the usual one: seconds alone would refuse a
+        time-lapse, three frames of which may span an hour.
         """
-        return self.most(max(rate, self.usual_fps))
+        return self.most_frames(max(rate, self.usual_fps))
 
     def sample(self, total: int, rate: float, fps: float | None = None) -> list[int]:
-        """The numbers of the frames that are shown of a video of `total` frames, `rate` a second."""
+        """Return the indices of the frames that are shown of a file.
+
+        Args:
+            total: the frames of the file.
+            rate: its frames per second.
+            fps: the frames that are wanted of each second; None: those of the settings.
+        """
         wanted = fps or self.fps
         seconds = math.inf if self.max_seconds is None else self.max_seconds
         if self.max_frames is not None:
             seconds = min(seconds, self.max_frames / wanted)
-        return self.family.sample(
-            total, rate, wanted, self.min_frames, self.most(wanted), seconds, self.together
+        return self.family.sample_frames(
+            FrameRequest(
+                total=total,
+                rate=rate,
+                fps=wanted,
+                min_frames=self.min_frames,
+                max_frames=self.most_frames(wanted),
+                max_seconds=seconds,
+                frames_per_patch=self.frames_per_patch,
+            )
         )
 
     def cut(self, frames: Sequence[Any]) -> tuple[Tensor, tuple[int, int, int]]:
-        """Patches float32 [P, W] of the frames of a video, PIL images of one size, and their grid
-        along time, height and width.
+        """Return the patches of the frames of a video, PIL images of one size.
+
+        Returns:
+            float32 [P, W], and the number of patches along time, height and width.
 
         Raises:
             ValueError: an extreme aspect ratio.
@@ -103,7 +117,7 @@ class VideoProcessor:
 
         own = self.frames
         size = self.size(len(frames), frames[0].height, frames[0].width)
-        made: list[np.ndarray] = []
+        processed: list[np.ndarray] = []
         for frame in frames:
             pixels = own.process_image(frame, do_convert_rgb=True)
             if own.do_resize:
@@ -115,46 +129,51 @@ class VideoProcessor:
                 pixels = own.rescale(pixels, own.rescale_factor)
             if own.do_normalize:
                 pixels = own.normalize(pixels, own.image_mean, own.image_std)
-            made.append(np.asarray(pixels, dtype=np.float32))
-        return patches(made, own.patch_size, own.merge_size, self.together)
+            processed.append(np.asarray(pixels, dtype=np.float32))
+        return cut_into_patches(processed, own.patch_size, own.merge_size, self.frames_per_patch)
 
     def size(self, count: int, height: int, width: int) -> tuple[int, int]:
-        """The height and width in pixels to which the frames of a video are brought, of which there
-        are `count`.
+        """Return the height and width in pixels to which the `count` frames of a video are resized.
+
+        Raises:
+            ValueError: an extreme aspect ratio.
         """
         from transformers.models.glm4v.image_processing_pil_glm4v import (
-            smart_resize as of_all_frames,
+            smart_resize as resize_all_frames,
         )
         from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import (
-            smart_resize as of_a_frame,
+            smart_resize as resize_one_frame,
         )
 
-        factor, largest = self.frames.patch_size * self.frames.merge_size, self.largest
+        factor, smallest, largest = (
+            self.frames.patch_size * self.frames.merge_size,
+            self.min_pixels,
+            self.max_pixels,
+        )
         found: tuple[int, int]
-        if self.family.frames_are_sized:
+        if not self.family.facts.video.bounds_are_total:
             if self.capped_tokens is not None:
-                share = int(self.capped_tokens * factor**2 * 0.9) * self.together // count
-                largest = max(min(largest, share), int(self.smallest * 1.05))
-            found = of_a_frame(height, width, factor, self.smallest, largest)
+                share = int(self.capped_tokens * factor**2 * 0.9) * self.frames_per_patch // count
+                largest = max(min(largest, share), int(smallest * 1.05))
+            found = resize_one_frame(height, width, factor, smallest, largest)
         else:
             if self.capped_tokens is not None:
                 share = min(self.capped_tokens * factor**2, largest // count)
-                largest = max(share, int(self.smallest * 1.05)) * count
+                largest = max(share, int(smallest * 1.05)) * count
             # a single frame is repeated, where transformers would refuse it
-            shown = max(count, self.together)
-            found = of_all_frames(
-                shown, height, width, self.together, factor, self.smallest, largest
-            )
+            depth = self.frames_per_patch
+            shown = max(count, depth)
+            found = resize_all_frames(shown, height, width, depth, factor, smallest, largest)
         return found
 
     def as_json(self) -> dict[str, Any]:
-        """What transformers' own class is told by a folder, so that a server samples and sizes as
-        the training did.
+        """Return the settings as transformers' own class reads them from a folder.
+
+        With them a server samples and resizes as the training did.
         """
         own = self.frames.to_dict()
-        given = {name: own[name] for name in _OF_FRAMES}
-        given |= {
-            "size": {"shortest_edge": self.smallest, "longest_edge": self.largest},
+        settings = {name: own[name] for name in _FRAME_SETTINGS} | {
+            "size": {"shortest_edge": self.min_pixels, "longest_edge": self.max_pixels},
             "fps": self.fps,
             "do_sample_frames": True,
         }
@@ -164,78 +183,71 @@ class VideoProcessor:
                 if self.max_frames is None
                 else min(self.max_seconds, self.max_frames / self.fps)
             )
-            given["max_duration"] = int(seconds) if seconds == int(seconds) else seconds
+            settings["max_duration"] = int(seconds) if seconds == int(seconds) else seconds
         else:
-            given |= {"min_frames": self.min_frames, "max_frames": self.max_frames}
-            given |= {"cap_pixels_per_frame": self.capped_tokens is not None}
-            given |= (
-                {"max_video_tokens": self.capped_tokens} if self.capped_tokens is not None else {}
-            )
-        return given | {
-            "video_processor_type": self.family.video_processor,
-            "processor_class": self.family.processor,
+            settings |= {"min_frames": self.min_frames, "max_frames": self.max_frames}
+            settings["cap_pixels_per_frame"] = self.capped_tokens is not None
+            if self.capped_tokens is not None:
+                settings["max_video_tokens"] = self.capped_tokens
+        return settings | {
+            "video_processor_type": self.family.facts.video_processor,
+            "processor_class": self.family.facts.processor,
         }
 
     def save(self, folder: Path) -> None:
-        """Write it as transformers reads it."""
+        """Write the settings into a folder as transformers reads them."""
         (folder / FILE).write_text(json.dumps(self.as_json(), indent=2, sort_keys=True) + "\n")
 
     def with_settings(self, settings: Video) -> "VideoProcessor":
-        """The same, told what a recipe says."""
-        named: dict[str, Any] = {
-            "smallest": settings.min_pixels,
-            "largest": settings.max_pixels,
-            "fps": settings.fps,
-            "max_frames": settings.max_frames,
-        }
-        told = replace(self, **{name: value for name, value in named.items() if value is not None})
-        if settings.max_frames is None or told.max_seconds is None:
-            return told
-        return replace(told, max_seconds=max(told.max_seconds, settings.max_frames / told.fps))
+        """Return a copy with what a recipe sets (`data.video`)."""
+        given = settings.model_dump(exclude_none=True)
+        changed = replace(self, **given)
+        if settings.max_frames is None or changed.max_seconds is None:
+            return changed
+        return replace(
+            changed, max_seconds=max(changed.max_seconds, settings.max_frames / changed.fps)
+        )
 
 
-def video_processor(known: Family, given: Mapping[str, Any]) -> VideoProcessor:
-    """From the settings in a folder's JSON file; what it does not say is as in transformers' class.
+def video_processor(family: Family, given: Mapping[str, Any]) -> VideoProcessor:
+    """Build a video processor.
+
+    Args:
+        family: has the defaults of transformers' class.
+        given: the settings in a folder's JSON file.
 
     Raises:
         ValueError, TypeError, KeyError: settings of another kind.
     """
-    clip = CLIPS[known.model_type]
-    cut = known.images
-    frames: dict[str, Any] = {
-        "patch_size": cut.patch_size,
-        "merge_size": cut.merge_size,
-        "temporal_patch_size": cut.temporal_patch_size,
-    }
-    if clip.colours is not None:
-        frames |= {"image_mean": [clip.colours] * 3, "image_std": [clip.colours] * 3}
-    frames |= {name: given[name] for name in _OF_FRAMES if given.get(name) is not None}
+    default = family.facts.video
+    frames: dict[str, Any] = asdict(family.facts.patches)
+    if default.mean_and_std is not None:
+        frames |= dict.fromkeys(("image_mean", "image_std"), [default.mean_and_std] * 3)
+    frames |= {name: given[name] for name in _FRAME_SETTINGS if given.get(name) is not None}
     size = {**(given.get("size") or {})}
     for edge, older in (("shortest_edge", "min_pixels"), ("longest_edge", "max_pixels")):
         if given.get(older) is not None:
             size[edge] = given[older]
-    seconds, most = (
-        given.get("max_duration") or clip.max_seconds,
-        given.get("max_frames") or clip.max_frames,
-    )
-    capped = given.get("max_video_tokens") or clip.capped_tokens
+    seconds = given.get("max_duration") or default.max_seconds
+    most = given.get("max_frames") or default.max_frames
+    capped = given.get("max_video_tokens") or default.capped_tokens
     return VideoProcessor(
-        family=known,
-        frames=known.image_processor_class()(**frames),
-        smallest=int(size.get("shortest_edge", clip.smallest)),
-        largest=int(size.get("longest_edge", clip.largest)),
-        fps=float(given.get("fps") or clip.fps),
-        min_frames=int(given.get("min_frames") or clip.min_frames),
-        max_frames=None if clip.max_frames is None or most is None else int(most),
-        max_seconds=None if clip.max_seconds is None or seconds is None else float(seconds),
+        family=family,
+        frames=family.image_processor_class()(**frames),
+        min_pixels=int(size.get("shortest_edge", default.min_pixels)),
+        max_pixels=int(size.get("longest_edge", default.max_pixels)),
+        fps=float(given.get("fps") or default.fps),
+        min_frames=int(given.get("min_frames") or default.min_frames),
+        max_frames=None if default.max_frames is None or most is None else int(most),
+        max_seconds=None if default.max_seconds is None or seconds is None else float(seconds),
         capped_tokens=capped if given.get("cap_pixels_per_frame") else None,
     )
 
 
-def settings_in(folder: Path) -> dict[str, Any]:
-    """What a folder says of videos, looked for where transformers looks, in its order;
+def video_settings_in(folder: Path) -> dict[str, Any]:
+    """Return what a folder says of videos, or of images, where it says nothing of videos.
 
-    of images, where it says nothing of videos.
+    It is looked for where transformers looks, in its order.
     """
     both = read_json(folder / "processor_config.json")
     if isinstance(both, dict) and isinstance(own := both.get("video_processor"), dict):
@@ -244,3 +256,28 @@ def settings_in(folder: Path) -> dict[str, Any]:
         if isinstance(own := read_json(folder / name), dict):
             return own
     return both.get("image_processor") or {} if isinstance(both, dict) else {}
+
+
+def cut_into_patches(
+    frames: Sequence[np.ndarray], patch: int, merge: int, frames_per_patch: int
+) -> tuple[Tensor, tuple[int, int, int]]:
+    """Cut the frames of a video into patches, in the order of the image processors.
+
+    Args:
+        frames: float32 [3, H, W] each, of whole blocks of `merge` × `merge` patches. The last one
+            is repeated to fill up a patch.
+        patch: pixels along a side of a patch.
+        merge: patches along a side of an image token.
+        frames_per_patch: the frames in a patch.
+
+    Returns:
+        float32 [T · H/patch · W/patch, 3 · frames_per_patch · patch²], and the number of patches
+        along time, height and width.
+    """
+    depth = frames_per_patch
+    video = torch.from_numpy(np.stack([*frames, *[frames[-1]] * (-len(frames) % depth)]))
+    colors, height, width = video.shape[1:]
+    t, h, w = len(video) // depth, height // patch, width // patch
+    blocks = video.view(t, depth, colors, h // merge, merge, patch, w // merge, merge, patch)
+    patches = blocks.permute(0, 3, 6, 4, 7, 2, 1, 5, 8)
+    return patches.reshape(t * h * w, colors * depth * patch**2), (t, h, w)

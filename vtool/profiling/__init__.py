@@ -1,4 +1,4 @@
-"""What a run records of itself:
+"""The profiler of a training run.
 
-`profiler` is what the loop calls, `tools` what records, `trace` and `summary` what becomes of it.
+`profiler` is called by the training loop, `tools` record, `trace` and `summary` write the results.
 """

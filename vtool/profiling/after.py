@@ -1,7 +1,4 @@
-"""After a rank has died:
-
-what is missing of the profile. The dead say nothing, so whoever has started them does.
-"""
+"""Report what a profile lacks after a rank has died, from the process that started the ranks."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -13,26 +10,25 @@ from vtool.profiling.profiler import FOLDER
 from vtool.profiling.tools import ENDINGS
 
 
-def unwritten(
+def missing_files(
     run: Run, world: int, metrics: Path, ended: Mapping[int, str]
 ) -> Iterator[Diagnostic]:
-    """The files that ranks have not left, of a run that ended because a rank did, inside the
-    interval or after it.
+    """Yield a finding for each rank whose profile is incomplete after a rank's death ended the run.
 
     Args:
-        metrics: the run's metrics.jsonl, which says how far it has come.
-        ended: how ranks ended for which the others were stopped.
+        metrics: the run's metrics.jsonl, which says how many steps are done.
+        ended: how ranks ended, by rank; the other ranks were stopped because of them.
     """
-    given = run.profiler
-    first, last = given.profile_interval
+    settings = run.profiler
+    first, last = settings.profile_interval
     done = _last_step(metrics)
-    if given.tool == "none" or done + 1 < first:
+    if settings.tool == "none" or done + 1 < first:
         return
     folder = run.folder / FOLDER
-    for rank in given.ranks if given.ranks is not None else range(world):
+    for rank in settings.ranks if settings.ranks is not None else range(world):
         missing = [
             ending
-            for ending in ENDINGS[given.tool]
+            for ending in ENDINGS[settings.tool]
             if not list(folder.glob(f"rank-{rank}-steps-{first}-*.{ending}"))
         ]
         if missing:
@@ -54,10 +50,7 @@ def unwritten(
 
 
 def _last_step(metrics: Path) -> int:
-    """The last step that has a line, 0 where there is none;
-
-    a line that is cut off counts as none.
-    """
+    """Return the last step that has a whole line in metrics.jsonl, or 0."""
     steps = [0]
     try:
         for line in metrics.read_text(errors="replace").splitlines():

@@ -1,6 +1,6 @@
-"""Files that are there as a whole, or not at all:
+"""Files that are written as a whole, or not at all.
 
-a process that is killed while it writes leaves no half of one under its name.
+A process that is killed while it writes leaves no half of a file under the file's name.
 """
 
 import fcntl
@@ -10,12 +10,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 WRITING = ".writing-"
-"""What the name of a file begins with that is being written."""
+"""The beginning of the name of a file that is being written."""
 
 
 @contextmanager
-def whole(path: Path) -> Iterator[Path]:
-    """Where to write what becomes `path` when all of it is there.
+def written_whole(path: Path) -> Iterator[Path]:
+    """Yield the path to write to; it becomes `path` when the block ends.
 
     Nothing is left of it where writing fails.
     """
@@ -31,23 +31,23 @@ def replace_file(path: Path, text: str) -> None:
     """Write a text.
 
     Raises:
-        OSError: it cannot be written; what was there stays.
+        OSError: it cannot be written; the old file stays.
     """
-    with whole(path) as begun:
+    with written_whole(path) as begun:
         begun.write_text(text)
 
 
-def sweep(folder: Path, rank: int) -> None:
-    """Remove what a process of this rank was killed over."""
+def remove_unfinished(folder: Path, rank: int) -> None:
+    """Remove the unfinished files of a process of this rank that was killed."""
     for left in folder.glob(f"{WRITING}rank-{rank}-*"):
         left.unlink(missing_ok=True)
 
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Let one process at a time read and write a file of several.
+    """Hold the lock of a folder, so that one process at a time changes a file that several write.
 
-    On a file system without locks, as if there were one process.
+    On a file system without locks, do nothing.
     """
     opened = os.open(folder, os.O_RDONLY)
     try:

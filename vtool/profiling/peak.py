@@ -1,6 +1,6 @@
-"""What a device can do at most:
+"""The peak arithmetic of a device, measured.
 
-measured, for what is on data sheets is of another clock, another power limit, another library.
+Data sheets are of another clock, another power limit and another library.
 """
 
 import time
@@ -10,14 +10,15 @@ import torch
 from vtool.devices.profiling import synchronize
 
 SIZES = {"cpu": 768}
-"""Rows and columns of the matrices; other devices than a CPU take `LARGE`."""
+"""Rows and columns of the matrices by device type; other devices take `LARGE`."""
 LARGE = 8192
 REPEATS = 8
 
 
 def matmul_peak(device: torch.device, dtype: torch.dtype) -> float:
-    """Floating point operations a second of the best of some matrix products, 2n³ each. It draws no
-    random numbers.
+    """Return the FLOP/s of the best of several matrix products, 2n³ FLOPs each.
+
+    It draws no random numbers.
 
     Raises:
         RuntimeError: the device has no room for it, or no product of this type.

@@ -1,7 +1,4 @@
-"""Before the first step:
-
-what the settings alone could not tell of a profile, so that none is promised that cannot be made.
-"""
+"""The checks before step 1 of a profile: what the settings alone cannot tell."""
 
 import os
 import re
@@ -18,14 +15,14 @@ from vtool.engines.ranks import Ranks
 NSYS = ("NSYS_PROFILING_SESSION_ID", "QUADD_INJECTION_PROXY", "CUDA_INJECTION64_PATH")
 
 
-def problems(
-    given: Profiler, ranks: Ranks, total: int, environment: Mapping[str, str] = os.environ
+def profile_problems(
+    settings: Profiler, ranks: Ranks, total: int, environment: Mapping[str, str] = os.environ
 ) -> Iterator[Diagnostic]:
-    """What stands against the profile of a run on this rank. `total`: the run's steps."""
-    yield from past_the_end(given, total)
-    yield from outside_the_world(given, ranks.world)
-    yield from wrong_device(given, ranks.device.type)
-    if given.tool == "nsys" and not any(environment.get(name) for name in NSYS):
+    """Yield what is wrong with the profile of a run of `total` steps, on this rank."""
+    yield from past_the_end(settings, total)
+    yield from outside_the_world(settings, ranks.world)
+    yield from wrong_device(settings, ranks.device.type)
+    if settings.tool == "nsys" and not any(environment.get(name) for name in NSYS):
         message = (
             "profiler.tool is nsys, but this process does not run under nsys, so that nothing would"
             " be recorded"
@@ -35,7 +32,7 @@ def problems(
             " sft …"
         )
         yield Diagnostic("profiler-device", message, help, "profiler.tool")
-    if given.tool == "npu" and (visible := environment.get("ASCEND_RT_VISIBLE_DEVICES")):
+    if settings.tool == "npu" and (visible := environment.get("ASCEND_RT_VISIBLE_DEVICES")):
         message = (
             f"ASCEND_RT_VISIBLE_DEVICES is {visible}: CANN 8.3 and later do not profile together"
             " with it"
@@ -50,7 +47,7 @@ def problems(
 
 
 def unwritable(folder: Path) -> Iterator[Diagnostic]:
-    """Why nothing could be written to the folder of profiles. It is made where it is not there."""
+    """Yield a finding where the folder of profiles, which is made here, cannot be written to."""
     probe = folder / f".writing-{os.getpid()}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -64,18 +61,18 @@ def unwritable(folder: Path) -> Iterator[Diagnostic]:
         )
 
 
-def behind(given: Profiler, step: int) -> Diagnostic:
-    """The interval of a run that goes on after `step`, past its beginning."""
-    first, last = given.profile_interval
+def interval_behind(settings: Profiler, step: int) -> Diagnostic:
+    """Return the finding for an interval that begins before the step that a run goes on after."""
+    first, last = settings.profile_interval
     message = f"profiler.profile_interval is {[first, last]}, and the run goes on after step {step}"
     length = last - first
-    begin = step + 1 + (given.warmup if given.tool in ("torch", "npu") else 0)
+    begin = step + 1 + (settings.warmup if settings.tool in ("torch", "npu") else 0)
     help = f"{INTERVAL}=[{begin},{begin + length}], or profiler=none"
     return Diagnostic("profile-behind", message, help, INTERVAL)
 
 
 def recorded_before(folder: Path, rank: int, first: int) -> list[int]:
-    """The last step of each profile of this rank that begins with step `first`."""
+    """Return the last step of each profile of this rank that begins with step `first`."""
     names = (
         [path.name for path in folder.glob(f"rank-{rank}-steps-{first}-*")]
         if folder.is_dir()

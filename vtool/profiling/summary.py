@@ -1,6 +1,6 @@
-"""summary.json:
+"""The contents of profile/summary.json: time, throughput and memory of the recorded steps.
 
-what the recorded steps cost, and what came out of them. Pure functions of what was measured.
+Pure functions of what was measured.
 """
 
 from collections.abc import Mapping, Sequence
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from vtool.profiling.marks import PARTS
-from vtool.profiling.tools import Recorded
+from vtool.profiling.step_timer import PARTS
+from vtool.profiling.tools import Recording
 
 VERSION = 1
 SHOWN = 15
@@ -18,18 +18,18 @@ SHOWN = 15
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """One step of this rank. `tokens` and `samples` are those of all ranks."""
+    """The time of one step of this rank. `tokens` and `samples` are those of all ranks."""
 
     step: int
     seconds: float
     tokens: int
     samples: int
     spent: Mapping[str, float]
-    """Seconds by role; nothing of a step that was not recorded."""
+    """Seconds by span; empty for a step that was not recorded."""
 
 
-def split(spent: Mapping[str, float]) -> dict[str, float]:
-    """A step's seconds by part, and `other`, what is in none of them. They add up to the step."""
+def split_step(spent: Mapping[str, float]) -> dict[str, float]:
+    """Return a step's seconds by part, with `other` for what is in none; they add up to it."""
     parts = {part: spent.get(part, 0.0) for part in PARTS}
     return parts | {"other": sum(spent.values()) - sum(parts.values())}
 
@@ -37,23 +37,23 @@ def split(spent: Mapping[str, float]) -> dict[str, float]:
 def rank_summary(
     recorded: Sequence[StepTime],
     plain: Sequence[StepTime],
-    made: Recorded,
+    made: Recording,
     peak: tuple[float | None, str],
     memory: tuple[int, str],
     *,
     recomputes: bool,
 ) -> dict[str, Any]:
-    """One rank's part of summary.json.
+    """Return one rank's part of summary.json.
 
     Args:
         recorded: the steps of the interval, at least one.
-        plain: steps before it, as they are without a profiler: speeds are theirs, where there are
+        plain: steps before it, which no profiler slowed down: throughput is theirs, if there are
             any.
         made: what the tool has written.
-        peak: the matrix products' FLOP/s on this device, or why they are not known.
+        peak: the FLOP/s of matrix products on this device, or why they are not known.
         memory: the peak in bytes, and of what.
-        recomputes: whether the backward pass computes forward passes again, which no MFU counts as
-            work.
+        recomputes: with gradient checkpointing, the backward pass repeats forward passes, which no
+            MFU counts as work.
     """
     basis = plain or recorded
     tokens = median(one.tokens / one.seconds for one in basis)
@@ -66,17 +66,12 @@ def rank_summary(
                 "seconds": one.seconds,
                 "tokens": one.tokens,
                 "samples": one.samples,
-                "split": split(one.spent),
+                "split": split_step(one.spent),
             }
             for one in recorded
         ],
         "split": {
-            part: (
-                sum(one.spent.get(part, 0.0) for one in recorded)
-                if part in PARTS
-                else sum(split(one.spent)["other"] for one in recorded)
-            )
-            for part in (*PARTS, "other")
+            part: sum(split_step(one.spent)[part] for one in recorded) for part in (*PARTS, "other")
         },
         "seconds_a_step": median(one.seconds for one in recorded),
         "seconds_a_step_before": median(one.seconds for one in plain) if plain else None,
@@ -103,40 +98,29 @@ def rank_summary(
 def _utilisation(
     done: float | None, peak: tuple[float | None, str], *, recomputes: bool
 ) -> dict[str, Any]:
-    """Model and hardware FLOPs utilisation (PaLM, arXiv 2204.02311, appendix B), or why there is
-    none; never 0 for that.
+    """Return model and hardware FLOPs utilization, or why they are not known; never 0 for that.
+
+    Defined in PaLM, arXiv 2204.02311, appendix B.
     """
-    if done is None or peak[0] is None:
-        why = (
-            "the tool does not count FLOPs, or profiler.record.flops is false"
-            if done is None
-            else peak[1]
-        )
-        return {"mfu": None, "mfu_why": why, "hfu": None}
-    if not done:
-        return {
-            "mfu": None,
-            "mfu_why": "no operation was met of which the FLOPs are known",
-            "hfu": None,
-        }
-    hfu = done / peak[0]
-    if recomputes:
-        return {
-            "mfu": None,
-            "mfu_why": (
-                "model.gradient_checkpointing computes forward passes twice: hfu counts both"
-            ),
-            "hfu": hfu,
-        }
-    return {"mfu": hfu, "mfu_why": "", "hfu": hfu}
+    hfu = done / peak[0] if done and peak[0] else None
+    if done is None:
+        why = "the tool does not count FLOPs, or profiler.record.flops is false"
+    elif peak[0] is None:
+        why = peak[1]
+    elif not done:
+        why = "no operation was met of which the FLOPs are known"
+    else:
+        twice = "model.gradient_checkpointing computes forward passes twice: hfu counts both"
+        why = twice if recomputes else ""
+    return {"mfu": None if why else hfu, "mfu_why": why, "hfu": hfu}
 
 
-def merged(
+def merge_interval(
     before: Mapping[str, Any] | None, interval: Mapping[str, Any], *, alone: bool = False
 ) -> dict[str, Any]:
-    """summary.json with one more interval.
+    """Return summary.json with one more interval.
 
-    One of the same steps is replaced; `alone`: but for other ranks, which have added themselves.
+    It replaces an interval of the same steps; with `alone`, it keeps the other ranks' parts of it.
     """
     known = (before or {}).get("intervals", [])
     others = [one for one in known if one.get("steps") != interval["steps"]]
@@ -151,15 +135,12 @@ def merged(
     }
 
 
-def in_words(steps: Sequence[int], ranks: Mapping[str, Mapping[str, Any]]) -> str:
-    """One line of what the first rank's steps are made of."""
+def summary_line(steps: Sequence[int], ranks: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return one line about the first rank's steps: their parts, throughput and MFU."""
     of = next(iter(ranks.values()))
-    whole = sum(of["split"].values()) or 1.0
-    parts = ", ".join(
-        f"{part} {value / whole:.0%}"
-        for part, value in of["split"].items()
-        if value / whole >= 0.005
-    )
+    seconds = sum(of["split"].values()) or 1.0
+    shares = {part: value / seconds for part, value in of["split"].items()}
+    parts = ", ".join(f"{part} {share:.0%}" for part, share in shares.items() if share >= 0.005)
     mfu = f"MFU {of['mfu']:.1%}" if of["mfu"] is not None else "MFU not known"
     return (
         f"profile of steps {steps[0]} to {steps[-1]}: {parts}; {of['tokens_per_second']:,.0f}"

@@ -1,7 +1,4 @@
-"""The tools that record:
-
-each is started, told of every step's end, and stopped; then it writes its files.
-"""
+"""The tools that record: torch's profiler, torch_npu's, Nsight Systems, the allocator's history."""
 
 import csv
 import io
@@ -20,10 +17,10 @@ from torch.profiler import ProfilerAction, ProfilerActivity
 from vtool.config.schema.profiler import Profiler as Settings
 from vtool.devices.profiling import npu_profiler
 from vtool.profiling.files import replace_file
-from vtool.profiling.trace import Packed, check_trace, pack
+from vtool.profiling.trace import Packed, check_trace, highest_points, pack
 
 TOP = 50
-"""Operations of the tables."""
+"""Operations in the tables."""
 COLUMNS = ("name", "calls", "self_us", "total_us", "share", "flops", "shapes")
 ENDINGS: Mapping[str, tuple[str, ...]] = {
     "torch": ("trace.json.gz", "kernels.txt", "kernels.csv"),
@@ -35,51 +32,48 @@ ENDINGS: Mapping[str, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
-    """What a tool has written."""
+class Recording:
+    """The results of a tool: its files, and what the summary takes from them."""
 
     files: tuple[Path, ...]
     kernels: tuple[dict[str, Any], ...] = ()
-    """The operations that took the most time themselves, by `COLUMNS`:
-
-    of the device, or of the CPU where that computes.
-    """
+    """The operations with the most time of their own, by `COLUMNS`; the CPU's where it computes."""
     flops: int | None = None
     """Arithmetic of the recorded steps on this rank; None where it was not counted."""
     memory: tuple[tuple[float, float], ...] = ()
     """Seconds since the recording began, and bytes."""
     memory_of: str = ""
     left_out: int = 0
-    """Operations that are not in the trace, for its size."""
+    """Operations that were left out of the trace, to limit its size."""
     broken: Mapping[Path, str] = field(default_factory=dict)
-    """Why a file of `files` is not there."""
+    """Why a file of `files` is missing."""
 
 
 class Tool(Protocol):
-    """What records.
+    """A tool that records.
 
-    Its methods are called in this order, `step` after each step from the one in which it was
+    Its methods are called in this order; `step` after each step from the one in which it was
     started.
     """
 
     def start(self, step: int) -> None:
-        """Before the first step of the warm-up, or of the interval; with that step's number."""
+        """Start recording, before the first step of the warm-up or of the interval."""
 
     def step(self, ended: int) -> None:
-        """After a step, by its number."""
+        """Take in the number of a step that has ended."""
 
     def stop(self) -> None:
-        """After the last step, or wherever the run ends."""
+        """Stop recording, after the last step or wherever the run ends."""
 
-    def write(self, stem: Path, steps: Sequence[int]) -> Recorded:
-        """Write what was recorded of these steps to files whose names begin so."""
+    def write(self, stem: Path, steps: Sequence[int]) -> Recording:
+        """Write what was recorded of these steps to files whose names begin with the stem's."""
 
     def problem(self, path: Path, steps: Sequence[int]) -> str | None:
-        """What is wrong with a file that `write` has written; None where it is whole."""
+        """Return what is wrong with a file that `write` has written; None where it is whole."""
 
 
 def make_tool(settings: Settings, device: torch.device, folder: Path, rank: int) -> Tool:
-    """The tool of `profiler.tool`."""
+    """Return the tool that `profiler.tool` names."""
     match settings.tool:
         case "torch":
             return TorchTool(settings, device)
@@ -92,8 +86,7 @@ def make_tool(settings: Settings, device: torch.device, folder: Path, rank: int)
 
 
 def actions(settings: Settings, kinds: Any) -> Callable[[int], Any]:
-    """The schedule of torch's profiler and of torch_npu's: what to do in a step, by its number in
-    the run.
+    """Return the schedule of a profiler: its action in each step, by the step's number in the run.
 
     Args:
         kinds: `ProfilerAction`, torch's or torch_npu's.
@@ -111,10 +104,7 @@ def actions(settings: Settings, kinds: Any) -> Callable[[int], Any]:
 
 
 def begin_at(profile: Any, step: int) -> None:
-    """Have a profile count steps as the run does:
-
-    its trace names them, on a run that goes on too.
-    """
+    """Have a profile count steps as the run does, also in a resumed run: its trace names them."""
     profile.step_num = step
     profile.current_action = profile.schedule(step)
 
@@ -152,7 +142,7 @@ class TorchTool:
     def stop(self) -> None:
         self.profile.stop()
 
-    def write(self, stem: Path, steps: Sequence[int]) -> Recorded:
+    def write(self, stem: Path, steps: Sequence[int]) -> Recording:
         if not self.ready:
             raise RuntimeError("torch's profiler has not said that its trace is ready")
         trace, text, table = (
@@ -165,33 +155,30 @@ class TorchTool:
         except (OSError, ValueError) as error:
             broken[trace] = str(error)
         sums = self.profile.key_averages(group_by_input_shape=self.settings.record.shapes)
-        rows = kernels(sums, self.device.type)
+        rows = top_operations(sums, self.device.type)
         for path, write in ((text, in_columns), (table, as_csv)):
             try:
                 replace_file(path, write(rows))
             except OSError as error:
                 broken[path] = str(error)
-        # those of attention are in the trace alone
-        counted = self.settings.record.flops and packed is not None
-        flops = (
-            sum(one.flops for one in sums) + packed.seen.attention_flops
-            if counted and packed
-            else None
-        )
-        of = (
-            "of tensors, over what was allocated before"
-            if self.device.type == "cpu"
-            else "of tensors on the device"
-        )
-        memory = packed.seen.memory if self.settings.record.memory and packed else ()
-        return Recorded(
+        # The FLOPs of attention are in the trace alone.
+        record = self.settings.record
+        return Recording(
             (trace, text, table),
             tuple(rows),
-            flops,
-            memory,
-            of,
-            packed.left_out if packed else 0,
-            broken,
+            flops=(
+                sum(one.flops for one in sums) + packed.facts.attention_flops
+                if record.flops and packed
+                else None
+            ),
+            memory=packed.facts.memory if record.memory and packed else (),
+            memory_of=(
+                "of tensors, over what was allocated before"
+                if self.device.type == "cpu"
+                else "of tensors on the device"
+            ),
+            left_out=packed.left_out if packed else 0,
+            broken=broken,
         )
 
     def _write_trace(self, trace: Path, steps: Sequence[int]) -> Packed:
@@ -225,9 +212,9 @@ class TorchTool:
         self.ready = True
 
 
-def kernels(sums: Any, device: str) -> list[dict[str, Any]]:
-    """The operations that took the most time themselves."""
-    own, whole = (
+def top_operations(sums: Any, device: str) -> list[dict[str, Any]]:
+    """Return the operations with the most time of their own, as rows of `COLUMNS`."""
+    own, total_name = (
         ("self_device_time_total", "device_time_total")
         if device == "cuda"
         else ("self_cpu_time_total", "cpu_time_total")
@@ -242,7 +229,7 @@ def kernels(sums: Any, device: str) -> list[dict[str, Any]]:
             one.key,
             one.count,
             round(getattr(one, own), 3),
-            round(getattr(one, whole), 3),
+            round(getattr(one, total_name), 3),
             getattr(one, own) / total,
             one.flops or "",  # of which torch counts nothing
             shapes,
@@ -252,7 +239,7 @@ def kernels(sums: Any, device: str) -> list[dict[str, Any]]:
 
 
 def as_csv(rows: Sequence[dict[str, Any]]) -> str:
-    """A table as CSV."""
+    """Return a table as CSV."""
     out = io.StringIO()
     writer = csv.DictWriter(out, COLUMNS, lineterminator="\n")
     writer.writeheader()
@@ -261,7 +248,7 @@ def as_csv(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def in_columns(rows: Sequence[dict[str, Any]]) -> str:
-    """The same table to be read by people."""
+    """Return a table as text in columns."""
     head = f"{'self ms':>12} {'share':>7} {'calls':>9} {'total ms':>12} {'GFLOP':>10}  operation\n"
     lines = []
     for row in rows:
@@ -276,7 +263,7 @@ def in_columns(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def check_table(path: Path) -> str | None:
-    """What is wrong with a table; None where there is a line in it."""
+    """Return what is wrong with a table; None where there is a line in it."""
     with path.open(newline="") as file:
         if path.suffix == ".csv":
             rows = list(csv.DictReader(file))
@@ -288,7 +275,7 @@ def check_table(path: Path) -> str | None:
 class NpuTool:
     """torch_npu.profiler.
 
-    It catches its own errors and goes on, so that what it has written is all that tells.
+    It catches its own errors and goes on: only its files show whether it worked.
     """
 
     settings: Settings
@@ -301,7 +288,7 @@ class NpuTool:
         config = npu._ExperimentalConfig(
             profiler_level=getattr(npu.ProfilerLevel, own.level.replace("level", "Level")),
             aic_metrics=getattr(npu.AiCMetrics, own.aic_metrics or "AiCoreNone"),
-            mstx=True,  # the roles
+            mstx=True,  # the spans
             export_type=getattr(npu.ExportType, own.export_type.capitalize()),
         )
         self.profile = npu.profile(
@@ -325,7 +312,7 @@ class NpuTool:
     def stop(self) -> None:
         self.profile.stop()
 
-    def write(self, stem: Path, steps: Sequence[int]) -> Recorded:
+    def write(self, stem: Path, steps: Sequence[int]) -> Recording:
         found = sorted(
             self.folder.glob(f"rank-{self.rank}_*_ascend_pt"), key=lambda path: path.stat().st_mtime
         )
@@ -336,7 +323,7 @@ class NpuTool:
             )
         target = stem.with_name(f"{stem.name}.ascend_pt")
         os.rename(found[-1], target)
-        return Recorded((target,))
+        return Recording((target,))
 
     def problem(self, path: Path, steps: Sequence[int]) -> str | None:
         if not any(path.glob("PROF_*")):
@@ -366,9 +353,9 @@ class NpuTool:
 
 @dataclass(slots=True)
 class NsysTool:
-    """The range of Nsight Systems (`--capture-range=cudaProfilerApi`).
+    """The capture range of Nsight Systems (`--capture-range=cudaProfilerApi`).
 
-    Its file is nsys' own, and is written when that ends.
+    Its file is nsys' own, and is written when nsys ends.
     """
 
     started: bool = False
@@ -386,8 +373,8 @@ class NsysTool:
             torch.cuda.profiler.stop()  # type: ignore[no-untyped-call]
             self.started = False
 
-    def write(self, stem: Path, steps: Sequence[int]) -> Recorded:
-        return Recorded(())
+    def write(self, stem: Path, steps: Sequence[int]) -> Recording:
+        return Recording(())
 
     def problem(self, path: Path, steps: Sequence[int]) -> str | None:
         raise AssertionError("nsys promises no file of ours")
@@ -395,14 +382,11 @@ class NsysTool:
 
 @dataclass(slots=True)
 class MemoryTool:
-    """The device's allocator:
-
-    what is allocated, and the history of it, for https://pytorch.org/memory_viz.
-    """
+    """The device's allocator: a snapshot with its history, for https://pytorch.org/memory_viz."""
 
     settings: Settings
     memory: Any
-    """`torch.cuda.memory`."""
+    """The module `torch.cuda.memory`."""
     recording: bool = field(default=False)
     snapshot: Any = None
 
@@ -419,11 +403,13 @@ class MemoryTool:
             self.memory._record_memory_history(enabled=None)
             self.recording = False
 
-    def write(self, stem: Path, steps: Sequence[int]) -> Recorded:
+    def write(self, stem: Path, steps: Sequence[int]) -> Recording:
         path = stem.with_name(f"{stem.name}.memory.pickle")
         with path.open("wb") as file:
             pickle.dump(self.snapshot, file)
-        return Recorded((path,), memory=curve(self.snapshot), memory_of="of tensors on the device")
+        return Recording(
+            (path,), memory=memory_curve(self.snapshot), memory_of="of tensors on the device"
+        )
 
     def problem(self, path: Path, steps: Sequence[int]) -> str | None:
         try:
@@ -434,10 +420,10 @@ class MemoryTool:
         return None if segments else "the allocator has nothing in it"
 
 
-def curve(snapshot: Any, most: int = 400) -> tuple[tuple[float, float], ...]:
-    """Bytes over seconds of a snapshot's history.
+def memory_curve(snapshot: Any) -> tuple[tuple[float, float], ...]:
+    """Return the allocated bytes over seconds, from a snapshot's history.
 
-    It ends at what is allocated at its end; of many points, the highest of each stretch.
+    It ends at what is allocated when the snapshot is taken.
     """
     trace = [
         one
@@ -454,8 +440,4 @@ def curve(snapshot: Any, most: int = 400) -> tuple[tuple[float, float], ...]:
     for seconds, change in changes:
         level += change
         points.append((round(seconds - changes[0][0], 6), float(level)))
-    stretch = max(1, -(-len(points) // most))
-    return tuple(
-        max(points[start : start + stretch], key=lambda point: point[1])
-        for start in range(0, len(points), stretch)
-    )
+    return highest_points(points)

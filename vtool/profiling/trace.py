@@ -1,8 +1,7 @@
-"""Traces in Chrome's Trace Event Format, read and written event by event: a trace can be much
-larger than what memory is left.
+"""Traces in Chrome's Trace Event Format, read and written event by event.
 
-Format: "Trace Event Format", the document of Chromium's Trace Viewer. torch writes it as one object
-with `traceEvents` last.
+A trace can be much larger than the free memory. Format: "Trace Event Format", the document of
+Chromium's Trace Viewer. torch writes it as one object with `traceEvents` last.
 """
 
 import gzip
@@ -16,8 +15,8 @@ from typing import IO, Any, cast
 
 from torch.utils.flop_counter import sdpa_backward_flop_count, sdpa_flop_count
 
-from vtool.profiling.files import whole
-from vtool.profiling.marks import COLOURS
+from vtool.profiling.files import written_whole
+from vtool.profiling.step_timer import SPAN_COLORS
 
 Event = dict[str, Any]
 _BLOCK = 1 << 20
@@ -31,30 +30,29 @@ _ATTENTION = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Observed:
-    """What a trace holds."""
+class TraceFacts:
+    """The facts about a trace that checks and the summary need."""
 
     steps: tuple[int, ...]
-    roles: frozenset[str]
     device_events: int
-    """Operations of a device that is no CPU."""
+    """Operations of a device other than the CPU."""
     attention_flops: int
     memory: tuple[tuple[float, float], ...]
-    """What is allocated over what was when the recording began: seconds since then, bytes."""
+    """Seconds since the recording began, and bytes allocated beyond those of that moment."""
 
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """A trace that has been written."""
+    """A compressed trace that has been written."""
 
-    seen: Observed
+    facts: TraceFacts
     kept: int
     left_out: int
-    """Operations that are not in it, the shortest ones, for its size."""
+    """Operations that were left out, the shortest ones, to limit its size."""
 
 
 def read_trace(file: IO[str]) -> Generator[Event, None, Event]:
-    """The events of a trace one by one; returns what the object holds beside them.
+    """Yield the events of a trace one by one; return what the object holds beside them.
 
     Raises:
         ValueError: it is not JSON, or not a trace.
@@ -97,11 +95,10 @@ def _after_space(text: str, place: int) -> int:
 def pack(
     source: Path, target: Path, device: str, steps: Sequence[int], max_mb: float | None
 ) -> Packed:
-    """Write a trace of torch's compressed, of these steps, with the roles in their colours, and no
-    larger than `max_mb` on the disk.
+    """Write a trace of torch's compressed, with these steps and colored spans.
 
-    Of one that is too large the shortest operations are left out, until it fits; names, steps and
-    roles stay.
+    Where it would be larger than `max_mb` on the disk, the shortest operations are left out until
+    it fits; names, steps and spans stay.
 
     Raises:
         ValueError: what torch wrote is not a trace.
@@ -109,14 +106,14 @@ def pack(
     """
     # Stopped between two steps, torch has begun the next one.
     names = {f"ProfilerStep#{step}" for step in steps}
-    look = Look(device)
-    durations, kept_all = _write(source, target, partial(_is_of, names), look.at)
+    scan = TraceScan(device)
+    durations, kept_all = _write(source, target, partial(_is_of, names), scan.add)
     kept, count = kept_all, len(durations)
     while max_mb is not None and (size := target.stat().st_size) > max_mb * 10**6 and count:
         count = int(count * min(0.9, 0.9 * max_mb * 10**6 / size))
         shortest = sorted(durations, reverse=True)[count - 1] if count else float("inf")
         _, kept = _write(source, target, partial(_lasts, names, shortest))
-    return Packed(look.seen(), kept, kept_all - kept)
+    return Packed(scan.facts(), kept, kept_all - kept)
 
 
 def _write(
@@ -125,14 +122,15 @@ def _write(
     keep: Callable[[Event], bool],
     at: Callable[[Event], None] | None = None,
 ) -> tuple[list[float], int]:
-    """`at` is called with each event.
+    """Copy the events that `keep` accepts; call `at` with each event.
 
-    Returns the durations of the operations that were met, and how many events were kept.
+    Returns:
+        The durations of all operations, and how many events were kept.
     """
     durations, kept = [], 0
     with (
         source.open(errors="replace") as file,
-        whole(target) as path,
+        written_whole(target) as path,
         gzip.open(path, "wt", compresslevel=4, encoding="utf-8") as out,
     ):
         events = read_trace(file)
@@ -148,10 +146,9 @@ def _write(
             if _is_operation(event):
                 durations.append(event["dur"])
             if keep(event):
-                if (colour := COLOURS.get(event.get("name", ""))) and event.get(
-                    "cat"
-                ) == "user_annotation":
-                    event["cname"] = colour
+                color = SPAN_COLORS.get(event.get("name", ""))
+                if color and event.get("cat") == "user_annotation":
+                    event["cname"] = color
                 out.write((",\n" if kept else "\n") + json.dumps(event))
                 kept += 1
         out.write(
@@ -180,24 +177,25 @@ def _is_operation(event: Event) -> bool:
     return event["ph"] == "X" and not _stays(event) and isinstance(event.get("dur"), int | float)
 
 
-class Look:
-    """Goes through a trace, event by event. `device`: of whose memory the curve is, by its type."""
+class TraceScan:
+    """Collects the facts about a trace, event by event.
+
+    Args:
+        device: the type of the device whose memory is followed.
+    """
 
     def __init__(self, device: str) -> None:
         self._steps: set[int] = set()
-        self._roles: set[str] = set()
         self._on_device = self._flops = 0
         self._memory: list[tuple[float, float]] = []
         self._wanted = {"cpu": 0, "cuda": 1}.get(device)
 
-    def at(self, event: Event) -> None:
+    def add(self, event: Event) -> None:
         """Take in an event."""
         name, category = str(event.get("name", "")), event.get("cat")
         if category == "user_annotation":
             if found := _STEP.fullmatch(name):
                 self._steps.add(int(found[1]))
-            elif name in COLOURS:
-                self._roles.add(name)
         elif category == "kernel":
             self._on_device += 1
         elif category == "cpu_op" and (found := _ATTENTION.fullmatch(name)):
@@ -207,15 +205,22 @@ class Look:
         elif name == "[memory]" and event["args"].get("Device Type") == self._wanted:
             self._memory.append((event["ts"], event["args"]["Total Allocated"]))
 
-    def seen(self) -> Observed:
-        """What was in it."""
-        steps, roles = tuple(sorted(self._steps)), frozenset(self._roles)
-        return Observed(steps, roles, self._on_device, self._flops, _thinned(self._memory))
+    def facts(self) -> TraceFacts:
+        """Return the facts about the events so far."""
+        self._memory.sort()
+        start = self._memory[0][0] if self._memory else 0.0
+        memory = [(round((ts - start) / 1e6, 6), value) for ts, value in self._memory]
+        return TraceFacts(
+            tuple(sorted(self._steps)), self._on_device, self._flops, highest_points(memory)
+        )
 
 
 def _attention_flops(dims: Sequence[Sequence[int]], *, backward: bool) -> int:
-    """By torch.utils.flop_counter's formulas, from [batch, heads, length, size] of query, key and
-    value.
+    """Return the FLOPs of attention by torch.utils.flop_counter's formulas.
+
+    Args:
+        dims: [batch, heads, length, size] of query, key and value; in the backward pass, behind the
+            gradient's.
     """
     if backward:
         gradient, query, key, value = dims[:4]
@@ -224,36 +229,33 @@ def _attention_flops(dims: Sequence[Sequence[int]], *, backward: bool) -> int:
     return int(sdpa_flop_count(query, key, value))  # type: ignore[no-untyped-call]
 
 
-def _thinned(points: list[tuple[float, float]], most: int = 400) -> tuple[tuple[float, float], ...]:
-    """Seconds from the first point on;
-
-    of many points the highest of each stretch, so that no peak is lost.
-    """
-    points.sort()
+def highest_points(
+    points: Sequence[tuple[float, float]], most: int = 400
+) -> tuple[tuple[float, float], ...]:
+    """Return at most `most` points, the highest of each stretch, so that no peak is lost."""
     stretch = max(1, -(-len(points) // most))
-    chosen = [
+    return tuple(
         max(points[start : start + stretch], key=lambda point: point[1])
         for start in range(0, len(points), stretch)
-    ]
-    return tuple((round((ts - points[0][0]) / 1e6, 6), value) for ts, value in chosen)
+    )
 
 
 def check_trace(path: Path, steps: Sequence[int], device: str) -> str | None:
-    """What is wrong with a trace that was written;
+    """Return what is wrong with a trace that was written.
 
-    None where it parses and has all steps and, of a device, its work.
+    None where it parses and has all steps and, of a CUDA device, its work.
     """
     try:
         with gzip.open(path, "rt", encoding="utf-8") as file:
-            look = Look(device)
+            scan = TraceScan(device)
             for event in read_trace(file):
-                look.at(event)
-        seen = look.seen()
+                scan.add(event)
+        facts = scan.facts()
     except (OSError, ValueError, EOFError) as error:
         return f"it does not parse: {error}"
-    if missing := [str(step) for step in steps if step not in seen.steps]:
+    if missing := [str(step) for step in steps if step not in facts.steps]:
         return f"it has no step {', '.join(missing)}"
-    if device == "cuda" and not seen.device_events:
+    if device == "cuda" and not facts.device_events:
         return (
             "it has nothing of the device; CUPTI may be held by another profiler, or be closed to"
             " this user"

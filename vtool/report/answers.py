@@ -1,7 +1,4 @@
-"""The contact sheet:
-
-test images with what was answered, wrong ones first, and where runs disagree.
-"""
+"""The contact sheet: test images with their answers, wrong ones first, and where runs disagree."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +19,7 @@ class Tile:
 
     row: str
     question: str
-    """Empty where all rows ask the same, which is said once above them."""
+    """Empty where all rows ask the same, which the page says once above them."""
     reference: str
     picture: Picture | None
     has_image: bool
@@ -35,7 +32,7 @@ class Sheet:
     """The tiles of one run."""
 
     question: str
-    """What every row asks, or empty."""
+    """The question of every row; empty where they differ."""
     wrong: tuple[Tile, ...]
     right: tuple[Tile, ...]
     wrong_in_all: int
@@ -43,7 +40,7 @@ class Sheet:
 
     @property
     def wordy(self) -> bool:
-        """Whether the tiles need room for text."""
+        """True where the tiles need room for text."""
         return _wordy((*self.wrong, *self.right))
 
 
@@ -59,12 +56,12 @@ class Disagreement:
 
     @property
     def wordy(self) -> bool:
-        """Whether the tiles need room for text."""
+        """True where the tiles need room for text."""
         return _wordy(self.tiles)
 
 
 def sheet(run: RunFiles, position: int, pictures: Pictures) -> Sheet:
-    """The first wrong and the first right answers, as many as there is room for."""
+    """Return the first wrong and the first right answers, as many as there is room for."""
     wrong = [prediction for prediction in run.predictions if not prediction.correct]
     right = [prediction for prediction in run.predictions if prediction.correct]
     question = _one_question(run.predictions)
@@ -82,7 +79,7 @@ def sheet(run: RunFiles, position: int, pictures: Pictures) -> Sheet:
 
 
 def disagreement(runs: Sequence[RunFiles], pictures: Pictures) -> Disagreement | None:
-    """None where fewer than two runs have answers to the same rows."""
+    """Return where runs disagree; None where fewer than two have answers to the same rows."""
     answered = [
         (position, run, {row.row: row for row in run.predictions})
         for position, run in enumerate(runs)
@@ -127,7 +124,7 @@ def _tile(
 
 
 def _wordy(tiles: Sequence[Tile]) -> bool:
-    """Whether the tiles need room for text."""
+    """Return true where the tiles need room for text."""
     texts = [
         text
         for tile in tiles
@@ -142,12 +139,12 @@ def _one_question(rows: Sequence[Prediction]) -> str:
 
 
 def _first(rows: Sequence[Prediction], most: int) -> list[Prediction]:
-    """The first rows with an image; rows of text where none has one."""
+    """Return the first rows with an image; rows of text where none has one."""
     return ([row for row in rows if row.image] or list(rows))[:most]
 
 
 def _spread(items: list[_T], most: int) -> list[_T]:
-    """At most so many, evenly spaced: the first ones are often all of one kind."""
+    """Return at most `most` items, evenly spaced: the first ones are often all of one kind."""
     return (
         items
         if len(items) <= most

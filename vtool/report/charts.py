@@ -1,7 +1,7 @@
 """The curves, as SVG inside the page.
 
 Matplotlib draws them ahead of time, so that the page needs no JavaScript, which the artifact
-viewers of CI systems block. Colours are drawn as stand-ins and then replaced by the page's CSS
+viewers of CI systems block. Colors are drawn as stand-ins and then replaced by the page's CSS
 variables: one drawing serves the light and the dark page.
 """
 
@@ -45,10 +45,7 @@ class Chart:
     svg: str | None
     kind: str
     value: str
-    """The number that people look for first, and what it is:
-
-    the `last`, the `peak`, the `median`.
-    """
+    """The number that people look for first: the `last`, the `peak` or the `median`."""
     note: str
 
 
@@ -121,7 +118,7 @@ _PLANS = (
 
 
 def swatches(count: int) -> list[tuple[str, str]]:
-    """The colour and the `stroke-dasharray` of each of so many runs, for the legend."""
+    """Return the color and the `stroke-dasharray` of each run, for the legend."""
     dashes = [" ".join(str(2 * part) for part in dash) for dash in _DASHES]
     return [
         (f"var(--run-{index % _RUN_COLOURS})", dashes[index % len(dashes)])
@@ -130,7 +127,7 @@ def swatches(count: int) -> list[tuple[str, str]]:
 
 
 def charts(runs: Sequence[RunFiles]) -> list[Chart]:
-    """All charts, the runs laid over each other in the order given."""
+    """Return all charts, the runs laid over each other in the order given."""
     positions = [row.step for run in runs for row in run.steps] + [
         row.step for run in runs for row in run.evaluations
     ]
@@ -175,7 +172,7 @@ def _finite(points: Points) -> Points:
 
 
 def _limit(plan: _Plan, runs: Sequence[RunFiles]) -> float | None:
-    """The value of the plan's setting, where all runs have the same."""
+    """Return the value of the plan's setting, where all runs have the same."""
     found = {run.setting(plan.limit) for run in runs} if plan.limit else set()
     try:
         return float(found.pop() or "") if len(found) == 1 else None
@@ -272,10 +269,7 @@ def _dress(axes: "Axes", plan: _Plan, is_log: bool, limit: float | None) -> None
 
 
 def _inline(svg: str, plan: _Plan, curves: Sequence[Points]) -> str:
-    """What is between the `svg` tags, made fit for a page:
-
-    its colours, its font, unique ids, an accessible name.
-    """
+    """Make a drawing fit for the page: its colors, its font, unique ids, an accessible name."""
     body = svg[svg.index("<svg") :]
     body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
     # The ids that are used are digests salted with the chart's title; the others are the same in
@@ -297,7 +291,7 @@ def _inline(svg: str, plan: _Plan, curves: Sequence[Points]) -> str:
 
 
 def _said(plan: _Plan, curves: Sequence[Points]) -> str:
-    """The chart for who cannot see it."""
+    """Return the chart in words, for screen readers."""
     said = []
     for xs, ys in curves:
         if xs:

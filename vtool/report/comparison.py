@@ -1,4 +1,4 @@
-"""Several runs side by side: their results, and what was different about them."""
+"""The comparison of several runs: their results, and what was different about them."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,13 +11,13 @@ _OWN = {"run.name", "run.dir"}
 
 
 def names(runs: Sequence[RunFiles]) -> list[str]:
-    """A name a run: its own, or its folder where two share one."""
+    """Return a name for each run: its own, or its folder where two share one."""
     own = [run.name for run in runs]
     return own if len(set(own)) == len(own) else [str(run.folder) for run in runs]
 
 
 def results(runs: Sequence[RunFiles]) -> list[tuple[str, list[Stat]]]:
-    """The headline numbers, one line a number. A line that no run has anything for is left out."""
+    """Return a line for each headline number that any run has."""
     lines = [
         (stats[0].label, list(stats))
         for stats in zip(*(headline(run) for run in runs), strict=True)
@@ -32,9 +32,9 @@ def results(runs: Sequence[RunFiles]) -> list[tuple[str, list[Stat]]]:
 
 
 def differences(runs: Sequence[RunFiles]) -> list[tuple[str, list[str | None]]]:
-    """The settings, data and versions that are not the same in all runs.
+    """Return the settings, data and versions that are not the same in all runs.
 
-    None: the run does not have it.
+    None stands for a run that does not have it.
     """
     lines = []
     for describe in (_settings, _data, _made_with):

@@ -1,13 +1,14 @@
-"""Put a page into its place."""
+"""The writing of a page."""
 
 import os
 from pathlib import Path
 
 
 def put(page: str, output: Path) -> Path:
-    """Write a page to `output`, and give `output` back.
+    """Write a page to `output`, and return `output`.
 
-    Raises OSError; what was there before is then still there.
+    Raises:
+        OSError: it cannot be written; the old file stays.
     """
     # Beside it and then renamed: who has the page open, or copies it, never sees half of one.
     unfinished = output.with_name(f".{output.name}.{os.getpid()}.tmp")

@@ -1,6 +1,6 @@
-"""A run that is going on, watched in the terminal:
+"""A run watched in the terminal while it trains.
 
-a panel where there is one, else a line for each line of `metrics.jsonl`.
+On a terminal it is a panel; elsewhere a line for each line of `metrics.jsonl`.
 """
 
 import math
@@ -41,9 +41,9 @@ _LAST_STEPS = 20
 
 
 class Tail:
-    """What is new in a file since it was last asked:
+    """Reads the new lines of a file.
 
-    whole lines only, from the start again when the file was cut back or replaced.
+    Whole lines only; from the start again when the file was cut back or replaced.
     """
 
     def __init__(self, path: Path) -> None:
@@ -52,8 +52,9 @@ class Tail:
         self._read = 0
 
     def new_lines(self) -> tuple[list[str], bool]:
-        """The lines, and whether they begin anew (a run that resumes cuts its metrics back to its
-        checkpoint).
+        """Return the new lines, and whether they begin again from the first one.
+
+        A run that resumes cuts its metrics back to its checkpoint.
         """
         try:
             with self.path.open("rb") as stream:
@@ -72,7 +73,9 @@ class Tail:
 def follow(folder: Path, console: Console, pause: Callable[[float], None] = time.sleep) -> None:
     """Show the run until its `result.json` is there, or no process trains in its folder any more.
 
-    Raises `not-a-run`, and `KeyboardInterrupt` on Ctrl-C.
+    Raises:
+        Findings: `not-a-run`.
+        KeyboardInterrupt: on Ctrl-C.
     """
     check_is_run(folder)
     if console.is_terminal:
@@ -93,8 +96,9 @@ def follow(folder: Path, console: Console, pause: Callable[[float], None] = time
 def _watch(
     folder: Path, pause: Callable[[float], None]
 ) -> Iterator[tuple[list[dict[str, Any]], bool]]:
-    """The new rows of `metrics.jsonl`, and whether they begin anew, twice a second until the run
-    has ended, one way or the other.
+    """Yield the new rows of `metrics.jsonl`, and whether they begin again from the first one.
+
+    Twice a second until the run has ended, one way or the other.
     """
     tail = Tail(folder / "metrics.jsonl")
     while True:
@@ -125,7 +129,7 @@ def _show_panel(folder: Path, console: Console, pause: Callable[[float], None]) 
 
 
 def line_of(row: Mapping[str, Any]) -> str:
-    """A line of `metrics.jsonl` for reading: `step 20  loss 0.312  grad_norm 1.2  lr 0.002`."""
+    """Return a line of `metrics.jsonl` as `step 20  loss 0.312  grad_norm 1.2  lr 0.002`."""
     shown = (
         "step",
         "loss",
@@ -142,7 +146,7 @@ def line_of(row: Mapping[str, Any]) -> str:
 
 
 def panel(run: RunFiles, silent: float) -> RenderableType:
-    """The state of a run. `silent` is for how many seconds it has not written a step."""
+    """Draw the state of a run that has not written a step for `silent` seconds."""
     last = run.steps[-1] if run.steps else None
     planned = run.setting("train.steps")
     total = int(planned) if planned and planned.isdecimal() else None
@@ -185,7 +189,7 @@ def panel(run: RunFiles, silent: float) -> RenderableType:
 
 
 def _left(run: RunFiles, total: int | None) -> str:
-    """How long the rest takes, at the pace of the last steps."""
+    """Return how long the rest takes, at the pace of the last steps."""
     recent = run.steps[-_LAST_STEPS:]
     if total is None or len(recent) < 2 or recent[0].seconds is None or recent[-1].seconds is None:
         return "—"
@@ -194,7 +198,7 @@ def _left(run: RunFiles, total: int | None) -> str:
 
 
 def sparkline(values: list[float]) -> str:
-    """The whole course in one line of text; a gap where a stretch has no finite value."""
+    """Return all values as one line of text; a gap where a stretch has no finite value."""
     buckets = min(_SPARK_WIDTH, len(values))
     stretches = [
         values[index * len(values) // buckets : (index + 1) * len(values) // buckets]

@@ -1,4 +1,4 @@
-"""Test images, small enough to live inside the page."""
+"""Test images, small enough to be inside the page."""
 
 import base64
 import io
@@ -21,23 +21,22 @@ class Picture:
     width: int
     height: int
     pixelated: bool
-    """So small that its pixels are what is to be seen, not to be blurred away when it is enlarged.
-    """
+    """So small that its pixels are to be seen, not blurred away when it is enlarged."""
 
 
 class Pictures:
     """Embeds images until the page's share for them is used up.
 
-    What no longer fits is counted by who asks.
+    The caller counts those that no longer fit.
     """
 
     def __init__(self, budget: int) -> None:
         self.left = budget
 
     def embed(self, folder: Path, name: str) -> Picture | None:
-        """The image `name` of a run's folder;
+        """Return the image `name` of a run's folder.
 
-        None where it is not there, is not readable, lies elsewhere, or no longer fits.
+        None where it is absent, unreadable, outside of the folder, or no longer fits.
         """
         path = (folder / name).resolve()
         # The page is passed around: a name that leads out of the run's folder must not put another

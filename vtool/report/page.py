@@ -24,16 +24,17 @@ _BYTES_OF_PICTURES = 800_000
 
 
 def write_report(runs: Sequence[Path], output: Path) -> Path:
-    """Write the page of these run folders to `output`, and give `output` back.
+    """Write the page of these run folders to `output`, and return `output`.
 
-    Raises `not-a-run` before anything is written.
+    Raises:
+        Findings: `not-a-run`, before anything is written.
     """
     page = render([read_run(folder) for folder in runs])
     return put(page, output)
 
 
 def render(runs: Sequence[RunFiles]) -> str:
-    """The page. The same files give the same bytes."""
+    """Return the page. The same files give the same bytes."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,  # a model's answer may be HTML

@@ -1,6 +1,6 @@
-"""What a run's profile says, from its `profile/summary.json`:
+"""The profile of a run, from its `profile/summary.json`.
 
-the step's split, speeds, memory, and the operations that took longest.
+The parts of a step, throughput, memory, and the operations that took longest.
 """
 
 import json
@@ -16,7 +16,7 @@ from vtool.report.words import percent
 
 PARTS = ("data", "forward", "backward", "optimizer", "evaluation", "checkpoint", "other")
 SHOWN = 8
-"""Ranks that are shown at once; those of many are folded away."""
+"""Ranks that are shown at once; the page folds away those of many."""
 _WIDTH, _HEIGHT = 640, 150
 
 
@@ -38,12 +38,9 @@ class Interval:
     stats: tuple[Stat, ...]
     bars: tuple[Bar, ...]
     folded: tuple[Bar, ...]
-    """Those of ranks past the first `SHOWN`."""
+    """The ranks past the first `SHOWN`."""
     kernels: tuple[tuple[str, str, str, str, float], ...]
-    """Name, calls, own milliseconds, share in words, share of the longest one's.
-
-    Of the first rank.
-    """
+    """Of the first rank: name, calls, own milliseconds, share in words, share of the longest."""
     kernels_of: str
     memory: str | None
     """The points of a line in a box of 640 by 150."""
@@ -63,7 +60,7 @@ class Profile:
 
 
 def read_profile(folder: Path) -> Profile | None:
-    """A run's profiles; None where it has none."""
+    """Return a run's profiles; None where it has none."""
     path = folder / "profile" / "summary.json"
     try:
         found = json.loads(path.read_text(encoding="utf-8", errors="replace"))
@@ -152,7 +149,7 @@ def _bar(name: str, one: Mapping[str, Any]) -> Bar:
 
 
 def _who(ranks: Mapping[str, object], world: int) -> str:
-    """All ranks, or which of them."""
+    """Return which ranks were recorded, in words."""
     if len(ranks) == world:
         return f"{world} rank{'s' * (world > 1)}"
     return f"rank{'s' * (len(ranks) > 1)} {', '.join(ranks)} of {world}"
@@ -173,7 +170,7 @@ def _kernels(rows: Sequence[Mapping[str, Any]]) -> tuple[tuple[str, str, str, st
 
 
 def _line(curve: Sequence[tuple[float, float]]) -> str:
-    """The curve as the points of an SVG polyline."""
+    """Return the curve as the points of an SVG polyline."""
     seconds = max(at for at, _ in curve) or 1.0
     low, high = min(0.0, *(level for _, level in curve)), max(level for _, level in curve)
     span = (high - low) or 1.0

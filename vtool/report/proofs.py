@@ -1,4 +1,4 @@
-"""What was proved of a run's recipe before it began, from its proofs.json."""
+"""The proofs that a run began with, from its proofs.json."""
 
 import json
 from collections.abc import Mapping
@@ -25,19 +25,19 @@ class ProofRow:
 
 @dataclass(frozen=True, slots=True)
 class Proofs:
-    """All of them, and what they stood on."""
+    """All proofs, and the model and rows that they were made with."""
 
     asked: bool
-    """False: the run was started with --no-preflight."""
+    """False where the run was started with --no-preflight."""
     on: str
     changes: tuple[str, ...]
     rows: tuple[ProofRow, ...]
 
 
 def read_proofs(folder: Path) -> Proofs | None:
-    """None, where there is no such file, or none that can be read:
+    """Return the proofs of a run; None where there is no such file, or none that can be read.
 
-    nothing is known then, and nothing is said to have passed.
+    Nothing is known then, and nothing is said to have passed.
     """
     try:
         record: Any = json.loads((folder / "proofs.json").read_text())

@@ -1,8 +1,7 @@
-"""A run's folder, read into frozen records. Files that are absent, unfinished or damaged are said
-in `notices`, never raised.
+"""A run's folder, read into frozen records.
 
-The run may be going on while its folder is read: any file may be missing, and the last line of a
-`.jsonl` may be half written.
+Files that are absent, unfinished or damaged are named in `notices`, never raised: the run may still
+write, any file may be missing, and the last line of a `.jsonl` may be half written.
 """
 
 import fcntl
@@ -51,7 +50,7 @@ class Evaluation:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What the model answered to one test row."""
+    """The model's answer to one test row."""
 
     row: str
     question: str
@@ -63,7 +62,7 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class RunFiles:
-    """What a run's folder holds.
+    """The contents of a run's folder.
 
     An absent file gives an empty value, and a notice where it is expected.
     """
@@ -80,11 +79,11 @@ class RunFiles:
     checkpoints: tuple[str, ...]
     exported: bool
     running: bool | None
-    """Whether a process is training in it; None where that cannot be told."""
+    """True where a process is training in it; None where that cannot be told."""
     notices: tuple[str, ...]
 
     def setting(self, key: str) -> str | None:
-        """The value of a setting, as written; None where it is not known."""
+        """Return the value of a setting, as written; None where it is not known."""
         return next((setting.value for setting in self.settings if setting.key == key), None)
 
 
@@ -107,7 +106,11 @@ def check_is_run(folder: Path) -> None:
 
 
 def read_run(folder: Path) -> RunFiles:
-    """Read everything there is. Raises `not-a-run` only."""
+    """Read everything there is.
+
+    Raises:
+        Findings: `not-a-run`.
+    """
     check_is_run(folder)
     notices: list[str] = []
     settings = _settings(folder / "config.yaml", notices)
@@ -144,7 +147,7 @@ def read_run(folder: Path) -> RunFiles:
 
 
 def in_training(folder: Path) -> bool | None:
-    """Whether a process on this machine is training in a run's folder;
+    """Return whether a process on this machine is training in a run's folder.
 
     None where no run has locked it yet.
     """
@@ -159,7 +162,7 @@ def in_training(folder: Path) -> bool | None:
 
 
 def steps_of(rows: Sequence[Mapping[str, Any]]) -> list[Step]:
-    """The training steps among the lines of `metrics.jsonl`."""
+    """Return the training steps among the lines of `metrics.jsonl`."""
     keys = ("epoch", "loss", "grad_norm", "lr", "tokens", "samples", "distinct_samples", "seconds")
     return [
         Step(_position(row), *(number(row, key) for key in keys)) for row in rows if "loss" in row
@@ -167,7 +170,7 @@ def steps_of(rows: Sequence[Mapping[str, Any]]) -> list[Step]:
 
 
 def evaluations_of(rows: Sequence[Mapping[str, Any]]) -> list[Evaluation]:
-    """The evaluations among the lines of `metrics.jsonl`."""
+    """Return the evaluations among the lines of `metrics.jsonl`."""
     keys = ("validation_nll", "validation_exact_match", "validation_samples")
     return [
         Evaluation(_position(row), *(number(row, key) for key in keys))
@@ -177,7 +180,7 @@ def evaluations_of(rows: Sequence[Mapping[str, Any]]) -> list[Evaluation]:
 
 
 def number(record: Mapping[str, Any], key: str) -> float | None:
-    """A number of a record, NaN and infinity included; None where there is none."""
+    """Return a number of a record, NaN and infinity included; None where there is none."""
     value = record.get(key)
     return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
@@ -237,7 +240,7 @@ def _json_lines(path: Path, notices: list[str]) -> list[dict[str, Any]]:
 
 
 def parse_line(line: str) -> dict[str, Any] | None:
-    """The JSON object of a line, or None where it holds none."""
+    """Return the JSON object of a line, or None where it holds none."""
     try:
         value = json.loads(line)
     except ValueError:

@@ -1,8 +1,8 @@
-"""The settings of a run with where each comes from, read back from its `config.yaml`.
+"""The settings of a run and their origins, read from its `config.yaml`.
 
 The origins are YAML comments (`lr: 0.002  # recipes/digits.yaml:16:7`), which every YAML loader
-throws away. The nodes of `yaml.compose` know where in the text they end; what follows on that line
-is the comment.
+throws away. The nodes of `yaml.compose` know where in the text they end; the comment is what
+follows on that line.
 """
 
 from collections.abc import Iterator
@@ -13,23 +13,21 @@ import yaml
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One leaf of the settings."""
+    """One setting that has no settings below it."""
 
     key: str
     """Dotted: `optim.lr`."""
     value: str
-    """As the file has it: `2.0e-3` stays `2.0e-3`."""
+    """The text of the file: `2.0e-3` stays `2.0e-3`."""
     origin: str
-    """A file with line and column, `command line` or `default`;
-
-    empty where the file does not say.
-    """
+    """A file with line and column, `command line` or `default`; empty where it is not known."""
 
 
 def read_settings(text: str) -> tuple[Setting, ...]:
-    """The leaves of a `config.yaml`, in its order.
+    """Return the settings of a `config.yaml`, in its order.
 
-    Raises `yaml.YAMLError` for a file that is none.
+    Raises:
+        yaml.YAMLError: it is not YAML.
     """
     root = yaml.compose(text, Loader=yaml.SafeLoader)
     return tuple(_leaves(root, "", text.splitlines())) if isinstance(root, yaml.MappingNode) else ()
@@ -70,9 +68,9 @@ def _written(node: yaml.Node) -> str:
 
 
 def _comment(node: yaml.Node, lines: list[str]) -> str:
-    """The comment after a value.
+    """Return the comment after a value.
 
-    That of a block text (`|`, `>`) stands on the line it begins on.
+    That of a block text (`|`, `>`) is on the line on which the text begins.
     """
     mark = node.start_mark if getattr(node, "style", None) in ("|", ">") else node.end_mark
     rest = lines[mark.line][mark.column :] if mark.line < len(lines) else ""

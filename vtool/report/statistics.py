@@ -14,7 +14,7 @@ _MOST_CLASSES = 20
 
 
 def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
-    """The 95 % score interval of a proportion (Wilson 1927).
+    """Return the 95 % score interval of a proportion (Wilson 1927).
 
     Unlike p ± z·σ it stays in 0 … 1 and is not empty at 0 or 1.
     """
@@ -31,10 +31,10 @@ def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
 
 
 def smooth(values: Sequence[float], span: float) -> list[float]:
-    """An exponential moving average over about `span` values, without the usual pull of the start
-    towards 0.
+    """Return an exponential moving average over about `span` values.
 
-    What is not finite stays a hole where it is, and does not spread to what follows.
+    It is not pulled towards 0 at its start. A value that is not finite stays a hole where it is,
+    and does not spread to what follows.
     """
     keep = 1 - 2 / (span + 1)
     total = weight = 0.0
@@ -48,9 +48,9 @@ def smooth(values: Sequence[float], span: float) -> list[float]:
 
 
 def thin(xs: Sequence[float], ys: Sequence[float], buckets: int) -> tuple[list[float], list[float]]:
-    """At most 2 × `buckets` of the points:
+    """Return at most 2 × `buckets` of the points.
 
-    the lowest and the highest of each stretch, so that no spike is lost.
+    The lowest and the highest of each stretch are kept, so that no spike is lost.
     """
     if len(xs) <= 2 * buckets:
         return list(xs), list(ys)
@@ -70,9 +70,9 @@ def thin(xs: Sequence[float], ys: Sequence[float], buckets: int) -> tuple[list[f
 
 
 def tokens_per_second(steps: Sequence[Step]) -> tuple[list[int], list[float]]:
-    """The throughput of each step:
+    """Return steps, and the throughput of each: its tokens over the seconds since the step before.
 
-    its tokens over the seconds since the step before. The first one has no step before it.
+    The first step has no step before it.
     """
     positions, rates = [], []
     for before, now in pairwise(steps):
@@ -93,7 +93,7 @@ class ConfusionRow:
 
     reference: str
     counts: tuple[int, ...]
-    """One a label, in the order of `Confusion.labels`."""
+    """One number for each label, in the order of `Confusion.labels`."""
     other: int
     """Answers that are no label."""
 
@@ -105,7 +105,7 @@ class ConfusionRow:
 
 @dataclass(frozen=True, slots=True)
 class Confusion:
-    """How often each reference was answered how."""
+    """The confusion matrix: how often each reference was answered how."""
 
     labels: tuple[str, ...]
     rows: tuple[ConfusionRow, ...]
@@ -117,7 +117,7 @@ class Confusion:
 
 
 def confusion(predictions: Sequence[Prediction]) -> Confusion | None:
-    """The confusion matrix, or None where the references are too many to be classes, or only one."""
+    """Return the confusion matrix; None where there is one reference, or too many to be classes."""
     labels = sorted({prediction.reference.strip() for prediction in predictions}, key=_natural)
     if not 2 <= len(labels) <= _MOST_CLASSES or len(labels) == len(predictions):
         return None
@@ -140,7 +140,7 @@ def confusion(predictions: Sequence[Prediction]) -> Confusion | None:
 
 
 def _natural(label: str) -> tuple[float, str]:
-    """Numbers by value (2 before 10), then words."""
+    """Return a sort key: numbers by value (2 before 10), then words."""
     try:
         value = float(label)
     except ValueError:

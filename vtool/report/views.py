@@ -1,7 +1,4 @@
-"""What the page says of one run:
-
-its files, turned into words and tables. Nothing here knows HTML.
-"""
+"""The texts and tables of the page about one run, without HTML."""
 
 import shlex
 from collections import Counter
@@ -32,7 +29,7 @@ class Stat:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One line of what was checked."""
+    """One line of the checks."""
 
     state: str
     rule: str
@@ -55,17 +52,14 @@ class Split:
 
 
 def status(run: RunFiles) -> str:
-    """`finished`;
-
-    where there is no result `running` or `stopped`, and `unfinished` where that cannot be told.
-    """
+    """Return `finished`, `running`, `stopped`, or `unfinished` where that cannot be told."""
     if run.result is None:
         return {True: "running", False: "stopped", None: "unfinished"}[run.running]
     return str(run.result.get("status", "unfinished"))
 
 
 def subtitle(run: RunFiles) -> str:
-    """Which model, in a few words."""
+    """Return the model in a few words."""
     keys = ("model.family", "model.size", "model.path", "model.dtype", "engine.kind")
     return " · ".join(
         value for key in keys if (value := run.setting(key)) not in (None, "", "null", "~")
@@ -73,9 +67,9 @@ def subtitle(run: RunFiles) -> str:
 
 
 def headline(run: RunFiles) -> list[Stat]:
-    """The numbers of the header.
+    """Return the numbers of the header.
 
-    The same labels in the same order for every run, so that runs can stand side by side.
+    Every run has the same labels in the same order, so that runs can stand side by side.
     """
     result = run.result or {}
     last = run.steps[-1] if run.steps else None
@@ -156,9 +150,9 @@ def _why_untested(run: RunFiles) -> str:
 
 
 def checks(run: RunFiles) -> list[Check]:
-    """What the run checked, failures first.
+    """Return what the run checked, failures first.
 
-    What is not known to have run is never among the passed.
+    A check that is not known to have run is never among the passed.
     """
     found = (run.result or {}).get("checks")
     order = {"failed": 0, "not-run": 1, "passed": 2}
@@ -171,7 +165,7 @@ def checks(run: RunFiles) -> list[Check]:
 
 
 def check_counts(rows: Sequence[Check]) -> str:
-    """`12 passed, 1 failed, 2 not run`."""
+    """Return `12 passed, 1 failed, 2 not run`."""
     counts = Counter(row.state for row in rows)
     return ", ".join(
         f"{counts[state]} {state.replace('-', ' ')}" for state in ("passed", "failed", "not-run")
@@ -184,7 +178,7 @@ def _split_of(run: RunFiles, name: str) -> Mapping[str, Any]:
 
 
 def splits(run: RunFiles) -> list[Split]:
-    """The data ledger: every row is kept, or dropped for a stated reason."""
+    """Return the data ledger: every row is kept, or dropped for a stated reason."""
     return [
         _split(name, content) for name, content in run.data.items() if isinstance(content, dict)
     ]
@@ -227,7 +221,7 @@ def _records(value: Any) -> tuple[Mapping[str, Any], ...]:
 
 
 def training_ledger(run: RunFiles) -> tuple[str, bool] | None:
-    """Whether the rows that training saw add up: in words, and the verdict."""
+    """Return the sum of the rows that training saw, in words, and whether it adds up."""
     ledger = (run.result or {}).get("ledger")
     if not isinstance(ledger, dict):
         return None
@@ -246,7 +240,7 @@ def training_ledger(run: RunFiles) -> tuple[str, bool] | None:
 
 
 def notices(run: RunFiles) -> list[str]:
-    """What is missing or does not fit together."""
+    """Return what is missing or does not fit together."""
     found = list(run.notices)
     positions = [step.step for step in run.steps]
     again = sum(after <= before for before, after in pairwise(positions))
@@ -284,7 +278,7 @@ def notices(run: RunFiles) -> list[str]:
 
 
 def commands(run: RunFiles) -> list[tuple[str, str]]:
-    """What to type next, with what it does."""
+    """Return the commands to type next, each behind what it does."""
     folder = shlex.quote(str(run.folder))
     lines = []
     if run.result is None:

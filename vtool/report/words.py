@@ -6,7 +6,7 @@ _MISSING = "—"
 
 
 def number(value: float | None) -> str:
-    """Three significant digits, without an exponent where that stays short:
+    """Return three significant digits, without an exponent where that stays short.
 
     0.0313, 1.2, 12,345, 2e-05.
     """
@@ -22,14 +22,14 @@ def number(value: float | None) -> str:
 
 
 def percent(value: float | None) -> str:
-    """A share in percent: 96.4 %, 100 %."""
+    """Return a share in percent: 96.4 %, 100 %."""
     if value is None:
         return _MISSING
     return f"{100 * value:.3g} %" if math.isfinite(value) else "not finite"
 
 
 def duration(seconds: float | None) -> str:
-    """43.2 s, 5 min 12 s, 3 h 20 min."""
+    """Return a time: 43.2 s, 5 min 12 s, 3 h 20 min."""
     if seconds is None:
         return _MISSING
     if not math.isfinite(seconds):
@@ -41,5 +41,5 @@ def duration(seconds: float | None) -> str:
 
 
 def plural(count: int, noun: str) -> str:
-    """`1 row`, `2 rows`."""
+    """Return a count with its noun: `1 row`, `2 rows`."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"

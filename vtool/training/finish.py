@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from vtool import __version__
+from vtool.data.audit import ROW_RULES
 from vtool.data.loader import EncodedRows
 from vtool.data.row import Row
 from vtool.data.video import open_clip
@@ -24,6 +25,7 @@ from vtool.export.huggingface import export, export_adapter
 from vtool.training.base import base_of
 from vtool.training.run_folder import RunFolder, write_atomically
 from vtool.training.session import Progress, Session
+from vtool.training.step import STEP_RULES
 
 # Test images kept for the report, wrong answers and right ones each; and their longest side in
 # pixels.
@@ -157,14 +159,6 @@ def _result(
         if any(split.cut for split in session.ledgers.values())
         else set()
     )
-    audited = (
-        "labels-differ-from-answers",
-        "image-token-mismatch",
-        "end-token-unsupervised",
-        "control-token-in-text",
-        "unstable-template",
-    )
-    stepwise = ("no-supervised-tokens", "nonfinite-loss", "nonfinite-gradient")
     return result | {
         "train_seconds": progress.seconds,
         "parameters": session.engine.size,
@@ -176,7 +170,7 @@ def _result(
         # A run in which one of these had failed would not have come here, but for rows that were
         # dropped, as the recipe allows.
         "checks": (
-            dict.fromkeys((*audited, *stepwise, "ledger-mismatch"), "passed")
+            dict.fromkeys((*ROW_RULES, *STEP_RULES, "ledger-mismatch"), "passed")
             | dict.fromkeys(sorted(dropped), "failed")
         ),
         "versions": {

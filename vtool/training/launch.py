@@ -29,7 +29,7 @@ from vtool.config.schema import Run
 from vtool.devices import bind, keep_freed_memory, kind_of, place
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.engines.ranks import Ranks, SharedFindings
-from vtool.profiling.after import unwritten
+from vtool.profiling.after import missing_files
 from vtool.training.run_folder import RunFolder
 from vtool.training.session import Request
 from vtool.training.sft import Outcome, train
@@ -163,7 +163,9 @@ def _launch_ranks(request: Request, nproc: int, tell: Tell) -> Outcome:
             code = failure.exitcode
             how = signal.Signals(-code).name if code < 0 else f"exit status {code}"
             found = tuple(
-                unwritten(request.run, nproc, RunFolder(request.run.folder).metrics, {first: how})
+                missing_files(
+                    request.run, nproc, RunFolder(request.run.folder).metrics, {first: how}
+                )
             )
             if code != 1:
                 raise Findings(

@@ -5,10 +5,10 @@ the same file on every rank, and the same as when the run began.
 
 import json
 
-from vtool.config.modeling import SETTING
 from vtool.config.schema import Run
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.engines.ranks import Ranks, SharedFindings
+from vtool.families.modeling_file import SETTING
 from vtool.models.modeling import described
 from vtool.training.run_folder import RunFolder, write_atomically
 from vtool.training.start import Start

@@ -1,4 +1,7 @@
-"""The learning rate, a function of the step alone."""
+"""The learning rate: a linear warm-up to `optim.lr`, then one of `SCHEDULES`.
+
+To add one: a function in `SCHEDULES`, and its name in `Optim.schedule` of the schema.
+"""
 
 import math
 from bisect import bisect_left
@@ -7,34 +10,34 @@ from collections.abc import Callable, Iterator
 from vtool.config.readback import Observed, same_value
 from vtool.config.schema import Optim
 
+SCHEDULES: dict[str, Callable[[float], float]] = {
+    "cosine": lambda done: 0.5 * (1 + math.cos(math.pi * done)),
+    "linear": lambda done: 1 - done,
+    "constant": lambda done: 1.0,
+}
+"""The share of `optim.lr`, given the share of the steps after the warm-up that are done (0 to 1)."""
+
 
 def learning_rate(settings: Optim, step: int, total: int) -> float:
-    """The learning rate of a step, from 1 to `total`:
-
-    linear warm-up to `optim.lr`, then the schedule.
-    """
+    """Return the learning rate of a step, from 1 to `total`: a function of the step alone."""
     if step <= settings.warmup_steps:
         return settings.lr * step / settings.warmup_steps
-    progress = (step - 1 - settings.warmup_steps) / max(1, total - settings.warmup_steps)
-    match settings.schedule:
-        case "cosine":
-            return settings.lr * 0.5 * (1 + math.cos(math.pi * progress))
-        case "linear":
-            return settings.lr * (1 - progress)
-        case "constant":
-            return settings.lr
+    done = (step - 1 - settings.warmup_steps) / max(1, total - settings.warmup_steps)
+    return settings.lr * SCHEDULES[settings.schedule](done)
 
 
 def highest(rate: Callable[[int], float], total: int) -> float:
-    """The highest rate of a schedule that rises to it, and then no more."""
+    """Return the highest rate of a schedule that rises to it once."""
     return rate(_top(rate, total))
 
 
-def read_back(rate: Callable[[int], float], total: int) -> Iterator[Observed]:
-    """What a live schedule, a function of the step from 1 to `total`, has of the settings `optim`:
-    told by its rates alone.
+def observe_schedule(rate: Callable[[int], float], total: int) -> Iterator[Observed]:
+    """Yield what a live schedule has of the settings `optim`, from its rates alone.
 
     A shape that cannot be told from another over so few steps is left out.
+
+    Args:
+        rate: the learning rate of a step, from 1 to `total`.
     """
     where, top, peak = "the schedule", _top(rate, total), highest(rate, total)
     yield Observed("optim.lr", peak, where)
@@ -47,16 +50,15 @@ def read_back(rate: Callable[[int], float], total: int) -> Iterator[Observed]:
     left = total - warmup
     if left < 3:
         return
-    place = warmup + 1 + left // 3
-    gone = (place - 1 - warmup) / left
-    shapes = {"constant": 1.0, "linear": 1 - gone, "cosine": 0.5 * (1 + math.cos(math.pi * gone))}
-    told = next(
-        (name for name, share in shapes.items() if same_value(share, rate(place) / peak)),
-        f"a rate of {rate(place):.6g} in step {place}",
+    step = warmup + 1 + left // 3
+    share, done = rate(step) / peak, (step - 1 - warmup) / left
+    unknown = f"a rate of {rate(step):.6g} in step {step}"
+    name = next(
+        (name for name, shape in SCHEDULES.items() if same_value(shape(done), share)), unknown
     )
-    yield Observed("optim.schedule", told, where)
+    yield Observed("optim.schedule", name, where)
 
 
 def _top(rate: Callable[[int], float], total: int) -> int:
-    """The first step with the highest rate."""
+    """Return the first step with the highest rate."""
     return 1 + bisect_left(range(1, total), True, key=lambda step: rate(step + 1) <= rate(step))

@@ -16,7 +16,7 @@ from vtool.data.plan import Plan
 from vtool.diagnostics import Diagnostic
 from vtool.engines.contract import Engine
 from vtool.engines.ranks import Ranks, SharedFindings
-from vtool.models.families import Family, family
+from vtool.families.family import Family, load_family
 from vtool.models.processor import Processor
 from vtool.training.checkpoint import Snapshot, load
 from vtool.training.model_and_engine import build_engine
@@ -103,7 +103,7 @@ class Session:
             run,
             folder,
             ranks,
-            family(run.model.family),
+            load_family(run.model.family),
             rows["train"].processor,
             rows,
             ledgers,

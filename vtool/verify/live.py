@@ -1,6 +1,6 @@
 """`compare`: settings asked for against the live objects of any trainer.
 
-The same readers tell vtool's own runs, before their first step (`vtool.training.read_back`), and
+The same readers tell vtool's own runs, before their first step (`vtool.training.observe_run`), and
 `vtool validate-config --live`.
 """
 
@@ -19,7 +19,7 @@ from vtool.diagnostics import Diagnostic
 from vtool.diagnostics.near_miss import did_you_mean, near
 from vtool.engines import ddp, fsdp2
 from vtool.models import read_back as models
-from vtool.training.parameter_groups import read_group
+from vtool.training.optimizer import observe_group
 
 
 def compare(asked: Mapping[str, Any], objects: Mapping[str, Any]) -> list[Diagnostic]:
@@ -140,7 +140,7 @@ def _groups(name: str, optimizer: Any) -> Iterator[Observed]:
     flat = all(parameter.dim() < 2 for group in groups for parameter in group["params"])
     for number, group in enumerate(groups):
         where = f"{name}: {type(optimizer).__name__}, group {number},"
-        yield from read_group(optimizer, group, where)
+        yield from observe_group(optimizer, group, where)
         # A schedule of torch's keeps the rate that it multiplies; megatron's has it as the highest.
         yield Observed("optim.lr", group.get("initial_lr", group.get("max_lr", group["lr"])), where)
         for decays in _decaying(group["params"], flat and group["weight_decay"] > 0):

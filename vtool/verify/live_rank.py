@@ -21,12 +21,12 @@ from vtool.data.sources import Rows
 from vtool.devices import place
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.engines.ranks import Ranks
+from vtool.families.family import load_family
 from vtool.models.build import build_model, model_config
-from vtool.models.families import family
 from vtool.models.processor import Processor, first_line, new_processor, with_sizes
-from vtool.models.video import settings_in, video_processor
+from vtool.models.video import video_processor, video_settings_in
 from vtool.training.model_and_engine import prepare_model
-from vtool.training.read_back import check_arrival, read_back
+from vtool.training.observe_run import check_arrival, observe_run
 from vtool.training.run_folder import RunFolder
 from vtool.training.session import Session
 from vtool.verify.live_task import Task, WorkerResult
@@ -80,7 +80,7 @@ def tell(task: Task, folder: Path, rank: int) -> WorkerResult:
     own = folder / f"rank{rank}"
     own.mkdir()
     session = open_small_session(task, own, Ranks(rank, world, rank, world))
-    seen, asked = read_back(session), expected_settings(session.run)
+    seen, asked = observe_run(session), expected_settings(session.run)
     findings: tuple[Diagnostic, ...] = ()
     try:
         check_arrival(session, task.origins)
@@ -126,7 +126,7 @@ def _processor(task: Task, run: Run) -> Processor:
     """With the image and the video processor of the model's own folder, where that has them."""
     processor, known = (
         new_processor(run.model, run.data.image, [], run.data.video),
-        family(run.model.family),
+        load_family(run.model.family),
     )
     path = task.run.model.path
     if path is None or not any(
@@ -136,7 +136,7 @@ def _processor(task: Task, run: Run) -> Processor:
         return processor
     try:
         own = known.image_processor_class().from_pretrained(path, local_files_only=True)
-        videos = video_processor(known, settings_in(Path(path)))
+        videos = video_processor(known, video_settings_in(Path(path)))
     except Exception as error:  # its reader raises what its file's format raises
         message = f"{path}: the image or the video processor cannot be read: {first_line(error)}"
         raise Findings(

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from vtool.config.schema import Lora, Megatron, Run
-from vtool.config.windows import window_of_folder
-from vtool.models.sizes import SIZES
+from vtool.families import FAMILIES
+from vtool.families.windows import window_of_folder
 
 # Of a linear layer's name, the number of its layer or block: `layers.20.self_attn.q_proj`, not the
 # 2 of `merger.mlp.2`.
 _NUMBERED = re.compile(r"((?:^|\.))(\d+)(\.(?:self_attn|attn|mlp)\b)")
 # The tower of the smallest size has more blocks than the language model has layers.
-LAYERS = min(table["tiny"]["layers"] for table in SIZES.values())
+LAYERS = min(facts.sizes["tiny"]["layers"] for facts in FAMILIES.values())
 _CUDA = "its kernel needs CUDA, and this is a CPU"
 _TE = "it needs Transformer Engine, and there is none for a CPU"
 _NCCL = "there is no NCCL on a CPU"

@@ -90,7 +90,7 @@ def trained(ranks: Ranks, cases: dict[str, dict[str, Any]]) -> dict[str, Trained
             one, built = found.setdefault(name, Trained()), by_one.build(case, ranks, tied=True)
             sizes = {
                 seen.name: seen.value
-                for seen in built.observe(by_one.QWEN.part)
+                for seen in built.observe(by_one.QWEN.component)
                 if seen.name.startswith("engine.parallel.")
             }
             assert (

@@ -18,12 +18,11 @@ from vtool.config.schema import Optim
 from vtool.config.schema.megatron import Megatron as Settings
 from vtool.engines.megatron.engine import Megatron
 from vtool.engines.ranks import CPU, Ranks, SharedFindings
+from vtool.families.family import load_family
 from vtool.models.dummy import adding_dummy
-from vtool.models.qwen2_5_vl import Qwen25VL
-from vtool.models.qwen2_vl import Qwen2VL
 
 pytest.importorskip("megatron.core", reason="megatron-core is not installed")
-QWEN = Qwen25VL()
+QWEN = load_family("qwen2_5_vl")
 OPTIM = Optim(lr=1e-3, weight_decay=0.1, clip_norm=1.0)
 TEXT_STEP = 2  # of steps 0 to 4, the one without any image
 DISTRIBUTED = {"use_distributed_optimizer": True}
@@ -197,7 +196,7 @@ def build(
         OPTIM,
         ranks,
         dtype,
-        QWEN.part,
+        QWEN.component,
     )
 
 
@@ -319,7 +318,7 @@ def steps_of_qwen2_vl(ranks: Ranks) -> dict[str, Trained]:
             OPTIM,
             ranks,
             torch.float32,
-            Qwen2VL().part,
+            load_family("qwen2_vl").component,
         )
         for step in range(5):
             trained.losses.append(take_step(engine, step))

@@ -47,7 +47,7 @@ def as_if_on_a_gpu() -> Iterator[None]:
 
 
 def seen_of(built: engine.Megatron, *names: str) -> dict[str, set[Any]]:
-    read = list(built.observe(by_one.QWEN.part))
+    read = list(built.observe(by_one.QWEN.component))
     return {name: {one.value for one in read if one.name == f"engine.{name}"} for name in names}
 
 
@@ -129,7 +129,7 @@ def test_a_frozen_language_model_is_built_and_not_wrapped() -> None:
             OPTIM,
             Ranks(),
             torch.float32,
-            by_one.QWEN.part,
+            by_one.QWEN.component,
         )
     language, tower = built.parts
     assert language.ddp is None

@@ -18,6 +18,7 @@ from vtool.config.schema import Freeze, Lora, Optim
 from vtool.config.schema.megatron import Megatron as Settings
 from vtool.engines.megatron.engine import Megatron
 from vtool.engines.ranks import Ranks
+from vtool.families.family import load_family
 from vtool.models.adapters import (
     add_adapters,
     freeze_parts,
@@ -26,13 +27,12 @@ from vtool.models.adapters import (
     saved_name,
     scale_of,
 )
-from vtool.models.qwen2_5_vl import Qwen25VL
-from vtool.training.parameter_groups import parameter_groups
+from vtool.training.optimizer import parameter_groups
 
 pytestmark = pytest.mark.full
 
 pytest.importorskip("megatron.core", reason="megatron-core is not installed")
-QWEN = Qwen25VL()
+QWEN = load_family("qwen2_5_vl")
 DATA, TENSOR, SEQUENCE, STAGES = (
     "dp2, distributed optimizer, all overlapped",
     "tp2",
@@ -137,7 +137,9 @@ def alone(what: str) -> Trained:
     scenario = SCENARIOS[what]
     model = made(scenario, torch.float64)
     named = {saved_name(name): parameter for name, parameter in model.named_parameters()}
-    groups = parameter_groups(((name, p) for name, p in named.items()), scenario.optim, QWEN.part)
+    groups = parameter_groups(
+        ((name, p) for name, p in named.items()), scenario.optim, QWEN.component
+    )
     optimizer = torch.optim.AdamW(
         [{**group, "lr": group["lr_factor"] * scenario.optim.lr} for group in groups], foreach=False
     )
@@ -182,7 +184,7 @@ def train_all(ranks: Ranks, spreads: dict[str, tuple[str, ...]]) -> dict[str, Tr
                     scenario.optim,
                     ranks,
                     torch.float32,
-                    QWEN.part,
+                    QWEN.component,
                     checkpointing=again,
                 )
 
@@ -293,7 +295,9 @@ def check_changes(ours: Trained, what: str, how: str) -> None:
     declared = {
         saved_name(name)
         for name, _ in model.named_parameters()
-        if ("lora_" in name if scenario.lora else not getattr(scenario.freeze, QWEN.part(name)))
+        if (
+            "lora_" in name if scenario.lora else not getattr(scenario.freeze, QWEN.component(name))
+        )
     }
     changed = {
         name for name in ours.before if not torch.equal(ours.before[name], ours.after_two[name])
@@ -316,7 +320,7 @@ def frozen_in_bfloat16(ranks: Ranks, rounded: bool) -> dict[str, bool]:
         saved_name(name): tensor.detach().clone() for name, tensor in model.named_parameters()
     }
     settings = Settings(kind="megatron", parallel={"tensor": 2})  # type: ignore[arg-type]
-    engine = Megatron(model, settings, scenario.optim, ranks, torch.bfloat16, QWEN.part)
+    engine = Megatron(model, settings, scenario.optim, ranks, torch.bfloat16, QWEN.component)
     take_step(engine, TEXT_STEP + 1)
     engine.clip_gradient(1.0)
     engine.optimizer_step(1e-6)

@@ -3,12 +3,13 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from vtool.config import modeling
 from vtool.config.origins import Origins
 from vtool.config.rules.rule import settings_rule
 from vtool.config.schema import Megatron, Run
-from vtool.config.windows import not_packed, window_of_folder
 from vtool.diagnostics import Diagnostic, Rule
+from vtool.families import FAMILIES
+from vtool.families.modeling_file import SETTING
+from vtool.families.windows import packing_conflict, window_of_folder
 
 NOT_BUILT_ON_ENGINE = Rule(
     name="not-built-on-engine",
@@ -39,10 +40,10 @@ def packing_not_built(run: Run, origins: Origins) -> Iterator[Diagnostic]:
         yield Diagnostic(
             "not-built-on-engine", message, help, "data.packing", origins.near("data.packing")
         )
-    if run.data.packing != "none" and run.model.family == "qwen3_5":
+    if run.data.packing != "none" and FAMILIES[run.model.family].recurrent:
         message = (
-            "data.packing is token_budget, but the convolutions and states of qwen3_5 go on from"
-            " one document into the next"
+            "data.packing is token_budget, but the convolutions and states of"
+            f" {run.model.family} go on from one document into the next"
         )
         yield Diagnostic(
             "not-built-on-engine",
@@ -65,7 +66,7 @@ def packing_not_built(run: Run, origins: Origins) -> Iterator[Diagnostic]:
         )
     if run.data.packing != "none" and run.model.path is not None:
         window = window_of_folder(Path(run.model.path), run.model.family)
-        if found := not_packed(window, run.data.micro_batch_tokens):
+        if found := packing_conflict(window, run.data.micro_batch_tokens):
             yield Diagnostic(
                 "not-built-on-engine", *found, "data.packing", origins.near("data.packing")
             )
@@ -83,9 +84,7 @@ def modeling_on_megatron(run: Run, origins: Origins) -> Iterator[Diagnostic]:
             " megatron-core's: it would not be used"
         )
         help = "leave it out, or set engine=fsdp2 or engine=ddp"
-        yield Diagnostic(
-            "not-built-on-engine", message, help, modeling.SETTING, origins.near(modeling.SETTING)
-        )
+        yield Diagnostic("not-built-on-engine", message, help, SETTING, origins.near(SETTING))
 
 
 @settings_rule(NOT_BUILT_ON_ENGINE, groups=("engine", "lora"))

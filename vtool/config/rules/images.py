@@ -3,15 +3,25 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from vtool.config.images import CLIPS, CUTS, Cut, cut_of_processor
 from vtool.config.origins import Origins
 from vtool.config.rules.rule import settings_rule
 from vtool.config.schema import Run
 from vtool.diagnostics import Diagnostic, Rule
+from vtool.families import FAMILIES
+from vtool.families.facts import PatchSizes
+from vtool.families.images import patches_of_processor
 
-# Whose forward pass in transformers computes text's positions where it cannot compute an image's;
-# that of the others raises.
-POSITIONS_OF_TEXT = ("qwen2_5_vl",)
+
+def _patches(run: Run) -> PatchSizes:
+    """Return how the model's folder cuts images, or else its family."""
+    own = patches_of_processor(Path(run.model.path)) if run.model.path else None
+    return own or FAMILIES[run.model.family].patches
+
+
+def _smallest_video(run: Run, patches: PatchSizes) -> int:
+    """Return the pixels of a video of one token: of all its frames, or of one, as bounds count."""
+    total = FAMILIES[run.model.family].video.bounds_are_total
+    return patches.pixels_per_token * (patches.temporal_patch_size if total else 1)
 
 
 @settings_rule(
@@ -39,29 +49,27 @@ def pixel_bounds(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     """There is a size that both bounds allow, and one of whole image tokens that is not above the
     upper one.
     """
-    cut = (cut_of_processor(Path(run.model.path)) if run.model.path else None) or CUTS[
-        run.model.family
-    ]
-    side = cut.patch_size * cut.merge_size
-    whole = CLIPS[run.model.family].whole
+    patches = _patches(run)
+    side, token = patches.patch_size * patches.merge_size, patches.pixels_per_token
+    total = FAMILIES[run.model.family].video.bounds_are_total
     kinds = (
-        ("image", run.data.image, cut.smallest, "an image token", "every image would be larger"),
+        ("image", run.data.image, token, "an image token", "every image would be larger"),
         (
             "video",
             run.data.video,
-            _smallest_video(cut, whole=whole),
-            "a video token" if whole else "a frame of one video token",
+            _smallest_video(run, patches),
+            "a video token" if total else "a frame of one video token",
             "every video would be larger",
         ),
     )
     for kind, bounds, smallest, of, so in kinds:
         low, high = bounds.min_pixels, bounds.max_pixels
         if high is not None and high < smallest:
-            frames = f"{cut.temporal_patch_size} frames of " if smallest > cut.smallest else ""
+            frames = f"{patches.temporal_patch_size} frames of " if smallest > token else ""
             message = (
                 f"data.{kind}.max_pixels is {high}, but {of} of {run.model.family} is"
-                f" {frames}{side} × {side} = {smallest} pixels, {cut.merge_size} × {cut.merge_size}"
-                f" patches of {cut.patch_size}: {so}"
+                f" {frames}{side} × {side} = {smallest} pixels, {patches.merge_size} ×"
+                f" {patches.merge_size} patches of {patches.patch_size}: {so}"
             )
             name = f"data.{kind}.max_pixels"
             yield Diagnostic(
@@ -112,12 +120,10 @@ def image_longer_than_row(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     longest = run.data.max_length
     if longest is None:
         return
-    cut = (cut_of_processor(Path(run.model.path)) if run.model.path else None) or CUTS[
-        run.model.family
-    ]
+    patches = _patches(run)
     of_a_token = {
-        "image": cut.smallest,
-        "video": _smallest_video(cut, whole=CLIPS[run.model.family].whole),
+        "image": patches.pixels_per_token,
+        "video": _smallest_video(run, patches),
     }
     for kind, bounds, a in (
         ("image", run.data.image, "an image"),
@@ -219,7 +225,7 @@ def token_types_left_out(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     )
     if "mm_token_type_ids" not in dropped or "image_grid_thw" in dropped:
         return
-    silent = family in POSITIONS_OF_TEXT
+    silent = FAMILIES[family].text_positions_without_token_types
     counts = (
         "transformers gives images and videos the positions of text, without a word; whoever uses"
         " the trained model gives it others"
@@ -245,11 +251,3 @@ def token_types_left_out(run: Run, origins: Origins) -> Iterator[Diagnostic]:
         origin,
         severity="warning" if silent else "error",
     )
-
-
-def _smallest_video(cut: Cut, *, whole: bool) -> int:
-    """The pixels of a video of one token, as the video processor counts them:
-
-    of all its frames, or of one.
-    """
-    return cut.smallest * cut.temporal_patch_size if whole else cut.smallest

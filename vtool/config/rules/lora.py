@@ -1,19 +1,41 @@
 """Rules about what is trained: frozen parts, and adapters."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
-from vtool.config.lora import LINEAR, chosen, names_it, trained_parts
 from vtool.config.origins import Origins
 from vtool.config.rules.rule import settings_rule
-from vtool.config.schema import Run
+from vtool.config.schema import Run, trained_components
 from vtool.diagnostics import Diagnostic, Rule
 from vtool.diagnostics.near_miss import did_you_mean, near
+from vtool.families import FAMILIES
+from vtool.families.linear_layers import select_layers
+
+
+def _problem(
+    setting: str, target: str, layers: Mapping[str, tuple[str, ...]], components: Sequence[str]
+) -> tuple[str, str] | None:
+    """Return what is wrong with a name in `setting`, and what to do; None where nothing is."""
+    named = [component for component, names in layers.items() if select_layers(names, (target,))]
+    if not named:
+        ends = sorted({_end(name) for names in layers.values() for name in names})
+        return (
+            f"{setting} has {target}, which no linear layer's name ends in",
+            did_you_mean(near(target, ends))
+            or f"name some of {', '.join(ends)}, or more of a layer's name",
+        )
+    if setting == "lora.targets" and not set(named) & set(components):
+        return (
+            f"lora.targets has {target}, which is in what model.freeze says is not trained:"
+            f" {', '.join(named)}",
+            f"leave it out, or set model.freeze.{named[0]}=false",
+        )
+    return None
 
 
 def _end(name: str) -> str:
-    """The shortest end of a layer's name that says what it is: numbers alone do not."""
-    parts = name.split(".")
-    return ".".join(parts[-3:] if parts[-1].isdigit() else parts[-1:])
+    """Return the shortest end of a layer's name that tells it apart: numbers alone do not."""
+    words = name.split(".")
+    return ".".join(words[-3:] if words[-1].isdigit() else words[-1:])
 
 
 @settings_rule(
@@ -30,7 +52,7 @@ def _end(name: str) -> str:
 )
 def nothing_to_train(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     """Something is left that can learn."""
-    if not trained_parts(run.model.freeze):
+    if not trained_components(run.model.freeze):
         message = "model.freeze names all parts of the model: nothing is left to train"
         yield Diagnostic(
             "nothing-to-train",
@@ -67,47 +89,20 @@ def lora_target(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     """Each name in lora.targets and lora.exclude names a linear layer, and some layer gets an
     adapter.
     """
-    parts = trained_parts(run.model.freeze)
-    if run.lora is None or not parts:
+    components = trained_components(run.model.freeze)
+    if run.lora is None or not components:
         return
-    everywhere = [name for names in LINEAR[run.model.family].values() for name in names]
-    trained = [name for part in parts for name in LINEAR[run.model.family][part]]
+    layers = FAMILIES[run.model.family].linear_layers
+    trained = [name for component in components for name in layers[component]]
+    given = (("lora.targets", run.lora.targets or ()), ("lora.exclude", run.lora.exclude))
     found = False
-    for setting, given in (
-        ("lora.targets", run.lora.targets or ()),
-        ("lora.exclude", run.lora.exclude),
-    ):
-        for number, target in enumerate(given):
-            problem = None
-            if not any(names_it(target, name) for name in everywhere):
-                problem = f"{setting} has {target}, which no linear layer's name ends in"
-                ends = sorted({_end(name) for name in everywhere})
-                help = (
-                    did_you_mean(near(target, ends))
-                    or f"name some of {', '.join(ends)}, or more of a layer's name"
-                )
-            elif setting == "lora.targets" and not any(names_it(target, name) for name in trained):
-                frozen = [
-                    part
-                    for part, names in LINEAR[run.model.family].items()
-                    if any(names_it(target, name) for name in names)
-                ]
-                problem = (
-                    f"lora.targets has {target}, which is in what model.freeze says is not trained:"
-                    f" {', '.join(frozen)}"
-                )
-                help = f"leave it out, or set model.freeze.{frozen[0]}=false"
-            if problem:
+    for setting, names in given:
+        for number, target in enumerate(names):
+            if problem := _problem(setting, target, layers, components):
                 found = True
-                yield Diagnostic(
-                    "lora-target",
-                    problem,
-                    help,
-                    f"{setting}.{number}",
-                    origins.near(f"{setting}.{number}"),
-                    seen=target,
-                )
-    if not found and not chosen(trained, run.lora):
+                name = f"{setting}.{number}"
+                yield Diagnostic("lora-target", *problem, name, origins.near(name), seen=target)
+    if not found and not select_layers(trained, run.lora.targets, run.lora.exclude):
         message = (
             "lora.exclude takes away every linear layer that lora.targets names: there is no"
             " adapter to train"

@@ -5,13 +5,20 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from vtool.config import modeling
-from vtool.config.images import CUTS, cut_of_processor, cut_of_tower
 from vtool.config.origins import Origins
 from vtool.config.rules.rule import settings_rule
 from vtool.config.schema import Run
 from vtool.config.suggest import ANOTHER_FAMILY
 from vtool.diagnostics import Diagnostic, Rule
+from vtool.families import FAMILIES
+from vtool.families.images import patches_of_processor, patches_of_tower
+from vtool.families.modeling_file import (
+    RULE,
+    SETTING,
+    check_modeling_file,
+    is_well_formed,
+    split_modeling,
+)
 
 _RULE = "conflicting-model-source"
 
@@ -117,10 +124,10 @@ def not_a_model_folder(run: Run, origins: Origins) -> Iterator[Diagnostic]:
             if inside
             else "give a folder as save_pretrained or `vtool export` writes it"
         )
-        if seen in CUTS:
+        if seen in FAMILIES:
             help = f"set model.family={seen}, or give another folder"
         elif seen:
-            help = f"give a model of one of {', '.join(CUTS)}; {ANOTHER_FAMILY}"
+            help = f"give a model of one of {', '.join(FAMILIES)}; {ANOTHER_FAMILY}"
         expected = model.family if seen else None
         yield Diagnostic(
             "not-a-model-folder",
@@ -159,17 +166,17 @@ def not_a_model_class(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     given = run.model.modeling
     if given is None:
         return
-    near = origins.near(modeling.SETTING)
-    if not modeling.well_formed(given):
+    near = origins.near(SETTING)
+    if not is_well_formed(given):
         message = f"model.modeling takes FILE.py:CLASS, not {given}"
         yield Diagnostic(
-            modeling.RULE,
+            RULE,
             message,
             "name a class behind the file: my_model.py:MyModel",
-            modeling.SETTING,
+            SETTING,
             near,
         )
-    elif modeling.split(given)[0].is_file() and (found := modeling.problem(given)):
+    elif split_modeling(given)[0].is_file() and (found := check_modeling_file(given)):
         yield replace(found, origin=found.origin or near)
 
 
@@ -203,7 +210,7 @@ def patch_mismatch(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     if run.model.path is None:
         return
     folder = Path(run.model.path)
-    tower, processor = cut_of_tower(folder, run.model.family), cut_of_processor(folder)
+    tower, processor = patches_of_tower(folder, run.model.family), patches_of_processor(folder)
     if tower is None or processor is None or tower == processor:
         return
     names = ("patch_size", "merge_size", "temporal_patch_size")

@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from vtool.config import modeling
 from vtool.config.origins import Origins
 from vtool.config.rules.rule import settings_rule
 from vtool.config.schema import MessagesSource, Run
 from vtool.diagnostics import Diagnostic, Rule
 from vtool.diagnostics.near_miss import did_you_mean, near
+from vtool.families.modeling_file import is_well_formed, split_modeling
 
 PATH_NOT_FOUND = Rule(
     name="path-not-found",
@@ -67,8 +67,8 @@ def model_folder(run: Run, origins: Origins) -> Iterator[Diagnostic]:
 @settings_rule(PATH_NOT_FOUND, groups=("model",))
 def modeling_file(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     """The modelling file is there."""
-    if run.model.modeling is not None and modeling.well_formed(run.model.modeling):
-        file, _ = modeling.split(run.model.modeling)
+    if run.model.modeling is not None and is_well_formed(run.model.modeling):
+        file, _ = split_modeling(run.model.modeling)
         if not file.is_file():
             yield _missing("model.modeling", str(file), origins, None)
 

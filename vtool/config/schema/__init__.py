@@ -8,7 +8,7 @@ from vtool.config.schema.data import Data, DigitsSource, Image, MessagesSource, 
 from vtool.config.schema.load_check import LoadCheck
 from vtool.config.schema.lora import Lora
 from vtool.config.schema.megatron import Megatron
-from vtool.config.schema.model import Freeze, Model
+from vtool.config.schema.model import Freeze, Model, trained_components
 from vtool.config.schema.profiler import Profiler
 from vtool.config.schema.run import Device, Launch, RunSettings
 from vtool.config.schema.tracking import TensorBoard, Tracker, Wandb
@@ -90,4 +90,5 @@ __all__ = [
     "Train",
     "Video",
     "Wandb",
+    "trained_components",
 ]

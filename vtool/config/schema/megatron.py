@@ -32,9 +32,8 @@ class Parallel(Settings):
     More than 1 needs Transformer Engine, and so CUDA.
     """
     sequence: bool = False
-    """Spread the tokens over the tensor parallel processes where matrices are whole:
-
-    less memory for activations.
+    """Spread the tokens over the tensor parallel processes where matrices are whole: less memory
+    for activations.
     """
 
     @property
@@ -165,9 +164,8 @@ class Megatron(Settings):
     """Which engine trains."""
     parallel: Parallel = Parallel()
     bridge: Literal["native", "mbridge"] = "native"
-    """What builds the language model and wraps it:
-
-    vtool itself, or mbridge's `get_model`, as verl does. That needs Transformer Engine.
+    """What builds the language model and wraps it: vtool itself, or mbridge's `get_model`, as verl
+    does. That needs Transformer Engine.
     """
     wrap_config: WrapConfig = WrapConfig()
     ddp_config: DdpConfig = DdpConfig()

@@ -1,10 +1,16 @@
 """Settings `model`: which network, and where its weights come from."""
 
-from typing import Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from vtool.config.schema.base import ActsLater, ReadBack, Settings
+from vtool.families import FAMILIES
+
+if TYPE_CHECKING:
+    FamilyName = str
+else:
+    FamilyName = Literal[tuple(FAMILIES)]
 
 _BY_CONFIG = ReadBack("vtool.models.read_back:read_config")
 _BY_MODEL = ReadBack("vtool.models.read_back:read_back")
@@ -13,7 +19,7 @@ _BY_MODEL = ReadBack("vtool.models.read_back:read_back")
 class Freeze(Settings):
     """Parts of the model that are not trained."""
 
-    arrival: ClassVar = ReadBack("vtool.training.read_back:read_back")
+    arrival: ClassVar = ReadBack("vtool.training.observe_run:observe_run")
     vision: bool = False
     """The vision tower, without the projector at its end."""
     projector: bool = False
@@ -22,13 +28,16 @@ class Freeze(Settings):
     """The language model, with its embedding and its head."""
 
 
+def trained_components(freeze: Freeze) -> list[str]:
+    """Return the components that are not frozen."""
+    return [component for component, frozen in freeze.model_dump().items() if not frozen]
+
+
 class Model(Settings):
     """Which network, and where its weights come from."""
 
     arrival: ClassVar = ActsLater()
-    family: Annotated[
-        Literal["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "glm4v"], _BY_CONFIG
-    ] = "qwen2_5_vl"
+    family: Annotated[FamilyName, _BY_CONFIG] = "qwen2_5_vl"
     """The model family."""
     path: str | None = Field(default=None, min_length=1)
     """A Hugging Face folder: config.json, tokenizer, image processor, safetensors."""

@@ -6,7 +6,7 @@ from pydantic import Field
 
 from vtool.config.schema.base import ActsLater, ReadBack, Settings
 
-_BY_RUN = ReadBack("vtool.training.read_back:read_back")
+_BY_RUN = ReadBack("vtool.training.observe_run:observe_run")
 
 
 class RunSettings(Settings):

@@ -8,8 +8,8 @@ from vtool.config.schema.base import ActsLater, ReadBack, Settings
 from vtool.config.schema.megatron import Megatron
 
 _BY_ENGINE = ReadBack("vtool.engines.contract:Engine.observe")
-_BY_GROUPS = ReadBack("vtool.training.parameter_groups:read_back")
-_BY_SCHEDULE = ReadBack("vtool.training.schedule:read_back")
+_BY_GROUPS = ReadBack("vtool.training.optimizer:observe_groups")
+_BY_SCHEDULE = ReadBack("vtool.training.schedule:observe_schedule")
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -103,7 +103,7 @@ Engine = Annotated[Ddp | Fsdp2 | Megatron, Field(discriminator="kind")]
 class Train(Settings):
     """How long to train."""
 
-    arrival: ClassVar = ReadBack("vtool.training.read_back:read_back")
+    arrival: ClassVar = ReadBack("vtool.training.observe_run:observe_run")
     steps: int | None = Field(default=None, ge=1)
     """Optimizer steps in all."""
     epochs: int | None = Field(default=None, ge=1)

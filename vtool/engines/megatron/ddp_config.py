@@ -1,4 +1,4 @@
-"""The one way to megatron-core's live DDP config, whatever builds the model (verl#5775)."""
+"""The one function that makes megatron-core's DDP config, whatever builds the model (verl#5775)."""
 
 from typing import Any
 
@@ -9,10 +9,10 @@ from vtool.engines.ranks import SharedFindings
 
 
 def live_ddp_config(wrap: WrapConfig, ddp: DdpConfig, *, dtype: str, cpu: bool) -> Any:
-    """Megatron-core's `DistributedDataParallelConfig` of these settings.
+    """Build megatron-core's `DistributedDataParallelConfig` of the settings.
 
     Raises:
-        Findings: `megatron-ddp-conflict`, for each thing that contradicts another.
+        Findings: `megatron-ddp-conflict`, for each value that cannot take effect.
     """
     from megatron.core.distributed import DistributedDataParallelConfig
 

@@ -1,4 +1,4 @@
-"""The page of `vtool load-check`: subjects by checks, and what was found of each."""
+"""The page of `vtool load-check`: subjects by checks, and the findings about each."""
 
 from vtool.report.load_check.page import write_load_check
 

@@ -28,7 +28,7 @@ _WORDS = {
 
 
 def write_load_check(document: Mapping[str, Any], output: Path) -> Path:
-    """Write the page to `output`, and give `output` back.
+    """Write the page to `output`, and return `output`.
 
     Args:
         document: what `vtool.diagnostics.render.as_json` gives, and `--format json` prints.
@@ -41,7 +41,7 @@ def write_load_check(document: Mapping[str, Any], output: Path) -> Path:
 
 
 def render(document: Mapping[str, Any]) -> str:
-    """The page. The same document gives the same bytes."""
+    """Return the page. The same document gives the same bytes."""
     if document.get("version") != 1:
         raise ValueError(
             f"this is version {document.get('version')!r} of the results' layout, and the page is"
@@ -79,7 +79,7 @@ def render(document: Mapping[str, Any]) -> str:
 
 
 def _breakable(text: str) -> Markup:
-    """A long name is broken behind a dot, rather than before the comma that follows it."""
+    """Let a long name break behind a dot, rather than before the comma that follows it."""
     return Markup("<wbr>").join(re.split(r"(?<=\w[._/])(?=\w)", text))
 
 
@@ -119,7 +119,7 @@ def _subject(
 
 
 def _options(subject: str, tool: Mapping[str, Any]) -> list[str]:
-    """What was asked beside the subject. A checkpoint is given to a user's own classes alone."""
+    """Return the options beside the subject. Only a user's own classes are given a checkpoint."""
     return [
         word
         for word in tool.get("options", [])
@@ -128,10 +128,7 @@ def _options(subject: str, tool: Mapping[str, Any]) -> list[str]:
 
 
 def _cell(result: Mapping[str, Any], rule: str) -> tuple[str, str, str]:
-    """Class, mark and word of a check:
-
-    how it ended, or, where it failed, how grave its worst finding is.
-    """
+    """Return class, mark and word of a check: how it ended or, failed, its worst severity."""
     state = result["checks"].get(rule, "")
     severities = [finding["severity"] for finding in result["findings"] if finding["rule"] == rule]
     if state == "failed" and severities:
@@ -157,7 +154,7 @@ def _finding(finding: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _facts(found: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
-    """What was measured, as names and lines of text."""
+    """Return what was measured, as names and lines of text."""
     return [
         (name.replace("_", " "), _texts(value))
         for name, value in found.items()
@@ -174,7 +171,7 @@ def _texts(value: object) -> list[str]:
 def _reasons(
     checks: Mapping[str, str], details: Mapping[str, Mapping[str, Any]]
 ) -> list[tuple[str, list[str]]]:
-    """Why checks were not run: each reason, and the checks that it is of."""
+    """Return each reason why checks were not run, with the checks that it is for."""
     reasons: dict[str, list[str]] = {}
     for rule, state in checks.items():
         if state == "not-run":

@@ -23,8 +23,9 @@ from vtool.data.loader import EncodedRows, MicroBatch
 from vtool.data.row import Row
 from vtool.data.sources import Rows
 from vtool.engines.ranks import Ranks
+from vtool.families import FAMILIES
+from vtool.families.family import Family, load_family
 from vtool.models.build import build_model, model_config
-from vtool.models.families import Family, family
 from vtool.models.processor import Processor, new_processor
 from vtool.training.model_and_engine import prepare_model
 from vtool.training.run_folder import RunFolder
@@ -171,7 +172,7 @@ def build_proof_context(asked: Run, folder: Path, *, full_size: bool = False) ->
     run, changes = _smaller(asked, full_size=full_size)
     rows = Rows(asked.data.train)
     first = [read(rows, index) for index in range(min(len(rows), LOOKED_AT))]
-    known = family(run.model.family)
+    known = load_family(run.model.family)
     processor = new_processor(
         asked.model,
         run.data.image,
@@ -331,8 +332,7 @@ def _bounds(run: Run) -> schema.Image:
     """Images of four tokens at least, so that their positions are not those of text, and of not too
     many.
     """
-    cut, asked = family(run.model.family).images, run.data.image
-    token = (cut.patch_size * cut.merge_size) ** 2
+    token, asked = FAMILIES[run.model.family].patches.pixels_per_token, run.data.image
     least = min(max(asked.min_pixels or 0, FEWEST * token), MOST * token)
     return asked.model_copy(
         update={
@@ -344,8 +344,8 @@ def _bounds(run: Run) -> schema.Image:
 
 def _video_bounds(run: Run) -> schema.Video:
     """The same of videos: of each frame, or of all together; and of few frames."""
-    known = family(run.model.family)
-    frames = 1 if known.frames_are_sized else known.images.temporal_patch_size
+    facts = FAMILIES[run.model.family]
+    frames = facts.patches.temporal_patch_size if facts.video.bounds_are_total else 1
     image = _bounds(
         run.model_copy(update={"data": run.data.model_copy(update={"image": schema.Image()})})
     )

@@ -15,7 +15,7 @@ from vtool.data.loader import load_steps
 from vtool.diagnostics import Findings
 from vtool.engines.contract import Engine
 from vtool.training.session import Progress, Session
-from vtool.training.sft import train_step
+from vtool.training.step import train_step
 from vtool.training.stop import StopRequest
 from vtool.verify.proofs.context import ONE_ROW, ProofContext
 from vtool.verify.proofs.proof import Difference, Proof, failed, held, listed
@@ -137,7 +137,7 @@ def dummy(context: ProofContext) -> Proof:
         for group in context.open()[0].engine.optimizer_groups()
         for name in (one.name for one in group.members)
     }
-    tower = {name for name in trained if context.family.part(name) != "language"}
+    tower = {name for name in trained if context.family.component(name) != "language"}
     for name in sorted(tower):
         gradient = with_it.gradients.get(name)
         if gradient is None:

@@ -186,7 +186,7 @@ def _runs(context: ProofContext, sample: Sample) -> dict[int, Iterator[list[int]
         [] if grid is None else grid.tolist()
         for grid in (sample.visuals.image_grid_thw, sample.visuals.video_grid_thw)
     )
-    if context.family.frames_apart:
+    if context.family.facts.separate_frames:
         videos = [[1, high, wide] for times, high, wide in videos for _ in range(times)]
     return {context.processor.ids.image: iter(images), context.processor.ids.video: iter(videos)}
 
@@ -201,7 +201,7 @@ def labels_by_offsets(context: ProofContext, place: int) -> tuple[list[bool], st
         told.
     """
     row, tokenizer = context.rows[place], context.processor.tokenizer
-    if row.videos and context.family.frames_apart:
+    if row.videos and context.family.facts.separate_frames:
         return "the times of a video's frames stand in the text, which the template does not write"
     end = tokenizer.convert_ids_to_tokens(context.processor.ids.end)
 

@@ -44,7 +44,9 @@ def trained_set(context: ProofContext, ranks: Ranks, *, own_engine: bool = False
         )
     if unchanged := sorted(declared - changed):
         seen = "" if context.with_images() else "; no row has an image"
-        towers = {name for name in unchanged if context.family.part(_plain(name)) != "language"}
+        towers = {
+            name for name in unchanged if context.family.component(_plain(name)) != "language"
+        }
         if seen and len(towers) == len(unchanged):
             return Proof(
                 rule,
@@ -64,7 +66,7 @@ def _trained(context: ProofContext, name: str) -> bool:
     """What the settings say of a name in files."""
     if context.run.lora is not None and not is_adapter(name):
         return False
-    return not getattr(context.run.model.freeze, context.family.part(_plain(name)))
+    return not getattr(context.run.model.freeze, context.family.component(_plain(name)))
 
 
 def _plain(name: str) -> str:
@@ -111,12 +113,12 @@ def text_only(context: ProofContext, ranks: Ranks, *, own_engine: bool = False) 
     before, states = weights(session), _cloned(session.engine.optimizer_state())
     taken = take(session, progress, _shared(context, session, plain), step=2)
     after, later = weights(session), session.engine.optimizer_state()
-    tower = {name for name in before if context.family.part(_plain(name)) != "language"}
+    tower = {name for name in before if context.family.component(_plain(name)) != "language"}
     moved = sorted(name for name in tower if not torch.equal(before[name], after[name]))
     kept = {
         name: tensor
         for name, tensor in states.items()
-        if context.family.part(_plain(name)) != "language"
+        if context.family.component(_plain(name)) != "language"
     }
     moved += sorted(
         name

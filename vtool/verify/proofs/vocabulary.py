@@ -10,8 +10,8 @@ from torch import Tensor
 
 from vtool.data.chat import IGNORED
 from vtool.data.encode import Sample
+from vtool.families.tokens import TokenIds
 from vtool.models.processor import Processor
-from vtool.models.tokens import TokenIds
 
 LARGE = 1024
 """Entries; a vocabulary that has no more is left as it is."""

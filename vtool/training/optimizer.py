@@ -1,4 +1,8 @@
-"""Which parameters decay, and the optimizer that is given them: one place for every engine."""
+"""The optimizers, and which parameters they update how: one place for every engine.
+
+To add one: a function in `OPTIMIZERS`, and its name in `Optim.name` of the schema. Megatron has
+optimizers of its own.
+"""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -11,19 +15,43 @@ from vtool.config.schema import Optim
 from vtool.engines.contract import Group
 from vtool.models.read_back import dtype_name
 
+ParameterGroup = dict[str, Any]
+"""`params`, `weight_decay`, and `lr_factor`: the group's learning rate divided by `optim.lr`."""
+
+
+def adamw(groups: list[ParameterGroup], settings: Optim) -> torch.optim.Optimizer:
+    """Build AdamW (arXiv 1711.05101); its fused kernel updates all tensors in one call."""
+    return torch.optim.AdamW(
+        groups, lr=settings.lr, betas=settings.betas, eps=settings.eps, fused=True
+    )
+
+
+OPTIMIZERS: dict[str, Callable[[list[ParameterGroup], Optim], torch.optim.Optimizer]] = {
+    "adamw": adamw
+}
+"""The functions that build an optimizer, by the value of `optim.name`."""
+
+
+def build_optimizer(
+    module: nn.Module, settings: Optim, part: Callable[[str], str]
+) -> torch.optim.Optimizer:
+    """Build the optimizer of the settings over a module's trainable parameters.
+
+    Args:
+        part: given a parameter's name, one of `optim.groups`.
+    """
+    groups = parameter_groups(module.named_parameters(), settings, part)
+    return OPTIMIZERS[settings.name](groups, settings)
+
 
 def parameter_groups(
     named_parameters: Iterable[tuple[str, nn.Parameter]],
     settings: Optim,
     part: Callable[[str], str],
-) -> list[dict[str, Any]]:
-    """Trainable parameters in groups: by part of the model, and in each, tensors of two or more
-    dimensions, which decay, and others.
+) -> list[ParameterGroup]:
+    """Group trainable parameters by learning rate and weight decay.
 
-    A group's `lr_factor` is its learning rate divided by `optim.lr`.
-
-    Args:
-        part: given a parameter's name, one of `optim.groups`.
+    Tensors of two or more dimensions decay, biases and norms do not (`Optim.treatment`).
     """
     groups: dict[tuple[float, float], list[nn.Parameter]] = {}
     for name, parameter in named_parameters:
@@ -35,20 +63,10 @@ def parameter_groups(
     ]
 
 
-def build_optimizer(
-    module: nn.Module, settings: Optim, part: Callable[[str], str]
-) -> torch.optim.Optimizer:
-    """AdamW (arXiv 1711.05101); its fused kernel updates all tensors in one call."""
-    groups = parameter_groups(module.named_parameters(), settings, part)
-    return torch.optim.AdamW(
-        groups, lr=settings.lr, betas=settings.betas, eps=settings.eps, fused=True
-    )
-
-
-def read_back(
+def observe_groups(
     groups: Iterable[Group], peak: float, part: Callable[[str], str]
 ) -> Iterator[Observed]:
-    """What live optimizers have of the settings `optim`, and the precision of what they update.
+    """Yield what live optimizers have of the settings `optim`, and the dtype that they update.
 
     Args:
         peak: the highest learning rate of the live schedule, which a group multiplies by its own
@@ -57,21 +75,21 @@ def read_back(
     """
     for number, group in enumerate(groups):
         where = f"{type(group.optimizer).__name__}, group {number}"
-        yield from read_group(group.optimizer, group.settings, where)
+        yield from observe_group(group.optimizer, group.settings, where)
         for name, decays in dict.fromkeys(
-            (part(one.name), one.dimensions >= 2) for one in group.members
+            (part(member.name), member.dimensions >= 2) for member in group.members
         ):
             of = f"{where} ({name}: {'matrices' if decays else 'biases and norms'})"
             yield Observed(f"optim.groups.{name}.lr", peak * group.settings["lr_factor"], of)
             yield Observed(
                 f"optim.groups.{name}.weight_decay", group.settings["weight_decay"], of, (decays,)
             )
-        for dtype in dict.fromkeys(one.dtype for one in group.members):
+        for dtype in dict.fromkeys(member.dtype for member in group.members):
             yield Observed("model.dtype.weights", dtype_name(dtype), where)
 
 
-def read_group(optimizer: Any, group: Any, where: str) -> Iterator[Observed]:
-    """What one group of any AdamW has of settings that are the same for all groups."""
+def observe_group(optimizer: Any, group: Any, where: str) -> Iterator[Observed]:
+    """Yield what one group of any AdamW has of the settings that all groups share."""
     decoupled = (
         isinstance(optimizer, torch.optim.AdamW)
         or group.get("decoupled_weight_decay")

@@ -16,7 +16,7 @@ from vtool.config.readback import Observed, compare_readback
 from vtool.diagnostics import Diagnostic
 from vtool.engines.ranks import SharedFindings
 from vtool.models.read_back import read_class, read_config
-from vtool.training import parameter_groups, schedule
+from vtool.training import optimizer, schedule
 from vtool.training.session import Session
 
 
@@ -28,7 +28,7 @@ def check_arrival(session: Session, origins: Origins | None) -> None:
         SharedFindings: `setting-not-arrived`, `device-not-used`; each once, with the first rank
             that has it.
     """
-    mine = compare_readback(expected_settings(session.run), read_back(session), origins)
+    mine = compare_readback(expected_settings(session.run), observe_run(session), origins)
     found: dict[Diagnostic, list[int]] = {}
     for rank, findings in enumerate(session.ranks.all_gather_objects(mine)):
         for finding in findings:
@@ -39,9 +39,9 @@ def check_arrival(session: Session, origins: Origins | None) -> None:
         )
 
 
-def read_back(session: Session) -> list[Observed]:
+def observe_run(session: Session) -> list[Observed]:
     """All that this rank's live objects have of the settings."""
-    part = session.family.part
+    part = session.family.component
     engine = list(session.engine.observe(part))
     peak = schedule.highest(session.rate, session.total_steps)
     return [
@@ -54,8 +54,8 @@ def read_back(session: Session) -> list[Observed]:
         *read_class(session.engine.module),
         *engine,
         *_frozen(session),
-        *parameter_groups.read_back(session.engine.optimizer_groups(), peak, part),
-        *schedule.read_back(session.rate, session.total_steps),
+        *optimizer.observe_groups(session.engine.optimizer_groups(), peak, part),
+        *schedule.observe_schedule(session.rate, session.total_steps),
         *_rows(session),
     ]
 
@@ -99,7 +99,7 @@ def _frozen(session: Session) -> Iterator[Observed]:
     """
     trained: dict[str, list[tuple[str, bool]]] = {part: [] for part in COMPONENTS}
     for name, parameter in session.engine.named_parameters():
-        trained[session.family.part(name)].append((name, parameter.requires_grad))
+        trained[session.family.component(name)].append((name, parameter.requires_grad))
     for part, parameters in trained.items():
         for frozen in (True, False):
             names = [name for name, on in parameters if on is not frozen]
@@ -120,19 +120,19 @@ def _rows(session: Session) -> Iterator[Observed]:
     size, video = processor.image_processor.size, processor.video
     yield Observed(
         "data.image.min_pixels",
-        size["shortest_edge"] // session.family.frames_per_image,
+        size["shortest_edge"] // session.family.facts.frames_per_image,
         "the image processor",
     )
     yield Observed(
         "data.image.max_pixels",
-        size["longest_edge"] // session.family.frames_per_image,
+        size["longest_edge"] // session.family.facts.frames_per_image,
         "the image processor",
     )
     for name, value in (
         ("fps", video.fps),
-        ("max_frames", video.most(video.fps)),
-        ("min_pixels", video.smallest),
-        ("max_pixels", video.largest),
+        ("max_frames", video.most_frames(video.fps)),
+        ("min_pixels", video.min_pixels),
+        ("max_pixels", video.max_pixels),
     ):
         yield Observed(f"data.video.{name}", value, "the video processor")
     yield Observed("data.global_batch_size", session.plan.global_batch_size, "the plan of the rows")

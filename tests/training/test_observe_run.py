@@ -21,17 +21,19 @@ from vtool.config import schema
 from vtool.config.expected import expected_settings
 from vtool.config.readback import compare_readback, observed_settings
 from vtool.config.schema import Run
+from vtool.config.schema.base import ReadBack
+from vtool.config.settings import arrivals
 from vtool.diagnostics import Findings
 from vtool.engines import fsdp2
 from vtool.engines.ddp import Ddp
 from vtool.engines.megatron import engine as megatron
 from vtool.engines.ranks import Ranks
+from vtool.families.family import load_family
 from vtool.models import adapters
-from vtool.models.families import family
 from vtool.training import launch, model_and_engine
 from vtool.training import session as sessions
 from vtool.training.model_and_engine import build_engine
-from vtool.training.read_back import check_arrival, read_back
+from vtool.training.observe_run import check_arrival, observe_run
 from vtool.training.session import Request
 from vtool.training.sft import train
 
@@ -129,11 +131,11 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Any:
         Task(other.run, sources, other.origins), tmp_path_factory.mktemp("files"), Ranks()
     )
     assert (
-        compare_readback(expected_settings(small.run), read_back(opened))
-        == compare_readback(expected_settings(sources.run), read_back(files))
+        compare_readback(expected_settings(small.run), observe_run(opened))
+        == compare_readback(expected_settings(sources.run), observe_run(files))
         == []
     )
-    return [(small.run, read_back(opened)), (sources.run, read_back(files))]
+    return [(small.run, observe_run(opened)), (sources.run, observe_run(files))]
 
 
 def test_every_setting_that_is_said_to_be_read_back_is_seen(
@@ -234,11 +236,11 @@ def test_offloading_is_seen_where_there_is_somewhere_to_offload_to(
 ) -> None:
     opened, _ = session(small("engine=fsdp2"))
     group = opened.engine.parts[0][0]._get_fsdp_state()._fsdp_param_groups[0]  # type: ignore[attr-defined]
-    assert not [one for one in read_back(opened) if one.name == "engine.cpu_offload"]
+    assert not [one for one in observe_run(opened) if one.name == "engine.cpu_offload"]
     group.device = torch.device("cuda")
-    assert [one.value for one in read_back(opened) if one.name == "engine.cpu_offload"] == [False]
+    assert [one.value for one in observe_run(opened) if one.name == "engine.cpu_offload"] == [False]
     group.offload_policy = fsdp2.CPUOffloadPolicy()
-    assert [one.value for one in read_back(opened) if one.name == "engine.cpu_offload"] == [True]
+    assert [one.value for one in observe_run(opened) if one.name == "engine.cpu_offload"] == [True]
 
 
 # What upstream has dropped, dropped here in the same place of our own way from a recipe to an
@@ -289,7 +291,7 @@ class TestUpstream:
                 ),
             )
             assert found(made) == {"engine.kind"}
-        of = type(family("qwen2_5_vl"))
+        of = type(load_family("qwen2_5_vl"))
         monkeypatch.setattr(of, "blocks", lambda self, model: [])
         assert found(made) == {"engine.reshard_after_forward"}
 
@@ -386,7 +388,7 @@ class TestUpstream:
         """accelerate#3698: `ignored_modules` was never set."""
         made = small("lora={rank: 2, exclude: [q_proj]}")
         assert found(made) == set()
-        monkeypatch.setattr(adapters, "chosen", lambda names, _lora: list(names))
+        monkeypatch.setattr(adapters, "select_layers", lambda names, *_: list(names))
         assert found(made) == {"lora.exclude"}
 
     def test_what_a_builder_chooses_by_itself(
@@ -416,7 +418,7 @@ class TestUpstream:
             model_and_engine, "prepare_model", lambda _run, model: model.to(torch.bfloat16)
         )
         opened, _ = session(made)
-        (finding,) = compare_readback(expected_settings(made.run), read_back(opened))
+        (finding,) = compare_readback(expected_settings(made.run), observe_run(opened))
         assert (
             finding.message
             == "`model.dtype` asks for trained weights in float32, but AdamW, group 0 (and 1 more)"

@@ -1,4 +1,4 @@
-"""The parts of one step: marked for whoever records, and timed."""
+"""The spans of one training step: named for the tool that records, and timed."""
 
 import time
 from collections.abc import Iterator
@@ -9,11 +9,11 @@ from torch.profiler import record_function
 
 from vtool.devices.profiling import Range, synchronize
 
-WHOLE = "train_batch"
-"""The role of a step as a whole; what is in none of its parts is its `other`."""
+STEP_SPAN = "train_batch"
+"""The span of a step as a whole; what is in none of its parts is its `other`."""
 PARTS = ("data", "forward", "backward", "optimizer", "evaluation", "checkpoint")
-COLOURS = {
-    WHOLE: "grey",
+SPAN_COLORS = {
+    STEP_SPAN: "grey",
     "data": "terrible",
     "forward": "good",
     "backward": "thread_state_runnable",
@@ -21,15 +21,15 @@ COLOURS = {
     "evaluation": "rail_idle",
     "checkpoint": "yellow",
 }
-"""Names of the Trace Event Format's colours (`cname`)."""
+"""The color of each span in a trace, by the names of the Trace Event Format (`cname`)."""
 
 
-class Marks:
-    """Marks and times the parts of one step.
+class StepTimer:
+    """Names and times the spans of one step.
 
-    A part's time is what is spent in it and in no part inside of it, so that the parts of a step
-    add up to it. The device is waited for at
-    each edge: what it has been given in one part is not counted to the next.
+    A span's time is what is spent in it and in no span inside of it, so that the spans of a step
+    add up to the step. The device is waited for at each edge: work that was queued in one span is
+    not counted in the next.
     """
 
     def __init__(self, device: torch.device, ranges: Range | None) -> None:
@@ -37,11 +37,11 @@ class Marks:
         self._open: list[str] = []
         self._since = 0.0
         self.spent: dict[str, float] = {}
-        """Seconds by role."""
+        """Seconds by span."""
 
     @contextmanager
     def span(self, name: str) -> Iterator[None]:
-        """See `vtool.engines.spans.Span`."""
+        """Time a span, and name it for the tools; see `vtool.engines.spans.Span`."""
         self._turn()
         self._open.append(name)
         with record_function(name), self._ranges(name) if self._ranges else nullcontext():

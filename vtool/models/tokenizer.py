@@ -1,23 +1,9 @@
-"""The token ids that the rest of the code must know, and a tokenizer trained on the spot."""
+"""A tokenizer that is trained on the spot, and its chat template."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
-
-@dataclass(frozen=True, slots=True)
-class TokenNames:
-    """What the tokens are called in a tokenizer of our own:
-
-    as in the family's, for a server's processor goes by these names.
-    """
-
-    image: str = "<|image_pad|>"
-    video: str = "<|video_pad|>"
-    vision_start: str = "<|vision_start|>"
-    vision_end: str = "<|vision_end|>"
-    video_start: str = "<|vision_start|>"
-    video_end: str = "<|vision_end|>"
+from vtool.families.tokens import TokenNames
 
 
 def chat_template(names: TokenNames) -> str:
@@ -40,21 +26,6 @@ def chat_template(names: TokenNames) -> str:
         "{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
         "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
     )
-
-
-@dataclass(frozen=True, slots=True)
-class TokenIds:
-    """Token ids by their part. `end` closes a turn; `pad` fills rows up and is never a label."""
-
-    image: int
-    video: int
-    vision_start: int
-    vision_end: int
-    end: int
-    pad: int
-    video_start: int | None = None
-    """Where a family has other tokens around a video than around an image."""
-    video_end: int | None = None
 
 
 def train_tokenizer(texts: Iterable[str], names: TokenNames, vocab_size: int = 512) -> Any:

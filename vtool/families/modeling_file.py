@@ -1,7 +1,4 @@
-"""`model.modeling`, FILE.py:CLASS:
-
-what can be told of the file without importing it. Torch-free.
-"""
+"""`model.modeling`, FILE.py:CLASS: what the file says without being imported. Torch-free."""
 
 import ast
 from collections.abc import Iterable, Iterator
@@ -14,34 +11,33 @@ RULE = "not-a-model-class"
 SETTING = "model.modeling"
 
 
-def split(modeling: str) -> tuple[Path, str]:
-    """The file and the class that a setting of this form names."""
+def split_modeling(modeling: str) -> tuple[Path, str]:
+    """Return the file and the class that the setting names."""
     file, _, name = modeling.rpartition(":")
     return Path(file), name
 
 
-def resolved(modeling: str) -> str:
-    """The same, wherever the command runs: the setting as an object shows it."""
-    file, name = split(modeling)
+def resolve_modeling(modeling: str) -> str:
+    """Return the setting with the whole path, as an object shows it."""
+    file, name = split_modeling(modeling)
     return f"{file.resolve()}:{name}"
 
 
-def well_formed(modeling: str) -> bool:
-    """Whether it has the form FILE.py:CLASS."""
-    file, name = split(modeling)
+def is_well_formed(modeling: str) -> bool:
+    """Return whether the setting has the form FILE.py:CLASS."""
+    file, name = split_modeling(modeling)
     return file.suffix == ".py" and name.isidentifier()
 
 
-def problem(modeling: str) -> Diagnostic | None:
-    """What stands against a file that is there, as text: it is not Python, or has no such class."""
-    file, name = split(modeling)
+def check_modeling_file(modeling: str) -> Diagnostic | None:
+    """Check that a file that exists is Python, and has the class at its top level."""
+    file, name = split_modeling(modeling)
     try:
         tree = ast.parse(file.read_bytes(), str(file))
     except SyntaxError as error:
         message = f"{file} is not Python: {error.msg}"
-        return Diagnostic(
-            RULE, message, parameter=SETTING, origin=Origin(str(file), error.lineno, error.offset)
-        )
+        origin = Origin(str(file), error.lineno, error.offset)
+        return Diagnostic(RULE, message, parameter=SETTING, origin=origin)
     # the last two of text that is nested too deeply
     except (OSError, ValueError, RecursionError, MemoryError) as error:
         return Diagnostic(RULE, f"{file} cannot be read: {error}", parameter=SETTING)
@@ -56,7 +52,7 @@ def problem(modeling: str) -> Diagnostic | None:
 
 
 def _classes(statements: Iterable[ast.stmt]) -> Iterator[str]:
-    """At the file's top, also below `if` and `try`."""
+    """Yield the names of classes at a file's top level, also below `if` and `try`."""
     for statement in statements:
         if isinstance(statement, ast.ClassDef):
             yield statement.name

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from vtool.config.windows import Window, not_packed, window_of, window_of_folder
+from vtool.families.windows import Window, packing_conflict, window_of, window_of_folder
 
 ON: dict[str, Any] = {
     "use_sliding_window": True,
@@ -64,9 +64,9 @@ def test_what_cannot_be_read_is_left_to_what_loads_it(tmp_path: Path, text: str)
 
 def test_a_window_that_no_packed_row_reaches_is_no_finding() -> None:
     window = Window(24, 2, 4)
-    assert not_packed(None, 1000) is None
-    assert not_packed(window, 23) is None
+    assert packing_conflict(None, 1000) is None
+    assert packing_conflict(window, 23) is None
     for budget in (24, 160, None):
-        message, advice = not_packed(window, budget) or ("", "")
+        message, advice = packing_conflict(window, budget) or ("", "")
         assert "2 of the model's 4 layers see the last 24 tokens only (sliding_window)" in message
         assert "data.micro_batch_tokens=23" in advice

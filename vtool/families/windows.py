@@ -1,61 +1,55 @@
-"""How far back the layers of a model see:
-
-windows, beyond which tokens are out of sight. Torch-free.
-"""
+"""Sliding windows of a language model: how far back its layers attend. Torch-free."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vtool.config.images import read_json
+from vtool.families import FAMILIES
+from vtool.families.images import read_json
 
-# The families whose language part can have windows, and the defaults of transformers' config
-# classes.
-FAMILIES = ("qwen2_vl", "qwen2_5_vl")
-_WINDOW, _LAYERS, _FIRST = 4096, 80, 80
 SLIDING = "sliding_attention"
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Some layers see no more than so many tokens, themselves included."""
+    """A sliding window of some of a model's layers."""
 
     tokens: int
+    """The tokens that a layer with the window attends to, the current one included."""
     sliding: int
+    """The layers that have it."""
     layers: int
-    """Of all, how many `sliding` there are of."""
+    """All layers."""
 
 
 def window_of(layer_types: Sequence[str] | None, tokens: int | None) -> Window | None:
-    """That of a language model, from what transformers' config has once it is read:
+    """Return the window of a language model, by what transformers' config has once it is read.
 
-    the kind of each layer, and `sliding_window`.
+    Args:
+        layer_types: the kind of each layer.
+        tokens: `sliding_window`.
     """
     sliding = list(layer_types or ()).count(SLIDING)
     return Window(tokens, sliding, len(layer_types or ())) if sliding and tokens else None
 
 
 def window_of_folder(folder: Path, family: str) -> Window | None:
-    """The same, from a folder's config.json, read as transformers reads it;
+    """Return the window by a folder's config.json, read as transformers reads it.
 
-    None where there is none, or it cannot be read.
+    None where there is no window, or no such file that can be read.
     """
     config = read_json(folder / "config.json")
-    if family not in FAMILIES or not isinstance(config, dict):
+    default = FAMILIES[family].sliding_window
+    if default is None or not isinstance(config, dict):
         return None
-    # of old, one level
+    # old folders have one level
     text: Any = config if config.get("text_config") is None else config["text_config"]
     try:
-        layers, first = (
-            int(text.get("num_hidden_layers", _LAYERS)),
-            int(text.get("max_window_layers", _FIRST)),
-        )
-        tokens = (
-            int(text.get("sliding_window", _WINDOW) or 0)
-            if text.get("use_sliding_window")
-            else None
-        )
+        layers = int(text.get("num_hidden_layers", default.layers))
+        first = int(text.get("max_window_layers", default.first))
+        used = text.get("use_sliding_window")
+        tokens = int(text.get("sliding_window", default.tokens) or 0) if used else None
     except (AttributeError, TypeError, ValueError):  # not a config: what loads it says so
         return None
     types = text.get("layer_types") or ["full_attention"] * min(first, layers) + [SLIDING] * (
@@ -64,11 +58,13 @@ def window_of_folder(folder: Path, family: str) -> Window | None:
     return window_of(types, tokens) if isinstance(types, list) else None
 
 
-def not_packed(window: Window | None, budget: int | None) -> tuple[str, str] | None:
-    """Why rows of so many tokens cannot be packed for a model with this window, and what to do;
+def packing_conflict(window: Window | None, budget: int | None) -> tuple[str, str] | None:
+    """Return why rows cannot be packed for a model with this window, and what to do instead.
+
     None where the window never acts.
 
     Args:
+        window: of the model.
         budget: `data.micro_batch_tokens`.
     """
     if window is None or (budget is not None and budget < window.tokens):
@@ -78,10 +74,8 @@ def not_packed(window: Window | None, budget: int | None) -> tuple[str, str] | N
         f" see the last {window.tokens} tokens only (sliding_window), and attention by document has"
         " no window"
     )
-    return (
-        message,
-        (
-            f"set data.packing=none, or data.micro_batch_tokens={window.tokens - 1}, if all rows"
-            " are that short"
-        ),
+    help = (
+        f"set data.packing=none, or data.micro_batch_tokens={window.tokens - 1}, if all rows are"
+        " that short"
     )
+    return message, help

@@ -1,0 +1,1 @@
+"""Tests of vtool/families: what each model family has of its own."""

@@ -1,0 +1,208 @@
+"""The code of a model family: what all families share, and how a family is loaded."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vtool.families import FAMILIES
+from vtool.families.facts import FamilyFacts
+from vtool.families.frames import FrameRequest, sample_in_groups
+from vtool.families.tokens import TokenIds, TokenNames
+
+
+class Family:
+    """The code that all families share. The subclass of a family overrides what differs.
+
+    In each, `model.visual` is the tower: `patch_embed`, `blocks` one after the other, `merger`.
+    `model.language_model.layers` follow on embeddings into which the tower's features have been
+    put.
+    """
+
+    def __init__(self, facts: FamilyFacts):
+        self.facts = facts
+
+    def model_class(self) -> Any:
+        """Return transformers' model class."""
+        return _from_transformers(f"{self.facts.class_prefix}ForConditionalGeneration")
+
+    def image_processor_class(self) -> Any:
+        """Return transformers' image processor class that needs no torchvision."""
+        return _from_transformers(f"{self.facts.image_processor}Pil")
+
+    def random_config(self, size: str, vocab_size: int, ids: TokenIds) -> Any:
+        """Return the transformers config of a model with random weights of this size."""
+        table = self.facts.sizes[size]
+        text = {
+            "vocab_size": vocab_size,
+            "hidden_size": table["hidden"],
+            "intermediate_size": table["intermediate"],
+            "num_hidden_layers": table["layers"],
+            "num_attention_heads": table["heads"],
+            "num_key_value_heads": table["kv_heads"],
+            "max_position_embeddings": table["positions"],
+            "tie_word_embeddings": True,
+            "eos_token_id": ids.end,
+            "pad_token_id": ids.pad,
+            "bos_token_id": None,
+        }
+        return _from_transformers(f"{self.facts.class_prefix}Config")(
+            text_config=text | self.text_config(table),
+            vision_config=self.vision_config(table),
+            tie_word_embeddings=True,
+            **{
+                field: token
+                for name, field in self.facts.token_fields.items()
+                if (token := getattr(ids, name)) is not None
+            },
+        )
+
+    def text_config(self, table: Mapping[str, int]) -> dict[str, Any]:
+        """Return what a random model's text config has besides what all families have."""
+        return {"rope_parameters": rope(table["hidden"] // table["heads"])}
+
+    def vision_config(self, table: Mapping[str, int]) -> dict[str, Any]:
+        """Return the vision config of a random model."""
+        patches = self.facts.patches
+        return {
+            "depth": table["vision_depth"],
+            "hidden_size": table["vision_hidden"],
+            "intermediate_size": table["vision_intermediate"],
+            "num_heads": table["vision_heads"],
+            "out_hidden_size": table["hidden"],
+            "patch_size": patches.patch_size,
+            "spatial_merge_size": patches.merge_size,
+            "temporal_patch_size": patches.temporal_patch_size,
+        }
+
+    def token_ids(self, config: Any, tokenizer: Any) -> TokenIds:
+        """Return the ids that a folder's config and tokenizer name."""
+        pad = tokenizer.pad_token_id
+        return TokenIds(
+            **{name: getattr(config, field) for name, field in self.facts.token_fields.items()},
+            end=tokenizer.eos_token_id,
+            pad=pad if pad is not None else tokenizer.eos_token_id,
+        )
+
+    def sample_frames(self, request: FrameRequest) -> list[int]:
+        """Return the indices of the frames of a video file that the model is shown."""
+        return sample_in_groups(request)
+
+    def video_text(
+        self, names: TokenNames, indices: Sequence[int], rate: float, frames_per_patch: int
+    ) -> str:
+        """Return the text that the processor puts in the place of a video of the chat template.
+
+        It has one token for each run of the tower's features.
+
+        Args:
+            names: the special tokens.
+            indices: of the frames that are shown, among all frames.
+            rate: all frames per second.
+            frames_per_patch: the frames in a patch.
+        """
+        return names.video
+
+    def component(self, name: str) -> str:
+        """Return the component (vision, projector or language) of a parameter or module name."""
+        _, found, inside = name.partition("model.visual.")
+        if not found:
+            return "language"
+        return "projector" if inside.partition(".")[0] in self.facts.projector_modules else "vision"
+
+    def tower(self, model: nn.Module) -> list[nn.Module]:
+        """Return the tower's blocks, and the tower itself: in order of computation, inner first."""
+        visual: Any = model.model.visual  # type: ignore[union-attr]
+        return [*visual.blocks, visual]
+
+    def blocks(self, model: nn.Module) -> list[nn.Module]:
+        """Return the modules that an engine wraps: the tower's blocks, the tower, and each layer.
+
+        In order of computation, inner ones first.
+        """
+        inner: Any = model.model
+        return [*self.tower(model), *inner.language_model.layers]
+
+    def smallest_image(self, model: nn.Module, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Return an image of zeros that gives one image token, by the tower's own config.
+
+        Returns:
+            pixel_values [P, W] and image_grid_thw [1, 3].
+        """
+        visual: Any = model.model.visual  # type: ignore[union-attr]
+        config, side = visual.config, visual.config.spatial_merge_size
+        width = config.in_channels * config.temporal_patch_size * config.patch_size**2
+        dtype = next(visual.parameters()).dtype
+        return torch.zeros(side * side, width, device=device, dtype=dtype), torch.tensor(
+            [[1, side, side]], device=device
+        )
+
+    def features(self, output: Any) -> Iterator[Tensor]:
+        """Yield all tensors that `get_image_features` hands to the language model.
+
+        They are unpacked as transformers' own forward pass does.
+        """
+        yield from output.pooler_output
+
+    def split(self, output: Any, images: int) -> tuple[Any, Any]:
+        """Split an output of `get_image_features` into that of images and that of videos.
+
+        Args:
+            output: of `images` images and, behind them, of videos.
+            images: their number.
+        """
+        features, kind = output.pooler_output, type(output)
+        return kind(pooler_output=features[:images]), kind(pooler_output=features[images:])
+
+    def serving_files(
+        self, image_processor: Mapping[str, Any], video_processor: Mapping[str, Any]
+    ) -> dict[str, dict[str, Any]]:
+        """Return the processor's JSON files for a server, by file name.
+
+        They are what the processor's `save_pretrained` would write; it cannot be built where
+        torchvision is not installed.
+
+        Args:
+            image_processor: the settings of the image processor.
+            video_processor: the settings of the video processor.
+        """
+        image = {
+            **image_processor,
+            "image_processor_type": self.facts.image_processor,
+            "processor_class": self.facts.processor,
+        }
+        return {
+            "preprocessor_config.json": image,
+            "video_preprocessor_config.json": dict(video_processor),
+        }
+
+
+def load_family(name: str) -> Family:
+    """Import the code of a family (a name of `FAMILIES`)."""
+    facts = FAMILIES[name]
+    module, _, attribute = facts.implementation.partition(":")
+    family: Family = getattr(import_module(module), attribute)(facts)
+    return family
+
+
+def rope(head_dim: int, rotated: float = 1.0, **more: Any) -> dict[str, Any]:
+    """Return the settings of multimodal rotary positions.
+
+    The frequencies of a head's rotated share are divided among time, height and width.
+    """
+    half = int(head_dim * rotated) // 2
+    side = half // 3
+    return {
+        "rope_type": "default",
+        "rope_theta": 10000.0,
+        "mrope_section": [half - 2 * side, side, side],
+        **more,
+    }
+
+
+def _from_transformers(name: str) -> Any:
+    import transformers
+
+    return getattr(transformers, name)

@@ -1,0 +1,47 @@
+"""How the files of a model's folder say that images are cut. Torch-free."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from vtool.families import FAMILIES
+from vtool.families.facts import PatchSizes
+
+# The default of transformers' image processor classes, of every family.
+_PROCESSOR_DEFAULT = PatchSizes(14)
+
+
+def read_json(file: Path) -> Any:
+    """Return the contents of a JSON file; None where there is none that can be read."""
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
+def patches_of_tower(folder: Path, family: str) -> PatchSizes | None:
+    """Return the patches that a folder's vision tower takes; None where config.json has none."""
+    config = read_json(folder / "config.json")
+    vision = config.get("vision_config") if isinstance(config, dict) else None
+    return _patches(vision, FAMILIES[family].patches, "spatial_merge_size")
+
+
+def patches_of_processor(folder: Path) -> PatchSizes | None:
+    """Return the patches that a folder's image processor makes; None where there is none."""
+    own = read_json(folder / "preprocessor_config.json")
+    if own is None and isinstance(both := read_json(folder / "processor_config.json"), dict):
+        own = both.get("image_processor")
+    return _patches(own, _PROCESSOR_DEFAULT, "merge_size")
+
+
+def _patches(given: Any, default: PatchSizes, merge: str) -> PatchSizes | None:
+    if not isinstance(given, dict):
+        return None
+    try:
+        return PatchSizes(
+            int(given.get("patch_size", default.patch_size)),
+            int(given.get(merge, default.merge_size)),
+            int(given.get("temporal_patch_size", default.temporal_patch_size)),
+        )
+    except (TypeError, ValueError):
+        return None

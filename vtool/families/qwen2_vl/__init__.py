@@ -1,0 +1,5 @@
+"""Qwen2-VL."""
+
+from vtool.families.qwen2_vl.facts import FACTS
+
+__all__ = ["FACTS"]

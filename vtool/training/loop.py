@@ -1,0 +1,98 @@
+"""The training loop."""
+
+import time
+from dataclasses import dataclass, field
+
+from vtool.data.loader import load_steps
+from vtool.diagnostics import Diagnostic
+from vtool.evaluation.evaluate import evaluate
+from vtool.profiling.profiler import Profiler
+from vtool.training.checkpoint import Writer
+from vtool.training.display import Display
+from vtool.training.metrics import append
+from vtool.training.session import Progress, Session, snapshot
+from vtool.training.step import train_step
+from vtool.training.stop import StopRequest
+from vtool.training.tracking import Trackers
+
+
+@dataclass(frozen=True, slots=True)
+class LoopTools:
+    """The open resources that the loop writes to or asks."""
+
+    writer: Writer
+    stop: StopRequest
+    display: Display
+    trackers: Trackers
+    profiler: Profiler
+    findings: list[Diagnostic] = field(default_factory=list)
+    """Findings of evaluations, which do not end the run; each once."""
+
+
+def train_loop(session: Session, progress: Progress, tools: LoopTools) -> int | None:
+    """Take the steps that are left, with evaluations and checkpoints between them.
+
+    Returns:
+        None after the last step, else the signal by which any rank was asked to stop.
+    """
+    run = session.run
+    steps = range(progress.step + 1, session.total_steps + 1)
+    loaded = load_steps(session.rows["train"], steps, session.micro_batches, run.data.workers)
+    for step in steps:
+        span = tools.profiler.begin(step)
+        with span("train_batch"):
+            began = time.perf_counter()
+            with span("data"):
+                batches = next(loaded)
+            metrics, signal = train_step(session, progress, step, batches, tools.stop, span)
+            progress.step = step
+            progress.seconds += time.perf_counter() - began
+            metrics["seconds"] = progress.seconds
+            if session.ranks.rank == 0:
+                append(session.folder.metrics, metrics)
+                tools.trackers.log(metrics)
+                tools.display.step(metrics, time.perf_counter() - began)
+
+            last = step == session.total_steps
+            if "validation" in session.rows and (last or _due(step, run.evaluation.every_steps)):
+                with span("evaluation"):
+                    _validate(session, step, tools)
+            if last or signal or _due(step, run.checkpoint.every_steps):
+                with span("checkpoint"):
+                    _save_checkpoint(session, progress, tools.writer)
+        tools.profiler.end(metrics)
+        if signal and not last:
+            return signal
+    return None
+
+
+def _due(step: int, every: int | None) -> bool:
+    return every is not None and step % every == 0
+
+
+def _validate(session: Session, step: int, tools: LoopTools) -> None:
+    """Evaluate the validation split, and write its scores as a line of metrics."""
+    rows, kept = session.rows["validation"], session.ledgers["validation"].kept
+    scores = evaluate(session.engine, rows, kept, session.run.evaluation)
+    tools.findings.extend(
+        finding for finding in scores.findings("validation") if finding not in tools.findings
+    )
+    if session.ranks.rank == 0:
+        metrics = {
+            "step": step,
+            "validation_nll": scores.nll,
+            "validation_exact_match": scores.exact_match,
+            "validation_samples": scores.samples,
+        }
+        append(session.folder.metrics, metrics)
+        tools.trackers.log(metrics)
+        tools.display.say(
+            f"step {step}: validation NLL {scores.nll:.4f}, exact match {scores.exact_match:.1%} of"
+            f" {scores.samples}"
+        )
+
+
+def _save_checkpoint(session: Session, progress: Progress, writer: Writer) -> None:
+    """Gather the state on every rank, and write it on rank 0."""
+    state = snapshot(session, progress)
+    session.ranks.on_rank_zero(lambda: writer.save(state))
