@@ -1,4 +1,4 @@
-"""Compose a recipe with Hydra: its defaults list, the groups of configs/, and `KEY=VALUE` on top."""
+"""Composition of a recipe with Hydra: defaults list, groups of configs/, `KEY=VALUE` on top."""
 
 import json
 import re
@@ -81,10 +81,7 @@ def compose_recipe(recipe: str, overrides: Sequence[str]) -> Composed:
 
 
 def _clashes(layers: Sequence[Layer]) -> Iterator[Diagnostic]:
-    """Settings that one file writes as a group and a later one as a list:
-
-    they cannot be laid over each other.
-    """
+    """Yield a finding for each setting that is a group in one file and a list in a later one."""
     kinds: dict[Key, tuple[str, str]] = {}
     words: dict[type[yaml.Node], str] = {
         yaml.MappingNode: "a group of settings",
@@ -268,7 +265,7 @@ def _no_such_file(error: MissingConfigException, sources: Sequence[RecipeSource]
 
 
 def _in_defaults(choice: str, sources: Sequence[RecipeSource]) -> Origin | None:
-    """Where a defaults list names a file."""
+    """Return the place where a defaults list names a file."""
     for file in (file for source in sources for file in source.files.values()):
         for entry in (
             entry

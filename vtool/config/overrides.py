@@ -1,7 +1,5 @@
-"""`KEY=VALUE`:
-
-read with Hydra's grammar, and told apart: `optim=adamw` picks a file of a group, the others set
-values.
+"""Arguments `KEY=VALUE`, read with Hydra's grammar: `optim=adamw` picks a file of a group, the
+others set values.
 """
 
 import re
@@ -18,11 +16,10 @@ from vtool.diagnostics.near_miss import did_you_mean, near
 
 
 def parse_overrides(texts: Sequence[str]) -> list[Override]:
-    """Every argument as an override that may set any key: whether there is one is for the schema to
-    say, which knows what was meant.
+    """Parse every argument as an override that may set any key; the schema judges the keys later.
 
     Raises:
-        Findings: `bad-override`, for all of those that are none.
+        Findings: `bad-override`, for every argument that is not one.
     """
     parser = OverridesParser.create()
     overrides, findings = [], []
@@ -85,10 +82,7 @@ def _quoted(key: str, value: str) -> str:
 
 
 def _is_text(text: str) -> bool:
-    """Whether an argument was text:
-
-    the bytes of one that was not are kept by Python as lone surrogates.
-    """
+    """Return whether an argument was UTF-8: Python keeps other bytes as lone surrogates."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -140,9 +134,8 @@ def _bad(message: str, help: str | None) -> Diagnostic:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an exception's text:
-
-    Hydra's and OmegaConf's go on with its search path, or with what was around.
+    """Return the first line of an exception's text; Hydra's and OmegaConf's go on with a search
+    path.
     """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0] if lines else type(error).__name__

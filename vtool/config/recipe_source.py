@@ -68,7 +68,7 @@ class RecipeSource(ConfigSource):  # type: ignore[misc]  # Hydra's classes are n
         return self._file(config_path) is not None
 
     def is_group(self, config_path: str) -> bool:
-        """Return whether a folder is a group of settings: one of images beside the recipe is not."""
+        """Return whether a folder is a group of settings, and not one of images, for example."""
         return not config_path or next((self.folder / config_path).glob("*.yaml"), None) is not None
 
     def available(self) -> bool:
@@ -103,8 +103,8 @@ class Composer:
         ]
         self._loader = ConfigLoaderImpl(SimpleNamespace(get_path=list))
         schema = StructuredConfigSource("schema", "structured://")  # Hydra wants it last
-        self._loader.repository.sources = [*self.sources, schema]
         self.repository: Any = CachingConfigRepository(self._loader.repository)
+        self.repository.delegate.sources = [*self.sources, schema]
         """Hydra's view of the files: `group_exists`, `config_exists`, `get_group_options`."""
 
     @property
@@ -120,7 +120,10 @@ class Composer:
 
     def compose(self, defaults: Any) -> DictConfig:
         """Merge the files of a defaults list."""
-        return self._loader._compose_config_from_defaults_list(defaults.defaults, self.repository)
+        config: DictConfig = self._loader._compose_config_from_defaults_list(
+            defaults.defaults, self.repository
+        )
+        return config
 
     @staticmethod
     def apply(override: Override, config: DictConfig) -> None:
