@@ -1,4 +1,4 @@
-"""The files of recipes: shipped in an installed package or beside it in a checkout, or the user's."""
+"""The files of recipes: shipped ones, in a package or beside it in a checkout, or the user's."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The settings that there are, read off the schema: for messages, suggestions and `vtool explain`."""
+"""All settings, read off the schema: for messages, suggestions and `vtool explain`."""
 
 import ast
 import inspect
@@ -56,7 +56,7 @@ class Setting:
 
     @property
     def doc(self) -> str:
-        """The schema's text below the field; for a group without one, the docstring of its class."""
+        """The schema's text below the field; for a group without one, its class's docstring."""
         own = docstrings(self.owner).get(self.leaf, "")
         return own or next((inspect.cleandoc(group.__doc__ or "") for group in self.groups), "")
 

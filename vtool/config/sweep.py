@@ -28,7 +28,7 @@ class Job:
 
     @property
     def suffix(self) -> str:
-        """The end of its run's name, such as `lr=1e-3,seed=2`, without characters unfit for files."""
+        """The end of its run's name, `lr=1e-3,seed=2`, without characters unfit for files."""
         keys = [override.partition("=")[0].lstrip("+") for override in self.swept]
         leaves = [key.rpartition(".")[2] for key in keys]
         named = [

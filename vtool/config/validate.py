@@ -94,19 +94,19 @@ def validate(composed: Composed) -> Checked:
 
 
 def _order(finding: Diagnostic) -> tuple[bool, str, int, int]:
-    """Sort findings as one reads: file by file from the top, the command line last."""
+    """Order findings for reading: by file, from the top, the command line last."""
     origin = finding.origin or Origin("")
     return origin == COMMAND_LINE, origin.file, origin.line or 0, origin.column or 0
 
 
 def schema_of(values: dict[str, Any]) -> type[Settings]:
-    """Return the schema of a recipe's `kind`; that of a run where the kind is missing or unknown."""
+    """Return the schema of a recipe's `kind`; of a run where that is missing or unknown."""
     kind = values.get("kind")
     return KINDS.get(kind, Run) if isinstance(kind, str) else Run
 
 
 def _partial(schema: type[Settings], values: dict[str, Any], groups: set[str]) -> Settings:
-    """Return the sound groups, so that a finding in one does not hide the rules about the others."""
+    """Return the sound groups, so that a finding in one does not hide those of others."""
     found = {}
     for name, field in schema.model_fields.items():
         if name in groups:

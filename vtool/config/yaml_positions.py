@@ -1,4 +1,4 @@
-"""YAML files with positions, and stricter than other readers: a key that is there twice is refused."""
+"""YAML files with positions, read strictly: a key that is there twice is refused."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

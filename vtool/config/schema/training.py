@@ -78,8 +78,8 @@ class Ddp(Settings):
 
 
 class Fsdp2(Settings):
-    """torch's FSDP2 (`fully_shard`): each rank keeps its share of the weights, the gradients and the
-    optimizer's state.
+    """torch's FSDP2 (`fully_shard`): each rank keeps its share of the weights, the gradients and
+    the optimizer's state.
     """
 
     arrival: ClassVar = ReadBack("vtool.engines.fsdp2:observe_fsdp2")
