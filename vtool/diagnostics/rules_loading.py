@@ -237,10 +237,7 @@ RULES = (
 """VT401 to VT412 and VT430 to VT432 are asked of classes; the others say why one could not be."""
 
 VLLM_CLASS_RULES = ("shard-mismatch", "stale-after-processing", "quantised-load")
-"""The checks that only vLLM's classes can be asked:
-
-theirs are loaded by ranks, quantised, and processed.
-"""
+"""Checks of vLLM's classes only, which are loaded by ranks, quantized, and processed."""
 
 CLASS_RULES = tuple(
     rule.name for rule in RULES if rule.code < "VT49" and rule.name not in VLLM_CLASS_RULES

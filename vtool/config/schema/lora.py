@@ -35,5 +35,5 @@ class Lora(Settings):
 
     @property
     def scale(self) -> float:
-        """What B · A is multiplied by."""
+        """The factor of B · A."""
         return 2.0 if self.alpha is None else self.alpha / self.rank

@@ -57,9 +57,8 @@ class Optim(Settings):
     groups: Parts = Parts()
 
     def treatment(self, part: str, dimensions: int) -> tuple[float, float]:
-        """Of a parameter of a part:
-
-        its learning rate divided by `lr`, and its decay, which biases and norms have none of.
+        """Return a parameter's learning rate divided by `lr`, and its decay: 0 for biases and
+        norms.
         """
         own: Part = getattr(self.groups, part)
         decay = self.weight_decay if own.weight_decay is None else own.weight_decay
@@ -79,8 +78,8 @@ class Ddp(Settings):
 
 
 class Fsdp2(Settings):
-    """torch's FSDP2 (`fully_shard`): each rank keeps its share of the weights, the gradients and the
-    optimizer's state.
+    """torch's FSDP2 (`fully_shard`): each rank keeps its share of the weights, the gradients and
+    the optimizer's state.
     """
 
     arrival: ClassVar = ReadBack("vtool.engines.fsdp2:observe_fsdp2")
