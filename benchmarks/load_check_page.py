@@ -1,12 +1,10 @@
-"""Writes docs/load-check.md from the JSON of whole sweeps.
+"""Writes docs/load-check-results.md from the JSON of whole sweeps.
 
-    vtool load-check --all vllm --python EXE --format json > new.json python -m
-    benchmarks.load_check_page "vLLM 0.20.1=old.json" "vLLM 0.32.0=new.json" "SGLang
-    0.5.23=sglang.json"
+    vtool load-check --all vllm --python EXE --format json > new.json
+    python -m benchmarks.load_check_page "vLLM 0.20.1=old.json" "vLLM 0.32.0=new.json"
 
-What a later file of the same version says of a name takes the place of what an earlier one says.
-Run it where the sweeps ran: the text of each line that keeps a tensor is read from the file that
-the finding names.
+A later file of the same version replaces the names that an earlier one has too. Run it where the
+sweeps ran: the text of each line that keeps a tensor is read from the file that the finding names.
 """
 
 import json
@@ -20,7 +18,7 @@ from typing import Any
 
 from vtool.diagnostics.rules_loading import VLLM_CLASS_RULES
 
-PAGE = Path(__file__).parent.parent / "docs" / "load-check.md"
+PAGE = Path(__file__).parent.parent / "docs" / "load-check-results.md"
 REASONS = (
     ("names of its checkpoint were not found", r"names were found for"),
     ("it takes more memory or time than the limits give", r"^it took (more|longer)"),
@@ -37,13 +35,13 @@ REASONS = (
     ),
     ("its config, or its processor, is on the hub only", r"."),
 )
-"""Why there is no verdict; the first one whose pattern is found."""
+"""Groups of reasons for no verdict; the first one whose pattern is found."""
 MOST_REASONS = 3
 Result = Mapping[str, Any]
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Entry point: NAME VERSION=FILE…, the files of a version one after the other."""
+    """Write the page from arguments VERSION=FILE, of which a version may have several."""
     sweeps: dict[str, dict[str, Result]] = {}
     for version, _, file in (argument.partition("=") for argument in arguments):
         sweeps.setdefault(version, {}).update(_read(Path(file)))
@@ -62,7 +60,7 @@ def _page(sweeps: Mapping[str, Mapping[str, Result]]) -> Iterator[str]:
     yield ""
     yield from _counts(sweeps)
     yield from ["", "## Two ranks, fp8, and what is made of loaded weights", ""]
-    yield from _further(sweeps)
+    yield from _vllm_checks(sweeps)
     for version, results in sweeps.items():
         yield from ["", f"## Unsafe in {version}", ""]
         yield from _unsafe(results)
@@ -79,11 +77,8 @@ def _page(sweeps: Mapping[str, Mapping[str, Result]]) -> Iterator[str]:
     )
 
 
-def _further(sweeps: Mapping[str, Mapping[str, Result]]) -> Iterator[str]:
-    """Of the checks beyond one process and bfloat16:
-
-    how many classes passed, failed, or could not be asked, and why not.
-    """
+def _vllm_checks(sweeps: Mapping[str, Mapping[str, Result]]) -> Iterator[str]:
+    """Yield a table of vLLM's own checks: how many classes passed, failed, or did not run them."""
     rows = []
     for version, results in sweeps.items():
         judged = [result for result in results.values() if result["verdict"] in ("clean", "unsafe")]
@@ -94,7 +89,7 @@ def _further(sweeps: Mapping[str, Mapping[str, Result]]) -> Iterator[str]:
                 for result in judged
                 if result["checks"].get(rule) == "not-run"
             )
-            told = "; ".join(
+            reasons = "; ".join(
                 f"{count}: {reason}" for reason, count in why.most_common(MOST_REASONS)
             )
             if states["passed"] + states["failed"] + states["not-run"]:
@@ -105,7 +100,7 @@ def _further(sweeps: Mapping[str, Mapping[str, Result]]) -> Iterator[str]:
                         states["passed"],
                         states["failed"],
                         states["not-run"],
-                        told,
+                        reasons,
                     ]
                 )
     yield from _table(
@@ -114,7 +109,7 @@ def _further(sweeps: Mapping[str, Mapping[str, Result]]) -> Iterator[str]:
 
 
 def _short(reason: str) -> str:
-    """A reason without names, numbers and places, that those of a kind are counted together."""
+    """Return a reason without names, numbers and places, to count those of a kind together."""
     reason = re.sub(r"`[^`]*`", "…", re.sub(r"\[[\d, ]+\]|\(\w+\.py:\d+\)", "", reason))
     return " ".join(re.sub(r"\d+", "N", reason).split())[:90].replace("|", "\\|").strip(" ,")
 
@@ -159,9 +154,9 @@ def _counts(sweeps: Mapping[str, Mapping[str, Result]]) -> Iterator[str]:
 
 
 def _unsafe(results: Mapping[str, Result]) -> Iterator[str]:
-    """By the line that keeps the tensors:
+    """Yield a table by the line that keeps the tensors.
 
-    its text, and the names that reach it with the smallest safe number of slots of each.
+    It has the line's text, and the names that reach it, each with its smallest safe ring.
     """
     lines: dict[tuple[str, str, int], dict[str, str]] = defaultdict(dict)
     texts: dict[tuple[str, str, int], str] = {}
@@ -231,42 +226,14 @@ def _reason(result: Result) -> str:
     return " ".join(found[:200].split()).replace("|", "\\|").replace("<", "&lt;").replace("`", "'")
 
 
-HEAD = """# load-check: {versions}
+HEAD = """# Results of load-check: {versions}
 
-Swept on {date}, on a CPU with other work on it, by `vtool load-check --all vllm` and `--all sglang`, with a ring of one
-buffer. This page is generated; to make it again:
+Swept on {date}, on a CPU with other work on it, by `vtool load-check --all vllm` and `--all
+sglang`, with a ring of one buffer. [The guide](load-check.md) says what a verdict means, and what
+is not judged. This page is generated; to make it again:
 
-```
-vtool load-check --all vllm --python EXE --format json > FILE     # once for each version; --all sglang
-python -m benchmarks.load_check_page "NAME VERSION=FILE" …
-```
-
-## What a verdict means
-
-- **unsafe**: loaded by a loader that uses its buffer again, the class ends with other bytes in its parameters than it ends with when
-  every tensor stays valid; or another rule has found an error. Of each class at least one of that version's own ways of loading hands it
-  tensors that do not stay: `model.load_weights` called directly, and `reload_weights` with an iterator, as weight synchronisation does.
-  vLLM's loaders of safetensors and of Run:ai own what they hand over, and are safe; `details.reachable_via` and `protected_by` of each
-  class say what was seen when these ways were driven. SGLang's Run:ai loader marks what does not stay, so that classes can copy it: those
-  named here do not look at the mark.
-  The slots are those of the smallest ring of buffers with which the class loads rightly. Where they are one more than the tensors, all of
-  them have to stay valid, and still do when the class asks for one more.
-- **clean**: no error in any check that was run. Warnings and notes are in the JSON.
-- **not-run**: no verdict, for the one reason given. It has not passed.
-
-A class is made at tiny size, with the checkpoint of transformers' class of its name where there is one, else of a related class, else under
-names that the class was found to take (then nothing is said of parameters that nothing is loaded into, nor of tensors that are not read).
-Parts that do not run on a CPU (attention backends, kernels of experts, activations that a build lacks) are replaced; the class's own
-`load_weights` never is. `details.subject` of each result says what was loaded, and what was replaced.
-
-## What is not judged
-
-- Other quantised formats than the one of `quantised-load`: fp8 with a scale for each row, as compressed-tensors writes it. A folder of
-  another format is judged as it is, where its class can be made on a CPU.
-- Pipeline and expert parallelism. Of two ranks of tensor parallelism the rule `shard-mismatch` compares what both hold together with what
-  one rank holds alone, as a set of values: which rank has which part, and in what order, is not looked at.
-- Places: a weight that always goes into a wrong parameter of the same shape makes no difference between two loads.
-- Code that only a real checkpoint reaches: adapters, scales, other formats, layers of kinds that two layers do not have.
+    vtool load-check --all vllm --python EXE --format json > FILE  # for each version; --all sglang
+    python -m benchmarks.load_check_page "NAME VERSION=FILE" …
 
 ## Counts
 """

@@ -29,7 +29,7 @@ from vtool.data.loss import summed_nll
 from vtool.data.packing import collate_packed, pack, with_positions
 from vtool.families.family import load_family
 from vtool.families.tokens import TokenIds
-from vtool.models.attention import attend_by_document
+from vtool.models.attention import use_document_attention
 
 ROUNDS = 3
 IMAGE = 5
@@ -72,7 +72,7 @@ def model() -> Any:
     config.vision_config.out_hidden_size = 256
     torch.manual_seed(0)
     made = load_family("qwen2_5_vl").model_class()(config)
-    attend_by_document(made)
+    use_document_attention(made)
     return made.train()
 
 

@@ -414,7 +414,7 @@ def test_what_is_stopped_tells_what_it_has(tmp_path: Path) -> None:
             assert running.poll() is None
         running.send_signal(signal.SIGINT)
         out, told = running.communicate()
-    assert running.status == 130
+    assert running.returncode == 130
     assert "transformers:Qwen" in out
     assert "transformers:Qwen" in page.read_text()
     assert re.search(r"^stopped after \d+ of \d\d+$", told, re.MULTILINE)

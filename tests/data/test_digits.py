@@ -4,8 +4,8 @@ from pathlib import Path
 
 import numpy as np
 
-from vtool.data import digits
-from vtool.data.digits import Digits
+from vtool.data.formats import digits
+from vtool.data.formats.digits import Digits
 
 SPLITS = {split: Digits(split) for split in ("train", "validation", "test")}
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.rows import chat, picture, write_rows
-from vtool.data.messages import Messages
+from vtool.data.formats.messages import Messages
 from vtool.diagnostics import Findings
 
 

@@ -18,7 +18,7 @@ from tests.runs import gradients, messages, relative_difference, session
 from vtool.data.loader import load_steps, micro_batches
 from vtool.engines.megatron.groups import Groups
 from vtool.engines.ranks import Ranks
-from vtool.models.adapters import merged, pair_of, saved_name
+from vtool.models.adapters import adapter_names, merge_adapter, saved_name
 from vtool.training.schedule import learning_rate
 from vtool.training.session import Request
 from vtool.training.step import train_step
@@ -194,7 +194,7 @@ def declared(folder: Path, name: str) -> set[str]:
         ],
     }
     if name in adapters:
-        return {one for stem in adapters[name] for one in pair_of(f"{stem}.weight")}
+        return {one for stem in adapters[name] for one in adapter_names(f"{stem}.weight")}
     return {
         "no tower": set(names) - set(tower),
         "the tower alone": set(tower),
@@ -283,14 +283,15 @@ def test_merged_weights_are_base_and_scale_times_b_times_a(two: Any, engine: str
     seen = two[engine][0]["adapters"]
     changed = set()
     for name, tensor in seen["merged"].items():
-        a, b = pair_of(name)
+        a, b = adapter_names(name)
         if a in seen["before"]:
             wanted = seen["before"][name].double() + 5 / 3 * (
                 seen["before"][b].double() @ seen["before"][a].double()
             )
             assert float((tensor.double() - wanted).abs().max()) <= 1e-6
             assert torch.equal(
-                tensor, merged(seen["before"][name], seen["before"][a], seen["before"][b], 5 / 3)
+                tensor,
+                merge_adapter(seen["before"][name], seen["before"][a], seen["before"][b], 5 / 3),
             )
             changed.add(name)
         else:

@@ -35,7 +35,7 @@ where a test is about files, importing that would be most of its time.
 
 def results(*arguments: str | Path, status: int, cwd: Path = ROOT) -> list[Found]:
     done = load_check(*map(str, arguments), "--format", "json", cwd=cwd)
-    assert done.returncode == status, done.stdout + done.stderr
+    assert done.status == status, done.output
     return json.loads(done.stdout)["results"]
 
 

@@ -26,7 +26,7 @@ from tests.runs import request
 from vtool.families import FAMILIES
 from vtool.models import attention as ours
 from vtool.models.masks import to_sdpa
-from vtool.models.read_back import read_back
+from vtool.models.observe_model import observe_layers
 from vtool.training.model_and_engine import prepare_model
 
 CPU = torch.device("cpu")
@@ -98,7 +98,9 @@ def main() -> None:
             {
                 "cases": found,
                 "turned": turned,
-                "read back": [[one.name, one.value] for one in read_back(_prepared("qwen2_5_vl"))],
+                "read back": [
+                    [one.name, one.value] for one in observe_layers(_prepared("qwen2_5_vl"))
+                ],
             }
         )
     )
@@ -119,7 +121,7 @@ def functions() -> Iterator[Case]:
         mask = (
             None
             if keep is None
-            else ours.mask_of_rows(batch_size=1, q_length=12, kv_length=12, attention_mask=keep)
+            else ours.row_mask(batch_size=1, q_length=12, kv_length=12, attention_mask=keep)
         )
         torch.manual_seed(7)  # what is drawn for dropout is the same
         return ours.attention(module, q, k, v, mask, **more)[0]

@@ -19,7 +19,7 @@ from vtool.data.collate import Batch, Documents
 from vtool.data.packing import with_positions
 from vtool.families import FAMILIES
 from vtool.models import attention
-from vtool.models.attention import attend_by_document
+from vtool.models.attention import use_document_attention
 from vtool.models.masks import allowed_in_rows, to_npu_dense
 from vtool.training.model_and_engine import prepare_model
 
@@ -58,7 +58,7 @@ def packed(model: Any, documents: list[dict[str, Tensor]]) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def model() -> Any:
     made = tiny_model(tied=True, dtype=torch.float64)
-    attend_by_document(made)
+    use_document_attention(made)
     return made
 
 
@@ -141,22 +141,20 @@ def test_a_prompt_that_is_padded_on_the_left_is_one_that_an_npu_takes(
     nothing.
     """
     keep = torch.tensor([[1] * 9, [0] * 3 + [1] * 6]).bool()
-    mask = attention.mask_of_rows(batch_size=2, q_length=9, kv_length=9, attention_mask=keep)
+    mask = attention.row_mask(batch_size=2, q_length=9, kv_length=9, attention_mask=keep)
     assert mask is not None
     assert torch.equal(to_npu_dense(mask), ~allowed_in_rows(keep))
     # one more token of an answer
-    last = attention.mask_of_rows(
+    last = attention.row_mask(
         batch_size=2, q_length=1, kv_length=9, q_offset=8, attention_mask=keep
     )
     assert last is not None
     assert torch.equal(last[:, 0, 0], keep)
     whole = keep | True
-    assert (
-        attention.mask_of_rows(batch_size=2, q_length=9, kv_length=9, attention_mask=whole) is None
-    )
+    assert attention.row_mask(batch_size=2, q_length=9, kv_length=9, attention_mask=whole) is None
     monkeypatch.setattr("transformers.masking_utils.sdpa_mask", lambda **_: ~allowed_in_rows(keep))
     with pytest.raises(ValueError, match="Is this a mask in which True is masked"):
-        attention.mask_of_rows(batch_size=2, q_length=9, kv_length=9, attention_mask=keep)
+        attention.row_mask(batch_size=2, q_length=9, kv_length=9, attention_mask=keep)
 
 
 @pytest.mark.parametrize("wrong", ["a mask", "two rows", "other lengths"])
@@ -223,7 +221,7 @@ def test_on_an_npu_the_attention_of_rows_is_read_back_as_sdpa_without_packing(
 
 
 @pytest.mark.parametrize(
-    ("packed", "name"), [(False, attention.BY_ROW), (True, attention.BY_DOCUMENT)]
+    ("packed", "name"), [(False, attention.ROW_ATTENTION), (True, attention.DOCUMENT_ATTENTION)]
 )
 def test_the_shipped_recipe_for_npus_trains_with_this_attention(
     tmp_path: Path, packed: bool, name: str

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from tests.rows import chat, write_rows
-from vtool.data.digits import Digits
+from vtool.data.formats.digits import Digits
 from vtool.families import FAMILIES
 
 

@@ -6,12 +6,13 @@ import time
 from collections.abc import Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from tests.profiling.runs import made_run, write
 from tests.runs import read_lines
+from vtool.config import schema
 from vtool.diagnostics import Findings
 from vtool.engines.ranks import Ranks
 from vtool.training import tracking
@@ -24,6 +25,15 @@ def has(package: str) -> bool:
         return bool(metadata.version(package))
     except metadata.PackageNotFoundError:
         return False
+
+
+def test_every_tracker_of_the_schema_can_be_opened_and_no_other() -> None:
+    kinds = [
+        kind
+        for entry in get_args(get_args(schema.Tracker)[0])
+        for kind in get_args(entry.model_fields["kind"].annotation)
+    ]
+    assert set(kinds) == tracking.SINKS.keys()
 
 
 @pytest.mark.skipif(not has("tensorboard"), reason="not run: tensorboard is not installed")

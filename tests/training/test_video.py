@@ -26,7 +26,7 @@ from vtool.evaluation.predict import predict
 from vtool.families import FAMILIES
 from vtool.families.family import load_family
 from vtool.models.build import build_model
-from vtool.models.one_pass import joint_vision_forward
+from vtool.models.joint_vision import joint_vision_forward
 from vtool.models.processor import Processor
 from vtool.training.session import Request
 from vtool.training.sft import train

@@ -146,7 +146,7 @@ DEFECTS = (
         "model.freeze is in the recipe, and no line reads it.",
         RULE,
         Arrival(("model.freeze.vision=true",)),
-        "vtool.training.model_and_engine:freeze_parts",
+        "vtool.training.model_and_engine:freeze_components",
         nothing,
         told="model.freeze.vision",
     ),

@@ -111,7 +111,7 @@ def always(real: Any) -> Any:
 
 
 def no_moments(real: Any) -> Any:
-    return lambda module, optimizer, model, state, put: real(module, optimizer, model, {}, put)
+    return lambda self, model, optimizer: real(self, model, {})
 
 
 def same_order(_: Any) -> Any:
@@ -157,9 +157,8 @@ def where_it_is_first(chat: Chat, _: Any) -> list[int]:
 
 def rounded(real: Any) -> Any:
     """The weights go through bfloat16 on their way into the file."""
-    return lambda module, adapter, whole: (
-        (name, tensor.to(torch.bfloat16).to(tensor.dtype))
-        for name, tensor in real(module, adapter, whole)
+    return lambda self, adapter="merged": (
+        (name, tensor.to(torch.bfloat16).to(tensor.dtype)) for name, tensor in real(self, adapter)
     )
 
 
@@ -274,7 +273,7 @@ DEFECTS = (
         "A run that goes on begins with an empty optimizer state.",
         "resume-differs",
         RESUMED,
-        "vtool.engines.common:load_tensors",
+        "vtool.engines.common:TorchEngine.load_state",
         no_moments,
     ),
     Defect(
@@ -301,7 +300,7 @@ DEFECTS = (
         "What is called merged is the base, to the byte.",
         "export-differs",
         MERGED,
-        "vtool.engines.common:merged",
+        "vtool.engines.common:merge_adapter",
         is_the_base,
         told="what it was before",
     ),
@@ -311,7 +310,7 @@ DEFECTS = (
         "Adapters are merged without alpha / rank.",
         "export-differs",
         MERGED,
-        "vtool.engines.common:merged",
+        "vtool.engines.common:merge_adapter",
         without_scale,
     ),
     Defect(
@@ -329,7 +328,7 @@ DEFECTS = (
         "The weights are rounded to bfloat16 on their way out.",
         "export-differs",
         EXPORTED,
-        "vtool.engines.common:iter_hf_weights",
+        "vtool.engines.common:TorchEngine.iter_hf_weights",
         rounded,
     ),
 )

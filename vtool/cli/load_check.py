@@ -1,4 +1,4 @@
-"""`vtool load-check SUBJECT… [KEY=VALUE]…`"""
+"""The command `vtool load-check SUBJECT… [KEY=VALUE]…`."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from vtool.config.schema import LoadCheck, Run
     from vtool.diagnostics.result import Result
 
-# The settings of subjects that are named on the command line.
 RECIPE = "load_check"
+"""The recipe with the settings of subjects that are named on the command line."""
 
 
 class FrameworkName(StrEnum):
-    """What has a registry of classes."""
+    """A framework with a registry of classes."""
 
     vllm = "vllm"
     transformers = "transformers"
@@ -61,18 +61,18 @@ def load_check(
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write a page.")] = None,
     format: Annotated[Format, typer.Option(help="How findings are printed.")] = Format.full,
 ) -> None:
-    """Check that every weight lands, whatever loads it:
+    """Check that every weight lands, whatever loads it.
 
-    files are audited, classes are loaded by loaders that take back what they gave.
+    Files are audited, and classes are loaded by loaders that take back what they gave.
     """
     import sys
 
     from vtool.cli.common import exit_on_findings
     from vtool.cli.load_check_text import (
         Live,
+        describe_subjects,
         digests,
         last_line,
-        made_of,
         options,
         table,
         without_notes,
@@ -81,7 +81,7 @@ def load_check(
     from vtool.diagnostics.result import exit_code
     from vtool.loading.check import Progress, check_subjects
 
-    subjects, overrides = _told_apart(arguments or [])
+    subjects, overrides = _split_arguments(arguments or [])
     shown = " ".join(subjects) or (f"--all {all}" if all else "")
     with exit_on_findings("load-check", shown, format):
         settings, typed = _settings(subjects, overrides, all, python)
@@ -107,44 +107,45 @@ def load_check(
         [typed.get(name, name) for name in settings.subjects.names],
     )
     asked = options(settings, checkpoint)
-    kept = _kept(results, asked, baseline, html, stopped)
-    results = list(kept.results)
+    recorded = _record(results, asked, baseline, html, stopped)
+    results = list(recorded.results)
     many = settings.subjects.all is not None
     if format not in MACHINE:
         sys.stdout.write(table(results) if many and len(results) > 1 else "")
-        sys.stdout.writelines(made_of(results) if format is Format.full and not many else ())
+        sys.stdout.writelines(
+            describe_subjects(results) if format is Format.full and not many else ()
+        )
         sys.stdout.writelines(digests(results))
-    (sys.stderr if format in MACHINE else sys.stdout).writelines(f"{line}\n" for line in kept.lines)
+    (sys.stderr if format in MACHINE else sys.stdout).writelines(
+        f"{line}\n" for line in recorded.lines
+    )
     shown_of = without_notes(results) if many and format not in MACHINE else results
     render(shown_of, format, command="load-check", options=asked, stream=sys.stdout)
     if format not in MACHINE:
         sys.stdout.write(last_line(results))
-    for line in (*kept.failed, *([stopped] if stopped else [])):
+    for line in (*recorded.failed, *([stopped] if stopped else [])):
         sys.stderr.write(f"{line}\n")
-    raise typer.Exit(130 if stopped else 2 if kept.failed else exit_code(results))
+    raise typer.Exit(130 if stopped else 2 if recorded.failed else exit_code(results))
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
-    """Results, after a baseline and a page."""
+class _Recorded:
+    """The results after a comparison with a baseline, and after a page is written."""
 
     results: "Sequence[Result]"
     lines: "Sequence[str]"
-    """What there is to say of them."""
+    """Lines to print about baseline and page."""
     failed: "Sequence[str]"
-    """What could not be written:
-
-    told when the results have been printed, that they are not lost.
-    """
+    """Errors of writing them, printed after the results, which are so not lost."""
 
 
-def _kept(
+def _record(
     results: "Sequence[Result]",
     asked: "Sequence[str]",
     baseline: Path | None,
     html: Path | None,
     stopped: str | None,
-) -> _Kept:
+) -> _Recorded:
     from vtool.diagnostics import Findings
 
     lines, failed = [], []
@@ -166,11 +167,11 @@ def _kept(
             lines.append(f"page: {_page(results, asked, html)}")
         except OSError as error:
             failed.append(f"{html} cannot be written: {error.strerror}")
-    return _Kept(results, lines, failed)
+    return _Recorded(results, lines, failed)
 
 
-def _told_apart(arguments: "Sequence[str]") -> tuple[list[str], list[str]]:
-    """Subjects, and settings; a subject may have an = in its path."""
+def _split_arguments(arguments: "Sequence[str]") -> tuple[list[str], list[str]]:
+    """Split arguments into subjects and settings; a subject may have an = in its path."""
     import os
 
     subjects = [
@@ -187,7 +188,7 @@ def _settings(
     all: FrameworkName | None,
     python: str | None,
 ) -> "tuple[LoadCheck, dict[str, str]]":
-    """The settings, and for each subject that was made of another word, the word."""
+    """Return the settings, and for a subject that was made from a recipe, the recipe's name."""
     from vtool.config.compose import compose_recipe
     from vtool.config.load import load_load_check, load_run
     from vtool.config.resources import recipe_names
@@ -232,7 +233,7 @@ def _settings(
 
 
 def _served(run: "Run") -> str:
-    """What will be served of a run: its export; before there is one, vLLM's class of its family."""
+    """Return the subject that serves a run: its export, or before that vLLM's class of its family."""
     import os
 
     export = run.folder / "export"
@@ -244,13 +245,13 @@ def _served(run: "Run") -> str:
 
 
 def _in_order(results: "Iterable[Result]", names: "Sequence[str]") -> "list[Result]":
-    """As they were named; those of a whole framework as they came."""
+    """Sort results as they were named; those of a whole framework stay as they came."""
     place = {name: number for number, name in enumerate(names)}
     return sorted(results, key=lambda result: place.get(result.subject, len(place)))
 
 
 def _can_write(baseline: Path | None, html: Path | None) -> None:
-    """What would be found out at the end otherwise."""
+    """Check before anything is run that both files can be written."""
     from tempfile import TemporaryFile
 
     from vtool.diagnostics.baseline import compare

@@ -1,6 +1,6 @@
-"""What `vtool load-check` prints beside its findings:
+"""The output of `vtool load-check` beside its findings.
 
-progress, the table of many subjects, what was not run.
+Progress, the table of many subjects, digests, and what was not run.
 """
 
 import json
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vtool.diagnostics.result import Result
+from vtool.loading.words import listed
 
 if TYPE_CHECKING:
     from vtool.config.schema import LoadCheck
@@ -21,10 +22,7 @@ SHOWN = 4
 
 
 class Live:
-    """Progress on standard error:
-
-    one line that changes, on a terminal; else a line for each subject.
-    """
+    """Progress on standard error: a line for each subject, or on a terminal one that changes."""
 
     def __init__(self, stream: Any, *, enabled: bool) -> None:
         self.stream, self.enabled = stream, enabled
@@ -40,7 +38,7 @@ class Live:
             )
 
     def show(self, progress: "Progress") -> None:
-        """One more subject has its result."""
+        """Print that one more subject has its result."""
         if not self.enabled:
             return
         verdict = progress.result.verdict
@@ -57,22 +55,22 @@ class Live:
         self.stream.flush()
 
     def _cut(self, line: str) -> str:
-        """No wider than the terminal: what wraps cannot be taken back."""
+        """Return the line no wider than the terminal: a wrapped one cannot be overwritten."""
         # a terminal that does not know its width says 0
         most = (os.get_terminal_size(self.stream.fileno()).columns or 80) - 1
         return line if len(line) <= most else line[: most - 1] + "…"
 
     def end(self) -> None:
-        """Leave the terminal's line."""
+        """Clear the terminal's line."""
         if self.enabled and self.wide:
             self.stream.write("\r\x1b[K")
             self.stream.flush()
 
 
 def table(results: Sequence[Result]) -> str:
-    """For each check, how many subjects passed it, failed it, or were not asked;
+    """Return for each check how many subjects passed, failed, or did not run it.
 
-    then every subject that was not judged.
+    Then come the verdicts, and every subject that was not judged.
     """
     rules = list(dict.fromkeys(rule for result in results for rule in result.checks))
     width = max((len(rule) for rule in rules), default=0)
@@ -104,10 +102,10 @@ def table(results: Sequence[Result]) -> str:
     return "\n".join(lines) + "\n\n"
 
 
-def made_of(results: Sequence[Result]) -> Iterator[str]:
-    """For each subject, a line:
+def describe_subjects(results: Sequence[Result]) -> Iterator[str]:
+    """Yield a line for each subject, with its class, its checkpoint and its changes.
 
-    the folder of a recipe; the class, and with whose tensors; what of it was replaced or guessed.
+    The line has the folder of a recipe too.
     """
     for result in results:
         made = result.details.get("subject", {})
@@ -121,7 +119,7 @@ def made_of(results: Sequence[Result]) -> Iterator[str]:
 
 
 def digests(results: Sequence[Result]) -> Iterator[str]:
-    """What `--digest` has found, as `xxhsum -H2` prints it."""
+    """Yield the digests of files, as `xxhsum -H2` prints them."""
     for result in results:
         folder = result.details.get("subject", {}).get("folder", result.subject)
         measured = result.details.get("truncated-file", {}).get("measured", {})
@@ -133,17 +131,14 @@ def digests(results: Sequence[Result]) -> Iterator[str]:
 
 
 def options(settings: "LoadCheck", checkpoint: Path | None) -> list[str]:
-    """What was asked beside the subjects, as words of the command line:
-
-    what is not as it is where nothing is given.
-    """
+    """Return the settings that are not the defaults, as words of the command line."""
     given = {**dict(settings), **{f"limits.{name}": value for name, value in settings.limits}}
-    usual = {name: field.default for name, field in type(settings).model_fields.items()}
-    usual |= {f"limits.{name}": value for name, value in usual["limits"]}
+    defaults = {name: field.default for name, field in type(settings).model_fields.items()}
+    defaults |= {f"limits.{name}": value for name, value in defaults["limits"]}
     words = [
         f"{name}={_word(value)}"
         for name, value in given.items()
-        if name not in _NOT_SETTINGS and value != usual[name]
+        if name not in _NOT_SETTINGS and value != defaults[name]
     ]
     words += [f"--python={settings.python}"] if settings.python else []
     return words + ([f"--checkpoint={checkpoint}"] if checkpoint else [])
@@ -153,7 +148,7 @@ _NOT_SETTINGS = ("kind", "subjects", "limits", "python")
 
 
 def _word(value: object) -> str:
-    """A value in Hydra's grammar."""
+    """Return a value in Hydra's grammar."""
     if isinstance(value, tuple):
         return f"[{','.join(each if each.replace('-', '_').isidentifier() else json.dumps(each) for each in value)}]"
     return str(value)
@@ -166,19 +161,13 @@ def _changed(result: Result) -> list[str]:
         ("replaced", made.get("parts_replaced", [])),
         ("guessed, because the config lacks it", fields),
     )
-    return [f"{word}: {_listed(entries)}" for word, entries in groups if entries]
-
-
-def _listed(entries: Sequence[str]) -> str:
-    return ", ".join(entries[:SHOWN]) + (
-        f" and {len(entries) - SHOWN} more" if len(entries) > SHOWN else ""
-    )
+    return [f"{word}: {listed(entries, SHOWN)}" for word, entries in groups if entries]
 
 
 def without_notes(results: Sequence[Result]) -> list[Result]:
-    """Of a whole framework only what matters is printed;
+    """Return results without their notes, for a whole framework in text.
 
-    JSON has everything, and so has a subject by itself.
+    JSON has all findings, and so has the text of one subject.
     """
     return [
         replace(result, findings=tuple(each for each in result.findings if each.severity != "note"))
@@ -187,9 +176,9 @@ def without_notes(results: Sequence[Result]) -> list[Result]:
 
 
 def last_line(results: Sequence[Result]) -> str:
-    """What no verdict could be had of is never passed over:
+    """Return the last line: the subjects without a verdict, and checks that were not run.
 
-    subjects, and of those that were judged, single checks.
+    What was not checked must not read as if it had passed.
     """
     missed = [result for result in results if result.verdict == "not-run"]
     judged = [result for result in results if result.verdict in ("clean", "unsafe")]
@@ -197,10 +186,10 @@ def last_line(results: Sequence[Result]) -> str:
         rule for result in judged for rule, state in result.checks.items() if state == "not-run"
     ]
     if len(results) == 1:
-        said = [_reason(result) for result in missed] or [
+        reasons = [_reason(result) for result in missed] or [
             text for result in judged for text in _reasons(result, rules)
         ]
-        return f"not run: {'; '.join(said)}\n" if said else ""
+        return f"not run: {'; '.join(reasons)}\n" if reasons else ""
     parts = (
         [f"{len(results) - len(missed)} of {len(results)} subjects judged, {len(missed)} not run"]
         if missed
@@ -213,7 +202,7 @@ def last_line(results: Sequence[Result]) -> str:
 
 
 def _reasons(result: Result, rules: Sequence[str]) -> Iterator[str]:
-    """Each reason once, behind the checks that it is of."""
+    """Yield each reason once, after the checks that were not run for it."""
     of: dict[str, list[str]] = {}
     for rule in rules:
         of.setdefault(

@@ -127,19 +127,19 @@ def _rows(data: Data) -> dict[str, Expectation]:
         )
     }
     for split in ("train", "validation", "test"):
-        sources = getattr(data, split)
-        for leaf in ("format", "split", "path"):
-            if any(hasattr(source, leaf) for source in sources):
-                found[f"data.{split}.{leaf}"] = partial(_source, sources, f"data.{split}", leaf)
+        entries = getattr(data, split)
+        for leaf in (leaf for entry in entries for leaf in type(entry).model_fields):
+            found[f"data.{split}.{leaf}"] = partial(_entry, entries, f"data.{split}", leaf)
     return found
 
 
-def _source(sources: Sequence[Source], prefix: str, leaf: str, number: int) -> Expected:
-    """Return what is expected of one entry of a list of sources."""
-    value = getattr(sources[number], leaf, None) if number < len(sources) else None
-    return Expected(
-        f"{prefix}.{number}.{leaf}", str(Path(value)) if leaf == "path" and value else value
-    )
+def _entry(entries: Sequence[Source], prefix: str, leaf: str, number: int) -> Expected:
+    """Return what is expected of one entry of a list of rows."""
+    value = None
+    if number < len(entries):
+        file = entries[number].files().get(leaf)
+        value = str(Path(file)) if file else getattr(entries[number], leaf, None)
+    return Expected(f"{prefix}.{number}.{leaf}", value)
 
 
 def _dtypes(dtype: str) -> dict[str, Expectation]:

@@ -1,8 +1,4 @@
-"""The audit of a split:
-
-every row is encoded and looked at before it can cost anything, and each one is kept or dropped for
-a reason.
-"""
+"""The audit of a split: every row is encoded and checked, and kept or dropped for a reason."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -38,7 +34,7 @@ ROW_RULES = (
 
 @dataclass(frozen=True, slots=True)
 class RowAudit:
-    """What one row came to."""
+    """The audit of one row."""
 
     index: int
     tokens: int = 0
@@ -77,7 +73,7 @@ class Dropped:
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """The account of a split's rows: which are trained on, which were dropped and why, their tokens."""
+    """The record of a split: the rows trained on, those dropped and why, and their tokens."""
 
     sources: tuple[dict[str, Any], ...]
     rows: int
@@ -86,9 +82,9 @@ class Ledger:
     lengths: tuple[int, ...]
     """Tokens of each kept row."""
     answers: tuple[int, ...]
-    """Tokens of each kept row's last answer, without the token that ends it:
+    """Tokens of each kept row's last answer, without its end token.
 
-    what the model must write to be right.
+    A greedy answer must be that long to be right.
     """
     supervised_tokens: int
     images: int
@@ -97,10 +93,7 @@ class Ledger:
     cut: tuple[str, ...]
     """The rows that have lost a part of an answer by it."""
     images_digest: str
-    """Of the bytes of the kept rows' image and video files:
-
-    a resumed run must see the same pictures.
-    """
+    """XXH3 of the kept rows' image and video files: a resumed run must see the same pictures."""
     videos: int
 
     @classmethod
@@ -126,11 +119,11 @@ class Ledger:
 
     @property
     def dropped_by_rule(self) -> dict[str, int]:
-        """How many rows were dropped for each rule, the most frequent one first."""
+        """Rows dropped for each rule, the most frequent rule first."""
         return dict(Counter(entry.rule for entry in self.dropped).most_common())
 
     def in_words(self) -> str:
-        """The ledger in a line."""
+        """Return the ledger in a line."""
         rules = self.dropped_by_rule
         why = ", ".join(
             rule if len(rules) == 1 else f"{count} {rule}" for rule, count in rules.items()
@@ -146,7 +139,7 @@ class Ledger:
         return " · ".join(parts)
 
     def as_dict(self) -> dict[str, Any]:
-        """For data.json."""
+        """Return the ledger as data.json has it."""
         return {
             "files": list(self.sources),
             "rows": self.rows,
@@ -168,12 +161,12 @@ class Ledger:
 
 
 @dataclass(slots=True)
-class _Look(Dataset[RowAudit]):
+class _Inspector(Dataset[RowAudit]):
     rows: EncodedRows
 
     def __getitem__(self, index: int) -> RowAudit:
         try:
-            return self._look(index)
+            return self._inspect(index)
         except Findings as findings:
             return RowAudit(index, finding=findings.diagnostics[0])
         except MemoryError:  # of the machine, not of the row
@@ -181,7 +174,7 @@ class _Look(Dataset[RowAudit]):
         except Exception as error:  # one row's must not take the audit of all others along
             return RowAudit(index, finding=_unforeseen(self.rows.rows, index, error))
 
-    def _look(self, index: int) -> RowAudit:
+    def _inspect(self, index: int) -> RowAudit:
         sample = self.rows.sample(index)
         row = self.rows.rows.row(index)
         finding = check_features(sample, self.rows.processor, row) or check_labels(
@@ -197,9 +190,9 @@ class _Look(Dataset[RowAudit]):
 
 
 def _unforeseen(rows: Rows, index: int, error: Exception) -> Diagnostic:
-    """What nobody has thought of.
+    """Return the finding for an exception that no check foresaw.
 
-    It may well be a defect of vtool, and so all is told that leads there.
+    It may be a defect of vtool, so the message says where it was raised.
     """
     own = Path(__file__).parents[1]
     calls = extract_tb(error.__traceback__)
@@ -223,7 +216,7 @@ def _unforeseen(rows: Rows, index: int, error: Exception) -> Diagnostic:
 
 
 def _digest(row: Row) -> int:
-    """Of the bytes of a row's image and video files.
+    """Return the XXH3 of a row's image and video files.
 
     What a rows file holds itself is in that file's digest.
     """
@@ -239,27 +232,33 @@ def _digest(row: Row) -> int:
 
 def inspect_rows(rows: EncodedRows, indices: Sequence[int], workers: int) -> list[RowAudit]:
     """Encode and check rows, in as many processes as `data.workers` says."""
-    return list(DataLoader(_Look(rows), batch_size=None, sampler=indices, num_workers=workers))
+    return list(DataLoader(_Inspector(rows), batch_size=None, sampler=indices, num_workers=workers))
 
 
 def build_ledger(
-    rows: EncodedRows, looks: Iterable[RowAudit], split: str
+    rows: EncodedRows, audits: Iterable[RowAudit], split: str
 ) -> tuple[Ledger, tuple[Diagnostic, ...]]:
-    """Keep or drop each row, and say what stands against training on this split.
+    """Build the ledger, and return it with what stands against training on this split.
 
     Rows that cannot be used are dropped, up to `data.max_dropped_rows`; beyond that, each of them
     is a finding. A row that is too long is dropped only where `data.on_overlong` says so, and is a
     finding otherwise.
     """
-    audited = sorted(looks, key=lambda one: one.index)
-    bad = [one for one in audited if one.finding]
+    audited = sorted(audits, key=lambda audit: audit.index)
+    bad = [audit for audit in audited if audit.finding]
     findings = _once(
-        [one.finding for one in bad if one.finding and not _droppable(one.finding, rows.settings)]
+        [
+            audit.finding
+            for audit in bad
+            if audit.finding and not _droppable(audit.finding, rows.settings)
+        ]
     )
-    droppable = [one for one in bad if one.finding and _droppable(one.finding, rows.settings)]
+    droppable = [
+        audit for audit in bad if audit.finding and _droppable(audit.finding, rows.settings)
+    ]
     allowed = rows.settings.max_dropped_rows
     if len(droppable) > allowed:
-        findings += [one.finding for one in droppable if one.finding]
+        findings += [audit.finding for audit in droppable if audit.finding]
         message = (
             f"data.{split}: {len(droppable)} of {len(audited)} rows cannot be used;"
             f" data.max_dropped_rows is {allowed}"
@@ -267,27 +266,27 @@ def build_ledger(
         findings.append(
             Diagnostic("too-many-dropped-rows", message, parameter="data.max_dropped_rows")
         )
-    kept = [one for one in audited if not one.finding]
+    kept = [audit for audit in audited if not audit.finding]
     if not kept and not findings:
         findings.append(
             Diagnostic("no-rows", f"data.{split} has no rows to use", parameter=f"data.{split}")
         )
     ledger = replace(
         Ledger.of(kept),
-        sources=tuple(rows.rows.ledger()),
+        sources=tuple(rows.rows.describe()),
         rows=len(audited),
         dropped=tuple(
-            Dropped(rows.rows.name(one.index), one.finding.rule, one.finding.message)
-            for one in droppable
-            if one.finding
+            Dropped(rows.rows.name(audit.index), audit.finding.rule, audit.finding.message)
+            for audit in droppable
+            if audit.finding
         ),
-        cut=tuple(rows.rows.name(one.index) for one in kept if one.cut),
+        cut=tuple(rows.rows.name(audit.index) for audit in kept if audit.cut),
     )
     return ledger, _cap(findings, len(rows.rows))
 
 
 def warnings(ledger: Ledger, run: Run, split: str) -> Iterator[Diagnostic]:
-    """What may well be meant, and is told before it costs anything."""
+    """Yield warnings: what may be meant, and is said before it costs anything."""
     if ledger.cut:
         listed = ", ".join(ledger.cut[:3]) + (", …" if len(ledger.cut) > 3 else "")
         message = (
@@ -303,10 +302,7 @@ def warnings(ledger: Ledger, run: Run, split: str) -> Iterator[Diagnostic]:
 
 
 def _unmatched(ledger: Ledger, max_new_tokens: int, split: str) -> Diagnostic | None:
-    """The reference answers of a split to be evaluated that are longer than a greedy answer may be:
-
-    none of them can be matched.
-    """
+    """Return a warning if reference answers are longer than a greedy answer may be."""
     cut = [answer for answer in ledger.answers if answer > max_new_tokens]
     if not cut:
         return None
@@ -328,7 +324,7 @@ def _droppable(finding: Diagnostic, settings: Data) -> bool:
 
 
 def _once(findings: Sequence[Diagnostic]) -> list[Diagnostic]:
-    """What is missing on the machine is missing for each row, and told for the first."""
+    """Keep the first finding of a missing decoder, which every row of a video has."""
     first = next((finding for finding in findings if finding.rule == "video-decoder-missing"), None)
     return [
         finding
@@ -338,10 +334,10 @@ def _once(findings: Sequence[Diagnostic]) -> list[Diagnostic]:
 
 
 def _cap(findings: Sequence[Diagnostic], rows: int) -> tuple[Diagnostic, ...]:
-    """List the first of each rule and count the rest: a thousand lines hide the one that matters.
+    """List the first findings of each rule and count the rest.
 
-    What is said of every row in the same words comes of what all have in common, such as the chat
-    template, and one is enough.
+    A thousand lines would hide the one that matters. A finding that every row has in the same words
+    comes from what all have in common, such as the chat template, and is listed once.
     """
     counts = Counter(finding.rule for finding in findings)
     words = {

@@ -1,7 +1,4 @@
-"""Render a chat and find what is supervised:
-
-the assistant's answers and the token that ends each, nothing else.
-"""
+"""Rendering of chats: token ids, and labels of the answers and the token that ends each."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -24,37 +21,30 @@ class Turn:
     message: int
     """Its place among the row's messages, from 0."""
     opening: str
-    """What the generation prompt writes before the answer, such as `<|im_start|>assistant`;
-
-    some templates open `<think>` there.
-    """
+    """The end of the generation prompt, such as `<|im_start|>assistant`, or an opened `<think>`."""
     text: str
-    """What is supervised: the answer as the template writes it, and the end token."""
+    """The supervised text: the answer as the template writes it, and the end token."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """A chat as token ids, before expansion:
-
-    with one token for each image, and for each run of a video's features.
-    """
+    """A chat as token ids: one for each image and for each run of a video's features."""
 
     ids: tuple[int, ...]
     labels: tuple[int, ...]
     turns: tuple[Turn, ...]
     prompt: int
-    """How many ids are before the last supervised answer."""
+    """The number of ids before the last supervised answer."""
     answer: int
     """Tokens of that answer, without its end token."""
 
 
 def render_chat(row: Row, processor: Processor, videos: Sequence[str] = ()) -> Chat:
-    """Tokenize a chat piece by piece: each answer by itself, so that the prompt before it has the
-    very tokens of inference.
+    """Tokenize a chat, each answer by itself.
 
-    Where an answer begins is read off the chat template itself: the chat so far, rendered as a
-    prompt, must be how the whole chat's text begins. An assistant's turn of weight 0 is context
-    like a user's.
+    The prompt before an answer then has the very tokens of inference. Where an answer begins is
+    read off the chat template: the chat so far, rendered as a prompt, must be how the whole chat's
+    text begins. An assistant's turn of weight 0 is context like a user's.
 
     Args:
         videos: what the processor writes in the place of each video's token (`Family.video_text`).
@@ -127,9 +117,7 @@ def render_chat(row: Row, processor: Processor, videos: Sequence[str] = ()) -> C
 def render_prompt(
     row: Row, processor: Processor, videos: Sequence[str] = ()
 ) -> tuple[tuple[int, ...], str]:
-    """The token ids before a chat's last supervised answer, which are those of training, and that
-    answer's text.
-    """
+    """Return the token ids before a chat's last supervised answer, as in training, and its text."""
     chat = render_chat(row, processor, videos)
     return chat.ids[: chat.prompt], chat.turns[-1].text.removesuffix(
         processor.tokenizer.convert_ids_to_tokens(processor.ids.end)
@@ -137,15 +125,13 @@ def render_prompt(
 
 
 def render_question(row: Row, processor: Processor, videos: Sequence[str] = ()) -> tuple[int, ...]:
-    """The token ids of a chat that waits for an answer."""
+    """Return the token ids of a chat that waits for an answer."""
     whole = _render(row, len(row.messages), processor, prompt=True)
     return tuple(_tokenize(processor.tokenizer, _Videos(row, whole, videos, processor)(whole)))
 
 
 def control_tokens_in(row: Row, processor: Processor) -> list[str]:
-    """The tokenizer's control tokens that the messages' own text contains, or their tools and
-    reasoning.
-    """
+    """Return the control tokens that a row's own text, tools or reasoning contains."""
     offered = [row.tools, *(message.get(key) for message in row.messages for key in _OFFERED)]
     texts = [*row.texts(), *(json.dumps(value, ensure_ascii=False) for value in offered if value)]
     return [
@@ -156,8 +142,9 @@ def control_tokens_in(row: Row, processor: Processor) -> list[str]:
 
 
 class _Videos:
-    """Puts the text of each video in the place of its token, in the text that is tokenized: as
-    transformers' processors do, so that times are cut into the same tokens.
+    """A function that puts each video's text in the place of its token before tokenizing.
+
+    transformers' processors do so too: times are then cut into the same tokens.
     """
 
     def __init__(self, row: Row, whole: str, videos: Sequence[str], processor: Processor) -> None:
@@ -175,9 +162,7 @@ class _Videos:
 
 
 def _check_nothing_is_lost(row: Row, whole: str, processor: Processor) -> None:
-    """What a row offers beside text must change what the template writes, or the model never sees
-    it.
-    """
+    """Refuse a row with content, beside text, that the template leaves out."""
     for place, key, without in _offered(row):
         try:
             same = _render(without, len(row.messages), processor, prompt=False) == whole
@@ -200,7 +185,7 @@ def _check_nothing_is_lost(row: Row, whole: str, processor: Processor) -> None:
 
 
 def _offered(row: Row) -> Iterator[tuple[int | None, str, Row]]:
-    """Whatever a row offers beside text: the message's place, the key, and the row without it."""
+    """Yield whatever a row offers beside text: the message's place, the key, the row without it."""
     if row.tools:
         yield None, "tools", replace(row, tools=None)
     for place, message in enumerate(row.messages):

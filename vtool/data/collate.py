@@ -1,4 +1,4 @@
-"""From samples to the tensors of one forward pass."""
+"""Batches: the tensors of one forward pass."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +15,7 @@ from vtool.models.processor import Processor
 
 @dataclass(frozen=True, slots=True)
 class Documents:
-    """What shares a packed row, in its order."""
+    """The documents that share a packed row, in its order."""
 
     lengths: tuple[int, ...]
     """Tokens of each."""
@@ -30,9 +30,10 @@ class Batch:
     """One micro-batch: B rows padded to L tokens, or one row of documents without padding."""
 
     inputs: dict[str, Tensor]
-    """The model's keyword arguments: input_ids, attention_mask, mm_token_type_ids [B, L];
-    pixel_values [P, W]; image_grid_thw [I, 3]; pixel_values_videos [P, W]; video_grid_thw [V, 3];
-    second_per_grid_ts [V].
+    """The model's keyword arguments, with their shapes.
+
+    input_ids, attention_mask, mm_token_type_ids [B, L]; pixel_values [P, W]; image_grid_thw [I, 3];
+    pixel_values_videos [P, W]; video_grid_thw [V, 3]; second_per_grid_ts [V].
     """
     columns: Tensor
     """int64 [K]: the positions from which some row of the batch must predict a token."""
@@ -47,14 +48,11 @@ class Batch:
     tokens: int
     """Tokens without padding."""
     documents: Documents | None = None
-    """Of a packed row."""
+    """The documents of a packed row, else None."""
 
     @property
     def images(self) -> int:
-        """Images and videos that the vision tower will see;
-
-        none where the recipe drops what it needs for them.
-        """
+        """Images and videos that the vision tower sees: 0 where the recipe drops their inputs."""
         pairs = (("image_grid_thw", "pixel_values"), ("video_grid_thw", "pixel_values_videos"))
         return sum(
             len(self.inputs[grid]) for grid, pixels in pairs if {grid, pixels} <= self.inputs.keys()
@@ -68,8 +66,10 @@ class Batch:
 
 
 def collate(samples: Sequence[Sample], processor: Processor, drop: Sequence[str] = ()) -> Batch:
-    """Pad samples on the right, and leave out the inputs that the recipe names in
-    `data.drop_model_inputs`, and no others.
+    """Pad samples on the right into a batch.
+
+    Args:
+        drop: inputs to leave out (`data.drop_model_inputs`); no others are.
     """
     inputs = _without(_inputs(samples, processor, left=False), drop)
     # Position t predicts token t + 1; a first token has nothing before it to be predicted from.
@@ -89,10 +89,7 @@ def collate(samples: Sequence[Sample], processor: Processor, drop: Sequence[str]
 
 
 def filler(batch: Batch) -> Batch:
-    """The same tensors, with nothing supervised:
-
-    what a rank computes when a step has fewer rows than ranks.
-    """
+    """Return the batch with nothing supervised, for a rank that has no row in a step."""
     return replace(
         batch, targets=torch.full_like(batch.targets, IGNORED), indices=(), supervised=0, tokens=0
     )
@@ -101,8 +98,10 @@ def filler(batch: Batch) -> Batch:
 def collate_prompts(
     prompts: Sequence[Prompt], processor: Processor, drop: Sequence[str] = ()
 ) -> dict[str, Tensor]:
-    """Pad prompts on the left, so that every answer begins at the same place, and leave out the
-    same inputs as `collate`.
+    """Pad prompts on the left, so that every answer begins at the same place.
+
+    Args:
+        drop: inputs to leave out, as in `collate`.
     """
     return _without(_inputs(prompts, processor, left=True), drop)
 
@@ -128,14 +127,16 @@ def _inputs(
 
 
 def token_types(input_ids: Tensor, processor: Processor) -> Tensor:
-    """1 where an image token is, 2 where a video token is. Transformers gives these tokens
-    positions in three dimensions, and silently plain ones where it is not told.
+    """Return 1 for each image token, 2 for each video token, 0 for others.
+
+    Transformers gives these tokens positions in three dimensions, and without this input, silently,
+    plain ones.
     """
     return (input_ids == processor.ids.image).long() + 2 * (input_ids == processor.ids.video).long()
 
 
 def visual_inputs(samples: Sequence[Sample | Prompt]) -> dict[str, Tensor]:
-    """Pixels and grids of all images and videos; nothing where there is none."""
+    """Return pixels and grids of all images and videos; empty if there are none."""
     named = [sample.visuals.tensors() for sample in samples]
     names = dict.fromkeys(name for tensors in named for name in tensors)
     return {

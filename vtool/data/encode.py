@@ -1,4 +1,4 @@
-"""From a row to the tensors of one sample."""
+"""Encoding of rows: the tensors of one sample."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
@@ -17,7 +17,8 @@ from vtool.data.chat import (
     render_prompt,
     render_question,
 )
-from vtool.data.row import Row, refuse, shown
+from vtool.data.media import load_picture
+from vtool.data.row import Row, refuse
 from vtool.data.sources import Rows
 from vtool.data.video import Clip, open_clip
 from vtool.models.processor import Processor
@@ -25,26 +26,25 @@ from vtool.models.processor import Processor
 
 @dataclass(frozen=True, slots=True)
 class Visuals:
-    """What the vision tower is given of a row, by the names of the model's inputs. Shapes: P
-    patches of width W, I images, V videos.
+    """The vision tower's inputs of a row, by the model's names.
 
-    Where a model takes videos as images (`FamilyFacts.videos_are_images`), frames are among these, an
-    image for each patch along time.
+    Shapes: P patches of width W, I images, V videos. Where a model takes videos as images
+    (`FamilyFacts.videos_are_images`), frames are among these, an image for each patch along time.
     """
 
     pixel_values: Tensor | None = None
     """float32 [P, W]"""
     image_grid_thw: Tensor | None = None
-    """int64 [I, 3]: patches along time, height and width"""
+    """int64 [I, 3]: patches along time, height and width."""
     pixel_values_videos: Tensor | None = None
     """float32 [P, W]"""
     video_grid_thw: Tensor | None = None
-    """int64 [V, 3]"""
+    """int64 [V, 3]."""
     second_per_grid_ts: Tensor | None = None
-    """float32 [V]: the seconds of a patch along time, where the model asks for them"""
+    """float32 [V]: seconds of a patch along time, where the model asks for them."""
 
     def tensors(self) -> dict[str, Tensor]:
-        """Those that are there."""
+        """Return the tensors that are not None, by name."""
         named = ((field.name, getattr(self, field.name)) for field in fields(self))
         return {name: tensor for name, tensor in named if tensor is not None}
 
@@ -57,7 +57,7 @@ class Sample:
     input_ids: Tensor
     """int64 [L]"""
     labels: Tensor
-    """int64 [L]; −100 where nothing is supervised"""
+    """int64 [L]; −100 where nothing is supervised."""
     visuals: Visuals
     turns: tuple[Turn, ...]
     """The supervised turns, before any truncation."""
@@ -87,10 +87,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What the model is asked when a row is evaluated:
-
-    everything before its last supervised turn.
-    """
+    """The prompt of a row to evaluate: everything before its last supervised turn."""
 
     index: int
     input_ids: Tensor
@@ -198,7 +195,7 @@ def _texts(clips: Sequence[Clip], processor: Processor) -> list[str]:
 
 
 def _visuals(row: Row, clips: Sequence[Clip], processor: Processor) -> Iterator[_Visual]:
-    """A row's images and videos in the order in which they are shown."""
+    """Yield a row's images and videos in the order in which they are shown."""
     images, videos = iter(row.images), iter(clips)
     for kind in row.visuals():
         if kind == "image" and (image := next(images, None)) is not None:
@@ -211,18 +208,7 @@ def _visuals(row: Row, clips: Sequence[Clip], processor: Processor) -> Iterator[
 
 
 def _image(row: Row, image: Any, processor: Processor) -> _Visual:
-    from transformers.image_utils import load_image
-
-    try:
-        # As at inference: turned upright by its EXIF tag and made RGB. PIL raises where a file is
-        # cut off.
-        picture = load_image(image)
-    # each decoder raises what its file format raises; PIL, where an image is too large to be meant
-    except Exception as error:
-        named = image if isinstance(image, str) and len(image) < 200 else "its image"
-        raise refuse(
-            "broken-image", f"{row.id}: {named} cannot be decoded: {shown(error)}", row.origin
-        ) from error
+    picture = load_picture(row, image, "broken-image", "its image")
     try:
         encoded = processor.image_processor(images=[picture], return_tensors="pt")
     except ValueError as error:  # an image processor refuses an extreme aspect ratio
@@ -286,7 +272,7 @@ def _expand(
 
 def _mismatch(row: Row, ids: Sequence[int], marks: dict[int, str]) -> Exception:
     given = {"image": len(row.images), "video": len(row.videos)}
-    told = [
+    counts = [
         f"{sum(token == mark for token in ids)} {kind} tokens for {given[kind]} {kind}s"
         for mark, kind in marks.items()
         if kind == "image" or given[kind] or mark in ids
@@ -294,7 +280,7 @@ def _mismatch(row: Row, ids: Sequence[int], marks: dict[int, str]) -> Exception:
     ordered = ", or in another order" if row.images and row.videos else ""
     return refuse(
         "image-token-mismatch",
-        f"{row.id}: the chat template wrote {' and '.join(told)}{ordered}",
+        f"{row.id}: the chat template wrote {' and '.join(counts)}{ordered}",
         row.origin,
     )
 

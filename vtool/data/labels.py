@@ -1,4 +1,4 @@
-"""What is supervised, held against what the row says."""
+"""Checks of labels against the row's own words, and of image tokens against patches."""
 
 import re
 import unicodedata
@@ -16,11 +16,11 @@ _TAG = re.compile(r" ?(<[^<> ]+>) ?")
 
 
 def check_labels(sample: Sample, processor: Processor, row: Row) -> Diagnostic | None:
-    """Two independent ways back: the labels are decoded and held against the supervised turns, and
-    these against the row's own words.
+    """Check the labels in two independent ways.
 
-    The template wrote the turns that the labels were made from, so that what it leaves out is
-    missing in both.
+    They are decoded and compared with the supervised turns, and these with the row's own words:
+    the template wrote the turns that the labels were made from, so what it leaves out is missing
+    in both.
     """
     supervised = sample.labels[sample.labels != IGNORED].tolist()
     decoded = processor.tokenizer.decode(
@@ -57,7 +57,7 @@ def check_labels(sample: Sample, processor: Processor, row: Row) -> Diagnostic |
 
 
 def same_text(decoded: str, wanted: str, *, truncated: bool) -> bool:
-    """Whether decoded tokens say what is wanted, or where they are truncated, its beginning.
+    """Return whether decoded tokens are the expected text, or its beginning if they are truncated.
 
     Tokenizers may normalise (Qwen's to NFC): that is not a difference in what was said. Letters and
     marks are compared one by one (NFD), for a cut may fall between them; where it falls inside a
@@ -68,9 +68,7 @@ def same_text(decoded: str, wanted: str, *, truncated: bool) -> bool:
 
 
 def check_features(sample: Sample, processor: Processor, row: Row) -> Diagnostic | None:
-    """The image tokens that are there at last, held against the patches that the vision tower is
-    given: not against what was planned.
-    """
+    """Check the image and video tokens against the patches that the vision tower is given."""
     ids, visuals = processor.ids, sample.visuals
     tokens = int(((sample.input_ids == ids.image) | (sample.input_ids == ids.video)).sum())
     patches = sum(
@@ -95,7 +93,7 @@ def check_features(sample: Sample, processor: Processor, row: Row) -> Diagnostic
 
 
 def _says(turn: Turn, said: Sequence[str]) -> bool:
-    """Whether the texts are in a turn, in order.
+    """Return whether a turn contains the texts, in order.
 
     Space may differ, as templates strip it; `<think>` may be in the generation prompt.
     """

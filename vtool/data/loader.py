@@ -1,7 +1,4 @@
-"""From a plan to batches:
-
-encoded once where memory allows, and ahead of time where there are workers.
-"""
+"""Loading of batches, encoded once where memory allows, and ahead of time by workers."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -31,12 +28,12 @@ class MicroBatch:
     rows: tuple[int, ...]
     counts: bool = True
     packed: bool = False
-    """Whether they share one row."""
+    """True if its rows share one row without padding."""
 
 
 @dataclass(slots=True)
 class EncodedRows(Dataset[Batch]):
-    """Batches by their rows."""
+    """Batches by their micro-batch, with a cache of encoded rows."""
 
     rows: Rows
     processor: Processor
@@ -54,7 +51,11 @@ class EncodedRows(Dataset[Batch]):
         return batch if micro_batch.counts else filler(batch)
 
     def sample(self, index: int) -> Sample:
-        """Row `index`, encoded. Raises `Findings` where it cannot be."""
+        """Return row `index`, encoded.
+
+        Raises:
+            Findings: of the rules VT6xx, naming the row.
+        """
         if (sample := self.cache.get(index)) is None:
             sample = encode(self.rows, index, self.processor, self.settings)
             if self.cached_bytes + sample.nbytes <= CACHE_BYTES:
@@ -66,14 +67,14 @@ class EncodedRows(Dataset[Batch]):
 def micro_batches(
     plan: Plan, kept: Sequence[int], step: int, rank: int, world: int, micro_batch_size: int
 ) -> list[MicroBatch]:
-    """One rank's micro-batches of a step:
+    """Return one rank's micro-batches of a step.
 
-    at least one, so that every rank takes part in every reduction.
+    At least one, so that every rank takes part in every reduction.
     """
     rows = plan.step(step)
-    mine = share(rows, rank, world, micro_batch_size) or [(int(rows[0]),)]
+    groups = share(rows, rank, world, micro_batch_size) or [(int(rows[0]),)]
     counts = rank < len(rows)
-    return [MicroBatch(tuple(kept[place] for place in places), counts) for places in mine]
+    return [MicroBatch(tuple(kept[place] for place in places), counts) for places in groups]
 
 
 def packed_micro_batches(
@@ -85,15 +86,17 @@ def packed_micro_batches(
     world: int,
     budget: int,
 ) -> list[MicroBatch]:
-    """The same, of documents that share rows of at most `budget` tokens.
+    """Return one rank's micro-batches of a step, of documents that share rows.
 
-    `lengths`: of each kept row.
+    Args:
+        lengths: tokens of each kept row.
+        budget: the most tokens of a shared row.
     """
     places = [int(place) for place in plan.step(step)]
-    mine = pack(places, [lengths[place] for place in places], rank, world, budget)
+    groups = pack(places, [lengths[place] for place in places], rank, world, budget)
     return [
-        MicroBatch(tuple(kept[place] for place in group), bool(mine), packed=True)
-        for group in mine or [(places[0],)]
+        MicroBatch(tuple(kept[place] for place in group), bool(groups), packed=True)
+        for group in groups or [(places[0],)]
     ]
 
 
@@ -106,17 +109,21 @@ def micro_batches_for_step(
     rank: int,
     world: int,
 ) -> list[MicroBatch]:
-    """One rank's micro-batches of a step, as `data.packing` says."""
+    """Return one rank's micro-batches of a step, as `data.packing` says."""
     if settings.micro_batch_tokens is None:
         return micro_batches(plan, kept, step, rank, world, settings.micro_batch_size)
     return packed_micro_batches(plan, kept, lengths, step, rank, world, settings.micro_batch_tokens)
 
 
 def load_steps(
-    dataset: EncodedRows, steps: range, mine: Callable[[int], list[MicroBatch]], workers: int
+    dataset: EncodedRows, steps: range, plan_step: Callable[[int], list[MicroBatch]], workers: int
 ) -> Iterator[list[Batch]]:
-    """The batches of each step, in order. `mine` tells this rank's micro-batches of a step."""
-    flat = (micro_batch for step in steps for micro_batch in mine(step))
+    """Yield the batches of each step, in order.
+
+    Args:
+        plan_step: returns this rank's micro-batches of a step.
+    """
+    flat = (micro_batch for step in steps for micro_batch in plan_step(step))
     # Without workers a DataLoader would only add its own time.
     batches = (
         iter(DataLoader(dataset, batch_size=None, sampler=flat, num_workers=workers))
@@ -124,4 +131,4 @@ def load_steps(
         else map(dataset.__getitem__, flat)
     )
     for step in steps:
-        yield [next(batches) for _ in mine(step)]
+        yield [next(batches) for _ in plan_step(step)]

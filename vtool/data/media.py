@@ -1,11 +1,11 @@
-"""Where a row says that its images and videos are."""
+"""Locations of a row's images and videos."""
 
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from vtool.data.row import Video, beside, refuse, shown
+from vtool.data.row import Row, Video, beside, refuse, shown
 from vtool.diagnostics import Origin
 
 _CUT = "cut the clip out of the file first, or give its frames as a list"
@@ -19,13 +19,11 @@ NOT_OF_VIDEOS = {
     **dict.fromkeys(("video_start", "video_end"), _CUT),
     "raw_fps": 'write "fps": how many of the listed frames there are to a second',
 }
-"""What qwen-vl-utils and transformers read in a video's part and vtool does not, with what to write
-instead.
-"""
+"""Keys of a video's part that vtool refuses and qwen-vl-utils or transformers read; the remedy."""
 
 
 def locate_image(given: Any, name: str, folder: Path, origin: Origin | None) -> str:
-    """An image's path, or the `data:` address that carries it.
+    """Return an image's path, or the `data:` address that carries it.
 
     Raises:
         Findings: `malformed-messages`, `missing-image`, calling the row `name`.
@@ -44,7 +42,7 @@ def locate_image(given: Any, name: str, folder: Path, origin: Origin | None) -> 
 def locate_video(
     given: Any, options: Mapping[str, Any], name: str, folder: Path, origin: Origin | None
 ) -> Video:
-    """A video's file, or its frames.
+    """Return a video: its file, or its frames.
 
     Args:
         options: the part of content that it is in, or the entry of the row's list.
@@ -100,7 +98,7 @@ def locate_video(
 
 
 def locate_frame(given: Any, name: str, folder: Path, origin: Origin | None) -> str:
-    """A frame's path, or the `data:` address that carries it."""
+    """Return a frame's path, or the `data:` address that carries it."""
     if not isinstance(given, str):
         raise refuse(
             "malformed-messages",
@@ -112,6 +110,25 @@ def locate_frame(given: Any, name: str, folder: Path, origin: Origin | None) -> 
         if given.startswith("data:")
         else _file(given, name, folder, origin, "video", "frame ")
     )
+
+
+def load_picture(row: Row, picture: Any, rule: str, unnamed: str) -> Any:
+    """Return an image or a frame as PIL has it at inference: upright by its EXIF tag, RGB.
+
+    Args:
+        rule: the rule that a picture breaks which cannot be decoded.
+        unnamed: what a message calls a picture that is not a file.
+    """
+    from transformers.image_utils import load_image
+
+    try:
+        return load_image(picture)
+    # Each decoder raises what its file format raises; PIL, where a file is cut off, or an image too
+    # large to be meant.
+    except Exception as error:
+        named = picture if isinstance(picture, str) and len(picture) < 200 else unnamed
+        message = f"{row.id}: {named} cannot be decoded: {shown(error)}"
+        raise refuse(rule, message, row.origin) from error
 
 
 def _file(

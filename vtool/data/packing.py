@@ -1,7 +1,4 @@
-"""Packing:
-
-documents that share a row without padding, spread over ranks and micro-batches by their tokens.
-"""
+"""Packing: documents that share rows without padding, spread over ranks by their tokens."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,8 +16,7 @@ from vtool.models.processor import Processor
 def pack(
     rows: Sequence[int], lengths: Sequence[int], rank: int, world: int, budget: int
 ) -> list[tuple[int, ...]]:
-    """One rank's micro-batches of a step: a function of the step's rows and their lengths, the same
-    asked for on any rank.
+    """Return one rank's micro-batches of a step, a function of the step's rows and lengths alone.
 
     Each row goes, the longest first, to the rank with the fewest tokens; there into the first
     micro-batch that has room, or a new one. So ranks differ by less than the longest row, and
@@ -32,7 +28,7 @@ def pack(
         budget: tokens of a micro-batch; no row has more.
     """
     load = [0] * world
-    mine: list[tuple[list[int], int]] = []
+    bins: list[tuple[list[int], int]] = []
     for row, length in sorted(
         zip(rows, lengths, strict=True), key=lambda pair: (-pair[1], pair[0])
     ):
@@ -41,19 +37,19 @@ def pack(
         if least != rank:
             continue
         place = next(
-            (number for number, (_, tokens) in enumerate(mine) if tokens + length <= budget), None
+            (number for number, (_, tokens) in enumerate(bins) if tokens + length <= budget), None
         )
         if place is None:
-            mine.append(([row], length))
+            bins.append(([row], length))
         else:
-            mine[place] = ([*mine[place][0], row], mine[place][1] + length)
-    return [tuple(rows) for rows, _ in mine]
+            bins[place] = ([*bins[place][0], row], bins[place][1] + length)
+    return [tuple(rows) for rows, _ in bins]
 
 
 def collate_packed(
     samples: Sequence[Sample], processor: Processor, drop: Sequence[str] = ()
 ) -> Batch:
-    """One row [1, L] of all samples, one after the other.
+    """Build one row [1, L] of all samples, one after the other.
 
     Its positions are the model's to give: `with_positions`.
     """
@@ -93,8 +89,7 @@ def _length(grids: Tensor | None) -> int:
 
 
 def with_positions(batch: Batch, model: Any) -> Batch:
-    """A packed row with `position_ids` [3, 1, L]: each document has those that the model gives it
-    in a row of its own.
+    """Add `position_ids` [3, 1, L] to a packed row: those of each document in a row of its own.
 
     Args:
         model: transformers' own, bare.

@@ -1,7 +1,4 @@
-"""Which rows belong to which step:
-
-a function of the seed and the step, never of the rank count or of what was read before.
-"""
+"""The plan: the rows of each step, a function of the seed and the step alone."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -26,11 +23,11 @@ class Plan:
         return -(-self.rows // self.global_batch_size)
 
     def epoch(self, step: int) -> int:
-        """The epoch, from 0, of a step, from 1."""
+        """Return the epoch, from 0, of a step, from 1."""
         return (step - 1) // self.steps_per_epoch
 
     def step(self, step: int) -> NDArray[np.int64]:
-        """The rows of a global step, from 1.
+        """Return the rows of a global step, from 1.
 
         A step never crosses an epoch, so resuming needs only the step's number.
         """
@@ -39,7 +36,7 @@ class Plan:
         return order[place * self.global_batch_size : (place + 1) * self.global_batch_size]
 
     def samples(self, steps: int) -> int:
-        """Rows of the first `steps` steps, an epoch's smaller last step counted as it is."""
+        """Return the number of rows of the first `steps` steps."""
         epochs, rest = divmod(steps, self.steps_per_epoch)
         return epochs * self.rows + min(rest * self.global_batch_size, self.rows)
 
@@ -47,14 +44,11 @@ class Plan:
 def share(
     rows: NDArray[np.int64], rank: int, world: int, micro_batch_size: int
 ) -> list[tuple[int, ...]]:
-    """One rank's micro-batches of a global step;
-
-    none where the step has fewer rows than there are ranks.
-    """
-    mine = [int(row) for row in rows[rank::world]]
+    """Return one rank's micro-batches of a global step; none if it has fewer rows than ranks."""
+    own = [int(row) for row in rows[rank::world]]
     return [
-        tuple(mine[start : start + micro_batch_size])
-        for start in range(0, len(mine), micro_batch_size)
+        tuple(own[start : start + micro_batch_size])
+        for start in range(0, len(own), micro_batch_size)
     ]
 
 

@@ -19,10 +19,7 @@ class Video:
     source: str | tuple[Any, ...]
     """A file's path, or frames: each a path or a picture in memory."""
     fps: float | None = None
-    """Frames shown of each second of a file;
-
-    of frames, how many there are to a second. None: as `data.video.fps` says.
-    """
+    """Frames a second: shown of a file, or had by a list; None means `data.video.fps`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +40,12 @@ class Row:
     videos: Sequence[Video] = ()
 
     def texts(self) -> Iterator[str]:
-        """The text of every message."""
+        """Yield the text of every message."""
         for message in self.messages:
             yield from texts_of(message)
 
     def visuals(self) -> Iterator[str]:
-        """`image` or `video` for each of them, in the order in which they are shown."""
+        """Yield `image` or `video` for each of them, in the order in which they are shown."""
         for message in self.messages:
             content = message.get("content")
             if isinstance(content, list):
@@ -57,14 +54,14 @@ class Row:
                 )
 
     def supervised(self) -> Iterator[int]:
-        """The places of the assistant's messages that are learnt: all but those of weight 0."""
+        """Yield the places of the assistant's messages that are learnt; weight 0 is not."""
         for place, message in enumerate(self.messages):
             if message["role"] == "assistant" and message.get("weight") != 0:
                 yield place
 
 
 def texts_of(message: Mapping[str, Any]) -> list[str]:
-    """A message's own text: its content, or that of its text parts."""
+    """Return a message's own text: its content, or that of its text parts."""
     content = message.get("content")
     return (
         [content]
@@ -73,26 +70,23 @@ def texts_of(message: Mapping[str, Any]) -> list[str]:
     )
 
 
-class Source(Protocol):
-    """Rows by their number. Sources are pickled into data workers."""
+class RowReader(Protocol):
+    """The rows of one entry, by their number. Readers are pickled into data workers."""
 
     def __len__(self) -> int: ...
 
     def name(self, index: int) -> str:
-        """The id of row `index`, told without reading it."""
+        """Return the id of row `index`, without reading it."""
 
     def row(self, index: int) -> Row:
-        """Row `index`.
+        """Return row `index`.
 
         Raises:
             Findings: VT601 to VT605 and VT640, where the row cannot be understood.
         """
 
-    def ledger(self) -> dict[str, Any]:
-        """What tells this source from another one:
-
-        its format, and for a file its path, digest and rows.
-        """
+    def describe(self) -> dict[str, Any]:
+        """Return what identifies these rows: the format; of a file, its path, digest and rows."""
 
 
 def refuse(
@@ -103,16 +97,16 @@ def refuse(
     parameter: str | None = None,
     help: str | None = None,
 ) -> Findings:
-    """The exception for one thing that is wrong with one row."""
+    """Return the exception for one thing that is wrong with one row."""
     return Findings(Diagnostic(rule, message, origin=origin, parameter=parameter, help=help))
 
 
 def shown(value: object) -> str:
-    """Something of a row, short enough for a message, however long or deep it is."""
+    """Return a value of a row as text short enough for a message."""
     text = str(value) if isinstance(value, Exception) else _SHORT.repr(value)
     return text if len(text) <= 160 else text[:160] + "…"
 
 
 def beside(folder: Path, path: str) -> Path:
-    """The path of an image or a video, which is relative to the folder of the rows file."""
+    """Return the path of an image or a video, given relative to the folder of the rows file."""
     return folder / path.removeprefix("file://")

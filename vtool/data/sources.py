@@ -1,4 +1,4 @@
-"""The rows of one split: one source after the other."""
+"""The rows of one split, from all of its entries."""
 
 from bisect import bisect_right
 from collections import Counter
@@ -7,58 +7,49 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from vtool.config.schema import DigitsSource, MessagesSource
-from vtool.config.schema import Source as SourceSettings
-from vtool.data.digits import Digits
-from vtool.data.messages import Messages
-from vtool.data.row import Row, Source
-
-
-def open_source(settings: DigitsSource | MessagesSource, label: str | None = None) -> Source:
-    """The rows that an entry of `data.train`, `data.validation` or `data.test` names.
-
-    `label` stands for a file in its rows' names.
-    """
-    match settings:
-        case DigitsSource():
-            return Digits(settings.split)
-        case MessagesSource():
-            return Messages(settings.path, label)
+from vtool.config.schema import Source
+from vtool.data.formats import READERS
+from vtool.data.row import Row, RowReader
 
 
 class Rows:
-    """The rows of one split, numbered through all of its sources."""
+    """The rows of one split, numbered through all of its entries."""
 
-    def __init__(self, settings: Sequence[SourceSettings], sources: Sequence[Source] = ()) -> None:
-        """`sources`: more of them, which no setting names."""
-        paths = {entry.path for entry in settings if isinstance(entry, MessagesSource)}
-        names = Counter(Path(path).name for path in paths)
+    def __init__(self, entries: Sequence[Source], readers: Sequence[RowReader] = ()) -> None:
+        """Open the entries of a split.
+
+        Args:
+            readers: more of them, which no entry names.
+        """
+        paths = [next(iter(entry.files().values()), None) for entry in entries]
+        names = Counter(Path(path).name for path in set(paths) if path)
         # A file goes by its name, unless another one of the split has the same.
-        labels = {path: path for path in paths if names[Path(path).name] > 1}
-        self.sources = [
-            open_source(
-                entry, labels.get(entry.path) if isinstance(entry, MessagesSource) else None
-            )
-            for entry in settings
+        self.readers: list[RowReader] = [
+            READERS[entry.format](entry, path if path and names[Path(path).name] > 1 else None)
+            for entry, path in zip(entries, paths, strict=True)
         ]
-        self.sources += sources
-        self.ends = list(accumulate(len(source) for source in self.sources))
+        self.readers += readers
+        self.ends = list(accumulate(map(len, self.readers)))
 
     def __len__(self) -> int:
         return self.ends[-1] if self.ends else 0
 
     def name(self, index: int) -> str:
-        source, within = self._find(index)
-        return source.name(within)
+        reader, within = self._find(index)
+        return reader.name(within)
 
     def row(self, index: int) -> Row:
-        """Row `index`. Raises `Findings` where it cannot be understood."""
-        source, within = self._find(index)
-        return source.row(within)
+        """Return row `index`.
 
-    def ledger(self) -> list[dict[str, Any]]:
-        return [source.ledger() for source in self.sources]
+        Raises:
+            Findings: where it cannot be understood.
+        """
+        reader, within = self._find(index)
+        return reader.row(within)
 
-    def _find(self, index: int) -> tuple[Source, int]:
+    def describe(self) -> list[dict[str, Any]]:
+        return [reader.describe() for reader in self.readers]
+
+    def _find(self, index: int) -> tuple[RowReader, int]:
         place = bisect_right(self.ends, index)
-        return self.sources[place], index - (self.ends[place - 1] if place else 0)
+        return self.readers[place], index - (self.ends[place - 1] if place else 0)

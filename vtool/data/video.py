@@ -1,9 +1,10 @@
-"""From a row's video to the frames that are shown of it, and when each is shown."""
+"""The frames that are shown of a row's videos, and when each is shown."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from vtool.data.media import load_picture
 from vtool.data.row import Row, Video, refuse, shown
 from vtool.diagnostics import Findings
 from vtool.models.video import VideoProcessor
@@ -23,14 +24,12 @@ class Clip:
     """Frames a second, of all frames."""
 
     def seconds_per_grid(self, together: int) -> float:
-        """The seconds that the frames of a patch last (processing_qwen2_5_vl.py,
-        `second_per_grid_ts`).
-        """
+        """Return the seconds of a patch along time (`second_per_grid_ts` of transformers)."""
         return together * self.total / (len(self.indices) * self.rate)
 
 
 class _Undecodable(Exception):
-    """Why a file's frames cannot be had."""
+    """The reason why a file cannot be decoded."""
 
 
 class _Picture(Exception):
@@ -48,7 +47,7 @@ def open_clip(row: Row, video: Video, processor: VideoProcessor) -> Clip:
     rate, count = video.fps or processor.fps, len(video.source)
     if count > (most := processor.most_listed_frames(rate)):
         raise _too_many(row, count, most, rate, processor)
-    frames = [_picture(row, frame) for frame in video.source]
+    frames = [load_picture(row, frame, "broken-video", "a frame") for frame in video.source]
     sizes = list(dict.fromkeys(frame.size for frame in frames))
     if len(sizes) > 1:
         first = next(number for number, frame in enumerate(frames, 1) if frame.size == sizes[1])
@@ -81,18 +80,6 @@ def _too_many(row: Row, count: int, most: int, rate: float, processor: VideoProc
 
 def _by(size: tuple[int, int]) -> str:
     return f"{size[0]} × {size[1]}"
-
-
-def _picture(row: Row, frame: Any) -> Any:
-    from transformers.image_utils import load_image
-
-    try:
-        return load_image(frame)
-    except Exception as error:  # each decoder raises what its file format raises
-        named = frame if isinstance(frame, str) and len(frame) < 200 else "a frame"
-        raise refuse(
-            "broken-video", f"{row.id}: {named} cannot be decoded: {shown(error)}", row.origin
-        ) from error
 
 
 def _of_file(row: Row, path: str, fps: float | None, processor: VideoProcessor) -> Clip:
@@ -128,24 +115,24 @@ def _decode(path: str, pick: Callable[[int, float], list[int]]) -> Clip:
     declared, rate, promised, still = _declared(path)
     total = declared or _count(path)
     indices = pick(total, rate) if total else []
-    seen = _frames(path, frozenset(indices))
-    found = seen.total
+    decoded = _frames(path, frozenset(indices))
+    found = decoded.total
     if not found:
         raise _Undecodable("it has no frames")
     if still and found == 1:
         raise _Picture
-    if found < declared and promised is not None and seen.ends < promised - 2 / rate:
+    if found < declared and promised is not None and decoded.ends < promised - 2 / rate:
         raise _Undecodable(
-            f"it is cut off: {found} of {declared} frames are there, {seen.ends:.1f} of"
+            f"it is cut off: {found} of {declared} frames are there, {decoded.ends:.1f} of"
             f" {promised:.1f} seconds"
         )
     if found != total:  # an edit list leaves out what the file has
         total = found
         indices = pick(total, rate)
-        seen = _frames(path, frozenset(indices))
-    if seen.damaged is not None:
-        raise _Undecodable(f"frame {seen.damaged + 1} is damaged")
-    return Clip([seen.pictures[index] for index in indices], indices, total, rate)
+        decoded = _frames(path, frozenset(indices))
+    if decoded.damaged is not None:
+        raise _Undecodable(f"frame {decoded.damaged + 1} is damaged")
+    return Clip([decoded.pictures[index] for index in indices], indices, total, rate)
 
 
 def _open(path: str) -> Any:
@@ -159,9 +146,10 @@ def _open(path: str) -> Any:
 
 
 def _declared(path: str) -> tuple[int, float, float | None, bool]:
-    """What a file says of itself: its frames, 0 where it does not say; frames a second; when its
-    video ends, in seconds; and whether it is a picture's file, such as PNG or JPEG, of which
-    several can follow each other. A GIF is none.
+    """Return a file's own facts.
+
+    Its frames, 0 where it does not say; frames a second; the video's end in seconds; and whether
+    it is a picture's file, such as PNG or GIF.
     """
     with _open(path) as container:
         stream = container.streams.video[0]
@@ -182,17 +170,17 @@ def _count(path: str) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
+class _Decoded:
     pictures: dict[int, Any]
     """The wanted frames by their number, upright and in RGB."""
     total: int
     ends: float
-    """When the last frame ends, in seconds."""
+    """Return when the last frame ends, in seconds."""
     damaged: int | None
     """The first of the wanted frames that the decoder had to guess at."""
 
 
-def _frames(path: str, wanted: frozenset[int]) -> _Seen:
+def _frames(path: str, wanted: frozenset[int]) -> _Decoded:
     kept: dict[int, Any] = {}
     found, ends = 0, 0.0
     damaged: int | None = None
@@ -208,4 +196,4 @@ def _frames(path: str, wanted: frozenset[int]) -> _Seen:
                 kept[number] = (
                     picture.rotate(frame.rotation, expand=True) if frame.rotation else picture
                 )
-    return _Seen(kept, found, ends, damaged)
+    return _Decoded(kept, found, ends, damaged)

@@ -1,4 +1,4 @@
-"""What the devices can do: the only place that tells one from another."""
+"""Devices: the choice of each rank's, and what differs between CPU, CUDA and NPU."""
 
 import ctypes
 import importlib
@@ -14,7 +14,7 @@ from vtool.diagnostics import Diagnostic, Findings
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where one rank computes, and the backend over which ranks talk."""
+    """The device that one rank computes on, and the backend over which ranks talk."""
 
     device: torch.device
     backend: str
@@ -48,7 +48,7 @@ def place(run: Run, local_rank: int, local_world: int) -> Placement:
 
 
 def kind_of(run: Run) -> str:
-    """`device.kind`, or what `auto` finds here."""
+    """Return `device.kind`, or the kind that `auto` finds here."""
     return (
         next((each for each in BACKENDS if _count(each)), "cpu")
         if run.device.kind == "auto"
@@ -57,8 +57,9 @@ def kind_of(run: Run) -> str:
 
 
 def bind(run: Run, kind: str) -> NumaOptions | None:
-    """What torchrun is to bind processes with; for NPUs, torch_npu is told by the environment that
-    they are started in.
+    """Return the options by which torchrun binds processes to cores, if any.
+
+    For NPUs none: torch_npu reads the environment that processes are started in, which is set.
 
     Raises:
         Findings: `launch-conflict`, where that environment says otherwise.
@@ -77,7 +78,7 @@ def bind(run: Run, kind: str) -> NumaOptions | None:
 
 
 def _cores(run: Run) -> int:
-    """Those of this machine that its processes share.
+    """Return the number of cores that the run's processes on this machine share.
 
     A process that is bound to some of them does not see the others.
     """
@@ -85,7 +86,7 @@ def _cores(run: Run) -> int:
 
 
 def _count(kind: str) -> int:
-    """Devices of a kind that torch sees.
+    """Return the number of devices of a kind that torch sees.
 
     It knows of NPUs once torch_npu is imported, which torch does by itself where it is installed.
     """
@@ -116,7 +117,7 @@ def _missing(message: str, advice: str) -> Findings:
 
 
 def keep_freed_memory() -> None:
-    """Have glibc keep the memory that a step frees for the next one.
+    """Make glibc keep the memory that a step frees for the next one.
 
     Left alone it gives the top of the heap back to the system after each step of `digits`, and gets
     it again in 2300 page faults: a twentieth of the step's time. Other C libraries have no

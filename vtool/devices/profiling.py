@@ -1,7 +1,4 @@
-"""What profilers need to know of a device:
-
-its clock's edges, its memory, its ranges, and torch_npu's own profiler.
-"""
+"""Functions of a device for profilers: waiting, memory, named ranges, torch_npu's profiler."""
 
 import importlib
 import resource
@@ -15,13 +12,13 @@ Range = Callable[[str], AbstractContextManager[None]]
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until the device has done all that it has been given. On a CPU it has."""
+    """Wait until the device has finished all work that was queued. A CPU has."""
     if device.type != "cpu":
         torch.get_device_module(device).synchronize(device)
 
 
 def ranges(device: torch.device) -> Range | None:
-    """Named ranges for the vendor's viewers: NVTX on CUDA, mstx on NPU; a CPU has none."""
+    """Return named ranges for the vendor's viewers: NVTX on CUDA, mstx on NPU, none on a CPU."""
     if device.type == "cuda":
         return _nvtx
     return _mstx if device.type == "npu" else None
@@ -47,16 +44,13 @@ def _mstx(name: str) -> Iterator[None]:
 
 
 def forget_peak_memory(device: torch.device) -> None:
-    """Begin anew with `peak_memory`.
-
-    Of a process on a CPU the system keeps the peak, which cannot be forgotten.
-    """
+    """Reset `peak_memory`; that of a process on a CPU, which the system keeps, cannot be reset."""
     if device.type != "cpu":
         torch.get_device_module(device).reset_peak_memory_stats(device)
 
 
 def peak_memory(device: torch.device) -> tuple[int, str]:
-    """The most memory that was in use, in bytes, and of what."""
+    """Return the most memory that was in use, in bytes, and in words by what."""
     if device.type == "cpu":
         return (
             resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
@@ -69,5 +63,5 @@ def peak_memory(device: torch.device) -> tuple[int, str]:
 
 
 def npu_profiler() -> Any:
-    """torch_npu's profiler."""
+    """Return torch_npu's profiler."""
     return importlib.import_module("torch_npu.profiler")

@@ -1,4 +1,4 @@
-"""Rules VT413 to VT423: a checkpoint's folder."""
+"""Rules VT413 to VT423, about a checkpoint folder."""
 
 from vtool.diagnostics.rule import Rule
 
@@ -55,7 +55,7 @@ RULES = (
         name="missing-shard",
         code="VT416",
         summary="A shard that the index or the other shards' names promise is not there.",
-        why="Its tensors stay as they were initialised: some loaders only log that.",
+        why="Its tensors stay as they were initialized: some loaders only log that.",
         bad="model-00001-of-00002.safetensors alone",
         good="model-00001-of-00002.safetensors and model-00002-of-00002.safetensors",
         fix="Fetch the missing file.",

@@ -1,5 +1,4 @@
-"""Rules VT4xx: a class that is given weights. (Those of a checkpoint's folder are in
-rules_folder.py.)
+"""Rules VT4xx about a class that is given weights; rules_folder.py has those about its files.
 
 `bad` and `good` of VT401 to VT412 are a class's `load_weights(self, weights)`.
 """
@@ -99,7 +98,7 @@ RULES = (
         code="VT408",
         summary="What is loaded depends on how the tensors are spread over calls of load_weights.",
         why=(
-            "Weight synchronisation in reinforcement learning sends them in buckets: half of a"
+            "Weight synchronization in reinforcement learning sends them in buckets: half of a"
             " fused weight is lost at each border."
         ),
         bad="parts = {}  # of one call: q in this one, k and v in the next",
@@ -229,7 +228,7 @@ RULES = (
         bad="def factory(): raise RuntimeError",
         good="def factory(): return Model()",
         fix=(
-            "Mend what the message names. What was stopped may take longer with limits.seconds=…,"
+            "Correct what the message names. What was stopped may take longer with limits.seconds=…,"
             " and more with limits.memory_mib=…."
         ),
     ),
@@ -237,7 +236,7 @@ RULES = (
 """VT401 to VT412 and VT430 to VT432 are asked of classes; the others say why one could not be."""
 
 VLLM_CLASS_RULES = ("shard-mismatch", "stale-after-processing", "quantised-load")
-"""Checks of vLLM's classes only, which are loaded by ranks, quantized, and processed."""
+"""The checks of vLLM's classes alone, which are loaded by ranks, processed, and quantized."""
 
 CLASS_RULES = tuple(
     rule.name for rule in RULES if rule.code < "VT49" and rule.name not in VLLM_CLASS_RULES

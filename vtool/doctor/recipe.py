@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from vtool.config.compose import compose_recipe
 from vtool.config.origins import Origins
-from vtool.config.schema import DigitsSource, LoadCheck, Megatron, Run
+from vtool.config.schema import LoadCheck, Megatron, Run
 from vtool.config.validate import validate
 from vtool.diagnostics import Diagnostic
 
@@ -71,13 +71,7 @@ def needs_of(recipe: str, overrides: Sequence[str] = ()) -> Needs:
         "npu": run.device.kind == "npu",
     }
     extras = tuple(name for name, needed in wanted.items() if needed)
-    digits = "data" not in checked.sound or any(
-        isinstance(each, DigitsSource) for each in (*run.data.train, *run.data.test)
-    )
-    without = (
-        *(["peft"] if "lora" in checked.sound and run.lora is None else []),
-        *([] if digits else ["scikit-learn"]),
-    )
+    without = ("peft",) if "lora" in checked.sound and run.lora is None else ()
     asked: tuple[str, ...] = (
         ("extra-not-installed", "device-missing") if extras or run.device.kind == "cuda" else ()
     )

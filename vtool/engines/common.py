@@ -1,41 +1,35 @@
-"""What engines share whose parameters are a torch module's own:
-
-clipping, the update, and their state by name.
-"""
+"""The base of engines on a torch module's own parameters, and functions that engines share."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_
 
 from vtool.engines.contract import Group, Member
+from vtool.engines.ranks import Ranks
 from vtool.models.adapters import (
     Adapter,
+    adapter_names,
+    adapter_scale,
     has_adapters,
     is_adapter,
-    merged,
-    pair_of,
+    merge_adapter,
     saved_name,
-    scale_of,
 )
-
-Put = Callable[[Tensor, Tensor], Tensor]
-"""Given a parameter and a whole tensor of its shape, what this rank keeps of that tensor."""
 
 
 def trainable(module: nn.Module) -> list[nn.Parameter]:
-    """The parameters that are trained, each once."""
+    """Return the parameters that are trained, each once."""
     return [parameter for parameter in module.parameters() if parameter.requires_grad]
 
 
 def sizes(module: nn.Module) -> tuple[int, int]:
-    """The parameters of a whole model, and those of them that are trained."""
-    return sum(parameter.numel() for parameter in module.parameters()), sum(
-        parameter.numel() for parameter in trainable(module)
-    )
+    """Return the number of parameters of a whole model, and of those that are trained."""
+    whole, trained = module.parameters(), trainable(module)
+    return sum(one.numel() for one in whole), sum(one.numel() for one in trained)
 
 
 def clip(parameters: Sequence[nn.Parameter], norm: Tensor, largest: float | None) -> float:
@@ -48,20 +42,9 @@ def clip(parameters: Sequence[nn.Parameter], norm: Tensor, largest: float | None
     return norm.item()
 
 
-def update(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """One step with this learning rate, of each group times its own `lr_factor`;
-
-    the gradients are let go.
-    """
-    for group in optimizer.param_groups:
-        group["lr"] = lr * group["lr_factor"]
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
-
-
 @contextmanager
 def evaluation_mode(module: nn.Module) -> Iterator[None]:
-    """`eval()`, and afterwards `train()`."""
+    """Put a module into evaluation mode, and afterwards back into training mode."""
     module.eval()
     try:
         yield
@@ -70,65 +53,23 @@ def evaluation_mode(module: nn.Module) -> Iterator[None]:
 
 
 def backward(loss: Tensor) -> None:
-    """Nothing, where the loss hangs on no trained parameter:
+    """Run the backward pass, where the loss depends on a trained parameter.
 
-    the tower alone is trained, and there is no image.
+    It does not where the tower alone is trained, and there is no image.
     """
     if loss.requires_grad:
         torch.autograd.backward(loss)
 
 
-def gradients(module: nn.Module, whole: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
-    """See `vtool.engines.contract.Engine.gradients`.
-
-    `whole`: given a tensor as this rank has it, all of it.
-    """
-    there = ((name, parameter.grad) for name, parameter in named_parameters(module))
-    return {
-        name: whole(gradient).to("cpu", copy=True)
-        for name, gradient in there
-        if gradient is not None
-    }
-
-
-def kept_by_checkpoints(module: nn.Module) -> Adapter:
-    """What of a model goes into a checkpoint:
-
-    all of it, or the adapters, where nothing else is trained.
-    """
-    return "only" if has_adapters(module) else "merged"
-
-
-def iter_hf_weights(
-    module: nn.Module, adapter: Adapter, whole: Callable[[Tensor], Tensor]
-) -> Iterator[tuple[str, Tensor]]:
-    """See `vtool.engines.contract.Engine.iter_hf_weights`.
-
-    `whole`: given a tensor as this rank has it, all of it.
-    """
-    tensors = model_tensors(module)
-    for name, tensor in tensors.items():
-        if is_adapter(name) != (adapter == "only"):
-            continue
-        a, b = pair_of(name)
-        if adapter == "merged" and a in tensors:
-            yield (
-                name,
-                merged(whole(tensor), whole(tensors[a]), whole(tensors[b]), scale_of(module)),
-            )
-        else:
-            yield name, whole(tensor)
-
-
 def model_tensors(module: nn.Module) -> dict[str, Tensor]:
-    """Parameters and persistent buffers by their names in files, as this rank has them, each once."""
+    """Return parameters and persistent buffers by their names in files, as this rank has them."""
     state = {saved_name(name): parameter.detach() for name, parameter in module.named_parameters()}
     kept = module.state_dict().keys()  # without the buffers that are computed, not learnt
     return state | {name: buffer for name, buffer in module.named_buffers() if name in kept}
 
 
 def optimizer_tensors(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The optimizer's state as `<parameter>.<entry>`, as this rank has it."""
+    """Return the optimizer's state as `<parameter>.<entry>`, as this rank has it."""
     return {
         f"{saved_name(name)}.{entry}": value
         for name, parameter in module.named_parameters()
@@ -136,41 +77,96 @@ def optimizer_tensors(module: nn.Module, optimizer: torch.optim.Optimizer) -> di
     }
 
 
-def load_tensors(
-    module: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    model: Mapping[str, Tensor],
-    state: Mapping[str, Tensor],
-    put: Put,
-) -> None:
-    """Take up whole tensors by name, of the model and of the optimizer."""
-    own = {
-        name: tensor
-        for name, tensor in model_tensors(module).items()
-        if is_adapter(name) or not has_adapters(module)
-    }
-    assert own.keys() == model.keys(), "a checkpoint of the same config has the same tensors"
-    with torch.no_grad():
-        for name, tensor in own.items():
-            tensor.copy_(put(tensor, model[name]))
-    parameters = {saved_name(name): parameter for name, parameter in module.named_parameters()}
-    optimizer.state.clear()
-    for key, value in state.items():
-        name, _, entry = key.rpartition(".")
-        parameter = parameters[name]
-        # What is counted for a parameter, such as its steps, is not of its shape.
-        kept = put(parameter.detach(), value) if value.shape == parameter.shape else value
-        optimizer.state[parameter][entry] = kept.to(parameter.device, copy=True)
+class TorchEngine:
+    """All of an engine but its passes, where its parameters are a torch module's own.
 
+    An engine that shards them says how a tensor is gathered (`_gather`), what this rank keeps of a
+    whole one (`_share`), and where gathered tensors come together (`_collect`).
+    """
 
-def optimizer_groups(module: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[Group]:
-    """See `vtool.engines.contract.Engine.optimizer_groups`."""
-    names = {parameter: saved_name(name) for name, parameter in module.named_parameters()}
-    for group in optimizer.param_groups:
-        members = tuple(Member(names[one], one.dim(), one.dtype) for one in group["params"])
-        yield Group(optimizer, group, members)
+    def __init__(self, module: nn.Module, ranks: Ranks) -> None:
+        self.module = module
+        self.ranks = self.data = ranks
+        self.size, self.trained = sizes(module)
+        self.parameters: list[nn.Parameter] = []
+        self.optimizer: torch.optim.Optimizer
 
+    def gradients(self) -> dict[str, Tensor]:
+        there = ((name, parameter.grad) for name, parameter in self.named_parameters())
+        return {
+            name: self._gather(gradient).to("cpu", copy=True)
+            for name, gradient in there
+            if gradient is not None
+        }
 
-def named_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """See `vtool.engines.contract.Engine.named_parameters`."""
-    return ((saved_name(name), parameter) for name, parameter in module.named_parameters())
+    def optimizer_step(self, lr: float) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr * group["lr_factor"]
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def evaluating(self) -> AbstractContextManager[None]:
+        return evaluation_mode(self.module)
+
+    def iter_hf_weights(self, adapter: Adapter = "merged") -> Iterator[tuple[str, Tensor]]:
+        tensors = model_tensors(self.module)
+        for name, tensor in tensors.items():
+            if is_adapter(name) != (adapter == "only"):
+                continue
+            whole, (a, b) = self._gather(tensor), adapter_names(name)
+            if adapter == "merged" and a in tensors:
+                low = self._gather(tensors[a]), self._gather(tensors[b])
+                whole = merge_adapter(whole, *low, adapter_scale(self.module))
+            yield name, whole
+
+    def model_state(self) -> dict[str, Tensor]:
+        return self._collect(
+            self.iter_hf_weights("only" if has_adapters(self.module) else "merged")
+        )
+
+    def optimizer_state(self) -> dict[str, Tensor]:
+        state = optimizer_tensors(self.module, self.optimizer)
+        return self._collect((name, self._gather(tensor)) for name, tensor in state.items())
+
+    def load_state(self, model: Mapping[str, Tensor], optimizer: Mapping[str, Tensor]) -> None:
+        adapted = has_adapters(self.module)
+        own = {
+            name: tensor
+            for name, tensor in model_tensors(self.module).items()
+            if is_adapter(name) or not adapted
+        }
+        assert own.keys() == model.keys(), "a checkpoint of the same config has the same tensors"
+        with torch.no_grad():
+            for name, tensor in own.items():
+                tensor.copy_(self._share(tensor, model[name]))
+        parameters = dict(self.named_parameters())
+        self.optimizer.state.clear()
+        for key, value in optimizer.items():
+            name, _, entry = key.rpartition(".")
+            parameter = parameters[name]
+            # What is counted for a parameter, such as its steps, is not of its shape.
+            of_its_shape = value.shape == parameter.shape
+            kept = self._share(parameter.detach(), value) if of_its_shape else value
+            self.optimizer.state[parameter][entry] = kept.to(parameter.device, copy=True)
+
+    def optimizer_groups(self) -> Iterator[Group]:
+        names = {parameter: name for name, parameter in self.named_parameters()}
+        for group in self.optimizer.param_groups:
+            members = tuple(Member(names[one], one.dim(), one.dtype) for one in group["params"])
+            yield Group(self.optimizer, group, members)
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        named = self.module.named_parameters()
+        return ((saved_name(name), parameter) for name, parameter in named)
+
+    def _gather(self, tensor: Tensor) -> Tensor:
+        """Return all of a tensor of which each rank may have its share."""
+        return tensor
+
+    def _share(self, parameter: Tensor, whole: Tensor) -> Tensor:
+        """Return what this rank keeps of a whole tensor, which is of a parameter's shape."""
+        return whole
+
+    def _collect(self, tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
+        """Return gathered tensors by name, on rank 0 at least."""
+        return dict(tensors)

@@ -1,4 +1,4 @@
-"""What an engine is: the part that makes a model train on devices.
+"""The contract of engines, which make a model train on devices.
 
 The training loop knows N, the supervised tokens of a global step over all ranks and micro-batches,
 before the first backward. An engine is given the summed negative log-likelihood (NLL) of each
@@ -15,11 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from vtool.config.readback import Observed
+from vtool.config.schema import Optim
 from vtool.engines.ranks import Ranks
 from vtool.engines.spans import Span, null_span
 from vtool.models.adapters import Adapter
 
 B = TypeVar("B")
+"""A micro-batch, into which an engine does not look."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,20 +29,43 @@ class Member:
     """A parameter that a live optimizer updates."""
 
     name: str
-    """In files: transformers' own; of a matrix that is made of several, that of the first."""
+    """Its name in files, which is transformers'. A matrix made of several has the first's."""
     dimensions: int
-    """Of the whole parameter, whatever of it is here."""
+    """Of the whole parameter, whatever share of it is on this rank."""
     dtype: torch.dtype
-    """What it is updated in."""
+    """The dtype it is updated in."""
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """One of the groups of a live optimizer, as it is there."""
+    """A parameter group of a live optimizer."""
 
     optimizer: Any
     settings: Mapping[str, Any]
     members: tuple[Member, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInputs:
+    """Everything that an engine is built from. It sees neither rows nor a recipe."""
+
+    module: nn.Module
+    """The model, with its adapters and with what is frozen frozen. The engine takes it over."""
+    blocks: Sequence[nn.Module]
+    """Modules that are gathered and freed together, inner ones before those around them."""
+    settings: Any
+    """The engine's own, of `vtool.config.schema.Engine`."""
+    optim: Optim
+    ranks: Ranks
+    compute_dtype: torch.dtype
+    component: Callable[[str], str]
+    """Given a parameter's name in files, which of `optim.groups` it is of."""
+    build_optimizer: Callable[[nn.Module], torch.optim.Optimizer]
+    """For engines whose parameters are a torch module's own."""
+    checkpointing: bool
+    """`model.gradient_checkpointing`, which the model's own layers follow already."""
+    packed: bool
+    """A row may be several documents, which must not see each other."""
 
 
 class Engine(Protocol):
@@ -56,7 +81,7 @@ class Engine(Protocol):
     size: int
     """Parameters of the whole model."""
     trained: int
-    """Those of them that are trained."""
+    """Parameters that are trained."""
 
     def forward_backward(
         self,
@@ -67,7 +92,7 @@ class Engine(Protocol):
         every_parameter: bool,
         span: Span = null_span,
     ) -> list[float]:
-        """Gradients of one global step.
+        """Compute the gradients of one global step.
 
         Args:
             batches: this rank's micro-batches, at least one.
@@ -76,89 +101,85 @@ class Engine(Protocol):
             every_parameter: whether each trainable parameter takes part in each micro-batch of each
                 rank. Where it is false, those that take part in none keep no gradient, and their
                 weights and optimizer state stay as they are, to the byte.
-            span: what the engine does is done inside `span("forward")` and `span("backward")`,
-                which sums gradients over ranks too.
+            span: the engine computes inside `span("forward")` and `span("backward")`; the latter
+                includes the sum of gradients over ranks.
 
         Returns:
             The summed NLL of each micro-batch of this rank.
         """
 
     def clip_gradient(self, largest: float | None) -> float:
-        """Scale the gradient down to a norm of `largest` (None:
+        """Scale the gradient down to a norm of `largest`, if any, and return the norm before that.
 
-        do not) and return its norm over all ranks before that.
+        The norm is that of the whole gradient, over all ranks.
         """
 
     def gradients(self) -> dict[str, Tensor]:
-        """A copy of the gradients that there are, by names in files and whole;
+        """Return a copy of the gradients that there are, whole and by names in files.
 
-        on rank 0, and asked for on every rank. For proofs.
+        Every rank calls it; rank 0 has the result. For proofs.
         """
 
     def optimizer_step(self, lr: float) -> None:
-        """Update the weights with this learning rate, and let the gradients go."""
+        """Update the weights with this learning rate, and free the gradients."""
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """The compute dtype, for a forward pass outside `forward_backward`."""
+        """Return a context with the compute dtype, for passes outside `forward_backward`."""
 
     def evaluating(self) -> AbstractContextManager[None]:
-        """Evaluation mode.
+        """Return a context in which the model is in evaluation mode.
 
-        Meanwhile a rank may run `module` as often as it likes: no forward pass waits for a rank
-        with other rows.
+        Inside, a rank may run `module` as often as it likes: no forward pass waits for a rank with
+        other rows.
         """
 
     def iter_hf_weights(self, adapter: Adapter = "merged") -> Iterator[tuple[str, Tensor]]:
-        """Parameters and persistent buffers by transformers' names, one whole tensor after the
-        other, each once however many names it has.
+        """Yield parameters and persistent buffers by transformers' names, one whole tensor after
+        the other, each once however many names it has.
 
         Each is gathered when it is asked for, on the engine's device and in the precision that it
-        is trained in, and is given to every
-        rank: all ranks go through all of it at the same time. It may be a weight itself: what is
-            kept must be copied.
+        is trained in, and is given to every rank: all ranks iterate at the same time, to the end. A
+        tensor may be a weight itself: copy what is kept.
 
         Args:
-            adapter: of a model with adapters, its weights with these merged in, its weights without
-                them, or the adapters only, by peft's names. Of a model without, the first two are
-                the same, and the last is nothing.
+            adapter: "merged": weights with adapters merged in; "none": weights without them;
+                "only": the adapters, by peft's names. Without adapters, the first two are equal,
+                and the last is empty.
         """
 
     def model_state(self) -> dict[str, Tensor]:
-        """What a checkpoint keeps of the model: all of it, or, where adapters are what is trained,
-        these.
+        """Return the model's tensors that a checkpoint keeps: all, or the adapters where there are
+        some.
 
-        Every rank asks at the same time. Rank 0 gets all of it; others may get nothing. An engine
-        that has tensors whole gives them
-        themselves, on its device: what is kept beyond the next step must be copied. One that
-        gathers them does so into the CPU's memory.
+        Every rank calls it at the same time. Rank 0 gets all tensors; others may get none. An
+        engine that has tensors whole returns them themselves, on its device: copy what is kept
+        beyond the next step. One that gathers them does so into the CPU's memory.
         """
 
     def optimizer_state(self) -> dict[str, Tensor]:
-        """The optimizer's state as `<parameter>.<entry>`;
-
-        asked for and given as `model_state` is.
-        """
+        """Return the optimizer's state as `<parameter>.<entry>`, in the way of `model_state`."""
 
     def load_state(self, model: Mapping[str, Tensor], optimizer: Mapping[str, Tensor]) -> None:
-        """Take up what `model_state` and `optimizer_state` gave on rank 0, of this engine or of
-        another; every rank is given all of it.
+        """Load what `model_state` and `optimizer_state` gave on rank 0, of this engine or another.
+
+        Every rank is given all of it.
         """
 
-    def observe(self, part: Callable[[str], str]) -> Iterator[Observed]:
-        """What the live objects of the engine have of the settings `engine`, and of those of
-        `model` and `lora` that they carry out.
+    def observe(self, component: Callable[[str], str]) -> Iterator[Observed]:
+        """Yield what the engine's live objects have of the settings `engine`, `model` and `lora`.
 
-        Every rank asks; nothing is computed, and nothing is said to another rank.
+        Every rank calls it; nothing is computed or communicated.
 
         Args:
-            part: which of `model.freeze` a parameter or layer is of, by transformers' name.
+            component: given transformers' name of a parameter or layer, which of `model.freeze` it
+                is of.
         """
 
     def optimizer_groups(self) -> Iterator[Group]:
-        """The groups of the live optimizers on this rank."""
+        """Yield the parameter groups of the live optimizers on this rank."""
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """This rank's parameters by their names in files;
+        """Yield this rank's parameters by their names in files.
 
-        of a matrix that is made of several, by that of the first.
+        A matrix made of several goes by the name of the first.
         """

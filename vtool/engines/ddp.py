@@ -4,9 +4,9 @@ With one rank it is the bare model. With more, torch's DistributedDataParallel o
 reduction with the last backward.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -17,16 +17,13 @@ from torch.nn.utils import get_total_norm
 from vtool.config.readback import Observed
 from vtool.config.schema import Ddp as DdpSettings
 from vtool.engines import common
-from vtool.engines.contract import Group
+from vtool.engines.contract import B, EngineInputs
 from vtool.engines.ranks import Ranks
 from vtool.engines.spans import Span, null_span
-from vtool.models import read_back as models
-from vtool.models.adapters import Adapter
-
-B = TypeVar("B")
+from vtool.models import observe_model
 
 
-class Ddp:
+class Ddp(common.TorchEngine):
     """See `vtool.engines.contract.Engine`."""
 
     def __init__(
@@ -37,10 +34,8 @@ class Ddp:
         compute_dtype: torch.dtype,
         build_optimizer: Callable[[nn.Module], torch.optim.Optimizer],
     ) -> None:
-        self.module = module.to(ranks.device)
+        super().__init__(module.to(ranks.device), ranks)
         self.parameters = common.trainable(self.module)
-        self.ranks = self.data = ranks
-        self.size, self.trained = common.sizes(module)
         self.compute_dtype = compute_dtype
         self.optimizer = build_optimizer(self.module)
         self.parallel: DistributedDataParallel | None = None
@@ -97,32 +92,11 @@ class Ddp:
         )
         return common.clip(self.parameters, norm, largest)
 
-    def gradients(self) -> dict[str, Tensor]:
-        return common.gradients(self.module, lambda tensor: tensor)
-
-    def optimizer_step(self, lr: float) -> None:
-        common.update(self.optimizer, lr)
-
     def autocast(self) -> AbstractContextManager[Any]:
         wanted = self.compute_dtype == torch.bfloat16
         return torch.autocast(self.ranks.device.type, torch.bfloat16) if wanted else nullcontext()
 
-    def evaluating(self) -> AbstractContextManager[None]:
-        return common.evaluation_mode(self.module)
-
-    def iter_hf_weights(self, adapter: Adapter = "merged") -> Iterator[tuple[str, Tensor]]:
-        return common.iter_hf_weights(self.module, adapter, lambda tensor: tensor)
-
-    def model_state(self) -> dict[str, Tensor]:
-        return dict(self.iter_hf_weights(common.kept_by_checkpoints(self.module)))
-
-    def optimizer_state(self) -> dict[str, Tensor]:
-        return common.optimizer_tensors(self.module, self.optimizer)
-
-    def load_state(self, model: Mapping[str, Tensor], optimizer: Mapping[str, Tensor]) -> None:
-        common.load_tensors(self.module, self.optimizer, model, optimizer, lambda _, tensor: tensor)
-
-    def observe(self, part: Callable[[str], str]) -> Iterator[Observed]:
+    def observe(self, component: Callable[[str], str]) -> Iterator[Observed]:
         if self.parallel is not None:
             yield from observe_ddp(self.parallel)
         elif self.ranks.world == 1:
@@ -137,21 +111,22 @@ class Ddp:
                 else next(self.module.parameters()).dtype
             )
         yield Observed(
-            "model.dtype", models.dtype_name(computed), "the autocast of the forward pass"
+            "model.dtype", observe_model.dtype_name(computed), "the autocast of the forward pass"
         )
-        yield from models.read_back(self.module)
-        yield from models.read_adapters(self.module, part)
+        yield from observe_model.observe_layers(self.module)
+        yield from observe_model.observe_adapters(self.module, component)
 
-    def optimizer_groups(self) -> Iterator[Group]:
-        return common.optimizer_groups(self.module, self.optimizer)
 
-    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        return common.named_parameters(self.module)
+def build_ddp(inputs: EngineInputs) -> Ddp:
+    """Build the engine `ddp`."""
+    i = inputs
+    return Ddp(i.module, i.settings, i.ranks, i.compute_dtype, i.build_optimizer)
 
 
 def observe_ddp(parallel: DistributedDataParallel) -> Iterator[Observed]:
-    """What torch's DistributedDataParallel has of the settings of engine=ddp, from what its reducer
-    was built with.
+    """Yield what torch's DistributedDataParallel has of the settings of engine=ddp.
+
+    It is what its reducer was built with.
     """
     built, where = parallel._get_ddp_logging_data(), "torch's DistributedDataParallel"  # type: ignore[no-untyped-call]
     yield Observed("engine.kind", "ddp", where)

@@ -8,9 +8,9 @@ own dtype after each micro-batch, and each rank keeps its share of the sum: a wh
 never anywhere.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -30,16 +30,13 @@ from torch.nn.utils import get_total_norm
 from vtool.config.readback import Observed
 from vtool.config.schema import Fsdp2 as Fsdp2Settings
 from vtool.engines import common
-from vtool.engines.contract import Group
+from vtool.engines.contract import B, EngineInputs
 from vtool.engines.ranks import Ranks
 from vtool.engines.spans import Span, null_span
-from vtool.models import read_back as models
-from vtool.models.adapters import Adapter
-
-B = TypeVar("B")
+from vtool.models import observe_model
 
 
-class Fsdp2:
+class Fsdp2(common.TorchEngine):
     """See `vtool.engines.contract.Engine`."""
 
     def __init__(
@@ -51,13 +48,13 @@ class Fsdp2:
         compute_dtype: torch.dtype,
         build_optimizer: Callable[[nn.Module], torch.optim.Optimizer],
     ) -> None:
-        """`blocks`:
+        """Shard a model, in place.
 
-        the parts of `module` whose weights are gathered and freed together, inner ones before those
-        around them.
+        Args:
+            blocks: modules in it that are gathered and freed together, inner ones before those
+                around them.
         """
-        self.ranks = self.data = ranks
-        self.size, self.trained = common.sizes(module)
+        super().__init__(module, ranks)
         mesh = _mesh(ranks)
         weights = next(module.parameters()).dtype
         precision = MixedPrecisionPolicy(
@@ -74,7 +71,7 @@ class Fsdp2:
             else OffloadPolicy()
         )
         self.parts: list[tuple[FSDPModule, bool]] = []
-        """Each part that is gathered together, and whether it is freed after its forward pass."""
+        """Each module that is gathered together, and whether it is freed after its forward pass."""
         # What is left for the module itself, the head above all, is needed again at once: it is
         # never freed in between.
         for part, freed in [
@@ -92,7 +89,6 @@ class Fsdp2:
             # gloo has no PREMUL_SUM, with which the factor would be applied
             sharded.set_force_sum_reduction_for_comms(True)
             self.parts.append((sharded, freed))
-        self.module = module
         self.parameters = common.trainable(module)
         self.optimizer = build_optimizer(module)
 
@@ -125,7 +121,7 @@ class Fsdp2:
 
     def clip_gradient(self, largest: float | None) -> float:
         mine = get_total_norm(
-            [_share(parameter.grad) for parameter in self.parameters if parameter.grad is not None]
+            [_local(parameter.grad) for parameter in self.parameters if parameter.grad is not None]
         )
         squares = sum(norm**2 for (norm,) in self.ranks.all_gather([mine.item()]))
         return common.clip(
@@ -133,12 +129,6 @@ class Fsdp2:
             torch.tensor(squares**0.5, dtype=mine.dtype, device=mine.device),
             largest,
         )
-
-    def gradients(self) -> dict[str, Tensor]:
-        return common.gradients(self.module, self._gather)
-
-    def optimizer_step(self, lr: float) -> None:
-        common.update(self.optimizer, lr)
 
     def autocast(self) -> AbstractContextManager[Any]:
         return nullcontext()  # weights are gathered in the compute dtype
@@ -161,44 +151,20 @@ class Fsdp2:
                 # next backward gathers ahead.
                 self.parts[-1][0].reset_iter_state()
 
-    def iter_hf_weights(self, adapter: Adapter = "merged") -> Iterator[tuple[str, Tensor]]:
-        return common.iter_hf_weights(self.module, adapter, self._gather)
-
-    def model_state(self) -> dict[str, Tensor]:
-        return self._kept(self.iter_hf_weights(common.kept_by_checkpoints(self.module)))
-
-    def optimizer_state(self) -> dict[str, Tensor]:
-        state = common.optimizer_tensors(self.module, self.optimizer)
-        return self._kept((name, self._gather(tensor)) for name, tensor in state.items())
-
-    def load_state(self, model: Mapping[str, Tensor], optimizer: Mapping[str, Tensor]) -> None:
-        common.load_tensors(self.module, self.optimizer, model, optimizer, self._part)
-
-    def observe(self, part: Callable[[str], str]) -> Iterator[Observed]:
+    def observe(self, component: Callable[[str], str]) -> Iterator[Observed]:
         yield from observe_fsdp2(self.module)
-        yield from models.read_back(self.module)
-        yield from models.read_adapters(self.module, part)
-
-    def optimizer_groups(self) -> Iterator[Group]:
-        return common.optimizer_groups(self.module, self.optimizer)
-
-    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        return common.named_parameters(self.module)
+        yield from observe_model.observe_layers(self.module)
+        yield from observe_model.observe_adapters(self.module, component)
 
     def _gather(self, tensor: Tensor) -> Tensor:
-        """All of a tensor of which each rank has its share."""
         there = tensor.to(self.ranks.device)
         return there.full_tensor() if isinstance(there, DTensor) else there
 
-    def _kept(self, tensors: Iterator[tuple[str, Tensor]]) -> dict[str, Tensor]:
-        """On rank 0 they come together in the CPU's memory, one after the other;
-
-        the other ranks keep none.
-        """
+    def _collect(self, tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
+        # One after the other, in the memory of rank 0's CPU; the other ranks keep none.
         return {name: tensor.cpu() for name, tensor in tensors if self.ranks.rank == 0}
 
-    def _part(self, parameter: Tensor, whole: Tensor) -> Tensor:
-        """This rank's share of a tensor that every rank has whole."""
+    def _share(self, parameter: Tensor, whole: Tensor) -> Tensor:
         if not isinstance(parameter, DTensor):
             return whole
         # Without a source rank nothing is sent: each rank cuts its own share.
@@ -210,12 +176,18 @@ class Fsdp2:
         )
 
 
+def build_fsdp2(inputs: EngineInputs) -> Fsdp2:
+    """Build the engine `fsdp2`."""
+    i = inputs
+    return Fsdp2(i.module, i.blocks, i.settings, i.ranks, i.compute_dtype, i.build_optimizer)
+
+
 def observe_fsdp2(module: nn.Module) -> Iterator[Observed]:
-    """What FSDP2 has of the settings of engine=fsdp2, and of `model.dtype`, in each group of
+    """Yield what FSDP2 has of the settings of engine=fsdp2, and of `model.dtype`, in each group of
     parameters that it gathers together.
 
-    The module's own group, with what no block has taken, is never freed after the forward pass,
-    whatever is asked.
+    The module's own group, of the parameters that are in no block, is never freed after the forward
+    pass, whatever the settings say.
     """
     whole = [
         name for name, parameter in module.named_parameters() if not isinstance(parameter, DTensor)
@@ -246,9 +218,11 @@ def observe_fsdp2(module: nn.Module) -> Iterator[Observed]:
                     "engine.cpu_offload", isinstance(group.offload_policy, CPUOffloadPolicy), where
                 )
             computed = policy.param_dtype or own
-            yield Observed("model.dtype", models.dtype_name(computed), where)
+            yield Observed("model.dtype", observe_model.dtype_name(computed), where)
             yield Observed(
-                "model.dtype.reduction", models.dtype_name(policy.reduce_dtype or computed), where
+                "model.dtype.reduction",
+                observe_model.dtype_name(policy.reduce_dtype or computed),
+                where,
             )
 
 
@@ -261,5 +235,5 @@ def _mesh(ranks: Ranks) -> DeviceMesh:
     return init_device_mesh(ranks.device.type, (ranks.world,))
 
 
-def _share(tensor: Tensor) -> Tensor:
+def _local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -1,4 +1,4 @@
-"""The ranks of a run, and the few things that they say to each other."""
+"""The ranks of a run, and all communication between them outside the engines."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -20,9 +20,9 @@ class SharedFindings(Findings):
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """This rank among all.
+    """This rank and the ranks that it talks to.
 
-    With a world of 1 nothing is said to anybody, and no process group is needed.
+    With a world of 1 nothing is communicated, and no process group is needed.
     """
 
     rank: int = 0
@@ -31,11 +31,11 @@ class Ranks:
     local_world: int = 1
     device: torch.device = CPU
     group: dist.ProcessGroup | None = None
-    """Whom this rank talks to; None: all ranks of the run."""
+    """The ranks that this one talks to; None: all ranks of the run."""
 
     @staticmethod
     def from_environment() -> "Ranks":
-        """What torchrun has set; one rank where it has not."""
+        """Return the ranks that torchrun has started; one rank without torchrun."""
         rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
         return Ranks(
             rank,
@@ -45,9 +45,9 @@ class Ranks:
         )
 
     def all_gather(self, values: Sequence[float]) -> list[list[float]]:
-        """Each rank's numbers, by rank.
+        """Return each rank's numbers, by rank, in float64: integers are exact below 2⁵³.
 
-        All ranks give equally many; integers are exact below 2⁵³.
+        All ranks give equally many.
         """
         if self.world == 1:
             return [list(values)]
@@ -57,7 +57,7 @@ class Ranks:
         return [vector.tolist() for vector in gathered]
 
     def all_gather_objects(self, value: Any) -> list[Any]:
-        """Each rank's object, by rank."""
+        """Return each rank's object, by rank."""
         if self.world == 1:
             return [value]
         gathered: list[Any] = [None] * self.world
@@ -65,9 +65,10 @@ class Ranks:
         return gathered
 
     def on_rank_zero(self, work: Callable[[], T]) -> T:
-        """Do something on rank 0 alone, and give its result to all.
+        """Run `work` on rank 0 alone, and return its result on every rank.
 
-        Findings there are raised on every rank.
+        Raises:
+            SharedFindings: what `work` raised as `Findings`, on every rank.
         """
         if self.world == 1:
             return work()
@@ -84,6 +85,6 @@ class Ranks:
         return result
 
     def barrier(self) -> None:
-        """Wait until every rank is here."""
+        """Wait until every rank has called it."""
         if self.world > 1:
             dist.barrier(self.group)

@@ -1,15 +1,15 @@
-"""The parts of a step, by name: what a profiler marks. Without one, marking is free."""
+"""Named spans of a training step, which a profiler records. Without one they cost nothing."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 Span = Callable[[str], AbstractContextManager[Any]]
-"""Given the name of a part of a step, a context in which that part is what is done."""
+"""Given the name of a span, a context inside which it runs."""
 
-_NOTHING = nullcontext()
+_NULL = nullcontext()
 
 
 def null_span(_name: str) -> AbstractContextManager[Any]:
-    """Where nobody looks."""
-    return _NOTHING
+    """Return a context that records nothing."""
+    return _NULL

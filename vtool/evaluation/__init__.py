@@ -1,1 +1,1 @@
-"""What a trained model can do."""
+"""Evaluation of a trained model."""

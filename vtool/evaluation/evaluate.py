@@ -1,7 +1,4 @@
-"""What a model can do on a split:
-
-its NLL, Σ over tokens / Σ tokens, and its greedy answers, exactly matched.
-"""
+"""The evaluation of a split: NLL (Σ over tokens / Σ tokens) and exact match of greedy answers."""
 
 import math
 from collections.abc import Sequence
@@ -44,7 +41,7 @@ class Scores:
     answers: tuple[Answer, ...]
 
     def findings(self, split: str) -> list[Diagnostic]:
-        """What stands against these scores. They end no run: what it has learnt is worth more."""
+        """Return what is wrong with these scores; none of it ends a run."""
         if math.isfinite(self.nll):
             return []
         message = f"the NLL of data.{split}, {self.samples} rows, is {self.nll}"
@@ -62,25 +59,25 @@ def evaluate(
 ) -> Scores:
     """Score the kept rows of a split, each rank its share."""
     ranks = engine.data
-    mine = kept[ranks.rank :: ranks.world]
+    own = kept[ranks.rank :: ranks.world]
     # Padding is on the left of a prompt, and without a mask, or with one that is not looked at, the
     # model would read it.
     masked = "attention_mask" not in rows.settings.drop_model_inputs and getattr(
         engine.module, "heeds_masks", True
     )
-    prompts = _chunks(mine, settings.batch_size if masked else 1)
+    prompts = _chunks(own, settings.batch_size if masked else 1)
     with engine.evaluating(), torch.no_grad():
         answers = [
             answer for chunk in prompts for answer in _answers(engine, rows, chunk, settings, ranks)
         ]
         nll = mean_nll(engine, rows, kept, settings.batch_size)
-    everyone = sorted(
+    answers_of_all = sorted(
         (answer for share in ranks.all_gather_objects(answers) for answer in share),
         key=lambda answer: answer.index,
     )
-    assert len(everyone) == len(kept), "each row is answered once"
-    correct = sum(answer.correct for answer in everyone)
-    return Scores(nll, correct / len(everyone), len(everyone), tuple(everyone))
+    assert len(answers_of_all) == len(kept), "each row is answered once"
+    correct = sum(answer.correct for answer in answers_of_all)
+    return Scores(nll, correct / len(answers_of_all), len(answers_of_all), tuple(answers_of_all))
 
 
 def mean_nll(engine: Engine, rows: EncodedRows, kept: Sequence[int], batch_size: int) -> float:
@@ -89,8 +86,8 @@ def mean_nll(engine: Engine, rows: EncodedRows, kept: Sequence[int], batch_size:
     The engine is evaluating, and nothing has a gradient.
     """
     ranks = engine.data
-    mine = kept[ranks.rank :: ranks.world]
-    totals = [_nll(engine, rows, chunk, ranks) for chunk in _chunks(mine, batch_size)]
+    own = kept[ranks.rank :: ranks.world]
+    totals = [_nll(engine, rows, chunk, ranks) for chunk in _chunks(own, batch_size)]
     gathered = ranks.all_gather(
         [sum(nll for nll, _ in totals), sum(tokens for _, tokens in totals)]
     )

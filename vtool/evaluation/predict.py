@@ -11,14 +11,14 @@ import yaml
 from vtool.config.schema import Run
 from vtool.data.collate import collate_prompts
 from vtool.data.encode import encode_question
-from vtool.data.parse import TAG, VIDEO_TAG, parse_row
+from vtool.data.messages_layout import TAG, VIDEO_TAG, parse_row
 from vtool.data.row import Row
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.families import FAMILIES
-from vtool.models.adapters import CONFIG, add_saved_adapter, base_named_in
+from vtool.models.adapters import CONFIG, add_saved_adapter, base_of_adapter
 from vtool.models.build import load_model
 from vtool.models.generate import answer_greedily
-from vtool.models.modeling import kept_class
+from vtool.models.model_class import recorded_modeling
 from vtool.models.processor import load_processor
 
 
@@ -30,11 +30,10 @@ def predict(
     max_new_tokens: int,
     videos: Sequence[str] = (),
 ) -> str:
-    """The greedy answer of the model in `run`'s export, or of an exported folder itself, given the
-    inputs that it was trained with.
+    """Return the greedy answer of a run's export, or of an exported folder.
 
     Images and videos go where the texts have their <image> and <video> tags; without any tag,
-    before the question.
+    before the question. The model is given the inputs that it was trained with.
 
     Raises:
         Findings: `not-a-run`, `model-does-not-load`, `modeling-changed`, and what is wrong with the
@@ -57,7 +56,7 @@ def predict(
             fatal=True,
         )
     adapted = (folder / CONFIG).exists()
-    whole = base_named_in(folder) if adapted else folder
+    whole = base_of_adapter(folder) if adapted else folder
     try:
         family_name = str(json.loads((whole / "config.json").read_text())["model_type"])
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -82,14 +81,14 @@ def predict(
         prompt = encode_question(row, processor)
     except Findings as findings:
         here = "paths are relative to the folder you are in"
-        told = [
+        with_help = [
             replace(one, help=here) if one.rule in ("missing-image", "missing-video") else one
             for one in findings.diagnostics
         ]
-        raise Findings(told, fatal=True) from findings
+        raise Findings(with_help, fatal=True) from findings
     # A run answers with the class that it was trained with; a folder by itself, as a server would,
     # with transformers' own.
-    modeling = kept_class(run) if folder != run else None
+    modeling = recorded_modeling(run) if folder != run else None
     model = load_model(whole, family_name, torch.float32, "sdpa", modeling).eval()
     if adapted:
         add_saved_adapter(model, folder)
@@ -99,7 +98,11 @@ def predict(
 
 
 def _row(shown: Mapping[str, Sequence[str]], question: str, system: str | None) -> Row:
-    """The same reading as a rows file's. `shown`: files by the tag that stands for them."""
+    """Build the row of a question, as a rows file would be read.
+
+    Args:
+        shown: files by the tag that stands for them.
+    """
     asked = question
     for tag, files in reversed(list(shown.items())):
         tags = question.count(tag) + (system or "").count(tag)
@@ -129,7 +132,7 @@ def _row(shown: Mapping[str, Sequence[str]], question: str, system: str | None) 
 
 
 def _dropped_inputs(folder: Path) -> tuple[str, ...]:
-    """What the run of an export leaves out of the model's inputs.
+    """Return the model inputs that the run of an export leaves out.
 
     A folder that stands alone says nothing about it.
     """

@@ -1,7 +1,4 @@
-"""A Hugging Face folder of a trained model, or of its adapter:
-
-what transformers and peft open, and vLLM serves.
-"""
+"""Hugging Face folders of trained models and adapters, for transformers, peft and vLLM."""
 
 import copy
 import json
@@ -20,7 +17,7 @@ from vtool.config.schema import Lora
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.families.family import load_family
 from vtool.models.adapters import write_adapter
-from vtool.models.modeling import class_of
+from vtool.models.model_class import class_of
 from vtool.models.processor import Processor
 
 
@@ -53,8 +50,9 @@ def export(
 
 
 def _as_transformers_has_it(model: Any, family_name: str) -> Any:
-    """The model, or, of a class of the user's, one of transformers' own without weights: that alone
-    knows what names weights have in files, and writes its own name into config.json.
+    """Return the model; for a user's own class, transformers' class of it without weights.
+
+    Only that knows what names weights have in files, and writes its own name into config.json.
     """
     kind = load_family(family_name).model_class()
     if class_of(model) is kind:
@@ -68,8 +66,7 @@ def _as_transformers_has_it(model: Any, family_name: str) -> Any:
 def export_adapter(
     settings: Lora, tensors: Mapping[str, Tensor], base: Path, processor: Processor, folder: Path
 ) -> Path:
-    """Write an adapter in peft's format, with tokenizer and chat template, and put it in place
-    whole.
+    """Write an adapter in peft's format, with tokenizer and chat template, and put it in place.
 
     Args:
         tensors: the adapter's, by peft's names.
@@ -88,9 +85,10 @@ def export_adapter(
 
 
 def _write_dtype(state: Mapping[str, Tensor], file: Path) -> None:
-    """The dtype that a loader will ask for is that of the tensors. transformers has written that of
-    the model's first parameter: on an engine that computes in bfloat16 and keeps float32 beside it,
-    whoever opened the folder would get the weights rounded.
+    """Write the tensors' own dtype into config.json, for whoever loads them.
+
+    transformers has written that of the model's first parameter: on an engine that computes in
+    bfloat16 and keeps float32 beside it, whoever opened the folder would get the weights rounded.
     """
     widest = reduce(
         torch.promote_types,

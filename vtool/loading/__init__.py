@@ -1,6 +1,6 @@
-"""Does every weight land, whatever loads it?
+"""The check that every weight lands, whatever loads it.
 
-Subjects are loaded in hostile ways inside the interpreter that has them (`probe/`).
+Subjects are loaded in every way that can go wrong, in the interpreter that has them (`probe/`).
 """
 
 from vtool.loading.testing import check_load_weights

@@ -10,7 +10,7 @@ from vtool.config.schema.load_check import Subjects
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.diagnostics.result import Result
 from vtool.diagnostics.rules_loading import CLASS_RULES, VLLM_CLASS_RULES
-from vtool.loading.folders import HOST, Folder, audited
+from vtool.loading.folders import HOST, Folder, audit_files
 from vtool.loading.probe.facts import Finished, Ready, Request, Unusable
 from vtool.loading.subjects import FOLDER, FRAMEWORKS, Named, fits_nothing, parse, unknown_name
 from vtool.loading.verdict import judge
@@ -72,7 +72,7 @@ def check_subjects(
         if subject.host != FOLDER:
             waiting.setdefault(subject.host, []).append(subject)
             continue
-        audit = audited(str(subject), Path(subject.name), settings, digest=digest)
+        audit = audit_files(str(subject), Path(subject.name), settings, digest=digest)
         if audit.why_not:
             done += 1
             result = audit.without_class(asked_checks(settings), audit.why_not)

@@ -1,4 +1,4 @@
-"""A checkpoint folder as a subject: its files, and the class of vLLM's that will load them."""
+"""A checkpoint folder as a subject: its files, and vLLM's class that will load them."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -14,14 +14,15 @@ from vtool.loading.checkpoint.audit import audit_folder
 from vtool.loading.worker import interpreter
 
 HOST = "vllm"
-"""The framework whose class is asked."""
-NOT_IN_THE_WAY = ("nonfinite-value", "duplicate-tensor")
-"""What may be wrong with a folder whose tensors can still be loaded."""
+"""The framework whose class is checked."""
+LOADABLE_WITH = ("nonfinite-value", "duplicate-tensor")
+"""Rules that may fail for a folder whose tensors can still be loaded."""
 FRAMEWORK_MIB = 500
 MODELS = 8
-"""What the check of a class takes: the framework, and so many times the weights. Measured with vLLM
-0.32 and Llamas of 40 to 830 MiB: 7.3 to 8.4 times in bfloat16, and 4.6 in float32, which vLLM
-serves in bfloat16.
+"""The memory that the check of a class takes, as a multiple of the weights, beside the framework.
+
+Measured with vLLM 0.32 and Llamas of 40 to 830 MiB: 7.3 to 8.4 times in bfloat16, and 4.6 in
+float32, which vLLM serves in bfloat16.
 """
 _HELP = {
     "load-failed": (
@@ -37,10 +38,10 @@ class Folder:
 
     result: Result
     why_not: str | None
-    """Why the class that will load it cannot be asked; None where it can."""
+    """Why the class that will load it cannot be checked; None where it can."""
 
     def with_class(self, of_class: Result) -> Result:
-        """Both in one: the subject is what the user typed."""
+        """Return one result of both, whose subject is what the user typed."""
         files = self.result
         reason = next(
             (str(detail["reason"]) for detail in of_class.details.values() if "reason" in detail),
@@ -71,7 +72,7 @@ class Folder:
     def without_class(
         self, asked: Sequence[str], reason: str, findings: Sequence[Diagnostic] = ()
     ) -> Result:
-        """The files' result, with the checks of a class not run."""
+        """Return the files' result, with the checks of a class not run."""
         details = {rule: {"reason": reason} for rule in asked}
         return self.with_class(
             Result(
@@ -84,8 +85,8 @@ class Folder:
         )
 
 
-def audited(subject: str, path: Path, settings: LoadCheck, *, digest: bool) -> Folder:
-    """Audit the files, and say whether the class can be asked.
+def audit_files(subject: str, path: Path, settings: LoadCheck, *, digest: bool) -> Folder:
+    """Audit the files of a folder, and find out whether its class can be checked.
 
     Args:
         subject: what the user typed.
@@ -106,7 +107,7 @@ def _why_not(path: Path, result: Result, settings: LoadCheck) -> str | None:
     if wrong := [
         rule
         for rule, state in result.checks.items()
-        if state == "failed" and rule not in NOT_IN_THE_WAY
+        if state == "failed" and rule not in LOADABLE_WITH
     ]:
         return f"the files cannot be loaded as they are: {', '.join(wrong)}"
     if not (path / "config.json").is_file():
@@ -115,7 +116,7 @@ def _why_not(path: Path, result: Result, settings: LoadCheck) -> str | None:
 
 
 def _why_not_here(path: Path, settings: LoadCheck) -> str | None:
-    """What this machine and the settings have against it."""
+    """Return why this machine or the settings keep the class from being checked."""
     if (
         settings.python is None
         and interpreter(None, HOST) == sys.executable

@@ -12,6 +12,7 @@ from vtool.diagnostics import Diagnostic, Origin
 from vtool.diagnostics.diagnostic import Severity
 from vtool.loading.probe.checks import NEED_ALL_NAMES
 from vtool.loading.probe.facts import Item, SubjectFacts
+from vtool.loading.words import listed
 
 K = TypeVar("K", bound=Hashable)
 Items = Sequence[Item]
@@ -20,8 +21,6 @@ Grader = Callable[[str, Items, SubjectFacts], Iterable[Diagnostic]]
 
 A finding without an origin is about the class's `load_weights`.
 """
-SHOWN = 3
-"""The names that a message lists before it counts the rest."""
 COMPUTED = (
     "inv_freq",
     "position_ids",
@@ -49,8 +48,8 @@ def _grade_stale(rule: str, items: Items, facts: SubjectFacts) -> Iterable[Diagn
     severity, reach = reach_severity(facts), reach_text(facts)
     for source, group in group_by(items, lambda item: item.source).items():
         if source is not None:
-            said = f"{_count('tensor', group, 'have')} other values: {_parameters(group)}"
-            yield _finding(rule, f"read by {source}, {said}{reach}", group, severity)
+            text = f"{_count('tensor', group, 'have')} other values: {_parameters(group)}"
+            yield _finding(rule, f"read by {source}, {text}{reach}", group, severity)
     ring = [item for item in items if item.source is None]
     measured = facts.checks[rule].measured
     safe = measured.get("smallest_safe_slots")
@@ -61,12 +60,12 @@ def _grade_stale(rule: str, items: Items, facts: SubjectFacts) -> Iterable[Diagn
     else:
         needs = f"it needs {safe} of {measured['tensors']} tensors to stay valid"
     for (file, line), group in group_by(ring, lambda item: (item.file, item.line)).items():
-        said = (
+        text = (
             f"it raises {group[0].seen}"
             if group[0].kind == "raises"
             else f"{_count('parameter', group, 'hold')} bytes of what came later"
         )
-        message = f"{said}: {_parameters(group)}; {needs}{reach}"
+        message = f"{text}: {_parameters(group)}; {needs}{reach}"
         yield _finding(rule, message, group, severity, Origin(file, line) if file else None)
 
 
@@ -98,12 +97,12 @@ def _grade_unwritten(rule: str, items: Items, facts: SubjectFacts) -> Iterable[D
 
     items = [item for item in items if not (item.parameter or "").endswith(KV_CACHE_SCALES)]
     if group := [item for item in items if certain(item)]:
-        said = f"{_count('parameter', group, 'are')} never written: {_parameters(group)}"
-        yield _finding(rule, said, group, "error")
+        text = f"{_count('parameter', group, 'are')} never written: {_parameters(group)}"
+        yield _finding(rule, text, group, "error")
     if group := [item for item in items if not certain(item)]:
         twin = "tiny twin of transformers' class" if facts.origin == "twin" else "checkpoint"
-        said = f"the {twin} has no tensor for {_count('parameter', group)}: {_parameters(group)}"
-        yield _finding(rule, said, group, "note")
+        text = f"the {twin} has no tensor for {_count('parameter', group)}: {_parameters(group)}"
+        yield _finding(rule, text, group, "note")
 
 
 def _grade_partly_written(rule: str, items: Items, facts: SubjectFacts) -> Iterable[Diagnostic]:
@@ -131,8 +130,8 @@ def _grade_unconsumed(rule: str, items: Items, facts: SubjectFacts) -> Iterable[
 
     for graded, group in group_by(items, severity).items():
         names = _tensors(group)
-        said = f"{_count('tensor', names)} of the checkpoint {_agree('are', names)} never read"
-        yield Diagnostic(rule, f"{said}: {listed(names)}", tensors=names, severity=graded)
+        text = f"{_count('tensor', names)} of the checkpoint {_agree('are', names)} never read"
+        yield Diagnostic(rule, f"{text}: {listed(names)}", tensors=names, severity=graded)
 
 
 def _grade_retained(rule: str, items: Items, facts: SubjectFacts) -> Iterable[Diagnostic]:
@@ -158,15 +157,15 @@ def _grade_differences(
             )
             yield _finding(rule, message, group, "note")
         else:
-            said = f"{how}, {_count('tensor', group, 'have')} other values: {_parameters(group)}"
+            text = f"{how}, {_count('tensor', group, 'have')} other values: {_parameters(group)}"
             severity: Severity = "warning" if facts.origin == "discovered" else "error"
-            yield _finding(rule, said, group, severity)
+            yield _finding(rule, text, group, severity)
 
 
 def _grade_shards(rule: str, items: Items, facts: SubjectFacts) -> Iterable[Diagnostic]:
     """Yield an error: what no rank has is lost, whatever the checkpoint."""
-    said = f"{_count('parameter', items, 'are')} not the source, part by part"
-    yield _finding(rule, f"on two ranks, {said}: {_parameters(items)}", items, "error")
+    text = f"{_count('parameter', items, 'are')} not the source, part by part"
+    yield _finding(rule, f"on two ranks, {text}: {_parameters(items)}", items, "error")
 
 
 def _grade_processed(rule: str, items: Items, facts: SubjectFacts) -> Iterable[Diagnostic]:
@@ -208,27 +207,27 @@ def _grade_quantized(rule: str, items: Items, facts: SubjectFacts) -> Iterable[D
             elif not certain:
                 severity = "warning"
         if check == "unconsumed-tensor":
-            said = f"{_count('tensor', group, 'are')} never read: {listed(_tensors(group))}"
+            text = f"{_count('tensor', group, 'are')} never read: {listed(_tensors(group))}"
         elif check == "unwritten-parameter":
-            said = f"{_count('parameter', group, 'are')} never written: {_parameters(group)}"
+            text = f"{_count('parameter', group, 'are')} never written: {_parameters(group)}"
         elif check == "partly-written-parameter":
-            said = f"{_count('parameter', group, 'are')} written in part: {_parameters(group)}"
+            text = f"{_count('parameter', group, 'are')} written in part: {_parameters(group)}"
         elif check in ("stale-reference", "stale-after-processing"):
             severity = reach_severity(facts)
-            said = (
+            text = (
                 f"{_count('parameter', group, 'hold')} bytes of what came later:"
                 f" {_parameters(group)}{reach_text(facts)}"
             )
         else:
-            said = f"{check}: {_parameters(group)}"
-        yield _finding(rule, f"with fp8 weights and their scales, {said}", group, severity)
+            text = f"{check}: {_parameters(group)}"
+        yield _finding(rule, f"with fp8 weights and their scales, {text}", group, severity)
 
 
 def _grade_aliased(rule: str, items: Items, facts: SubjectFacts) -> Iterable[Diagnostic]:
     """Yield a note for a class that takes a folder: its loader, as transformers', maps the file."""
     mapped = "mapped from the file, and will change with it"
-    said = "the loader's own memory" if facts.streams else mapped
-    message = f"{_count('parameter', items, 'are')} {said}: {_parameters(items)}"
+    text = "the loader's own memory" if facts.streams else mapped
+    message = f"{_count('parameter', items, 'are')} {text}: {_parameters(items)}"
     yield _finding(rule, message, items, "error" if facts.streams else "note")
 
 
@@ -287,12 +286,6 @@ def reach_text(facts: SubjectFacts) -> str:
         return f"; reached without a copy by {', '.join(reachable)}"
     protected = paths_in_state(facts, "protected")
     return f"; it relies on the loader's copies ({', '.join(protected)})" if protected else ""
-
-
-def listed(names: Sequence[str]) -> str:
-    """Return the first few names, and how many more there are."""
-    shown = ", ".join(names[:SHOWN])
-    return f"{shown} and {len(names) - SHOWN} more" if len(names) > SHOWN else shown
 
 
 def group_by(items: Iterable[Item], key: Callable[[Item], K]) -> dict[K, list[Item]]:

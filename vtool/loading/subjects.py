@@ -1,4 +1,4 @@
-"""What a user names on the command line: a class of a framework, a function of a file."""
+"""The names of subjects: a class of a framework, a function of a file, a folder."""
 
 import os
 from collections.abc import Sequence
@@ -24,17 +24,17 @@ class Named:
     name: str
     """The class, the path and the function, or the path of the folder."""
     typed: str | None = None
-    """What the user wrote, where that is not `host:name`."""
+    """The user's own words, where they are not `host:name`."""
 
     def __str__(self) -> str:
         return self.typed or f"{self.host}:{self.name}"
 
 
 def parse(text: str, typed: str | None = None) -> Named:
-    """Read a subject.
+    """Parse the name of a subject.
 
     Args:
-        typed: what the user wrote, where `text` was made from it: a recipe.
+        typed: the user's own words, where `text` was made from them: a recipe.
 
     Raises:
         Findings: `unknown-subject`, where it is none.
@@ -74,14 +74,14 @@ def parse(text: str, typed: str | None = None) -> Named:
 
 
 def is_path(text: str) -> bool:
-    """Whether it is meant for a folder or a file, there or not."""
+    """Return True if the text is meant for a folder or a file, which may be missing."""
     return (
         "/" in text or text in (".", "..") or text.endswith(".safetensors") or os.path.lexists(text)
     )
 
 
 def unknown_name(subject: Named, known: Sequence[str]) -> Diagnostic:
-    """A class that the framework does not have."""
+    """Return the finding about a class that the framework does not have."""
     likely = did_you_mean([f"{subject.host}:{name}" for name in near(subject.name, known)])
     message = (
         f"{subject.host} has no class `{subject.name}` among the {len(known)} that it has"
@@ -95,7 +95,7 @@ def unknown_name(subject: Named, known: Sequence[str]) -> Diagnostic:
 
 
 def fits_nothing(host: str, pattern: str, known: Sequence[str]) -> Diagnostic:
-    """`subjects.match` leaves nothing to check."""
+    """Return the finding where `subjects.match` leaves nothing to check."""
     likely = did_you_mean([f"subjects.match={name}" for name in near(pattern.strip("*"), known)])
     message = (
         f"none of the {len(known)} classes that {host} has registered fits subjects.match"

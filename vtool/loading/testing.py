@@ -1,4 +1,4 @@
-"""For a model author's own tests."""
+"""The check of a class for a model author's own tests."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,7 @@ def check_load_weights(
     slots: int = 1,
     allow: Sequence[str] = (),
 ) -> Result:
-    """Load a checkpoint in every way that can go wrong, in this process.
+    """Load a checkpoint into a class in every way that can go wrong, in this process.
 
     Args:
         factory: makes a new object, with `load_weights(iterable of (name, tensor))`,

@@ -1,7 +1,4 @@
-"""Low-rank adapters (LoRA, arXiv 2106.09685) by peft:
-
-put into a model, named, merged, and written in peft's format.
-"""
+"""Low-rank adapters (LoRA, arXiv 2106.09685) by peft: add, name, merge, write and read them."""
 
 import json
 import warnings
@@ -20,18 +17,15 @@ from vtool.families.linear_layers import select_layers
 from vtool.models.processor import first_line
 
 Adapter = Literal["merged", "none", "only"]
-"""Of a model with adapters:
-
-its weights with these merged in, its weights without them, or the adapters by themselves.
-"""
+"""Which weights of a model with adapters: with these merged in, without them, or these alone."""
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."
 
 
-def freeze_parts(model: nn.Module, family: Family, freeze: Freeze) -> None:
-    """Leave the gradients of frozen parts out.
+def freeze_components(model: nn.Module, family: Family, freeze: Freeze) -> None:
+    """Turn the gradients of frozen components off, before an engine wraps the model.
 
-    Before an engine wraps the model: what it reduces and shards is what is trained.
+    An engine reduces and shards what is trained.
     """
     trained = trained_components(freeze)
     for name, parameter in model.named_parameters():
@@ -41,7 +35,7 @@ def freeze_parts(model: nn.Module, family: Family, freeze: Freeze) -> None:
 def add_adapters(
     model: nn.Module, family: Family, freeze: Freeze, settings: Lora, seed: int
 ) -> None:
-    """Put adapters into a model, in place, and freeze everything else. Before an engine wraps it.
+    """Add adapters to a model, in place, and freeze everything else, before an engine wraps it.
 
     A is drawn from the seed, B is 0, so that the model computes what it did.
 
@@ -50,11 +44,11 @@ def add_adapters(
     """
     from peft import inject_adapter_in_model
 
-    parts = trained_components(freeze)
+    components = trained_components(freeze)
     names = [
         name
         for name, module in model.named_modules()
-        if isinstance(module, nn.Linear) and family.component(name) in parts
+        if isinstance(module, nn.Linear) and family.component(name) in components
     ]
     names = [
         name
@@ -72,7 +66,7 @@ def add_adapters(
 
 
 def add_saved_adapter(model: nn.Module, folder: Path) -> None:
-    """Put the adapter of a folder in peft's format into a model, in place.
+    """Add the adapter of a folder in peft's format to a model, in place.
 
     Raises:
         Findings: `model-does-not-load`, where it is not whole, or of another model.
@@ -90,9 +84,10 @@ def add_saved_adapter(model: nn.Module, folder: Path) -> None:
         ) from error
 
 
-def base_named_in(folder: Path) -> Path:
-    """The folder of the weights that an adapter is for: what it says itself, or, of a run that has
-    been moved, `base` beside it.
+def base_of_adapter(folder: Path) -> Path:
+    """Return the folder of the weights that an adapter is for.
+
+    It is the one that the adapter names, or, of a run that has been moved, `base` beside it.
 
     Raises:
         Findings: `model-does-not-load`.
@@ -116,7 +111,9 @@ def write_adapter(settings: Lora, tensors: Mapping[str, Tensor], base: Path, fol
 
     Args:
         tensors: by the names of `saved_name`.
+        settings: of the adapter.
         base: the folder of the weights that it is for.
+        folder: where to write.
     """
     ends = (".lora_A.weight", ".lora_B.weight")
     targets = sorted(
@@ -144,20 +141,20 @@ def write_adapter(settings: Lora, tensors: Mapping[str, Tensor], base: Path, fol
 
 
 def has_adapters(model: nn.Module) -> bool:
-    """Whether `add_adapters` has been here."""
+    """Return whether a model has adapters."""
     return hasattr(model, "peft_config")
 
 
-def scale_of(model: Any) -> float:
-    """What B · A is multiplied by, in a model with adapters."""
+def adapter_scale(model: Any) -> float:
+    """Return what B · A is multiplied by, in a model with adapters."""
     config = model.peft_config["default"]
     return float(config.lora_alpha / config.r)
 
 
 def saved_name(name: str) -> str:
-    """The name in files of a parameter of a model with adapters:
+    """Return the name in files of a parameter of a model with adapters.
 
-    transformers' own; of an adapter's, peft's.
+    It is transformers' own; of an adapter's parameter, peft's.
     """
     if ".lora_A." in name or ".lora_B." in name:
         return _PREFIX + name.replace(".default.", ".")
@@ -165,30 +162,30 @@ def saved_name(name: str) -> str:
 
 
 def is_adapter(name: str) -> bool:
-    """Whether a name in files is an adapter's."""
+    """Return whether a name in files is an adapter's."""
     return name.startswith(_PREFIX)
 
 
-def pair_of(name: str) -> tuple[str, str]:
-    """The names of the A and the B that belong to a weight, if it has an adapter."""
+def adapter_names(name: str) -> tuple[str, str]:
+    """Return the names of the A and the B that belong to a weight, if it has an adapter."""
     stem = _PREFIX + name.removesuffix(".weight")
     return f"{stem}.lora_A.weight", f"{stem}.lora_B.weight"
 
 
-def merged(weight: Tensor, a: Tensor, b: Tensor, scale: float) -> Tensor:
-    """weight + scale · B · A: [out, in], [r, in], [out, r]."""
+def merge_adapter(weight: Tensor, a: Tensor, b: Tensor, scale: float) -> Tensor:
+    """Return weight [out, in] + scale · b [out, r] · a [r, in]."""
     return weight.detach() + scale * (b @ a).to(weight.dtype)
 
 
-def merge_all(
+def merge_adapters(
     weights: Mapping[str, Tensor], adapter: Mapping[str, Tensor], scale: float
 ) -> Iterator[tuple[str, Tensor]]:
-    """Whole weights by transformers' names, each with its adapter merged in."""
+    """Yield whole weights by transformers' names, each with its adapter merged in."""
     left = set(adapter)
     for name, weight in weights.items():
-        a, b = pair_of(name)
+        a, b = adapter_names(name)
         left -= {a, b}
-        yield name, merged(weight, adapter[a], adapter[b], scale) if a in adapter else weight
+        yield name, merge_adapter(weight, adapter[a], adapter[b], scale) if a in adapter else weight
     assert not left, f"adapters of no weight: {sorted(left)[:3]}"
 
 

@@ -1,7 +1,4 @@
-"""Attention of our own, through transformers' `AttentionInterface`:
-
-inside each of the documents that share a row, and on an NPU.
-"""
+"""Attention functions for packed documents and for NPUs, in transformers' `AttentionInterface`."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,46 +9,52 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from vtool.models.masks import to_npu_compressed, to_npu_dense, to_sdpa, to_tnd
 
-BY_DOCUMENT, BY_ROW = "vtool_documents", "vtool_rows"
-"""Its names in `config._attn_implementation`, where rows are packed and where they are not.
+DOCUMENT_ATTENTION, ROW_ATTENTION = "vtool_documents", "vtool_rows"
+"""The names in `config._attn_implementation`, where rows are packed and where they are not.
 
-It is one function: both heed documents.
+Both name one function, which keeps documents apart.
 """
 
 
-def attend_by_document(model: nn.Module) -> None:
-    """Give the language part of a transformers model this attention.
+def use_document_attention(model: nn.Module) -> None:
+    """Let a transformers model's language model attend inside each packed document alone.
 
-    Without documents it is transformers' own `sdpa`, but on an NPU.
+    Without documents it is transformers' own `sdpa`, except on an NPU.
     """
-    _attend(model, BY_DOCUMENT)
+    _register(model, DOCUMENT_ATTENTION)
 
 
-def attend_by_row(model: nn.Module) -> None:
-    """The same for rows that are not packed, on an NPU: its own operator, with a mask of the
-    polarity and the form that it takes.
+def use_row_attention(model: nn.Module) -> None:
+    """Let a transformers model's language model use the NPU's operator for rows that are not packed.
 
-    Left to transformers, padding on the left would see nothing: an empty row of the softmax.
+    It gets a mask of the polarity and the form that it takes. Left to transformers, padding on the
+    left would see nothing: an empty row of the softmax.
     """
-    _attend(model, BY_ROW)
+    _register(model, ROW_ATTENTION)
 
 
-def _attend(model: nn.Module, name: str) -> None:
+def _register(model: nn.Module, name: str) -> None:
     from transformers import AttentionInterface, AttentionMaskInterface
 
     AttentionInterface.register(name, attention)
-    AttentionMaskInterface.register(name, mask_of_rows)
+    AttentionMaskInterface.register(name, row_mask)
     text: Any = model.config.get_text_config()  # type: ignore[operator,union-attr]
     text._attn_implementation = name
 
 
-def mask_of_rows(**given: Any) -> Tensor | None:
-    """What transformers' `sdpa_mask` makes of padded rows, bool [B, 1, Sq, Sk], True may attend;
-    None where that is no more than causal.
+def row_mask(**given: Any) -> Tensor | None:
+    """Return the mask of padded rows: transformers' `sdpa_mask`, in which padding sees itself.
 
-    On an NPU it is what its operator takes, True is masked: turned around once for all layers, each
-    of which keeps it for its backward. Padding sees itself here. In transformers it does not, and
-    on the left it sees nothing: an empty row of the softmax, which is not a number in some kernels.
+    In transformers it does not, and on the left it sees nothing: an empty row of the softmax, which
+    is NaN in some kernels.
+
+    Args:
+        given: the arguments of transformers' mask functions.
+
+    Returns:
+        bool [B, 1, Sq, Sk], True may attend; on an NPU True is masked, as its operator takes it:
+        inverted once for all layers, each of which keeps it for its backward pass. None where the
+        mask is no more than causal.
     """
     from transformers.masking_utils import sdpa_mask
 
@@ -78,13 +81,20 @@ def attention(
     documents: Sequence[int] | None = None,
     **more: Any,
 ) -> tuple[Tensor, None]:
-    """Causal attention in each document of a row by itself: the same numbers as rows of their own,
-    without a mask of L × L.
+    """Compute causal attention inside each document of a row, without a mask of L × L.
+
+    The numbers are those of rows of their own.
 
     Args:
-        query: [1, N, L, D]; key and value [1, K, L, D], where K divides N.
+        module: the layer.
+        query: [1, N, L, D].
+        key: [1, K, L, D], where K divides N.
+        value: as `key`.
         attention_mask: of rows without documents, as `mask_of_rows` makes it on that device.
-        documents: lengths, of which L is the sum.
+        scaling: of the scores; None: 1/√D.
+        dropout: the probability of dropping a weight.
+        documents: their lengths, of which L is the sum.
+        more: passed on to transformers' `sdpa`.
 
     Returns:
         [1, L, N, D], and None in the place of the weights.
@@ -113,12 +123,12 @@ def attention(
         return _documents_on_npu(query, key, value, documents, scaling, dropout), None
     shared = query.shape[1] != key.shape[1]
     lengths = list(documents)
-    parts = zip(*(torch.split(one, lengths, 2) for one in (query, key, value)), strict=True)
+    split = zip(*(torch.split(one, lengths, 2) for one in (query, key, value)), strict=True)
     computed = [
         scaled_dot_product_attention(
             q, k, v, dropout_p=dropout, scale=scaling, is_causal=True, enable_gqa=shared
         )
-        for q, k, v in parts
+        for q, k, v in split
     ]
     return torch.cat(computed, 2).transpose(1, 2), None
 
@@ -131,8 +141,11 @@ def _on_npu(
     scaling: float | None,
     dropout: float,
 ) -> Tensor:
-    """Rows [B, N, S, D]; the mask is `to_npu_dense`. Without one attention is causal, of which the
-    operator must be told: it takes None for no mask at all.
+    """Compute rows [B, N, S, D] on an NPU.
+
+    Args:
+        mask: as of `to_npu_dense`. Without one attention is causal, of which the operator must be
+            told: it takes None for no mask at all.
     """
     import torch_npu  # type: ignore[import-not-found]
 
@@ -180,5 +193,5 @@ def _documents_on_npu(
 
 
 def _scale(query: Tensor, scaling: float | None) -> float:
-    """The operator's own is 1."""
+    """Return the scale of the scores; the operator's default is 1."""
     return query.shape[-1] ** -0.5 if scaling is None else scaling

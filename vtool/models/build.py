@@ -8,7 +8,7 @@ import torch
 from vtool.config.schema import Model
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.families.family import load_family
-from vtool.models.modeling import model_class
+from vtool.models.model_class import model_class
 from vtool.models.processor import Processor, first_line
 
 # Where the weights live. bfloat16 is a compute dtype: its weights stay float32, or an update of
@@ -19,9 +19,12 @@ GENERATION = "generation_config.json"
 
 
 def model_config(settings: Model, processor: Processor, vocabulary: int | None = None) -> Any:
-    """The transformers config of a run that starts:
+    """Return the transformers config of a run that starts: the folder's, or that of a size.
 
-    the folder's, or that of a size, with the tokenizer's vocabulary or one of so many.
+    Args:
+        settings: of the model.
+        processor: has the token ids, and the tokenizer.
+        vocabulary: the number of tokens of a model with random weights; None: the tokenizer's.
     """
     from transformers import AutoConfig
 
@@ -36,11 +39,14 @@ def model_config(settings: Model, processor: Processor, vocabulary: int | None =
 def build_model(
     settings: Model, processor: Processor, folder: Path, seed: int, *, weights: bool = True
 ) -> Any:
-    """A model in training mode, on the CPU.
+    """Build a model in training mode, on the CPU.
 
     Args:
+        settings: of the model.
+        processor: has the token ids that end an answer and pad it.
         folder: holds the run's config.json, and its generation_config.json where it began from a
             folder that has one.
+        seed: of random weights.
         weights: false where a checkpoint's weights follow, so that none need be read here.
 
     Raises:
@@ -94,9 +100,13 @@ def build_model(
 def load_model(
     folder: Path, family_name: str, dtype: torch.dtype, attention: str, modeling: str | None = None
 ) -> Any:
-    """The weights of a Hugging Face folder, every one of them accounted for.
+    """Load the weights of a Hugging Face folder, every one of them accounted for.
 
     Args:
+        folder: the model's.
+        family_name: a name of `FAMILIES`.
+        dtype: of the weights.
+        attention: `model.attention`.
         modeling: `model.modeling`, the class that gets them. The folder is read by transformers'
             own, which knows the names that weights have in files.
 

@@ -1,4 +1,4 @@
-"""Greedy answers."""
+"""Generate greedy answers."""
 
 from typing import Any
 
@@ -10,14 +10,16 @@ from vtool.models.processor import Processor
 def answer_greedily(
     model: Any, processor: Processor, inputs: dict[str, Tensor], max_new_tokens: int
 ) -> list[str]:
-    """The most probable next token, again and again, until the turn's end.
+    """Return the texts of greedy answers: the most probable token each time, to the turn's end.
 
     A folder's own generation settings are not used: Qwen's carry a repetition penalty, which is not
     what was trained.
 
     Args:
-        model: without a cache, where its `generates_with_cache` says so.
+        model: used without a cache where its `generates_with_cache` is false.
+        processor: has the tokenizer, and the ids that end an answer and pad it.
         inputs: a batch of prompts, padded on the left.
+        max_new_tokens: the longest answer, in tokens.
     """
     from transformers import GenerationConfig
 

@@ -1,4 +1,4 @@
-"""Which token may look at which: one reference, and what each consumer of a mask wants made of it.
+"""Attention masks: one reference, and its form for each consumer.
 
 The reference is `allowed`, bool [B, 1, Sq, Sk], True where a query may attend to a key. Consumers
 disagree about shape and about what True means; a mask of the wrong polarity trains, and nobody
@@ -21,9 +21,9 @@ COMPRESSED = 2048
 
 
 def keep_from_lengths(lengths: Sequence[int], *, left: bool = False) -> Tensor:
-    """Tokens that are no padding, bool [B, S]:
+    """Return which tokens are no padding, bool [B, S], by the length of each row.
 
-    of each row the first so many, or the last, of as many as the longest has.
+    They are the first of a row, or the last, where padding is on the left.
     """
     counts = torch.tensor(lengths)[:, None]
     places = torch.arange(int(counts.max()))
@@ -31,10 +31,12 @@ def keep_from_lengths(lengths: Sequence[int], *, left: bool = False) -> Tensor:
 
 
 def allowed_in_rows(keep: Tensor) -> Tensor:
-    """Causal attention in padded rows, bool [B, 1, S, S], from the tokens that are kept, bool [B,
-    S].
+    """Return the mask of causal attention in padded rows, bool [B, 1, S, S].
 
     Padding is seen by no token but itself, so that its rows of the softmax are not empty.
+
+    Args:
+        keep: the tokens that are no padding, bool [B, S].
     """
     _expect(keep, torch.bool, 2, "tokens that are kept")
     length = keep.shape[1]
@@ -49,7 +51,7 @@ def allowed_in_rows(keep: Tensor) -> Tensor:
 
 
 def allowed_in_documents(lengths: Sequence[int], device: torch.device | None = None) -> Tensor:
-    """Causal attention inside each of several documents in one row, bool [1, 1, L, L].
+    """Return the mask of causal attention inside each document of a row, bool [1, 1, L, L].
 
     Document after document: most of the mask is False, and comparing each token with each other
     takes longer (benchmarks/masks.py).
@@ -63,43 +65,47 @@ def allowed_in_documents(lengths: Sequence[int], device: torch.device | None = N
 
 
 def to_sdpa(allowed: Tensor) -> Tensor:
-    """For torch's `scaled_dot_product_attention`: bool, True may attend."""
+    """Return the mask for torch's `scaled_dot_product_attention`: bool, True may attend."""
     return _reference(allowed)
 
 
 def to_hf_2d(keep: Tensor) -> Tensor:
-    """For transformers' models: int64 [B, S], 1 for a token that is no padding."""
+    """Return the mask for transformers' models: int64 [B, S], 1 for a token that is no padding."""
     return _expect(keep, torch.bool, 2, "tokens that are kept").long()
 
 
 def to_megatron(allowed: Tensor) -> Tensor:
-    """For megatron-core's own attention:
+    """Return the mask for megatron-core's own attention: bool [B, 1, S, S], True is masked.
 
-    bool [B, 1, S, S], True is masked. It takes a [B, S] mask too, and is silently wrong with it.
+    It takes a [B, S] mask too, and is silently wrong with it.
     """
     return _reference(allowed).logical_not()
 
 
 def to_npu_dense(allowed: Tensor) -> Tensor:
-    """For `torch_npu.npu_fusion_attention` with layout BNSD and sparse_mode 0: bool [B, 1, Sq, Sk],
-    True is masked, contiguous.
+    """Return the mask for `torch_npu.npu_fusion_attention`, layout BNSD and sparse_mode 0.
 
-    The operator broadcasts over heads alone.
+    bool [B, 1, Sq, Sk], True is masked, contiguous. The operator broadcasts over heads alone.
     """
     return _reference(allowed).logical_not().contiguous()
 
 
 def to_npu_compressed(device: torch.device | None = None) -> Tensor:
-    """For the same with sparse_mode 3: bool [2048, 2048], True above the diagonal, whatever the
-    lengths. Right only where every block is
-    causal: with no mask at all the operator ignores sparse_mode and attends to everything."""
+    """Return the mask for `npu_fusion_attention` with sparse_mode 3, whatever the lengths.
+
+    bool [2048, 2048], True above the diagonal. Right only where every block is causal: with no mask
+    at all the operator ignores sparse_mode and attends to everything.
+    """
     return torch.ones(COMPRESSED, COMPRESSED, dtype=torch.bool, device=device).triu_(1)
 
 
 def to_tnd(lengths: Sequence[int]) -> list[int]:
-    """For the same with layout TND:
+    """Return where each document ends, for `npu_fusion_attention` with layout TND.
 
-    where each document ends. cu_seqlens without their leading 0, which would silently lose tokens.
+    cu_seqlens without their leading 0, which would silently lose tokens.
+
+    Raises:
+        ValueError: a length below 1, or none.
     """
     if not lengths or min(lengths) < 1:
         raise ValueError(
@@ -110,7 +116,7 @@ def to_tnd(lengths: Sequence[int]) -> list[int]:
 
 
 def multiple_of(tensor: int, context: int) -> int:
-    """What a row's length must be a multiple of under tensor and context parallelism.
+    """Return what a row's length must be a multiple of under tensor and context parallelism.
 
     With the latter each rank has two pieces, one from the front and one from the back, so that all
     have as much to do, and each two pieces are shared out among the tensor parallel ranks once
@@ -125,8 +131,12 @@ def multiple_of(tensor: int, context: int) -> int:
 
 
 def pad_rows(tokens: Tensor, keep: Tensor, multiple: int) -> tuple[Tensor, Tensor]:
-    """Rows [B, S, …] and their kept tokens [B, S], padded on the right to a length that `multiple`
-    divides. Always both: ids that are padded beside a mask that is not are what verl#5904 was.
+    """Pad rows [B, S, …] and their kept tokens [B, S] on the right to a multiple of a length.
+
+    Always both: ids that are padded beside a mask that is not are what verl#5904 was.
+
+    Raises:
+        ValueError: rows and kept tokens of different shapes.
     """
     _expect(keep, torch.bool, 2, "tokens that are kept")
     if tokens.shape[:2] != keep.shape:
@@ -139,7 +149,7 @@ def pad_rows(tokens: Tensor, keep: Tensor, multiple: int) -> tuple[Tensor, Tenso
 
 
 def unpad_rows(tokens: Tensor, length: int) -> Tensor:
-    """What `pad_rows` was given, from what came out for it: [B, S, …]."""
+    """Return the first `length` tokens of rows [B, S, …]: undo `pad_rows`."""
     return tokens[:, :length]
 
 

@@ -1,7 +1,4 @@
-"""The processor:
-
-tokenizer, chat template, image processor and the token ids that belong together.
-"""
+"""The processor: tokenizer, chat template, image and video processor, and their token ids."""
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields, replace
@@ -18,7 +15,7 @@ from vtool.models.video import VideoProcessor, video_processor, video_settings_i
 
 @dataclass(frozen=True, slots=True)
 class Processor:
-    """What turns a chat with images and videos into a model's inputs."""
+    """Everything that turns a chat with images and videos into a model's inputs."""
 
     tokenizer: Any
     image_processor: Any
@@ -27,16 +24,16 @@ class Processor:
 
     @property
     def names(self) -> TokenNames:
-        """What the tokens are called that stand where images and videos are, and around them."""
+        """The text of the tokens that stand in place of images and videos, and around them."""
         ids = asdict(self.ids)
-        named = {field.name: ids[field.name] for field in fields(TokenNames)}
-        named |= {
-            part: ids[part.replace("video", "vision")]
-            for part, token in named.items()
-            if token is None
+        names = [field.name for field in fields(TokenNames)]
+        # most families have the same tokens around a video as around an image
+        found = {
+            name: ids[name] if ids[name] is not None else ids[name.replace("video", "vision")]
+            for name in names
         }
         return TokenNames(
-            **{part: self.tokenizer.convert_ids_to_tokens(token) for part, token in named.items()}
+            **{name: self.tokenizer.convert_ids_to_tokens(token) for name, token in found.items()}
         )
 
     def save(self, folder: Path) -> None:
@@ -49,17 +46,24 @@ class Processor:
 def new_processor(
     settings: Model, image: Image, texts: Iterable[str], video: Video | None = None
 ) -> Processor:
-    """The processor of a run that starts:
+    """Return the processor of a run that starts: that of `model.path`, or one trained on texts.
 
-    the one in `model.path`, or one trained on these texts.
+    Args:
+        settings: of the model.
+        image: the sizes of images.
+        texts: for a tokenizer that is trained here.
+        video: the sizes and lengths of videos.
+
+    Raises:
+        Findings: `model-does-not-load`.
     """
     if settings.path:
         return load_processor(Path(settings.path), settings.family, image, video)
     known = load_family(settings.family)
     tokenizer = train_tokenizer(texts, known.facts.token_names)
     ids = {
-        part: tokenizer.convert_tokens_to_ids(getattr(known.facts.token_names, part))
-        for part in known.facts.token_fields
+        name: tokenizer.convert_tokens_to_ids(getattr(known.facts.token_names, name))
+        for name in known.facts.token_fields
     }
     image_processor = known.image_processor_class()(**asdict(known.facts.patches))
     token_ids = TokenIds(**ids, end=tokenizer.eos_token_id, pad=tokenizer.pad_token_id)
@@ -78,11 +82,16 @@ def load_processor(
     video: Video | None = None,
     config_of: Path | None = None,
 ) -> Processor:
-    """The processor that a folder holds: a model's, a run's, or an exported one. Its token ids are
-    those of its config.json.
+    """Load the processor of a folder: a model's, a run's, or an exported one.
+
+    Its token ids are those of its config.json.
 
     Args:
-        config_of: where that is, if elsewhere: an adapter's folder has none.
+        folder: has the tokenizer, the image and the video processor.
+        family_name: a name of `FAMILIES`.
+        image: the sizes of images; None: the folder's.
+        video: the sizes and lengths of videos; None: the folder's.
+        config_of: where config.json is, if elsewhere: an adapter's folder has none.
 
     Raises:
         Findings: `model-does-not-load`, where a part of it is missing or cannot be read.
@@ -122,12 +131,12 @@ def load_processor(
 
 
 def first_line(error: BaseException) -> str:
-    """An exception's message, without the pages that some libraries write."""
+    """Return the first line of an exception's message: some libraries write pages."""
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
 
 
 def with_sizes(processor: Processor, image: Image, video: Video) -> Processor:
-    """The processor, told how large images are, and how large and how long videos."""
+    """Return the processor with these sizes of images, and sizes and lengths of videos."""
     size = dict(processor.image_processor.size)
     for edge, pixels in (("shortest_edge", image.min_pixels), ("longest_edge", image.max_pixels)):
         if pixels is not None:

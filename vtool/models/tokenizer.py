@@ -7,10 +7,11 @@ from vtool.families.tokens import TokenNames
 
 
 def chat_template(names: TokenNames) -> str:
-    """ChatML, as the Qwen families write it, without a system prompt of its own.
+    """Return ChatML, as the Qwen families write it, without a system prompt of its own.
 
-    vLLM passes parts on only to a template that loops over nothing but `message['content']`; to any
-    other one it gives a text of its own making, with a newline after each image.
+    vLLM passes the content's items on only to a template that loops over nothing but
+    `message['content']`; to any other one it gives a text of its own making, with a newline after
+    each image.
     """
     image = names.vision_start + names.image + names.vision_end
     video = names.video_start + names.video + names.video_end
@@ -31,7 +32,7 @@ def chat_template(names: TokenNames) -> str:
 def train_tokenizer(texts: Iterable[str], names: TokenNames, vocab_size: int = 512) -> Any:
     """Train a byte-level BPE on these texts: a few hundred entries, in milliseconds.
 
-    Every byte is in its alphabet, so any text can be encoded, also one that it has not seen.
+    Every byte is in its alphabet, so that any text can be encoded.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast

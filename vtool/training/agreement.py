@@ -1,4 +1,4 @@
-"""Whether every rank has built the same model.
+"""Check that every rank has built the same model.
 
 Each builds its own, from a folder that may be on its machine's own disk. FSDP2 and Megatron-core
 keep each rank's share of each rank's own weights, so that those of two folders would be mixed
@@ -6,6 +6,7 @@ without a word. DDP sends rank 0's weights to all, but not its config.
 """
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -20,26 +21,28 @@ ORIGIN = ("_name_or_path", "transformers_version")
 
 
 def check_same_model(model: nn.Module, ranks: Ranks) -> None:
-    """Hold the weights, to the bit, and the config of every rank against rank 0's. The model is on
-    the CPU, before an engine has it.
+    """Check every rank's weights, to the bit, and config against rank 0's.
+
+    The model is on the CPU, before an engine has it.
 
     Raises:
         SharedFindings: `ranks-differ`.
     """
     if ranks.world == 1:
         return
-    everyone = ranks.all_gather_objects((weights_digest(model), _config_digest(model)))
+    digests_by_rank = ranks.all_gather_objects((weights_digest(model), _config_digest(model)))
     findings = []
     for place, what in enumerate(("weights", "config.json")):
         others = [
-            rank for rank, digests in enumerate(everyone) if digests[place] != everyone[0][place]
+            rank
+            for rank, own in enumerate(digests_by_rank)
+            if own[place] != digests_by_rank[0][place]
         ]
         if others:
-            named = f"rank{'s' * (len(others) > 1)} {', '.join(map(str, others))}"
             findings.append(
                 Diagnostic(
                     "ranks-differ",
-                    f"{named} built the model of other {what} than rank 0",
+                    f"{name_ranks(others)} built the model of other {what} than rank 0",
                     parameter="model.path",
                 )
             )
@@ -47,10 +50,15 @@ def check_same_model(model: nn.Module, ranks: Ranks) -> None:
         raise SharedFindings(findings)
 
 
-def weights_digest(model: nn.Module) -> str:
-    """XXH3 of names and bytes, about as fast as memory is read:
+def name_ranks(ranks: Sequence[int]) -> str:
+    """Return `rank 1`, or `ranks 1, 2`."""
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
 
-    6 to 16 GB/s on one core, 2 to 5 s for the 28 GB of 7 billion.
+
+def weights_digest(model: nn.Module) -> str:
+    """Return the XXH3 of the weights' names, shapes, dtypes and bytes.
+
+    About as fast as memory is read: 6 to 16 GB/s on one core, 2 to 5 s for the 28 GB of 7 billion.
     """
     total = xxhash.xxh3_128()
     for name, parameter in model.named_parameters():

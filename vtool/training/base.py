@@ -16,14 +16,14 @@ from vtool.diagnostics import Diagnostic, Findings
 from vtool.export.huggingface import export
 from vtool.models.build import build_model
 from vtool.models.processor import Processor
-from vtool.training.run_folder import RunFolder, write_atomically
+from vtool.training.run_folder import RunFolder, reading, write_atomically
 from vtool.training.start import Start
 
 BLOCK = 2**24
 
 
 def base_of(run: Run, folder: RunFolder) -> Path:
-    """The folder of the weights under the adapters."""
+    """Return the folder of the weights under the adapters."""
     if run.model.starts_from == "pretrained":
         assert run.model.path is not None, "a rule demands it"
         return Path(run.model.path)
@@ -31,7 +31,7 @@ def base_of(run: Run, folder: RunFolder) -> Path:
 
 
 def base_settings(run: Run, folder: RunFolder) -> Model:
-    """`run.model`, as one that is loaded from there."""
+    """Return `run.model` as a model that is loaded from that folder."""
     return run.model.model_copy(
         update={"path": str(base_of(run, folder)), "init": "pretrained", "size": None}
     )
@@ -70,11 +70,8 @@ def check_base(began: RunFolder, base: Path, found: dict[str, Any] | None = None
     Raises:
         Findings: `base-changed`.
     """
-    try:
+    with reading(began.base_files):
         written = json.loads(began.base_files.read_text())
-    except (OSError, ValueError) as error:
-        message = f"{began.base_files} cannot be read: {error}"
-        raise Findings(Diagnostic("not-a-run", message, parameter="run.dir"), fatal=True) from error
     found = _digests(base) if found is None else found
     different = sorted(
         name for name in written.keys() | found.keys() if written.get(name) != found.get(name)
@@ -90,10 +87,9 @@ def check_base(began: RunFolder, base: Path, found: dict[str, Any] | None = None
 
 
 def _digests(base: Path) -> dict[str, Any]:
-    """What makes the model:
+    """Return the size and the XXH3 of each file that makes the model.
 
-    each file's bytes, and the XXH3 of them. transformers reads .bin files where there are no
-    others.
+    transformers reads .bin files where there are no others.
     """
     weights = sorted(base.glob("*.safetensors")) or sorted(base.glob("pytorch_model*.bin"))
     found = {}

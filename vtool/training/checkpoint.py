@@ -1,7 +1,4 @@
-"""Checkpoints:
-
-written under a temporary name, digested, renamed; and never opened where a byte has changed.
-"""
+"""Checkpoints: digested, renamed when whole, and never opened if a byte has changed."""
 
 import hashlib
 import json
@@ -27,7 +24,7 @@ MANIFEST = "manifest.json"
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """All that a run goes on from."""
+    """The state that a run resumes from."""
 
     step: int
     model: dict[str, Tensor]
@@ -39,12 +36,12 @@ class Snapshot:
 
 
 def checkpoint_name(step: int) -> str:
-    """The folder's name of a step's checkpoint."""
+    """Return the folder's name of a step's checkpoint."""
     return f"step-{step:06d}"
 
 
 def step_of(checkpoint: Path) -> int:
-    """The step of a checkpoint, from its folder's name."""
+    """Return the step of a checkpoint, from its folder's name."""
     return int(checkpoint.name.removeprefix("step-"))
 
 
@@ -91,8 +88,9 @@ def save(folder: Path, snapshot: Snapshot, keep_last: int) -> Path:
 
 
 class Writer:
-    """Saves checkpoints one after the other: while the loop waits or, `asynchronous`, in a thread
-    while it goes on.
+    """A writer of checkpoints, one at a time.
+
+    The loop waits for it or, `asynchronous`, a thread writes while the loop goes on.
 
     A thread's failure is raised by the next `save` or `wait`. Leaving the context waits for what is
     being written, however it is left.
@@ -119,8 +117,9 @@ class Writer:
             )
 
     def save(self, snapshot: Snapshot) -> None:
-        """Write a checkpoint, or begin to. Its tensors may be a model's own: where the loop goes
-        on, they are copied first.
+        """Write a checkpoint, or begin to.
+
+        Its tensors may be a model's own: where the loop goes on, they are copied first.
 
         Raises:
             Findings: `checkpoint-not-saved`, of this one or of the one before it.
@@ -136,7 +135,7 @@ class Writer:
             self._writing = self._thread.submit(save, self._folder, snapshot, self._keep_last)
 
     def wait(self) -> None:
-        """Until what is being written is on the disk.
+        """Wait until the checkpoint being written is on the disk.
 
         Raises:
             Findings: `checkpoint-not-saved`.
@@ -147,7 +146,7 @@ class Writer:
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """The checkpoints under a folder, oldest first."""
+    """Return the checkpoints under a folder, oldest first."""
     return sorted(
         (path for path in folder.glob("step-*") if re.fullmatch(r"step-\d+", path.name)),
         key=step_of,
@@ -155,10 +154,7 @@ def checkpoints(folder: Path) -> list[Path]:
 
 
 def damage(checkpoint: Path) -> str | None:
-    """What is wrong with a checkpoint's files;
-
-    None where they are, to the byte, those that were written.
-    """
+    """Return what is wrong with a checkpoint's files, or None if no byte has changed."""
     try:
         manifest: Mapping[str, Any] = json.loads((checkpoint / MANIFEST).read_text())
         for name, written in manifest.items():
@@ -184,7 +180,7 @@ def load(checkpoint: Path) -> Snapshot:
 
 
 def newest(folder: Path) -> tuple[Path | None, list[Diagnostic]]:
-    """The newest whole checkpoint under a folder, and a finding for each newer one that is damaged."""
+    """Return a folder's newest whole checkpoint, and a finding for each newer damaged one."""
     findings: list[Diagnostic] = []
     for path in reversed(checkpoints(folder)):
         if (problem := damage(path)) is None:
@@ -201,10 +197,7 @@ def _digest(file: Path) -> str:
 
 
 def _flush(path: Path) -> None:
-    """Onto the disk, before anything that relies on it:
-
-    a rename can otherwise outlive the bytes.
-    """
+    """Flush a file to the disk: a rename can otherwise outlive the bytes."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""What the user sees while a run trains: a live panel on a terminal, plain lines elsewhere."""
+"""The live panel on a terminal, plain lines elsewhere."""
 
 import sys
 import time

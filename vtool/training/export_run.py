@@ -9,7 +9,7 @@ import yaml
 from vtool.config.schema import Run
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.export.huggingface import export, export_adapter
-from vtool.models.adapters import merge_all
+from vtool.models.adapters import merge_adapters
 from vtool.models.build import build_model
 from vtool.models.processor import load_processor
 from vtool.training.base import base_of, base_settings, check_base
@@ -18,7 +18,7 @@ from vtool.training.run_folder import RunFolder
 
 
 def open_run(path: Path) -> tuple[RunFolder, Run]:
-    """A run's folder and its settings.
+    """Return a run's folder and its settings.
 
     Raises:
         Findings: `not-a-run`.
@@ -38,9 +38,9 @@ def open_run(path: Path) -> tuple[RunFolder, Run]:
 
 
 def export_run(path: Path, output: Path | None = None, *, merge: bool = False) -> tuple[Path, int]:
-    """Write the newest whole checkpoint as a Hugging Face folder; returns where, and its step.
+    """Write the newest whole checkpoint as a Hugging Face folder; return the folder and the step.
 
-    Of a run with adapters, the adapter in peft's format; with `merge`, a whole model, each weight
+    A run with adapters gives the adapter in peft's format; with `merge`, a whole model, each weight
     being base + scale · B · A.
 
     Raises:
@@ -82,7 +82,9 @@ def export_run(path: Path, output: Path | None = None, *, merge: bool = False) -
         if not merge:
             return export_adapter(run.lora, snapshot.model, base, processor, target), snapshot.step
         model = build_model(base_settings(run, folder), processor, folder.processor, run.run.seed)
-        merged = dict(merge_all(dict(model.named_parameters()), snapshot.model, run.lora.scale))
+        merged = dict(
+            merge_adapters(dict(model.named_parameters()), snapshot.model, run.lora.scale)
+        )
         return export(model, merged, processor, run.model.family, target), snapshot.step
     model = build_model(run.model, processor, folder.processor, run.run.seed, weights=False)
     missing = model.load_state_dict(snapshot.model, strict=False)

@@ -1,7 +1,4 @@
-"""What comes after the last step:
-
-the ledger is balanced, the test split is read once, the model exported, and the result written.
-"""
+"""The end of a run: balance the ledger, evaluate the test split, export, write the result."""
 
 import json
 import platform
@@ -16,15 +13,15 @@ from torch import Tensor
 from vtool import __version__
 from vtool.data.audit import ROW_RULES
 from vtool.data.loader import EncodedRows
-from vtool.data.row import Row
+from vtool.data.row import Row, texts_of
 from vtool.data.video import open_clip
 from vtool.diagnostics import Diagnostic
 from vtool.engines.ranks import SharedFindings
-from vtool.evaluation.evaluate import Answer, Scores, evaluate
+from vtool.evaluation.evaluate import Answer, Scores
 from vtool.export.huggingface import export, export_adapter
 from vtool.training.base import base_of
 from vtool.training.run_folder import RunFolder, write_atomically
-from vtool.training.session import Progress, Session
+from vtool.training.session import Progress, Session, evaluate_split
 from vtool.training.step import STEP_RULES
 
 # Test images kept for the report, wrong answers and right ones each; and their longest side in
@@ -40,42 +37,34 @@ def finish(
 
     Args:
         more: rules that the run is held to besides those of every run.
-        found: what was found while it went on, without ending it.
+        found: findings of the run that did not end it.
 
     Returns:
-        What stands against the scores of the test split.
+        The findings of the test split's scores.
 
     Raises:
         Findings: `ledger-mismatch`, or `run-folder-unwritable`; everything before it is saved.
     """
     ledger = balance(session, progress)
-    scores = None
-    if "test" in session.rows:
-        scores = evaluate(
-            session.engine,
-            session.rows["test"],
-            session.ledgers["test"].kept,
-            session.run.evaluation,
-        )
-    peak = max(
-        int(value[0])
-        for value in session.ranks.all_gather(
-            [resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024]
-        )
-    )
-    weights = session.engine.model_state()
+    scores = evaluate_split(session, "test") if "test" in session.rows else None
     of_test = scores.findings("test") if scores else []
-    checks = dict.fromkeys(more, "passed") | {one.rule: "failed" for one in (*found, *of_test)}
-    session.ranks.on_rank_zero(
-        lambda: _write(session, progress, weights, ledger, scores, peak, checks)
-    )
+    own_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+    peak_mib = int(max(mib for (mib,) in session.ranks.all_gather([own_mib])))
+    weights = session.engine.model_state()
+    result = _result(session, progress, ledger, scores, peak_mib)
+    result["checks"] |= dict.fromkeys(more, "passed")
+    result["checks"] |= {finding.rule: "failed" for finding in (*found, *of_test)}
+    session.ranks.on_rank_zero(lambda: _write(session, weights, scores, result))
     return of_test
 
 
 def balance(session: Session, progress: Progress) -> dict[str, Any]:
-    """The training split's ledger:
+    """Return the balance of the training split's ledger, as `result.json` has it.
 
-    rows seen = trained + dropped, each row as often as the plan says.
+    Rows = kept + dropped, and each kept row was trained on as often as the plan says.
+
+    Raises:
+        SharedFindings: `ledger-mismatch`.
     """
     split = session.ledgers["train"]
     epochs, rest = divmod(progress.step, session.plan.steps_per_epoch)
@@ -107,29 +96,16 @@ def balance(session: Session, progress: Progress) -> dict[str, Any]:
 
 
 def _write(
-    session: Session,
-    progress: Progress,
-    weights: Mapping[str, Tensor],
-    ledger: dict[str, Any],
-    scores: Scores | None,
-    peak_mib: int,
-    checks: Mapping[str, str],
+    session: Session, weights: Mapping[str, Tensor], scores: Scores | None, result: dict[str, Any]
 ) -> None:
-    folder = session.folder
+    folder, run, processor = session.folder, session.run, session.processor
     with folder.writing():
         if scores is not None:
             _write_predictions(folder, session.rows["test"], scores.answers)
-        run = session.run
         if run.lora is None:
-            export(
-                session.engine.module, weights, session.processor, run.model.family, folder.export
-            )
+            export(session.engine.module, weights, processor, run.model.family, folder.export)
         else:
-            export_adapter(
-                run.lora, weights, base_of(run, folder), session.processor, folder.export
-            )
-        result = _result(session, progress, ledger, scores, peak_mib)
-        result["checks"] |= checks
+            export_adapter(run.lora, weights, base_of(run, folder), processor, folder.export)
         write_atomically(folder.result, json.dumps(result, indent=1) + "\n")
 
 
@@ -154,11 +130,8 @@ def _result(
             "test_samples": scores.samples,
         }
     dropped = {rule for split in session.ledgers.values() for rule in split.dropped_by_rule}
-    dropped |= (
-        {"end-token-unsupervised"}
-        if any(split.cut for split in session.ledgers.values())
-        else set()
-    )
+    if any(split.cut for split in session.ledgers.values()):
+        dropped.add("end-token-unsupervised")
     return result | {
         "train_seconds": progress.seconds,
         "parameters": session.engine.size,
@@ -195,7 +168,7 @@ def _write_predictions(folder: RunFolder, rows: EncodedRows, answers: Sequence[A
         question = [message for message in row.messages if message["role"] == "user"][-1:]
         line = {
             "row": row.id,
-            "question": " ".join(_texts(question)),
+            "question": " ".join(text for message in question for text in texts_of(message)),
             "reference": answer.reference,
             "answer": answer.answer,
             "correct": answer.correct,
@@ -208,24 +181,8 @@ def _write_predictions(folder: RunFolder, rows: EncodedRows, answers: Sequence[A
     write_atomically(folder.predictions, "".join(lines))
 
 
-def _texts(messages: Sequence[Any]) -> list[str]:
-    contents = [message["content"] or () for message in messages]
-    return [
-        text
-        for content in contents
-        for text in (
-            [content]
-            if isinstance(content, str)
-            else [part["text"] for part in content if "text" in part]
-        )
-    ]
-
-
 def _first_picture(row: Row, rows: EncodedRows) -> Any:
-    """A row's first image, else the last frame that is shown of its first video;
-
-    None of a row of text.
-    """
+    """Return a row's first image, else the last frame shown of its first video, else None."""
     if row.images:
         return row.images[0]
     return open_clip(row, row.videos[0], rows.processor.video).frames[-1] if row.videos else None

@@ -1,7 +1,4 @@
-"""Start the ranks of a run:
-
-in this process, under an outer torchrun, or through torchrun's own API.
-"""
+"""Start the ranks of a run: in this process, under an outer torchrun, or through torchrun's API."""
 
 import atexit
 import logging
@@ -33,9 +30,9 @@ from vtool.profiling.after import missing_files
 from vtool.training.run_folder import RunFolder
 from vtool.training.session import Request
 from vtool.training.sft import Outcome, train
-from vtool.training.stop import leave_terminal, taken_signals
+from vtool.training.stop import SignalContext, leave_terminal
 
-Tell = Callable[[Findings], None]
+Report = Callable[[Findings], None]
 
 # How long a rank waits for another. torch's own 10 minutes (NCCL; gloo: 30) end runs in which rank
 # 0 alone writes a checkpoint of tens of gigabytes, reads it back and digests it, or a rank has the
@@ -46,12 +43,13 @@ PATIENCE = timedelta(hours=2)
 LAST_SECONDS = 5.0
 
 
-def launch(request: Request, tell: Tell) -> Outcome | None:
-    """Run `train` on every rank, and return how it ended; None on the ranks of an outer torchrun
-    that are not the first.
+def launch(request: Request, report: Report) -> Outcome | None:
+    """Run `train` on every rank, and return how it ended.
+
+    Under an outer torchrun, only the first rank returns that; the others return None.
 
     Args:
-        tell: prints the findings of a single rank, in its own process.
+        report: prints the findings of a single rank, in its own process.
 
     Raises:
         Findings: what stopped the run. Those of a single rank have been printed by it, and
@@ -82,7 +80,7 @@ def launch(request: Request, tell: Tell) -> Outcome | None:
     _check_bound(request.run, nproc)
     if nproc == 1:
         return run_rank(request, Ranks())
-    return _launch_ranks(request, nproc, tell)
+    return _launch_ranks(request, nproc, report)
 
 
 def run_rank(request: Request, ranks: Ranks) -> Outcome:
@@ -101,10 +99,7 @@ def run_rank(request: Request, ranks: Ranks) -> Outcome:
 
 
 def _check_outer(run: Run, ranks: Ranks) -> None:
-    """An outer torchrun has decided how many processes there are;
-
-    a recipe that says otherwise would be silently ignored.
-    """
+    """Refuse a `launch.nproc` other than the number of processes that torchrun has started."""
     if run.launch.nproc is not None and run.launch.nproc != ranks.local_world:
         message = (
             f"launch.nproc is {run.launch.nproc}, but torchrun has started {ranks.local_world}"
@@ -114,16 +109,14 @@ def _check_outer(run: Run, ranks: Ranks) -> None:
 
 
 def _check_bound(run: Run, nproc: int, *, outer: bool = False) -> None:
-    """What the rule of `device.numa` could not say before the device was chosen and the processes
-    counted.
-    """
+    """Check `device.numa` again, now that the device is chosen and the processes are counted."""
     if run.device.numa is not None and (
         found := tuple(unbound(run, kind_of(run), nproc, outer=outer))
     ):
         raise SharedFindings(found)
 
 
-def _launch_ranks(request: Request, nproc: int, tell: Tell) -> Outcome:
+def _launch_ranks(request: Request, nproc: int, report: Report) -> Outcome:
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -151,7 +144,7 @@ def _launch_ranks(request: Request, nproc: int, tell: Tell) -> Outcome:
         try:
             with _sigint_blocked():
                 outcomes: dict[int, Outcome] = elastic_launch(config, _rank_main)(
-                    request, tell, os.getpid()
+                    request, report, os.getpid()
                 )
         except ChildFailedError as error:
             if forward.first == signal.SIGINT:
@@ -178,8 +171,10 @@ def _launch_ranks(request: Request, nproc: int, tell: Tell) -> Outcome:
 
 
 def _guilt(failure: Any) -> tuple[int, int]:
-    """Sorts first the rank for which the others failed: one that was killed or has spoken, before
-    one that lost its peer, before one that was ended with the others; the earliest of each kind.
+    """Return a sort key that puts first the rank for which the others failed.
+
+    A rank that was killed or has spoken comes before one that lost its peer, and that before one
+    that was ended with the others; the earliest of each kind first.
     """
     order = (
         2
@@ -191,21 +186,21 @@ def _guilt(failure: Any) -> tuple[int, int]:
     return order, failure.timestamp
 
 
-def _rank_main(request: Request, tell: Tell, launcher: int) -> Outcome:
-    """A rank's process.
+def _rank_main(request: Request, report: Report, launcher: int) -> Outcome:
+    """Train in a rank's own process, and end it.
 
     It leaves the terminal's process group, so that a Ctrl-C reaches it once, through its parent.
     """
     os.setpgrp()
     atexit.register(_end_quietly)
-    threading.Thread(target=_end_with, args=(launcher,), daemon=True).start()
+    threading.Thread(target=_end_with_launcher, args=(launcher,), daemon=True).start()
     ranks = Ranks.from_environment()
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         return run_rank(request, ranks)
     except Findings as findings:
         if ranks.rank == 0 or not isinstance(findings, SharedFindings):
-            tell(findings)
+            report(findings)
         code = 1
     except KeyboardInterrupt:
         code = 130
@@ -229,30 +224,28 @@ def _rank_main(request: Request, tell: Tell, launcher: int) -> Outcome:
 
 
 def _lost_a_peer(error: Exception) -> bool:
-    """Whether a collective ended because the process at its other end did:
-
-    in the words of gloo, and of NCCL.
-    """
-    said = (
+    """Return whether a collective failed because its peer's process ended (gloo, NCCL)."""
+    phrases = (
         "Connection closed by peer",
         "Connection reset by peer",
         "Broken pipe",
         "remote process exited",
     )
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in said)
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in phrases)
 
 
-def _end_with(launcher: int) -> None:
-    """A launcher that was killed cannot end its ranks; without it nobody would."""
+def _end_with_launcher(launcher: int) -> None:
+    """End this process when its launcher has gone: nobody else would."""
     while os.getppid() == launcher:
         time.sleep(0.5)
     os._exit(1)
 
 
 def _end_quietly() -> None:
-    """Leave without torch's own end: with a process group that has been used by DDP, it aborts
-    about one time in ten (torch 2.13, gloo), and a run that has finished would be said to have
-    failed.
+    """End the process before torch's own exit handlers run.
+
+    With a process group that DDP has used, these abort about one time in ten (torch 2.13, gloo),
+    and a finished run would count as failed.
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -261,7 +254,8 @@ def _end_quietly() -> None:
 
 @contextmanager
 def _sigint_blocked() -> Iterator[None]:
-    """Processes that are started begin with SIGINT blocked, as this thread has it, until
+    """Block SIGINT in this thread, and so in the processes that it starts.
+
     `_rank_main` unblocks it: a rank that is still importing must not answer a Ctrl-C with its
     traceback. Another thread is left to take the signal; its handler runs in the main one.
     """
@@ -277,8 +271,8 @@ def _sigint_blocked() -> Iterator[None]:
         done.set()
 
 
-class _Forward:
-    """Passes the signals of `stop.py` on to the ranks.
+class _Forward(SignalContext):
+    """A context that passes the signals of `stop.py` on to the ranks.
 
     After a second one they have a few seconds, and are then killed.
     """
@@ -286,17 +280,8 @@ class _Forward:
     def __init__(self) -> None:
         self.first: int | None = None
         self._received = 0
-        self._before: dict[int, Any] = {}
 
-    def __enter__(self) -> "_Forward":
-        self._before = {number: signal.signal(number, self._pass_on) for number in taken_signals()}
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _pass_on(self, number: int, _frame: FrameType | None) -> None:
+    def handle(self, number: int, frame: FrameType | None) -> None:
         self.first = self.first or number
         self._received += 1
         if number == signal.SIGHUP:
@@ -311,7 +296,7 @@ class _Forward:
 
 
 def _stopped(number: int) -> SystemExit:
-    """The end by a signal other than Ctrl-C's, before there was a step to finish."""
+    """Return the exit for a signal other than Ctrl-C's that came before the first step."""
     sys.stderr.write(f"stopped by {signal.Signals(number).name}\n")
     return SystemExit(128 + number)
 

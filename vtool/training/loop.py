@@ -5,12 +5,11 @@ from dataclasses import dataclass, field
 
 from vtool.data.loader import load_steps
 from vtool.diagnostics import Diagnostic
-from vtool.evaluation.evaluate import evaluate
 from vtool.profiling.profiler import Profiler
 from vtool.training.checkpoint import Writer
 from vtool.training.display import Display
 from vtool.training.metrics import append
-from vtool.training.session import Progress, Session, snapshot
+from vtool.training.session import Progress, Session, evaluate_split, snapshot
 from vtool.training.step import train_step
 from vtool.training.stop import StopRequest
 from vtool.training.tracking import Trackers
@@ -72,8 +71,7 @@ def _due(step: int, every: int | None) -> bool:
 
 def _validate(session: Session, step: int, tools: LoopTools) -> None:
     """Evaluate the validation split, and write its scores as a line of metrics."""
-    rows, kept = session.rows["validation"], session.ledgers["validation"].kept
-    scores = evaluate(session.engine, rows, kept, session.run.evaluation)
+    scores = evaluate_split(session, "validation")
     tools.findings.extend(
         finding for finding in scores.findings("validation") if finding not in tools.findings
     )

@@ -1,4 +1,4 @@
-"""metrics.jsonl: one object a line, full precision, written by rank 0 as it goes."""
+"""The lines of metrics.jsonl: JSON objects in full precision, written by rank 0."""
 
 import json
 from collections.abc import Mapping
@@ -9,8 +9,9 @@ from vtool.diagnostics import Diagnostic, Findings
 
 
 def append(path: Path, metrics: Mapping[str, Any]) -> None:
-    """Add a line, whole and at once: whoever follows the file sees it now, and a crash leaves no
-    more than its last line cut off.
+    """Append a line, whole and at once.
+
+    A reader that follows the file sees it now; a crash cuts off the last line at most.
 
     Raises:
         Findings: `run-folder-unwritable`, as on a full disk.

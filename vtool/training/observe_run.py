@@ -1,7 +1,7 @@
-"""What a run's live objects have of its settings, and the comparison before its first step.
+"""The values that a run's live objects have for its settings, and their check before step 1.
 
-Whoever owns an object reads it: engines (`Engine.observe`), models, `parameter_groups`,
-`schedule`. None of them is told what was asked.
+Whoever owns an object reads it: engines (`Engine.observe`), models, `optimizer.observe_groups`,
+`schedule.observe_schedule`. None of them is given a setting.
 """
 
 from collections.abc import Iterator
@@ -13,24 +13,27 @@ import torch.distributed as dist
 from vtool.config.expected import COMPONENTS, expected_settings
 from vtool.config.origins import Origins
 from vtool.config.readback import Observed, compare_readback
+from vtool.config.schema.formats import ENTRY_SETTINGS
 from vtool.diagnostics import Diagnostic
 from vtool.engines.ranks import SharedFindings
-from vtool.models.read_back import read_class, read_config
+from vtool.models.observe_model import observe_class, observe_config
 from vtool.training import optimizer, schedule
+from vtool.training.agreement import name_ranks
 from vtool.training.session import Session
 
 
 def check_arrival(session: Session, origins: Origins | None) -> None:
-    """Hold what each rank has against the settings. Milliseconds: nothing is built, and nothing
-    computed.
+    """Compare every rank's live objects with the settings.
+
+    Takes milliseconds: nothing is built, and nothing computed.
 
     Raises:
         SharedFindings: `setting-not-arrived`, `device-not-used`; each once, with the first rank
             that has it.
     """
-    mine = compare_readback(expected_settings(session.run), observe_run(session), origins)
+    differences = compare_readback(expected_settings(session.run), observe_run(session), origins)
     found: dict[Diagnostic, list[int]] = {}
-    for rank, findings in enumerate(session.ranks.all_gather_objects(mine)):
+    for rank, findings in enumerate(session.ranks.all_gather_objects(differences)):
         for finding in findings:
             found.setdefault(finding, []).append(rank)
     if found:
@@ -40,21 +43,21 @@ def check_arrival(session: Session, origins: Origins | None) -> None:
 
 
 def observe_run(session: Session) -> list[Observed]:
-    """All that this rank's live objects have of the settings."""
-    part = session.family.component
-    engine = list(session.engine.observe(part))
+    """Return what this rank's live objects have of the settings."""
+    component = session.family.component
+    engine = list(session.engine.observe(component))
     peak = schedule.highest(session.rate, session.total_steps)
     return [
         *_process(session),
         *_devices(
             session,
-            offloaded=any(seen.name == "engine.cpu_offload" and seen.value for seen in engine),
+            offloaded=any(each.name == "engine.cpu_offload" and each.value for each in engine),
         ),
-        *read_config(session.engine.module.config),
-        *read_class(session.engine.module),
+        *observe_config(session.engine.module.config),
+        *observe_class(session.engine.module),
         *engine,
         *_frozen(session),
-        *optimizer.observe_groups(session.engine.optimizer_groups(), peak, part),
+        *optimizer.observe_groups(session.engine.optimizer_groups(), peak, component),
         *schedule.observe_schedule(session.rate, session.total_steps),
         *_rows(session),
     ]
@@ -62,11 +65,11 @@ def observe_run(session: Session) -> list[Observed]:
 
 def _process(session: Session) -> Iterator[Observed]:
     ranks = session.ranks
-    everyone = dist.get_world_size() if dist.is_initialized() else 1
+    processes = dist.get_world_size() if dist.is_initialized() else 1
     # On one machine the processes are those of the group; on several, each has its share of them.
     yield Observed(
         "launch.nproc",
-        everyone if ranks.world == ranks.local_world else ranks.local_world,
+        processes if ranks.world == ranks.local_world else ranks.local_world,
         "the process group",
     )
     yield Observed("device.threads", torch.get_num_threads(), "torch")
@@ -93,29 +96,28 @@ def _devices(session: Session, *, offloaded: bool) -> Iterator[Observed]:
 
 
 def _frozen(session: Session) -> Iterator[Observed]:
-    """Whether a part of the model is frozen:
+    """Yield each part of the model as frozen, as trained, or, where it is partly both, as each.
 
-    nothing of it is trained; or trained: all of it is. A rank may have nothing of a part.
+    A rank may have nothing of a part.
     """
-    trained: dict[str, list[tuple[str, bool]]] = {part: [] for part in COMPONENTS}
+    trained: dict[str, list[tuple[str, bool]]] = {component: [] for component in COMPONENTS}
     for name, parameter in session.engine.named_parameters():
         trained[session.family.component(name)].append((name, parameter.requires_grad))
-    for part, parameters in trained.items():
+    for component, parameters in trained.items():
         for frozen in (True, False):
             names = [name for name, on in parameters if on is not frozen]
             if names:
                 more = f" and {len(names) - 1} others" if len(names) > 1 else ""
-                yield Observed(f"model.freeze.{part}", frozen, f"{names[0]}{more}")
+                yield Observed(f"model.freeze.{component}", frozen, f"{names[0]}{more}")
 
 
 def _rows(session: Session) -> Iterator[Observed]:
     for split, rows in session.rows.items():
-        for number, source in enumerate(rows.rows.ledger()):
-            for name in ("format", "split", "path"):
-                if name in source:
-                    yield Observed(
-                        f"data.{split}.{name}", source[name], f"the rows of data.{split}", (number,)
-                    )
+        for number, source in enumerate(rows.rows.describe()):
+            for name in (name for name in source if name in ENTRY_SETTINGS):
+                yield Observed(
+                    f"data.{split}.{name}", source[name], f"the rows of data.{split}", (number,)
+                )
     processor = session.rows["train"].processor
     size, video = processor.image_processor.size, processor.video
     yield Observed(
@@ -136,15 +138,16 @@ def _rows(session: Session) -> Iterator[Observed]:
     ):
         yield Observed(f"data.video.{name}", value, "the video processor")
     yield Observed("data.global_batch_size", session.plan.global_batch_size, "the plan of the rows")
-    mine = session.micro_batches(1)
-    yield Observed("data.packing", "token_budget" if mine[0].packed else "none", "the first step")
-    if all(batch.counts and not batch.packed for batch in mine):
-        total = sum(len(batch.rows) for batch in mine)
-        yield Observed("data.micro_batch_size", len(mine[0].rows), "the first step", (total,))
+    batches = session.micro_batches(1)
+    yield Observed(
+        "data.packing", "token_budget" if batches[0].packed else "none", "the first step"
+    )
+    if all(batch.counts and not batch.packed for batch in batches):
+        total = sum(len(batch.rows) for batch in batches)
+        yield Observed("data.micro_batch_size", len(batches[0].rows), "the first step", (total,))
 
 
 def _of_ranks(finding: Diagnostic, ranks: list[int], world: int) -> Diagnostic:
     if len(ranks) == world:
         return finding
-    named = f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
-    return replace(finding, message=f"{named}: {finding.message}")
+    return replace(finding, message=f"{name_ranks(ranks)}: {finding.message}")

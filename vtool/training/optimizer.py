@@ -13,7 +13,7 @@ from torch import nn
 from vtool.config.readback import Observed
 from vtool.config.schema import Optim
 from vtool.engines.contract import Group
-from vtool.models.read_back import dtype_name
+from vtool.models.observe_model import dtype_name
 
 ParameterGroup = dict[str, Any]
 """`params`, `weight_decay`, and `lr_factor`: the group's learning rate divided by `optim.lr`."""
@@ -33,21 +33,21 @@ OPTIMIZERS: dict[str, Callable[[list[ParameterGroup], Optim], torch.optim.Optimi
 
 
 def build_optimizer(
-    module: nn.Module, settings: Optim, part: Callable[[str], str]
+    module: nn.Module, settings: Optim, component: Callable[[str], str]
 ) -> torch.optim.Optimizer:
     """Build the optimizer of the settings over a module's trainable parameters.
 
     Args:
-        part: given a parameter's name, one of `optim.groups`.
+        component: returns the component (of `optim.groups`) of a parameter, by its name.
     """
-    groups = parameter_groups(module.named_parameters(), settings, part)
+    groups = parameter_groups(module.named_parameters(), settings, component)
     return OPTIMIZERS[settings.name](groups, settings)
 
 
 def parameter_groups(
     named_parameters: Iterable[tuple[str, nn.Parameter]],
     settings: Optim,
-    part: Callable[[str], str],
+    component: Callable[[str], str],
 ) -> list[ParameterGroup]:
     """Group trainable parameters by learning rate and weight decay.
 
@@ -56,7 +56,9 @@ def parameter_groups(
     groups: dict[tuple[float, float], list[nn.Parameter]] = {}
     for name, parameter in named_parameters:
         if parameter.requires_grad:
-            groups.setdefault(settings.treatment(part(name), parameter.dim()), []).append(parameter)
+            groups.setdefault(settings.treatment(component(name), parameter.dim()), []).append(
+                parameter
+            )
     return [
         {"params": params, "lr_factor": factor, "weight_decay": decay}
         for (factor, decay), params in groups.items()
@@ -64,20 +66,20 @@ def parameter_groups(
 
 
 def observe_groups(
-    groups: Iterable[Group], peak: float, part: Callable[[str], str]
+    groups: Iterable[Group], peak: float, component: Callable[[str], str]
 ) -> Iterator[Observed]:
     """Yield what live optimizers have of the settings `optim`, and the dtype that they update.
 
     Args:
         peak: the highest learning rate of the live schedule, which a group multiplies by its own
             factor.
-        part: given a parameter's name, one of `optim.groups`.
+        component: returns the component (of `optim.groups`) of a parameter, by its name.
     """
     for number, group in enumerate(groups):
         where = f"{type(group.optimizer).__name__}, group {number}"
         yield from observe_group(group.optimizer, group.settings, where)
         for name, decays in dict.fromkeys(
-            (part(member.name), member.dimensions >= 2) for member in group.members
+            (component(member.name), member.dimensions >= 2) for member in group.members
         ):
             of = f"{where} ({name}: {'matrices' if decays else 'biases and norms'})"
             yield Observed(f"optim.groups.{name}.lr", peak * group.settings["lr_factor"], of)

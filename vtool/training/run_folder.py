@@ -1,4 +1,4 @@
-"""A run's folder: whose it is, and its files."""
+"""A run's folder: its lock, and its files."""
 
 import fcntl
 import json
@@ -10,10 +10,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
+import yaml
 from safetensors import SafetensorError
 
 from vtool.diagnostics import Diagnostic, Findings
-from vtool.models.modeling import MODELING
+from vtool.models.model_class import MODELING_RECORD
+from vtool.models.processor import first_line
 from vtool.training.checkpoint import checkpoints, step_of
 
 
@@ -31,7 +33,7 @@ class RunFolder:
         self.predictions = path / "predictions.jsonl"
         self.samples = path / "samples"
         self.checkpoints = path / "checkpoints"
-        self.modeling = path / MODELING
+        self.modeling = path / MODELING_RECORD
         self.processor = path / "processor"
         self.export = path / "export"
         self.merged = path / "merged"
@@ -39,7 +41,7 @@ class RunFolder:
         self.base_files = path / "base.json"
 
     def lock(self) -> None:
-        """Make the folder and take it, until `unlock` or the end of the process, however it ends.
+        """Make the folder and lock it, until `unlock` or the end of the process.
 
         Raises:
             Findings: `run-folder-unwritable`, `run-in-use`.
@@ -70,14 +72,13 @@ class RunFolder:
         self._lock = lock
 
     def unlock(self) -> None:
-        """Let the folder go, where this object has taken it."""
+        """Release the folder, if this object holds it."""
         if self._lock is not None:
             self._lock.close()
             self._lock = None
 
     def set_aside_newer(self, checkpoint: Path | None) -> None:
-        """Rename the checkpoints newer than the one to go on from: the run will write these steps
-        again, and nothing is thrown away.
+        """Rename the checkpoints newer than the one to resume from; they will be written again.
 
         Raises:
             Findings: `run-folder-unwritable`.
@@ -88,8 +89,7 @@ class RunFolder:
                     path.rename(path.with_name(f"{path.name}.set-aside-{os.urandom(3).hex()}"))
 
     def rewind_metrics(self, step: int) -> None:
-        """Move the lines of `metrics.jsonl` past a step to `metrics.discarded.jsonl`: they will be
-        written again.
+        """Move the lines of `metrics.jsonl` past a step to `metrics.discarded.jsonl`.
 
         Raises:
             Findings: `run-folder-unwritable`.
@@ -110,7 +110,7 @@ class RunFolder:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Tell a file that cannot be written, by a full disk or a lost permission, as a finding.
+        """Turn a failed write (a full disk, a lost permission) into a finding.
 
         Raises:
             Findings: `run-folder-unwritable`.
@@ -127,8 +127,22 @@ class RunFolder:
             ) from error
 
 
+@contextmanager
+def reading(file: Path) -> Iterator[None]:
+    """Turn a file of a run that is missing or damaged into a finding.
+
+    Raises:
+        Findings: `not-a-run`.
+    """
+    try:
+        yield
+    except (OSError, ValueError, AttributeError, KeyError, TypeError, yaml.YAMLError) as error:
+        message = f"{file} cannot be read: {first_line(error)}"
+        raise Findings(Diagnostic("not-a-run", message, parameter="run.dir"), fatal=True) from error
+
+
 def write_atomically(path: Path, text: str) -> None:
-    """Write a file so that whoever reads it sees the old text or the new one, never a part."""
+    """Write a file so that a reader sees the old text or the new one, never a part."""
     temporary = path.with_name(f".{path.name}.writing")
     with temporary.open("w") as file:
         file.write(text)

@@ -15,7 +15,7 @@ SCHEDULES: dict[str, Callable[[float], float]] = {
     "linear": lambda done: 1 - done,
     "constant": lambda done: 1.0,
 }
-"""The share of `optim.lr`, given the share of the steps after the warm-up that are done (0 to 1)."""
+"""The share of `optim.lr`, by the share (0 to 1) of the steps after the warm-up that are done."""
 
 
 def learning_rate(settings: Optim, step: int, total: int) -> float:

@@ -1,4 +1,4 @@
-"""A run that is about to train: what starts it, what it has, and how far it is."""
+"""The objects of a run that is about to train, and its progress."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,6 +16,7 @@ from vtool.data.plan import Plan
 from vtool.diagnostics import Diagnostic
 from vtool.engines.contract import Engine
 from vtool.engines.ranks import Ranks, SharedFindings
+from vtool.evaluation.evaluate import Scores, evaluate
 from vtool.families.family import Family, load_family
 from vtool.models.processor import Processor
 from vtool.training.checkpoint import Snapshot, load
@@ -26,33 +27,27 @@ from vtool.training.schedule import learning_rate
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a run is started with; it travels to every rank."""
+    """The settings that start a run; every rank is given them."""
 
     run: Run
     effective: Mapping[str, Any]
     """The settings after defaults, as plain values."""
     config_yaml: str
-    """The same, as text with origins."""
+    """The settings as YAML text with their origins, for config.yaml."""
     origins: Origins | None = None
-    """Where each setting was given, for findings."""
+    """The places where settings were given, for findings."""
     proofs: Mapping[str, Any] | None = None
-    """What was proved of the recipe before the start, as `proofs.json` keeps it;
-
-    None: nothing is said of it.
-    """
+    """The proofs made before the start, for `proofs.json`; None writes no such file."""
 
 
 @dataclass(slots=True)
 class Progress:
-    """What a run counts as it goes; a checkpoint keeps it."""
+    """The counts of a run, which a checkpoint keeps."""
 
     step: int
     seconds: float
     visits: Tensor
-    """int64 [rows]:
-
-    how often each row of the training split has been trained on, over all ranks.
-    """
+    """Visits of each row of the training split, over all ranks: int64 [rows]."""
 
     @classmethod
     def of(cls, rows: int) -> "Progress":
@@ -62,7 +57,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """One rank's view of a run that is about to train."""
+    """A run on one rank: its settings, rows, plan and engine."""
 
     run: Run
     folder: RunFolder
@@ -70,7 +65,7 @@ class Session:
     family: Family
     processor: Processor
     rows: Mapping[str, EncodedRows]
-    """By split; a split without settings is not there."""
+    """Encoded rows by split; a split without settings is missing."""
     ledgers: Mapping[str, Ledger]
     plan: Plan
     total_steps: int
@@ -113,11 +108,11 @@ class Session:
         )
 
     def rate(self, step: int) -> float:
-        """The learning rate of a step, from 1."""
+        """Return the learning rate of a step, from 1."""
         return learning_rate(self.run.optim, step, self.total_steps)
 
     def micro_batches(self, step: int) -> list[MicroBatch]:
-        """This rank's micro-batches of a step, from 1."""
+        """Return this rank's micro-batches of a step, from 1."""
         data, ledger = self.engine.data, self.ledgers["train"]
         return micro_batches_for_step(
             self.run.data, self.plan, ledger.kept, ledger.lengths, step, data.rank, data.world
@@ -130,7 +125,7 @@ def plan_rows(run: Run, ledger: Ledger) -> Plan:
 
 
 def count_steps(run: Run, plan: Plan) -> int:
-    """The steps of a whole run.
+    """Return the number of steps of a whole run.
 
     Raises:
         SharedFindings: `warmup-too-long`.
@@ -142,16 +137,23 @@ def count_steps(run: Run, plan: Plan) -> int:
     return total
 
 
+def evaluate_split(session: Session, split: str) -> Scores:
+    """Evaluate the model on a split's kept rows; every rank calls this."""
+    kept = session.ledgers[split].kept
+    return evaluate(session.engine, session.rows[split], kept, session.run.evaluation)
+
+
 def snapshot(session: Session, progress: Progress) -> Snapshot:
-    """All that a run goes on from; every rank asks, and rank 0 has it whole."""
+    """Return the state that the run resumes from; every rank calls this, rank 0 has it whole."""
     model, optimizer = session.engine.model_state(), session.engine.optimizer_state()
     state = {"seconds": progress.seconds, "ranks": session.ranks.world, "torch": torch.__version__}
     return Snapshot(progress.step, model, optimizer, {"visits": progress.visits}, state)
 
 
 def restore_checkpoint(engine: Engine, checkpoint: Path) -> Progress:
-    """Load a checkpoint whose digests have been checked into an engine, and say how far its run
-    was.
+    """Load a checkpoint into an engine, and return its run's progress.
+
+    Its digests have been checked.
     """
     found = load(checkpoint)
     engine.load_state(found.model, found.optimizer)

@@ -1,11 +1,9 @@
-"""Everything a run needs before its first step:
-
-rows audited, processor and model built, and where it goes on from.
-"""
+"""The set-up of a run before its first step: rows, processor, model, engine, checkpoint."""
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 
 from vtool.config import schema
@@ -17,7 +15,7 @@ from vtool.data.sources import Rows
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.engines.ranks import Ranks, SharedFindings
 from vtool.models.build import GENERATION, model_config
-from vtool.models.modeling import model_class
+from vtool.models.model_class import model_class
 from vtool.models.processor import load_processor, new_processor
 from vtool.training.agreement import check_same_model
 from vtool.training.base import keep_base
@@ -40,7 +38,7 @@ SPLITS = ("train", "validation", "test")
 def set_up_run(
     request: Request, folder: RunFolder, start: Start, ranks: Ranks
 ) -> tuple[Session, Progress]:
-    """Audit the rows, build what the run trains with, and take up a checkpoint.
+    """Audit the rows, build what the run trains with, and restore a checkpoint.
 
     Raises:
         Findings: of the rows, of the model's folder, `ranks-differ`, or `data-changed`; on every
@@ -65,17 +63,8 @@ def set_up_run(
     if ranks.rank == 0:
         for split, ledger in ledgers.items():
             print(f"data.{split}: {ledger.in_words()}", flush=True)
-            for warning in warnings(ledger, run, split):
-                print(
-                    f"warning[{warning.rule} {warning.code}]: {warning.message}\n  help:"
-                    f" {warning.remedy}",
-                    flush=True,
-                )
-        for note in _ignored(run, ranks):
-            print(
-                f"{note.severity}[{note.rule} {note.code}]: {note.message}\n  help: {note.remedy}",
-                flush=True,
-            )
+            _print_notes(warnings(ledger, run, split))
+        _print_notes(_ignored(run, ranks))
 
     # before the run's folder has a config: a warm-up that is too long is no run
     count_steps(run, plan_rows(run, ledgers["train"]))
@@ -97,23 +86,21 @@ def set_up_run(
 
 
 def audit(rows: Mapping[str, EncodedRows], ranks: Ranks) -> dict[str, Ledger]:
-    """Look at every row of every split, each rank its share; raise all that was found at once."""
+    """Audit every row of every split, each rank its share, and raise all findings at once."""
     ledgers: dict[str, Ledger] = {}
     findings: list[Diagnostic] = []
     for split, encoded in rows.items():
-        mine = inspect_rows(
-            encoded, range(len(encoded.rows))[ranks.rank :: ranks.world], encoded.settings.workers
-        )
-        everyone = [one for share in ranks.all_gather_objects(mine) for one in share]
-        ledgers[split], found = build_ledger(encoded, everyone, split)
-        findings += found
+        own = range(len(encoded.rows))[ranks.rank :: ranks.world]
+        audits = ranks.all_gather_objects(inspect_rows(encoded, own, encoded.settings.workers))
+        ledgers[split], of_split = build_ledger(encoded, chain.from_iterable(audits), split)
+        findings += of_split
     if findings:
         raise SharedFindings(findings)
     return ledgers
 
 
 def over_budget(run: Run, ledger: Ledger) -> list[Diagnostic]:
-    """Rows that no micro-batch has room for."""
+    """Return the finding for rows that no micro-batch has room for."""
     budget = run.data.micro_batch_tokens
     longer = (
         []
@@ -134,8 +121,14 @@ def over_budget(run: Run, ledger: Ledger) -> list[Diagnostic]:
     ]
 
 
+def _print_notes(findings: Iterable[Diagnostic]) -> None:
+    for note in findings:
+        head = f"{note.severity}[{note.rule} {note.code}]: {note.message}"
+        print(f"{head}\n  help: {note.remedy}", flush=True)
+
+
 def _ignored(run: Run, ranks: Ranks) -> Iterator[Diagnostic]:
-    """What a rule of settings could not say before the device was chosen (config/rules/ignored.py)."""
+    """Yield findings that need the chosen device (config/rules/ignored.py has the others)."""
     if (
         isinstance(run.engine, schema.Fsdp2)
         and run.engine.cpu_offload
@@ -152,8 +145,9 @@ def _ignored(run: Run, ranks: Ranks) -> Iterator[Diagnostic]:
 
 
 def _write_processor(run: Run, rows: Rows, folder: RunFolder) -> None:
-    """Keep the processor and the model's config in the run's folder, so that the run needs nothing
-    else to go on.
+    """Write the processor and the model's config into the run's folder.
+
+    The run then needs nothing else to resume.
     """
     processor = new_processor(run.model, run.data.image, read_texts(rows), run.data.video)
     with folder.writing():
@@ -170,7 +164,7 @@ def _write_processor(run: Run, rows: Rows, folder: RunFolder) -> None:
 
 
 def _copy_processor(start: Start, folder: RunFolder) -> None:
-    """A run that begins from another's checkpoint has that run's processor."""
+    """Copy the processor of the run whose checkpoint this one starts from."""
     assert start.began is not None
     if not folder.processor.exists():
         with folder.writing():
@@ -181,7 +175,7 @@ def _copy_processor(start: Start, folder: RunFolder) -> None:
 
 
 def read_texts(rows: Rows) -> list[str]:
-    """What a new tokenizer is trained on.
+    """Return the texts that a new tokenizer is trained on.
 
     Rows that cannot be read are left for the audit to report.
     """
@@ -198,10 +192,7 @@ def read_texts(rows: Rows) -> list[str]:
 def _write_head(
     folder: RunFolder, request: Request, ledgers: Mapping[str, Ledger], began: RunFolder
 ) -> None:
-    """Write what a run begins with;
-
-    where it goes on, hold the rows against those that it began with.
-    """
+    """Write data.json, proofs.json and config.yaml; check the rows of a resumed run."""
     written = {split: ledger.as_dict() for split, ledger in ledgers.items()}
     # written after the rows: a run that has not got so far has no rows of its own yet
     if began.config.exists():

@@ -27,7 +27,7 @@ from vtool.training.tracking import open_trackers
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a run ended."""
+    """The end of a run: its status, its last step and its findings."""
 
     folder: Path
     status: str
@@ -36,7 +36,7 @@ class Outcome:
     total_steps: int
     signal: int | None = None
     findings: tuple[Diagnostic, ...] = ()
-    """What the profiler, trackers and evaluations found; none of it ended the run."""
+    """The findings of the profiler, trackers and evaluations, none of which ended the run."""
 
 
 def train(request: Request, ranks: Ranks) -> Outcome:

@@ -1,7 +1,4 @@
-"""Where a run begins:
-
-at its first step, or at a checkpoint, of its own or of another run; and whether that may be.
-"""
+"""The start of a run: at its first step, or at a checkpoint of its own or of another run."""
 
 import json
 from collections.abc import Mapping
@@ -14,7 +11,7 @@ import yaml
 from vtool.config.schema import Run
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.training.checkpoint import damage, newest
-from vtool.training.run_folder import RunFolder
+from vtool.training.run_folder import RunFolder, reading
 
 # Settings that may differ from one start of a run to the next: they do not change what is computed,
 # but for rounding.
@@ -38,7 +35,7 @@ SAME_ROWS = ("rows", "kept", "tokens", "supervised_tokens", "images", "videos", 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Where a run begins."""
+    """The checkpoint that a run begins from, if any."""
 
     checkpoint: Path | None
     finished: bool = False
@@ -46,12 +43,12 @@ class Start:
 
     @property
     def began(self) -> RunFolder | None:
-        """The folder of the run that the checkpoint is of."""
+        """The folder of the run that wrote the checkpoint."""
         return RunFolder(self.checkpoint.parent.parent) if self.checkpoint else None
 
 
 def find_start(folder: RunFolder, run: Run, effective: Mapping[str, Any]) -> Start:
-    """Compare a folder with a run's settings, and say where the run begins.
+    """Compare a folder with a run's settings, and return where the run begins.
 
     `checkpoint.resume` is `auto` (go on from the newest whole checkpoint), `never`, or a run's
     folder, or a checkpoint in one. A run that has checkpoints goes on from them also where `resume`
@@ -105,34 +102,23 @@ def find_start(folder: RunFolder, run: Run, effective: Mapping[str, Any]) -> Sta
 
 
 def _from(source: Path, effective: Mapping[str, Any]) -> Start:
-    """Begin from a checkpoint in a run's folder, or from a run's newest one.
+    """Return the start from a checkpoint, or from the newest one in a run's folder.
 
-    That run must have been the same.
+    That run must have had the same settings.
     """
-    if source.name.startswith("step-"):
-        if problem := damage(source):
-            raise Findings(
-                Diagnostic(
-                    "corrupt-checkpoint", f"{source}: {problem}", parameter="checkpoint.resume"
-                )
-            )
-        found: Path | None = source
-    else:
+    setting = "checkpoint.resume"
+    found: Path | None = source
+    if not source.name.startswith("step-"):
         found, damaged = newest(source / "checkpoints")
+        none = Diagnostic("no-checkpoint", f"{source} has no checkpoint", parameter=setting)
         if found is None:
-            raise Findings(
-                damaged
-                or [
-                    Diagnostic(
-                        "no-checkpoint",
-                        f"{source} has no checkpoint",
-                        parameter="checkpoint.resume",
-                    )
-                ]
-            )
-    assert found is not None
+            raise Findings(damaged or [none])
+    elif problem := damage(source):
+        message = f"{source}: {problem}"
+        raise Findings(Diagnostic("corrupt-checkpoint", message, parameter=setting))
     start = Start(found)
     began = start.began
+    assert found is not None
     assert began is not None
     if missing := [
         file.name for file in (began.config, began.data, began.processor) if not file.exists()
@@ -164,39 +150,28 @@ def _check_result(folder: RunFolder) -> None:
 
 
 def _read(folder: RunFolder) -> Any:
-    """A run's written settings."""
-    try:
+    """Return a run's written settings."""
+    with reading(folder.config):
         settings = yaml.safe_load(folder.config.read_text())
-        if isinstance(settings, dict):
-            return settings
-        problem = "it holds no settings"
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        problem = str(error).splitlines()[0]
-    raise Findings(
-        Diagnostic("not-a-run", f"{folder.config} cannot be read: {problem}", parameter="run.dir"),
-        fatal=True,
-    )
+        if not isinstance(settings, dict):
+            raise ValueError("it holds no settings")
+    return settings
 
 
 def check_rows(began: RunFolder, ledgers: Mapping[str, Mapping[str, Any]]) -> None:
-    """Hold the rows of a run that goes on against those that it began with.
+    """Compare the rows of a resumed run with those that it began with.
 
     Raises:
         Findings: `data-changed`, naming the files.
     """
-    try:
+    with reading(began.data):
         before = json.loads(began.data.read_text())
         changed = [
             split for split in ledgers if _rows(before.get(split, {})) != _rows(ledgers[split])
         ]
-    except (OSError, ValueError, AttributeError, KeyError) as error:
-        raise Findings(
-            Diagnostic("not-a-run", f"{began.data} cannot be read: {error}", parameter="run.dir"),
-            fatal=True,
-        ) from error
     if changed:
         named = "; ".join(
-            f"data.{split}: {_told(before.get(split, {}))} → {_told(ledgers[split])}"
+            f"data.{split}: {_describe(before.get(split, {}))} → {_describe(ledgers[split])}"
             for split in changed
         )
         raise Findings(
@@ -209,7 +184,7 @@ def check_rows(began: RunFolder, ledgers: Mapping[str, Mapping[str, Any]]) -> No
 
 
 def _rows(ledger: Mapping[str, Any]) -> list[Any]:
-    """What tells rows apart, wherever their files are."""
+    """Return what identifies a split's rows, wherever their files are."""
     files = [
         {key: value for key, value in file.items() if key != "path"}
         for file in ledger.get("files", [])
@@ -218,7 +193,7 @@ def _rows(ledger: Mapping[str, Any]) -> list[Any]:
     return [files, *(ledger.get(key) or 0 for key in SAME_ROWS)]
 
 
-def _told(ledger: Mapping[str, Any]) -> str:
+def _describe(ledger: Mapping[str, Any]) -> str:
     files = [
         f"{file.get('path', file['format'])} ({file['rows']} rows, {file.get('sha256', '')[:8]})"
         for file in ledger.get("files", [])
@@ -227,9 +202,9 @@ def _told(ledger: Mapping[str, Any]) -> str:
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Dotted settings that differ between two effective configs, with both values;
+    """Return the settings that differ between two effective configs, with both values.
 
-    those of `FREE` apart.
+    Those of `FREE` are left out.
     """
     old, new = _leaves(before), _leaves(now)
     keys = [key for key in sorted(old.keys() | new.keys()) if not key.startswith(FREE)]

@@ -15,8 +15,8 @@ from vtool.devices import seed
 from vtool.diagnostics import Diagnostic
 from vtool.engines.ranks import SharedFindings
 from vtool.engines.spans import Span, null_span
-from vtool.models.dummy import adding_dummy
-from vtool.models.one_pass import joint_vision_forward
+from vtool.models.dummy_visual import dummy_visual_forward
+from vtool.models.joint_vision import joint_vision_forward
 from vtool.training.session import Progress, Session
 from vtool.training.stop import StopRequest
 
@@ -138,7 +138,7 @@ def micro_batch_nll(
     def nll(model: Callable[..., Any], batch: Batch) -> Tensor:
         vision: AbstractContextManager[None] = nullcontext()
         if dummy and not batch.images:
-            vision = adding_dummy(family, module)
+            vision = dummy_visual_forward(family, module)
         elif {"pixel_values", "pixel_values_videos"} <= batch.inputs.keys():
             vision = joint_vision_forward(family, module)
         with vision:

@@ -1,15 +1,14 @@
-"""A stop asked for by a signal:
-
-the first one lets the step finish, the second ends the process at once.
-"""
+"""A stop by signal: the first lets the step finish, the second ends the process at once."""
 
 import os
 import signal
 import stat
 import sys
 import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from types import FrameType
-from typing import Any
+from typing import Any, Self
 
 # Ctrl-C, an end asked for by a scheduler, and a terminal that is closed.
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -18,26 +17,32 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SAME_REQUEST = 1.0
 
 
-class StopRequest:
-    """Takes the signals of `taken_signals` while it is entered.
+class SignalContext(ABC):
+    """A context that handles the signals of `taken_signals`, and then restores their handlers."""
 
-    `signal` is the first that came, or None.
-    """
+    _before: Mapping[int, Any] = {}
 
-    def __init__(self) -> None:
-        self.signal: int | None = None
-        self._came = 0.0
-        self._before: dict[int, Any] = {}
-
-    def __enter__(self) -> "StopRequest":
-        self._before = {number: signal.signal(number, self._take) for number in taken_signals()}
+    def __enter__(self) -> Self:
+        self._before = {number: signal.signal(number, self.handle) for number in taken_signals()}
         return self
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def _take(self, number: int, _frame: FrameType | None) -> None:
+    @abstractmethod
+    def handle(self, number: int, frame: FrameType | None) -> None:
+        """Handle a signal, in the main thread."""
+
+
+class StopRequest(SignalContext):
+    """A context that takes the signals of `taken_signals`."""
+
+    def __init__(self) -> None:
+        self.signal: int | None = None
+        self._came = 0.0
+
+    def handle(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGHUP:
             leave_terminal()
         if self.signal is None:
@@ -53,15 +58,12 @@ class StopRequest:
 
 
 def taken_signals() -> tuple[signal.Signals, ...]:
-    """The signals that ask for a stop. One that is ignored stays so: `nohup` ignores SIGHUP."""
+    """Return the signals that ask for a stop, but for ignored ones: `nohup` ignores SIGHUP."""
     return tuple(number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN)
 
 
 def leave_terminal() -> None:
-    """The terminal is gone:
-
-    writing to it would fail, and what is said from now on is for nobody.
-    """
+    """Send output to /dev/null once the terminal has gone: writing to it would fail."""
     for descriptor in (1, 2):
         # a terminal that is gone is no tty any more, but still this
         if stat.S_ISCHR(os.fstat(descriptor).st_mode):

@@ -1,24 +1,24 @@
-"""`tracking`:
+"""Trackers, which show the lines of metrics.jsonl in TensorBoard or Weights & Biases.
 
-the lines of metrics.jsonl, given to viewers through their own libraries. A tracker that fails is
-let go, and said once.
+A tracker that fails is closed and reported once; the run goes on.
 """
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Protocol
 
-from vtool.config.schema import TensorBoard, Tracker, Wandb
+from vtool.config.schema import Tracker, Wandb
 from vtool.diagnostics import Diagnostic
 from vtool.engines.ranks import Ranks, SharedFindings
 from vtool.training.session import Request
 
 
 class Sink(Protocol):
-    """One tracker at work."""
+    """A tracker that is open."""
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Take the numbers of a step."""
@@ -68,10 +68,21 @@ class _Wandb:
         self._run.finish()
 
 
-def _installed(package: str) -> bool:
-    """Not `find_spec`:
+SINKS: dict[str, Callable[[Any, Request, Path, int], Sink]] = {
+    "tensorboard": lambda _settings, _request, folder, step: _TensorBoard(folder, step),
+    "wandb": lambda settings, request, folder, _step: _Wandb(settings, request, folder),
+}
+"""The functions that open a tracker, by its `kind`.
 
-    a folder wandb/, which wandb itself makes where it is run, looks like a package.
+Each is given the tracker's settings, the request, the run's folder and the step that it goes on
+from.
+"""
+
+
+def _installed(package: str) -> bool:
+    """Return whether a package is installed.
+
+    `find_spec` would take a folder wandb/, which wandb itself makes where it runs, for the package.
     """
     try:
         metadata.version(package)
@@ -81,12 +92,12 @@ def _installed(package: str) -> bool:
 
 
 def _fit(name: str) -> str:
-    """A name without the characters that an id of wandb's must not have."""
+    """Return a name without the characters that an id of wandb's must not have."""
     return "".join("-" if letter in "/\\#?%:" else letter for letter in name)[:128]
 
 
 class Trackers:
-    """All trackers of a run, on rank 0. `findings`: one of each that has failed."""
+    """The open trackers of a run, on rank 0, and a finding for each that has failed."""
 
     def __init__(self, makers: Mapping[str, Callable[[], Sink]]) -> None:
         self.findings: list[Diagnostic] = []
@@ -96,7 +107,7 @@ class Trackers:
                 self._sinks[kind] = make()
 
     def log(self, metrics: Mapping[str, Any]) -> None:
-        """A line of metrics.jsonl.
+        """Log a line of metrics.jsonl.
 
         Numbers that are not finite are left out: not every viewer takes them.
         """
@@ -133,7 +144,7 @@ class Trackers:
 
 @contextmanager
 def open_trackers(request: Request, folder: Path, step: int, ranks: Ranks) -> Iterator[Trackers]:
-    """The trackers of a run that goes on after `step`; closed however it ends.
+    """Open the trackers of a run that goes on after `step`, and close them however it ends.
 
     Raises:
         SharedFindings: `extra-not-installed`.
@@ -142,24 +153,21 @@ def open_trackers(request: Request, folder: Path, step: int, ranks: Ranks) -> It
     missing = [
         Diagnostic(
             "extra-not-installed",
-            f"tracking: {one.kind} is not installed",
+            f"tracking: {tracker.kind} is not installed",
             "pip install 'vtool[trackers]'",
             "tracking",
         )
-        for one in wanted
-        if not _installed(one.kind)
+        for tracker in wanted
+        if not _installed(tracker.kind)
     ]
     if missing:
         raise SharedFindings(missing)
 
-    def maker(one: Tracker) -> Callable[[], Sink]:
-        return (
-            (lambda: _TensorBoard(folder, step))
-            if isinstance(one, TensorBoard)
-            else (lambda: _Wandb(one, request, folder))
-        )
-
-    trackers = Trackers({one.kind: maker(one) for one in wanted} if ranks.rank == 0 else {})
+    openers: dict[str, Callable[[], Sink]] = {
+        tracker.kind: partial(SINKS[tracker.kind], tracker, request, folder, step)
+        for tracker in wanted
+    }
+    trackers = Trackers(openers if ranks.rank == 0 else {})
     try:
         yield trackers
     finally:

@@ -14,7 +14,7 @@ from vtool.config.settings import all_settings
 from vtool.diagnostics import Diagnostic
 from vtool.diagnostics.near_miss import did_you_mean, near
 from vtool.engines import ddp, fsdp2
-from vtool.models import read_back as models
+from vtool.models import observe_model
 from vtool.training.optimizer import observe_group
 
 
@@ -107,10 +107,10 @@ def _observe_model(model: nn.Module) -> Iterator[Observed]:
         yield Observed("engine.kind", "none", where)
         yield Observed("engine.wrap_config.wrap_with_ddp", False, where)
     if hasattr(inner, "config") and not _is_of_megatron(inner):
-        yield from models.read_back(inner)
+        yield from observe_model.observe_layers(inner)
         yield Observed("model.family", inner.config.model_type, "the model's config")
     if any(hasattr(layer, "lora_A") for layer in inner.modules()):
-        yield from models.read_adapters(inner)
+        yield from observe_model.observe_adapters(inner)
 
 
 def _observe_optimizer(name: str, optimizer: Any) -> Iterator[Observed]:

@@ -52,7 +52,7 @@ class InMemoryRows:
     def row(self, index: int) -> Row:
         return self.rows[index]
 
-    def ledger(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, Any]:
         return {"format": "picked", "rows": len(self.rows)}
 
 

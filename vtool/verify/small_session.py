@@ -3,7 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from vtool.config.schema import MessagesSource, Model, Run, Source
+from vtool.config.schema import Model, Run, Source
 from vtool.data.audit import Ledger, RowAudit
 from vtool.data.loader import EncodedRows
 from vtool.data.sources import Rows
@@ -113,7 +113,5 @@ def _can_open(source: Source) -> bool:
 
     A recipe of another trainer may name files that are on another machine.
     """
-    if not isinstance(source, MessagesSource):
-        return True
-    file = Path(source.path)
-    return file.is_file() and file.stat().st_size <= LARGEST_FILE
+    files = map(Path, source.files().values())
+    return all(file.is_file() and file.stat().st_size <= LARGEST_FILE for file in files)

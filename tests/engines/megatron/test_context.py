@@ -19,7 +19,7 @@ from tests.engines.megatron.test_engine import OPTIM, Trained, take_step
 from tests.engines.ranks import run_ranks
 from tests.runs import relative_difference
 from vtool.config.schema.megatron import Parallel
-from vtool.engines.megatron import context, model, start
+from vtool.engines.megatron import context, gpt_model, start
 from vtool.engines.megatron.groups import start_groups
 from vtool.engines.megatron.shim import on_cpu
 from vtool.engines.ranks import Ranks, SharedFindings
@@ -62,8 +62,8 @@ class OverRanks(nn.Module):
     ) -> Tensor:
         """[S / ranks, B, heads, D] each, the key's heads fewer; to [S / ranks, B, heads · D]."""
         assert attention_mask is None
-        keys, values = (context.of_all_ranks(one.contiguous(), self.group) for one in (key, value))
-        places = context.on_this_rank(torch.arange(len(keys)), self.group)
+        keys, values = (context.gather_tokens(one.contiguous(), self.group) for one in (key, value))
+        places = context.scatter_tokens(torch.arange(len(keys)), self.group)
         seen = places[:, None] >= torch.arange(len(keys))
         q, k, v = (one.permute(1, 2, 0, 3) for one in (query, keys, values))
         out = scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=True)
@@ -72,15 +72,15 @@ class OverRanks(nn.Module):
 
 @contextmanager
 def as_if_on_a_gpu() -> Iterator[None]:
-    kept = model.attention_over_ranks, start.needs_transformer_engine
-    model.attention_over_ranks, start.needs_transformer_engine = (
+    kept = gpt_model.attention_over_ranks, start.needs_transformer_engine
+    gpt_model.attention_over_ranks, start.needs_transformer_engine = (
         (lambda: OverRanks),
         (lambda *_, **__: []),
     )
     try:
         yield
     finally:
-        model.attention_over_ranks, start.needs_transformer_engine = kept
+        gpt_model.attention_over_ranks, start.needs_transformer_engine = kept
 
 
 def trained(ranks: Ranks, cases: dict[str, dict[str, Any]]) -> dict[str, Trained]:
@@ -152,16 +152,16 @@ def cut_by_megatron_core(ranks: Ranks) -> bool:
     start_groups(Parallel(context=ranks.world), ranks)
     tokens = torch.randn(12, 2, 3, generator=torch.Generator().manual_seed(0), requires_grad=True)
     group = torch.distributed.group.WORLD
-    mine = context.on_this_rank(tokens, group)
+    mine = context.scatter_tokens(tokens, group)
     theirs = get_batch_on_this_cp_rank({"tokens": tokens.transpose(0, 1).contiguous()})[
         "tokens"
     ].transpose(0, 1)
     with on_cpu(ranks.device):
         places = get_pos_emb_on_this_cp_rank(tokens, 0, group)
-        whole = context.of_all_ranks(mine.contiguous(), group)
+        whole = context.gather_tokens(mine.contiguous(), group)
         weight = torch.randn(12, 2, 3, generator=torch.Generator().manual_seed(1))
         (whole * weight).sum().backward()
-    own = context.on_this_rank(torch.arange(12), group)
+    own = context.scatter_tokens(torch.arange(12), group)
     some = torch.zeros(12, 2, 3)
     some[own] = weight[own] * ranks.world
     assert tokens.grad is not None

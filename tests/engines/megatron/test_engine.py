@@ -19,7 +19,7 @@ from vtool.config.schema.megatron import Megatron as Settings
 from vtool.engines.megatron.engine import Megatron
 from vtool.engines.ranks import CPU, Ranks, SharedFindings
 from vtool.families.family import load_family
-from vtool.models.dummy import adding_dummy
+from vtool.models.dummy_visual import dummy_visual_forward
 
 pytest.importorskip("megatron.core", reason="megatron-core is not installed")
 QWEN = load_family("qwen2_5_vl")
@@ -180,7 +180,7 @@ def take_step(engine: Megatron, step: int) -> float:
     def with_dummy(model: Any, row: Row) -> Tensor:
         if not every or "pixel_values" in row.inputs:
             return nll(model, row)
-        with adding_dummy(QWEN, model):
+        with dummy_visual_forward(QWEN, model):
             return nll(model, row)
 
     sums = engine.forward_backward(rows, with_dummy, SUPERVISED, every_parameter=every)

@@ -18,7 +18,7 @@ from tests.engines.megatron.test_engine import CASES, OPTIM, Trained, take_step
 from tests.engines.ranks import run_ranks
 from tests.runs import relative_difference
 from vtool.engines.megatron import engine, start
-from vtool.engines.megatron.model import layers_of
+from vtool.engines.megatron.gpt_model import layers_of
 from vtool.engines.ranks import CPU, Ranks, SharedFindings
 
 pytest.importorskip("megatron.core", reason="megatron-core is not installed")
@@ -131,7 +131,7 @@ def test_a_frozen_language_model_is_built_and_not_wrapped() -> None:
             torch.float32,
             by_one.QWEN.component,
         )
-    language, tower = built.parts
+    language, tower = built.both
     assert language.ddp is None
     assert tower.ddp is not None
     assert seen_of(built, "bridge") == {"bridge": {"mbridge"}}

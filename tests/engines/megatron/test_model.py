@@ -10,8 +10,8 @@ from torch import Tensor
 from tests.engines.megatron.tiny import tiny_batch, tiny_model, whole_weights, with_megatron
 from tests.engines.ranks import run_ranks
 from vtool.config.schema.megatron import Parallel
+from vtool.engines.megatron.gpt_model import heeds_masks, unsupported
 from vtool.engines.megatron.groups import start_groups
-from vtool.engines.megatron.model import heeds_masks, unsupported
 from vtool.engines.megatron.shim import silence
 from vtool.engines.ranks import Ranks
 

@@ -97,7 +97,7 @@ def gone_on(ranks: Ranks, name: str) -> dict[str, dict[str, Tensor]]:
     ends = {"torch": trained(torchs, range(SAVED_AFTER, 5))}
     with found_by_megatron():
         straight = build(CASES[name], ranks, tied=True)
-        assert all(type(part.optimizer.optimizer) is GroupAdam for part in straight.parts)
+        assert all(type(part.optimizer.optimizer) is GroupAdam for part in straight.both)
         trained(straight, range(SAVED_AFTER))
         own = ranks.all_gather_objects((straight.model_state(), straight.optimizer_state()))[0]
         ends |= {"saved": own[1], "straight": trained(straight, range(SAVED_AFTER, 5))}

@@ -20,12 +20,12 @@ from vtool.engines.megatron.engine import Megatron
 from vtool.engines.ranks import Ranks
 from vtool.families.family import load_family
 from vtool.models.adapters import (
+    adapter_scale,
     add_adapters,
-    freeze_parts,
+    freeze_components,
     is_adapter,
-    merge_all,
+    merge_adapters,
     saved_name,
-    scale_of,
 )
 from vtool.training.optimizer import parameter_groups
 
@@ -120,7 +120,7 @@ class Trained:
 def made(scenario: Scenario, dtype: torch.dtype) -> Any:
     """The model as a run makes it, but that B is not 0: A has a gradient from the first step on."""
     model = tiny_model(tied=True, dtype=dtype).train()
-    freeze_parts(model, QWEN, scenario.freeze)
+    freeze_components(model, QWEN, scenario.freeze)
     if scenario.lora is not None:
         add_adapters(model, QWEN, scenario.freeze, scenario.lora, 0)
         generator = torch.Generator().manual_seed(3)
@@ -150,10 +150,10 @@ def alone(what: str) -> Trained:
     if scenario.lora is not None:
         adapter = {name: tensor for name, tensor in trained.weights.items() if is_adapter(name)}
         trained.merged = dict(
-            merge_all(
+            merge_adapters(
                 {name: w for name, w in trained.weights.items() if not is_adapter(name)},
                 adapter,
-                scale_of(model),
+                adapter_scale(model),
             )
         )
     return trained

@@ -5,13 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vtool.engines.megatron.gpt_model import build_gpt, text_shape, transformer_fields
 from vtool.engines.megatron.groups import Groups
-from vtool.engines.megatron.model import (
-    build_language,
-    replace_language,
-    text_shape,
-    transformer_fields,
-)
+from vtool.engines.megatron.language_model import replace_language
 from vtool.engines.megatron.pipeline import Stage
 from vtool.engines.megatron.weights import from_megatron, name_in_model, share_of
 
@@ -118,7 +114,7 @@ def with_megatron(
         "sequence_parallel": sequence,
     }
     device = groups.data.device
-    gpt = build_language(
+    gpt = build_gpt(
         text,
         transformer_fields(text, next(model.parameters()).dtype, device, parallel | settings),
         device,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from vtool.config.origins import Origins
 from vtool.config.rules.rule import settings_rule
-from vtool.config.schema import MessagesSource, Run
+from vtool.config.schema import Run
 from vtool.diagnostics import Diagnostic, Rule
 from vtool.diagnostics.near_miss import did_you_mean, near
 from vtool.families.modeling_file import is_well_formed, split_modeling
@@ -47,9 +47,10 @@ def _beside(path: Path) -> str | None:
 def rows_file(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     """Every file of rows is there."""
     for split in ("train", "validation", "test"):
-        for number, source in enumerate(getattr(run.data, split)):
-            if isinstance(source, MessagesSource) and not Path(source.path).is_file():
-                yield _missing(f"data.{split}.{number}.path", source.path, origins, None)
+        for number, entry in enumerate(getattr(run.data, split)):
+            for name, path in entry.files().items():
+                if not Path(path).is_file():
+                    yield _missing(f"data.{split}.{number}.{name}", path, origins, None)
 
 
 @settings_rule(PATH_NOT_FOUND, groups=("model",))

@@ -4,7 +4,8 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from vtool.config.schema.base import NotReadable, Settings
-from vtool.config.schema.data import Data, DigitsSource, Image, MessagesSource, Source, Video
+from vtool.config.schema.data import Data, Image, Video
+from vtool.config.schema.formats import DigitsSource, MessagesSource, Source
 from vtool.config.schema.load_check import LoadCheck
 from vtool.config.schema.lora import Lora
 from vtool.config.schema.megatron import Megatron

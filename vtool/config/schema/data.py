@@ -5,33 +5,10 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from vtool.config.schema.base import ActsLater, ReadBack, Settings
+from vtool.config.schema.formats import Source
 
 _BY_RUN = ReadBack("vtool.training.observe_run:observe_run")
 
-
-class DigitsSource(Settings):
-    """scikit-learn's 1797 scans of handwritten digits, as an image, a question and a one-digit
-    answer.
-    """
-
-    arrival: ClassVar = _BY_RUN
-    format: Literal["digits"]
-    """Where rows come from, and how they are written."""
-    split: Literal["train", "validation", "test"]
-    """Which part of the one fixed, stratified split."""
-
-
-class MessagesSource(Settings):
-    """A JSON-lines file of chats in the `messages` layout of OpenAI and transformers."""
-
-    arrival: ClassVar = _BY_RUN
-    format: Literal["messages"]
-    """Where rows come from, and how they are written."""
-    path: str = Field(min_length=1)
-    """The file. Image paths inside it are relative to its folder."""
-
-
-Source = Annotated[DigitsSource | MessagesSource, Field(discriminator="format")]
 ModelInput = Literal[
     "attention_mask",
     "mm_token_type_ids",

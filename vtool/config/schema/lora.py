@@ -15,7 +15,7 @@ class Lora(Settings):
     scale · B · A is added to the weights of linear layers, and A and B alone are trained.
     """
 
-    arrival: ClassVar = ReadBack("vtool.models.read_back:read_adapters")
+    arrival: ClassVar = ReadBack("vtool.models.observe_model:observe_adapters")
     rank: int = Field(default=16, ge=1)
     """The rows of A, and the columns of B."""
     alpha: float | None = Field(default=None, gt=0, allow_inf_nan=False)

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 else:
     FamilyName = Literal[tuple(FAMILIES)]
 
-_BY_CONFIG = ReadBack("vtool.models.read_back:read_config")
-_BY_MODEL = ReadBack("vtool.models.read_back:read_back")
+_BY_CONFIG = ReadBack("vtool.models.observe_model:observe_config")
+_BY_MODEL = ReadBack("vtool.models.observe_model:observe_layers")
 
 
 class Freeze(Settings):
@@ -41,7 +41,7 @@ class Model(Settings):
     """The model family."""
     path: str | None = Field(default=None, min_length=1)
     """A Hugging Face folder: config.json, tokenizer, image processor, safetensors."""
-    modeling: Annotated[str | None, ReadBack("vtool.models.read_back:read_class")] = Field(
+    modeling: Annotated[str | None, ReadBack("vtool.models.observe_model:observe_class")] = Field(
         default=None, min_length=1
     )
     """A class of your own in the place of transformers' of the family, as FILE.py:CLASS: the

@@ -19,34 +19,32 @@ from torch import Tensor
 
 
 def cut(tokens: Tensor, ranks: int, rank: int) -> Tensor:
-    """A rank's two pieces [S / ranks, …] of tokens [S, …]; 2 · ranks divides S."""
+    """Return a rank's two pieces [S / ranks, …] of tokens [S, …]; 2 · ranks divides S."""
     pieces = tokens.chunk(2 * ranks)
     return torch.cat([pieces[rank], pieces[2 * ranks - 1 - rank]])
 
 
 def join(tokens: Tensor, ranks: int) -> Tensor:
-    """The tokens [S, …] in their order, from the pieces of all ranks, rank after rank."""
+    """Return tokens [S, …] in their order, from the pieces of all ranks, rank after rank."""
     places = [place for rank in range(ranks) for place in (rank, 2 * ranks - 1 - rank)]
     pieces = dict(zip(places, tokens.chunk(2 * ranks), strict=True))
     return torch.cat([pieces[place] for place in range(2 * ranks)])
 
 
-def on_this_rank(tokens: Tensor, group: Any) -> Tensor:
-    """`cut` for this rank of a context parallel group."""
+def scatter_tokens(tokens: Tensor, group: Any) -> Tensor:
+    """Return this rank's two pieces of tokens [S, …] in a context parallel group: see `cut`."""
     ranks = dist.get_world_size(group)
     return tokens if ranks == 1 else cut(tokens, ranks, dist.get_rank(group))
 
 
-def of_all_ranks(tokens: Tensor, group: Any) -> Tensor:
-    """All tokens on each rank, from the own pieces of each;
+def gather_tokens(tokens: Tensor, group: Any) -> Tensor:
+    """Return all tokens on each rank, in order, from the pieces of each.
 
-    their gradients are summed on the way back.
+    Their gradients are summed on the way back.
     """
     from megatron.core import tensor_parallel
 
     ranks = dist.get_world_size(group)
-    return (
-        tokens
-        if ranks == 1
-        else join(tensor_parallel.gather_from_sequence_parallel_region(tokens, group=group), ranks)
-    )
+    if ranks == 1:
+        return tokens
+    return join(tensor_parallel.gather_from_sequence_parallel_region(tokens, group=group), ranks)

@@ -1,4 +1,4 @@
-"""Megatron-core's process groups, and this rank's places in them."""
+"""Megatron-core's process groups, and this rank's place in each."""
 
 import gc
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from vtool.engines.ranks import Ranks
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """The groups that weights and rows are spread over."""
+    """The process groups that weights and rows are spread over."""
 
     tensor: Any
     """The ranks over which matrices are spread; they compute the same rows."""
@@ -23,25 +23,20 @@ class Groups:
     data: Ranks
     """This rank among those that compute other rows, with the same weights."""
     stages: Ranks
-    """This rank among the stages of its pipeline:
-
-    others have other layers, and compute the same rows.
+    """This rank among the stages of its pipeline, which have other layers and compute the same
+    rows.
     """
     model: Any
-    """The ranks that have the whole model together:
-
-    those of all stages, and of each the tensor parallel ones.
-    """
+    """The ranks that have the whole model together: all tensor parallel ranks of all stages."""
     copies: Ranks
-    """This rank among those that have the same weights, and sum their gradients:
-
-    `data` and its context parallel ranks.
+    """This rank among those that have the same weights, and sum their gradients: `data` and its
+    context parallel ranks.
     """
     everyone: Any
-    """All of these, with the data parallel ones: who shares a distributed optimizer."""
+    """The ranks that share a distributed optimizer: `model`, with the data parallel ones."""
 
     def any_tensor_rank(self, mine: bool) -> bool:
-        """Whether it is so on any tensor parallel rank."""
+        """Return true where any tensor parallel rank says so."""
         if self.tensor_size == 1:
             return mine
         flag = torch.tensor([mine], dtype=torch.int32, device=self.data.device)
@@ -49,7 +44,7 @@ class Groups:
         return bool(flag.item())
 
     def gather_tensor_shares(self, mine: Any) -> list[Any]:
-        """Each tensor parallel rank's tensor, in order; all are of one shape."""
+        """Return each tensor parallel rank's tensor, in order; all are of one shape."""
         if self.tensor_size == 1:
             return [mine]
         shares = [torch.empty_like(mine) for _ in range(self.tensor_size)]
@@ -58,8 +53,7 @@ class Groups:
 
 
 def start_groups(parallel: Parallel, ranks: Ranks) -> Groups:
-    """Set megatron-core's groups up anew; they are global to a process, and those of an engine
-    before this one end.
+    """Set up megatron-core's groups, which are global to a process: those of an earlier engine end.
 
     A rank by itself gets a process group of its own, without which megatron-core builds nothing.
     """

@@ -1,7 +1,7 @@
 """engine.bridge=mbridge: the language model is built and wrapped by mbridge's `get_model`, as verl
 does.
 
-mbridge has one class a text model; Qwen2-VL's and Qwen2.5-VL's language part is Qwen2 with
+mbridge has one class a text model; Qwen2-VL's and Qwen2.5-VL's language model is Qwen2 with
 positions in three dimensions, and Qwen2's class is what builds it here. What it would choose
 itself, and differently, it is told: the fields of `TransformerConfig`, and those of the DDP config,
 from the one function that the native bridge takes them from (verl#5775). What is built has the same
@@ -19,26 +19,26 @@ from typing import Any
 
 import torch
 
-from vtool.engines.megatron.model import model_fields, prepare
+from vtool.engines.megatron.gpt_model import model_fields, prepare_gpt
 from vtool.engines.megatron.shim import on_cpu
 
 
-def build_language(
+def build_gpt_with_mbridge(
     config: Any,
     fields: Mapping[str, Any],
     ddp_config: Any,
     device: torch.device,
-    ready: Callable[[Any], None],
+    finish: Callable[[Any], None],
     *,
     wrapped: bool,
 ) -> tuple[Any, Any, Any]:
-    """This pipeline stage's share of the language part.
+    """Build this pipeline stage's `GPTModel`, and wrap it.
 
     Args:
-        config: transformers' config of the language part.
-        fields: of it, `vtool.engines.megatron.model.transformer_fields`.
+        config: transformers' config of the language model.
+        fields: its `transformer_fields`.
         ddp_config: megatron-core's, for its DDP.
-        ready: what is done to the `GPTModel` before its DDP wraps it.
+        finish: what is done to the `GPTModel` before its DDP wraps it.
         wrapped: whether anything of it is trained.
 
     Returns:
@@ -67,8 +67,8 @@ def build_language(
             bf16=False,
             ddp_config=asdict(ddp_config),
             post_model_creation_callbacks=[
-                lambda gpt, **_: prepare(gpt, device),
-                lambda gpt, **_: ready(gpt),
+                lambda gpt, **_: prepare_gpt(gpt, device),
+                lambda gpt, **_: finish(gpt),
             ],
         )
     (outer,) = made

@@ -1,4 +1,4 @@
-"""What megatron-core's live objects have of the settings of engine=megatron."""
+"""Values that megatron-core's live objects have of the settings of engine=megatron."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -10,14 +10,14 @@ from torch.utils.checkpoint import checkpoint
 from vtool.config.readback import Observed
 from vtool.config.schema.megatron import DdpConfig, TransformerConfig
 from vtool.engines.megatron.groups import Groups
-from vtool.models.read_back import dtype_name
+from vtool.models.observe_model import dtype_name
 
-# A bridge may set these apart for a part of a model: see `Megatron._tower_part`.
+# The tower's DDP has values of its own of these: see `build.optimize_tower`.
 OVERLAPS = ("overlap_grad_reduce", "overlap_param_gather", "align_param_gather", "bucket_size")
 
 
 def observe_groups(groups: Groups) -> Iterator[Observed]:
-    """The sizes of the process groups that this rank talks to."""
+    """Yield the sizes of the process groups that this rank talks to."""
     from megatron.core import parallel_state
 
     for name, size in (
@@ -29,7 +29,7 @@ def observe_groups(groups: Groups) -> Iterator[Observed]:
 
 
 def observe_bridge(gpt: Any, bridge: Any) -> Iterator[Observed]:
-    """Who built a `GPTModel`: a bridge gives it a config of its own.
+    """Yield the bridge that built a `GPTModel`, which gives it a config of its own.
 
     Args:
         bridge: mbridge's; None where there is none.
@@ -43,7 +43,7 @@ def observe_bridge(gpt: Any, bridge: Any) -> Iterator[Observed]:
 
 
 def observe_language(gpt: Any) -> Iterator[Observed]:
-    """A `GPTModel`, or this stage's share of one."""
+    """Yield what a `GPTModel`, or this stage's share of one, has of the settings."""
     layer = gpt.decoder.layers[0]
     linear = layer.mlp.linear_fc1
     where = f"megatron-core's {type(linear).__name__}"
@@ -76,13 +76,13 @@ def observe_language(gpt: Any) -> Iterator[Observed]:
 
 
 def observe_megatron_adapters(
-    gpt: Any, names: Callable[[str], tuple[str, ...]], part: Callable[[str], str]
+    gpt: Any, names: Callable[[str], tuple[str, ...]], component: Callable[[str], str]
 ) -> Iterator[Observed]:
-    """Each linear layer that megatron-core's are made of, with an adapter or without.
+    """Yield each linear layer that megatron-core's are made of, with an adapter or without.
 
     Args:
         names: transformers' names of what a parameter, by its name in `gpt`, is made of.
-        part: which of `model.freeze` a layer is of.
+        component: given transformers' name of a layer, which of `model.freeze` it is of.
     """
     for stem, linear in gpt.named_modules():
         if not stem.rpartition(".")[2].startswith("linear_"):
@@ -91,7 +91,10 @@ def observe_megatron_adapters(
         for layer in (weight.removesuffix(".weight") for weight in names(f"{stem}.weight")):
             pair = pairs.get(layer.rpartition(".")[2])
             yield Observed(
-                "lora.layers", "an adapter" if pair else "no adapter", layer, (layer, part(layer))
+                "lora.layers",
+                "an adapter" if pair else "no adapter",
+                layer,
+                (layer, component(layer)),
             )
             if pair:
                 rank = pair.A.shape[0]
@@ -104,11 +107,11 @@ def observe_megatron_adapters(
 def observe_megatron_ddp(
     ddp: Any, where: str = "megatron-core's DistributedDataParallel", *, overlaps: bool = True
 ) -> Iterator[Observed]:
-    """Megatron-core's DDP.
+    """Yield what megatron-core's DDP has of the settings.
 
     Args:
-        overlaps: whether its collectives overlap with computation as the settings say; those of a
-            part that is set apart do not.
+        overlaps: whether its collectives overlap with computation as the settings say; the tower's
+            do not.
     """
     config, fsdp = ddp.ddp_config, type(ddp).__name__ == "FullyShardedDataParallel"
     yield Observed("engine.kind", "megatron", where)
@@ -132,7 +135,7 @@ def observe_megatron_ddp(
 
 
 def observe_megatron_optimizer(optimizer: Any) -> Iterator[Observed]:
-    """One of megatron-core's optimizers, or a chain of them."""
+    """Yield what one of megatron-core's optimizers, or a chain of them, has of the settings."""
     from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 
     for one in getattr(optimizer, "chained_optimizers", None) or [optimizer]:

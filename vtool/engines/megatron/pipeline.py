@@ -1,10 +1,9 @@
-"""Pipeline parallelism: a run of layers on each stage, and hidden states from one stage to the
-next.
+"""Pipeline parallelism: consecutive layers on each stage, and hidden states from stage to stage.
 
 Training goes by megatron-core's own schedule, one forward and one backward pass in turn (1F1B). It
 asks each stage for its part of a micro-batch; the loss is a function of a whole model's logits,
 which only the last stage has. So on every other stage the call of the model inside that function
-ends where the stage does, with `Onward`, and the function with it.
+ends where the stage does, with `StageEnded`, and the function with it.
 
 Outside training all stages are called with the same inputs at the same time, pass hidden states on,
 and get the last one's logits.
@@ -25,8 +24,8 @@ from vtool.engines.spans import Span, null_span
 B = TypeVar("B")
 
 
-class Onward(Exception):
-    """A stage's forward pass has come to its end, which is not the model's."""
+class StageEnded(Exception):
+    """Raised to end a stage's forward pass, where the stage is not the model's last."""
 
     def __init__(self, hidden: Tensor) -> None:
         super().__init__("this pipeline stage is not the last")
@@ -59,7 +58,7 @@ class Stage:
             self.scheduled = False
 
     def receive(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """What the stage before this one has handed on."""
+        """Return the hidden states that the stage before this one has sent."""
         assert not torch.is_grad_enabled(), (
             "gradients go through the stages by megatron-core's schedule alone"
         )
@@ -67,23 +66,24 @@ class Stage:
         dist.recv(hidden, group=self.ranks.group, group_src=self.ranks.rank - 1)
         return hidden
 
-    def hand_on(self, hidden: Tensor) -> None:
-        """End this stage's part of a forward pass.
+    def send_on(self, hidden: Tensor) -> None:
+        """End this stage's forward pass: send hidden states to the next stage.
 
         Raises:
-            Onward: under the schedule.
+            StageEnded: under the schedule, which sends them itself.
         """
         if self.scheduled:
-            raise Onward(hidden.contiguous())
+            raise StageEnded(hidden.contiguous())
         assert not torch.is_grad_enabled(), (
             "gradients go through the stages by megatron-core's schedule alone"
         )
         dist.send(hidden.contiguous(), group=self.ranks.group, group_dst=self.ranks.rank + 1)
 
     def from_last(self, tensor: Tensor) -> Tensor:
-        """The last stage's tensor, on every stage;
+        """Return the last stage's tensor on every stage.
 
-        of the others' the shape and the dtype matter.
+        Args:
+            tensor: on the other stages only its shape and dtype matter.
         """
         if self.ranks.world == 1 or self.scheduled:
             return tensor
@@ -92,9 +92,9 @@ class Stage:
         return tensor
 
     def over_stages(self, mine: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-        """What each stage has, one stage after the other, on all of them.
+        """Yield the named tensors of each stage, one stage after the other, on all of them.
 
-        What two stages have, a tied embedding, comes once.
+        A tensor of two stages, a tied embedding, comes once.
         """
         if self.ranks.world == 1:
             yield from mine
@@ -125,9 +125,9 @@ class Stage:
 def without_tokens(
     module: Any, _arguments: Any, inputs: Mapping[str, Any]
 ) -> tuple[tuple[()], dict[str, Any]]:
-    """What a stage behind the first makes of a model's inputs:
+    """Replace the inputs of a model on a stage behind the first; a forward pre-hook.
 
-    positions in three dimensions, and nothing to embed. A forward pre-hook.
+    Positions in three dimensions are computed, and there is nothing to embed.
     """
     given = dict(inputs)
     ids = given.pop("input_ids")
@@ -167,7 +167,7 @@ def without_tokens(
 def no_features(
     pixel_values: Tensor | None = None, image_grid_thw: Tensor | None = None, **_: Any
 ) -> None:
-    """What a stage behind the first makes of images.
+    """Return no image features, on a stage behind the first.
 
     `generate` goes by the names of these arguments.
     """
@@ -176,46 +176,34 @@ def no_features(
 def no_video_features(
     pixel_values_videos: Tensor | None = None, video_grid_thw: Tensor | None = None, **_: Any
 ) -> None:
-    """The same of videos."""
+    """Return no video features, on a stage behind the first."""
 
 
 class Timers:
-    """What megatron-core's schedule tells of its passes:
+    """Timers that megatron-core's schedule starts and stops around its passes, as spans.
 
-    it starts and stops a timer around each, which marks that part of the step.
+    It asks for one by its name before each start and stop. Those of anything else do nothing.
     """
 
-    PARTS: ClassVar = {"forward-compute": "forward", "backward-compute": "backward"}
+    SPANS: ClassVar = {"forward-compute": "forward", "backward-compute": "backward"}
 
     def __init__(self, span: Span) -> None:
         self._span = span
+        self._name: str | None = None
         self._open: list[AbstractContextManager[Any]] = []
 
-    def __call__(self, name: str, log_level: int | None = None) -> "_Timer":
-        return _Timer(self, self.PARTS.get(name))
-
-    def begin(self, part: str) -> None:
-        self._open.append(self._span(part))
-        self._open[-1].__enter__()
-
-    def end(self) -> None:
-        self._open.pop().__exit__(None, None, None)
-
-
-@dataclass(frozen=True, slots=True)
-class _Timer:
-    """What the schedule starts and stops; those of other things than passes do nothing."""
-
-    timers: Timers
-    part: str | None
+    def __call__(self, name: str, log_level: int | None = None) -> "Timers":
+        self._name = self.SPANS.get(name)
+        return self
 
     def start(self, barrier: bool = False) -> None:
-        if self.part:
-            self.timers.begin(self.part)
+        if self._name:
+            self._open.append(self._span(self._name))
+            self._open[-1].__enter__()
 
     def stop(self) -> None:
-        if self.part:
-            self.timers.end()
+        if self._name:
+            self._open.pop().__exit__(None, None, None)
 
 
 def run_schedule(
@@ -227,15 +215,16 @@ def run_schedule(
     no_sync: Callable[[], Any] | None,
     span: Span = null_span,
 ) -> list[float]:
-    """Forwards and backwards of all micro-batches, in megatron-core's order.
+    """Run forward and backward passes of all micro-batches, in megatron-core's order.
 
     Args:
         gpt: this stage's `GPTModel`.
-        nll: the summed NLL of a micro-batch, on the last stage; elsewhere it ends with `Onward`.
+        nll: the summed NLL of a micro-batch, on the last stage; elsewhere it ends with
+            `StageEnded`.
         factor: what a loss is multiplied by in front of its backward pass.
         no_sync: megatron-core's DDP's; None where nothing of the language model is trained.
-        span: marks the schedule's passes. Between them, hidden states and their gradients go from
-            stage to stage.
+        span: around each of the schedule's passes. Between them, hidden states and their gradients
+            go from stage to stage.
 
     Returns:
         The NLLs, on every stage.
@@ -253,8 +242,8 @@ def run_schedule(
     def forward(remaining: Iterator[B], _gpt: Any) -> tuple[Tensor, Any]:
         try:
             loss = nll(next(remaining))
-        except Onward as onward:
-            return onward.hidden, None
+        except StageEnded as ended:
+            return ended.hidden, None
         return loss * factor, lambda scaled: (scaled, one, loss.detach())
 
     with stage.under_schedule():

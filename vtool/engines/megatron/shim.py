@@ -1,8 +1,8 @@
 """Megatron-core 0.16.1 on a CPU.
 
-Megatron-core asks for CUDA by name, also where any device would do. What it asks for is answered
-with the CPU, while `on_cpu` is in force and nowhere else. Whether it is, the run's device says, not
-the machine: a GPU that a run does not use changes nothing. It replaces:
+Megatron-core asks for CUDA by name, also where any device would do. Inside `on_cpu`, and nowhere
+else, it gets the CPU instead. The run's device decides, not the machine: a GPU that a run does not
+use changes nothing. It replaces:
 
 - `torch.cuda.current_device()`, used as the device of weights and buffers: the CPU;
 - `torch.cuda.synchronize()`: nothing, the CPU is never behind;
@@ -34,9 +34,9 @@ CPU = torch.device("cpu")
 
 @contextmanager
 def on_cpu(device: torch.device) -> Iterator[None]:
-    """Answer with the CPU when megatron-core asks for CUDA;
+    """Give megatron-core the CPU where it asks for CUDA, if the run's `device` is the CPU.
 
-    nothing where the run's `device` is another. May be nested.
+    May be nested.
     """
     if device.type != "cpu":
         yield
@@ -44,17 +44,14 @@ def on_cpu(device: torch.device) -> Iterator[None]:
     before = torch.cuda.current_device, torch.cuda.synchronize
     torch.cuda.current_device, torch.cuda.synchronize = (lambda: CPU), (lambda device=None: None)  # type: ignore[assignment,return-value]
     try:
-        with _Answers():
+        with _CudaToCpu():
             yield
     finally:
         torch.cuda.current_device, torch.cuda.synchronize = before
 
 
 def silence() -> None:
-    """Drop megatron-core's warnings, on each rank at each start:
-
-    of kernels that are not there, and of torch functions with new names.
-    """
+    """Silence megatron-core's warnings of missing kernels and of renamed torch functions."""
     warnings.filterwarnings("ignore", module=r"megatron\.core")
     # The distributed optimizer asks its shares for a gradient; through this module, so that the
     # line above does not meet it.
@@ -67,7 +64,7 @@ def silence() -> None:
 
 
 def seed_megatron(seed: int, device: torch.device) -> None:
-    """Set megatron-core's random states up; its model parallel groups must be there.
+    """Set up megatron-core's random states; its model parallel groups must be there.
 
     Args:
         seed: of the generators that differ from one tensor parallel rank to the next.
@@ -86,7 +83,9 @@ def seed_megatron(seed: int, device: torch.device) -> None:
         model_parallel_cuda_manual_seed(seed, inference_rng_tracker=True, force_reset_rng=True)
 
 
-class _Answers(TorchFunctionMode):
+class _CudaToCpu(TorchFunctionMode):
+    """Replaces CUDA by the CPU in calls of torch functions."""
+
     def __torch_function__(
         self,
         func: Callable[..., Any],

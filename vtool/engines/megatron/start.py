@@ -1,7 +1,4 @@
-"""What is checked of engine=megatron before anything is read or built:
-
-what is installed, and what the settings ask of it.
-"""
+"""Checks of engine=megatron before anything is read or built: packages, devices and sizes."""
 
 from collections.abc import Iterable
 from importlib.util import find_spec
@@ -25,7 +22,7 @@ def check_start(
     language: Language | None = None,
     unbuilt: Iterable[Problem] = (),
 ) -> None:
-    """Raise all that cannot be, at once.
+    """Raise everything that cannot be, at once.
 
     Args:
         family: `model.family`.
@@ -73,7 +70,7 @@ def check_start(
 
 
 def has_transformer_engine(device: torch.device) -> bool:
-    """Whether it is installed, and the run has a GPU."""
+    """Return true where Transformer Engine is installed and the run has a GPU."""
     if device.type == "cpu":
         return False
     from megatron.core.extensions import transformer_engine

@@ -1,19 +1,20 @@
 """Weights between transformers' names and megatron-core's: pure functions on tensors.
 
 Megatron-core joins q, k and v into one matrix and gate and up into another, and spreads matrices
-over the ranks of a tensor parallel (TP) group. A tensor of megatron-core is told by its own name in
-a `GPTModel`, with the layer's number in the whole model:
+over the ranks of a tensor parallel (TP) group. A tensor of megatron-core goes by its own name in a
+`GPTModel`, with the layer's number in the whole model:
 
-| megatron-core | transformers | cut for TP | |---|---|---| | `embedding.word_embeddings.weight`,
-`output_layer.weight` [V, H] | `embed_tokens`, `lm_head` | rows, padded with zeros | |
-`…self_attention.linear_qkv.{weight,bias}` | q, k, v of each query group together: `[q … q; k; v]` |
-rows, by query groups | | `…self_attention.linear_proj.weight` [H, heads × D] | `o_proj` | columns |
-| `…mlp.linear_fc1.weight` [2 F, H] | gate and up, each cut, then joined | rows of each | |
-`…mlp.linear_fc2.weight` [H, F] | `down_proj` | columns | | `…input_layernorm`,
-`…pre_mlp_layernorm`, `decoder.final_layernorm` | the norms of the same places | not at all |
-
-| `….adapters.q_proj.A` [r, in], `….B` [out, r] (see `lora`) | `….q_proj.lora_A`, `….lora_B`, by
-peft's names | A by columns, or B by rows |
+- `embedding.word_embeddings.weight`, `output_layer.weight` [V, H]: `embed_tokens`, `lm_head`.
+  Cut by rows, padded with zeros.
+- `…self_attention.linear_qkv.{weight,bias}`: q, k and v of each query group together,
+  `[q … q; k; v]`. Cut by rows, between query groups.
+- `…self_attention.linear_proj.weight` [H, heads × D]: `o_proj`. Cut by columns.
+- `…mlp.linear_fc1.weight` [2 F, H]: gate and up, each cut, then joined. Cut by rows of each.
+- `…mlp.linear_fc2.weight` [H, F]: `down_proj`. Cut by columns.
+- `…input_layernorm`, `…pre_mlp_layernorm`, `decoder.final_layernorm`: the norms of the same places.
+  Not cut.
+- `….adapters.q_proj.A` [r, in] and `….B` [out, r] (see `megatron_lora`): `….q_proj.lora_A` and
+  `….lora_B`, by peft's names. A is cut by columns, or B by rows.
 
 Where Transformer Engine joins a norm with the matrix behind it, the norm's name is
 `…linear_qkv.layer_norm_weight` or `…linear_fc1.layer_norm_weight`. What is true of a weight is true
@@ -23,14 +24,17 @@ of its gradient and of each entry of its optimizer state.
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from vtool.models.adapters import pair_of
+from vtool.models.adapters import adapter_names, saved_name
 
 LANGUAGE = "model.language_model."
-"""What transformers' names of the language part begin with, in the Qwen2-VL layouts."""
+"""The beginning of transformers' names of the language model, in the Qwen2-VL layouts."""
+TOWER = "model.visual."
+"""The beginning of transformers' names of the vision tower."""
 _LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
 _ADAPTER = re.compile(r"(.+)\.adapters\.(\w+)\.([AB])")
 _WHOLE = {
@@ -53,7 +57,7 @@ _IN_LAYER = {
 
 @dataclass(frozen=True, slots=True)
 class TextShape:
-    """What the mapping must know of a language model.
+    """Sizes of a language model, by which its matrices are joined and cut.
 
     `heads` query heads share `groups` key and value heads, of `head_dim` features.
     """
@@ -64,12 +68,12 @@ class TextShape:
     head_dim: int
 
     def padded_vocabulary(self, tp: int) -> int:
-        """The vocabulary in megatron-core: each rank has as many rows."""
+        """Return the vocabulary in megatron-core, where each TP rank has as many rows."""
         return -(-self.vocabulary // tp) * tp
 
 
 def name_in_model(name: str, before: int, *, tied: bool) -> str:
-    """The name in the whole `GPTModel` of a parameter of one pipeline stage.
+    """Return the name in the whole `GPTModel` of a parameter of one pipeline stage.
 
     Args:
         before: the layers of the stages before it.
@@ -82,15 +86,15 @@ def name_in_model(name: str, before: int, *, tied: bool) -> str:
 
 
 def hf_names(name: str) -> tuple[str, ...]:
-    """The tensors of transformers that make up one of megatron-core.
+    """Return the names of the tensors of transformers that make up one of megatron-core.
 
     Raises:
-        KeyError: for a name that is none of a `GPTModel` in this layout.
+        KeyError: for a name that no `GPTModel` of this layout has.
     """
     if adapter := _ADAPTER.fullmatch(name):
         linear, part, which = adapter.groups()
         (weight,) = (weight for weight in hf_names(f"{linear}.weight") if f".{part}." in weight)
-        return (pair_of(weight)["AB".index(which)],)
+        return (adapter_names(weight)["AB".index(which)],)
     if name in _WHOLE:
         return (_WHOLE[name],)
     if not (found := _LAYER.fullmatch(name)):
@@ -100,7 +104,7 @@ def hf_names(name: str) -> tuple[str, ...]:
 
 
 def to_megatron(name: str, parts: Sequence[Tensor], shape: TextShape, tp: int, rank: int) -> Tensor:
-    """The share of one TP rank.
+    """Return the share of one TP rank.
 
     Args:
         name: of megatron-core.
@@ -130,9 +134,9 @@ def to_megatron(name: str, parts: Sequence[Tensor], shape: TextShape, tp: int, r
 
 
 def from_megatron(name: str, shares: Sequence[Tensor], shape: TextShape) -> dict[str, Tensor]:
-    """The whole tensors of transformers, by name, from the shares of all TP ranks, in order:
+    """Return transformers' whole tensors by name, from the shares of all TP ranks, in order.
 
-    bit for bit what `to_megatron` was given.
+    They are bit for bit what `to_megatron` was given.
     """
     names, kind = hf_names(name), _kind(name)
     if kind == "vocabulary":
@@ -156,21 +160,89 @@ def from_megatron(name: str, shares: Sequence[Tensor], shape: TextShape) -> dict
 def share_of(
     name: str, tensors: Mapping[str, Tensor], shape: TextShape, tp: int, rank: int
 ) -> Tensor:
-    """`to_megatron` with its parts taken from a state dict of transformers."""
+    """Return the share of one TP rank, from a state dict of transformers: see `to_megatron`."""
     return to_megatron(name, [tensors[part] for part in hf_names(name)], shape, tp, rank)
 
 
 def partition_dim(name: str) -> int | None:
-    """The dimension along which a tensor is cut for TP;
-
-    None where every rank has the whole of it.
-    """
+    """Return the dimension along which a tensor is cut for TP; None where it is whole."""
     return {"columns": 1, "replicated": None}.get(_kind(name), 0)
 
 
 def is_row(name: str) -> bool:
-    """Whether a weight is that of a row parallel linear: cut along its inputs."""
+    """Return true for the weight of a row parallel linear, which is cut along its inputs."""
     return _kind(name) == "columns"
+
+
+def mark_partition(parameter: nn.Parameter, name: str) -> None:
+    """Set the attributes by which megatron-core knows how a parameter is cut for TP.
+
+    It sets them when it fills in weights of its own. Without them its gradient norm takes shares
+    for copies of each other.
+    """
+    dim = partition_dim(name)
+    for attribute, value in (
+        ("tensor_model_parallel", dim is not None),
+        ("partition_dim", -1 if dim is None else dim),
+        ("partition_stride", 1),
+    ):
+        setattr(parameter, attribute, value)
+
+
+@dataclass(frozen=True, slots=True)
+class LanguageWeights:
+    """The tensors of transformers that this rank's parameters of a `GPTModel` are made of."""
+
+    shape: TextShape
+    tensor_size: int
+    tensor_rank: int
+    before: int
+    """Layers of the stages before this one."""
+    tied: bool
+    """The head is the embedding."""
+
+    @staticmethod
+    def of(gpt: Any, shape: TextShape, tensor_rank: int) -> "LanguageWeights":
+        """Return the map of a `GPTModel`."""
+        return LanguageWeights(
+            shape,
+            gpt.config.tensor_model_parallel_size,
+            tensor_rank,
+            gpt.decoder.layers[0].layer_number - 1,
+            gpt.share_embeddings_and_output_weights,
+        )
+
+    def names(self, name: str) -> tuple[str, ...]:
+        """Return transformers' names of the tensors that a parameter is made of."""
+        return hf_names(self._in_model(name))
+
+    def join(self, name: str, shares: Sequence[Tensor]) -> dict[str, Tensor]:
+        """Return whole tensors by name, from a parameter's share on each TP rank, in order."""
+        return from_megatron(self._in_model(name), shares, self.shape)
+
+    def cut(self, name: str, tensors: Mapping[str, Tensor]) -> Tensor:
+        """Return this rank's share of a parameter, from whole tensors by name."""
+        in_model, tp, rank = self._in_model(name), self.tensor_size, self.tensor_rank
+        return share_of(in_model, tensors, self.shape, tp, rank)
+
+    def _in_model(self, name: str) -> str:
+        return name_in_model(name, self.before, tied=self.tied)
+
+
+class TowerWeights:
+    """The tensors of transformers that the vision tower's parameters are.
+
+    Every TP rank has them whole. The methods are those of `LanguageWeights`.
+    """
+
+    def names(self, name: str) -> tuple[str, ...]:
+        return (saved_name(TOWER + name),)
+
+    def join(self, name: str, shares: Sequence[Tensor]) -> dict[str, Tensor]:
+        return {saved_name(TOWER + name): shares[0]}
+
+    def cut(self, name: str, tensors: Mapping[str, Tensor]) -> Tensor:
+        return tensors[saved_name(TOWER + name)]
 
 
 def _kind(name: str) -> str:

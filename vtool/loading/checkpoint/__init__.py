@@ -1,6 +1,6 @@
-"""The audit of a checkpoint folder:
+"""The audit of a checkpoint folder: headers, index, shards, values.
 
-headers, index, shards, values. Imports no torch, opens no pickle, writes nothing.
+It imports no torch, opens no pickle, and writes nothing.
 """
 
 from vtool.loading.checkpoint.audit import audit_folder

@@ -1,4 +1,4 @@
-"""A checkpoint folder, audited: every header, the index, every byte's value."""
+"""The audit of one checkpoint folder: every header, the index, and every value."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -7,11 +7,22 @@ from typing import Any
 
 from vtool.diagnostics import Diagnostic, Origin, rules_folder
 from vtool.diagnostics.result import Result, Verdict
-from vtool.loading.checkpoint.duplicates import duplicates
-from vtool.loading.checkpoint.files import Files, is_weights, list_folder, outside_link, unsafe
+from vtool.loading.checkpoint.duplicates import find_duplicates
+from vtool.loading.checkpoint.files import (
+    Files,
+    is_weights,
+    list_folder,
+    not_safetensors,
+    outside_link,
+)
 from vtool.loading.checkpoint.finite import NonFinite, scan
 from vtool.loading.checkpoint.headers import Header, Tensor, read_header
-from vtool.loading.checkpoint.index import Index, compare, read_index, without_index
+from vtool.loading.checkpoint.index import (
+    Index,
+    compare_with_headers,
+    read_index,
+    shards_without_index,
+)
 
 RULES = tuple(rule.name for rule in rules_folder.RULES)
 _OF_FOLDERS = ("index-mismatch", "missing-shard", "duplicate-tensor", "no-config")
@@ -26,12 +37,13 @@ _OF_HEADERS = (
 
 
 def audit_folder(path: Path, *, digest: bool = False, threads: int = 2) -> Result:
-    """Audit a checkpoint folder, or one .safetensors file. All findings at once; nothing is opened
-    but safetensors and their index.
+    """Audit a checkpoint folder, or one .safetensors file, and return all findings at once.
+
+    Nothing is opened but safetensors files and their index.
 
     Args:
         digest: also digest every file (xxh3-128, as `xxhsum -H2` prints it), into `details`.
-        threads: what the files are read and tested with.
+        threads: how many read and test the files.
 
     Returns:
         A result with a check for every rule of `vtool.diagnostics.rules_folder`: `not-run` where
@@ -85,7 +97,7 @@ def audit_folder(path: Path, *, digest: bool = False, threads: int = 2) -> Resul
 
 
 def _not_run(path: Path, files: Files, headers: Mapping[str, Header]) -> dict[str, str]:
-    """The rules that were not, or not fully, looked for, and why."""
+    """Return the rules that were not, or not fully, checked, and why."""
     reasons = (
         {}
         if path.is_dir()
@@ -116,11 +128,11 @@ def _single(path: Path) -> tuple[Files, list[Diagnostic]]:
         return Files((), None), [
             Diagnostic("no-weights", f"there is no {path}", origin=Origin(str(path)))
         ]
-    return Files((), None), [unsafe(path)]
+    return Files((), None), [not_safetensors(path)]
 
 
 def _headers(path: Path, files: Files) -> tuple[dict[str, Header], list[Diagnostic]]:
-    """The headers by file name, and what is wrong with them, with the index, and between the files."""
+    """Return the headers by file name, and findings about them, the index, and all files together."""
     folder = path if path.is_dir() else path.parent
     index, findings = read_index(files.index) if files.index else (None, [])
     below = [
@@ -146,11 +158,11 @@ def _headers(path: Path, files: Files) -> tuple[dict[str, Header], list[Diagnost
         else:
             headers[name] = header
     if path.is_dir():
-        findings += _between(folder, index, files, headers, unusable)
+        findings += _compare_files(folder, index, files, headers, unusable)
     return headers, findings
 
 
-def _between(
+def _compare_files(
     folder: Path,
     index: Index | None,
     files: Files,
@@ -159,11 +171,11 @@ def _between(
 ) -> list[Diagnostic]:
     findings = []
     if index:
-        findings += compare(index, headers, unusable)
+        findings += compare_with_headers(index, headers, unusable)
     elif not files.index:
-        findings += without_index(folder, [file.name for file in files.safetensors])
+        findings += shards_without_index(folder, [file.name for file in files.safetensors])
     weights = [header for header in headers.values() if is_weights(header.file)]
-    findings += duplicates(weights, frozenset(index.shards) if index else None)
+    findings += find_duplicates(weights, frozenset(index.shards) if index else None)
     if (
         headers
         and not unusable
@@ -187,7 +199,7 @@ def _nonfinite(found: NonFinite) -> Diagnostic:
     ]
     what = (
         f"{' and '.join(counts)} of {math.prod(tensor.shape):,} values, the first at"
-        f" {_place(tensor, found.first)}"
+        f" {_index_of(tensor, found.first)}"
     )
     # Attention masks that are saved with the weights hold -inf where nothing is attended to, and
     # mean it.
@@ -205,8 +217,8 @@ def _nonfinite(found: NonFinite) -> Diagnostic:
     )
 
 
-def _place(tensor: Tensor, flat: int) -> list[int]:
-    """The index of an element, from its place in the flattened tensor."""
+def _index_of(tensor: Tensor, flat: int) -> list[int]:
+    """Return the index of an element, one number a dimension, from its place in the flat tensor."""
     place = []
     for length in reversed(tensor.shape):
         flat, position = divmod(flat, length)
@@ -221,10 +233,11 @@ def _result(
     not_run: Mapping[str, str],
     measured: Mapping[str, Mapping[str, Any]],
 ) -> Result:
-    """The result.
+    """Return the result.
 
-    `not_run` has the rules that were not, or not fully, looked for, and why; what was found all the
-    same has failed.
+    Args:
+        not_run: the rules that were not, or not fully, checked, and why. A rule with an error has
+            failed all the same.
     """
     failed = {finding.rule for finding in findings if finding.severity == "error"}
     nothing = not headers and failed <= {"no-weights", "unreadable-weights"}

@@ -1,4 +1,4 @@
-"""A file cut into blocks, each read once, in which numbers of one type lie together."""
+"""The blocks of a file: each is read once, and its pieces hold numbers of one type."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -7,18 +7,17 @@ from vtool.loading.checkpoint.dtypes import FLOATS, Float
 from vtool.loading.checkpoint.headers import Header, Tensor
 
 BLOCK = 512 << 10
-"""Bytes.
+"""Bytes of a block, which stays in a core's cache between being read and being tested.
 
-It stays in a core's cache between being read and being tested; measured as the fastest from 128 KiB
-to 2 MiB.
+Measured as the fastest from 128 KiB to 2 MiB.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Bytes `start` to `end` of a block, counted from its beginning:
+    """Bytes `start` to `end` of a block: numbers of one type, perhaps of several tensors.
 
-    whole numbers of one type, perhaps of several tensors.
+    None of these numbers is cut by the block's ends.
     """
 
     start: int
@@ -28,7 +27,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Bytes of a file that are read at once, and what is to be tested in them."""
+    """Bytes of a file that are read at once, and the pieces to test in them."""
 
     header: Header
     offset: int
@@ -37,9 +36,9 @@ class Block:
 
 
 def blocks(header: Header) -> Iterator[Block]:
-    """The whole file, in order.
+    """Yield the blocks of a whole file, in order.
 
-    What belongs to no tensor, or to one without floats, is in it, but in no piece.
+    Bytes of no tensor, or of one without floats, are in a block, but in no piece.
     """
     offset = 0
     pieces: list[Piece] = []
@@ -65,9 +64,9 @@ def blocks(header: Header) -> Iterator[Block]:
 
 
 def whole_tensors(header: Header) -> list[Tensor]:
-    """The tensors whose bytes are all there and their own.
+    """Return the tensors whose bytes are all there, and belong to no other tensor.
 
-    What overlaps another, or is cut off, is a finding without its values.
+    One that overlaps another, or is cut off, is a finding whatever its values.
     """
     found, end = [], 0
     for tensor in header.tensors:
@@ -78,18 +77,18 @@ def whole_tensors(header: Header) -> list[Tensor]:
 
 
 def _spans(header: Header) -> Iterator[tuple[int, int, Float | None]]:
-    """Neighbouring bytes of one type:
+    """Yield start, end and type of neighboring bytes of one type.
 
-    tensors are often smaller than a block, and their neighbours mostly of the same type.
+    Tensors are often smaller than a block, and their neighbors mostly of the same type.
     """
     start, end, type = 0, 0, None
     for tensor in whole_tensors(header):
-        its = FLOATS.get(tensor.dtype)
-        if its is not type or tensor.start != end:
+        dtype = FLOATS.get(tensor.dtype)
+        if dtype is not type or tensor.start != end:
             yield start, end, type
             if tensor.start > end:
                 yield end, tensor.start, None
-            start, type = tensor.start, its
+            start, type = tensor.start, dtype
         end = tensor.end
     yield start, end, type
     yield end, header.size, None

@@ -1,4 +1,4 @@
-"""The element types of safetensors, and what NaN and infinity look like in each as integers."""
+"""The element types of safetensors, with the bits of NaN and infinity in each."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +11,7 @@ Bytes = NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True)
 class Float:
-    """A type with values that are not finite, told by their bits.
+    """A type with values that are not finite, which are recognized by their bits.
 
     Where `infinity` is the pattern of +inf, everything from it up to the sign bit is +inf or NaN,
     and the same with the sign bit set: a comparison of integers, which is several times faster than
@@ -24,7 +24,7 @@ class Float:
     nan: tuple[int, ...] = ()
 
     def suspicious(self, data: Bytes) -> bool:
-        """Whether any number is not finite. Two reductions without a temporary array."""
+        """Return True if any number is not finite: two reductions without a temporary array."""
         unsigned = self._unsigned(data)
         if self.infinity is None:
             return any(bool((unsigned == pattern).any()) for pattern in self.nan)
@@ -35,7 +35,7 @@ class Float:
         )
 
     def nans_and_infinities(self, data: Bytes) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-        """Where the NaNs are, and where the infinities: arrays of one bool a number."""
+        """Return masks of the NaNs and of the infinities, each one bool a number."""
         unsigned = self._unsigned(data)
         if self.infinity is None:
             return np.isin(unsigned, self.nan), np.zeros(len(unsigned), bool)

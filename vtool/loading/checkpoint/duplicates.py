@@ -1,24 +1,24 @@
-"""Tensors that are in more than one file."""
+"""The search for tensors that are in more than one file."""
 
 import os
 import re
 from collections.abc import Sequence
 from itertools import combinations
-from typing import Literal
 
 from vtool.diagnostics import Diagnostic, Origin
-from vtool.loading.checkpoint.headers import Header, Tensor, named
+from vtool.diagnostics.diagnostic import Severity
+from vtool.loading.checkpoint.headers import Header, Tensor
+from vtool.loading.words import listed
 
-Severity = Literal["error", "warning", "note"]
 _PART = 1 << 20
 _VARIANT = re.compile(r"model(-\d{5}-of-\d{5})?\.[a-zA-Z]\w*(-\d{5}-of-\d{5})?\.safetensors")
-"""How transformers and diffusers name another precision of the same weights, as in
+"""Names that transformers and diffusers give another precision of the same weights, as
 model.fp16.safetensors.
 """
 
 
-def duplicates(headers: Sequence[Header], indexed: frozenset[str] | None) -> list[Diagnostic]:
-    """One finding for each pair of files that have tensors in common.
+def find_duplicates(headers: Sequence[Header], indexed: frozenset[str] | None) -> list[Diagnostic]:
+    """Return one finding for each pair of files that have tensors in common.
 
     An error where their values differ, a warning where one of them is a variant by its name; a note
     where they are the same to the byte, so that it does not matter which a loader takes.
@@ -42,10 +42,10 @@ def duplicates(headers: Sequence[Header], indexed: frozenset[str] | None) -> lis
         origin = Origin(str(_stale(one, other, indexed).file))
         if differing:
             what = (
-                f"{one.file.name} and {other.file.name} both hold {named(differing)}, with"
+                f"{one.file.name} and {other.file.name} both hold {listed(differing)}, with"
                 " different values"
             )
-            message = what + _who_takes_what(one, other, indexed)
+            message = what + _which_loader_reads(one, other, indexed)
             variant = bool(_VARIANT.fullmatch(one.file.name)) != bool(
                 _VARIANT.fullmatch(other.file.name)
             )
@@ -67,7 +67,7 @@ def duplicates(headers: Sequence[Header], indexed: frozenset[str] | None) -> lis
             )
         else:
             message = (
-                f"{one.file.name} and {other.file.name} both hold {named(common)}, with the same"
+                f"{one.file.name} and {other.file.name} both hold {listed(common)}, with the same"
                 " values"
             )
             findings.append(
@@ -83,16 +83,16 @@ def duplicates(headers: Sequence[Header], indexed: frozenset[str] | None) -> lis
 
 
 def _stale(one: Header, other: Header, indexed: frozenset[str] | None) -> Header:
-    """The file that does not belong:
+    """Return the file that does not belong.
 
-    the one that the index does not know, or that is not model.safetensors.
+    It is the one that the index does not know, or that is not model.safetensors.
     """
     if indexed is not None:
         return one if one.file.name not in indexed else other
     return one if other.file.name == "model.safetensors" else other
 
 
-def _who_takes_what(one: Header, other: Header, indexed: frozenset[str] | None) -> str:
+def _which_loader_reads(one: Header, other: Header, indexed: frozenset[str] | None) -> str:
     if "model.safetensors" in (one.file.name, other.file.name):
         follows = "the index's shards" if indexed else "nothing else"
         return (
@@ -107,24 +107,24 @@ def _who_takes_what(one: Header, other: Header, indexed: frozenset[str] | None) 
     return ": a loader that reads every file keeps the last"
 
 
-def _equal(one: Header, mine: Tensor, other: Header, its: Tensor) -> bool:
-    """Whether two tensors have the same type, shape and bytes; what is cut off is not the same."""
+def _equal(left_file: Header, left: Tensor, right_file: Header, right: Tensor) -> bool:
+    """Return True if two tensors have the same type, shape and bytes, and are not cut off."""
     if (
-        (mine.dtype, mine.shape) != (its.dtype, its.shape)
-        or mine.end > one.size
-        or its.end > other.size
+        (left.dtype, left.shape) != (right.dtype, right.shape)
+        or left.end > left_file.size
+        or right.end > right_file.size
     ):
         return False
     try:
         with (
-            one.file.open("rb", buffering=0) as first,
-            other.file.open("rb", buffering=0) as second,
+            left_file.file.open("rb", buffering=0) as first,
+            right_file.file.open("rb", buffering=0) as second,
         ):
             return all(
-                os.pread(first.fileno(), size, mine.start + offset)
-                == os.pread(second.fileno(), size, its.start + offset)
-                for offset in range(0, mine.end - mine.start, _PART)
-                for size in (min(_PART, mine.end - mine.start - offset),)
+                os.pread(first.fileno(), size, left.start + offset)
+                == os.pread(second.fileno(), size, right.start + offset)
+                for offset in range(0, left.end - left.start, _PART)
+                for size in (min(_PART, left.end - left.start - offset),)
             )
     except OSError:
         return False

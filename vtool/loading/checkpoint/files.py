@@ -1,6 +1,4 @@
-"""Which files a checkpoint folder holds, what they are for, and what is wrong with how they lie
-there.
-"""
+"""The files of a checkpoint folder, and findings about them without a look into the weights."""
 
 import os
 from dataclasses import dataclass
@@ -9,32 +7,33 @@ from pathlib import Path
 from vtool.diagnostics import Diagnostic, Origin
 from vtool.diagnostics.diagnostic import Severity
 from vtool.loading.checkpoint import strict_json
-from vtool.loading.checkpoint.headers import named
+from vtool.loading.words import listed
 
 INDEX = "model.safetensors.index.json"
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _BESIDE_WEIGHTS = ("training_args", "optimizer", "scheduler", "rng_state", "scaler", "progress")
-"""How the files begin that trainers keep beside the weights: no loader takes them for weights."""
+"""Beginnings of files that trainers keep beside the weights, which no loader takes for weights."""
 _CONFIGS = ("config.json", "adapter_config.json", "params.json", "model_index.json")
-"""Of transformers, PEFT, Mistral, diffusers."""
+"""The config files of transformers, PEFT, Mistral and diffusers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """What of a folder is audited."""
+    """The files of a folder that are audited."""
 
     safetensors: tuple[Path, ...]
     index: Path | None
 
 
 def is_weights(file: Path) -> bool:
-    """Whether a file's name is not that of an optimizer's state and the like."""
+    """Return True unless the name is that of an optimizer's state, or the like."""
     return not file.name.startswith(_BESIDE_WEIGHTS)
 
 
 def list_folder(folder: Path) -> tuple[Files, list[Diagnostic]]:
-    """The files to audit, and findings about those that are not: pickles, links out of the folder,
-    no weights, no config.
+    """Return the files to audit, and findings about the others.
+
+    They are about pickles, links out of the folder, no weights, and no config.
 
     Raises:
         OSError: the folder cannot be listed.
@@ -67,9 +66,9 @@ def list_folder(folder: Path) -> tuple[Files, list[Diagnostic]]:
 
 
 def _config(file: Path) -> list[Diagnostic]:
-    """What is wrong with a config.json by itself.
+    """Return findings about a config.json by itself.
 
-    It is read in any case: the class that would be asked may not be at hand.
+    It is read in any case: the class that would read it may not be installed.
     """
 
     def bad(message: str, severity: Severity | None = "error") -> Diagnostic:
@@ -91,10 +90,11 @@ def _config(file: Path) -> list[Diagnostic]:
 
 
 def outside_link(file: Path, folder: Path) -> list[Diagnostic]:
-    """A finding where a file is a link that leads out of its folder, but not into the blobs of the
-    same Hugging Face cache.
+    """Return a finding where a file is a link that leads out of its folder.
+
+    A link into the blobs of the same Hugging Face cache is none.
     """
-    # what a link to nothing lacks is told as missing-shard
+    # a link to nothing is reported as missing-shard
     if not file.is_symlink() or not file.exists():
         return []
     target, real = file.resolve(), folder.resolve()
@@ -105,8 +105,8 @@ def outside_link(file: Path, folder: Path) -> list[Diagnostic]:
     return [Diagnostic("outside-link", message, origin=Origin(str(file)), seen=os.readlink(file))]
 
 
-def unsafe(file: Path) -> Diagnostic:
-    """The finding of a single file that is not safetensors."""
+def not_safetensors(file: Path) -> Diagnostic:
+    """Return the finding about a single file that is not safetensors."""
     if file.suffix in _PICKLES:
         return Diagnostic(
             "unsafe-format",
@@ -121,7 +121,7 @@ def unsafe(file: Path) -> Diagnostic:
 def _pickles(
     folder: Path, pickles: list[Path], safetensors: tuple[Path, ...], index: Path | None
 ) -> list[Diagnostic]:
-    """An error for those that a loader would open for want of safetensors, a note for the rest."""
+    """Return an error for pickles that a loader opens for want of safetensors, else a note."""
     main = index is not None or any(file.name.startswith("model") for file in safetensors)
     loaded = [
         file
@@ -135,7 +135,7 @@ def _pickles(
     beside = [file for file in pickles if file not in loaded]
     findings = []
     if loaded:
-        names = named([file.name for file in loaded])
+        names = listed([file.name for file in loaded])
         message = (
             f"the weights are {names}, which may be pickles; not opened, so that their tensors were"
             " not checked"
@@ -143,7 +143,7 @@ def _pickles(
         findings.append(Diagnostic("unsafe-format", message, origin=Origin(str(loaded[0]))))
     if beside:
         message = (
-            f"beside the weights are {named([file.name for file in beside])}, which may be pickles;"
+            f"beside the weights are {listed([file.name for file in beside])}, which may be pickles;"
             " not opened, and no loader needs them"
         )
         help = "nothing, unless the folder is handed on"
@@ -160,6 +160,6 @@ def _no_weights(folder: Path, entries: list[Path]) -> Diagnostic:
         for entry in folder.glob(f"*/{pattern}")
     ]
     likely = list(dict.fromkeys(sorted(str(file.parent) for file in below)))
-    help = f"did you mean {named(likely)}?" if likely else None
+    help = f"did you mean {listed(likely)}?" if likely else None
     message = f"{folder} holds no *.safetensors" + ("; it is empty" if not entries else "")
     return Diagnostic("no-weights", message, help, origin=Origin(str(folder)))

@@ -1,4 +1,4 @@
-"""One pass over the bytes of all files: values that are not finite, and digests."""
+"""One pass over the bytes of all files, for values that are not finite, and for digests."""
 
 import os
 import threading
@@ -17,7 +17,7 @@ from vtool.loading.checkpoint.headers import Header, Tensor
 
 @dataclass(slots=True)
 class NonFinite:
-    """What is not finite in a tensor."""
+    """The values of a tensor that are not finite."""
 
     file: Path
     tensor: Tensor
@@ -29,7 +29,7 @@ class NonFinite:
 
 @dataclass(slots=True)
 class Scan:
-    """What one pass over the files has found."""
+    """The findings of one pass over the files."""
 
     nonfinite: list[NonFinite] = field(default_factory=list)
     """By file and place."""
@@ -40,10 +40,9 @@ class Scan:
 
 
 def scan(headers: Sequence[Header], *, threads: int, digest: bool) -> Scan:
-    """Read every byte of the files once, each thread into a buffer of its own, and test the numbers
-    in it.
+    """Read every byte of the files once, and test the numbers.
 
-    Blocks are handed out in order, so that the threads share one large file as well as many small
+    Each thread reads into a buffer of its own. Blocks are handed out in order, so that the threads share one large file as well as many small
     ones.
     """
     pass_ = _Pass(headers, digest)
@@ -128,7 +127,7 @@ class _Pass:
             self.turn.notify_all()
 
     def _record(self, block: Block, piece: Piece, buffer: Bytes) -> None:
-        """Count what is not finite, by tensor."""
+        """Count the values of each tensor that are not finite."""
         nans, infinities = piece.type.nans_and_infinities(buffer[piece.start : piece.end])
         tensors, begin, size = (
             self.tensors[block.header.file],
@@ -151,7 +150,7 @@ class _Pass:
 
 
 def _holding(tensors: Sequence[Tensor], byte: int) -> Tensor:
-    """The tensor that has this byte."""
+    """Return the tensor that has this byte of the file."""
     return tensors[bisect_right(tensors, byte, key=lambda tensor: tensor.start) - 1]
 
 

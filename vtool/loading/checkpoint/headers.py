@@ -1,7 +1,6 @@
-"""The header of a safetensors file: 8 bytes of length, that many of JSON, then the tensors' bytes
-without a gap.
+"""The header of a safetensors file: 8 bytes of length, then that many bytes of JSON.
 
-Source: the format's description and `SafeTensors::read_metadata` of
+The tensors' bytes follow without a gap. Source: the format's description and `SafeTensors::read_metadata` of
 https://github.com/huggingface/safetensors (0.8).
 """
 
@@ -18,9 +17,10 @@ from typing import Any
 from vtool.diagnostics import Diagnostic, Findings, Origin
 from vtool.loading.checkpoint import strict_json
 from vtool.loading.checkpoint.dtypes import BITS
+from vtool.loading.words import listed
 
 LARGEST_HEADER = 100_000_000
-"""Bytes; what safetensors itself accepts."""
+"""Bytes that safetensors itself accepts."""
 _SHOWN_PROBLEMS = 20
 
 
@@ -37,7 +37,7 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a safetensors file says of itself."""
+    """The contents of a safetensors file, as its header declares them."""
 
     file: Path
     size: int
@@ -52,7 +52,7 @@ class Header:
 
 
 def read_header(file: Path) -> tuple[Header | None, list[Diagnostic]]:
-    """The header of a file, None where there is none to read, and all that is wrong with it."""
+    """Return the header, None where it cannot be read, and findings about it."""
     try:
         # Not blocking: opening a FIFO would wait for someone to write to it.
         descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -78,9 +78,10 @@ def read_header(file: Path) -> tuple[Header | None, list[Diagnostic]]:
 
 
 def _length(descriptor: int, file: Path, size: int) -> int:
-    """The length of the JSON.
+    """Return the length of the JSON in bytes.
 
-    Raises Findings where that cannot be it; nothing of that length is allocated before.
+    Raises:
+        Findings: that cannot be the length; nothing of it was allocated.
     """
     origin = Origin(str(file))
     begin = os.pread(descriptor, 64, 0)
@@ -121,7 +122,7 @@ def _length(descriptor: int, file: Path, size: int) -> int:
 
 
 def _content(descriptor: int, file: Path, length: int) -> tuple[dict[str, Any], list[str]]:
-    """The JSON object, and the keys that it has twice. Raises Findings where it is none."""
+    """Return the JSON object, and the keys that it has twice; raise Findings where it is none."""
     try:
         content, repeated = strict_json.parse(os.pread(descriptor, length, 8))
     except ValueError as error:
@@ -160,7 +161,7 @@ def _checked(
         except ValueError as error:
             problems.append((f"`{name}`: {error}", name))
     tensors.sort(key=lambda tensor: (tensor.start, tensor.end))
-    # an entry that makes no sense leaves a hole, which would be told a second time
+    # an entry that makes no sense leaves a gap, which would be reported a second time
     if not problems:
         problems += _gaps(tensors, data)
     findings = [
@@ -182,7 +183,7 @@ def _checked(
         cut = tuple(tensor.name for tensor in tensors if tensor.end > size)
         message = (
             f"{file.name} ends {end - size:,} bytes early, and {len(cut)} of its {len(tensors)}"
-            f" tensors are cut off or gone: {named(cut)}"
+            f" tensors are cut off or gone: {listed(cut)}"
         )
         findings.append(
             Diagnostic(
@@ -205,9 +206,10 @@ def _checked(
 
 
 def _tensor(name: str, entry: object, data: int) -> Tensor:
-    """The tensor that a header's entry describes.
+    """Return the tensor that a header's entry describes.
 
-    Raises ValueError where the entry makes no sense.
+    Raises:
+        ValueError: the entry makes no sense.
     """
     if not isinstance(entry, dict):
         raise ValueError("its entry is not an object")
@@ -240,7 +242,7 @@ def _whole_numbers(entry: dict[str, Any], key: str) -> list[int]:
 
 
 def _gaps(tensors: list[Tensor], data: int) -> Iterator[tuple[str, str]]:
-    """Bytes that two tensors share, and bytes between tensors that belong to none."""
+    """Yield a message and a tensor for bytes that two tensors share, and for bytes of none."""
     position, before = data, ""
     for tensor in tensors:
         if tensor.start < position:
@@ -258,8 +260,3 @@ def _gaps(tensors: list[Tensor], data: int) -> Iterator[tuple[str, str]]:
             )
         if tensor.end >= position:
             position, before = tensor.end, tensor.name
-
-
-def named(names: tuple[str, ...] | list[str], most: int = 3) -> str:
-    """The first few of some names."""
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -1,6 +1,4 @@
-"""`model.safetensors.index.json` against the headers of the shards that it names, and shards
-without an index.
-"""
+"""The comparison of `model.safetensors.index.json` with the headers of the shards it names."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -9,24 +7,25 @@ from pathlib import Path, PurePosixPath
 
 from vtool.diagnostics import Diagnostic, Origin
 from vtool.loading.checkpoint import strict_json
-from vtool.loading.checkpoint.headers import LARGEST_HEADER, Header, named
+from vtool.loading.checkpoint.headers import LARGEST_HEADER, Header
+from vtool.loading.words import listed
 
 _SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.safetensors")
 
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """What an index says: the file of every tensor."""
+    """An index: the file of every tensor."""
 
     file: Path
     shards: Mapping[str, tuple[str, ...]]
     """The tensors of each file, by the file's name."""
     total_size: object
-    """Bytes of all tensors, as it claims. Nobody relies on it."""
+    """Bytes of all tensors, as it claims. No loader relies on it."""
 
 
 def read_index(file: Path) -> tuple[Index | None, list[Diagnostic]]:
-    """The index, None where it cannot be used at all, and what is wrong with it in itself."""
+    """Return the index, None where it cannot be used, and findings about the file by itself."""
     origin = Origin(str(file))
 
     def bad(message: str) -> Diagnostic:
@@ -69,10 +68,10 @@ def read_index(file: Path) -> tuple[Index | None, list[Diagnostic]]:
     )
 
 
-def compare(
+def compare_with_headers(
     index: Index, headers: Mapping[str, Header], unusable: Iterable[str]
 ) -> list[Diagnostic]:
-    """What index and headers disagree about.
+    """Return findings about what index and headers disagree on.
 
     Args:
         headers: of the files that could be read, by their name as the index has it.
@@ -100,7 +99,7 @@ def compare(
         if name not in headers:
             message = (
                 f"{name} is not there, and the index has {len(tensors)} tensors in it:"
-                f" {named(tensors)}"
+                f" {listed(tensors)}"
             )
             findings.append(Diagnostic("missing-shard", message, origin=origin, tensors=tensors))
             continue
@@ -124,10 +123,10 @@ def compare(
                     tensors=(tensor,),
                 )
             )
-        # Of a header with broken entries nobody knows what those were meant to be.
+        # A broken entry may be any of the tensors that seem to be missing.
         if header.whole and (gone := tuple(tensor for tensor in absent if tensor not in elsewhere)):
             message = (
-                f"the index has {named(gone)} in {name}, and no file holds"
+                f"the index has {listed(gone)} in {name}, and no file holds"
                 f" {'it' if len(gone) == 1 else 'them'}"
             )
             findings.append(Diagnostic("index-mismatch", message, origin=origin, tensors=gone))
@@ -136,7 +135,7 @@ def compare(
         unknown = tuple(tensor.name for tensor in header.tensors if tensor.name not in known)
         if unknown and (name in index.shards or _SHARD.fullmatch(name)):
             message = (
-                f"{name} holds {named(unknown)}, which the index does not name: loaders that follow"
+                f"{name} holds {listed(unknown)}, which the index does not name: loaders that follow"
                 " the index skip " + ("it" if len(unknown) == 1 else "them")
             )
             findings.append(
@@ -177,8 +176,8 @@ def _total_size(index: Index, headers: Mapping[str, Header]) -> list[Diagnostic]
     ]
 
 
-def without_index(folder: Path, names: Iterable[str]) -> list[Diagnostic]:
-    """Findings about files that are named as shards, where there is no index."""
+def shards_without_index(folder: Path, names: Iterable[str]) -> list[Diagnostic]:
+    """Return findings about files that are named as shards, where there is no index."""
     findings = []
     sets: dict[tuple[str, int], set[int]] = {}
     for match in filter(None, map(_SHARD.fullmatch, names)):
@@ -191,7 +190,7 @@ def without_index(folder: Path, names: Iterable[str]) -> list[Diagnostic]:
         ]
         if absent:
             message = (
-                f"{named(absent)} {'is' if len(absent) == 1 else 'are'} not there; the other"
+                f"{listed(absent)} {'is' if len(absent) == 1 else 'are'} not there; the other"
                 f" shards' names promise {count} files"
             )
             findings.append(Diagnostic("missing-shard", message, origin=Origin(str(folder))))

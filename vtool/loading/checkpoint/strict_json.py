@@ -1,18 +1,19 @@
-"""JSON in which a key that is there twice is not lost."""
+"""A JSON parser that reports keys which an object has twice."""
 
 import json
 from typing import Any
 
 MOST_VALUES = 1_000_000
-"""Objects, lists and their entries:
+"""Objects, lists and entries that one file may have.
 
-a header of 100,000 tensors has nine tenths of them. Parsed, they take up to 300 MiB.
+A header of 100,000 tensors has nine tenths of them. Parsed, they take up to 300 MiB.
 """
 
 
 def parse(text: bytes) -> tuple[Any, list[str]]:
-    """The value, and the keys that an object has twice (of which the last value counts, as with
-    every reader).
+    """Return the value, and the keys that an object has twice.
+
+    Of these the last value counts, as with every reader.
 
     Raises:
         ValueError: it is not JSON in UTF-8, nested too deeply, or of more values than any

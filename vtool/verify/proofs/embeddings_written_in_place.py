@@ -30,7 +30,7 @@ RULE = Rule(
 
 def compute(context: ProofContext) -> ProofResult:
     """Watch every operation of forward passes with images, without, and with the dummy."""
-    from vtool.models.dummy import adding_dummy
+    from vtool.models.dummy_visual import dummy_visual_forward
 
     with_images, without = context.rows_with_images(), context.rows_without_images()
     cases = {
@@ -47,7 +47,7 @@ def compute(context: ProofContext) -> ProofResult:
     model = session.engine.module
     for rows, dummy in cases.values():
         batch = context.batch(session, rows)
-        inserted = adding_dummy(context.family, model) if dummy else nullcontext()
+        inserted = dummy_visual_forward(context.family, model) if dummy else nullcontext()
         with inserted, _record_writes(model) as writes:
             model(**batch.inputs, use_cache=False)
         if writes:

@@ -110,7 +110,7 @@ def _write_exports(
 ) -> dict[str, Path] | str:
     """Write the folders that are to be opened, by name; or return what is wrong before that."""
     from vtool.export.huggingface import export, export_adapter
-    from vtool.models.adapters import pair_of
+    from vtool.models.adapters import adapter_names
 
     lora, processor = context.run.lora, context.processor
 
@@ -121,7 +121,9 @@ def _write_exports(
     if lora is None:
         return {"exported": write(merged, "merged")}
     unmerged = [
-        name for name in merged if pair_of(name)[0] in adapter and merged[name].equal(base[name])
+        name
+        for name in merged
+        if adapter_names(name)[0] in adapter and merged[name].equal(base[name])
     ]
     if unmerged:
         return f"merged, {list_first(unmerged)} is what it was before training"

@@ -1,7 +1,4 @@
-"""From a JSON object in the `messages` layout to a row:
-
-what is understood is read, and what is not is refused by name.
-"""
+"""The `messages` layout: from a JSON object to a row. What is not understood is refused by name."""
 
 import json
 import re
@@ -18,9 +15,9 @@ ROLES = ("system", "user", "assistant", "tool")
 TAG = "<image>"
 VIDEO_TAG = "<video>"
 Place = Callable[[str, Any, Mapping[str, Any]], dict[str, str]]
-"""Given `image` or `video`, where it is, and what else its part says:
+"""A function that returns the template's part of an image or a video.
 
-the part for the chat template.
+Given `image` or `video`, its location, and what else its part says.
 """
 
 _EXAMPLE = (
@@ -108,9 +105,9 @@ def parse_row(
     placeholders = Counter[str]()
 
     def place(kind: str, given: Any, options: Mapping[str, Any]) -> dict[str, str]:
-        """A part for an image or a video;
+        """Return a part for an image or a video.
 
-        without a path of its own it takes the next one of the row's list.
+        Without a path of its own it takes the next one of the row's list.
         """
         if given is None:
             placeholders[kind] += 1
@@ -161,7 +158,7 @@ class _Malformed:
 
 
 def _word(value: Any) -> str:
-    """What JSON calls it."""
+    """Return JSON's name of a value's type."""
     words = {
         dict: "an object",
         list: "a list",
@@ -268,7 +265,7 @@ def _check_weight(message: Mapping[str, Any], where: str, malformed: _Malformed)
 
 
 def _tags(role: str) -> tuple[str, ...]:
-    """What stands for something that is shown. An answer may well be about HTML."""
+    """Return the tags that stand for something shown; an answer may well be about HTML."""
     return (TAG,) if role == "assistant" else (TAG, VIDEO_TAG)
 
 

@@ -46,7 +46,7 @@ class Digits:
         ]
         return Row(self.name(index), messages, [picture])
 
-    def ledger(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, Any]:
         return {"format": "digits", "split": self.split, "rows": len(self)}
 
 
@@ -54,7 +54,7 @@ class Digits:
 def _load() -> tuple[np.ndarray, np.ndarray]:
     """Scans `[1797, 8, 8]`, values 0 to 16, and the digits `[1797]` that they show."""
     with (
-        files("vtool.data").joinpath("digits.csv.gz").open("rb") as packed,
+        files("vtool.data.formats").joinpath("digits.csv.gz").open("rb") as packed,
         gzip.open(packed, "rt") as lines,
     ):
         table = np.loadtxt(lines, delimiter=",", dtype=np.int64)

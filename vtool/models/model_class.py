@@ -1,5 +1,4 @@
-"""The class that a run's model is made of: transformers' own of the family, or one of a modelling
-file of the user's.
+"""The class that a run's model is built of: transformers' own, or one of the user's modelling file.
 
 Such a file is imported, and so run: it is named in a recipe or on the command line, and never
 looked for in a model's or a run's folder. Its class need not derive from transformers': a copy of
@@ -30,16 +29,17 @@ from vtool.families.tokens import TokenIds
 from vtool.models.processor import first_line
 
 RULE = "model-class-does-not-fit"
-MODELING = "modeling.json"
-"""In the folder of a run: where its class is from."""
+MODELING_RECORD = "modeling.json"
+"""The file in a run's folder that records where its class is from."""
 # Of the tiny model on which a class is tried.
 _IDS, _VOCABULARY = TokenIds(image=1, video=2, vision_start=3, vision_end=4, end=5, pad=6), 16
 
 
 def model_class(family_name: str, modeling: str | None = None) -> Any:
-    """The class to build: a class of transformers' `PreTrainedModel`.
+    """Return the class to build, which derives from transformers' `PreTrainedModel`.
 
     Args:
+        family_name: a name of `FAMILIES`.
         modeling: `model.modeling`; a relative path is one from the working folder.
 
     Raises:
@@ -58,15 +58,15 @@ def model_class(family_name: str, modeling: str | None = None) -> Any:
 
 
 def class_of(module: nn.Module) -> type:
-    """The class that a module was built of.
+    """Return the class that a module was built of.
 
     FSDP2 gives it one of its own, derived from that and from one of torch's.
     """
     return next(one for one in type(module).__mro__ if not one.__module__.startswith("torch."))
 
 
-def described(modeling: str) -> dict[str, str]:
-    """What a run keeps of the file: where it is, and its digest."""
+def describe_modeling(modeling: str) -> dict[str, str]:
+    """Return what a run records of the class: its file, its name, and the file's digest."""
     file, name = split_modeling(modeling)
     return {
         "file": str(file.resolve()),
@@ -75,15 +75,14 @@ def described(modeling: str) -> dict[str, str]:
     }
 
 
-def kept_class(folder: Path) -> str | None:
-    """The `model.modeling` of a run, by its folder, wherever the command runs; None where the run
-    has none.
+def recorded_modeling(folder: Path) -> str | None:
+    """Return the `model.modeling` that a run's folder records, with the whole path; None: none.
 
     Raises:
         Findings: `modeling-changed`; `not-a-run`, where the folder brings the file with it: code is
             the user's own, not a folder's.
     """
-    record = folder / MODELING
+    record = folder / MODELING_RECORD
     if not record.exists():
         return None
     try:
@@ -102,7 +101,7 @@ def kept_class(folder: Path) -> str | None:
             f"{record} names {file}, which comes with the folder, and code of a folder is not run"
         )
         raise Findings(Diagnostic("not-a-run", message, plain, SETTING), fatal=True)
-    if not file.is_file() or described(modeling)["sha256"] != wanted:
+    if not file.is_file() or describe_modeling(modeling)["sha256"] != wanted:
         what = "is not what it was when this run was trained" if file.is_file() else "is not there"
         raise Findings(
             Diagnostic("modeling-changed", f"{file} {what}", f"put it back; {plain}", SETTING),
@@ -112,9 +111,10 @@ def kept_class(folder: Path) -> str | None:
 
 
 def _imported(file: Path, package: str) -> ModuleType:
-    """The module of a file, once for each of its contents. It is one of transformers' package of
-    the family, so that the relative imports of a copy work, and transformers initialises its
-    weights as those of its own classes.
+    """Import a file, once for each of its contents.
+
+    As a module of transformers' package of the family: so the relative imports of a copy work, and
+    transformers initializes its weights as those of its own classes.
     """
     text = file.read_bytes()
     name = f"{package}.vtool_{file.stem}_{xxhash.xxh3_64_hexdigest(str(file).encode() + bytes(1) + text)}"
@@ -138,7 +138,7 @@ def _imported(file: Path, package: str) -> ModuleType:
 
 
 def _check(made: Any, known: Family, file: Path) -> None:
-    """Hold a class against the family's own, at tiny size on the CPU: 0.2 s.
+    """Check a class against the family's own, at tiny size on the CPU: 0.2 s.
 
     Raises:
         Findings: `model-class-does-not-fit`.
@@ -185,9 +185,9 @@ def _check(made: Any, known: Family, file: Path) -> None:
 
 
 def _check_weights(tiny: Any, own: Any, known: Family, file: Path) -> None:
-    """The same weights, by name and shape:
+    """Check that the weights have the family's names and shapes.
 
-    so the tower and the layers are where the family has them, too.
+    The tower and the layers are then where the family has them, too.
     """
     there, wanted = (
         {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
@@ -219,15 +219,16 @@ def _check_weights(tiny: Any, own: Any, known: Family, file: Path) -> None:
 
 
 def _images(model: Any, known: Family) -> list[tuple[int, ...]]:
-    """The shapes of what the tower hands to the language model, of one image."""
+    """Return the shapes of what the tower hands to the language model, of one image."""
     pixels, grid = known.smallest_image(model, torch.device("cpu"))
     features = list(known.features(model.model.get_image_features(pixels, grid, return_dict=True)))
     return [tuple(one.shape) for one in features]
 
 
 def _logits(model: Any, known: Family) -> tuple[int, ...]:
-    """The shape of the logits of a row with an image; and a token generated from it, for which
-    transformers goes by the forward pass's parameters.
+    """Return the shape of the logits of a row with an image, and generate a token from it.
+
+    For that transformers goes by the forward pass's parameters.
     """
     pixels, grid = known.smallest_image(model, torch.device("cpu"))
     ids = torch.tensor([[_IDS.vision_start, _IDS.image, _IDS.vision_end, 7]])
@@ -246,7 +247,7 @@ def _listed(shapes: list[tuple[int, ...]]) -> str:
 
 
 def _raised(file: Path, doing: str, error: BaseException) -> Diagnostic:
-    """An exception, with the innermost line of the file itself that was running."""
+    """Return the finding of an exception, with the innermost line of the file that was running."""
     if isinstance(error, SyntaxError) and error.filename == str(file):
         line = error.lineno
     else:

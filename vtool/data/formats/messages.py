@@ -15,7 +15,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from vtool.data.parse import parse_row
+from vtool.data.messages_layout import parse_row
 from vtool.data.row import Row, refuse
 from vtool.diagnostics import Origin
 
@@ -27,8 +27,10 @@ class Messages:
     """
 
     def __init__(self, path: str, label: str | None = None) -> None:
-        """Find the lines of `path`. `label` stands for the file in its rows' names; its own name
-        does where there is none.
+        """Find the lines of `path`.
+
+        Args:
+            label: the beginning of its rows' names, in place of the file's own name.
 
         Raises:
             Findings: `path-not-found`; `broken-row`, where the whole file is one piece of JSON.
@@ -88,7 +90,7 @@ class Messages:
             )
         return parse_row(record, self.name(index), self.path.parent, origin)
 
-    def ledger(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, Any]:
         return {
             "format": "messages",
             "path": str(self.path),
@@ -103,9 +105,7 @@ class Messages:
             return file.read(size).rstrip()
 
     def _check_layout(self) -> None:
-        """One sentence about a file that is one piece of JSON, instead of a finding for each of its
-        lines.
-        """
+        """Refuse a file that is one piece of JSON, once and not for each of its lines."""
         if not self.lines:
             return
         first, last = self._line(0).lstrip(), self._line(len(self.lines) - 1)

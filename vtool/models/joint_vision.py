@@ -1,7 +1,7 @@
-"""One pass of the vision tower for the images and the videos of a micro-batch.
+"""One forward pass of the vision tower for the images and the videos of a micro-batch.
 
 Transformers runs the tower once for images and once for videos. FSDP2 gathers the tower's weights
-on all ranks block by block: one whose micro-batch has both would wait for others whose
+on all ranks block by block: a rank whose micro-batch has both would wait for others whose
 micro-batches have images alone, or the dummy.
 """
 
@@ -14,27 +14,26 @@ from torch import nn
 
 from vtool.families.family import Family
 
+_INPUTS = ("pixel_values", "pixel_values_videos", "image_grid_thw", "video_grid_thw")
+
 
 @contextmanager
 def joint_vision_forward(family: Family, model: nn.Module) -> Iterator[None]:
-    """Meanwhile the model's forward passes give the tower all patches at once, and hand each kind
-    its own features.
+    """Give the tower all patches at once in the model's forward passes, and split its features.
 
-    The features are the same: no patch sees one of another image, nor of another video.
+    The features are the same: no patch attends to one of another image, nor of another video.
     """
 
     def join(
         module: Any, arguments: tuple[Any, ...], inputs: Mapping[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        names = ("pixel_values", "pixel_values_videos", "image_grid_thw", "video_grid_thw")
-        given = [inputs[name] for name in names if inputs.get(name) is not None]
-        if len(given) < len(names):
+        given = [inputs[name] for name in _INPUTS if inputs.get(name) is not None]
+        if len(given) < len(_INPUTS):
             return None
-        output = module.get_image_features(
-            torch.cat(given[:2]), torch.cat(given[2:]), return_dict=True
-        )
-        rest = {name: value for name, value in inputs.items() if name not in names[:2]}
+        pixels, grids = torch.cat(given[:2]), torch.cat(given[2:])
+        output = module.get_image_features(pixels, grids, return_dict=True)
         images, videos = family.split(output, len(given[2]))
+        rest = {name: value for name, value in inputs.items() if name not in _INPUTS[:2]}
         return arguments, {**rest, "mm_encoder_outputs": {"image": images, "video": videos}}
 
     hook = model.model.register_forward_pre_hook(join, with_kwargs=True)  # type: ignore[union-attr]

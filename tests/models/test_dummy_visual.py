@@ -16,7 +16,7 @@ from tests.models.tiny import IDS, VOCABULARY, text_loss, tiny_model
 from tests.runs import gradients
 from vtool.families import FAMILIES
 from vtool.families.family import load_family
-from vtool.models.dummy import adding_dummy, dummy_visual
+from vtool.models.dummy_visual import dummy_visual_forward, dummy_visual_term
 
 EACH = pytest.mark.parametrize("name", FAMILIES)
 CPU = torch.device("cpu")
@@ -40,7 +40,7 @@ def taken(model: Any) -> tuple[Tensor, dict[str, Tensor]]:
 
 
 def with_dummy(name: str, model: Any) -> tuple[Tensor, dict[str, Tensor]]:
-    with adding_dummy(load_family(name), model):
+    with dummy_visual_forward(load_family(name), model):
         return taken(model)
 
 
@@ -131,7 +131,7 @@ def test_a_pass_that_fails_leaves_the_weights_where_they_were(name: str) -> None
 
     hook = model.model.visual.blocks[0].mlp.register_forward_hook(fail)
     with pytest.raises(RuntimeError, match="out of memory"):
-        dummy_visual(load_family(name), model, CPU)
+        dummy_visual_term(load_family(name), model, CPU)
     hook.remove()
     assert all(parameter is before[key] for key, parameter in model.named_parameters())
     check_zero_in_the_tower_and_the_same_elsewhere(name, model)
@@ -146,7 +146,7 @@ def test_an_addition_in_place_would_raise_or_write_into_what_others_hold(name: s
     model.get_input_embeddings().weight.requires_grad_(False)
 
     def in_place(_module: nn.Module, _inputs: Any, embedded: Tensor) -> Tensor:
-        embedded += dummy_visual(load_family(name), model, CPU) + 1  # 1 shows where it goes
+        embedded += dummy_visual_term(load_family(name), model, CPU) + 1  # 1 shows where it goes
         return embedded
 
     held: list[Tensor] = []

@@ -13,7 +13,7 @@ from tests.models.tiny import IDS, VOCABULARY
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.families import FAMILIES
 from vtool.families.family import load_family
-from vtool.models.modeling import described, kept_class, model_class
+from vtool.models.model_class import describe_modeling, model_class, recorded_modeling
 
 HEAD = """
 import torch
@@ -178,14 +178,14 @@ def test_the_file_that_a_run_names_must_be_the_same_and_not_come_with_the_folder
 
     run, file = tmp_path / "run", tmp_path / "mine.py"
     run.mkdir()
-    assert kept_class(run) is None
+    assert recorded_modeling(run) is None
     file.write_text("class Mine: ...\n")
-    (run / "modeling.json").write_text(json.dumps(described(f"{file}:Mine")))
-    assert kept_class(run) == f"{file}:Mine"
+    (run / "modeling.json").write_text(json.dumps(describe_modeling(f"{file}:Mine")))
+    assert recorded_modeling(run) == f"{file}:Mine"
 
     def rule() -> str:
         with pytest.raises(Findings) as raised:
-            kept_class(run)
+            recorded_modeling(run)
         return raised.value.diagnostics[0].rule
 
     file.write_text("class Mine: pass\n")
@@ -193,10 +193,10 @@ def test_the_file_that_a_run_names_must_be_the_same_and_not_come_with_the_folder
     file.unlink()
     assert rule() == "modeling-changed"
     (run / "mine.py").write_text("raise SystemExit\n")
-    (run / "modeling.json").write_text(json.dumps(described(f"{run / 'mine.py'}:Mine")))
+    (run / "modeling.json").write_text(json.dumps(describe_modeling(f"{run / 'mine.py'}:Mine")))
     assert rule() == "not-a-run"
     (run / "modeling.json").write_text(
-        json.dumps(described(f"{run / 'mine.py'}:Mine") | {"file": "mine.py"})
+        json.dumps(describe_modeling(f"{run / 'mine.py'}:Mine") | {"file": "mine.py"})
     )
     assert rule() == "not-a-run"
     (run / "modeling.json").write_text("{}")

@@ -1,0 +1,61 @@
+"""Every format of rows is registered wherever it must be; and how rows of several files are named."""
+
+from importlib import import_module
+from pathlib import Path
+from pkgutil import iter_modules
+from typing import Any, get_args
+
+import pytest
+
+from tests.rows import chat, write_rows
+from vtool.config import schema
+from vtool.config.schema import MessagesSource
+from vtool.config.schema.formats import ENTRY_SETTINGS, FORMATS
+from vtool.data import formats
+from vtool.data.formats import READERS
+from vtool.data.sources import Rows
+
+
+def format_of(entry: Any) -> str:
+    (name,) = get_args(entry.model_fields["format"].annotation)
+    return str(name)
+
+
+def test_a_format_has_its_settings_its_reader_and_a_file_for_each() -> None:
+    files = {module.name for module in iter_modules(formats.__path__)}
+    assert {format_of(entry) for entry in FORMATS} == READERS.keys() == files
+    assert set(get_args(get_args(schema.Source)[0])) == set(FORMATS)
+    for entry in FORMATS:
+        assert entry.__module__ == f"vtool.config.schema.formats.{format_of(entry)}"
+        assert import_module(f"vtool.data.formats.{format_of(entry)}").__doc__
+
+
+@pytest.mark.parametrize("entry", FORMATS, ids=format_of)
+def test_a_reader_says_every_setting_that_it_was_opened_with(entry: Any, tmp_path: Path) -> None:
+    rows = write_rows(tmp_path / "rows.jsonl", [chat("a", "b")])
+    choices: dict[str, Any] = {"format": format_of(entry), "split": "test", "path": str(rows)}
+    made = entry(**{name: choices[name] for name in entry.model_fields})
+    told = READERS[made.format](made, None).describe()
+    assert {name: told[name] for name in told if name in ENTRY_SETTINGS} == made.model_dump()
+    assert set(made.files().values()) == {
+        value for value in made.model_dump().values() if Path(value).is_file()
+    }
+
+
+def names(*paths: Path) -> list[str]:
+    rows = Rows([MessagesSource(format="messages", path=str(path)) for path in paths])
+    return [rows.name(index) for index in range(len(rows))]
+
+
+def test_a_row_goes_by_its_files_name_and_by_its_path_where_two_files_have_the_same(
+    tmp_path: Path,
+) -> None:
+    for folder in ("one", "two"):
+        (tmp_path / folder).mkdir()
+    one, two, other = (
+        write_rows(tmp_path / name, [chat("a", "b")])
+        for name in ("one/rows.jsonl", "two/rows.jsonl", "other.jsonl")
+    )
+    assert names(one, other) == ["rows.jsonl:1", "other.jsonl:1"]
+    assert names(one, two, other) == [f"{one}:1", f"{two}:1", "other.jsonl:1"]
+    assert names(one, one) == ["rows.jsonl:1", "rows.jsonl:1"]

@@ -1,0 +1,35 @@
+"""Engines are registered where they are in the schema, and nowhere else."""
+
+import inspect
+from pkgutil import resolve_name
+from typing import get_args
+
+import pytest
+
+from vtool.config.schema import Run
+from vtool.config.settings import choices
+from vtool.engines.registry import CHECKS, ENGINES
+
+
+def kinds() -> set[str]:
+    members = get_args(Run.model_fields["engine"].annotation)
+    return {choices(member.model_fields["kind"].annotation)[0] for member in members}
+
+
+def test_the_engines_of_the_schema_are_those_of_the_registry() -> None:
+    assert kinds() == set(ENGINES)
+
+
+@pytest.mark.parametrize("kind", ENGINES)
+def test_each_engine_is_built_by_a_function_of_its_inputs(kind: str) -> None:
+    if kind == "megatron":
+        pytest.importorskip("megatron.core", reason="megatron-core is not installed")
+    build = resolve_name(ENGINES[kind])
+    assert list(inspect.signature(build).parameters) == ["inputs"]
+
+
+def test_each_check_is_of_an_engine_and_is_given_its_settings_and_the_ranks() -> None:
+    assert set(CHECKS) <= set(ENGINES)
+    for name in CHECKS.values():
+        parameters = list(inspect.signature(resolve_name(name)).parameters)
+        assert parameters[:2] == ["settings", "ranks"]

@@ -1,0 +1,140 @@
+"""Observe what a live model of transformers has of the settings `model`, and peft's of `lora`."""
+
+import inspect
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from vtool.config.readback import Observed
+from vtool.families import FAMILIES
+from vtool.models.attention import DOCUMENT_ATTENTION, ROW_ATTENTION
+from vtool.models.model_class import class_of
+
+# The entries of a size, by the names of transformers' configs; not every family has all of them.
+_TEXT = {
+    "hidden": "hidden_size",
+    "intermediate": "intermediate_size",
+    "layers": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "kv_heads": "num_key_value_heads",
+    "positions": "max_position_embeddings",
+}
+_VISION = {
+    "vision_depth": "depth",
+    "vision_hidden": "hidden_size",
+    "vision_intermediate": "intermediate_size",
+    "vision_heads": "num_heads",
+}
+# what each attention of transformers looks its function up by, in every forward pass
+_ATTENTION = "_attn_implementation"
+
+
+def observe_layers(module: nn.Module) -> Iterator[Observed]:
+    """Yield which attention the layers call, and whether they recompute their activations.
+
+    Each kind of layer once.
+    """
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    layers = list(module.modules())
+    attentions = [
+        layer
+        for layer in layers
+        if "Attention" in type(layer).__name__
+        and hasattr(getattr(layer, "config", None), _ATTENTION)
+    ]
+    text = getattr(getattr(module, "config", None), "get_text_config", lambda: None)()
+    # A tower on its own, as an engine may have it, takes its own config for that of text; but its
+    # tokens see each other both ways.
+    kinds = [
+        (
+            type(layer).__name__,
+            getattr(layer.config, _ATTENTION),
+            layer.config is text and getattr(layer, "is_causal", True),
+        )
+        for layer in attentions
+    ]
+    for name, value, packable in dict.fromkeys(kinds):
+        ours = value in (DOCUMENT_ATTENTION, ROW_ATTENTION)
+        yield Observed("model.attention", "sdpa" if ours else value, name)
+        # one that ignores documents would have them see each other, without a word
+        if packable:
+            packing = "token_budget" if value == DOCUMENT_ATTENTION else "none"
+            yield Observed("data.packing", packing, name)
+    recomputing = {
+        (type(layer).__name__, bool(layer.gradient_checkpointing)): None
+        for layer in layers
+        if isinstance(layer, GradientCheckpointingLayer)
+    }
+    where = f"{type(module).__name__}, of which no layer can do it,"
+    for name, on in recomputing or [(where, False)]:
+        yield Observed("model.gradient_checkpointing", on, name)
+
+
+def observe_config(config: Any) -> Iterator[Observed]:
+    """Yield the family of a model's config, and its size, where it is one of vtool's."""
+    yield Observed("model.family", config.model_type, "the model's config")
+    text, vision = config.get_text_config(), config.vision_config
+    measured = {name: getattr(text, attribute, None) for name, attribute in _TEXT.items()}
+    measured |= {name: getattr(vision, attribute, None) for name, attribute in _VISION.items()}
+    # where hidden_size is what comes out of the tower
+    measured["vision_hidden"] = getattr(vision, "embed_dim", measured["vision_hidden"])
+    found = {name: value for name, value in measured.items() if value is not None}
+    facts = FAMILIES.get(config.model_type)
+    sizes = (
+        size
+        for size, table in (facts.sizes if facts else {}).items()
+        if all(table.get(name, value) == value for name, value in found.items())
+    )
+    size = next(sizes, f"another size ({found})")
+    yield Observed("model.size", size, "the model's config")
+
+
+def observe_class(module: nn.Module) -> Iterator[Observed]:
+    """Yield the file and the class that a model was built of."""
+    built = class_of(module)
+    file = Path(inspect.getfile(built)).resolve()
+    yield Observed("model.modeling", f"{file}:{built.__name__}", "the model")
+
+
+def observe_adapters(
+    module: Any, component: Callable[[str], str] | None = None, prefix: str = ""
+) -> Iterator[Observed]:
+    """Yield, of each linear layer but the head, whether it has an adapter of peft, and which.
+
+    Args:
+        module: a model, or a module of one.
+        component: returns the component of a layer by its name.
+        prefix: what stands before the module's names in the whole model.
+    """
+    head = module.get_output_embeddings() if hasattr(module, "get_output_embeddings") else None
+    for stem, layer in module.named_modules():
+        name = prefix + stem
+        of = (name, component(name)) if component else (name,)
+        if hasattr(layer, "lora_A"):
+            yield from _adapter(name, layer, of)
+        elif (
+            isinstance(layer, nn.Linear)
+            and layer is not head
+            and not name.endswith(".base_layer")
+            and ".lora_" not in name
+        ):
+            yield Observed("lora.layers", "no adapter", name, of)
+
+
+def _adapter(name: str, layer: Any, of: tuple[str, ...]) -> Iterator[Observed]:
+    for adapter, a in layer.lora_A.items():
+        rank, dropout = a.weight.shape[0], layer.lora_dropout[adapter]
+        probability = dropout.p if isinstance(dropout, nn.Dropout) else 0.0
+        yield Observed("lora.layers", "an adapter", name, of)
+        yield Observed("lora.rank", rank, f"A of {name}")
+        yield Observed("lora.alpha", layer.scaling[adapter] * rank, f"the scaling of {name}")
+        yield Observed("lora.dropout", probability, f"the adapter of {name}")
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return the name by which a recipe writes a dtype."""
+    return str(dtype).removeprefix("torch.")
