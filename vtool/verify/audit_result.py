@@ -4,35 +4,17 @@ from dataclasses import asdict
 from typing import Any
 
 from vtool.config.schema import Data
+from vtool.diagnostics import rules_data
 from vtool.diagnostics.result import Result
 from vtool.verify.rows import Audit
 
-ROW_RULES = (
-    "broken-row",
-    "malformed-messages",
-    "missing-image",
-    "broken-image",
-    "missing-video",
-    "broken-video",
-    "too-many-frames",
-    "video-decoder-missing",
-    "placeholder-mismatch",
-    "image-token-mismatch",
-    "image-in-answer",
-    "ignored-by-template",
-    "no-assistant-turn",
-    "end-token-unsupervised",
-    "unstable-template",
-    "control-token-in-text",
-    "labels-differ-from-answers",
-    "overlong-row",
-    "answer-cut-off",
+ROW_RULES, SPLIT_RULES, HELD_OUT_RULES = (
+    tuple(rule.name for rule in rules_data.RULES if rule.stage == stage)
+    for stage in ("row", "split", "references")
 )
-"""Rules that the audit holds every row to; it reports those that found nothing as passed."""
-SPLIT_RULES = ("too-many-dropped-rows", "no-rows")
-"""Rules about a split, which are checked even where no row of it can be used."""
-HELD_OUT_RULES = ("reference-too-long",)
-"""Rules about the splits that are evaluated on."""
+"""Rules that the audit reports as passed where it found nothing: of every row; of a split, even
+where no row of it can be used; and of the splits that are evaluated on.
+"""
 
 
 def audit_result(subject: str, audit: Audit, settings: Data) -> Result:
