@@ -1,16 +1,18 @@
-"""The audit of a checkpoint folder, beside reading the same files.
+"""Benchmark: the audit of a checkpoint folder, beside reading the same files.
 
 A folder of SIZE GiB of bfloat16 weights in shards of 1 GiB is written, read once so that the page
 cache holds it, and then, ROUNDS times in turn, each in a process of its own:
 
-    readv, 1 thread       every file into one buffer of 8 MiB, with `os.readv`: what the ratios are
-    of readv, 2 threads      the same, each thread its half of the files headers
-    `audit_folder` needs them first: here without the bytes audit
-    `vtool.loading.checkpoint.audit_folder`: headers, index and every value, on two threads audit, 1
-    thread       the same audit, digest         the same with xxh3-128 of every file
-    safetensors           its own load: `safetensors.torch.load_file`, and a clone of each tensor in
-    turn, since mapping alone reads nothing torch.isfinite        `load_file`, and
-    `torch.isfinite(tensor).all()` of each, on two threads
+    readv, 1 thread   every file into one buffer of 8 MiB, with `os.readv`: what the ratios are of
+    readv, 2 threads  the same, each thread its half of the files
+    headers           `audit_folder` needs them first: here without the bytes
+    audit             `vtool.loading.checkpoint.audit_folder`: headers, index and every value, on
+                      two threads
+    audit, 1 thread   the same
+    audit, digest     the same with xxh3-128 of every file
+    safetensors       its own load: `safetensors.torch.load_file`, and a clone of each tensor in
+                      turn, since mapping alone reads nothing
+    torch.isfinite    `load_file`, and `torch.isfinite(tensor).all()` of each, on two threads
 
 Peak memory is the process's largest resident set (VmHWM) less what it was after its imports; pages
 of a mapped file count.
@@ -34,9 +36,7 @@ BUFFER = 8 << 20
 
 
 def write(folder: Path, gibibytes: float) -> None:
-    """Shards of at most 1 GiB as save_pretrained names them, of tensors of 32 MiB, with their
-    index.
-    """
+    """Write an indexed checkpoint of shards of at most 1 GiB, of tensors of 32 MiB."""
     import json
 
     import torch
@@ -127,7 +127,7 @@ def alone(name: str, folder: Path) -> None:
 
 
 def peak() -> int:
-    """KiB. Not `ru_maxrss`, which a process takes over from the one that started it."""
+    """Return the peak in KiB; `ru_maxrss` would include that of the parent process."""
     (line,) = (
         line
         for line in Path("/proc/self/status").read_text().splitlines()

@@ -1,17 +1,19 @@
-"""Every engine against one process in float64, and its time against bare torch on the same two
-processes.
+"""Benchmark: every engine against one process in float64, and its time against bare torch.
+
+Bare torch runs on the same two processes.
 
 All train the same: a tiny Qwen2.5-VL from one folder of weights, rows with and without images and
 of unequal lengths, steps of 8 rows in micro-batches of 3.
 
-    gradient          of step 1, ‖Δ‖ / ‖g‖ over all tensors, against ddp × 1 in float64 loss, norm
-    over 5 steps, the largest relative difference weights           after 5 steps of AdamW, the
-    largest difference of an element bf16 loss, norm   of step 1 in bfloat16, relative to the same
-    engine in float32 bf16 changed      elements that 20 steps at 1e-5 have changed in bfloat16,
-    over those in float32 time              of a step of the recipe `digits`: CPU time of both
-    processes over that of torch's DistributedDataParallel, with the
-                      same batches and optimizer in the same processes; they take turns, and this is
-                      the median of rounds (its quartiles)
+    gradient         of step 1, ‖Δ‖ / ‖g‖ over all tensors, against ddp × 1 in float64
+    loss, norm       over 5 steps, the largest relative difference
+    weights          after 5 steps of AdamW, the largest difference of an element
+    bf16 loss, norm  of step 1 in bfloat16, relative to the same engine in float32
+    bf16 changed     elements that 20 steps at 1e-5 have changed in bfloat16, over those in float32
+    time             of a step of the recipe `digits`: CPU time of both processes over that of
+                     torch's DistributedDataParallel, with the same batches and optimizer in the
+                     same processes; they take turns, and this is the median of rounds (its
+                     quartiles)
 
     python -m benchmarks.engines [--time]     --time: the last column alone
 """
@@ -109,7 +111,7 @@ def main() -> None:
 
 @contextlib.contextmanager
 def silent() -> Iterator[None]:
-    """Nothing of what runs and their ranks print, unless they fail: then all of it."""
+    """Silence what runs and their ranks print, unless they fail: then print all of it."""
     sys.stdout.flush()
     kept = [os.dup(descriptor) for descriptor in (1, 2)]
     with tempfile.TemporaryFile() as said:
@@ -128,7 +130,7 @@ def silent() -> Iterator[None]:
 
 
 def parity(folder: Path) -> dict[str, list[str]]:
-    """For each engine, what its columns say."""
+    """Return the columns of each engine."""
     base_model(folder)
     model = folder / "model"
     runs: dict[str, Request] = {}
@@ -162,7 +164,7 @@ def cells(reference: Trace, ours: Trace, exact: Trace, rounded: Trace) -> list[s
 
 
 def timed(name: str, folder: Path) -> tuple[float, str]:
-    """The ratio of CPU times, and its quartiles."""
+    """Return the ratio of CPU times, and its quartiles."""
     ratios = run_ranks(
         _turns, 2, request("digits", *TIMED, f"run.dir={folder / 'timed'}", *ENGINES[name])
     )[0]

@@ -1,4 +1,4 @@
-"""Prints how long the check of a dozen classes of vLLM takes, as a multiple of importing vLLM once.
+"""Benchmark: checking a dozen classes of vLLM, as a multiple of importing vLLM once.
 
 Needs `make vllm-env`.
 """
@@ -34,7 +34,7 @@ REQUEST = Request(
 
 
 def main() -> None:
-    """Entry point."""
+    """Print the ratio."""
     if not VLLM_PYTHON.exists():
         print("load-check of vLLM: not run, for there is no .vllm-venv (make vllm-env)")
         return
@@ -42,7 +42,7 @@ def main() -> None:
 
 
 def measured(python: str) -> str:
-    """The line to print: a ratio within one run, for seconds are the machine's."""
+    """Return the line to print: a ratio within one run, since seconds are the machine's."""
     imported, started, judged, peak = 0.0, 0.0, 0, 0
     for event in probe_events(python, REQUEST):
         if isinstance(event, Ready):

@@ -1,18 +1,18 @@
-"""What the training loop costs over a bare loop, and beside Hugging Face's Trainer and TRL's
-SFTTrainer.
+"""Benchmark: the cost of the training loop over a bare loop, beside HF Trainer and TRL.
 
 All train the recipe `digits`: the same initial weights, the same rows in the same order, the same
 fused AdamW with the same parameter groups, learning rates and clipping, 32 rows a step in one
 micro-batch.
 
-    bare            forward, vtool's summed NLL divided by the supervised tokens, backward, clip,
-    step, on batches made beforehand
-    bare, again     the same: the difference between the two is the measurement's own error bare, HF
-    loss   the same with `model(**inputs, labels=labels).loss`: logits at every position, not only
-    where there is a target vtool           `vtool.training.loop.train_loop` on a real session: batches
-    collated from encoded rows, metrics.jsonl written, display silent Trainer, TRL    their own
-    loops, loss and gradient norm reported for each step, nothing saved; batches collated by vtool's
-    `collate`
+    bare           forward, vtool's summed NLL divided by the supervised tokens, backward, clip,
+                   step, on batches made beforehand
+    bare, again    the same: the difference between the two is the measurement's own error
+    bare, HF loss  the same with `model(**inputs, labels=labels).loss`: logits at every position,
+                   not only where there is a target
+    vtool          `vtool.training.loop.train_loop` on a real session: batches collated from encoded
+                   rows, metrics.jsonl written, display silent
+    Trainer, TRL   their own loops, loss and gradient norm reported for each step, nothing saved;
+                   batches collated by vtool's `collate`
 
 First, loss and gradient norm of step 1 must agree to 1e-5, or nothing is timed. Then, in one
 process with one thread, they take turns of TURN steps, in an order that rotates, and each turn is
@@ -20,9 +20,11 @@ timed by `time.process_time`. A ratio is the median over rounds of a turn's time
 the two bare loops' in the same round; in brackets, its quartiles. All of them have memory kept for
 them by `keep_freed_memory`, as a run of vtool has.
 
-    python -m benchmarks.loop [--rounds N] python -m benchmarks.loop --alone Trainer [--trim]    one
-    of them in a process of its own: time and page faults of a step;
-                                                          --trim: without `keep_freed_memory`
+    python -m benchmarks.loop [--rounds N]
+    python -m benchmarks.loop --alone Trainer [--trim]
+
+With --alone, one of them runs in a process of its own, and prints time and page faults of a step;
+with --trim, it runs without `keep_freed_memory`.
 """
 
 import os
@@ -135,7 +137,7 @@ class Reporting(TrainerCallback):  # type: ignore[misc]
 
 
 class Work:
-    """What every contender trains: the real session of a run of `digits`, and its rows by step."""
+    """The work of every contender: the real session of a run of `digits`, and its rows by step."""
 
     def __init__(self, opened: Session, progress: Progress, steps: int) -> None:
         self.session, self.progress = opened, progress
@@ -151,7 +153,7 @@ class Work:
         return collate([encoded.sample(row) for row in rows], encoded.processor)
 
     def labelled(self, rows: Sequence[int]) -> dict[str, torch.Tensor]:
-        """The same batch as transformers' own loss wants it, with labels at every position."""
+        """Return the batch with labels at every position, as transformers' own loss needs it."""
         inputs = self.batch(rows).inputs
         labels = torch.full_like(inputs["input_ids"], IGNORED)
         for place, row in enumerate(rows):

@@ -1,5 +1,4 @@
-"""Attention masks made at once, beside plain loops that make the same, and the memory that they
-take at 32768 tokens.
+"""Benchmark: attention masks beside plain loops that make the same, and their memory.
 
 Each form of `vtool.models.masks`, from lengths to what its consumer is handed. Of the loops, one
 goes from token to token and writes what each of them may see, the other from row to row, or from
@@ -53,7 +52,7 @@ class Form:
     by_token: Callable[[Sequence[int]], Any]
     by_row: Callable[[Sequence[int]], Any] | None
     packed: bool
-    """Whether the lengths are of documents in one row."""
+    """True where the lengths are of documents in one row."""
 
 
 def rows_by_token(lengths: Sequence[int], seen: bool = True) -> Tensor:
@@ -94,7 +93,7 @@ def documents_by_document(lengths: Sequence[int], seen: bool = True) -> Tensor:
 
 
 def places(lengths: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Where each document begins, and how long it is."""
+    """Return where each document begins, and how long it is."""
     start = 0
     for length in lengths:
         yield start, length
@@ -168,13 +167,13 @@ FORMS = {
 
 
 def lengths_of(packed: bool) -> list[int]:
-    """16 rows, or 64 documents, of log-normal lengths up to 500: most are short."""
+    """Return log-normal lengths up to 500 of 16 rows or 64 documents: most are short."""
     drawn = np.random.RandomState(7).lognormal(4.0, 0.9, 64 if packed else 16)
     return [int(length) for length in np.clip(drawn, 4, 500)]
 
 
 def cpu(work: Callable[[Sequence[int]], Any], lengths: Sequence[int]) -> float:
-    """CPU seconds of a call, from as many as take a millisecond."""
+    """Return the CPU seconds of a call, from as many as take a millisecond."""
     calls, began = 0, time.process_time()
     while (taken := time.process_time() - began) < 1e-3 or not calls:
         work(lengths)
@@ -211,9 +210,9 @@ def compare(name: str, form: Form) -> None:
 
 
 class Largest(TorchDispatchMode):
-    """The most elements of any tensor that is made, by kind.
+    """Records the most elements of any tensor that is made, by kind.
 
-    A view of another one counts as its own size.
+    A view of another tensor counts as its own size.
     """
 
     def __init__(self) -> None:
@@ -231,7 +230,7 @@ class Largest(TorchDispatchMode):
 
 
 def peak(name: str, tokens: int) -> None:
-    """In this process, which has made nothing before."""
+    """Return the peak of this process, which has made nothing before."""
     form = FORMS[name]
     lengths = [tokens // DOCUMENTS] * DOCUMENTS if form.packed else [tokens]
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -1,7 +1,9 @@
-"""The demo's peak memory: the largest resident set of `vtool train sft digits`, as the kernel
-counts it, evaluation and export included.
+"""Benchmark: the demo's peak memory.
 
-python -m benchmarks.memory
+The largest resident set of `vtool train sft digits`, as the kernel counts it, evaluation and export
+included.
+
+    python -m benchmarks.memory
 """
 
 import resource

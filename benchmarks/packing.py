@@ -1,14 +1,15 @@
-"""Packing beside padding: supervised tokens a second of one process, forwards and backwards, on
-rows of unequal lengths.
+"""Benchmark: packing beside padding, in supervised tokens a second.
+
+One process, forwards and backwards, on rows of unequal lengths.
 
 ROWS chats, every other one with an image, of lengths that are log-normal (most short, a few long),
 uniform, or all the same; a language model of 4 layers of 256 features. Each way computes the same Σ
 NLL, which is checked. CPU time, in turn, ROUNDS times; medians.
 
-    padded                 all rows in one batch, as long as the longest
-    padded, 8 rows         micro-batches of 8 rows as they come
-    padded, 8 by length    the same, sorted by length first
-    packed                 rows of at most 512, or 2048 tokens: `data.packing=token_budget`
+    padded               all rows in one batch, as long as the longest
+    padded, 8 rows       micro-batches of 8 rows as they come
+    padded, 8 by length  the same, sorted by length first
+    packed               rows of at most 512, or 2048 tokens: `data.packing=token_budget`
 
     python -m benchmarks.packing [--rows N]
 """
@@ -77,7 +78,7 @@ def model() -> Any:
 
 
 def run(made: Any, batches: Sequence[Batch]) -> tuple[float, float]:
-    """CPU seconds, and the Σ NLL."""
+    """Return CPU seconds, and the Σ NLL."""
     made.zero_grad(set_to_none=True)
     began, total = time.process_time(), 0.0
     for batch in batches:

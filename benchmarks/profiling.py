@@ -1,22 +1,24 @@
-"""What the profiler costs where it does not record: off, before its interval, and after it.
+"""Benchmark: the cost of the profiler while it does not record.
 
-    without     the loop's body as it would be without a profiler: the step, metrics.jsonl, the
-    display off         `vtool.training.loop.train_loop` with profiler.tool=none before      the same
-    with profiler=torch, and the interval still to come after       the same, the interval over and
-    its trace written recording   inside the interval, for comparison
+It is off, before its interval, or after it.
+
+    without    the loop's body as it would be without a profiler: the step, metrics.jsonl, the
+               display
+    off        `vtool.training.loop.train_loop` with profiler.tool=none
+    before     the same with profiler=torch, and the interval still to come
+    after      the same, the interval over and its trace written
+    recording  inside the interval, for comparison
 
 All train the recipe `digits` in one process with one thread, on one session that goes on. Others
 may use the machine, so there are two measurements:
 
-    in pairs    a step of `without` and a step of the other, in an order drawn by chance, each by
-    `time.thread_time`: what disturbs one
-                mostly disturbs both. The median over the pairs' ratios, and in brackets its 95 %
-                interval (bootstrap). `without` against
-                itself is measured the same way: a cost that is smaller than its interval has not
-                been seen.
-    directly    all calls to the profiler that one step makes while it is off, 10 000 times, over
-    the median step. No noise of
-                the step is in it; what such calls do to caches is not, either.
+    in pairs  a step of `without` and a step of the other, in an order drawn by chance, each by
+              `time.thread_time`: what disturbs one mostly disturbs both. The median over the pairs'
+              ratios, and in brackets its 95 % interval (bootstrap). `without` against itself is
+              measured the same way: a cost that is smaller than its interval has not been seen.
+    directly  all calls to the profiler that one step makes while it is off, 10 000 times, over the
+              median step. No noise of the step is in it; what such calls do to caches is not,
+              either.
 
     python -m benchmarks.profiling [--pairs N]
 """
@@ -58,19 +60,19 @@ from vtool.training.tracking import Trackers
 
 TURN = 1
 RECORDED = 5
-MARKS = 8
-"""Parts of a step of one micro-batch that are marked, and the step itself."""
+SPANS = 8
+"""The spans of a step of one micro-batch, and the step itself."""
 
 
 class Unsaved(Writer):
-    """Keeps nothing: a turn's end is no end of a run."""
+    """A run folder that keeps nothing: a turn's end is no end of a run."""
 
     def save(self, snapshot: Snapshot) -> None:
         pass
 
 
 class Timed(Display):
-    """Knows when a step was last shown: what a turn's end does besides is no part of it."""
+    """A display that knows when a step was last shown, for the time of a turn."""
 
     shown = 0.0
 
@@ -175,12 +177,12 @@ def main() -> None:
 
 
 def _direct(off: Profiler) -> float:
-    """Seconds of all the calls that a step makes to a profiler that is off."""
+    """Return the seconds of all the calls that a step makes to a profiler that is off."""
     metrics: dict[str, Any] = {}
 
     def step() -> None:
         span = off.begin(1)
-        for _ in range(MARKS):
+        for _ in range(SPANS):
             with span("forward"):
                 pass
         off.end(metrics)
@@ -189,7 +191,7 @@ def _direct(off: Profiler) -> float:
 
 
 def _profiled(turns: Turns, folder: Path, first: int) -> Callable[[], float]:
-    """Turns with an interval that begins with step `first`."""
+    """Return turns with an interval that begins with step `first`."""
     interval = f"profiler.profile_interval=[{first},{first + 2}]"
     run = request(
         "digits", "profiler=torch", interval, "profiler.warmup=0", "train.steps=9999999"
@@ -203,7 +205,7 @@ def _profiled(turns: Turns, folder: Path, first: int) -> Callable[[], float]:
 
 
 def _recording(turns: Turns, folder: Path) -> float:
-    """Seconds of CPU of a step that is recorded, the trace's export left out."""
+    """Return the CPU seconds of a step that is recorded, without the trace's export."""
     step = turns.progress.step
     interval = f"profiler.profile_interval=[{step + 2},{step + RECORDED + 1}]"
     run = request("digits", "profiler=torch", interval).run
@@ -230,7 +232,7 @@ def _print(
         )
     print(f"{'recording':15} {recording / base - 1:+6.1%}")
     print(
-        f"all calls to a profiler that is off, {MARKS} marks among them: {1e6 * direct:.2f} µs a"
+        f"all calls to a profiler that is off, {SPANS} spans among them: {1e6 * direct:.2f} µs a"
         f" step, {direct / base:.4%} of it"
     )
 

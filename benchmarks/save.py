@@ -1,5 +1,6 @@
-"""How long a run stands still for a checkpoint, `checkpoint.asynchronous` or not, and what that
-costs the steps beside it.
+"""Benchmark: how long a run stops for a checkpoint, asynchronous or not.
+
+It measures `checkpoint.asynchronous` and its absence, and the cost to the steps beside a save.
 
 Weights and both running means of a quarter of SIZE million parameters each, so 12 bytes a
 parameter, are saved ROUNDS times, in turn each way; between two saves a matrix product stands for
@@ -22,7 +23,7 @@ ROUNDS = 3
 
 
 def snapshot(step: int, millions: int) -> Snapshot:
-    """Tensors of 4 million parameters."""
+    """Return tensors of 4 million parameters."""
     names = [f"layers.{number}.weight" for number in range(max(1, millions // 4))]
     state = {
         f"{name}.{mean}": torch.randn(2000, 2000)
@@ -39,7 +40,7 @@ def snapshot(step: int, millions: int) -> Snapshot:
 
 
 def steps(seconds: float) -> int:
-    """Products in so long a time."""
+    """Return the number of matrix products in so long a time."""
     matrix, count, end = torch.randn(512, 512), 0, time.perf_counter() + seconds
     while time.perf_counter() < end:
         matrix @ matrix

@@ -1,5 +1,6 @@
-"""How long `vtool` takes to answer where nothing is trained: CPU and wall milliseconds of a whole
-process, median of RUNS.
+"""Benchmark: how long `vtool` takes to answer where nothing is trained.
+
+CPU and wall milliseconds of a whole process, median of RUNS.
 
 Python's own start is measured beside it, in turn with the others. What builds live objects, and so
 imports torch and transformers, is run LIVE_RUNS times.
@@ -27,7 +28,7 @@ LIVE |= {
 
 
 def measure(command: list[str]) -> tuple[float, float]:
-    """CPU and wall milliseconds of one process."""
+    """Return CPU and wall milliseconds of one process."""
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     wall, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -29,22 +29,30 @@ MEASURE = """<script>addEventListener("load", () => {
   for (const details of seen("details")) details.open = OPEN;
   const root = document.documentElement;
   const measured = {
-    window: innerWidth, page: Math.max(root.scrollWidth, document.body.scrollWidth),
+    window: innerWidth,
+    page: Math.max(root.scrollWidth, document.body.scrollWidth),
     charts: seen("figure svg").map((svg) => Math.round(svg.getBoundingClientRect().width)),
-    line: getComputedStyle(document.querySelector("figure svg path[style*='--run-0']") ?? root).stroke,
-    broken: seen("img").filter((image) => image.complete && !image.naturalWidth).length, images: seen("img").length,
-    wide: seen("main *").filter((item) => !item.closest(".scroll, svg") && item.getBoundingClientRect().right > innerWidth + 1)
+    line: getComputedStyle(
+      document.querySelector("figure svg path[style*='--run-0']") ?? root).stroke,
+    broken: seen("img").filter((image) => image.complete && !image.naturalWidth).length,
+    images: seen("img").length,
+    wide: seen("main *").filter((item) => !item.closest(".scroll, svg"))
+      .filter((item) => item.getBoundingClientRect().right > innerWidth + 1)
       .map((item) => item.outerHTML.slice(0, 80)),
   };
   parent.postMessage(JSON.stringify(measured), "*");
 });</script></body>"""
 # A window of Chromium is at least 500 pixels wide, so the page is held in a frame.
-FRAME = """<!DOCTYPE html><title>measured</title><iframe src="asking.html" style="border:0;width:WIDTHpx;height:900px"></iframe><script>
-addEventListener("message", (message) => { document.body.replaceChildren(message.data); document.title = "done"; });</script>"""
+FRAME = """<!DOCTYPE html><title>measured</title>
+<iframe src="asking.html" style="border:0;width:WIDTHpx;height:900px"></iframe><script>
+addEventListener("message", (message) => {
+  document.body.replaceChildren(message.data);
+  document.title = "done";
+});</script>"""
 
 
 def measure(page: Path, profile: Path, width: int, is_open: bool) -> dict[str, Any]:
-    """What the browser makes of the page, asked by a script that its policy lets run for this once."""
+    """Return what a browser measures of the page, by a script that its policy lets run once."""
     if BROWSER is None:
         pytest.skip("not run: there is no Chromium here, so nobody looked at the page in a browser")
     text = page.read_text(encoding="utf-8").replace(
@@ -89,4 +97,4 @@ def test_the_page_fits_its_window(
     assert all(250 < chart < 500 for chart in seen["charts"])
     assert seen["images"] > 0
     assert seen["broken"] == 0
-    assert seen["line"].startswith("rgb("), "the charts take their colours from the page"
+    assert seen["line"].startswith("rgb("), "the charts take their colors from the page"

@@ -1,4 +1,4 @@
-"""What all commands share: findings become printed lines and an exit status."""
+"""The printing of findings and results, and the exit status that all commands share."""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -60,3 +60,9 @@ def print_and_exit(
 
     print_results(results, command, format, stream)
     raise typer.Exit(exit_code(results))
+
+
+def quoted(text: str) -> str:
+    """Quote a text, so that the grammar of overrides takes it as one value."""
+    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"

@@ -60,6 +60,8 @@ def not_run(subject: str, only: Sequence[str], why: str) -> "Result":
 
 def print_proofs(proved: "ProofReport") -> None:
     """Print a table of what was measured, and what rounding allows."""
+    from vtool.report.words import difference
+
     rows = ", ".join(proved.rows)
     typer.echo(f"proofs: {proved.model}, on {len(proved.rows)} rows of data.train: {rows}")
     for change in proved.changes:
@@ -67,15 +69,11 @@ def print_proofs(proved: "ProofReport") -> None:
     width = max(len(proof.rule) for proof in proved.proofs)
     typer.echo(f"  {'':8}  {'':{width}}  measured  rounding  compared")
     for proof in proved.proofs:
-        measured, allowed = _figure(proof.measured, "0"), _figure(proof.tolerance, "none")
+        measured, allowed = difference(proof.measured, "0"), difference(proof.tolerance, "none")
         typer.echo(
             f"  {proof.state.replace('-', ' '):8}  {proof.rule:{width}}  {measured:>8}"
             f"  {allowed:>8}  {proof.reason or proof.what}"
         )
-
-
-def _figure(value: float | None, zero: str) -> str:
-    return "" if value is None else f"{value:.1e}" if value else zero
 
 
 def preflight(run: "Run") -> "ProofReport | str":

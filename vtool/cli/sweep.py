@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
+from vtool.cli.common import quoted
 from vtool.config.load import Loaded, load_run
 from vtool.config.sweep import Job, expand
 from vtool.diagnostics import Diagnostic, Findings
@@ -34,7 +35,7 @@ class EndedRun:
 
     planned: PlannedRun
     status: str
-    """How it ended, in words."""
+    """The way it ended, in words."""
     code: int | None
     """The exit status of its process; None where it was not started."""
 
@@ -102,16 +103,11 @@ def _name_run(job: Job, loaded: Loaded) -> PlannedRun:
     if not job.suffix or swept & {"run.name", "run.dir"}:
         return PlannedRun(job, job.overrides, run.folder)
     name = f"{name}-{job.suffix}"
-    more = [_quoted_override("run.name", name)]
+    more = [f"run.name={quoted(name)}"]
     if given is not None:
         given = str(Path(given) / job.suffix)
-        more.append(_quoted_override("run.dir", given))
+        more.append(f"run.dir={quoted(given)}")
     return PlannedRun(job, (*job.overrides, *more), Path(given or f"runs/{name}"))
-
-
-def _quoted_override(key: str, text: str) -> str:
-    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
-    return f"{key}='{escaped}'"
 
 
 def _train(

@@ -62,7 +62,7 @@ def verify(
 
     Of a recipe, prove its numbers too, on a tiny model.
     """
-    from vtool.cli.common import exit_on_findings, print_and_exit
+    from vtool.cli.common import exit_on_findings, print_and_exit, quoted
     from vtool.cli.proofs import parse_proof_names
     from vtool.config.load import load_run
     from vtool.diagnostics.render import MACHINE
@@ -76,7 +76,7 @@ def verify(
             )
             recipe, settings = subject, overrides or []
             if rows_only:
-                source = f"data.train=[{{format:messages,path:{_quoted(subject)}}}]"
+                source = f"data.train=[{{format:messages,path:{quoted(subject)}}}]"
                 recipe, settings = ROWS_RECIPE, [source, *settings]
             run = load_run(recipe, settings).run
             from vtool.verify.rows import audit_rows
@@ -222,8 +222,3 @@ def _print_spans(audit: "Audit") -> None:
             typer.echo(
                 f"    {row:<{wide}}  {tokens:>6}  {f'[{span.start}, {span.end})':<12}  {text}"
             )
-
-
-def _quoted(path: str) -> str:
-    """Quote a path, so that the grammar of overrides takes it as one value."""
-    return "'" + path.replace("\\", "\\\\").replace("'", "\\'") + "'"

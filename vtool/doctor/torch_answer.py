@@ -36,7 +36,7 @@ class TorchAnswer:
     """The outcome of importing torch."""
 
     version: str | None = None
-    """None where it could not be imported."""
+    """The version of torch; None where it could not be imported."""
     cuda: tuple[str, ...] = ()
     """The names of the CUDA devices that torch finds."""
     npu: tuple[str, ...] = ()

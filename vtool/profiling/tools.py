@@ -103,37 +103,28 @@ def actions(settings: Settings, kinds: Any) -> Callable[[int], Any]:
     return action
 
 
-def begin_at(profile: Any, step: int) -> None:
-    """Have a profile count steps as the run does, also in a resumed run: its trace names them."""
-    profile.step_num = step
-    profile.current_action = profile.schedule(step)
-
-
 @dataclass(slots=True)
-class TorchTool:
-    """torch.profiler: the CPU and, on CUDA, the device's kernels."""
+class ScheduledProfile:
+    """The part that torch's profiler and torch_npu's have in common."""
 
     settings: Settings
-    device: torch.device
-    profile: Any = None
-    ready: bool = False
+    profile: Any = field(default=None, init=False)
+
+    def make_profile(self, **record: Any) -> Any:
+        """Make the profile, which is given what to record of each operation."""
+        raise NotImplementedError
 
     def start(self, step: int) -> None:
-        given = self.settings.record
-        activities = [
-            ProfilerActivity.CPU,
-            *([ProfilerActivity.CUDA] if self.device.type == "cuda" else []),
-        ]
-        self.profile = torch.profiler.profile(
-            activities=activities,
-            schedule=actions(self.settings, ProfilerAction),
-            on_trace_ready=self._ready,
-            record_shapes=given.shapes,
-            profile_memory=given.memory,
-            with_stack=given.stacks,
-            with_flops=given.flops,
+        record = self.settings.record
+        self.profile = self.make_profile(
+            record_shapes=record.shapes,
+            profile_memory=record.memory,
+            with_stack=record.stacks,
+            with_flops=record.flops,
         )
-        begin_at(self.profile, step)
+        # It counts steps as the run does, also in a resumed run: its trace names them.
+        self.profile.step_num = step
+        self.profile.current_action = self.profile.schedule(step)
         self.profile.start()
 
     def step(self, ended: int) -> None:
@@ -141,6 +132,23 @@ class TorchTool:
 
     def stop(self) -> None:
         self.profile.stop()
+
+
+@dataclass(slots=True)
+class TorchTool(ScheduledProfile):
+    """torch.profiler: the CPU and, on CUDA, the device's kernels."""
+
+    device: torch.device
+    ready: bool = field(default=False, init=False)
+
+    def make_profile(self, **record: Any) -> Any:
+        on_cuda = [ProfilerActivity.CUDA] if self.device.type == "cuda" else []
+        return torch.profiler.profile(
+            activities=[ProfilerActivity.CPU, *on_cuda],
+            schedule=actions(self.settings, ProfilerAction),
+            on_trace_ready=self._ready,
+            **record,
+        )
 
     def write(self, stem: Path, steps: Sequence[int]) -> Recording:
         if not self.ready:
@@ -272,45 +280,32 @@ def check_table(path: Path) -> str | None:
 
 
 @dataclass(slots=True)
-class NpuTool:
+class NpuTool(ScheduledProfile):
     """torch_npu.profiler.
 
     It catches its own errors and goes on: only its files show whether it worked.
     """
 
-    settings: Settings
     folder: Path
     rank: int
-    profile: Any = None
 
-    def start(self, step: int) -> None:
-        npu, given, own = npu_profiler(), self.settings.record, self.settings.npu
+    def make_profile(self, **record: Any) -> Any:
+        npu, own = npu_profiler(), self.settings.npu
         config = npu._ExperimentalConfig(
             profiler_level=getattr(npu.ProfilerLevel, own.level.replace("level", "Level")),
             aic_metrics=getattr(npu.AiCMetrics, own.aic_metrics or "AiCoreNone"),
             mstx=True,  # the spans
             export_type=getattr(npu.ExportType, own.export_type.capitalize()),
         )
-        self.profile = npu.profile(
+        return npu.profile(
             activities=[npu.ProfilerActivity.CPU, npu.ProfilerActivity.NPU],
             schedule=actions(self.settings, npu.ProfilerAction),
             on_trace_ready=npu.tensorboard_trace_handler(
                 str(self.folder), f"rank-{self.rank}", own.analysis
             ),
-            record_shapes=given.shapes,
-            profile_memory=given.memory,
-            with_stack=given.stacks,
-            with_flops=given.flops,
             experimental_config=config,
+            **record,
         )
-        begin_at(self.profile, step)
-        self.profile.start()
-
-    def step(self, ended: int) -> None:
-        self.profile.step()
-
-    def stop(self) -> None:
-        self.profile.stop()
 
     def write(self, stem: Path, steps: Sequence[int]) -> Recording:
         found = sorted(
@@ -333,21 +328,13 @@ class NpuTool:
             )
         if not self.settings.npu.analysis:
             return None
-        wanted = (
-            "trace_view.json"
-            if self.settings.npu.export_type == "text"
-            else "ascend_pytorch_profiler*.db"
-        )
-        made = [
-            file for file in path.glob(f"ASCEND_PROFILER_OUTPUT/{wanted}") if file.stat().st_size
-        ]
+        as_text = self.settings.npu.export_type == "text"
+        pattern = "trace_view.json" if as_text else "ascend_pytorch_profiler*.db"
+        if any(file.stat().st_size for file in path.glob(f"ASCEND_PROFILER_OUTPUT/{pattern}")):
+            return None
         return (
-            None
-            if made
-            else (
-                f"its analysis has made no ASCEND_PROFILER_OUTPUT/{wanted};"
-                " `torch_npu.profiler.analyse` makes it again"
-            )
+            f"its analysis has made no ASCEND_PROFILER_OUTPUT/{pattern};"
+            " `torch_npu.profiler.analyse` makes it again"
         )
 
 

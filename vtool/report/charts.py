@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 _WIDTH, _HEIGHT = 400, 210
 _BUCKETS = 250
 _LOG_FROM = 30.0
-# Dashes tell runs apart where colours cannot: for the colour-blind, in grey print, and where
-# colours come round again.
-_RUN_COLOURS = 6
+# Dashes tell runs apart where colors cannot: for the color-blind, in gray print, and where
+# colors come round again.
+_RUN_COLORS = 6
 _DASHES = ((), (5, 1.5), (1.5, 1.5), (7, 1.5, 1.5, 1.5), (10, 3), (3, 3), (1, 4))
 _INK, _RULE = "#a00001", "#a00002"
-_RUNS = tuple(f"#b0000{index}" for index in range(_RUN_COLOURS))
+_RUNS = tuple(f"#b0000{index}" for index in range(_RUN_COLORS))
 _STAND_INS = {_INK: "var(--ink-2)", _RULE: "var(--rule)"} | {
     stand_in: f"var(--run-{index})" for index, stand_in in enumerate(_RUNS)
 }
@@ -63,35 +63,27 @@ class _Plan:
     """The setting whose value is a line in the chart."""
 
 
-def _of_steps(field: str) -> Callable[[RunFiles], Points]:
+def _series(records: Literal["steps", "evaluations"], field: str) -> Callable[[RunFiles], Points]:
     def read(run: RunFiles) -> Points:
-        rows = [
-            (step.step, value) for step in run.steps if (value := getattr(step, field)) is not None
-        ]
-        return [x for x, _ in rows], [y for _, y in rows]
-
-    return read
-
-
-def _of_evaluations(field: str) -> Callable[[RunFiles], Points]:
-    def read(run: RunFiles) -> Points:
-        rows = [
-            (row.step, value)
-            for row in run.evaluations
-            if (value := getattr(row, field)) is not None
-        ]
-        return [x for x, _ in rows], [y for _, y in rows]
+        known = [row for row in getattr(run, records) if getattr(row, field) is not None]
+        return [row.step for row in known], [getattr(row, field) for row in known]
 
     return read
 
 
 _PLANS = (
-    _Plan("Training loss", "nats per supervised token", _of_steps("loss"), number, "noisy"),
-    _Plan("Validation NLL", "nats per supervised token", _of_evaluations("nll"), number, "points"),
+    _Plan("Training loss", "nats per supervised token", _series("steps", "loss"), number, "noisy"),
+    _Plan(
+        "Validation NLL",
+        "nats per supervised token",
+        _series("evaluations", "nll"),
+        number,
+        "points",
+    ),
     _Plan(
         "Validation exact match",
         "share of rows",
-        _of_evaluations("exact_match"),
+        _series("evaluations", "exact_match"),
         percent,
         "points",
         can_be_log=False,
@@ -99,12 +91,12 @@ _PLANS = (
     _Plan(
         "Gradient norm",
         "before clipping",
-        _of_steps("grad_norm"),
+        _series("steps", "grad_norm"),
         number,
         "noisy",
         limit="optim.clip_norm",
     ),
-    _Plan("Learning rate", "", _of_steps("lr"), number, "line", "peak", can_be_log=False),
+    _Plan("Learning rate", "", _series("steps", "lr"), number, "line", "peak", can_be_log=False),
     _Plan(
         "Throughput",
         "tokens per second",
@@ -121,17 +113,14 @@ def swatches(count: int) -> list[tuple[str, str]]:
     """Return the color and the `stroke-dasharray` of each run, for the legend."""
     dashes = [" ".join(str(2 * part) for part in dash) for dash in _DASHES]
     return [
-        (f"var(--run-{index % _RUN_COLOURS})", dashes[index % len(dashes)])
-        for index in range(count)
+        (f"var(--run-{index % _RUN_COLORS})", dashes[index % len(dashes)]) for index in range(count)
     ]
 
 
 def charts(runs: Sequence[RunFiles]) -> list[Chart]:
     """Return all charts, the runs laid over each other in the order given."""
-    positions = [row.step for run in runs for row in run.steps] + [
-        row.step for run in runs for row in run.evaluations
-    ]
-    last = max(positions, default=1)
+    rows = (rows for run in runs for rows in (run.steps, run.evaluations))
+    last = max((row.step for records in rows for row in records), default=1)
     return [_chart(plan, runs, last) for plan in _PLANS]
 
 
@@ -139,14 +128,8 @@ def _chart(plan: _Plan, runs: Sequence[RunFiles], last_step: int) -> Chart:
     curves = [_finite(plan.read(run)) for run in runs]
     if not any(xs for xs, _ in curves):
         source = "evaluation" if plan.style == "points" else "step"
-        return Chart(
-            plan.title,
-            plan.unit,
-            None,
-            "",
-            "",
-            f"Not measured: metrics.jsonl has no {source} with it.",
-        )
+        note = f"Not measured: metrics.jsonl has no {source} with it."
+        return Chart(plan.title, plan.unit, svg=None, kind="", value="", note=note)
     notes = []
     limit = _limit(plan, runs)
     if limit is not None and len(runs) == 1:
@@ -216,15 +199,15 @@ def _draw(
         )
         drawn: list[float] = []
         for index, (xs, ys) in enumerate(curves):
-            colour, dash = _RUNS[index % _RUN_COLOURS], _DASHES[index % len(_DASHES)]
+            color, dash = _RUNS[index % _RUN_COLORS], _DASHES[index % len(_DASHES)]
             if plan.style == "noisy" and len(curves) == 1:
-                axes.plot(*thin(xs, ys, _BUCKETS), color=colour, linewidth=0.8, alpha=0.3)
+                axes.plot(*thin(xs, ys, _BUCKETS), color=color, linewidth=0.8, alpha=0.3)
             strong = smooth(ys, _span(ys)) if plan.style == "noisy" else list(ys)
             drawn += strong
             marker = "o" if plan.style == "points" or len(xs) == 1 else ""
             line = axes.plot(
                 *thin(xs, strong, _BUCKETS),
-                color=colour,
+                color=color,
                 linewidth=1.7,
                 linestyle=(0, dash or None),
                 zorder=3,

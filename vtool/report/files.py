@@ -1,10 +1,42 @@
-"""The writing of a page."""
+"""The template and the file of a page."""
 
 import os
+import re
 from pathlib import Path
 
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
+from markupsafe import Markup
 
-def put(page: str, output: Path) -> Path:
+from vtool.report.words import number, percent, plural
+
+
+def load_template(name: str, *folders: Path) -> Template:
+    """Return the template `name` of the first folder that has it.
+
+    Values are escaped: a model's answer, or the name of a tensor, may be HTML.
+    """
+    environment = Environment(
+        loader=FileSystemLoader(folders),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "number": number,
+        "percent": percent,
+        "plural": plural,
+        "breakable": _breakable,
+    }
+    return environment.get_template(name)
+
+
+def _breakable(text: str) -> Markup:
+    """Let a long name break behind a dot, rather than before the comma that follows it."""
+    return Markup("<wbr>").join(re.split(r"(?<=\w[._/])(?=\w)", text))
+
+
+def write_page(page: str, output: Path) -> Path:
     """Write a page to `output`, and return `output`.
 
     Raises:

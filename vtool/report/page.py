@@ -4,20 +4,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from vtool import __version__
 from vtool.report import comparison, views
 from vtool.report.answers import disagreement, sheet
 from vtool.report.charts import charts, swatches
-from vtool.report.files import put
+from vtool.report.files import load_template, write_page
 from vtool.report.images import Pictures
 from vtool.report.profile import read_profile
 from vtool.report.proofs import read_proofs
 from vtool.report.run_files import RunFiles, read_run
 from vtool.report.statistics import confusion
-from vtool.report.words import number, percent, plural
 
 # Of the page's 1.5 MB: the rest is for the curves and the tables.
 _BYTES_OF_PICTURES = 800_000
@@ -30,25 +28,17 @@ def write_report(runs: Sequence[Path], output: Path) -> Path:
         Findings: `not-a-run`, before anything is written.
     """
     page = render([read_run(folder) for folder in runs])
-    return put(page, output)
+    return write_page(page, output)
 
 
 def render(runs: Sequence[RunFiles]) -> str:
     """Return the page. The same files give the same bytes."""
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=True,  # a model's answer may be HTML
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {"number": number, "percent": percent, "plural": plural}
     names = comparison.names(runs)
     # The disagreements are why runs are compared, so their pictures come first.
     pictures = Pictures(_BYTES_OF_PICTURES)
     disagreed = disagreement(runs, pictures)
     share = pictures.left // len(runs)
-    return environment.get_template("template.html.j2").render(
+    return load_template("template.html.j2", Path(__file__).parent).render(
         title=" · ".join(names),
         version=__version__,
         swatches=swatches(len(runs)),

@@ -40,7 +40,7 @@ class Interval:
     folded: tuple[Bar, ...]
     """The ranks past the first `SHOWN`."""
     kernels: tuple[tuple[str, str, str, str, float], ...]
-    """Of the first rank: name, calls, own milliseconds, share in words, share of the longest."""
+    """The first rank's: name, calls, own milliseconds, share in words, share of the longest."""
     kernels_of: str
     memory: str | None
     """The points of a line in a box of 640 by 150."""

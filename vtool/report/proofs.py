@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from vtool.diagnostics import RULES
+from vtool.report.words import difference
 
 _ORDER = {"failed": 0, "passed": 1, "not-run": 2}
 
@@ -68,11 +69,7 @@ def _row(rule: str, state: str, detail: Mapping[str, Any]) -> ProofRow:
         state=state if state in _ORDER else "not-run",
         rule=rule,
         code=known.code if known else "",
-        measured=_number(detail.get("measured"), "0"),
-        allowed=_number(detail.get("tolerance"), "none"),
+        measured=difference(detail.get("measured"), "0"),
+        allowed=difference(detail.get("tolerance"), "none"),
         what="; ".join(part for part in (detail.get("what", ""), reason) if part),
     )
-
-
-def _number(value: Any, nothing: str) -> str:
-    return "" if value is None else f"{value:.1e}" if value else nothing

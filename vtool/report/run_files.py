@@ -75,7 +75,7 @@ class RunFiles:
     evaluations: tuple[Evaluation, ...]
     predictions: tuple[Prediction, ...]
     result: Mapping[str, Any] | None
-    """None while the run goes on, or when it ended without finishing."""
+    """The contents of result.json; None while the run goes on, or when it did not finish."""
     checkpoints: tuple[str, ...]
     exported: bool
     running: bool | None

@@ -21,12 +21,12 @@ def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
     if trials <= 0:
         raise ValueError("an interval needs at least one trial")
     share, square = successes / trials, _Z * _Z / trials
-    centre = (share + square / 2) / (1 + square)
+    center = (share + square / 2) / (1 + square)
     reach = _Z * math.sqrt(share * (1 - share) / trials + square / (4 * trials)) / (1 + square)
     # At 0 and at 1 the formula is exact, but its rounding is not.
     return (
-        0.0 if successes == 0 else centre - reach,
-        1.0 if successes == trials else centre + reach,
+        0.0 if successes == 0 else center - reach,
+        1.0 if successes == trials else center + reach,
     )
 
 

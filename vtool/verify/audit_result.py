@@ -4,17 +4,14 @@ from dataclasses import asdict
 from typing import Any
 
 from vtool.config.schema import Data
-from vtool.diagnostics import rules_data
+from vtool.diagnostics import RULES
 from vtool.diagnostics.result import Result
 from vtool.verify.rows import Audit
 
-ROW_RULES, SPLIT_RULES, HELD_OUT_RULES = (
-    tuple(rule.name for rule in rules_data.RULES if rule.stage == stage)
-    for stage in ("row", "split", "references")
-)
-"""Rules that the audit reports as passed where it found nothing: of every row; of a split, even
-where no row of it can be used; and of the splits that are evaluated on.
-"""
+
+def rules_of(stage: str) -> tuple[str, ...]:
+    """Return the rules that the audit checks at a stage; it reports those that found nothing."""
+    return tuple(rule.name for rule in RULES.values() if rule.stage == stage)
 
 
 def audit_result(subject: str, audit: Audit, settings: Data) -> Result:
@@ -34,7 +31,7 @@ def audit_result(subject: str, audit: Audit, settings: Data) -> Result:
     found |= {"answer-cut-off", "end-token-unsupervised"} if audit.ledger.cut else set()
     # The audit of a row ends at its first finding: where no row got to the end, what was not found
     # was not looked for.
-    unreached = () if audit.ledger.kept else ROW_RULES
+    unreached = () if audit.ledger.kept else rules_of("row")
     checks = {
         rule: (
             "failed"
@@ -43,12 +40,14 @@ def audit_result(subject: str, audit: Audit, settings: Data) -> Result:
             if rule in unreached or rule in reasons
             else "passed"
         )
-        for rule in (*ROW_RULES, *SPLIT_RULES)
+        for rule in (*rules_of("row"), *rules_of("split"))
     }
     if audit.split != "train":
         warned = {finding.rule for finding in audit.findings}
         otherwise = "passed" if audit.ledger.kept else "not-run"
-        checks |= {rule: "failed" if rule in warned else otherwise for rule in HELD_OUT_RULES}
+        checks |= {
+            rule: "failed" if rule in warned else otherwise for rule in rules_of("references")
+        }
     details: dict[str, dict[str, Any]] = {
         rule: {"reason": reason} for rule, reason in reasons.items()
     }

@@ -1,7 +1,4 @@
-"""Settings `tracking`:
-
-where the numbers of metrics.jsonl go besides, for viewers that one has already.
-"""
+"""Settings `tracking`: the viewers that the numbers of metrics.jsonl go to as well."""
 
 from typing import Annotated, ClassVar, Literal
 

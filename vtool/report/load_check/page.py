@@ -1,17 +1,13 @@
 """The page, made from the JSON of `vtool load-check --format json` alone."""
 
-import re
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup
-
 from vtool import __version__
 from vtool.diagnostics import RULES
-from vtool.report.files import put
+from vtool.report.files import load_template, write_page
 from vtool.report.words import plural
 
 _ORDER = ("unsafe", "failed", "not-run", "clean")
@@ -37,7 +33,7 @@ def write_load_check(document: Mapping[str, Any], output: Path) -> Path:
         ValueError: another version of that layout.
         OSError: the page cannot be written.
     """
-    return put(render(document), output)
+    return write_page(render(document), output)
 
 
 def render(document: Mapping[str, Any]) -> str:
@@ -48,15 +44,6 @@ def render(document: Mapping[str, Any]) -> str:
             " made from version 1"
         )
     here = Path(__file__).parent
-    environment = Environment(
-        loader=FileSystemLoader([here, here.parent]),
-        autoescape=True,  # names of tensors and files may be anything
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["plural"] = plural
-    environment.filters["breakable"] = _breakable
     results: Sequence[Mapping[str, Any]] = document["results"]
     rules = list(dict.fromkeys(rule for result in results for rule in result["checks"]))
     ranked = sorted(
@@ -67,7 +54,7 @@ def render(document: Mapping[str, Any]) -> str:
         for number, (_, result) in enumerate(ranked, 1)
     ]
     verdicts = [result["verdict"] for result in results]
-    return environment.get_template("load_check.html.j2").render(
+    return load_template("load_check.html.j2", here, here.parent).render(
         version=__version__,
         made_by=document["tool"],
         title=subjects[0]["name"] if len(subjects) == 1 else plural(len(subjects), "subject"),
@@ -76,11 +63,6 @@ def render(document: Mapping[str, Any]) -> str:
         rules=[(rule, RULES.get(rule), _counts(results, rule)) for rule in rules],
         subjects=subjects,
     )
-
-
-def _breakable(text: str) -> Markup:
-    """Let a long name break behind a dot, rather than before the comma that follows it."""
-    return Markup("<wbr>").join(re.split(r"(?<=\w[._/])(?=\w)", text))
 
 
 def _counts(results: Sequence[Mapping[str, Any]], rule: str) -> dict[str, int]:
