@@ -8,7 +8,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadgroup -rs
 # Settings for `make demo`, as in: make demo DEMO="train.steps=60 run.name=short"
 DEMO ?=
 
-.PHONY: help demo test test-all test-rest check bench soak zoo vllm-env sglang-env clean
+.PHONY: help demo test test-all test-rest check bench soak zoo goldens vllm-env sglang-env clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -51,6 +51,9 @@ soak: .venv/installed-dev  ## run the tests that take minutes: accuracies, kills
 zoo: export OMP_NUM_THREADS ?= 1
 zoo: .venv/installed-dev  ## put known mistakes into the code, and see that each is caught by its check (a few minutes)
 	$(BIN)/python -m tests.zoo
+
+goldens: .venv/installed-dev  ## renew what is made of the schema and the rules: tests/config/golden, the JSON schema, docs/rules.md
+	$(BIN)/python -m tests.config.test_golden
 
 vllm-env: .vllm-venv/installed  ## install vLLM for the CPU (3.5 GB) and streaming loaders, for `vtool load-check vllm:…` and serving
 

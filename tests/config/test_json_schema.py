@@ -25,7 +25,7 @@ def flagged(text: str) -> list[str]:
 
 
 def test_the_shipped_file_is_what_the_command_prints() -> None:
-    """Renew it: vtool validate-config --json-schema > configs/recipe.schema.json"""
+    """Renew it: make goldens"""
     printed = CliRunner().invoke(app, ["validate-config", "--json-schema"])
     assert printed.exit_code == 0
     assert printed.stdout == FILE.read_text(encoding="utf-8")

@@ -18,9 +18,11 @@ from tests.rows import mixed_rows, write_rows
 from tests.runs import messages, read_lines, request, session
 from tests.training.variants import Look, look, requests
 from vtool.config import schema
-from vtool.config.read_back import compare, settings_seen
+from vtool.config.expected import expected_settings
+from vtool.config.readback import compare_readback, observed_settings
 from vtool.config.schema import Run
-from vtool.config.wanted import wanted
+from vtool.config.schema.base import ReadBack
+from vtool.config.settings import arrivals
 from vtool.diagnostics import Findings
 from vtool.engines import fsdp2
 from vtool.engines.ddp import Ddp
@@ -34,10 +36,10 @@ from vtool.training.model_and_engine import build_engine
 from vtool.training.observe_run import check_arrival, observe_run
 from vtool.training.session import Request
 from vtool.training.sft import train
-from vtool.verification.readback_registry import READ
 
 # Read back on other devices only, or with kernels that are not here: see the tests that name them.
 ELSEWHERE = {"engine.cpu_offload"}
+READ = {name for name, said in arrivals().items() if isinstance(said, ReadBack)} - ELSEWHERE
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +103,7 @@ def seen_of(made: dict[str, Request], two: list[dict[str, Look]], digits: Any) -
     return {
         one
         for run, seen in [*everything, *digits]
-        for one in settings_seen(wanted(run), seen) | {each.name for each in seen}
+        for one in observed_settings(expected_settings(run), seen) | {each.name for each in seen}
     }
 
 
@@ -124,8 +126,8 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Any:
     sources = shrink_run(other.run)
     files = open_small_session(other.run, sources.run, tmp_path_factory.mktemp("files"), Ranks())
     assert (
-        compare(wanted(small.run), observe_run(opened))
-        == compare(wanted(sources.run), observe_run(files))
+        compare_readback(expected_settings(small.run), observe_run(opened))
+        == compare_readback(expected_settings(sources.run), observe_run(files))
         == []
     )
     return [(small.run, observe_run(opened)), (sources.run, observe_run(files))]
@@ -134,7 +136,7 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def test_every_setting_that_is_said_to_be_read_back_is_seen(
     made: dict[str, Request], two: list[dict[str, Look]], digits: Any
 ) -> None:
-    assert READ.keys() - seen_of(made, two, digits) - ELSEWHERE == set()
+    assert READ - seen_of(made, two, digits) == set()
 
 
 def other(run: Run, name: str) -> Run | None:
@@ -171,7 +173,7 @@ def other(run: Run, name: str) -> Run | None:
     return made  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("name", sorted(READ.keys() - ELSEWHERE))
+@pytest.mark.parametrize("name", sorted(READ))
 def test_another_value_of_any_of_them_is_found(
     name: str, made: dict[str, Request], two: list[dict[str, Look]], digits: Any
 ) -> None:
@@ -206,7 +208,7 @@ def test_another_value_of_any_of_them_is_found(
     parameters = {
         str(finding.parameter)
         for changed, seen in asked
-        for finding in compare(wanted(changed), seen)
+        for finding in compare_readback(expected_settings(changed), seen)
     }
     assert name in {
         ".".join(part for part in each.split(".") if not part.isdigit()) for each in parameters
@@ -411,7 +413,7 @@ class TestUpstream:
             model_and_engine, "prepare_model", lambda _run, model: model.to(torch.bfloat16)
         )
         opened, _ = session(made)
-        (finding,) = compare(wanted(made.run), observe_run(opened))
+        (finding,) = compare_readback(expected_settings(made.run), observe_run(opened))
         assert (
             finding.message
             == "`model.dtype` asks for trained weights in float32, but AdamW, group 0 (and 1 more)"

@@ -9,7 +9,7 @@ from typing import Any
 
 from tests.rows import mixed_rows, write_rows
 from tests.runs import messages, request, session
-from vtool.config.read_back import Observed
+from vtool.config.readback import Observed
 from vtool.diagnostics import Findings
 from vtool.engines.ranks import Ranks
 from vtool.training import observe_run

@@ -15,12 +15,13 @@ from tests.cli.test_startup import PRINT_MODULES
 from tests.engines.megatron.test_ddp_config import WRAP, local_layers, qwen2
 from tests.rows import chat, write_rows
 from vtool.cli.app import app
+from vtool.config.expected import expected_settings
 from vtool.config.load import load_run
 from vtool.config.megatron_ddp import live_fields
-from vtool.config.read_back import compare as compare_observed
+from vtool.config.readback import compare_readback
+from vtool.config.schema.base import ReadBack
 from vtool.config.schema.megatron import DdpConfig, Parallel
-from vtool.config.settings import all_settings
-from vtool.config.wanted import wanted
+from vtool.config.settings import arrivals
 from vtool.diagnostics import rules_live
 from vtool.engines.ranks import Ranks
 from vtool.families import FAMILIES
@@ -29,45 +30,20 @@ from vtool.training.observe_run import observe_run
 from vtool.verification import live
 from vtool.verification.compare import compare_objects
 from vtool.verification.live import LiveTask, observe_small_run
-from vtool.verification.readback_registry import ACTS_LATER, NOT_READABLE, READ
 from vtool.verification.shrink_run import shrink_run
 from vtool.verification.small_session import open_small_session
 
 ROOT = Path(__file__).parents[2]
 
 
-class TestTable:
-    def test_every_setting_is_in_it_once_and_nothing_else(self) -> None:
-        leaves = {setting.name for setting in all_settings() if not setting.groups}
-        claimed = [*READ, *ACTS_LATER, *NOT_READABLE]
-        assert leaves - set(claimed) == set(), (
-            "say of each how it is known to arrive (vtool/verification/readback_registry.py)"
-        )
-        assert set(claimed) - leaves == set()
-        assert len(claimed) == len(set(claimed))
-
-    @pytest.mark.parametrize("test", sorted(set(ACTS_LATER.values())))
-    def test_the_tests_that_show_a_setting_acting_are_there(self, test: str) -> None:
-        file, _, name = test.partition("::")
-        assert f"def {name}(" in (ROOT / file).read_text()
-
-    def test_the_page_names_settings_and_findings_that_there_are(self) -> None:
-        page = (ROOT / "docs/live.md").read_text()
-        rows = [line for line in page.splitlines() if line.startswith("| ") and "`" in line]
-        names = {name for line in rows for name in re.findall(r"`([a-z]+\.[a-z_.]+)`", line)}
-        assert len(names) > 20
-        assert {name for name in names if name != "engine.ddp_config"} <= READ.keys()
-        assert set(re.findall(r"VT3\d\d", page)) == {rule.code for rule in rules_live.RULES}
-
-    @pytest.mark.parametrize("reader", sorted(set(READ.values())))
-    def test_the_readers_are_there(self, reader: str) -> None:
-        from importlib import import_module
-
-        module, _, path = reader.partition(":")
-        found: Any = import_module(module)
-        for name in path.split("."):
-            found = getattr(found, name)
-        assert callable(found)
+def test_the_page_names_settings_and_findings_that_there_are() -> None:
+    page = (ROOT / "docs/live.md").read_text()
+    rows = [line for line in page.splitlines() if line.startswith("| ") and "`" in line]
+    names = {name for line in rows for name in re.findall(r"`([a-z]+\.[a-z_.]+)`", line)}
+    read = {name for name, arrival in arrivals().items() if isinstance(arrival, ReadBack)}
+    assert len(names) > 20
+    assert {name for name in names if name != "engine.ddp_config"} <= read
+    assert set(re.findall(r"VT3\d\d", page)) == {rule.code for rule in rules_live.RULES}
 
 
 @pytest.fixture(scope="module")
@@ -291,7 +267,9 @@ def test_a_shipped_recipe_has_nothing_against_it(folder: Path, name: str) -> Non
     assert small.processes == 1
     (folder / "live").mkdir()
     session = open_small_session(loaded.run, small.run, folder / "live", Ranks())
-    assert compare_observed(wanted(small.run), observe_run(session), loaded.origins) == []
+    assert (
+        compare_readback(expected_settings(small.run), observe_run(session), loaded.origins) == []
+    )
     assert sorted(path.name for path in folder.iterdir()) == ["live", "model", "rows.jsonl"]
 
 
@@ -302,7 +280,7 @@ def test_a_recipe_of_any_family_has_nothing_against_it(tmp_path: Path, name: str
     )
     session = open_small_session(loaded.run, shrink_run(loaded.run).run, tmp_path, Ranks())
     seen = observe_run(session)
-    assert compare_observed(wanted(loaded.run), seen) == []
+    assert compare_readback(expected_settings(loaded.run), seen) == []
     assert {"model.family", "model.size", "model.attention", "lora.rank"} <= {
         one.name for one in seen
     }
@@ -487,7 +465,9 @@ def test_adapters_of_layers_that_a_small_model_has_not_are_put_on_those_that_it_
     assert small.run.lora.exclude == ("blocks.1.attn.qkv",)
     (folder / "live").mkdir()
     session = open_small_session(loaded.run, small.run, folder / "live", Ranks())
-    assert compare_observed(wanted(small.run), observe_run(session), loaded.origins) == []
+    assert (
+        compare_readback(expected_settings(small.run), observe_run(session), loaded.origins) == []
+    )
 
 
 @pytest.mark.soak

@@ -1,10 +1,4 @@
-"""Compose a recipe with Hydra: its defaults list, the groups of configs/, and `KEY=VALUE` on top.
-
-Uses the parts that Hydra's `compose()` is made of, rather than `compose()`: they tell which file
-each value comes from, leave no global state behind, load no plug-ins, and take a quarter of the
-time, because Hydra's own settings are not composed along. They are
-only half public: nothing leans on them but this module, overrides.py and recipe_source.py.
-"""
+"""Composition of a recipe with Hydra: defaults list, groups of configs/, `KEY=VALUE` on top."""
 
 import json
 import re
@@ -16,9 +10,6 @@ from typing import Any
 
 import yaml
 from hydra import version
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra._internal.config_repository import CachingConfigRepository
-from hydra._internal.defaults_list import create_defaults_list
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, ListConfig, OmegaConf
@@ -26,7 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from vtool.config.origins import COMMAND_LINE, Key, Layer, Origins, layered
 from vtool.config.overrides import choose_groups, first_line, parse_overrides
-from vtool.config.recipe_source import RecipeSource, search_path
+from vtool.config.recipe_source import Composer, RecipeSource
 from vtool.config.resources import RecipeFile, find_recipe, recipe_names, share
 from vtool.config.yaml_positions import YamlFile, read_yaml
 from vtool.diagnostics import Diagnostic, Findings, Origin
@@ -54,24 +45,19 @@ def compose_recipe(recipe: str, overrides: Sequence[str]) -> Composed:
     read_yaml(file.path)  # before the overrides, which may refer to what is wrong with it
     given = parse_overrides(overrides)
     with _hydra_as_of("1.3"):
-        loader = ConfigLoaderImpl(search_path(file.path))
-        repository = CachingConfigRepository(loader.repository)
-        sources = [
-            source for source in repository.get_sources() if isinstance(source, RecipeSource)
-        ]
+        composer = Composer(file.path)
+        sources = composer.sources
         try:
-            choose_groups(given, repository, file.path.name)
-            listed = create_defaults_list(
-                repository, file.path.name, given, prepend_hydra=False, skip_missing=False
-            )
-            files = {path: file for source in sources for path, file in source.files.items()}
+            choose_groups(given, composer)
+            listed = composer.defaults_list(given)
+            files = composer.files
             layers = [
                 Layer(_keys(default.package or ""), files[default.config_path])
                 for default in listed.defaults
             ]
             if clashes := list(_clashes(layers)):
                 raise Findings(clashes, fatal=True)
-            config = loader._compose_config_from_defaults_list(listed.defaults, repository)
+            config = composer.compose(listed)
         except MissingConfigException as error:
             raise _no_such_file(error, sources) from error
         except RecursionError as error:
@@ -95,10 +81,7 @@ def compose_recipe(recipe: str, overrides: Sequence[str]) -> Composed:
 
 
 def _clashes(layers: Sequence[Layer]) -> Iterator[Diagnostic]:
-    """Settings that one file writes as a group and a later one as a list:
-
-    they cannot be laid over each other.
-    """
+    """Yield a finding for each setting that is a group in one file and a list in a later one."""
     kinds: dict[Key, tuple[str, str]] = {}
     words: dict[type[yaml.Node], str] = {
         yaml.MappingNode: "a group of settings",
@@ -152,7 +135,7 @@ def _apply(
     applied, findings = [], []
     for override in overrides:
         try:
-            ConfigLoaderImpl._apply_overrides_to_config([override], config)
+            Composer.apply(override, config)
             applied.append(override)
         except (
             HydraException,
@@ -282,7 +265,7 @@ def _no_such_file(error: MissingConfigException, sources: Sequence[RecipeSource]
 
 
 def _in_defaults(choice: str, sources: Sequence[RecipeSource]) -> Origin | None:
-    """Where a defaults list names a file."""
+    """Return the place where a defaults list names a file."""
     for file in (file for source in sources for file in source.files.values()):
         for entry in (
             entry

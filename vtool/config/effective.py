@@ -18,8 +18,7 @@ _REFERENCE = re.compile(r"(\\*)\$\{")
 
 
 def as_yaml(values: Mapping[str, Any], origins: Origins) -> str:
-    """Settings as a recipe, with a comment on every line that sets one:
-
+    """Return settings as a recipe, each line with its origin in a comment:
     `recipes/digits.yaml:17:7`, `command line` or `default`.
     """
     return _HEAD + "".join(f"{line}\n" for line in _mapping(values, (), "", origins))
@@ -58,7 +57,7 @@ def _scalar(value: Any) -> str:
 
 
 def _comment(value: Any, keys: Key, origins: Origins) -> str:
-    """Where a value comes from; of a list whose entries were set apart, all places."""
+    """Return where a value comes from; for a list whose entries were set apart, every place."""
     names = (
         [keys, *((*keys, str(number)) for number in range(len(value)))]
         if isinstance(value, list)

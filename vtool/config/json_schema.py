@@ -1,10 +1,8 @@
-"""A JSON schema of recipes, for editors: unknown keys are flagged, and each setting says what it is
-for.
+"""A JSON schema of recipes, for editors, in draft 07, which the YAML language server reads.
 
 A recipe is a part of the settings: the rest comes from its defaults list. So nothing is required
 here, a union's settings are all allowed where its tag may stand in another file, and `???` and
-`${…}` stand in for any value. What is left is what no composition could put right. Draft 07, which
-is what the YAML language server reads.
+`${…}` stand in for any value. The rest is an error that no composition could put right.
 """
 
 import inspect
@@ -140,9 +138,8 @@ def _merged(found: list[Schema]) -> Schema:
 
 
 def _field(setting: Setting, plain: Schema, definitions: dict[str, Schema]) -> Schema:
-    """A setting:
-
-    pydantic's own schema of it, with groups by reference, and what may stand in for any value.
+    """Return pydantic's schema of a setting, with groups by reference, and with stand-ins for
+    values.
     """
     groups = setting.groups
     if groups and plain.get("type") != "array":

@@ -53,14 +53,14 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class Examined:
-    """What the checks say of a recipe, whether or not it can be run."""
+    """The result of every check of a recipe, whether or not it can be run."""
 
     loaded: Loaded | None
     findings: tuple[Diagnostic, ...]
     checks: Mapping[str, str]
     """For each rule of `RECIPE_RULES`: `passed`, `failed` or `not-run`."""
     reasons: Mapping[str, str] = field(default_factory=dict)
-    """Why rules were not run, where it is not for a finding that stands before them."""
+    """By rule, why this machine cannot answer it."""
 
     @property
     def details(self) -> dict[str, dict[str, str]]:
@@ -69,11 +69,10 @@ class Examined:
 
 
 def load_run(recipe: str, overrides: Sequence[str] = ()) -> Loaded:
-    """Compose, validate and cross-check a recipe: a shipped one by its name, or any YAML file by
-    its path.
+    """Compose, validate and cross-check a shipped recipe by its name, or a YAML file by its path.
 
     Raises:
-        Findings: all that stands against it, at once; `fatal` where it could not be read.
+        Findings: all findings, at once; `fatal` where it could not be read.
     """
     return _of_kind("sft", recipe, overrides)
 
@@ -89,7 +88,7 @@ def load_rows_file(file: str, overrides: Sequence[str] = ()) -> Loaded:
 
 
 def load_load_check(recipe: str, overrides: Sequence[str] = ()) -> Loaded:
-    """The same, for a recipe of kind `load_check`."""
+    """Load a recipe of kind `load_check`, as `load_run` does one of kind `sft`."""
     return _of_kind("load_check", recipe, overrides)
 
 
@@ -121,7 +120,7 @@ def _of_kind(kind: str, recipe: str, overrides: Sequence[str]) -> Loaded:
 
 
 def examine(recipe: str, overrides: Sequence[str] = ()) -> Examined:
-    """The same, without raising for what can be told of a recipe that was read.
+    """Check a recipe, and return its findings instead of raising them.
 
     Raises:
         Findings: `fatal`, where it could not be read.
@@ -131,8 +130,7 @@ def examine(recipe: str, overrides: Sequence[str] = ()) -> Examined:
 
 
 def examine_foreign(path: Path) -> Examined:
-    """The same of a recipe of verl's SFT trainer: what means the same is checked by our rules, in
-    the words of that file.
+    """Check a recipe of verl's SFT trainer by our rules, in the words of its own file.
 
     Raises:
         Findings: `fatal`, where it could not be read.

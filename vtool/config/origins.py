@@ -1,7 +1,4 @@
-"""Where every value comes from:
-
-the places of composed files, later ones over earlier ones, and the command line over all.
-"""
+"""The origin of every value: composed files, later over earlier, then the command line."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +15,7 @@ COMMAND_LINE = Origin("command line")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a value stands, and the key before it."""
+    """The place of a value, and of the key before it."""
 
     value: Origin
     key: Origin
@@ -41,12 +38,12 @@ class Origins:
     places: Mapping[Key, Place]
 
     def of(self, name: str) -> Origin | None:
-        """Where a dotted setting comes from; `None` for a default."""
+        """Return the origin of a dotted setting; None for a default."""
         place = self.places.get(tuple(name.split(".")))
         return place.value if place else None
 
     def near(self, name: str) -> Origin | None:
-        """The same; for what is not there, the key of the nearest group around it."""
+        """Return the origin of a setting, or of the key of the nearest group around it."""
         keys = tuple(name.split("."))
         if place := self.places.get(keys):
             return place.value
@@ -61,8 +58,8 @@ class Origins:
 
 
 def layered(layers: Sequence[Layer], overrides: Sequence[tuple[Key, object]]) -> Origins:
-    """The origins that are left when every layer, and then every override, is merged over those
-    before, as OmegaConf merges values.
+    """Return the origins that remain when every layer, and then every override, is merged over the
+    earlier ones, as OmegaConf merges values.
     """
     places: dict[Key, Place] = {}
     for layer in layers:

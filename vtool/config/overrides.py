@@ -1,29 +1,25 @@
-"""`KEY=VALUE`:
-
-read with Hydra's grammar, and told apart: `optim=adamw` picks a file of a group, the others set
-values.
+"""Arguments `KEY=VALUE`, read with Hydra's grammar: `optim=adamw` picks a file of a group, the
+others set values.
 """
 
 import re
 from collections.abc import Sequence
 
-from hydra._internal.config_repository import IConfigRepository
-from hydra._internal.defaults_list import create_defaults_list
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
 from hydra.errors import HydraException
 
 from vtool.config.origins import COMMAND_LINE
+from vtool.config.recipe_source import Composer
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.diagnostics.near_miss import did_you_mean, near
 
 
 def parse_overrides(texts: Sequence[str]) -> list[Override]:
-    """Every argument as an override that may set any key: whether there is one is for the schema to
-    say, which knows what was meant.
+    """Parse every argument as an override that may set any key; the schema judges the keys later.
 
     Raises:
-        Findings: `bad-override`, for all of those that are none.
+        Findings: `bad-override`, for every argument that is not one.
     """
     parser = OverridesParser.create()
     overrides, findings = [], []
@@ -86,10 +82,7 @@ def _quoted(key: str, value: str) -> str:
 
 
 def _is_text(text: str) -> bool:
-    """Whether an argument was text:
-
-    the bytes of one that was not are kept by Python as lone surrogates.
-    """
+    """Return whether an argument was UTF-8: Python keeps other bytes as lone surrogates."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -97,13 +90,13 @@ def _is_text(text: str) -> bool:
     return True
 
 
-def choose_groups(
-    overrides: Sequence[Override], repository: IConfigRepository, recipe: str
-) -> None:
-    """Tell `optim=adamw`, which picks a file of a group, from `optim={lr:
+def choose_groups(overrides: Sequence[Override], composer: Composer) -> None:
+    """Mark the overrides that pick a file of a group: `optim=adamw`, and not `optim={lr: 1}`.
 
-    1}`, which sets values, and see that the files are there.
+    Raises:
+        Findings: `unknown-group-choice`, where there is no such file.
     """
+    repository = composer.repository
     choices = [
         each
         for each in overrides
@@ -127,7 +120,7 @@ def choose_groups(
             findings.append(Diagnostic("unknown-group-choice", message, help, group, COMMAND_LINE))
     if findings:
         raise Findings(findings, fatal=True)
-    listed = create_defaults_list(repository, recipe, [], prepend_hydra=False, skip_missing=True)
+    listed = composer.defaults_list([], skip_missing=True)
     for override in choices:
         override.type = (
             OverrideType.CHANGE
@@ -141,9 +134,8 @@ def _bad(message: str, help: str | None) -> Diagnostic:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an exception's text:
-
-    Hydra's and OmegaConf's go on with its search path, or with what was around.
+    """Return the first line of an exception's text; Hydra's and OmegaConf's go on with a search
+    path.
     """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0] if lines else type(error).__name__

@@ -1,17 +1,23 @@
-"""The files of a recipe, as Hydra asks for them."""
+"""The files of a recipe as Hydra reads them, and the parts that Hydra's `compose()` is made of.
+
+The one module that imports `hydra._internal`; docs/decisions.md says why.
+"""
 
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import yaml
-from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
-from hydra._internal.core_plugins.file_config_source import FileConfigSource
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.config_repository import CachingConfigRepository
 from hydra._internal.core_plugins.structured_config_source import StructuredConfigSource
-from hydra._internal.sources_registry import SourcesRegistry
+from hydra._internal.defaults_list import create_defaults_list
 from hydra.core.object_type import ObjectType
+from hydra.core.override_parser.types import Override
 from hydra.plugins.config_source import ConfigResult, ConfigSource
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from vtool.config.resources import share
@@ -19,28 +25,31 @@ from vtool.config.yaml_positions import YamlFile, not_yaml, read_yaml
 from vtool.diagnostics import Diagnostic, Findings, Origin
 
 
-class RecipeSource(FileConfigSource):  # type: ignore[misc]  # Hydra's classes are not followed
-    """The files of one folder, as Hydra asks for them; keeps each one's marks, and names what is
-    wrong with it.
+class RecipeSource(ConfigSource):  # type: ignore[misc]  # Hydra's classes are not followed
+    """The YAML files of one folder; keeps each file's positions, and names what is wrong with it.
 
     The provider `main` has the recipe itself, whatever its file is called, and the files beside it.
-    It does not give the recipe
-    a second time: where `digits.yaml` of one's own extends `digits`, the shipped one is meant.
+    It does not give the recipe a second time: where a user's `digits.yaml` extends `digits`, the
+    shipped one is meant.
     """
 
-    def __init__(self, provider: str, path: str) -> None:
-        super().__init__(provider, path)
-        self.recipe = Path(self.path) if provider == "main" else None
-        self.folder = self.recipe.parent if self.recipe else Path(self.path)
+    def __init__(self, provider: str, path: Path) -> None:
+        super().__init__(provider, f"{self.scheme()}://{path}")
+        self.recipe = path if provider == "main" else None
+        self.folder = path.parent if self.recipe else path
         self.files: dict[str, YamlFile] = {}
 
     @staticmethod
     def scheme() -> str:
-        """What its search path begins with."""
+        """Return the scheme of its paths."""
         return "vtool"
 
     def load_config(self, config_path: str) -> ConfigResult:
-        """A file, as OmegaConf reads it."""
+        """Read a file with OmegaConf.
+
+        Raises:
+            Findings: `bad-yaml`, `broken-reference`.
+        """
         path = self._file(config_path)
         assert path is not None, "Hydra asks is_config() first"
         file = self.files[config_path] = read_yaml(path)
@@ -55,22 +64,19 @@ class RecipeSource(FileConfigSource):  # type: ignore[misc]  # Hydra's classes a
         )
 
     def is_config(self, config_path: str) -> bool:
-        """Whether there is such a file."""
+        """Return whether the file exists."""
         return self._file(config_path) is not None
 
     def is_group(self, config_path: str) -> bool:
-        """Whether there is a folder with files.
-
-        One of images beside the recipe is no group of settings, whatever its name.
-        """
+        """Return whether a folder is a group of settings, and not one of images, for example."""
         return not config_path or next((self.folder / config_path).glob("*.yaml"), None) is not None
 
     def available(self) -> bool:
-        """Whether there is the folder."""
+        """Return whether the folder exists."""
         return self.folder.is_dir()
 
     def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
-        """The files of a group."""
+        """Return the names of the files of a group."""
         names = sorted(path.stem for path in (self.folder / config_path).glob("*.yaml"))
         return names if results_filter in (None, ObjectType.CONFIG) else []
 
@@ -83,23 +89,50 @@ class RecipeSource(FileConfigSource):  # type: ignore[misc]  # Hydra's classes a
         return path if path.is_file() and path != self.recipe else None
 
 
-def search_path(recipe: Path) -> ConfigSearchPathImpl:
-    """Where Hydra looks: beside the recipe, then in configs/, then among the shipped recipes."""
-    for source in (RecipeSource, StructuredConfigSource):
-        SourcesRegistry.instance().register(source)
-    path = ConfigSearchPathImpl()
-    for provider, folder in (
-        ("main", recipe),
-        ("configs", share("configs")),
-        ("recipes", share("recipes")),
-    ):
-        path.append(provider, f"{RecipeSource.scheme()}://{folder}")
-    path.append("schema", "structured://")  # Hydra wants it last
-    return path
+class Composer:
+    """Hydra's composition of one recipe, without its global state, its plug-ins and its own
+    settings: the files beside the recipe, then configs/, then the shipped recipes.
+    """
+
+    def __init__(self, recipe: Path) -> None:
+        self._name = recipe.name
+        self.sources = [
+            RecipeSource("main", recipe),
+            RecipeSource("configs", share("configs")),
+            RecipeSource("recipes", share("recipes")),
+        ]
+        self._loader = ConfigLoaderImpl(SimpleNamespace(get_path=list))
+        schema = StructuredConfigSource("schema", "structured://")  # Hydra wants it last
+        self.repository: Any = CachingConfigRepository(self._loader.repository)
+        self.repository.delegate.sources = [*self.sources, schema]
+        """Hydra's view of the files: `group_exists`, `config_exists`, `get_group_options`."""
+
+    @property
+    def files(self) -> dict[str, YamlFile]:
+        """The files that have been read, by their path in Hydra."""
+        return {path: file for source in self.sources for path, file in source.files.items()}
+
+    def defaults_list(self, overrides: Sequence[Override], *, skip_missing: bool = False) -> Any:
+        """Return what the recipe is composed of, in order, with the overrides that set values."""
+        return create_defaults_list(
+            self.repository, self._name, overrides, prepend_hydra=False, skip_missing=skip_missing
+        )
+
+    def compose(self, defaults: Any) -> DictConfig:
+        """Merge the files of a defaults list."""
+        config: DictConfig = self._loader._compose_config_from_defaults_list(
+            defaults.defaults, self.repository
+        )
+        return config
+
+    @staticmethod
+    def apply(override: Override, config: DictConfig) -> None:
+        """Set a value in place."""
+        ConfigLoaderImpl._apply_overrides_to_config([override], config)
 
 
 def _bad_reference(file: YamlFile) -> list[Diagnostic]:
-    """The values of a file in which OmegaConf cannot make out what `${` begins."""
+    """Return a finding for each value in which OmegaConf cannot read what `${` begins."""
     findings = []
     for node in (token for token in _scalars(file.root) if "${" in token.value):
         try:

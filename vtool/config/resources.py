@@ -1,7 +1,4 @@
-"""Where recipes are:
-
-the shipped ones, inside an installed package or beside it in a checkout, and the user's own.
-"""
+"""The files of recipes: shipped ones, in a package or beside it in a checkout, or the user's."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,14 +17,12 @@ class RecipeFile:
 
     @property
     def name(self) -> str:
-        """What a run of it is called unless it says otherwise."""
+        """The name of its run, unless the recipe sets one."""
         return self.path.stem
 
 
 def share(kind: str) -> Path:
-    """The folder `recipes`, of the shipped ones, or `configs`, of the groups that they are composed
-    of.
-    """
+    """Return the folder `recipes` of the shipped recipes, or `configs` of their groups."""
     shipped = _PACKAGE / "_share" / kind
     return shipped if shipped.is_dir() else _PACKAGE.parent / kind
 
@@ -84,10 +79,7 @@ def _other_recipes(recipe: str, names: tuple[str, ...]) -> str:
 
 
 def shown(path: Path) -> str:
-    """A path as a message names it:
-
-    a shipped file from `recipes/` or `configs/` on, any other one as it was given.
-    """
+    """Return a path as messages name it: a shipped file from `recipes/` or `configs/` on."""
     resolved = path.resolve()
     for kind, folder in (("recipes", share("recipes")), ("configs", share("configs"))):
         if resolved.is_relative_to(folder):

@@ -1,7 +1,4 @@
-"""What settings there are, read off the schema:
-
-for messages, for suggestions, and for `vtool explain`.
-"""
+"""All settings, read off the schema: for messages, suggestions and `vtool explain`."""
 
 import ast
 import inspect
@@ -16,6 +13,7 @@ from annotated_types import Ge, Gt, Le, Lt, MinLen
 from pydantic.fields import FieldInfo
 
 from vtool.config.schema import Run, Settings
+from vtool.config.schema.base import Arrival
 
 _WORDS: dict[Any, str] = {bool: "true or false", int: "an integer", float: "a number", str: "text"}
 
@@ -25,11 +23,7 @@ class Setting:
     """One setting, or a group of them."""
 
     name: str
-    """Dotted;
-
-    what is in the entries of a list has the list's name, and none for the entry:
-    `data.train.format`.
-    """
+    """The dotted name. Settings of a list's entries have the list's name: `data.train.format`."""
     owner: type[Settings]
     field: FieldInfo
 
@@ -45,11 +39,15 @@ class Setting:
 
     @property
     def groups(self) -> tuple[type[Settings], ...]:
-        """The classes of the settings in it:
-
-        one for a group, several where one setting tells them apart, none for a plain value.
+        """The classes of the settings in it: one for a group, several for a union, none for a plain
+        value.
         """
         return tuple(_classes(self.field.annotation))
+
+    @property
+    def arrival(self) -> Arrival | None:
+        """How it is known to arrive: what its field says, or else its group."""
+        return arrival_of(self.owner, self.field)
 
     @property
     def takes(self) -> str:
@@ -58,7 +56,7 @@ class Setting:
 
     @property
     def doc(self) -> str:
-        """What the schema says below the field; of a group, what it says of its class."""
+        """The schema's text below the field; for a group without one, its class's docstring."""
         own = docstrings(self.owner).get(self.leaf, "")
         return own or next((inspect.cleandoc(group.__doc__ or "") for group in self.groups), "")
 
@@ -72,16 +70,25 @@ def all_settings(owner: type[Settings] = Run, prefix: str = "") -> Iterator[Sett
             yield from all_settings(group, f"{setting.name}.")
 
 
+def arrival_of(owner: type[Settings], field: FieldInfo) -> Arrival | None:
+    """Return how a setting is known to arrive: what its field says, or else its group."""
+    own = (each for each in field.metadata if isinstance(each, Arrival))
+    return next(own, owner.arrival)
+
+
+def arrivals() -> dict[str, Arrival | None]:
+    """Return, for every setting of a run, how it is known to arrive."""
+    return {setting.name: setting.arrival for setting in all_settings() if not setting.groups}
+
+
 @dataclass(frozen=True, slots=True)
 class Spot:
     """A place in the schema that an error of pydantic's names."""
 
     keys: tuple[str, ...]
-    """As the user writes it. pydantic's own has, besides, the tag of each union on the way."""
+    """The keys as the user writes them, without the tags of unions that pydantic adds."""
     owners: tuple[type[Settings], ...]
-    """The class that the last key is, or is not, a setting of;
-
-    several where a union's tag does not say which.
+    """The class that has, or lacks, the last key; several where a union's tag does not say which.
     """
     annotation: Any
     """The type that is wanted there; `None` for an unknown key."""
@@ -218,10 +225,7 @@ def _choices(annotation: Any) -> Iterator[str]:
 
 
 def _tags(member: type[Settings]) -> Iterator[str]:
-    """The words that pick this member of a union:
-
-    of its one setting that has a single choice and that the others have too.
-    """
+    """Yield the words that pick this member of a union: its setting with a single choice."""
     for field in member.model_fields.values():
         if (
             typing.get_origin(field.annotation) is typing.Literal

@@ -1,4 +1,4 @@
-"""What to write instead: help for unknown keys and for values of another type."""
+"""Help for unknown keys, and for values of another type."""
 
 import json
 
@@ -13,11 +13,11 @@ ANOTHER_FAMILY = (
     "another family needs a folder in vtool/families: its classes of transformers, its patch sizes,"
     ' its token ids, its linear layers and a tiny size (CONTRIBUTING.md, "A model family")'
 )
-"""What to say to whoever asks for a family that is not there."""
+"""Help for a family that vtool does not have."""
 
 
 def better_value(spot: Spot, given: object, origin: Origin | None) -> str | None:
-    """How to write what was probably meant by a value of another type."""
+    """Return how to write the value that was probably meant; None where that is unknown."""
     wanted = takes(spot.annotation)
     if wanted.startswith("a group of settings"):
         return _inside_of_group(spot.name, given)
@@ -82,7 +82,7 @@ def _as_list(name: str, given: object) -> str | None:
 
 
 def meant_key(spot: Spot) -> str:
-    """Which settings an unknown key may have been meant for."""
+    """Return a question about the settings that an unknown key may have been meant for."""
     key, group = spot.keys[-1], ".".join(spot.keys[:-1])
     if spot.owners == (DdpConfig,) and (told := of_another_release(key)):
         return told
@@ -121,7 +121,7 @@ def meant_key(spot: Spot) -> str:
 
 
 def what_it_needs(name: str, wanted: str) -> str:
-    """What to write for a setting, or for a group, that is missing."""
+    """Return how to give a setting, or a group, that is missing."""
     inside = _inside(name) if wanted == "a group of settings" else []
     required = [setting.name for setting in inside if setting.required]
     if inside:

@@ -24,14 +24,11 @@ class Job:
     overrides: tuple[str, ...]
     """All, with one value each."""
     swept: tuple[str, ...]
-    """Those in which jobs differ."""
+    """The overrides in which jobs differ."""
 
     @property
     def suffix(self) -> str:
-        """What tells its run from the others':
-
-        `lr=1e-3,seed=2`. What no file name should have is replaced.
-        """
+        """The end of its run's name, `lr=1e-3,seed=2`, without characters unfit for files."""
         keys = [override.partition("=")[0].lstrip("+") for override in self.swept]
         leaves = [key.rpartition(".")[2] for key in keys]
         named = [

@@ -1,7 +1,4 @@
-"""From plain values to a frozen `Run`:
-
-pydantic's errors become findings, each with its place and with what was meant.
-"""
+"""Validation of plain values: pydantic's errors become findings, with places and suggestions."""
 
 import json
 from collections.abc import Iterator
@@ -46,15 +43,15 @@ _HIDES = {
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What the schema says of a recipe."""
+    """The schema's judgement of a recipe."""
 
     run: Settings
-    """Where there are findings, only the groups in `sound` are there."""
+    """The settings; where there are findings, only the sound groups."""
     sound: frozenset[str]
     """The groups without a finding."""
     findings: tuple[Diagnostic, ...] = ()
     whole: bool = True
-    """Whether every value has been looked at."""
+    """Whether every value was validated."""
 
 
 def validate(composed: Composed) -> Checked:
@@ -97,21 +94,19 @@ def validate(composed: Composed) -> Checked:
 
 
 def _order(finding: Diagnostic) -> tuple[bool, str, int, int]:
-    """As one reads: file by file from the top, the command line last."""
+    """Order findings for reading: by file, from the top, the command line last."""
     origin = finding.origin or Origin("")
     return origin == COMMAND_LINE, origin.file, origin.line or 0, origin.column or 0
 
 
 def schema_of(values: dict[str, Any]) -> type[Settings]:
-    """What a recipe of this `kind` is checked against; where it has none that is known, a run."""
+    """Return the schema of a recipe's `kind`; of a run where that is missing or unknown."""
     kind = values.get("kind")
     return KINDS.get(kind, Run) if isinstance(kind, str) else Run
 
 
 def _partial(schema: type[Settings], values: dict[str, Any], groups: set[str]) -> Settings:
-    """The groups that are sound, so that a finding in one does not hide what rules say of the
-    others.
-    """
+    """Return the sound groups, so that a finding in one does not hide those of others."""
     found = {}
     for name, field in schema.model_fields.items():
         if name in groups:
@@ -216,7 +211,7 @@ def _unfit(
 
 
 def _left_open(name: str, origins: Origins) -> Diagnostic:
-    """`???` in a recipe: whoever uses it must say."""
+    """Return a finding for `???`: the user must set the value."""
     keys = name.split(".")
     setting = next(
         (
@@ -234,7 +229,7 @@ def _left_open(name: str, origins: Origins) -> Diagnostic:
 
 
 def _without_open(values: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """The values without those that are `???`, and the names of these."""
+    """Return the values that are not `???`, and the names of those that are."""
     names: list[str] = []
 
     def strip(value: Any, keys: tuple[str, ...]) -> Any:
@@ -255,10 +250,7 @@ def _without_open(values: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
 
 
 def _echoes(error: ErrorDetails) -> bool:
-    """Whether an error only repeats others:
-
-    a list that is too short because its entries have errors of their own.
-    """
+    """Return whether an error repeats others: a list is too short when its entries have errors."""
     return error["type"] == "too_short" and len(error["input"]) >= error["ctx"]["min_length"]
 
 

@@ -1,7 +1,4 @@
-"""YAML with places:
-
-read a file, and refuse what other readers let pass, such as a key that is there twice.
-"""
+"""YAML files with positions, read strictly: a key that is there twice is refused."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -29,12 +26,12 @@ class YamlFile:
     """A file of settings, with the marks that YAML gives each of its nodes."""
 
     name: str
-    """As messages name it."""
+    """Its name in messages."""
     text: str
     root: yaml.MappingNode
 
     def place(self, node: yaml.Node) -> Origin:
-        """Where a node begins."""
+        """Return where a node begins."""
         return _place(self.name, node.start_mark)
 
 
@@ -82,7 +79,7 @@ def read_yaml(path: Path) -> YamlFile:
 
 
 def not_yaml(name: str, error: yaml.YAMLError) -> Findings:
-    """What the parser says, at the place that it says it of."""
+    """Return the parser's message as findings, at the place that it names."""
     if isinstance(error, yaml.MarkedYAMLError) and (
         mark := error.problem_mark or error.context_mark
     ):
@@ -127,9 +124,8 @@ def _refusals(node: yaml.Node, name: str) -> Iterator[Diagnostic]:
 
 
 def _unfolded(node: yaml.Node, seen: dict[int, int], name: str) -> int:
-    """The values in a node, those that an alias repeats counted each time:
-
-    nine aliases of nine, nine deep, are 400 million.
+    """Count the values in a node, those of an alias each time: nine aliases of nine, nine deep, are
+    400 million.
     """
     if id(node) not in seen:
         seen[id(node)] = 0  # an alias that contains itself is found by walking it

@@ -1,8 +1,4 @@
-"""Findings:
-
-the one way a check speaks. `Diagnostic` is a finding, `RULES` the table it refers to, `render`
-prints it.
-"""
+"""Findings, the table of rules that they refer to (`RULES`), and the renderers."""
 
 from vtool.diagnostics.diagnostic import Diagnostic, Findings, Origin
 from vtool.diagnostics.table import RULES, Rule

@@ -34,12 +34,12 @@ class Compared:
     recorded: bool
     """The baseline was not there, and holds these findings now."""
     known: int
-    """How many findings the baseline has, or now holds."""
+    """The number of findings in the baseline, now."""
     gone: tuple[str, ...]
-    """What the baseline has of these subjects, was looked for again, and is no longer found."""
+    """Entries of these subjects whose check ran again and no longer finds them."""
 
     def lines(self, file: Path) -> list[str]:
-        """What to tell the user, beside the findings."""
+        """Lines for the user, beside the findings."""
         findings = f"{self.known} finding{'' if self.known == 1 else 's'}"
         if self.recorded:
             return [f"baseline: {findings} recorded in {file}; from now on only others count"]
@@ -91,9 +91,7 @@ def compare(results: Sequence[Result], file: Path) -> Compared:
 
 
 def fingerprint(subject: str, finding: Diagnostic) -> str:
-    """128 bits, in hexadecimal, that stay the same while lines move and numbers in the message
-    change.
-    """
+    """Return 128 bits, in hexadecimal, that stay the same while lines move and numbers change."""
     return hashlib.sha256(
         _key(_entry(subject, finding)).encode("utf-8", "surrogatepass")
     ).hexdigest()[:32]
@@ -115,7 +113,7 @@ def _mark(results: Sequence[Result], left: Counter[str]) -> tuple[tuple[Result, 
 
 
 def _counts(result: Result, finding: Diagnostic) -> bool:
-    """Whether it is a finding of a check that was made."""
+    """Return whether a finding comes from a check that ran."""
     return (
         finding.severity != "note"
         and result.verdict in _JUDGED
@@ -124,7 +122,7 @@ def _counts(result: Result, finding: Diagnostic) -> bool:
 
 
 def _entry(subject: str, finding: Diagnostic) -> dict[str, Any]:
-    """What the file holds of a finding: enough to be read by people, and no line, which moves."""
+    """Return a finding as the file holds it: enough for people to read, without its line."""
     fields = {
         "subject": subject,
         "rule": finding.rule,
@@ -137,9 +135,8 @@ def _entry(subject: str, finding: Diagnostic) -> dict[str, Any]:
 
 
 def _file(origin: Origin | None) -> str | None:
-    """What is the same in another checkout, and in another environment:
-
-    the path in the working folder, in site-packages, or the name.
+    """Return a file's path in the working folder or in site-packages, or its name: the same in
+    another checkout and another environment.
     """
     file = file_of(origin)
     if file is None or not os.path.isabs(file):

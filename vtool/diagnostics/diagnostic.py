@@ -1,4 +1,4 @@
-"""A finding: which rule, where, what was expected, what was seen, and what to do."""
+"""A finding: its rule, its place, the expected and the observed value, and what to do."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,10 +11,7 @@ Severity = Literal["error", "warning", "note"]
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a value comes from:
-
-    a file with a 1-based line and column, or the words `command line`.
-    """
+    """The place of a value: a file with a 1-based line and column, or the words `command line`."""
 
     file: str
     line: int | None = None
@@ -52,12 +49,12 @@ class Diagnostic:
 
     @property
     def remedy(self) -> str:
-        """What to do: the finding's own words, or the rule's."""
+        """The finding's help, or the rule's."""
         return self.help or f"{RULES[self.rule].fix} (vtool explain {self.rule})"
 
 
 class Findings(ValueError):
-    """What stops a command: the findings, all of them at once.
+    """An error with all findings that stop a command.
 
     Raised by library code for anything a user can put right. The commands print the findings and
     exit 1, or exit 2 where `fatal` says that nothing at all could be checked.

@@ -11,7 +11,7 @@ _LEVELS = {"error": "error", "warning": "warning", "note": "notice"}
 
 
 def annotation(finding: Diagnostic) -> str:
-    """One line. What a finding says may have line breaks and colons; here they are escaped."""
+    """Return a finding as one line, with line breaks and colons escaped."""
     origin = finding.origin
     properties = {
         "file": file_of(origin),

@@ -1,5 +1,6 @@
 """The table of rules as a page: `vtool explain --all`, and docs/rules.md."""
 
+import textwrap
 from collections.abc import Iterator
 
 from vtool.diagnostics.rule import Rule
@@ -18,40 +19,41 @@ _CLASSES = {
 }
 _HEAD = """# Rules
 
-Every finding has a rule, with a name and a code that do not change. `vtool explain NAME` shows one; this page is `vtool explain --all`.
-An error makes a command exit with 1, a warning or a note does not.
+Every finding has a rule, with a name and a code that do not change. `vtool explain NAME` shows one;
+this page is `vtool explain --all`. An error makes a command exit with 1, a warning or a note does
+not.
 """
 
 
 def as_markdown() -> str:
-    """All rules, by what they are about."""
+    """Return every rule with its texts, by class and code."""
     return "\n".join([_HEAD, *_sections()])
 
 
 def _sections() -> Iterator[str]:
     ordered = sorted(RULES.values(), key=lambda rule: rule.code)
     for digit, title in _CLASSES.items():
-        rules = [rule for rule in ordered if rule.code[2] == digit]
-        if rules:
-            yield f"## VT{digit}xx: {title}\n"
-            yield from (_section(rule) for rule in rules)
+        yield f"## VT{digit}xx: {title}\n"
+        yield from (_section(rule) for rule in ordered if rule.code[2] == digit)
 
 
 def _section(rule: Rule) -> str:
-    lines = (
-        f"### {rule.code} {rule.name}",
-        "",
-        f"{rule.summary} {rule.why}",
-        "",
-        f"- severity: {rule.severity}",
-        f"- bad: {_code(rule.bad)}",
-        f"- good: {_code(rule.good)}",
-        f"- what to do: {rule.fix}",
-        "",
+    return f"""### {rule.code} {rule.name}
+
+{_wrapped(f"{rule.summary} {rule.why}")}
+
+- severity: {rule.severity}
+- bad: {_code(rule.bad)}
+- good: {_code(rule.good)}
+{_wrapped(f"- what to do: {rule.fix}", indent="  ")}
+"""
+
+
+def _wrapped(text: str, indent: str = "") -> str:
+    return textwrap.fill(
+        text, 100, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
     )
-    return "\n".join(lines)
 
 
 def _code(text: str) -> str:
-    fence = "``" if "`" in text else "`"
-    return f"{fence} {text} {fence}" if len(fence) > 1 else f"`{text}`"
+    return f"`` {text} ``" if "`" in text else f"`{text}`"

@@ -1,4 +1,4 @@
-"""What was meant by a word that is not known."""
+"""Guesses of what was meant by an unknown word."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -6,10 +6,7 @@ from difflib import SequenceMatcher
 
 
 def near(word: str, words: Iterable[str], limit: int = 3) -> list[str]:
-    """The words that a misspelt one may have meant, the likeliest first;
-
-    those that are much less alike than the first are left out.
-    """
+    """Return the most similar words, the likeliest first, without those far behind it."""
     scored = sorted(
         ((_likeness(word.casefold(), other.casefold()), other) for other in words),
         key=lambda pair: (-pair[0], pair[1]),
@@ -19,14 +16,13 @@ def near(word: str, words: Iterable[str], limit: int = 3) -> list[str]:
 
 
 def ending(word: str, names: Iterable[str]) -> list[str]:
-    """The dotted names that end in `word`: `data.micro_batch_size` for `batch_size`."""
+    """Return the dotted names that end in `word`: `data.micro_batch_size` for `batch_size`."""
     return [name for name in names if f"_{_leaf(name)}".endswith(f"_{word}")]
 
 
 def same_words(word: str, names: Iterable[str]) -> list[str]:
-    """The dotted names whose last part has the same words as `word`, or is short for it:
-
-    `lr` for `learning_rate`.
+    """Return the dotted names whose last part has the same words, or is short for it: `lr` for
+    `learning_rate`.
     """
     parts = _words(word)
     return [
@@ -37,10 +33,7 @@ def same_words(word: str, names: Iterable[str]) -> list[str]:
 
 
 def overlapping(word: str, names: Iterable[str], limit: int = 3) -> list[str]:
-    """The dotted names that share the most words with `word`:
-
-    `train.epochs` for `num_train_epochs`.
-    """
+    """Return the dotted names that share the most words: `train.epochs` for `num_train_epochs`."""
     parts = set(_words(word))
     scored = []
     for name in names:
@@ -52,7 +45,7 @@ def overlapping(word: str, names: Iterable[str], limit: int = 3) -> list[str]:
 
 
 def did_you_mean(candidates: Sequence[str]) -> str | None:
-    """A question for the user, or nothing to ask."""
+    """Return a question for the user; None where there are no candidates."""
     quoted = [f"`{candidate}`" for candidate in candidates]
     if len(quoted) > 1:
         quoted = [", ".join(quoted[:-1]), quoted[-1]]

@@ -7,9 +7,9 @@ from vtool.diagnostics.diagnostic import Origin
 
 
 def file_of(origin: Origin | None) -> str | None:
-    """The file of a place, relative to the working folder where it lies in it, with `/`.
+    """Return the file of an origin, relative to the working folder where it lies in it, with `/`.
 
-    None where the place is no file.
+    None where the origin is no file.
     """
     if origin is None or (origin.line is None and origin.file == "command line"):
         return None

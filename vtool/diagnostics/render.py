@@ -1,8 +1,4 @@
-"""Print results:
-
-`full` for reading, `concise` a line each, `json` and `sarif` for programs, `github` for
-annotations.
-"""
+"""Printing of results: `full` to read, `concise` a line each, `json`, `sarif`, `github`."""
 
 import json
 import os
@@ -15,7 +11,7 @@ from vtool.diagnostics.github import annotation
 from vtool.diagnostics.result import Result, count
 from vtool.version import __version__
 
-_COLOURS = {"error": "31;1", "warning": "33;1", "note": "36;1"}
+_COLORS = {"error": "31;1", "warning": "33;1", "note": "36;1"}
 Locate = Callable[[str], Path]
 MACHINE = frozenset({"json", "sarif"})
 """Formats that are one document: nothing else may be on their stream."""
@@ -43,12 +39,12 @@ def render(
         )
         stream.write(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
         return
-    colour = stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-    told: set[str] = set()  # rules whose remedy has been printed: once is enough
+    color = stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    explained: set[str] = set()  # rules whose remedy has been printed: once is enough
     for result in results:
         for finding in result.findings:
             if format == "full":
-                stream.write("\n".join(_full(finding, colour, locate, told)) + "\n\n")
+                stream.write("\n".join(_full(finding, color, locate, explained)) + "\n\n")
             else:
                 stream.write(
                     (annotation(finding) if format == "github" else _concise(finding)) + "\n"
@@ -60,7 +56,7 @@ def render(
 
 
 def summary(results: Sequence[Result]) -> str:
-    """The last line: what was found, and what was not looked at."""
+    """Return the last line: the counts of findings, and of checks by how they ended."""
     counts = count(results)
     found = [
         f"{counts[name]} {name if counts[name] != 1 else name[:-1]}"
@@ -81,7 +77,7 @@ def summary(results: Sequence[Result]) -> str:
 
 
 def as_json(results: Sequence[Result], command: str, options: Sequence[str] = ()) -> dict[str, Any]:
-    """The one JSON layout of every checking command. Keys without a value are left out."""
+    """Return the one JSON layout of every checking command. Keys without a value are left out."""
     return {
         "version": 1,
         "tool": {
@@ -134,7 +130,7 @@ def _finding_json(finding: Diagnostic) -> dict[str, Any]:
 
 
 def _missed(result: Result) -> Iterator[str]:
-    """What was not run, and why."""
+    """Yield the rules that were not run, with the reason."""
     missed: dict[str, list[str]] = {}
     for rule, state in result.checks.items():
         if state == "not-run":
@@ -157,22 +153,22 @@ def _concise(finding: Diagnostic) -> str:
     return f"{place}{finding.severity} {finding.rule} ({finding.code}): {message}"
 
 
-def _full(finding: Diagnostic, colour: bool, locate: Locate, told: set[str]) -> list[str]:
+def _full(finding: Diagnostic, color: bool, locate: Locate, explained: set[str]) -> list[str]:
     head = f"{finding.severity}[{finding.rule} {finding.code}]"
-    painted = f"\x1b[{_COLOURS[finding.severity or 'error']}m{head}\x1b[0m" if colour else head
+    painted = f"\x1b[{_COLORS[finding.severity or 'error']}m{head}\x1b[0m" if color else head
     lines = [f"{painted}: {finding.message}"]
     if finding.origin:
         lines += [f"  --> {finding.origin}", *_excerpt(finding.origin, locate)]
     if finding.help:
         lines.append(f"  help: {finding.help}")
-    elif finding.rule not in told:
-        told.add(finding.rule)
+    elif finding.rule not in explained:
+        explained.add(finding.rule)
         lines.append(f"  help: {finding.remedy}")
     return lines
 
 
 def _excerpt(origin: Origin, locate: Locate) -> Iterator[str]:
-    """The line that an origin names, with a caret under the column."""
+    """Yield the line that an origin names, with a caret under the column."""
     if origin.line is None:
         return
     try:

@@ -1,4 +1,4 @@
-"""What a check has come to, for one subject."""
+"""The result of checking one subject."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,26 +21,20 @@ class Result:
     checks: Mapping[str, str] = field(default_factory=dict)
     findings: tuple[Diagnostic, ...] = ()
     details: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """What was measured for a rule, passed or not:
-
-    `reason`, `measured`, `tolerance` and the like.
-    """
+    """Measurements by rule, passed or not: `reason`, `measured`, `tolerance` and the like."""
 
     @staticmethod
     def of_findings(
         subject: str, findings: Sequence[Diagnostic], asked: Sequence[str] = ()
     ) -> "Result":
-        """The result of checks of which these are the findings;
-
-        what was asked for and not found has passed.
-        """
+        """Make a result of findings; a rule that was asked and not found has passed."""
         found = {finding.rule for finding in findings if finding.severity == "error"}
         checks = dict.fromkeys(asked, "passed") | dict.fromkeys(sorted(found), "failed")
         return Result(subject, "unsafe" if found else "clean", checks, tuple(findings))
 
 
 def count(results: Sequence[Result]) -> dict[str, int]:
-    """Findings by severity, and checks by how they ended."""
+    """Count findings by severity, and checks by how they ended."""
     severities = [finding.severity for result in results for finding in result.findings]
     checks = [state for result in results for state in result.checks.values()]
     counts = {
@@ -54,7 +48,7 @@ def count(results: Sequence[Result]) -> dict[str, int]:
 
 
 def exit_code(results: Sequence[Result]) -> int:
-    """0 without an error, 1 with one, 2 where not one result could be made."""
+    """Return 0 without an error, 1 with one, 2 where no subject could be checked."""
     if all(result.verdict == "not-run" for result in results):
         return 2
     return 1 if count(results)["errors"] else 0

@@ -27,8 +27,6 @@ class Rule:
     severity: Literal["error", "warning", "note"] = "error"
     """The severity of its findings, unless a finding sets its own."""
     stage: Literal["row", "split", "references"] | None = None
-    """What `vtool verify` has to see before it reports the rule as `passed`: a row read to its end,
-    a split's rows together, or the reference answers of a split that is evaluated.
+    """The subject of a rule that `vtool verify` lists among its checks: a row, read to its end; a
+    split; or the reference answers of a split that is evaluated.
     """
-    in_result: bool = False
-    """Whether result.json of a finished run lists the rule among its checks."""

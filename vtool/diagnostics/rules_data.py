@@ -155,7 +155,6 @@ RULES = (
             " config.json."
         ),
         stage="row",
-        in_result=True,
     ),
     Rule(
         name="image-in-answer",
@@ -212,7 +211,6 @@ RULES = (
             " chat_template.jinja and eos_token."
         ),
         stage="row",
-        in_result=True,
     ),
     Rule(
         name="unstable-template",
@@ -231,7 +229,6 @@ RULES = (
             " into rows with one assistant turn each."
         ),
         stage="row",
-        in_result=True,
     ),
     Rule(
         name="control-token-in-text",
@@ -245,7 +242,6 @@ RULES = (
         good='{"role": "user", "content": "What does im_end mean?"}',
         fix="Write it differently, or remove the row.",
         stage="row",
-        in_result=True,
     ),
     Rule(
         name="labels-differ-from-answers",
@@ -262,7 +258,6 @@ RULES = (
             " a bug of vtool: please report it."
         ),
         stage="row",
-        in_result=True,
     ),
     Rule(
         name="overlong-row",
@@ -355,6 +350,5 @@ RULES = (
         bad="1257 rows, 1 epoch, 1250 trained",
         good="1257 rows, 1 epoch, 1257 trained",
         fix="This is a bug of vtool: please report it with the run's config.yaml and data.json.",
-        in_result=True,
     ),
 )

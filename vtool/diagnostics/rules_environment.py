@@ -1,7 +1,4 @@
-"""Rules VT5xx of what is installed and of what variables say:
-
-asked by `vtool doctor`, and of recipes for an NPU by `validate-config`.
-"""
+"""Rules VT5xx of installed packages and variables: `vtool doctor`, and recipes for an NPU."""
 
 from vtool.diagnostics.rule import Rule
 

@@ -93,7 +93,6 @@ RULES = (
             "Lower optim.lr or raise optim.warmup_steps; look at the rows that the message names."
             " The weights before the step are in the last checkpoint."
         ),
-        in_result=True,
     ),
     Rule(
         name="nonfinite-gradient",
@@ -106,7 +105,6 @@ RULES = (
             "Lower optim.lr, or compute in model.dtype=float32. The weights before the step are in"
             " the last checkpoint."
         ),
-        in_result=True,
     ),
     Rule(
         name="no-supervised-tokens",
@@ -116,7 +114,6 @@ RULES = (
         bad="a global batch of rows whose answers are all cut off",
         good="rows with an answer each",
         fix="Run `vtool verify` on the rows: it shows the supervised tokens of each.",
-        in_result=True,
     ),
     Rule(
         name="micro-batch-without-image",

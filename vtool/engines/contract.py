@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
-from vtool.config.read_back import Observed
+from vtool.config.readback import Observed
 from vtool.config.schema import Optim
 from vtool.engines.ranks import Ranks
 from vtool.engines.spans import Span, null_span

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import get_total_norm
 
-from vtool.config.read_back import Observed
+from vtool.config.readback import Observed
 from vtool.config.schema import Ddp as DdpSettings
 from vtool.engines import common
 from vtool.engines.contract import B, EngineInputs

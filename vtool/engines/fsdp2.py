@@ -27,7 +27,7 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.utils import get_total_norm
 
-from vtool.config.read_back import Observed
+from vtool.config.readback import Observed
 from vtool.config.schema import Fsdp2 as Fsdp2Settings
 from vtool.engines import common
 from vtool.engines.contract import B, EngineInputs

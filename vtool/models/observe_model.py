@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from vtool.config.read_back import Observed
+from vtool.config.readback import Observed
 from vtool.families import FAMILIES
 from vtool.models.attention import DOCUMENT_ATTENTION, ROW_ATTENTION
 from vtool.models.model_class import class_of

@@ -10,10 +10,10 @@ from dataclasses import replace
 import torch
 import torch.distributed as dist
 
+from vtool.config.expected import COMPONENTS, expected_settings
 from vtool.config.origins import Origins
-from vtool.config.read_back import Observed, compare
+from vtool.config.readback import Observed, compare_readback
 from vtool.config.schema.formats import ENTRY_SETTINGS
-from vtool.config.wanted import COMPONENTS, wanted
 from vtool.diagnostics import Diagnostic
 from vtool.engines.ranks import SharedFindings
 from vtool.models.observe_model import observe_class, observe_config
@@ -31,7 +31,7 @@ def check_arrival(session: Session, origins: Origins | None) -> None:
         SharedFindings: `setting-not-arrived`, `device-not-used`; each once, with the first rank
             that has it.
     """
-    differences = compare(wanted(session.run), observe_run(session), origins)
+    differences = compare_readback(expected_settings(session.run), observe_run(session), origins)
     found: dict[Diagnostic, list[int]] = {}
     for rank, findings in enumerate(session.ranks.all_gather_objects(differences)):
         for finding in findings:

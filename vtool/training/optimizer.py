@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from vtool.config.read_back import Observed
+from vtool.config.readback import Observed
 from vtool.config.schema import Optim
 from vtool.engines.contract import Group
 from vtool.models.observe_model import dtype_name

@@ -7,7 +7,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
 
-from vtool.config.read_back import Observed, same
+from vtool.config.readback import Observed, same_value
 from vtool.config.schema import Optim
 
 SCHEDULES: dict[str, Callable[[float], float]] = {
@@ -53,7 +53,9 @@ def observe_schedule(rate: Callable[[int], float], total: int) -> Iterator[Obser
     step = warmup + 1 + left // 3
     share, done = rate(step) / peak, (step - 1 - warmup) / left
     unknown = f"a rate of {rate(step):.6g} in step {step}"
-    name = next((name for name, shape in SCHEDULES.items() if same(shape(done), share)), unknown)
+    name = next(
+        (name for name, shape in SCHEDULES.items() if same_value(shape(done), share)), unknown
+    )
     yield Observed("optim.schedule", name, where)
 
 

@@ -7,10 +7,10 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
-from vtool.config.read_back import Asked, Expected, Observed, compare
+from vtool.config.expected import adapted_layer, weight_decay
+from vtool.config.readback import Expectation, Expected, Observed, compare_readback
 from vtool.config.schema import Lora
 from vtool.config.settings import all_settings
-from vtool.config.wanted import adapted, weight_decay
 from vtool.diagnostics import Diagnostic
 from vtool.diagnostics.near_miss import did_you_mean, near
 from vtool.engines import ddp, fsdp2
@@ -42,7 +42,7 @@ def compare_objects(asked: Mapping[str, Any], objects: Mapping[str, Any]) -> lis
             help = did_you_mean(near(name, names))
             raise ValueError(f"there is no setting {name}{f'; {help}' if help else ''}")
     observed = list(observe_objects(objects))
-    found = compare(_expected(asked), observed)
+    found = compare_readback(_expected(asked), observed)
     shown = {one.name for one in observed}
     if "lora.layers" in shown:
         shown |= {"lora.targets", "lora.exclude"}
@@ -76,8 +76,8 @@ def observe_objects(objects: Mapping[str, Any]) -> Iterator[Observed]:
                 raise ValueError(f"{name} is neither a model nor an optimizer, but {kind}")
 
 
-def _expected(asked: Mapping[str, Any]) -> dict[str, Asked]:
-    expected: dict[str, Asked] = {
+def _expected(asked: Mapping[str, Any]) -> dict[str, Expectation]:
+    expected: dict[str, Expectation] = {
         name: Expected(name, value) for name, value in asked.items() if value is not None
     }
     if "optim.weight_decay" in expected:
@@ -86,7 +86,7 @@ def _expected(asked: Mapping[str, Any]) -> dict[str, Asked]:
     if "lora.targets" in asked or "lora.exclude" in asked:
         targets = None if asked.get("lora.targets") is None else tuple(asked["lora.targets"])
         lora = Lora(targets=targets, exclude=tuple(asked.get("lora.exclude", ())))
-        expected["lora.layers"] = adapted(lora)
+        expected["lora.layers"] = adapted_layer(lora)
     return expected
 
 

@@ -13,10 +13,10 @@ from typing import Any
 from vtool.config.load import Loaded
 from vtool.config.origins import Origins
 from vtool.config.schema import Run
-from vtool.config.settings import all_settings
+from vtool.config.schema.base import ActsLater, NotReadable
+from vtool.config.settings import arrivals
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.verification.processes import Ended, join_ranks, read_task, run_processes, write_result
-from vtool.verification.readback_registry import ACTS_LATER, NOT_READABLE
 from vtool.verification.shrink_run import SmallRun, shrink_run
 
 LIVE_CHECKS = ("objects-not-built", "setting-not-arrived", "device-not-used")
@@ -84,7 +84,7 @@ def check_live(loaded: Loaded) -> LiveResult:
 
 def _sort_settings(results: list[WorkerResult], small: SmallRun) -> dict[str, Any]:
     """Return the settings that were read back, that act later, and that could not be told."""
-    names = list(dict.fromkeys(setting.name for setting in all_settings() if not setting.groups))
+    names = arrivals()
     read = frozenset[str]().union(*(result.read for result in results))
     unseen = set(names).intersection(*(result.unseen for result in results)) if results else set()
     not_asked = dict(small.not_asked)
@@ -94,8 +94,10 @@ def _sort_settings(results: list[WorkerResult], small: SmallRun) -> dict[str, An
             not_asked.setdefault(name, _why_unseen(name, small))
     return {
         "read": [name for name in names if name in read and name not in small.not_asked],
-        "acts_later": [name for name in names if name in ACTS_LATER],
-        "not_readable": NOT_READABLE,
+        "acts_later": [name for name, arrival in names.items() if arrival == ActsLater()],
+        "not_readable": {
+            name: arrival.why for name, arrival in names.items() if isinstance(arrival, NotReadable)
+        },
         "not_asked": not_asked,
         "smaller": list(small.changes),
     }
@@ -174,8 +176,8 @@ def observe_small_run(task: LiveTask, folder: Path, rank: int) -> WorkerResult:
     """
     import torch
 
-    from vtool.config.read_back import settings_seen, unseen
-    from vtool.config.wanted import wanted
+    from vtool.config.expected import expected_settings
+    from vtool.config.readback import observed_settings, unobserved
     from vtool.devices import place
     from vtool.engines.ranks import Ranks
     from vtool.training.observe_run import check_arrival, observe_run
@@ -188,7 +190,7 @@ def observe_small_run(task: LiveTask, folder: Path, rank: int) -> WorkerResult:
     own = folder / f"rank{rank}"
     own.mkdir()
     session = open_small_session(task.run, task.small.run, own, Ranks(rank, world, rank, world))
-    observed, expected = observe_run(session), wanted(session.run)
+    observed, expected = observe_run(session), expected_settings(session.run)
     findings: tuple[Diagnostic, ...] = ()
     try:
         check_arrival(session, task.origins)
@@ -196,6 +198,6 @@ def observe_small_run(task: LiveTask, folder: Path, rank: int) -> WorkerResult:
         findings = different.diagnostics
     return WorkerResult(
         findings,
-        frozenset(settings_seen(expected, observed)),
-        frozenset(unseen(expected, observed)),
+        frozenset(observed_settings(expected, observed)),
+        frozenset(unobserved(expected, observed)),
     )

@@ -1,4 +1,1 @@
-"""What a machine's environment says, read without torch:
-
-variables, versions, CANN's files. Checks are pure functions of these.
-"""
+"""Checks of a machine's environment, without torch: variables, versions, CANN's files."""

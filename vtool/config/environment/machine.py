@@ -1,7 +1,4 @@
-"""What can be read off a machine without importing torch:
-
-variables, versions of packages, CANN's files.
-"""
+"""Facts of a machine, read without torch: variables, versions of packages, CANN's files."""
 
 import ast
 import os
@@ -22,9 +19,9 @@ class Torch:
     """An installed torch."""
 
     version: str
-    """As its metadata has it: `2.13.0+cpu`."""
+    """The version in its metadata: `2.13.0+cpu`."""
     accelerator: str | None
-    """What it was built for: `cuda`, `hip` or `xpu`; None for a CPU build."""
+    """The accelerator of the build: `cuda`, `hip` or `xpu`; None for a CPU build."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,19 +33,19 @@ class Cann:
     packages: Mapping[str, str]
     """The versions of what is installed there, by package name."""
     problems: tuple[str, ...] = ()
-    """What would make `import torch_npu` raise."""
+    """Problems that make `import torch_npu` raise."""
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What the checks look at."""
+    """The facts that the checks are functions of."""
 
     environment: Mapping[str, str]
     torch: Torch | None
     torch_npu: str | None
     """Its version."""
     wanted_torch: str | None
-    """What the metadata of torch_npu asks for: `==2.13.0.*`."""
+    """The bound in torch_npu's metadata: `==2.13.0.*`."""
     cann: Cann
     npus: int
     """Device files of NPUs; 0 where there are none, or a container hides them."""

@@ -1,6 +1,6 @@
-"""What an Ascend NPU asks for:
+"""Checks for an Ascend NPU: versions that fit, CANN, and settings that it supports.
 
-versions that fit, CANN, and settings that it can obey. Nothing of torch_npu is imported.
+Imports nothing of torch_npu.
 """
 
 import re
@@ -26,29 +26,26 @@ RULES = (*PACKAGE_RULES, *VARIABLE_RULES, *SETTINGS_RULES)
 
 
 def check_recipe(run: Run, origins: Origins, machine: Machine) -> Iterator[Diagnostic]:
-    """A recipe with device.kind=npu, and what is installed and set where it is checked."""
+    """Check a recipe with device.kind=npu, and the machine that it is checked on."""
     yield from check_machine(machine)
     yield from check_settings(run, origins, machine)
 
 
 def check_machine(machine: Machine) -> Iterator[Diagnostic]:
-    """What is installed, and what variables are set to, whatever the recipe."""
+    """Check the packages and the variables, whatever the recipe."""
     yield from check_packages(machine)
     yield from check_variables(machine.environment, npus=machine.npus, cores=machine.cores)
 
 
 def unanswered(machine: Machine) -> dict[str, str]:
-    """The rules that cannot be asked here, and why:
-
-    a recipe may be checked on another machine than it is run on.
-    """
+    """Return, by rule, why this machine cannot answer it; the recipe may run on another."""
     return (
         {} if machine.torch_npu else dict.fromkeys(PACKAGE_RULES, "torch_npu is not installed here")
     )
 
 
 def check_packages(machine: Machine) -> Iterator[Diagnostic]:
-    """torch_npu, where it is installed, beside torch and CANN."""
+    """Check torch_npu, where it is installed, against torch and CANN."""
     if machine.torch_npu is None:
         return
     npu, torch = machine.torch_npu, machine.torch
@@ -107,7 +104,7 @@ def _cann(cann: Cann, npu: str) -> Iterator[Diagnostic]:
 
 
 def check_settings(run: Run, origins: Origins, machine: Machine) -> Iterator[Diagnostic]:
-    """Settings that an NPU cannot obey, or that are not what they look like there."""
+    """Check the settings that an NPU does not support, or takes in another sense."""
     if run.model.dtype == "float64":
         message = (
             "model.dtype is float64, which operations on NPUs reject one by one, or compute on a"
@@ -152,7 +149,9 @@ def check_settings(run: Run, origins: Origins, machine: Machine) -> Iterator[Dia
 
 
 def _fits(version: str, wanted: str) -> bool:
-    """Whether `2.13.0+cpu` is `==2.13.0.*`. torch_npu asks in no other way."""
+    """Return whether a version such as `2.13.0+cpu` fits `==2.13.0.*`, torch_npu's only kind of
+    bound.
+    """
     release = wanted.removeprefix("==").removesuffix(".*").strip()
     plain = version.partition("+")[0]
     return plain == release or (

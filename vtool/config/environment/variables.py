@@ -26,12 +26,9 @@ class Variable:
     default: str
     fits: Fits
     otherwise: str
-    """What happens with another value."""
+    """The effect of another value."""
     severity: Literal["error", "warning"]
-    """A warning where it is replaced without a word:
-
-    the run goes on, with another value than was set.
-    """
+    """A warning where the value is replaced without a word, and the run goes on with another."""
 
 
 def _integer(low: int, high: int) -> Fits:
@@ -157,7 +154,7 @@ VISIBLE = "ASCEND_RT_VISIBLE_DEVICES"
 def check_variables(
     environment: Mapping[str, str], *, npus: int = 0, cores: int | None = None
 ) -> Iterator[Diagnostic]:
-    """All that is wrong with the variables that are set.
+    """Check every variable that is set.
 
     Args:
         npus: those of this machine; 0 where that is not known.
@@ -182,8 +179,8 @@ def check_variables(
 
 
 def visible_devices(given: str) -> list[int]:
-    """The devices that are left, read as CANN reads the list: up to the first character that is
-    neither a digit nor a comma.
+    """Return the devices that CANN reads from a list: up to the first character that is neither a
+    digit nor a comma.
 
     After torch_npu 2.13's `_parse_visible_devices` (torch_npu/npu/__init__.py).
     """

@@ -1,6 +1,5 @@
-"""A recipe of verl's SFT trainer, read as ours:
-
-the same rules over what means the same, placed in the file that it came from.
+"""A recipe of verl's SFT trainer, translated to ours and checked by our rules, with places in its
+own file.
 """
 
 import json
@@ -43,7 +42,7 @@ _WORDS = {same.ours: same.theirs for table in (RUN, LORA, FSDP, MEGATRON) for sa
 
 @dataclass(slots=True)
 class _Theirs:
-    """What their file says, and what has been made of it."""
+    """A file of verl's, and the settings that were made of it."""
 
     given: Mapping[str, Any]
     """By dotted name: every value, and the two groups that go through as they are."""
@@ -53,7 +52,7 @@ class _Theirs:
     origins: dict[Key, Place] = field(default_factory=dict)
     judged: set[str] = field(default_factory=set)
     names: dict[str, str] = field(default_factory=dict)
-    """Of our settings: what theirs is called."""
+    """By our setting, the name of theirs."""
 
     def take(self, name: str, default: Any = None) -> Any:
         """A value that is judged."""
@@ -251,9 +250,9 @@ def _translate(theirs: _Theirs, megatron: bool) -> Iterator[Diagnostic]:
 
 
 def _profiler(theirs: _Theirs) -> Iterator[Diagnostic]:
-    """verl/utils/profiler/profile.py:
+    """Translate the profiler (verl/utils/profiler/profile.py).
 
-    off unless enabled; without ranks rank 0 alone; a tool that it does not know records nothing.
+    It is off unless enabled; without ranks, rank 0 alone records; an unknown tool records nothing.
     """
     interval, enabled = (
         theirs.take("trainer.profile_interval", list(OFF)),
@@ -303,10 +302,7 @@ def _megatron(theirs: _Theirs) -> Iterator[Diagnostic]:
 
 
 def _model(theirs: _Theirs) -> None:
-    """Of a model's folder, its family.
-
-    A name on a hub, or a family that is not ours, is not judged.
-    """
+    """Return the family of a model's folder; None for a name on a hub, or another family."""
     path = theirs.values.get("model", {}).get("path")
     if path is None:
         return

@@ -198,9 +198,7 @@ NAMES = frozenset(
 
 
 def in_a_group(name: str) -> bool:
-    """Whether a setting is in a group that has no counterpart, or says which class a group is made
-    into.
-    """
+    """Return whether a setting is in a group without a counterpart, or names a group's class."""
     return name.endswith("_target_") or any(
         name == group or name.startswith(f"{group}.") for group in _GROUPS
     )

@@ -94,7 +94,7 @@ def micro_batch_larger_than_share(run: Run, origins: Origins) -> Iterator[Diagno
     groups=("data",),
 )
 def max_length_missing(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """What happens to rows that are too long is only said where there is such a thing."""
+    """data.on_overlong is set only beside data.max_length."""
     todo = run.data.on_overlong
     if todo != "error" and run.data.max_length is None:
         message = f"data.on_overlong is {todo}, but data.max_length does not say what too long is"

@@ -1,7 +1,4 @@
-"""The rule about `device.numa`:
-
-who binds a process to the cores near its device, and where nobody does.
-"""
+"""The rule about `device.numa`: who binds a process to the cores near its device."""
 
 from collections.abc import Iterator
 
@@ -14,7 +11,7 @@ from vtool.diagnostics import Diagnostic, Rule
 def unbound(
     run: Run, kind: str, nproc: int | None, origins: Origins | None = None, *, outer: bool = False
 ) -> Iterator[Diagnostic]:
-    """Why `device.numa` would do nothing.
+    """Yield the reason why `device.numa` would do nothing.
 
     Args:
         kind: of device; `auto` where it has not been chosen.

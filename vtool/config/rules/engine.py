@@ -24,9 +24,7 @@ NOT_BUILT_ON_ENGINE = Rule(
 
 @settings_rule(NOT_BUILT_ON_ENGINE, groups=("data", "model", "engine", "device"))
 def packing_not_built(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """Attention by document is built on torch's own, and on the masks that megatron-core's own
-    layers heed.
-    """
+    """Packed rows need attention by document, which not every engine, family and kernel has."""
     if (
         run.data.packing != "none"
         and isinstance(run.engine, Megatron)
@@ -74,10 +72,7 @@ def packing_not_built(run: Run, origins: Origins) -> Iterator[Diagnostic]:
 
 @settings_rule(NOT_BUILT_ON_ENGINE, groups=("engine", "model"))
 def modeling_on_megatron(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """The class is the one that computes:
-
-    megatron-core has layers of its own, and would leave it out without a word.
-    """
+    """megatron-core computes with layers of its own, and would not use the user's class."""
     if run.model.modeling is not None and isinstance(run.engine, Megatron):
         message = (
             "model.modeling names a class, but engine=megatron computes with layers of"

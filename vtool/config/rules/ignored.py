@@ -21,9 +21,9 @@ IGNORED_SETTING = Rule(
 
 @settings_rule(IGNORED_SETTING, groups=("data",))
 def rows_beside_tokens(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """What somebody has written beside packing, which leaves it aside.
+    """data.micro_batch_size is not written beside packing, which does not read it.
 
-    Not what stands in the recipe that packing is switched on for: it is there for runs without, and
+    One in the recipe that packing is switched on for is let be: it is there for runs without, and
     cannot be left out from here.
     """
     origin, packing = origins.of("data.micro_batch_size"), origins.of("data.packing")
@@ -63,9 +63,9 @@ def size_of_a_folder(run: Run, origins: Origins) -> Iterator[Diagnostic]:
 
 @settings_rule(IGNORED_SETTING, groups=("data", "evaluation"))
 def evaluation_of_nothing(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """How to evaluate matters where there is something to evaluate.
+    """Settings of the evaluation have rows to evaluate.
 
-    Only what somebody has written is noted, never a default.
+    Only a written setting is noted, never a default.
     """
     if run.data.validation or run.data.test:
         return

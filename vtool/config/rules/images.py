@@ -46,9 +46,7 @@ def _smallest_video(run: Run, patches: PatchSizes) -> int:
     groups=("data", "model"),
 )
 def pixel_bounds(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """There is a size that both bounds allow, and one of whole image tokens that is not above the
-    upper one.
-    """
+    """Some size of whole image tokens satisfies both bounds."""
     patches = _patches(run)
     side, token = patches.patch_size * patches.merge_size, patches.pixels_per_token
     total = FAMILIES[run.model.family].video.bounds_are_total
@@ -217,7 +215,7 @@ def half_an_image(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     groups=("data", "model"),
 )
 def token_types_left_out(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """What tells an image's tokens from text is handed to the model as long as images are."""
+    """The model gets the types of tokens as long as it gets images."""
     parameter, dropped, family = (
         "data.drop_model_inputs",
         run.data.drop_model_inputs,

@@ -86,9 +86,7 @@ def nothing_to_train(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     groups=("model", "lora"),
 )
 def lora_target(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """Each name in lora.targets and lora.exclude names a linear layer, and some layer gets an
-    adapter.
-    """
+    """Each name in lora.targets and lora.exclude is a linear layer's; some layer is adapted."""
     components = trained_components(run.model.freeze)
     if run.lora is None or not components:
         return

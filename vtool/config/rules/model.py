@@ -24,7 +24,7 @@ _RULE = "conflicting-model-source"
 
 
 def _problem(folder: Path, family: str) -> tuple[str | None, str | None]:
-    """What keeps a folder from being a model's, and the family that it is of instead."""
+    """Return why a folder is not a model of this family, and the family that it is of instead."""
     if not folder.is_dir():
         return "is a file, not a model's folder", None
     try:
@@ -203,9 +203,9 @@ def not_a_model_class(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     groups=("model",),
 )
 def patch_mismatch(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """The image processor cuts images as the tower takes them:
+    """The image processor cuts images into the patches that the tower takes.
 
-    else pixels end up elsewhere, or tokens and features differ in number.
+    Else pixels end up elsewhere, or tokens and features differ in number.
     """
     if run.model.path is None:
         return

@@ -33,7 +33,7 @@ def _missing(name: str, given: str, origins: Origins, help: str | None) -> Diagn
 
 
 def _beside(path: Path) -> str | None:
-    """What has a name like it in the same folder."""
+    """Return a question about files with a similar name in the same folder."""
     try:
         beside = [each.name for each in path.parent.iterdir()] if not path.exists() else []
     except OSError:
@@ -76,7 +76,7 @@ def modeling_file(run: Run, origins: Origins) -> Iterator[Diagnostic]:
 
 @settings_rule(PATH_NOT_FOUND, groups=("checkpoint",))
 def resume_folder(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """What is continued is there."""
+    """The folder that the run continues from is there."""
     given = run.checkpoint.resume
     if given not in ("auto", "never") and not Path(given).exists():
         help = (

@@ -71,7 +71,7 @@ def outside_the_world(
 def wrong_device(
     given: Profiler, kind: str, origins: Origins | None = None
 ) -> Iterator[Diagnostic]:
-    """Why a tool would record nothing of this kind of device."""
+    """Yield a finding where a tool would record nothing of this kind of device."""
     if given.tool == "none" or kind in DEVICES[given.tool]:
         return
     fits = next((tool for tool, kinds in DEVICES.items() if kind in kinds), "none")
@@ -275,10 +275,7 @@ def profiler_device(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     groups=("profiler",),
 )
 def npu_profiler_level(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """Counters of AI cores come with level1 and level2;
-
-    torch_npu would drop them with a line in a log.
-    """
+    """Counters of AI cores come with level1 and level2; torch_npu drops them otherwise."""
     npu = run.profiler.npu
     if npu.aic_metrics is not None and npu.level not in ("level1", "level2"):
         message = (

@@ -95,7 +95,7 @@ def warmup_too_long(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     groups=("evaluation", "data"),
 )
 def evaluation_without_data(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """What is evaluated on the way has rows."""
+    """A run that evaluates on the way has validation rows."""
     every = run.evaluation.every_steps
     if every is not None and not run.data.validation:
         message = f"evaluation.every_steps is {every}, but data.validation is empty"

@@ -1,9 +1,9 @@
 """The settings of a recipe, one class a group. Never imports torch."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from vtool.config.schema.base import Settings
+from vtool.config.schema.base import NotReadable, Settings
 from vtool.config.schema.data import Data, Image, Video
 from vtool.config.schema.formats import DigitsSource, MessagesSource, Source
 from vtool.config.schema.load_check import LoadCheck
@@ -29,7 +29,9 @@ from vtool.config.schema.training import (
 class Run(Settings):
     """A recipe of kind `sft` after composition and validation: passed down, never changed."""
 
-    kind: Literal["sft"]
+    kind: Annotated[
+        Literal["sft"], NotReadable("it says which schema a recipe has, and is in no object")
+    ]
     """What the recipe is for: fine-tuning on rows with answers."""
     run: RunSettings
     launch: Launch = Launch()

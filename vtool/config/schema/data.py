@@ -1,11 +1,13 @@
 """Settings `data`: the rows, how they are cut, and how they are batched."""
 
-from typing import Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from vtool.config.schema.base import Settings
+from vtool.config.schema.base import ActsLater, ReadBack, Settings
 from vtool.config.schema.formats import Source
+
+_BY_RUN = ReadBack("vtool.training.observe_run:observe_run")
 
 ModelInput = Literal[
     "attention_mask",
@@ -21,6 +23,7 @@ ModelInput = Literal[
 class Image(Settings):
     """How large images are, in pixels."""
 
+    arrival: ClassVar = _BY_RUN
     min_pixels: int | None = Field(default=None, gt=0)
     """Smaller images are enlarged to this many pixels. Default: what the image processor says."""
     max_pixels: int | None = Field(default=None, gt=0)
@@ -33,6 +36,7 @@ class Video(Settings):
     A list of frames is shown as it is.
     """
 
+    arrival: ClassVar = _BY_RUN
     fps: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     """Frames shown of each second of a file, and frames a second that a list is taken to have; a
     row's own `fps` goes before it. Default: what the video processor says, or 2.
@@ -58,6 +62,7 @@ class Video(Settings):
 class Data(Settings):
     """The rows, how they are cut, and how they are batched."""
 
+    arrival: ClassVar = ActsLater()
     train: tuple[Source, ...] = Field(min_length=1)
     """The rows to train on."""
     validation: tuple[Source, ...] = ()
@@ -70,11 +75,11 @@ class Data(Settings):
     """What happens to a row longer than `max_length`."""
     max_dropped_rows: int = Field(default=0, ge=0)
     """How many rows of a split may be left out, for whatever reason, before the run is refused."""
-    global_batch_size: int = Field(ge=1)
+    global_batch_size: Annotated[int, _BY_RUN] = Field(ge=1)
     """Rows of one optimizer step, over all ranks and micro-batches."""
-    micro_batch_size: int = Field(default=1, ge=1)
+    micro_batch_size: Annotated[int, _BY_RUN] = Field(default=1, ge=1)
     """Rows of one forward pass of one rank."""
-    packing: Literal["none", "token_budget"] = "none"
+    packing: Annotated[Literal["none", "token_budget"], _BY_RUN] = "none"
     """`token_budget`:
 
     a forward pass is one row of several, without padding, each with attention to itself alone.

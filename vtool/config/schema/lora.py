@@ -1,10 +1,10 @@
 """Settings `lora`: low-rank adapters in the place of the model's own weights."""
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from vtool.config.schema.base import Settings
+from vtool.config.schema.base import ReadBack, Settings
 
 Module = Annotated[str, Field(min_length=1)]
 
@@ -15,6 +15,7 @@ class Lora(Settings):
     scale · B · A is added to the weights of linear layers, and A and B alone are trained.
     """
 
+    arrival: ClassVar = ReadBack("vtool.models.observe_model:observe_adapters")
     rank: int = Field(default=16, ge=1)
     """The rows of A, and the columns of B."""
     alpha: float | None = Field(default=None, gt=0, allow_inf_nan=False)
@@ -34,5 +35,5 @@ class Lora(Settings):
 
     @property
     def scale(self) -> float:
-        """What B · A is multiplied by."""
+        """The factor of B · A."""
         return 2.0 if self.alpha is None else self.alpha / self.rank

@@ -1,10 +1,12 @@
 """Settings `engine` of kind `megatron`: megatron-core, its parallel sizes, and its own DDP."""
 
-from typing import Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from vtool.config.schema.base import Settings
+from vtool.config.schema.base import ReadBack, Settings
+
+_BY_DDP = ReadBack("vtool.engines.megatron.observe_megatron:observe_megatron_ddp")
 
 
 class Parallel(Settings):
@@ -13,6 +15,7 @@ class Parallel(Settings):
     What is left over of these is data parallel.
     """
 
+    arrival: ClassVar = ReadBack("vtool.engines.megatron.observe_megatron:observe_groups")
     tensor: int = Field(default=1, ge=1)
     """Processes over which each matrix of the language model is spread.
 
@@ -42,6 +45,7 @@ class Parallel(Settings):
 class WrapConfig(Settings):
     """How a model is wrapped, by the names of verl's `McoreModuleWrapperConfig`."""
 
+    arrival: ClassVar = _BY_DDP
     wrap_with_ddp: bool = True
     """Wrap it with megatron-core's DDP, from whose buffers its optimizers take the gradients."""
     use_distributed_optimizer: bool = False
@@ -67,6 +71,7 @@ class DdpConfig(Settings):
     What is left out follows from the other settings.
     """
 
+    arrival: ClassVar = _BY_DDP
     grad_reduce_in_fp32: bool | None = None
     """Reduce gradients in float32. Default: yes."""
     overlap_grad_reduce: bool | None = None
@@ -136,6 +141,7 @@ class TransformerConfig(Settings):
     Each needs kernels for CUDA.
     """
 
+    arrival: ClassVar = ReadBack("vtool.engines.megatron.observe_megatron:observe_language")
     masked_softmax_fusion: bool = False
     """Mask and softmax in one kernel."""
     bias_activation_fusion: bool = False
@@ -153,7 +159,8 @@ class Megatron(Settings):
     optimizers.
     """
 
-    kind: Literal["megatron"]
+    arrival: ClassVar = ReadBack("vtool.engines.megatron.observe_megatron:observe_bridge")
+    kind: Annotated[Literal["megatron"], ReadBack("vtool.engines.contract:Engine.observe")]
     """Which engine trains."""
     parallel: Parallel = Parallel()
     bridge: Literal["native", "mbridge"] = "native"

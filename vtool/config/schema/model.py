@@ -1,10 +1,10 @@
 """Settings `model`: which network, and where its weights come from."""
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from vtool.config.schema.base import Settings
+from vtool.config.schema.base import ActsLater, ReadBack, Settings
 from vtool.families import FAMILIES
 
 if TYPE_CHECKING:
@@ -12,10 +12,14 @@ if TYPE_CHECKING:
 else:
     FamilyName = Literal[tuple(FAMILIES)]
 
+_BY_CONFIG = ReadBack("vtool.models.observe_model:observe_config")
+_BY_MODEL = ReadBack("vtool.models.observe_model:observe_layers")
+
 
 class Freeze(Settings):
     """Parts of the model that are not trained."""
 
+    arrival: ClassVar = ReadBack("vtool.training.observe_run:observe_run")
     vision: bool = False
     """The vision tower, without the projector at its end."""
     projector: bool = False
@@ -32,27 +36,32 @@ def trained_components(freeze: Freeze) -> list[str]:
 class Model(Settings):
     """Which network, and where its weights come from."""
 
-    family: FamilyName = "qwen2_5_vl"
+    arrival: ClassVar = ActsLater()
+    family: Annotated[FamilyName, _BY_CONFIG] = "qwen2_5_vl"
     """The model family."""
     path: str | None = Field(default=None, min_length=1)
     """A Hugging Face folder: config.json, tokenizer, image processor, safetensors."""
-    modeling: str | None = Field(default=None, min_length=1)
+    modeling: Annotated[str | None, ReadBack("vtool.models.observe_model:observe_class")] = Field(
+        default=None, min_length=1
+    )
     """A class of your own in the place of transformers' of the family, as FILE.py:CLASS: the
     family's modelling file, edited, or a class derived from its own. The file is imported, and so
     run. Null: transformers' own.
     """
     init: Literal["pretrained", "random"] | None = None
     """Where the weights come from. Default: `pretrained` with a path, else `random`."""
-    size: Literal["tiny"] | None = None
+    size: Annotated[Literal["tiny"] | None, _BY_CONFIG] = None
     """The size of a random model."""
-    dtype: Literal["float32", "bfloat16", "float64"] = "float32"
+    dtype: Annotated[
+        Literal["float32", "bfloat16", "float64"], ReadBack("vtool.engines.contract:Engine.observe")
+    ] = "float32"
     """The compute dtype.
 
     Weights, gradients and the optimizer's state stay float32 under bfloat16 (autocast).
     """
-    attention: Literal["sdpa", "eager"] = "sdpa"
+    attention: Annotated[Literal["sdpa", "eager"], _BY_MODEL] = "sdpa"
     """The attention implementation, as transformers names it."""
-    gradient_checkpointing: bool = False
+    gradient_checkpointing: Annotated[bool, _BY_MODEL] = False
     """Keep only what goes into each block, and compute the rest again in the backward pass:
 
     the same gradients, less memory, more time.

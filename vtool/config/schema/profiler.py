@@ -1,10 +1,10 @@
 """Settings `profiler`: which steps of a run are recorded, with what, and on which ranks."""
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from vtool.config.schema.base import Settings
+from vtool.config.schema.base import ActsLater, Settings
 
 OFF = (-1, -1)
 """`profile_interval`, where nothing is recorded."""
@@ -13,6 +13,7 @@ OFF = (-1, -1)
 class Record(Settings):
     """What is written down of each operation. `torch` and `npu`."""
 
+    arrival: ClassVar = ActsLater()
     shapes: bool = False
     """The shapes of its inputs; the tables then have a line for each shape."""
     stacks: bool = False
@@ -29,6 +30,7 @@ class Record(Settings):
 class NpuProfiler(Settings):
     """What torch_npu's profiler is told besides. `npu`."""
 
+    arrival: ClassVar = ActsLater()
     level: Literal["level_none", "level0", "level1", "level2"] = "level1"
     """How much of the device's own work is collected: from nothing but marks to all there is."""
     aic_metrics: (
@@ -57,6 +59,7 @@ class NpuProfiler(Settings):
 class MemoryHistory(Settings):
     """The history of the device's allocator. `memory`."""
 
+    arrival: ClassVar = ActsLater()
     max_entries: int = Field(default=100_000, ge=1)
     """How many allocations and frees are kept, the newest ones."""
 
@@ -67,6 +70,7 @@ class Profiler(Settings):
     Files go to the run's folder, under profile/.
     """
 
+    arrival: ClassVar = ActsLater()
     tool: Literal["none", "torch", "npu", "nsys", "memory"] = "none"
     """`torch`:
 

@@ -1,16 +1,19 @@
 """Settings `run`, `launch` and `device`: where a run lives and what it runs on."""
 
-from typing import Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from vtool.config.schema.base import Settings
+from vtool.config.schema.base import ActsLater, ReadBack, Settings
+
+_BY_RUN = ReadBack("vtool.training.observe_run:observe_run")
 
 
 class RunSettings(Settings):
     """What the run is called, and where it lives."""
 
-    name: str = Field(min_length=1)
+    arrival: ClassVar = _BY_RUN
+    name: Annotated[str, ActsLater()] = Field(min_length=1)
     """The run's name. Default: the recipe's name."""
     dir: str | None = Field(default=None, min_length=1)
     """The run's own folder. Default: runs/<name>."""
@@ -21,6 +24,7 @@ class RunSettings(Settings):
 class Launch(Settings):
     """The processes of a run."""
 
+    arrival: ClassVar = _BY_RUN
     nproc: int | None = Field(default=None, ge=1)
     """Processes on this machine. Default: 1, or what an outer torchrun started."""
 
@@ -28,6 +32,7 @@ class Launch(Settings):
 class Device(Settings):
     """What the run computes on."""
 
+    arrival: ClassVar = _BY_RUN
     kind: Literal["auto", "cpu", "cuda", "npu"] = "auto"
     """`auto` takes CUDA where there is one, else an Ascend NPU where torch_npu sees one.
 
@@ -35,7 +40,9 @@ class Device(Settings):
     """
     threads: int | None = Field(default=None, ge=1)
     """CPU threads of each process. Default: the cores of this machine divided by its processes."""
-    numa: Literal["node", "socket", "exclusive", "core-complex"] | None = None
+    numa: Annotated[Literal["node", "socket", "exclusive", "core-complex"] | None, ActsLater()] = (
+        None
+    )
     """The cores a process is bound to, by their way to its device.
 
     CUDA: torchrun's `--numa-binding`. NPU: `node`, CPU_AFFINITY_CONF=1.

@@ -1,15 +1,16 @@
 """Settings `tracking`: the viewers that the numbers of metrics.jsonl go to as well."""
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from vtool.config.schema.base import Settings
+from vtool.config.schema.base import ActsLater, Settings
 
 
 class TensorBoard(Settings):
     """TensorBoard's own files, in the run's folder under tensorboard/."""
 
+    arrival: ClassVar = ActsLater()
     kind: Literal["tensorboard"]
     """Which tracker."""
 
@@ -17,6 +18,7 @@ class TensorBoard(Settings):
 class Wandb(Settings):
     """Weights & Biases, offline: in the run's folder under wandb/, until `wandb sync` sends it."""
 
+    arrival: ClassVar = ActsLater()
     kind: Literal["wandb"]
     """Which tracker."""
     project: str = Field(default="vtool", min_length=1)

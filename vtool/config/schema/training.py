@@ -1,18 +1,22 @@
 """Settings `optim`, `engine`, `train`, `checkpoint` and `evaluation`."""
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from vtool.config.schema.base import Settings
+from vtool.config.schema.base import ActsLater, ReadBack, Settings
 from vtool.config.schema.megatron import Megatron
 
+_BY_ENGINE = ReadBack("vtool.engines.contract:Engine.observe")
+_BY_GROUPS = ReadBack("vtool.training.optimizer:observe_groups")
+_BY_SCHEDULE = ReadBack("vtool.training.schedule:observe_schedule")
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Part(Settings):
     """What the optimizer does to one part of the model. What is left out is as for the others."""
 
+    arrival: ClassVar = _BY_GROUPS
     lr: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     """Its highest learning rate; it rises and falls as `optim.lr` does."""
     weight_decay: float | None = Field(default=None, ge=0, allow_inf_nan=False)
@@ -30,9 +34,10 @@ class Parts(Settings):
 class Optim(Settings):
     """The optimizer and its learning rate."""
 
+    arrival: ClassVar = _BY_GROUPS
     name: Literal["adamw"] = "adamw"
     """The optimizer."""
-    lr: float = Field(gt=0, allow_inf_nan=False)
+    lr: Annotated[float, _BY_SCHEDULE] = Field(gt=0, allow_inf_nan=False)
     """The highest learning rate, reached when the warm-up ends."""
     betas: tuple[Beta, Beta] = (0.9, 0.999)
     """How much of the running means of the gradient, and of its square, is kept at each step."""
@@ -40,21 +45,20 @@ class Optim(Settings):
     """Keeps the division by the running mean of the square away from 0."""
     weight_decay: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     """Decoupled decay, of tensors with two or more dimensions only."""
-    clip_norm: float | None = Field(default=1.0, gt=0, allow_inf_nan=False)
+    clip_norm: Annotated[float | None, ActsLater()] = Field(default=1.0, gt=0, allow_inf_nan=False)
     """The gradient's largest norm over all ranks; null does not clip."""
-    schedule: Literal["cosine", "linear", "constant"] = "cosine"
+    schedule: Annotated[Literal["cosine", "linear", "constant"], _BY_SCHEDULE] = "cosine"
     """How the learning rate falls after the warm-up:
 
     towards 0 after the last step, or not at all.
     """
-    warmup_steps: int = Field(default=0, ge=0)
+    warmup_steps: Annotated[int, _BY_SCHEDULE] = Field(default=0, ge=0)
     """Steps in which the learning rate rises to `lr`, linearly."""
     groups: Parts = Parts()
 
     def treatment(self, part: str, dimensions: int) -> tuple[float, float]:
-        """Of a parameter of a part:
-
-        its learning rate divided by `lr`, and its decay, which biases and norms have none of.
+        """Return a parameter's learning rate divided by `lr`, and its decay: 0 for biases and
+        norms.
         """
         own: Part = getattr(self.groups, part)
         decay = self.weight_decay if own.weight_decay is None else own.weight_decay
@@ -64,7 +68,8 @@ class Optim(Settings):
 class Ddp(Settings):
     """torch's DistributedDataParallel; with one process, the bare model."""
 
-    kind: Literal["ddp"]
+    arrival: ClassVar = ReadBack("vtool.engines.ddp:observe_ddp")
+    kind: Annotated[Literal["ddp"], _BY_ENGINE]
     """Which engine trains."""
     bucket_cap_mb: int = Field(default=25, ge=1)
     """MiB of gradients that are reduced together."""
@@ -73,11 +78,12 @@ class Ddp(Settings):
 
 
 class Fsdp2(Settings):
-    """torch's FSDP2 (`fully_shard`): each rank keeps its share of the weights, the gradients and the
-    optimizer's state.
+    """torch's FSDP2 (`fully_shard`): each rank keeps its share of the weights, the gradients and
+    the optimizer's state.
     """
 
-    kind: Literal["fsdp2"]
+    arrival: ClassVar = ReadBack("vtool.engines.fsdp2:observe_fsdp2")
+    kind: Annotated[Literal["fsdp2"], _BY_ENGINE]
     """Which engine trains."""
     reshard_after_forward: bool = True
     """A block's gathered weights are freed after its forward pass and gathered again for its
@@ -96,6 +102,7 @@ Engine = Annotated[Ddp | Fsdp2 | Megatron, Field(discriminator="kind")]
 class Train(Settings):
     """How long to train."""
 
+    arrival: ClassVar = ReadBack("vtool.training.observe_run:observe_run")
     steps: int | None = Field(default=None, ge=1)
     """Optimizer steps in all."""
     epochs: int | None = Field(default=None, ge=1)
@@ -105,6 +112,7 @@ class Train(Settings):
 class Checkpoint(Settings):
     """When the run is saved, and what it continues from."""
 
+    arrival: ClassVar = ActsLater()
     every_steps: int | None = Field(default=None, ge=1)
     """Save after every so many steps.
 
@@ -126,6 +134,7 @@ class Checkpoint(Settings):
 class Generate(Settings):
     """How answers are generated while evaluating."""
 
+    arrival: ClassVar = ActsLater()
     max_new_tokens: int = Field(default=32, ge=1)
     """The longest answer, in tokens."""
 
@@ -133,6 +142,7 @@ class Generate(Settings):
 class Evaluation(Settings):
     """When and how the model is evaluated."""
 
+    arrival: ClassVar = ActsLater()
     every_steps: int | None = Field(default=None, ge=1)
     """Evaluate on `data.validation` after every so many steps.
 

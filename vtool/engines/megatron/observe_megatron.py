@@ -7,7 +7,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.utils.checkpoint import checkpoint
 
-from vtool.config.read_back import Observed
+from vtool.config.readback import Observed
 from vtool.config.schema.megatron import DdpConfig, TransformerConfig
 from vtool.engines.megatron.groups import Groups
 from vtool.models.observe_model import dtype_name

@@ -4,9 +4,16 @@ from typing import Any
 
 import pytest
 
+from vtool.config.expected import expected_settings
 from vtool.config.load import load_run
-from vtool.config.read_back import Expected, Observed, compare, same, settings_seen, unseen
-from vtool.config.wanted import wanted
+from vtool.config.readback import (
+    Expected,
+    Observed,
+    compare_readback,
+    observed_settings,
+    same_value,
+    unobserved,
+)
 
 
 @pytest.mark.parametrize(
@@ -30,7 +37,7 @@ from vtool.config.wanted import wanted
 def test_values_are_one_where_a_recipe_would_mean_the_same(
     asked: Any, there: Any, one: bool
 ) -> None:
-    assert same(asked, there) is one
+    assert same_value(asked, there) is one
 
 
 def test_a_difference_is_one_finding_with_the_line_that_asked_however_many_objects_have_it() -> (
@@ -38,7 +45,7 @@ def test_a_difference_is_one_finding_with_the_line_that_asked_however_many_objec
 ):
     loaded = load_run("digits")
     seen = [Observed("optim.betas", (0.9, 0.999), f"AdamW, group {number}") for number in range(3)]
-    (finding,) = compare(wanted(loaded.run), seen, loaded.origins)
+    (finding,) = compare_readback(expected_settings(loaded.run), seen, loaded.origins)
     assert (
         finding.message
         == "`optim.betas` asks for [0.9, 0.98], but AdamW, group 0 (and 2 more) has [0.9, 0.999]"
@@ -60,13 +67,16 @@ def test_what_is_asked_of_a_part_names_the_setting_that_says_it() -> None:
         Observed("optim.groups.language.weight_decay", 0.1, "biases", (False,)),
         Observed("optim.groups.language.weight_decay", 0.1, "matrices", (True,)),
     ]
-    found = [(finding.parameter, finding.expected) for finding in compare(wanted(run), seen)]
+    found = [
+        (finding.parameter, finding.expected)
+        for finding in compare_readback(expected_settings(run), seen)
+    ]
     assert found == [
         ("optim.groups.vision.lr", "0.0001"),
         ("optim.lr", "0.002"),
         ("optim.weight_decay", "a decay of biases and norms of 0"),
     ]
-    assert settings_seen(wanted(run), seen) == {
+    assert observed_settings(expected_settings(run), seen) == {
         "optim.groups.vision.lr",
         "optim.lr",
         "optim.weight_decay",
@@ -79,12 +89,14 @@ def test_what_nothing_is_asked_of_is_let_be_and_what_nothing_is_seen_of_is_named
         "optim.betas": Expected("optim.betas", (0.9, 0.95)),
     }
     seen = [Observed("optim.eps", 1e-8, "AdamW"), Observed("optim.name", "adamw", "AdamW")]
-    assert compare(asked, seen) == []
-    assert unseen(asked, seen) == ["optim.betas"]
+    assert compare_readback(asked, seen) == []
+    assert unobserved(asked, seen) == ["optim.betas"]
 
 
 def test_defaults_that_mean_something_elsewhere_are_not_asked() -> None:
-    asked = wanted(load_run("digits", ["data.image={min_pixels: null, max_pixels: null}"]).run)
+    asked = expected_settings(
+        load_run("digits", ["data.image={min_pixels: null, max_pixels: null}"]).run
+    )
     assert asked.keys().isdisjoint(
         {
             "launch.nproc",
@@ -101,6 +113,13 @@ def test_of_another_device_the_finding_has_a_rule_of_its_own() -> None:
     run = load_run("digits", ["device.kind=cuda"]).run
     assert [
         f.rule
-        for f in compare(wanted(run), [Observed("device.kind", "cpu", "the model's weights")])
+        for f in compare_readback(
+            expected_settings(run), [Observed("device.kind", "cpu", "the model's weights")]
+        )
     ] == ["device-not-used"]
-    assert compare(wanted(run), [Observed("device.kind", "cuda", "the model's weights")]) == []
+    assert (
+        compare_readback(
+            expected_settings(run), [Observed("device.kind", "cuda", "the model's weights")]
+        )
+        == []
+    )

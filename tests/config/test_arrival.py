@@ -1,0 +1,114 @@
+"""How each setting is known to arrive: its field says who reads it back, or a test shows it acting."""
+
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vtool.config.schema.base import ActsLater, ReadBack
+from vtool.config.settings import all_settings, arrivals
+
+ROOT = Path(__file__).parents[2]
+_DATA, _FOLDER, _HERE = (
+    "tests/data/test_encode.py::",
+    "tests/training/test_run_folder.py::",
+    "tests/training/test_observe_run.py::",
+)
+_CHECKPOINT = "tests/training/test_checkpoint.py::"
+_PROFILE, _ASKED, _NPU = (
+    f"tests/profiling/test_{name}.py::" for name in ("profiler", "settings", "devices")
+)
+_TRACKED = "tests/training/test_tracking.py::"
+_EVALUATED = f"{_HERE}test_a_run_is_evaluated_when_and_as_it_is_asked"
+TESTS: dict[str, str] = {
+    "run.name": f"{_FOLDER}test_settings_that_change_no_number_may_differ",
+    "model.path": (
+        "tests/training/test_agreement.py::test_ranks_of_other_folders_are_named_by_every_rank"
+    ),
+    "model.init": "tests/cli/test_train.py::test_a_model_folder_is_fine_tuned",
+    "model.dummy_visual": (
+        "tests/training/test_dummy_visual.py::test_never_stops_a_step_in_which_one_rank_would_wait_for_another"
+    ),
+    "data.max_length": f"{_DATA}test_truncation_keeps_a_part_of_the_answer_and_says_so",
+    "data.on_overlong": (
+        "tests/data/test_audit.py::test_overlong_rows_are_dropped_only_where_the_recipe_says_so"
+    ),
+    "data.max_dropped_rows": (
+        "tests/data/test_audit.py::test_bad_rows_are_dropped_up_to_the_number_allowed"
+    ),
+    "data.workers": (
+        "tests/training/test_resume.py::test_data_workers_do_not_hold_the_folder_of_a_killed_run"
+    ),
+    "data.drop_model_inputs": f"{_DATA}test_an_input_is_left_out_only_where_the_recipe_names_it",
+    "data.micro_batch_tokens": (
+        "tests/data/test_packing.py::test_every_row_is_in_one_micro_batch_and_none_is_over_the_budget"
+    ),
+    "optim.clip_norm": f"{_HERE}test_gradients_are_clipped_to_the_norm_that_is_asked",
+    "checkpoint.every_steps": (
+        f"{_FOLDER}test_a_run_goes_back_to_an_earlier_step_of_its_own_and_throws_nothing_away"
+    ),
+    "checkpoint.asynchronous": (
+        f"{_CHECKPOINT}test_what_is_written_while_the_loop_goes_on_is_what_was_there_at_its_step"
+    ),
+    "device.numa": "tests/training/test_launch.py::test_torchrun_is_told_what_to_bind_processes_by",
+    "checkpoint.keep_last": f"{_CHECKPOINT}test_only_the_newest_are_kept",
+    "checkpoint.resume": f"{_FOLDER}test_a_run_can_begin_from_another_runs_checkpoint",
+    **dict.fromkeys(
+        ("profiler.tool", "profiler.profile_interval"),
+        f"{_PROFILE}test_the_trace_keeps_the_formats_rules_and_names_the_runs_steps",
+    ),
+    "profiler.warmup": f"{_ASKED}test_the_tool_runs_in_its_warm_up_and_keeps_the_interval",
+    "profiler.ranks": f"{_ASKED}test_only_the_ranks_that_are_asked_for_record",
+    **{
+        f"profiler.record.{name}": f"{_ASKED}test_torchs_profiler_has_what_is_asked"
+        for name in ("shapes", "stacks", "flops", "memory")
+    },
+    **{
+        f"profiler.npu.{name}": (
+            f"{_NPU}test_torch_npu_is_asked_for_what_the_settings_say_in_its_own_words"
+        )
+        for name in ("level", "aic_metrics", "export_type", "analysis")
+    },
+    "profiler.memory.max_entries": (
+        f"{_NPU}test_the_allocators_history_is_kept_and_its_curve_ends_at_what_is_allocated"
+    ),
+    "profiler.max_trace_mb": f"{_PROFILE}test_a_trace_above_its_limit_is_capped_and_said",
+    "tracking.kind": f"{_TRACKED}test_tensorboard_reads_the_numbers_of_metrics_jsonl",
+    "tracking.project": f"{_TRACKED}test_wandb_keeps_the_run_in_its_folder_without_a_network",
+    **dict.fromkeys(
+        ("evaluation.every_steps", "evaluation.batch_size", "evaluation.generate.max_new_tokens"),
+        _EVALUATED,
+    ),
+}
+"""By setting that acts after the first step, the test that shows it."""
+
+
+def test_every_setting_says_how_it_arrives_and_classes_that_share_one_agree() -> None:
+    said: dict[str, set[Any]] = {}
+    for setting in all_settings():
+        if not setting.groups:
+            said.setdefault(setting.name, set()).add(setting.arrival)
+    assert {name: found for name, found in said.items() if None in found} == {}
+    assert {name: found for name, found in said.items() if len(found) > 1} == {}
+
+
+def test_every_setting_that_acts_later_has_a_test_and_no_other() -> None:
+    assert TESTS.keys() == {name for name, said in arrivals().items() if said == ActsLater()}
+
+
+@pytest.mark.parametrize("test", sorted(set(TESTS.values())))
+def test_the_tests_that_show_a_setting_acting_are_there(test: str) -> None:
+    file, _, name = test.partition("::")
+    assert f"def {name}(" in (ROOT / file).read_text()
+
+
+@pytest.mark.parametrize(
+    "reader", sorted({said.reader for said in arrivals().values() if isinstance(said, ReadBack)})
+)
+def test_the_readers_are_there(reader: str) -> None:
+    module, _, path = reader.partition(":")
+    found: Any = import_module(module)
+    for name in path.split("."):
+        found = getattr(found, name)
+    assert callable(found)

@@ -1,0 +1,165 @@
+"""What a run's settings expect of its live objects, by the names under which these are observed.
+Pure, and torch-free.
+
+A setting whose field says `ReadBack` is expected as it is. Here are the others: those that mean
+something only beside other settings, and those that several objects have a part in (a component's
+learning rate, a layer's adapter), where the name says what is observed, and the `Expected` which
+setting is meant.
+"""
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from vtool.config.readback import Expectation, Expected
+from vtool.config.schema import (
+    Data,
+    Lora,
+    Megatron,
+    Optim,
+    Run,
+    Settings,
+    Source,
+    trained_components,
+)
+from vtool.config.schema.base import ReadBack
+from vtool.config.settings import arrival_of
+from vtool.families.linear_layers import select_layers
+from vtool.families.modeling_file import resolve_modeling
+
+COMPONENTS = ("vision", "projector", "language")
+"""The components of a model that `model.freeze` and `optim.groups` name."""
+
+
+def expected_settings(run: Run) -> dict[str, Expectation]:
+    """Return everything that is expected of a run's objects.
+
+    Nothing is expected of a setting that leaves the value to a default elsewhere (null, `auto`).
+    """
+    values = dict(_read_back(run)) | _in_context(run)
+    found: dict[str, Expectation] = {
+        name: Expected(name, value) for name, value in values.items() if value is not None
+    }
+    found |= _rows(run.data) | _dtypes(run.model.dtype) | _optimizer_groups(run.optim)
+    if run.lora is not None:
+        found["lora.layers"] = adapted_layer(run.lora, trained_components(run.model.freeze))
+    if isinstance(run.engine, Megatron):
+        name = "engine.wrap_config.use_distributed_optimizer"
+        shares = Expected(name, run.engine.wrap_config.use_distributed_optimizer)
+        found.setdefault("engine.ddp_config.use_distributed_optimizer", shares)
+        name = "engine.ddp_config.grad_reduce_in_fp32"
+        found.setdefault(name, Expected(name, True))
+    return found
+
+
+def weight_decay(setting: str, value: float) -> Callable[[bool], Expected]:
+    """Return what is expected of an optimizer group: the decay for matrices, and none for biases
+    and norms.
+    """
+    return lambda decays: Expected(
+        setting, value if decays else 0.0, "" if decays else "a decay of biases and norms of "
+    )
+
+
+def adapted_layer(
+    lora: Lora, components: Collection[str | None] | None = None
+) -> Callable[..., Expected]:
+    """Return what is expected of a linear layer, by its name and its component: an adapter or none.
+
+    Args:
+        components: those that are trained; None for a model of which that is not known.
+    """
+
+    def expected(layer: str, component: str | None = None) -> Expected:
+        adapted = bool(select_layers([layer], lora.targets, lora.exclude))
+        if components is not None and component not in components:
+            return Expected(f"model.freeze.{component}", "no adapter")
+        excluded = not adapted and select_layers([layer], lora.targets)
+        return Expected(
+            "lora.exclude" if excluded else "lora.targets",
+            "an adapter" if adapted else "no adapter",
+        )
+
+    return expected
+
+
+def _read_back(group: Settings, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield each setting that is read back, with its value; not those in lists of groups."""
+    for leaf, field in type(group).model_fields.items():
+        value = getattr(group, leaf)
+        if isinstance(value, Settings):
+            yield from _read_back(value, f"{prefix}{leaf}.")
+        elif isinstance(arrival_of(type(group), field), ReadBack):
+            yield f"{prefix}{leaf}", value
+
+
+def _in_context(run: Run) -> dict[str, Any]:
+    """Return the settings that mean something else, or nothing, beside other settings."""
+    model, optim = run.model, run.optim
+    values: dict[str, Any] = {
+        "run.dir": str(run.folder),
+        "device.kind": None if run.device.kind == "auto" else run.device.kind,
+        "model.modeling": model.modeling and resolve_modeling(model.modeling),
+        "model.size": model.size if model.starts_from == "random" else None,
+        # adapters freeze the weights beside them; which layers have one is observed by itself
+        **{
+            f"model.freeze.{name}": getattr(model.freeze, name) or (None if run.lora else False)
+            for name in COMPONENTS
+        },
+        # by group, below
+        "data.micro_batch_size": None,
+        "optim.weight_decay": None,
+        "lora.targets": None,
+        "lora.exclude": None,
+    }
+    if run.lora is not None:
+        values["lora.alpha"] = run.lora.scale * run.lora.rank
+    if optim.schedule == "constant" and optim.warmup_steps == 1:
+        values["optim.warmup_steps"] = 0  # over one step, both are the same constant rate
+    return values
+
+
+def _rows(data: Data) -> dict[str, Expectation]:
+    found: dict[str, Expectation] = {
+        "data.micro_batch_size": lambda rows: Expected(
+            "data.micro_batch_size", min(data.micro_batch_size, rows), "a first micro-batch of "
+        )
+    }
+    for split in ("train", "validation", "test"):
+        entries = getattr(data, split)
+        for leaf in (leaf for entry in entries for leaf in type(entry).model_fields):
+            found[f"data.{split}.{leaf}"] = partial(_entry, entries, f"data.{split}", leaf)
+    return found
+
+
+def _entry(entries: Sequence[Source], prefix: str, leaf: str, number: int) -> Expected:
+    """Return what is expected of one entry of a list of rows."""
+    value = None
+    if number < len(entries):
+        file = entries[number].files().get(leaf)
+        value = str(Path(file)) if file else getattr(entries[number], leaf, None)
+    return Expected(f"{prefix}.{number}.{leaf}", value)
+
+
+def _dtypes(dtype: str) -> dict[str, Expectation]:
+    # AdamW on bfloat16 weights loses updates of 1e-5 without a word.
+    wide = "float64" if dtype == "float64" else "float32"
+    return {
+        "model.dtype.weights": Expected("model.dtype", wide, "trained weights in "),
+        "model.dtype.reduction": Expected("model.dtype", wide, "sums of gradients in "),
+    }
+
+
+def _optimizer_groups(optim: Optim) -> dict[str, Expectation]:
+    found: dict[str, Expectation] = {}
+    for component in COMPONENTS:
+        own, name = getattr(optim.groups, component), f"optim.groups.{component}"
+        rate, decay = f"{name}.lr", f"{name}.weight_decay"
+        found[rate] = Expected("optim.lr", optim.lr) if own.lr is None else Expected(rate, own.lr)
+        found[decay] = (
+            weight_decay("optim.weight_decay", optim.weight_decay)
+            if own.weight_decay is None
+            else weight_decay(decay, own.weight_decay)
+        )
+    return found
