@@ -82,6 +82,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return made_once(tmp_path_factory, "digits", lambda folder: vtool(folder, *command))
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Keep the tests of a file on one worker where they share what is expensive to make."""
     for item in items:

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD, signal.SIGALRM)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Not SIGCHLD, which torch's data loader takes for good, nor SIGALRM, which pytest-timeout has."""
 IGNORED_VARIABLES = frozenset({"PYTEST_CURRENT_TEST", "COLUMNS", "LINES"})
 LIBRARY_VARIABLES = ("TORCHINDUCTOR_", "KMP_", "TF_", "TOKENIZERS_", "WANDB_", "NVTE_")
 """Prefixes of variables that libraries set for themselves, at import or (NVTE_) as megatron-core

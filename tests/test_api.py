@@ -147,6 +147,7 @@ def examples() -> list[str]:
     return re.findall(r"```python\n(.*?)```", PAGE.read_text("utf-8"), re.S)
 
 
+@pytest.mark.full
 def test_the_examples_of_the_page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Top to bottom, in one namespace, as a reader pastes them."""
     monkeypatch.chdir(tmp_path)

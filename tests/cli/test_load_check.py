@@ -59,6 +59,7 @@ def test_a_function_of_a_file_is_judged_in_a_process_of_its_own() -> None:
     assert found["KeepsAll"]["details"]["stale-reference"]["smallest_safe_slots"] == 7
 
 
+@pytest.mark.full
 def test_what_fails_after_the_first_load_is_a_finding() -> None:
     found = results(
         *(f"python:{MODELS}:{name}" for name in ("LacksAPackage", "only_twice")), status=1
@@ -70,6 +71,7 @@ def test_what_fails_after_the_first_load_is_a_finding() -> None:
     assert "no package joins the parts" in raised["message"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("index", ["{nope", "[]", '{"weight_map": {"a": 1}}'])
 def test_a_checkpoint_with_a_broken_index_is_a_finding(tmp_path: Path, index: str) -> None:
     (tmp_path / "model.safetensors.index.json").write_text(index)
@@ -77,6 +79,7 @@ def test_a_checkpoint_with_a_broken_index_is_a_finding(tmp_path: Path, index: st
     assert f"{tmp_path} cannot be read" in found["findings"][0]["message"]
 
 
+@pytest.mark.full
 def test_a_factory_that_ends_its_process_is_told_with_its_status_and_last_words() -> None:
     found = results(f"python:{MODELS}:exits", f"python:{MODELS}:leaves", status=1)
     message = {name: result["findings"][0]["message"] for name, result in found.items()}
@@ -94,6 +97,7 @@ def test_a_factory_that_hangs_is_stopped() -> None:
     assert "longer than 1 seconds" in found["hangs"]["findings"][0]["message"]
 
 
+@pytest.mark.full
 def test_a_checkpoint_of_a_folder_takes_the_place_of_the_files_own(tmp_path: Path) -> None:
     from safetensors.torch import save_file
 
@@ -119,6 +123,7 @@ def test_the_shard_of_a_tensor_is_named(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.full
 def test_values_that_nobody_gave_are_not_called_the_users_own(tmp_path: Path) -> None:
     lines = (
         f"import sys; sys.path.insert(0, {str(ROOT)!r})",
@@ -250,6 +255,7 @@ def test_of_ten_classes_of_vllm_the_three_known_ones_are_found_with_their_lines(
             assert (count > 0) == (name in UNSAFE), (name, sources)
 
 
+@pytest.mark.full
 @needs_vllm
 def test_classes_of_vllm_are_asked_on_ranks_quantised_and_processed(
     of_vllm: dict[str, object],
@@ -315,6 +321,7 @@ def test_a_baseline_leaves_what_is_known_uncounted(kept: Path) -> None:
     )
 
 
+@pytest.mark.full
 def test_a_page_is_written_beside_what_is_printed(kept: Path) -> None:
     assert f"page: {kept / 'page.html'}" in (kept / "stdout").read_text()
     assert "stale-reference" in (kept / "page.html").read_text()
@@ -373,6 +380,7 @@ def test_an_output_that_cannot_be_is_told_before_the_work(
     assert not (tmp_path / "f.py.ran").exists()
 
 
+@pytest.mark.full
 def test_an_output_that_turns_out_not_to_be_takes_no_results_away(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     lines = (

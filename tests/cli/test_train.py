@@ -104,6 +104,7 @@ def test_a_model_folder_is_fine_tuned(trained: tuple[Path, str]) -> None:
         "optim.lr=1e-6",
         "evaluation.every_steps=null",
         "checkpoint.every_steps=null",
+        "data.test=[{format: digits, split: validation}]",
     )
     first, *_ = read_lines(folder / "runs/tuned/metrics.jsonl")
     before = [
@@ -114,6 +115,7 @@ def test_a_model_folder_is_fine_tuned(trained: tuple[Path, str]) -> None:
     assert "test exact match" in output
 
 
+@pytest.mark.full
 def test_a_model_folder_with_a_weight_missing_is_refused(
     trained: tuple[Path, str], tmp_path: Path
 ) -> None:

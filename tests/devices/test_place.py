@@ -71,6 +71,7 @@ def test_a_rank_gets_the_npu_of_its_number_and_hccl(tmp_path: Path, kind: str) -
     )
 
 
+@pytest.mark.full
 def test_more_ranks_than_npus_are_refused(tmp_path: Path) -> None:
     done = asked(tmp_path, "npu", 4)
 
@@ -78,6 +79,7 @@ def test_more_ranks_than_npus_are_refused(tmp_path: Path) -> None:
     assert "sees 2" in done.stderr
 
 
+@pytest.mark.full
 def test_what_the_import_of_torch_npu_says_is_said(tmp_path: Path) -> None:
     done = asked(
         tmp_path, "npu", 1, "raise ImportError('libhccl.so: cannot open shared object file')"

@@ -195,6 +195,7 @@ def test_the_dummy_leaves_the_other_gradients_as_they_were_to_the_bit(tmp_path: 
         ), name
 
 
+@pytest.mark.full
 @BOTH
 def test_recomputed_activations_give_the_same_gradient_to_the_bit(
     tmp_path: Path, engine: str
@@ -245,6 +246,7 @@ def test_each_block_is_recomputed_where_it_is_asked_for(tmp_path: Path, engine: 
         assert {ran.count(name) for name in ran} == {runs}
 
 
+@pytest.mark.full
 def test_weights_that_stay_gathered_between_the_passes_change_no_gradient(tmp_path: Path) -> None:
     plain, kept = (
         run_ranks(
@@ -323,6 +325,7 @@ def test_weights_are_freed_after_a_blocks_forward_pass_as_the_setting_says(
         assert gathered == {"layer": not freed, "tower": not freed, "head": True}
 
 
+@pytest.mark.full
 def test_views_of_the_buckets_give_the_same_gradient(tmp_path: Path) -> None:
     plain = run_ranks(step_gradients, 2, made_run(tmp_path, 8, "float32"))[0]
     viewed = run_ranks(

@@ -187,6 +187,8 @@ def test_a_class_that_minds_sglangs_mark_is_right_with_it_and_only_with_it(
 def test_a_loader_that_is_asked_for_and_is_not_there_is_not_passed_over(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    for name in ("MEMORY_LIMIT", "CONCURRENCY", "DIST", "DIST_BUFFER_MIN_BYTESIZE"):
+        monkeypatch.setenv(f"RUNAI_STREAMER_{name}", "1")  # set by the loader: put back afterwards
     monkeypatch.setitem(sys.modules, "runai_model_streamer", None)
     result = judged(models.Good, ["owned", "runai"])
     assert (result.verdict, result.checks) == ("not-run", {"stale-reference": "not-run"})

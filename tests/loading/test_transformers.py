@@ -17,8 +17,10 @@ from vtool.loading.probe.transformers_host import TransformersHost
     ],
 )
 def test_what_no_tensor_was_loaded_into_is_found_in_the_models_inside_a_model_too(
-    name: str, missing: str, tmp_path: Path
+    name: str, missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    for variable in ("TRANSFORMERS_OFFLINE", "TRANSFORMERS_VERBOSITY"):
+        monkeypatch.setenv(variable, "1")  # set by the host: put back afterwards
     host = TransformersHost()
     host.prepare(several=False)
     subject = host.make_subject(name, tmp_path, lambda stage: None)

@@ -213,6 +213,7 @@ def test_on_an_npu_a_mask_of_the_other_polarity_would_be_seen(on_npu: dict[str, 
     assert min(on_npu["turned"].values()) > 0.1
 
 
+@pytest.mark.full
 def test_on_an_npu_the_attention_of_rows_is_read_back_as_sdpa_without_packing(
     on_npu: dict[str, Any],
 ) -> None:

@@ -149,6 +149,7 @@ def test_ctrl_c_inside_the_interval_writes_what_was_recorded_and_the_command_goe
         ]
 
 
+@pytest.mark.full
 def test_a_folder_that_cannot_be_written_to_is_refused_before_the_first_step(folder: Path) -> None:
     (folder / "run").mkdir()
     (folder / "run/profile").write_text("a file is in the way")

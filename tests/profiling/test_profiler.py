@@ -245,6 +245,7 @@ def test_an_error_of_the_profiler_is_a_finding_and_the_training_goes_on(
     assert all(torch.equal(same[0][key], same[1][key]) for key in same[0])
 
 
+@pytest.mark.full
 def test_a_training_that_ends_inside_the_interval_leaves_its_trace(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -292,6 +293,7 @@ class TestPromises:
         assert not list(tmp_path.glob("profile/.writing-*")), "nothing half written stays"
         assert not list(tmp_path.glob("profile/*.trace.json.gz"))
 
+    @pytest.mark.full
     def test_a_file_that_goes_before_the_run_ends_is_missed(
         self, folder: Path, tmp_path: Path
     ) -> None:

@@ -63,7 +63,7 @@ def requests(folder: Path, engine: str, other: str, *more: str) -> tuple[Request
     return first, second
 
 
-@pytest.mark.parametrize("engine", ["ddp", "fsdp2"])
+@pytest.mark.parametrize("engine", ["ddp", pytest.param("fsdp2", marks=pytest.mark.full)])
 def test_ranks_of_other_folders_are_named_by_every_rank(folder: Path, engine: str) -> None:
     lora = "lora={rank: 2}"
     made = [requests(folder, engine, other) for other in ("copy", "other-weights", "other-config")]

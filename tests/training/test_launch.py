@@ -54,6 +54,7 @@ def _ask_for_patience(rank: int, made: Request, folder: Path) -> None:
     os._exit(0)
 
 
+@pytest.mark.full
 def test_ranks_wait_while_rank_0_writes_a_large_checkpoint(tmp_path: Path) -> None:
     """At 100 MB/s, written and read back, 300 GB take 100 minutes."""
     port = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)

@@ -196,6 +196,7 @@ def gradients(ranks: Ranks, requests: dict[str, Request]) -> Any:
     return {name: step_gradients(ranks, one)["gradients"] for name, one in requests.items()}
 
 
+@pytest.mark.full
 def test_two_ranks_of_fsdp_and_ddp_compute_the_gradient_of_transformers_class() -> None:
     own = f"model.modeling='{Path('my_qwen.py').resolve()}:MyQwen'"
     rows = messages(Path("rows.jsonl").resolve())
@@ -232,6 +233,7 @@ def files(ranks: Ranks, made: Request, folder: str) -> str:
     return "kept"
 
 
+@pytest.mark.full
 def test_ranks_with_other_files_are_named_by_every_rank(tmp_path: Path) -> None:
     for rank in range(2):
         Path(str(rank)).mkdir()

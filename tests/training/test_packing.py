@@ -71,6 +71,7 @@ def test_in_float64_packed_rows_are_rows_of_their_own(alone: dict[str, list[Trac
     assert packed.losses != rows.losses  # it was computed in another order
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", SPREAD)
 def test_on_two_ranks_packed_rows_train_as_one_process_does(
     alone: dict[str, list[Trace]], two: dict[str, list[Trace]], name: str

@@ -271,6 +271,7 @@ def test_a_signal_under_an_outer_torchrun_saves_a_checkpoint(
     ]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("nproc", "engine"), [(2, ()), *SHARED_OUT])
 def test_a_rank_that_is_killed_ends_the_run_with_a_finding(
     folder: Path, nproc: int, engine: tuple[str, ...]

@@ -135,6 +135,7 @@ def test_a_step_without_images_leaves_the_tower_and_its_optimiser_state_to_the_b
         assert changed == with_image
 
 
+@pytest.mark.full
 def test_views_of_the_buckets_train_the_same_with_and_without_images(tmp_path: Path) -> None:
     mixed = (0, 1, 2, 3, 4, 5, 6, 7, 8)  # steps with an image and steps without
     plain = run_ranks(losses_of, 2, made_run(tmp_path, 10, mixed))

@@ -292,6 +292,7 @@ def test_two_ranks_are_as_one_also_where_one_has_text_alone(tmp_path: Path, name
         assert relative_difference(first.gradients, one.gradients) <= 2e-5, (engine, kind)
 
 
+@pytest.mark.full
 def test_stages_answer_questions_about_videos(tmp_path: Path) -> None:
     """`generate` asks each stage for features, of which the first alone has a tower."""
     rows = f"data.validation=[{{format:messages,path:'{tmp_path / 'rows.jsonl'}'}}]"

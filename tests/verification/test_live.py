@@ -305,6 +305,7 @@ class TestCommand:
         )
         assert list(tmp_path.iterdir()) == []
 
+    @pytest.mark.full
     def test_a_cluster_becomes_two_processes_and_what_that_costs_is_said(
         self, folder: Path
     ) -> None:
@@ -332,6 +333,7 @@ class TestCommand:
         assert "--live is on the CPU" in result["details"]["device-not-used"]["reason"]
         assert sorted(path.name for path in folder.iterdir()) == ["model", "rows.jsonl"]
 
+    @pytest.mark.full
     def test_what_cannot_be_built_is_a_finding(self, folder: Path) -> None:
         config = json.loads((folder / "model/config.json").read_text())
         (folder / "model/config.json").write_text(json.dumps(config | {"hidden_act": "swish7"}))
@@ -355,9 +357,11 @@ class TestCommand:
             "build_optimizer",
             lambda module, _settings, part: build(module, without, part),
         )
+        threads = torch.get_num_threads()
         told = observe_small_run(
             LiveTask(loaded.run, shrink_run(loaded.run), loaded.origins), tmp_path, 0
         )
+        torch.set_num_threads(threads)
         monkeypatch.setattr(live, "_observe_in_processes", lambda *_given: [told])
         code, out = run("digits")
         assert code == 1

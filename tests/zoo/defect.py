@@ -8,6 +8,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
+from tests import process_state
 from vtool.diagnostics import Diagnostic
 
 
@@ -52,6 +53,7 @@ class Defect:
         for each in owners:
             owner = getattr(owner, each)
         own, kept = name in vars(owner), inspect.getattr_static(owner, name)
+        before = process_state.snapshot()
         setattr(owner, name, self.wrong(getattr(owner, name)))
         try:
             yield
@@ -60,3 +62,5 @@ class Defect:
                 setattr(owner, name, kept)
             else:
                 delattr(owner, name)
+            # a defect of attention is registered with transformers
+            process_state.restore(before, numerics_only=True)
