@@ -4,7 +4,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 # Two workers; tests that share what is expensive to make stay on one of them.
 WORKERS ?= 2
-PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadgroup -rs
+PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadscope -rs
 # Settings for `make demo`, as in: make demo DEMO="train.steps=60 run.name=short"
 DEMO ?=
 

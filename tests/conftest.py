@@ -8,11 +8,14 @@ changed fails.
 
 import inspect
 import os
+import re
 from collections.abc import Generator, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 from tests import process_state
 from tests.shared_runs import SHORT, made_once
@@ -82,17 +85,26 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return made_once(tmp_path_factory, "digits", lambda folder: vtool(folder, *command))
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep the tests of a file on one worker where they share what is expensive to make."""
-    for item in items:
-        definitions = item._fixtureinfo.name2fixturedefs.values()  # type: ignore[attr-defined]
-        if any(
-            each[-1].scope in ("module", "package", "class")
-            and each[-1].func.__module__.startswith("tests.")
-            for each in definitions
-        ):
-            item.add_marker(pytest.mark.xdist_group(item.location[0]))
+class _SharedFixturesTogether(LoadScopeScheduling):
+    """Hand out tests one by one, but those of a file with a fixture of the module together.
+
+    Not xdist's own groups: 3.8 writes them into an attribute that pytest 9.2 no longer has, and so
+    makes an expensive fixture once for each worker.
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        return file if _shares_fixtures(self.config.rootpath / file) else nodeid
+
+
+@cache
+def _shares_fixtures(file: Path) -> bool:
+    return re.search(r'scope="(module|class)"', file.read_text("utf-8")) is not None
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Hand out the tests to the workers."""
+    return _SharedFixturesTogether(config, log)
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
