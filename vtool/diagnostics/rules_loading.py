@@ -228,8 +228,8 @@ RULES = (
         bad="def factory(): raise RuntimeError",
         good="def factory(): return Model()",
         fix=(
-            "Correct what the message names. What was stopped may take longer with limits.seconds=…,"
-            " and more with limits.memory_mib=…."
+            "Correct what the message names. What was stopped may take longer with"
+            " limits.seconds=…, and more with limits.memory_mib=…."
         ),
     ),
 )
