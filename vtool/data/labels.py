@@ -59,7 +59,7 @@ def check_labels(sample: Sample, processor: Processor, row: Row) -> Diagnostic |
 def same_text(decoded: str, wanted: str, *, truncated: bool) -> bool:
     """Return whether decoded tokens are the expected text, or its beginning if they are truncated.
 
-    Tokenizers may normalise (Qwen's to NFC): that is not a difference in what was said. Letters and
+    Tokenizers may normalize (Qwen's to NFC): that is not a difference in what was said. Letters and
     marks are compared one by one (NFD), for a cut may fall between them; where it falls inside a
     character's bytes, these are decoded as U+FFFD.
     """

@@ -11,8 +11,9 @@ from vtool.config.schema import Optim
 
 @dataclass(frozen=True, slots=True)
 class MainShare:
-    """What the optimizer updates of a parameter on this rank: its elements from `start` to `end`,
-    in float32.
+    """The share of a parameter that the optimizer updates on this rank.
+
+    Its elements from `start` to `end`, in float32.
     """
 
     tensor: Tensor | None

@@ -39,7 +39,7 @@ class Stage:
     ranks: Ranks
     """The stages of one pipeline, in order."""
     scheduled: bool = False
-    """Whether megatron-core's schedule brings hidden states here and takes them away."""
+    """True if megatron-core's schedule brings hidden states here and takes them away."""
 
     @property
     def first(self) -> bool:

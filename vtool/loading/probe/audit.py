@@ -151,14 +151,14 @@ def _processing(reference: Reference, checks: Checks) -> CheckFacts:
 def _quantized_twin(reference: Reference, checks: Checks) -> CheckFacts:
     """Audit the class made for fp8 weights; keep what was not found of it in its own dtype."""
     if reference.subject.quantized is None:
-        return CheckFacts(reason="it has no quantised twin")
+        return CheckFacts(reason="it has no quantized twin")
     try:
         twin = reference.subject.quantized(reference.came_from)
         found = audit(twin, OF_QUANTIZED_TWIN, reference.slots, ("reusable_buffer",))
     except NotRun as why:
         return CheckFacts(reason=str(why))
     except Exception as error:
-        why_not = f"its quantised twin cannot be made on a CPU: {error_text(error)}"
+        why_not = f"its quantized twin cannot be made on a CPU: {error_text(error)}"
         return CheckFacts(reason=why_not)
     made = quantized_parameters(named_parameters(twin.make()))
     # parameters of other parts, as of the cache of keys and values, may be left as they are

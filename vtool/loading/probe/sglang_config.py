@@ -23,7 +23,7 @@ STEM = re.compile(
     r"|ForRewardModel|ForBlockDiffusion|NextN|MTP|DSpark|Eagle3?|DraftModel|LMHeadModel|ModelLM"
     r"|EmbeddingModel|ChatModel|Model|Chat)+$"
 )
-"""What follows the name of a family in the name of an architecture."""
+"""The words that follow the name of a family in the name of an architecture."""
 DRAFTS = re.compile("NextN|MTP")
 """Names of classes that load the layer after the last, by which a model drafts for itself."""
 FIELDS = {"language_only": False, "encoder_only": False}
