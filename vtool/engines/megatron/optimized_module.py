@@ -234,8 +234,8 @@ class OptimizedModule:
             )
         for entry in MOMENTS:
             whole = {one: optimizer[f"{one}.{entry}"] for one in self.map.names(name)}
-            mine = self.map.cut(name, whole).flatten()[main.start : main.end]
-            entries[entry] = mine.to(main.tensor.device, main.tensor.dtype, copy=True).view_as(
+            share = self.map.cut(name, whole).flatten()[main.start : main.end]
+            entries[entry] = share.to(main.tensor.device, main.tensor.dtype, copy=True).view_as(
                 main.tensor
             )
         self.optimizer.optimizer.state[main.tensor] = entries
@@ -263,9 +263,9 @@ class OptimizedModule:
         whole = self._whole(name, self.mains[parameter].tensor)
         return {each: tensor.float() for each, tensor in whole.items()}
 
-    def _whole(self, name: str, mine: Tensor | None) -> dict[str, Tensor]:
+    def _whole(self, name: str, elements: Tensor | None) -> dict[str, Tensor]:
         """Return whole tensors by transformers' names, from this rank's elements of them."""
-        share = self._over_copies(self.parameters[name], mine)
+        share = self._over_copies(self.parameters[name], elements)
         return self.map.join(name, self.groups.gather_tensor_shares(share))
 
     def _entries(self, parameter: nn.Parameter) -> dict[str, Tensor]:
@@ -306,18 +306,18 @@ class OptimizedModule:
         gathered = self.groups.copies.all_gather(steps)
         return [int(max(column)) for column in zip(*gathered, strict=True)]
 
-    def _over_copies(self, parameter: nn.Parameter, mine: Tensor | None) -> Tensor:
+    def _over_copies(self, parameter: nn.Parameter, elements: Tensor | None) -> Tensor:
         """Return a tensor of a parameter's shape, joined from the ranks with the same weights.
 
         Each of them gives the elements that it updates.
         """
         main = self.mains[parameter]
         if main.whole:
-            assert mine is not None
-            return mine.detach().view_as(parameter)
+            assert elements is not None
+            return elements.detach().view_as(parameter)
         whole = torch.zeros(parameter.numel(), dtype=torch.float32, device=parameter.device)
-        if mine is not None:
-            whole[main.start : main.end] = mine.detach().view(-1)
+        if elements is not None:
+            whole[main.start : main.end] = elements.detach().view(-1)
         # As integers: a sum with zeros then keeps every bit, −0.0 too.
         dist.all_reduce(whole.view(torch.int32), group=self.groups.copies.group)
         return whole.view_as(parameter)

@@ -27,7 +27,7 @@ Checks = Mapping[str, CheckFacts]
 
 def audit(
     subject: Subject,
-    asked: Sequence[str],
+    rules: Sequence[str],
     slots: int,
     sources: Sequence[str],
     progress: Callable[[str], None] = lambda stage: None,
@@ -54,10 +54,10 @@ def audit(
     found = dict(watched)
 
     def asked_for() -> Checks:
-        return {rule: found[rule] for rule in asked if rule in found}
+        return {rule: found[rule] for rule in rules if rule in found}
 
     for check in CHECKS:
-        if check.rule not in asked:
+        if check.rule not in rules:
             continue
         if reason := _not_run(check, reference):
             found[check.rule] = CheckFacts(reason=reason)
