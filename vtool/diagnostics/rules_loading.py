@@ -166,7 +166,7 @@ RULES = (
     Rule(
         name="quantised-load",
         code="VT431",
-        summary="Made for quantised weights, the class does not load what it loads otherwise.",
+        summary="Made for quantized weights, the class does not load what it loads otherwise.",
         why=(
             "A scale that is dropped, or kept while its buffer is used again, multiplies a whole"
             " row by something else."
