@@ -13,8 +13,10 @@ ROOT = Path(__file__).parents[1]
 SOURCES = sorted((ROOT / "vtool").rglob("*.py"))
 OPENERS = re.compile(r"(What|Whether|Those|The same|Of|As|Where|How|Which|That|It|They)\b")
 """A docstring that begins so describes something else than the thing it stands at."""
-BRITISH = re.compile(r"\b(optimis|initialis|quantis(?!ed-load)|normalis|serialis|colour)", re.I)
-"""But for the rule `quantised-load`, whose name has been published."""
+BRITISH = re.compile(
+    r"\b(optimis|initialis|quantis(?!ed-load|ed_tensors)|normalis|serialis|colour)", re.I
+)
+"""But for the published names `quantised-load`, a rule, and `quantised_tensors`, a key."""
 CODE_SPAN = re.compile(r"- \w+: (`+)(?:(?!\1).)+\1")
 """A line that is one code span behind its label, such as the examples in docs/rules.md."""
 COLUMNS, LINES, MEDIAN = 100, 500, 200
@@ -23,7 +25,8 @@ COLUMNS, LINES, MEDIAN = 100, 500, 200
 def docstrings(file: Path) -> Iterator[tuple[int, str]]:
     """Yield the docstrings of a module, its classes and functions, and those under a field."""
     for node in ast.walk(ast.parse(file.read_text("utf-8"))):
-        for statement in getattr(node, "body", None) or ():
+        body = getattr(node, "body", None)
+        for statement in body if isinstance(body, list) else ():
             if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
                 text = statement.value.value
                 if isinstance(text, str):

@@ -1,4 +1,4 @@
-"""What the commands do, as functions: for notebooks, scripts and tests (docs/python.md).
+"""The commands as functions: for notebooks, scripts and tests (docs/python.md).
 
 Nothing heavy is imported before a function needs it, so that `import vtool` stays light.
 """
@@ -67,7 +67,7 @@ class TrainingResult:
     steps: int
     """Optimizer steps that it has taken in all."""
     findings: "tuple[Diagnostic, ...]" = ()
-    """What went wrong beside the training: of the profiler, of trackers, of evaluations."""
+    """Problems beside the training: of the profiler, of trackers, of evaluations."""
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
@@ -202,7 +202,7 @@ def compare(asked: Mapping[str, Any], objects: Mapping[str, Any]) -> "list[Diagn
 
 @dataclass(frozen=True, slots=True)
 class LoadCheckReport:
-    """What a check of weight loading has found."""
+    """The results of a check of weight loading."""
 
     results: "tuple[Result, ...]"
     """One for each subject: its verdict, checks, findings and details."""
@@ -214,7 +214,7 @@ class LoadCheckReport:
 
     @property
     def clean(self) -> bool:
-        """Whether every subject was judged, and none is unsafe."""
+        """True if every subject was judged, and none is unsafe."""
         return all(result.verdict == "clean" for result in self.results)
 
 

@@ -1,4 +1,4 @@
-"""How each setting is known to arrive: its field says who reads it back, or a test shows it acting."""
+"""Every setting is known to arrive: its field says who reads it back, or a test shows it acting."""
 
 from importlib import import_module
 from pathlib import Path

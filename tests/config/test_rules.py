@@ -378,7 +378,7 @@ def test_settings_of_an_evaluation_that_is_not_there_are_noted() -> None:
 PACKED = ("data.packing=token_budget", "data.micro_batch_tokens=256")
 
 
-def test_packing_notes_a_number_of_rows_that_is_written_beside_it_and_not_one_of_the_recipe_below() -> (
+def test_packing_notes_a_number_of_rows_that_is_written_beside_it_not_one_of_the_recipe_below() -> (
     None
 ):
     """The command of docs/packing.md:

@@ -227,8 +227,10 @@ def test_an_example_shows_what_is_supervised(tmp_path: Path) -> None:
         "data.image={min_pixels:784,max_pixels:100000}",
     )
     text = render_example(rows.sample(0), rows.processor)
-    wanted = "<|im_start|>user\n<|vision_start|><|image_pad|>×2<|vision_end|>Hi<|im_end|>\n<|im_start|>assistant\n⟦Hello<|im_end|>⟧\n"
-    assert text == wanted
+    assert text == (
+        "<|im_start|>user\n<|vision_start|><|image_pad|>×2<|vision_end|>Hi<|im_end|>\n"
+        "<|im_start|>assistant\n⟦Hello<|im_end|>⟧\n"
+    )
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -1,4 +1,4 @@
-"""Every format of rows is registered wherever it must be; and how rows of several files are named."""
+"""Every format of rows is registered wherever it must be; rows of several files are named."""
 
 from importlib import import_module
 from pathlib import Path

@@ -81,7 +81,7 @@ class KeepsScales(Layer):
 
 
 class KeepsForLater(Layer):
-    """Keeps a tensor for processing: parameters are right after the load, the packed norm is not."""
+    """Keeps a tensor for processing: parameters are right after the load, the packed norm wrong."""
 
     def load_weights(self, weights: models.Weights) -> None:
         for name, tensor in weights:

@@ -334,7 +334,8 @@ def test_a_fixture_is_there_for_model_authors(pytester: pytest.Pytester) -> None
                 for name, tensor in list(weights):
                     self.get_parameter(name).data.copy_(tensor)
         def test_it(check_load_weights):
-            check_load_weights(lambda: Model(2, 2), {"weight": torch.randn(2, 2), "bias": torch.randn(2)})
+            checkpoint = {"weight": torch.randn(2, 2), "bias": torch.randn(2)}
+            check_load_weights(lambda: Model(2, 2), checkpoint)
         """)
     result = pytester.runpytest_subprocess()  # pytest finds the plugin by its entry point
     result.assert_outcomes(failed=1)

@@ -17,7 +17,10 @@ from vtool.models.model_class import describe_modeling, model_class, recorded_mo
 
 HEAD = """
 import torch
-from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLForConditionalGeneration as Own, Qwen2_5_VLModel
+from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import (
+    Qwen2_5_VLForConditionalGeneration as Own,
+    Qwen2_5_VLModel,
+)
 """
 # By what is wrong: the rest of the file, and words of the finding. Where a line is the user's, it
 # is marked.
@@ -45,12 +48,15 @@ WRONG = {
         "its weights are not those of Qwen2_5_VLForConditionalGeneration",
     ),
     "no constructor": (
-        "class Mine(Own):\n    def __init__(self, config):\n        super().__init__(config.nothing)  # here",
+        "class Mine(Own):\n    def __init__(self, config):\n"
+        "        super().__init__(config.nothing)  # here",
         "building it at tiny size raises AttributeError",
     ),
     "one weight more": (
-        "class Mine(Own):\n    def __init__(self, config):\n        super().__init__(config)\n        self.more = torch.nn.Linear(2, 2)",
-        "Mine has more.weight and 1 more: its weights are not those of Qwen2_5_VLForConditionalGeneration",
+        "class Mine(Own):\n    def __init__(self, config):\n        super().__init__(config)\n"
+        "        self.more = torch.nn.Linear(2, 2)",
+        "Mine has more.weight and 1 more: its weights are not those of "
+        "Qwen2_5_VLForConditionalGeneration",
     ),
     "the tower elsewhere": (
         "class Mine(Own):\n    def __init__(self, config):\n        super().__init__(config)\n"
@@ -65,27 +71,37 @@ WRONG = {
     "features that are not unpacked": (
         "class Mine(Own):\n    def __init__(self, config):\n        super().__init__(config)\n"
         "        self.model.get_image_features = lambda *_, **more: torch.zeros(1)",
-        "computing with it at tiny size raises AttributeError: 'Tensor' object has no attribute 'pooler_output'",
+        "computing with it at tiny size raises AttributeError: 'Tensor' object has no attribute "
+        "'pooler_output'",
     ),
     "other features": (
-        "class Mine(Own):\n    def __init__(self, config):\n        super().__init__(config)\n        got = self.model.get_image_features\n"
+        "class Mine(Own):\n    def __init__(self, config):\n        super().__init__(config)\n"
+        "        got = self.model.get_image_features\n"
         "        def twice(*given, **more):\n            output = got(*given, **more)\n"
-        "            output.pooler_output = list(output.pooler_output) * 2\n            return output\n"
+        "            output.pooler_output = list(output.pooler_output) * 2\n"
+        "            return output\n"
         "        self.model.get_image_features = twice",
         "get_image_features gives 2 tensors",
     ),
     "a forward pass that raises": (
-        "class Mine(Own):\n    def forward(self, input_ids=None, **more):\n        return input_ids.nothing  # here",
-        "computing with it at tiny size raises AttributeError: 'Tensor' object has no attribute 'nothing'",
+        "class Mine(Own):\n    def forward(self, input_ids=None, **more):\n"
+        "        return input_ids.nothing  # here",
+        "computing with it at tiny size raises AttributeError: 'Tensor' object has no attribute "
+        "'nothing'",
     ),
     "a forward pass that generation cannot call": (
-        "class Mine(Own):\n    def forward(self, *given, **more):\n        return super().forward(*given, **more)",
-        "computing with it at tiny size raises ValueError: The following `model_kwargs` are not used by the model",
+        "class Mine(Own):\n    def forward(self, *given, **more):\n"
+        "        return super().forward(*given, **more)",
+        "computing with it at tiny size raises ValueError: The following `model_kwargs` are not "
+        "used by the model",
     ),
     "the last logits alone": (
-        "class Mine(Own):\n    def forward(self, input_ids=None, pixel_values=None, image_grid_thw=None, mm_token_type_ids=None, **more):\n"
-        "        return super().forward(input_ids=input_ids, pixel_values=pixel_values, image_grid_thw=image_grid_thw,\n"
-        "                               mm_token_type_ids=mm_token_type_ids, **{**more, 'logits_to_keep': 1})",
+        "class Mine(Own):\n    def forward(self, input_ids=None, pixel_values=None, "
+        "image_grid_thw=None, mm_token_type_ids=None, **more):\n"
+        "        return super().forward(input_ids=input_ids, pixel_values=pixel_values,\n"
+        "                               image_grid_thw=image_grid_thw,\n"
+        "                               mm_token_type_ids=mm_token_type_ids,\n"
+        "                               **{**more, 'logits_to_keep': 1})",
         "its forward pass gives logits of (1, 1, 16), in the place of (1, 4, 16)",
     ),
 }

@@ -27,7 +27,10 @@ from vtool.training.sft import train
 OWN = Path(__file__).parent / "my_qwen.py"
 # As verl's dummy did it (verl#5881).
 IN_PLACE = """
-from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLForConditionalGeneration, Qwen2_5_VLModel
+from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import (
+    Qwen2_5_VLForConditionalGeneration,
+    Qwen2_5_VLModel,
+)
 
 
 class MyModel(Qwen2_5_VLModel):

@@ -239,8 +239,8 @@ def test_offloading_is_seen_where_there_is_somewhere_to_offload_to(
 
 
 # What upstream has dropped, dropped here in the same place of our own way from a recipe to an
-# object. Of the thirteen cases two are of profilers (verl#3052, verl#4206), of which there are no
-# settings yet; and verl#5775 is also in tests/verification/test_live.py, with mbridge.
+# object. Of the thirteen cases two are of profilers (verl#3052, verl#4206), whose settings act
+# later (tests/profiling); and verl#5775 is also in tests/verification/test_live.py, with mbridge.
 class TestUpstream:
     def test_betas_are_left_out(
         self, small: Callable[..., Request], monkeypatch: pytest.MonkeyPatch

@@ -30,7 +30,8 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     ),
     "adapters": (
         "engine=ddp",
-        "lora={rank: 3, alpha: 5, dropout: 0.1, targets: [q_proj, mlp.2], exclude: [layers.1.self_attn.q_proj]}",
+        "lora={rank: 3, alpha: 5, dropout: 0.1, targets: [q_proj, mlp.2], "
+        "exclude: [layers.1.self_attn.q_proj]}",
         "model.freeze.vision=true",
     ),
     "own class": ("engine=fsdp2", f"model.modeling='{OWN}:MyQwen'"),
@@ -70,8 +71,8 @@ VARIANTS: dict[str, tuple[str, ...]] = {
             "optim.weight_decay=0.1",
             "optim.schedule=constant",
         ),
-        "optim.groups={vision: {lr: 1e-4, weight_decay: 0.3}, projector: {lr: 5e-3, weight_decay: 0.0}, "
-        "language: {lr: 3e-3, weight_decay: 0.2}}",
+        "optim.groups={vision: {lr: 1e-4, weight_decay: 0.3}, "
+        "projector: {lr: 5e-3, weight_decay: 0.0}, language: {lr: 3e-3, weight_decay: 0.2}}",
     ),
 }
 

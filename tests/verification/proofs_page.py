@@ -1,4 +1,4 @@
-"""The proofs as a section of docs/verify.md: `python -m tests.verification.proofs_page` renews it."""
+"""The section of docs/verify.md on proofs: `python -m tests.verification.proofs_page` writes it."""
 
 from collections.abc import Iterator
 from itertools import groupby
@@ -30,8 +30,8 @@ def _sections() -> Iterator[str]:
 
 def _entry(proof: Proof) -> str:
     text = (
-        f"- **`{proof.name}`** {proof.rule.code}, {_where(proof)}. {proof.method} Would have caught:"
-        f" {proof.catches}"
+        f"- **`{proof.name}`** {proof.rule.code}, {_where(proof)}. {proof.method}"
+        f" Would have caught: {proof.catches}"
     )
     return fill(text, 100, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
 

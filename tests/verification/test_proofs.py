@@ -1,4 +1,4 @@
-"""Each proof is one file, and is in the list of proofs, the table of rules, the zoo and the docs."""
+"""Each proof is one file, and is in the list of proofs, the rules, the zoo and the docs."""
 
 from importlib import import_module
 from pathlib import Path

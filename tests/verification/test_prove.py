@@ -237,7 +237,7 @@ def test_a_run_that_goes_on_from_another_step_takes_other_rows_and_is_told(
 
 
 class TestTolerance:
-    """A tolerance is above the error of rounding, measured with float64, and far below a wrong number."""
+    """A tolerance is above the rounding error against float64, and far below a wrong number."""
 
     def test_the_gradient_of_float64_is_within_it_and_a_wrong_one_is_not(
         self, tmp_path: Path

@@ -16,9 +16,10 @@ TWO_TURNS = {
 }
 
 
-def audited(folder: Path, rows: list[Any], *overrides: str, asked: tuple[str, ...] = ()) -> Any:
+def audited(folder: Path, rows: list[Any], *overrides: str, row_names: tuple[str, ...] = ()) -> Any:
     (audit,) = audit_rows(
-        request("rows", messages(write_rows(folder / "rows.jsonl", rows)), *overrides).run, asked
+        request("rows", messages(write_rows(folder / "rows.jsonl", rows)), *overrides).run,
+        row_names,
     )
     return audit
 
@@ -51,7 +52,7 @@ def test_the_first_rows_are_shown_and_those_asked_for(tmp_path: Path) -> None:
     rows = [*mixed_rows(tmp_path, 9), "{"]
     first = [f"rows.jsonl:{number}" for number in range(1, FIRST + 1)]
     assert [shown.row for shown in audited(tmp_path, rows).shown] == first
-    audit = audited(tmp_path, rows, asked=("8", "rows.jsonl:2", "10"))
+    audit = audited(tmp_path, rows, row_names=("8", "rows.jsonl:2", "10"))
     assert [shown.row for shown in audit.shown] == [*first, "rows.jsonl:8", "rows.jsonl:10"]
     assert "broken-row" in audit.shown[-1].problem
     assert audit.shown[-1].spans == ()
@@ -59,7 +60,7 @@ def test_the_first_rows_are_shown_and_those_asked_for(tmp_path: Path) -> None:
 
 def test_a_row_that_is_not_there_cannot_be_shown(tmp_path: Path) -> None:
     with pytest.raises(Findings) as caught:
-        audited(tmp_path, [TWO_TURNS], asked=("1", "2", "x"))
+        audited(tmp_path, [TWO_TURNS], row_names=("1", "2", "x"))
     assert [finding.message for finding in caught.value.diagnostics] == [
         "there is no row 2",
         "there is no row x",

@@ -38,7 +38,7 @@ class Defect:
     """The rule that must name it, and no other one may."""
     look: Look
     at: str
-    """The function that is replaced, as `module:attribute`, where the code under test looks it up."""
+    """The replaced function, as `module:attribute`, where the code under test looks it up."""
     wrong: Callable[[Any], Any]
     """Given the real thing, what makes the mistake."""
     told: str = ""

@@ -48,7 +48,7 @@ def test_a_defect_is_caught_by_the_check_that_names_it(defect: Defect) -> None:
 def test_among_all_proofs_the_one_that_is_for_a_defect_names_it(
     defect: Defect, look: Proved
 ) -> None:
-    """Others may fail too: a mask that lets the future be seen changes the loss and the gradient."""
+    """Others may fail too: a mask that shows the future changes the loss and the gradient."""
     found = ask_with(replace(defect, look=EveryProof(look.rule, look.overrides)))
     assert any(is_caught(defect, [finding]) for finding in found), said(found)
 

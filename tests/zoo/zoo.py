@@ -96,9 +96,9 @@ load-check's rules for a class, only the one that is for the mistake is run, bec
 change several numbers. `make soak` runs all proofs of one process on the {proved} defects that such
 a proof is for: each is named by its own proof, about half of them by that one alone.
 
-The same checks run {looks} times on the code as it is, and must report nothing. Among these are, for
-each model family, all proofs that one process makes, and the read-back of settings. `make zoo` runs
-all of it and counts, and so does `make test-all` (`tests/zoo/`).
+The same checks run {looks} times on the code as it is, and must report nothing. Among these are,
+for each model family, all proofs that one process makes, and the read-back of settings. `make zoo`
+runs all of it and counts, and so does `make test-all` (`tests/zoo/`).
 
 A case repeats the mistake in the place where it would be made here. It is no copy of anybody's
 code.

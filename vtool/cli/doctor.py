@@ -1,4 +1,4 @@
-"""`vtool doctor [RECIPE] [KEY=VALUE]…`"""
+"""The command `vtool doctor [RECIPE] [KEY=VALUE]…`."""
 
 from typing import TYPE_CHECKING, Annotated
 

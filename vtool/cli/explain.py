@@ -1,4 +1,4 @@
-"""`vtool explain [RULE | CODE | SETTING | RECIPE]`"""
+"""The command `vtool explain [RULE | CODE | SETTING | RECIPE]`."""
 
 from itertools import takewhile
 from typing import TYPE_CHECKING, Annotated

@@ -1,4 +1,4 @@
-"""`vtool export RUN`"""
+"""The command `vtool export RUN`."""
 
 from pathlib import Path
 from typing import Annotated

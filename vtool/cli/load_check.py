@@ -110,8 +110,8 @@ def load_check(
     results: Sequence[Result] = in_named_order(
         (progress.result for progress in found), settings, typed
     )
-    asked = options(settings, checkpoint)
-    recorded = _record(results, asked, baseline, html, stopped)
+    command_options = options(settings, checkpoint)
+    recorded = _record(results, command_options, baseline, html, stopped)
     results = list(recorded.results)
     many = settings.subjects.all is not None
     if format not in MACHINE:
@@ -124,7 +124,7 @@ def load_check(
         f"{line}\n" for line in recorded.lines
     )
     shown_of = without_notes(results) if many and format not in MACHINE else results
-    render(shown_of, format, command="load-check", options=asked, stream=sys.stdout)
+    render(shown_of, format, command="load-check", options=command_options, stream=sys.stdout)
     if format not in MACHINE:
         sys.stdout.write(last_line(results))
     for line in (*recorded.failed, *([stopped] if stopped else [])):
@@ -145,7 +145,7 @@ class _Recorded:
 
 def _record(
     results: "Sequence[Result]",
-    asked: "Sequence[str]",
+    command_options: "Sequence[str]",
     baseline: Path | None,
     html: Path | None,
     stopped: str | None,
@@ -168,7 +168,7 @@ def _record(
             results, lines = compared.results, compared.lines(baseline)
     if html is not None:
         try:
-            lines.append(f"page: {_page(results, asked, html)}")
+            lines.append(f"page: {_page(results, command_options, html)}")
         except OSError as error:
             failed.append(f"{html} cannot be written: {error.strerror}")
     return _Recorded(results, lines, failed)
@@ -209,8 +209,8 @@ def _can_write(baseline: Path | None, html: Path | None) -> None:
             ) from error
 
 
-def _page(results: "Sequence[Result]", asked: "Sequence[str]", file: Path) -> Path:
+def _page(results: "Sequence[Result]", command_options: "Sequence[str]", file: Path) -> Path:
     from vtool.diagnostics.render import as_json
     from vtool.report.load_check import write_load_check
 
-    return write_load_check(as_json(results, "load-check", asked), file)
+    return write_load_check(as_json(results, "load-check", command_options), file)

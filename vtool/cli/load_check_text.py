@@ -150,7 +150,10 @@ _NOT_SETTINGS = ("kind", "subjects", "limits", "python")
 def _word(value: object) -> str:
     """Return a value in Hydra's grammar."""
     if isinstance(value, tuple):
-        return f"[{','.join(each if each.replace('-', '_').isidentifier() else json.dumps(each) for each in value)}]"
+        words = (
+            each if each.replace("-", "_").isidentifier() else json.dumps(each) for each in value
+        )
+        return f"[{','.join(words)}]"
     return str(value)
 
 

@@ -1,4 +1,4 @@
-"""`vtool predict RUN --image FILE`"""
+"""The command `vtool predict RUN --image FILE`."""
 
 from pathlib import Path
 from typing import Annotated

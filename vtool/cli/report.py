@@ -1,4 +1,4 @@
-"""`vtool report RUN…`"""
+"""The command `vtool report RUN…`."""
 
 from pathlib import Path
 from typing import Annotated

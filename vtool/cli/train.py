@@ -1,4 +1,4 @@
-"""`vtool train sft RECIPE [KEY=VALUE]…`"""
+"""The command `vtool train sft RECIPE [KEY=VALUE]…`."""
 
 from typing import TYPE_CHECKING, Annotated, Any
 

@@ -1,4 +1,4 @@
-"""`vtool validate-config RECIPE… [KEY=VALUE]…`"""
+"""The command `vtool validate-config RECIPE… [KEY=VALUE]…`."""
 
 import sys
 from collections.abc import Sequence

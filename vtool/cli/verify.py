@@ -1,4 +1,4 @@
-"""`vtool verify RECIPE | ROWS-FILE [KEY=VALUE]…`"""
+"""The command `vtool verify RECIPE | ROWS-FILE [KEY=VALUE]…`."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -18,8 +18,9 @@ _REFERENCE = re.compile(r"(\\*)\$\{")
 
 
 def as_yaml(values: Mapping[str, Any], origins: Origins) -> str:
-    """Return settings as a recipe, each line with its origin in a comment:
-    `recipes/digits.yaml:17:7`, `command line` or `default`.
+    """Return settings as a recipe, each line with its origin in a comment.
+
+    An origin is `recipes/digits.yaml:17:7`, `command line` or `default`.
     """
     return _HEAD + "".join(f"{line}\n" for line in _mapping(values, (), "", origins))
 

@@ -1,10 +1,9 @@
-"""What a run's settings expect of its live objects, by the names under which these are observed.
-Pure, and torch-free.
+"""Expected values of a run's live objects, by the names under which these are observed.
 
-A setting whose field says `ReadBack` is expected as it is. Here are the others: those that mean
-something only beside other settings, and those that several objects have a part in (a component's
-learning rate, a layer's adapter), where the name says what is observed, and the `Expected` which
-setting is meant.
+Pure, and torch-free. A setting whose field says `ReadBack` is expected as it is. Here are the
+others: those that mean something only beside other settings, and those that several objects have a
+part in (a component's learning rate, a layer's adapter), where the name says what is observed, and
+the `Expected` which setting is meant.
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -54,8 +53,9 @@ def expected_settings(run: Run) -> dict[str, Expectation]:
 
 
 def weight_decay(setting: str, value: float) -> Callable[[bool], Expected]:
-    """Return what is expected of an optimizer group: the decay for matrices, and none for biases
-    and norms.
+    """Return a function that gives the weight decay expected of an optimizer group.
+
+    Matrices decay by `value`; biases and norms do not decay.
     """
     return lambda decays: Expected(
         setting, value if decays else 0.0, "" if decays else "a decay of biases and norms of "

@@ -138,9 +138,7 @@ def _merged(found: list[Schema]) -> Schema:
 
 
 def _field(setting: Setting, plain: Schema, definitions: dict[str, Schema]) -> Schema:
-    """Return pydantic's schema of a setting, with groups by reference, and with stand-ins for
-    values.
-    """
+    """Return pydantic's schema of a setting, with groups by reference and stand-ins for values."""
     groups = setting.groups
     if groups and plain.get("type") != "array":
         key = "_or_".join(group.__name__ for group in groups)

@@ -19,7 +19,7 @@ class Problem:
     """A setting of the engine that cannot be as it is."""
 
     parameter: str
-    """Of the engine, such as `ddp_config.overlap_param_gather`; or of the model."""
+    """A parameter of the engine, such as `ddp_config.overlap_param_gather`, or of the model."""
     message: str
     help: str
 
@@ -41,7 +41,7 @@ class Conflict:
     harmless: Any = False
     """The one value that is no conflict: it asks for nothing, or for what is done in any case."""
     when: Mapping[str, Any] = field(default_factory=dict)
-    """What must hold for it to be a conflict: DDP fields, `model.dtype`, and `device` "cpu"."""
+    """The values that make it a conflict: of DDP fields, `model.dtype`, and `device` "cpu"."""
 
     def problem(self, facts: Mapping[str, Any]) -> Problem | None:
         """Return what is wrong with the field where it is given, or None.

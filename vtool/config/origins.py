@@ -58,8 +58,9 @@ class Origins:
 
 
 def layered(layers: Sequence[Layer], overrides: Sequence[tuple[Key, object]]) -> Origins:
-    """Return the origins that remain when every layer, and then every override, is merged over the
-    earlier ones, as OmegaConf merges values.
+    """Return the origins that remain when layers, then overrides, are merged over earlier ones.
+
+    They are merged as OmegaConf merges values.
     """
     places: dict[Key, Place] = {}
     for layer in layers:

@@ -1,5 +1,6 @@
-"""Arguments `KEY=VALUE`, read with Hydra's grammar: `optim=adamw` picks a file of a group, the
-others set values.
+"""Arguments `KEY=VALUE`, read with Hydra's grammar.
+
+`optim=adamw` picks a file of a group; the others set values.
 """
 
 import re
@@ -134,8 +135,9 @@ def _bad(message: str, help: str | None) -> Diagnostic:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an exception's text; Hydra's and OmegaConf's go on with a search
-    path.
+    """Return the first line of an exception's text.
+
+    Hydra's and OmegaConf's texts go on with a search path.
     """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0] if lines else type(error).__name__

@@ -1,5 +1,4 @@
-"""Settings read back from live objects: what a recipe expects, what an object has, and the
-comparison of both.
+"""Settings read back from live objects: expected values, observed values, and their comparison.
 
 The owner of an object says what it observes in it, without being given a setting;
 `vtool.config.expected` says what is expected, without an object. Torch-free: both are plain values.
@@ -20,7 +19,7 @@ _DEVICE = ("device.kind", "engine.cpu_offload")
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """What a live object has of a setting."""
+    """A setting's value in a live object."""
 
     name: str
     """The setting, dotted, or another key of `expected_settings`."""
@@ -34,19 +33,21 @@ class Observed:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What a recipe expects of a live object."""
+    """The value that a recipe expects in a live object."""
 
     setting: str
     """The setting that says it, dotted."""
     value: Any
     """The value, as a recipe writes it."""
     what: str = ""
-    """What is to have this value, where it is not the setting itself: `trained weights in `."""
+    """The thing that is to have this value, if not the setting itself: `trained weights in `."""
 
 
 Expectation = Expected | Callable[..., Expected | None]
-"""What is expected under a name. Where that differs within a model, a function of `Observed.of`;
-it returns None where nothing is expected.
+"""The expectation under a name.
+
+Where it differs within a model, it is a function of `Observed.of`, which returns None where nothing
+is expected.
 """
 
 
@@ -55,10 +56,10 @@ def compare_readback(
     observed: Iterable[Observed],
     origins: Origins | None = None,
 ) -> list[Diagnostic]:
-    """Return `setting-not-arrived` and `device-not-used`: one finding for each setting and each
-    value that is there instead.
+    """Return findings: `setting-not-arrived` and `device-not-used`.
 
-    An observation of which nothing is expected is left out; `unobserved` names the opposite.
+    There is one for each setting and each value that is there instead. An observation of which
+    nothing is expected is left out; `unobserved` names the opposite.
     """
     found: dict[tuple[str, str, str], list[str]] = {}
     for one in observed:
@@ -88,8 +89,9 @@ def observed_settings(
 
 
 def same_value(expected: Any, value: Any) -> bool:
-    """Return whether a recipe would mean the same by two values: true is not 1 (pytorch#149750), a
-    list may be a tuple, and a product of numbers may be rounded.
+    """Return whether a recipe would mean the same by two values.
+
+    True is not 1 (pytorch#149750), a list may be a tuple, and a product of numbers may be rounded.
     """
     if isinstance(expected, bool) or isinstance(value, bool):
         return expected is value

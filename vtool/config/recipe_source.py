@@ -90,8 +90,9 @@ class RecipeSource(ConfigSource):  # type: ignore[misc]  # Hydra's classes are n
 
 
 class Composer:
-    """Hydra's composition of one recipe, without its global state, its plug-ins and its own
-    settings: the files beside the recipe, then configs/, then the shipped recipes.
+    """Hydra's composition of one recipe, without its global state, plug-ins and own settings.
+
+    Files are looked for beside the recipe, then in configs/, then in the shipped recipes.
     """
 
     def __init__(self, recipe: Path) -> None:

@@ -34,24 +34,25 @@ class Setting:
 
     @property
     def required(self) -> bool:
-        """Whether it must be given. A run's name need not: it is the recipe's."""
+        """True if it must be given. A run's name need not: it is the recipe's."""
         return self.field.is_required() and self.name not in ("run", "run.name")
 
     @property
     def groups(self) -> tuple[type[Settings], ...]:
-        """The classes of the settings in it: one for a group, several for a union, none for a plain
-        value.
+        """The classes of the settings in it.
+
+        One for a group, several for a union, none for a plain value.
         """
         return tuple(_classes(self.field.annotation))
 
     @property
     def arrival(self) -> Arrival | None:
-        """How it is known to arrive: what its field says, or else its group."""
+        """The proof that it arrives, given by its field or else by its group."""
         return arrival_of(self.owner, self.field)
 
     @property
     def takes(self) -> str:
-        """What it takes, in words."""
+        """The values that it takes, in words."""
         return takes(self.field.annotation, self.field.metadata)
 
     @property
@@ -148,7 +149,7 @@ def choices(annotation: Any) -> tuple[str, ...]:
 
 
 def takes(annotation: Any, metadata: Sequence[Any] = ()) -> str:
-    """What a type takes, in words."""
+    """Return the values of a type, in words."""
     if typing.get_origin(annotation) is typing.Annotated:
         field = next(
             (each for each in annotation.__metadata__ if isinstance(each, FieldInfo)), None
@@ -204,7 +205,7 @@ def _bare(annotation: Any) -> Any:
 
 
 def nullable(annotation: Any) -> bool:
-    """Whether a setting may be null."""
+    """Return True if a setting may be null."""
     return type(None) in typing.get_args(annotation)
 
 

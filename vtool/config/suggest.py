@@ -120,9 +120,9 @@ def meant_key(spot: Spot) -> str:
     return did_you_mean(list(dict.fromkeys(likely))[:3]) or listed
 
 
-def what_it_needs(name: str, wanted: str) -> str:
+def what_it_needs(name: str, accepted: str) -> str:
     """Return how to give a setting, or a group, that is missing."""
-    inside = _inside(name) if wanted == "a group of settings" else []
+    inside = _inside(name) if accepted == "a group of settings" else []
     required = [setting.name for setting in inside if setting.required]
     if inside:
         return (
@@ -130,7 +130,7 @@ def what_it_needs(name: str, wanted: str) -> str:
             if required
             else f"it takes {', '.join(setting.name for setting in inside)}"
         )
-    return f"{name} takes {wanted}"
+    return f"{name} takes {accepted}"
 
 
 def _is_number(text: str) -> bool:

@@ -51,7 +51,7 @@ class Checked:
     """The groups without a finding."""
     findings: tuple[Diagnostic, ...] = ()
     whole: bool = True
-    """Whether every value was validated."""
+    """True if every value was validated."""
 
 
 def validate(composed: Composed) -> Checked:

@@ -18,7 +18,7 @@ _KINDS = {
 }
 
 MOST_VALUES = 100_000
-"""Of one file. No recipe has a hundredth of it."""
+"""The most values in one file. No recipe has a hundredth of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +124,9 @@ def _refusals(node: yaml.Node, name: str) -> Iterator[Diagnostic]:
 
 
 def _unfolded(node: yaml.Node, seen: dict[int, int], name: str) -> int:
-    """Count the values in a node, those of an alias each time: nine aliases of nine, nine deep, are
-    400 million.
+    """Count the values in a node, those of an alias each time.
+
+    Nine aliases of nine, nine deep, are 400 million.
     """
     if id(node) not in seen:
         seen[id(node)] = 0  # an alias that contains itself is found by walking it

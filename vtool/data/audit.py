@@ -96,7 +96,7 @@ class Ledger:
     """XXH3 of the kept rows' image and video files: a resumed run must see the same pictures."""
     videos: int
     findings: tuple[Diagnostic, ...] = ()
-    """What `vtool.audit` has found of the rows. Empty in a run, which findings end or are told to."""
+    """The findings of `vtool.audit` about the rows. Empty in a run, which raises or prints them."""
 
     @classmethod
     def of(cls, audits: Iterable[RowAudit]) -> "Ledger":

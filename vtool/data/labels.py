@@ -56,15 +56,15 @@ def check_labels(sample: Sample, processor: Processor, row: Row) -> Diagnostic |
     return None
 
 
-def same_text(decoded: str, wanted: str, *, truncated: bool) -> bool:
+def same_text(decoded: str, expected: str, *, truncated: bool) -> bool:
     """Return whether decoded tokens are the expected text, or its beginning if they are truncated.
 
-    Tokenizers may normalise (Qwen's to NFC): that is not a difference in what was said. Letters and
+    Tokenizers may normalize (Qwen's to NFC): that is not a difference in what was said. Letters and
     marks are compared one by one (NFD), for a cut may fall between them; where it falls inside a
     character's bytes, these are decoded as U+FFFD.
     """
-    decoded, wanted = (unicodedata.normalize("NFD", text) for text in (decoded, wanted))
-    return decoded == wanted or (truncated and wanted.startswith(decoded.rstrip("\ufffd")))
+    decoded, expected = (unicodedata.normalize("NFD", text) for text in (decoded, expected))
+    return decoded == expected or (truncated and expected.startswith(decoded.rstrip("\ufffd")))
 
 
 def check_features(sample: Sample, processor: Processor, row: Row) -> Diagnostic | None:

@@ -51,12 +51,12 @@ class Compared:
 
 
 def compare(results: Sequence[Result], file: Path) -> Compared:
-    """Record the errors and warnings of these results where there is no such file; otherwise find
-    what the file knows among them.
+    """Record the errors and warnings of these results, or find those that the file knows.
 
-    A finding is known by its subject, rule, parameter, tensors, file and message, without line
-    numbers or any other number in the message. Of findings that are alike in all of that, as many
-    are known as were recorded. What was not checked is neither recorded nor known.
+    They are recorded where there is no such file. A finding is known by its subject, rule,
+    parameter, tensors, file and message, without line numbers or any other number in the message.
+    Of findings that are alike in all of that, as many are known as were recorded. What was not
+    checked is neither recorded nor known.
 
     Raises:
         Findings: `unusable-baseline`, for a file that is no baseline or cannot be written.
@@ -135,8 +135,9 @@ def _entry(subject: str, finding: Diagnostic) -> dict[str, Any]:
 
 
 def _file(origin: Origin | None) -> str | None:
-    """Return a file's path in the working folder or in site-packages, or its name: the same in
-    another checkout and another environment.
+    """Return a file's path in the working folder or in site-packages, or its name.
+
+    It is the same in another checkout and another environment.
     """
     file = file_of(origin)
     if file is None or not os.path.isabs(file):

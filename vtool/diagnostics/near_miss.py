@@ -21,8 +21,9 @@ def ending(word: str, names: Iterable[str]) -> list[str]:
 
 
 def same_words(word: str, names: Iterable[str]) -> list[str]:
-    """Return the dotted names whose last part has the same words, or is short for it: `lr` for
-    `learning_rate`.
+    """Return the dotted names whose last part has the same words, or is short for it.
+
+    `lr` is short for `learning_rate`.
     """
     parts = _words(word)
     return [

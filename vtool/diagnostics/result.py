@@ -25,11 +25,11 @@ class Result:
 
     @staticmethod
     def of_findings(
-        subject: str, findings: Sequence[Diagnostic], asked: Sequence[str] = ()
+        subject: str, findings: Sequence[Diagnostic], rules: Sequence[str] = ()
     ) -> "Result":
         """Make a result of findings; a rule that was asked and not found has passed."""
         found = {finding.rule for finding in findings if finding.severity == "error"}
-        checks = dict.fromkeys(asked, "passed") | dict.fromkeys(sorted(found), "failed")
+        checks = dict.fromkeys(rules, "passed") | dict.fromkeys(sorted(found), "failed")
         return Result(subject, "unsafe" if found else "clean", checks, tuple(findings))
 
 

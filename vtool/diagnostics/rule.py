@@ -17,13 +17,13 @@ class Rule:
     summary: str
     """The problem, in one sentence."""
     why: str
-    """What goes wrong if nobody finds it."""
+    """The damage if nobody finds it."""
     bad: str
     """An example with the problem."""
     good: str
-    """The same example without it."""
+    """The example without the problem."""
     fix: str
-    """What to do."""
+    """The remedy."""
     severity: Literal["error", "warning", "note"] = "error"
     """The severity of its findings, unless a finding sets its own."""
     stage: Literal["row", "split", "references"] | None = None

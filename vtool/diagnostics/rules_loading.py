@@ -166,7 +166,7 @@ RULES = (
     Rule(
         name="quantised-load",
         code="VT431",
-        summary="Made for quantised weights, the class does not load what it loads otherwise.",
+        summary="Made for quantized weights, the class does not load what it loads otherwise.",
         why=(
             "A scale that is dropped, or kept while its buffer is used again, multiplies a whole"
             " row by something else."
@@ -228,8 +228,8 @@ RULES = (
         bad="def factory(): raise RuntimeError",
         good="def factory(): return Model()",
         fix=(
-            "Correct what the message names. What was stopped may take longer with limits.seconds=…,"
-            " and more with limits.memory_mib=…."
+            "Correct what the message names. What was stopped may take longer with"
+            " limits.seconds=…, and more with limits.memory_mib=…."
         ),
     ),
 )

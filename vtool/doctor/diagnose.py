@@ -80,24 +80,24 @@ def diagnose(needs: Needs | None = None) -> Diagnosis:
     answer = (
         ask_torch() if machine.torch is not None and (needs is None or run is not None) else None
     )
-    asked = ask_interpreter(load_check) if needs is None or load_check is not None else None
-    wanted = [package for package in known or () if _is_needed(package, needs)]
+    interpreter = ask_interpreter(load_check) if needs is None or load_check is not None else None
+    needed = [package for package in known or () if _is_needed(package, needs)]
     found = [
         *(needs.findings if needs else ()),
-        *package_problems(wanted),
+        *package_problems(needed),
         *_of_torch(machine, answer),
         *_of_npu(machine, answer, needs),
     ]
     if run is not None and needs is not None:
         found += _of_device(run, machine, answer)
-    if load_check is not None and asked is not None:
-        found += _of_frameworks(load_check, asked)
+    if load_check is not None and interpreter is not None:
+        found += _of_frameworks(load_check, interpreter)
     rows = (
         *machine_rows(machine),
         *torch_rows(machine, answer),
         *engine_rows(answer, needs),
-        *package_rows(wanted),
-        *framework_rows(asked),
+        *package_rows(needed),
+        *framework_rows(interpreter),
     )
     reasons = _not_run(machine, known, answer, needs)
     failed = {finding.rule for finding in found if finding.severity == "error"}
@@ -177,18 +177,18 @@ def _of_device(run: Run, machine: Machine, answer: TorchAnswer | None) -> Iterat
     )
 
 
-def _of_frameworks(settings: LoadCheck, asked: Interpreter) -> Iterator[Diagnostic]:
-    if asked.error:
-        yield Diagnostic("unusable-interpreter", asked.error, parameter="python")
+def _of_frameworks(settings: LoadCheck, interpreter: Interpreter) -> Iterator[Diagnostic]:
+    if interpreter.error:
+        yield Diagnostic("unusable-interpreter", interpreter.error, parameter="python")
         return
     for name in frameworks_needed(settings):
-        if name not in asked.versions:
+        if name not in interpreter.versions:
             how = "`make vllm-env` builds an interpreter that has it, python=EXE names another"
             # their sources are left out
             severity = "warning" if name in ("Run:ai streamer", "fastsafetensors") else "error"
             yield Diagnostic(
                 "extra-not-installed",
-                f"{asked.python} has no {name}",
+                f"{interpreter.python} has no {name}",
                 how,
                 "python",
                 severity=severity,  # type: ignore[arg-type]

@@ -85,10 +85,10 @@ def engine_rows(answer: TorchAnswer | None, needs: Needs | None) -> Iterator[Row
             yield Row("engines", "megatron", "not installed", "pip install 'vtool[megatron]'")
 
 
-def package_rows(wanted: Sequence[Package]) -> Iterator[Row]:
+def package_rows(packages: Sequence[Package]) -> Iterator[Row]:
     """Yield a row for each package that does not fit, and for some that do; count the others."""
     others = 0
-    for package in wanted:
+    for package in packages:
         if package.name == "torch":
             continue
         if package.fits and package.name not in _ALWAYS_SHOWN:
@@ -101,13 +101,13 @@ def package_rows(wanted: Sequence[Package]) -> Iterator[Row]:
         yield Row("packages", "others", f"{others} installed", bounds)
 
 
-def framework_rows(asked: Interpreter | None) -> Iterator[Row]:
+def framework_rows(interpreter: Interpreter | None) -> Iterator[Row]:
     """Yield the rows about the frameworks of load-check and their interpreter."""
-    if asked is None:
+    if interpreter is None:
         return
-    state = "fails" if asked.error else "usable"
-    yield Row("load-check", "interpreter", state, asked.error or asked.python)
-    for name, framework in FRAMEWORKS.items() if not asked.error else ():
-        version = asked.versions.get(name)
+    state = "fails" if interpreter.error else "usable"
+    yield Row("load-check", "interpreter", state, interpreter.error or interpreter.python)
+    for name, framework in FRAMEWORKS.items() if not interpreter.error else ():
+        version = interpreter.versions.get(name)
         hint = "" if version else framework.install
         yield Row("load-check", name, version or "not installed", hint)

@@ -31,7 +31,7 @@ class Member:
     name: str
     """Its name in files, which is transformers'. A matrix made of several has the first's."""
     dimensions: int
-    """Of the whole parameter, whatever share of it is on this rank."""
+    """The dimensions of the whole parameter, whatever share of it is on this rank."""
     dtype: torch.dtype
     """The dtype it is updated in."""
 
@@ -134,12 +134,12 @@ class Engine(Protocol):
         """
 
     def iter_hf_weights(self, adapter: Adapter = "merged") -> Iterator[tuple[str, Tensor]]:
-        """Yield parameters and persistent buffers by transformers' names, one whole tensor after
-        the other, each once however many names it has.
+        """Yield parameters and persistent buffers by transformers' names, one whole tensor each.
 
-        Each is gathered when it is asked for, on the engine's device and in the precision that it
-        is trained in, and is given to every rank: all ranks iterate at the same time, to the end. A
-        tensor may be a weight itself: copy what is kept.
+        A tensor is yielded once, however many names it has. It is gathered when it is asked for, on
+        the engine's device and in the precision that it is trained in, and is given to every rank:
+        all ranks iterate at the same time, to the end. A tensor may be a weight itself: copy what
+        is kept.
 
         Args:
             adapter: "merged": weights with adapters merged in; "none": weights without them;
@@ -148,8 +148,7 @@ class Engine(Protocol):
         """
 
     def model_state(self) -> dict[str, Tensor]:
-        """Return the model's tensors that a checkpoint keeps: all, or the adapters where there are
-        some.
+        """Return the tensors that a checkpoint keeps: all, or the adapters if there are any.
 
         Every rank calls it at the same time. Rank 0 gets all tensors; others may get none. An
         engine that has tensors whole returns them themselves, on its device: copy what is kept

@@ -1,5 +1,6 @@
-"""Sharded data parallel training by torch's FSDP2 (`torch.distributed.fsdp.fully_shard`; PyTorch
-FSDP, arXiv 2304.11277).
+"""Sharded data parallel training by torch's FSDP2.
+
+`torch.distributed.fsdp.fully_shard`; PyTorch FSDP, arXiv 2304.11277.
 
 Each rank keeps its share of every parameter, its gradient and its optimizer state, in float32
 (float64 under model.dtype=float64). A block's weights are gathered for its forward and its backward
@@ -183,11 +184,11 @@ def build_fsdp2(inputs: EngineInputs) -> Fsdp2:
 
 
 def observe_fsdp2(module: nn.Module) -> Iterator[Observed]:
-    """Yield what FSDP2 has of the settings of engine=fsdp2, and of `model.dtype`, in each group of
-    parameters that it gathers together.
+    """Yield the settings of engine=fsdp2, and `model.dtype`, as FSDP2 has them.
 
-    The module's own group, of the parameters that are in no block, is never freed after the forward
-    pass, whatever the settings say.
+    It has them in each group of parameters that it gathers together. The module's own group, of the
+    parameters that are in no block, is never freed after the forward pass, whatever the settings
+    say.
     """
     whole = [
         name for name, parameter in module.named_parameters() if not isinstance(parameter, DTensor)

@@ -1,4 +1,4 @@
-"""What is known of a model family without importing torch or transformers."""
+"""Facts about model families, without importing torch or transformers."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -26,7 +26,7 @@ GATED_MLP = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
 
 @dataclass(frozen=True, slots=True)
 class PatchSizes:
-    """How an image is cut: patches of `patch_size` × `patch_size` pixels.
+    """The cutting of an image: patches of `patch_size` × `patch_size` pixels.
 
     `merge_size` × `merge_size` of these become one image token.
     """
@@ -44,9 +44,9 @@ class PatchSizes:
 
 @dataclass(frozen=True, slots=True)
 class VideoDefaults:
-    """How a family's video processor samples and resizes, where a model's folder does not say.
+    """The defaults of a family's video processor, where a model's folder does not say.
 
-    The defaults of transformers' class.
+    They are those of transformers' class.
     """
 
     min_pixels: int
@@ -91,7 +91,7 @@ class FamilyFacts:
     implementation: str
     """The subclass of `vtool.families.family.Family`, as module:class."""
     class_prefix: str
-    """What the names of transformers' classes of the family begin with."""
+    """The beginning of the names of transformers' classes of the family."""
     processor: str
     """The name of transformers' processor class; a server is told it."""
     image_processor: str = "Qwen2VLImageProcessor"
@@ -101,7 +101,7 @@ class FamilyFacts:
     """
     video_processor: str = "Qwen2VLVideoProcessor"
     patches: PatchSizes
-    """How images are cut where no folder says so."""
+    """The sizes of patches, where no folder gives them."""
     video: VideoDefaults
     linear_layers: Mapping[str, tuple[str, ...]]
     """The linear layers of each component, as transformers names them, without the head.
@@ -125,7 +125,7 @@ class FamilyFacts:
     projector_modules: tuple[str, ...] = ("merger",)
     """The children of `model.visual` that turn its features into embeddings."""
     frames_per_image: int = 1
-    """As how many frames the image processor counts an image when it applies pixel bounds."""
+    """The frames that an image counts for when the image processor applies pixel bounds."""
     separate_frames: bool = False
     """True where each patch of frames has its own run of tokens, with its time as text.
 

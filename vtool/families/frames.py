@@ -1,4 +1,4 @@
-"""Which frames of a video are shown, and how the text tells their time.
+"""The frames of a video that are shown, and their times in the text.
 
 Each function does what the video processor of transformers 5.23 does, which needs torchvision.
 """

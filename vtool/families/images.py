@@ -1,4 +1,4 @@
-"""How the files of a model's folder say that images are cut. Torch-free."""
+"""Read from a model's folder how images are cut. Torch-free."""
 
 import json
 from pathlib import Path

@@ -129,14 +129,14 @@ def _on_one_host(
 ) -> Iterator[Progress]:
     """Check the subjects of one framework, or all of its classes (None)."""
     python = interpreter(settings.python, host)
-    asked = asked_checks(settings)
+    rules = asked_checks(settings)
     if host == "vllm" and not settings.checks:
-        asked = (*asked, *VLLM_CLASS_RULES)
+        rules = (*rules, *VLLM_CLASS_RULES)
     request = Request(
         host=host,
         subjects=None if subjects is None else tuple(subject.name for subject in subjects),
         match=settings.subjects.match,
-        checks=asked,
+        checks=rules,
         sources=settings.sources,
         slots=settings.slots,
         jobs=settings.jobs,
@@ -161,10 +161,10 @@ def _on_one_host(
             done += 1
             subject = waiting.pop(event.subject, None) or Named(host, event.subject)
             if known and subject.host in FRAMEWORKS and subject.name not in known:
-                result = _not_run(subject, asked, (unknown_name(subject, known),))
+                result = _not_run(subject, rules, (unknown_name(subject, known),))
             else:
                 took = {"seconds": event.seconds, "peak_mib": event.peak >> 20}
-                result = judge(str(subject), event.facts, asked, settings.allow, took)
+                result = judge(str(subject), event.facts, rules, settings.allow, took)
             if subject.host == FOLDER:
                 result = folders[subject.name].with_class(result)
             yield Progress(done, total, result, event.seconds)
@@ -174,13 +174,13 @@ def _on_one_host(
         rest = [Named(host, settings.subjects.match)] if subjects is None else waiting.values()
         for subject in rest:
             done += 1
-            result = _not_run(subject, asked, findings.diagnostics)
+            result = _not_run(subject, rules, findings.diagnostics)
             if subject.host == FOLDER:
                 shown = findings.diagnostics if settings.python else ()
                 reason = findings.diagnostics[0].message
-                result = folders[subject.name].without_class(asked, reason, shown)
+                result = folders[subject.name].without_class(rules, reason, shown)
             yield Progress(done, max(total, done), result)
 
 
-def _not_run(subject: Named, asked: Sequence[str], findings: Sequence[Diagnostic]) -> Result:
-    return Result(str(subject), "not-run", dict.fromkeys(asked, "not-run"), tuple(findings))
+def _not_run(subject: Named, rules: Sequence[str], findings: Sequence[Diagnostic]) -> Result:
+    return Result(str(subject), "not-run", dict.fromkeys(rules, "not-run"), tuple(findings))

@@ -70,15 +70,15 @@ class Folder:
         )
 
     def without_class(
-        self, asked: Sequence[str], reason: str, findings: Sequence[Diagnostic] = ()
+        self, rules: Sequence[str], reason: str, findings: Sequence[Diagnostic] = ()
     ) -> Result:
         """Return the files' result, with the checks of a class not run."""
-        details = {rule: {"reason": reason} for rule in asked}
+        details = {rule: {"reason": reason} for rule in rules}
         return self.with_class(
             Result(
                 self.result.subject,
                 "not-run",
-                dict.fromkeys(asked, "not-run"),
+                dict.fromkeys(rules, "not-run"),
                 tuple(findings),
                 details,
             )

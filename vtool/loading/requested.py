@@ -1,4 +1,4 @@
-"""What a user names to be checked, as settings of a load check."""
+"""The subjects that a user names to be checked, as settings of a load check."""
 
 import os
 from collections.abc import Iterable, Mapping, Sequence

@@ -25,23 +25,23 @@ REACHABLE = ("stale-reference", "stale-after-processing", "quantised-load")
 def judge(
     subject: str,
     facts: SubjectFacts,
-    asked: Sequence[str],
+    rules: Sequence[str],
     allow: Sequence[str] = (),
     took: Mapping[str, Any] | None = None,
 ) -> Result:
     """Return a subject's result.
 
     Args:
-        asked: the rules that are asked.
+        rules: the rules that are checked.
         allow: patterns of parameters and tensors that may be left unwritten or unread.
         took: the time and the largest resident memory of the subject's process.
     """
     if facts.status != "judged":
-        return _without_verdict(subject, facts, asked)
+        return _without_verdict(subject, facts, rules)
     checks: dict[str, str] = {}
     details: dict[str, dict[str, Any]] = {"subject": _describe(facts, took)}
     findings: list[Diagnostic] = []
-    for rule in asked:
+    for rule in rules:
         check = facts.checks.get(rule, NO_SOURCE)
         if facts.origin == "discovered" and rule in NEED_ALL_NAMES:
             check = NAMES_DISCOVERED
@@ -65,11 +65,11 @@ def judge(
     return Result(subject, verdict, checks, tuple(findings), details)
 
 
-def _without_verdict(subject: str, facts: SubjectFacts, asked: Sequence[str]) -> Result:
+def _without_verdict(subject: str, facts: SubjectFacts, rules: Sequence[str]) -> Result:
     failed = facts.status == "failed"
     findings = (Diagnostic("load-failed", f"{subject}: {facts.reason}"),) if failed else ()
-    checks = dict.fromkeys(asked, "not-run")
-    details = {asked[0]: {"reason": facts.reason}}
+    checks = dict.fromkeys(rules, "not-run")
+    details = {rules[0]: {"reason": facts.reason}}
     return Result(subject, "failed" if failed else "not-run", checks, findings, details)
 
 

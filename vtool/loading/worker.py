@@ -19,13 +19,13 @@ LONGEST_FOLDER = 107 - len("/123e4567-e89b-12d3-a456-426614174000")
 """Characters of a folder in which vLLM can put a socket under a name of that length."""
 
 
-def interpreter(asked: str | None, host: str) -> str:
+def interpreter(python: str | None, host: str) -> str:
     """Return the interpreter for a framework.
 
     The one asked for; for vLLM and SGLang what `make vllm-env` has built; else this one.
     """
     built = host in ("vllm", "sglang") and VLLM_PYTHON.exists()
-    return asked or (str(VLLM_PYTHON) if built else sys.executable)
+    return python or (str(VLLM_PYTHON) if built else sys.executable)
 
 
 def probe_events(python: str, request: Request) -> Iterator[Event]:

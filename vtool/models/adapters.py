@@ -17,7 +17,7 @@ from vtool.families.linear_layers import select_layers
 from vtool.models.processor import first_line
 
 Adapter = Literal["merged", "none", "only"]
-"""Which weights of a model with adapters: with these merged in, without them, or these alone."""
+"""The weights to take of a model with adapters: with these merged in, without, or these alone."""
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."
 

@@ -25,7 +25,7 @@ def use_document_attention(model: nn.Module) -> None:
 
 
 def use_row_attention(model: nn.Module) -> None:
-    """Let a transformers model's language model use the NPU's operator for rows that are not packed.
+    """Let a transformers language model use the NPU's operator for rows that are not packed.
 
     It gets a mask of the polarity and the form that it takes. Left to transformers, padding on the
     left would see nothing: an empty row of the softmax.

@@ -117,7 +117,8 @@ def _imported(file: Path, package: str) -> ModuleType:
     transformers initializes its weights as those of its own classes.
     """
     text = file.read_bytes()
-    name = f"{package}.vtool_{file.stem}_{xxhash.xxh3_64_hexdigest(str(file).encode() + bytes(1) + text)}"
+    digest = xxhash.xxh3_64_hexdigest(str(file).encode() + bytes(1) + text)
+    name = f"{package}.vtool_{file.stem}_{digest}"
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, file)

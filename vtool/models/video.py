@@ -45,7 +45,7 @@ class VideoProcessor:
     """Transformers' image processor with the video's settings: it processes each frame."""
     min_pixels: int
     max_pixels: int
-    """Of each frame, or of all frames together (`VideoDefaults.bounds_are_total`)."""
+    """The most pixels of each frame, or of all together (`VideoDefaults.bounds_are_total`)."""
     fps: float
     min_frames: int
     max_frames: int | None

@@ -18,11 +18,11 @@ from vtool.models import observe_model
 from vtool.training.optimizer import observe_group
 
 
-def compare_objects(asked: Mapping[str, Any], objects: Mapping[str, Any]) -> list[Diagnostic]:
+def compare_objects(settings: Mapping[str, Any], objects: Mapping[str, Any]) -> list[Diagnostic]:
     """Compare settings with the objects that are to have them. Nothing is changed or computed.
 
     Args:
-        asked: values by vtool's names of settings, such as `{"optim.betas": (0.9, 0.95),
+        settings: values by vtool's names of settings, such as `{"optim.betas": (0.9, 0.95),
             "engine.wrap_config.use_distributed_optimizer": False}`. `docs/live.md` lists those that
             objects show.
         objects: by names of your own: models, bare or wrapped, as torch's DDP, FSDP2, megatron-core
@@ -37,12 +37,12 @@ def compare_objects(asked: Mapping[str, Any], objects: Mapping[str, Any]) -> lis
         ValueError: for a name that is no setting's, and for an object of another kind.
     """
     names = [setting.name for setting in all_settings() if not setting.groups]
-    for name in asked:
+    for name in settings:
         if name not in names:
             help = did_you_mean(near(name, names))
             raise ValueError(f"there is no setting {name}{f'; {help}' if help else ''}")
     observed = list(observe_objects(objects))
-    found = compare_readback(_expected(asked), observed)
+    found = compare_readback(_expected(settings), observed)
     shown = {one.name for one in observed}
     if "lora.layers" in shown:
         shown |= {"lora.targets", "lora.exclude"}
@@ -54,7 +54,7 @@ def compare_objects(asked: Mapping[str, Any], objects: Mapping[str, Any]) -> lis
             f" {given or 'nothing'}",
             parameter=name,
         )
-        for name in asked
+        for name in settings
         if name not in shown
     ]
 
@@ -76,16 +76,16 @@ def observe_objects(objects: Mapping[str, Any]) -> Iterator[Observed]:
                 raise ValueError(f"{name} is neither a model nor an optimizer, but {kind}")
 
 
-def _expected(asked: Mapping[str, Any]) -> dict[str, Expectation]:
+def _expected(settings: Mapping[str, Any]) -> dict[str, Expectation]:
     expected: dict[str, Expectation] = {
-        name: Expected(name, value) for name, value in asked.items() if value is not None
+        name: Expected(name, value) for name, value in settings.items() if value is not None
     }
     if "optim.weight_decay" in expected:
-        decay = weight_decay("optim.weight_decay", asked["optim.weight_decay"])
+        decay = weight_decay("optim.weight_decay", settings["optim.weight_decay"])
         expected["optim.weight_decay"] = decay
-    if "lora.targets" in asked or "lora.exclude" in asked:
-        targets = None if asked.get("lora.targets") is None else tuple(asked["lora.targets"])
-        lora = Lora(targets=targets, exclude=tuple(asked.get("lora.exclude", ())))
+    if "lora.targets" in settings or "lora.exclude" in settings:
+        targets = None if settings.get("lora.targets") is None else tuple(settings["lora.targets"])
+        lora = Lora(targets=targets, exclude=tuple(settings.get("lora.exclude", ())))
         expected["lora.layers"] = adapted_layer(lora)
     return expected
 

@@ -157,7 +157,7 @@ class ProofContext:
 
 
 def build_proof_context(
-    asked: Run, folder: Path, ranks: Ranks | None = None, *, full_size: bool = False
+    recipe_run: Run, folder: Path, ranks: Ranks | None = None, *, full_size: bool = False
 ) -> ProofContext:
     """Select rows and build the model. Nothing is written outside `folder`.
 
@@ -168,12 +168,12 @@ def build_proof_context(
         Findings: of the model's folder, of rows that cannot be read at all, or `no-rows`.
         NotProvable: where the recipe is fine, and no row of it can be computed with here.
     """
-    run, changes = choose_proof_settings(asked, full_size=full_size)
-    source = Rows(asked.data.train)
+    run, changes = choose_proof_settings(recipe_run, full_size=full_size)
+    source = Rows(recipe_run.data.train)
     first = [read_row(source, index) for index in range(min(len(source), LOOKED_AT))]
     texts = [text for row in first if row for text in row.texts()]
-    processor = new_processor(asked.model, run.data.image, texts, run.data.video)
-    rows, samples, selection = select_rows(source, processor, run, asked)
+    processor = new_processor(recipe_run.model, run.data.image, texts, run.data.video)
+    rows, samples, selection = select_rows(source, processor, run, recipe_run)
     changes += selection
     run = update_section(run, "data", global_batch_size=PROCESSES * len(rows), workers=0)
     vocabulary = choose_vocabulary(processor, samples, whole=full_size)
@@ -183,8 +183,8 @@ def build_proof_context(
     processor = vocabulary.convert_processor(processor)
     samples = tuple(map(vocabulary.convert_sample, samples))
     config = model_config(run.model, processor, len(vocabulary))
-    if asked.model.path is not None and not full_size:
-        keep_flags(config, asked.model)
+    if recipe_run.model.path is not None and not full_size:
+        keep_flags(config, recipe_run.model)
     config.save_pretrained(folder)
     bare = build_model(run.model, processor, folder, run.run.seed)
     changes += _turn_dropout_off(bare)
@@ -206,7 +206,7 @@ def build_proof_context(
         encoded=encoded,
         bare=bare,
         folder=folder,
-        asked_batch=asked.data.global_batch_size,
+        asked_batch=recipe_run.data.global_batch_size,
         no_packing=no_packing,
         changes=changes,
         ranks=ranks or Ranks(),

@@ -22,21 +22,21 @@ def update_section(run: Run, section: str, **values: Any) -> Run:
     return run.model_copy(update={section: getattr(run, section).model_copy(update=values)})
 
 
-def choose_proof_settings(asked: Run, *, full_size: bool) -> tuple[Run, tuple[str, ...]]:
+def choose_proof_settings(recipe_run: Run, *, full_size: bool) -> tuple[Run, tuple[str, ...]]:
     """Return the run that proofs compute with, and how it differs from the recipe, in words.
 
     Args:
         full_size: keep the recipe's own model.
     """
-    small = shrink_run(asked)
+    small = shrink_run(recipe_run)
     run, changes = small.run, list(small.changes)
     if full_size:
-        run = run.model_copy(update={"model": asked.model, "lora": asked.lora})
+        run = run.model_copy(update={"model": recipe_run.model, "lora": recipe_run.lora})
         changes = [change for change in changes if change.startswith(("launch.", "engine."))]
-    if asked.model.dtype != "float32":
+    if recipe_run.model.dtype != "float32":
         changes.append(
-            f"model.dtype {asked.model.dtype} → float32, in which a wrong number is told from a"
-            " rounded one"
+            f"model.dtype {recipe_run.model.dtype} → float32, in which a wrong number is told from"
+            " a rounded one"
         )
         run = update_section(run, "model", dtype="float32")
     for kind, bounds in (("image", _image_bounds(run)), ("video", _video_bounds(run))):
@@ -55,7 +55,7 @@ def choose_proof_settings(asked: Run, *, full_size: bool) -> tuple[Run, tuple[st
     return update_section(run, "train", steps=4, epochs=None), tuple(changes)
 
 
-def _visible_steps(asked: schema.Optim, changes: list[str]) -> dict[str, Any]:
+def _visible_steps(optim: schema.Optim, changes: list[str]) -> dict[str, Any]:
     """Return settings with which one step changes every trained parameter in float32.
 
     AdamW's first step is lr · g / (|g| + eps), which is lr where |g| is far above eps. So the rates
@@ -63,9 +63,9 @@ def _visible_steps(asked: schema.Optim, changes: list[str]) -> dict[str, Any]:
     """
     groups = {}
     for name in ("vision", "projector", "language"):
-        part: schema.Part = getattr(asked.groups, name)
+        part: schema.Part = getattr(optim.groups, name)
         if part.lr is not None:
-            factor = part.lr / asked.lr
+            factor = part.lr / optim.lr
             visible = min(max(factor, 1 / FACTOR), FACTOR)
             if visible != factor:
                 changes.append(
@@ -77,24 +77,24 @@ def _visible_steps(asked: schema.Optim, changes: list[str]) -> dict[str, Any]:
         "lr": RATE,
         "warmup_steps": 0,
         "schedule": "constant",
-        "groups": asked.groups.model_copy(update=groups),
+        "groups": optim.groups.model_copy(update=groups),
     }
-    if asked.eps > LARGEST_EPS:
-        changes.append(f"optim.eps {asked.eps:g} → {LARGEST_EPS:g}, beside which one step is seen")
+    if optim.eps > LARGEST_EPS:
+        changes.append(f"optim.eps {optim.eps:g} → {LARGEST_EPS:g}, beside which one step is seen")
         update["eps"] = LARGEST_EPS
-    if asked.clip_norm is not None and asked.clip_norm < SMALLEST_CLIP:
+    if optim.clip_norm is not None and optim.clip_norm < SMALLEST_CLIP:
         changes.append(
-            f"optim.clip_norm {asked.clip_norm:g} → {SMALLEST_CLIP:g}, at which one step is seen"
+            f"optim.clip_norm {optim.clip_norm:g} → {SMALLEST_CLIP:g}, at which one step is seen"
         )
         update["clip_norm"] = SMALLEST_CLIP
     return update
 
 
-def _clamp_pixels(asked: schema.Image | schema.Video, low: int, high: int) -> dict[str, int]:
-    least = min(max(asked.min_pixels or 0, low), high)
+def _clamp_pixels(sizes: schema.Image | schema.Video, low: int, high: int) -> dict[str, int]:
+    least = min(max(sizes.min_pixels or 0, low), high)
     return {
         "min_pixels": least,
-        "max_pixels": max(least, min(asked.max_pixels or high, high)),
+        "max_pixels": max(least, min(sizes.max_pixels or high, high)),
     }
 
 

@@ -51,11 +51,11 @@ class Audit:
     """The first usable rows, and those asked for, usable or not."""
 
 
-def audit_rows(run: Run, asked: Sequence[str] = ()) -> list[Audit]:
+def audit_rows(run: Run, row_names: Sequence[str] = ()) -> list[Audit]:
     """Encode and check every row of every split that a run names.
 
     Args:
-        asked: rows to show beside the first ones: their names, as findings write them, or their
+        row_names: rows to show beside the first ones: their names, as findings write them, or their
             line numbers.
 
     Raises:
@@ -66,8 +66,8 @@ def audit_rows(run: Run, asked: Sequence[str] = ()) -> list[Audit]:
     sources = {split: Rows(entry) for split, entry in entries.items() if entry}
     texts = read_texts(sources["train"])
     processor = new_processor(run.model, run.data.image, texts, run.data.video)
-    found = {split: _find_rows(source, asked) for split, source in sources.items()}
-    if missing := [name for name in asked if not any(name in rows for rows in found.values())]:
+    found = {split: _find_rows(source, row_names) for split, source in sources.items()}
+    if missing := [name for name in row_names if not any(name in rows for rows in found.values())]:
         raise Findings(
             [Diagnostic("unknown-row", f"there is no row {name}") for name in missing], fatal=True
         )
@@ -77,13 +77,13 @@ def audit_rows(run: Run, asked: Sequence[str] = ()) -> list[Audit]:
     ]
 
 
-def _audit_split(run: Run, split: str, rows: EncodedRows, asked: dict[str, list[int]]) -> Audit:
+def _audit_split(run: Run, split: str, rows: EncodedRows, by_name: dict[str, list[int]]) -> Audit:
     audits = inspect_rows(rows, range(len(rows.rows)), run.data.workers)
     ledger, findings = build_ledger(rows, audits, split)
     example = None
     if ledger.kept:
         example = render_example(rows.sample(ledger.kept[0]), rows.processor)
-    indices = [*ledger.kept[:FIRST], *(index for found in asked.values() for index in found)]
+    indices = [*ledger.kept[:FIRST], *(index for found in by_name.values() for index in found)]
     return Audit(
         split,
         ledger,
@@ -93,12 +93,12 @@ def _audit_split(run: Run, split: str, rows: EncodedRows, asked: dict[str, list[
     )
 
 
-def _find_rows(rows: Rows, asked: Sequence[str]) -> dict[str, list[int]]:
-    """Return the indices of the rows asked for that a split has, by what was asked."""
+def _find_rows(rows: Rows, row_names: Sequence[str]) -> dict[str, list[int]]:
+    """Return the indices of the rows of these names that a split has, by name."""
     found: dict[str, list[int]] = {}
-    for index in range(len(rows) if asked else 0):
+    for index in range(len(rows) if row_names else 0):
         name = rows.name(index)
-        for matching in {name, name.rpartition(":")[2]} & set(asked):
+        for matching in {name, name.rpartition(":")[2]} & set(row_names):
             found.setdefault(matching, []).append(index)
     return found
 

@@ -73,13 +73,13 @@ def read_row(rows: Rows, index: int) -> Row | None:
 
 
 def select_rows(
-    rows: Rows, processor: Processor, run: Run, asked: Run
+    rows: Rows, processor: Processor, run: Run, recipe_run: Run
 ) -> tuple[tuple[Row, ...], tuple[Sample, ...], tuple[str, ...]]:
     """Select two rows with images or videos and one without, and make one chat of two of them.
 
     Args:
         run: the small run, whose images have other sizes than the recipe's.
-        asked: the recipe's run.
+        recipe_run: the recipe's run.
 
     Returns:
         The rows, their samples, and how they differ from the recipe's, in words.
@@ -88,7 +88,7 @@ def select_rows(
         Findings: `no-rows`, where none can be used of as many as the recipe has, or may drop.
         NotProvable: where the recipe may well have usable rows.
     """
-    encoder = _Encoder(processor, run, asked)
+    encoder = _Encoder(processor, run, recipe_run)
     usable = list(_usable_rows(rows, encoder))
     if not usable:
         raise _no_usable_row(rows, encoder)
@@ -108,11 +108,11 @@ def select_rows(
             f"of {list_first(shortened)}, longer than {TOKENS} tokens, the last turns, and the"
             " beginning of each text"
         )
-    longest = asked.data.max_length or sys.maxsize
+    longest = recipe_run.data.max_length or sys.maxsize
     if longer := [one for one in selected if one.tokens > longest]:
         changes.append(
-            f"data.max_length {asked.data.max_length} → {max(one.tokens for one in longer)} for"
-            f" {list_first([one.row.id for one in longer])}: what is larger here"
+            f"data.max_length {recipe_run.data.max_length} → {max(one.tokens for one in longer)}"
+            f" for {list_first([one.row.id for one in longer])}: what is larger here"
         )
     samples = tuple(replace(one.sample, index=place) for place, one in enumerate(selected))
     return tuple(one.row for one in selected), samples, tuple(changes)
@@ -160,7 +160,7 @@ def _no_usable_row(rows: Rows, encoder: "_Encoder") -> Exception:
     why = f"; the first: {refused[0].diagnostics[0].message}" if refused else ""
     message = f"none of the first {tried} rows of data.train can be used{why}"
     rules = {findings.diagnostics[0].rule for findings in refused}
-    never_dropped = "overlong-row" in rules and encoder.asked.data.on_overlong == "error"
+    never_dropped = "overlong-row" in rules and encoder.recipe_run.data.on_overlong == "error"
     if tried <= encoder.may_drop and tried < len(rows) and not never_dropped:
         return NotProvable(f"{message}; data.max_dropped_rows={encoder.may_drop} lets them go")
     return Findings(Diagnostic("no-rows", message, parameter="data.train"))
@@ -169,8 +169,8 @@ def _no_usable_row(rows: Rows, encoder: "_Encoder") -> Exception:
 class _Encoder:
     """Encodes single rows, and keeps which of them could not be used."""
 
-    def __init__(self, processor: Processor, run: Run, asked: Run) -> None:
-        self.processor, self.run, self.asked = processor, run, asked
+    def __init__(self, processor: Processor, run: Run, recipe_run: Run) -> None:
+        self.processor, self.run, self.recipe_run = processor, run, recipe_run
         self.looked_at = 0
         self.refused: list[Findings] = []
         self.too_long: list[str] = []
@@ -178,7 +178,7 @@ class _Encoder:
     @property
     def may_drop(self) -> int:
         """The recipe's data.max_dropped_rows."""
-        return self.asked.data.max_dropped_rows
+        return self.recipe_run.data.max_dropped_rows
 
     def shorten(self, row: Row) -> _Usable | None:
         """Encode a row, or as much of it as is short enough; None where it cannot be used."""
@@ -225,11 +225,11 @@ class _Encoder:
     def _room(self, row: Row) -> int:
         """Return how many tokens more a row has here than with the recipe's sizes of images."""
         data = self.run.data.model_copy(update={"max_length": None})
-        here, asked = (
+        tokens_here, tokens_in_recipe = (
             len(_encode_row(row, processor, data).input_ids)
             for processor in (self.processor, self._processor_as_asked)
         )
-        return max(0, here - asked)
+        return max(0, tokens_here - tokens_in_recipe)
 
     @cached_property
     def _processor_as_asked(self) -> Processor:
@@ -237,19 +237,19 @@ class _Encoder:
 
         They are no larger than here, for that costs time and changes nothing.
         """
-        asked, here = self.asked.data, self.run.data
+        recipe_data, here = self.recipe_run.data, self.run.data
         image, video = (
             bounds.model_copy(update={"max_pixels": min(bounds.max_pixels or most, most)})
             for bounds, most in (
-                (asked.image, here.image.max_pixels or 0),
-                (asked.video, here.video.max_pixels or 0),
+                (recipe_data.image, here.image.max_pixels or 0),
+                (recipe_data.video, here.video.max_pixels or 0),
             )
         )
         assert isinstance(image, Image)
         assert isinstance(video, VideoBounds)
         video = video.model_copy(update={"max_frames": here.video.max_frames})
         return replace(
-            new_processor(self.asked.model, image, (), video),
+            new_processor(self.recipe_run.model, image, (), video),
             tokenizer=self.processor.tokenizer,
             ids=self.processor.ids,
         )

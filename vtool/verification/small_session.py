@@ -24,22 +24,22 @@ LARGEST_FILE = 256 * 2**20
 KEPT = ("tie_word_embeddings", "hidden_act", "attention_dropout", "use_sliding_window")
 
 
-def open_small_session(asked: Run, small: Run, folder: Path, ranks: Ranks) -> Session:
+def open_small_session(recipe_run: Run, small: Run, folder: Path, ranks: Ranks) -> Session:
     """Open the session of a small run that is about to train.
 
     No row is read, and nothing is written outside `folder`.
 
     Args:
-        asked: the recipe's run.
+        recipe_run: the recipe's run.
         small: what `shrink_run` made of it.
 
     Raises:
         Findings: where a part of the run cannot be built.
     """
-    processor = _build_processor(asked, small)
+    processor = _build_processor(recipe_run, small)
     config = model_config(small.model, processor)
-    if asked.model.path is not None and (Path(asked.model.path) / "config.json").exists():
-        keep_flags(config, asked.model)
+    if recipe_run.model.path is not None and (Path(recipe_run.model.path) / "config.json").exists():
+        keep_flags(config, recipe_run.model)
     config.save_pretrained(folder)
     model = prepare_model(small, build_model(small.model, processor, folder, small.run.seed))
     data = small.data
@@ -59,11 +59,11 @@ def open_small_session(asked: Run, small: Run, folder: Path, ranks: Ranks) -> Se
     )
 
 
-def _build_processor(asked: Run, small: Run) -> Processor:
+def _build_processor(recipe_run: Run, small: Run) -> Processor:
     """Build the processor, with the model folder's own for images and videos if it has them."""
     data = small.data
     processor = new_processor(small.model, data.image, [], data.video)
-    path = asked.model.path
+    path = recipe_run.model.path
     if path is None or not any(
         (Path(path) / name).exists()
         for name in ("preprocessor_config.json", "processor_config.json")

@@ -33,7 +33,8 @@ model:
   lora_rank: 8
   lora_alpha: 32
   target_modules: [q_proj, v_proj]
-optim: {lr: 1.0e-5, betas: [0.9, 0.95], weight_decay: 0.1, clip_grad: 0.5, lr_decay_style: cosine, lr_warmup_steps_ratio: 0.1}
+optim: {lr: 1.0e-5, betas: [0.9, 0.95], weight_decay: 0.1, clip_grad: 0.5,
+  lr_decay_style: cosine, lr_warmup_steps_ratio: 0.1}
 engine:
   tensor_model_parallel_size: 4
   pipeline_model_parallel_size: 2

@@ -173,9 +173,7 @@ def cut_by_megatron_core(ranks: Ranks) -> bool:
     )
 
 
-def test_a_rank_has_the_pieces_that_megatron_core_gives_it_and_they_come_back_in_order_with_summed_gradients() -> (
-    None
-):
+def test_pieces_are_megatron_cores_and_come_back_in_order_with_summed_gradients() -> None:
     assert run_ranks(cut_by_megatron_core, 3) == [True] * 3
 
 

@@ -128,7 +128,7 @@ def drift(ranks: Ranks) -> dict[str, tuple[bool, list[float]]]:
     return found
 
 
-def test_what_a_bridge_builds_by_default_drifts_beside_a_plain_optimiser_without_an_error_and_with_our_config_does_not() -> (
+def test_a_bridges_default_config_drifts_from_a_plain_optimizer_silently_and_ours_does_not() -> (
     None
 ):
     """verl#5775, with the real mbridge:

@@ -142,9 +142,7 @@ def test_masks_are_heeded_by_layers_without_transformer_engine_and_fusion_alone(
     assert heeds_masks(config, torch.device(device), own) is heeded
 
 
-def test_a_model_whose_layers_heed_no_mask_says_so_and_takes_no_row_that_is_padded_on_the_left() -> (
-    None
-):
+def test_a_model_whose_layers_heed_no_mask_says_so_and_refuses_rows_padded_on_the_left() -> None:
     silence()
     groups = start_groups(Parallel(), Ranks())
     assert with_megatron(tiny_model(tied=True), groups).heeds_masks is True

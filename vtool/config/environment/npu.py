@@ -149,8 +149,9 @@ def check_settings(run: Run, origins: Origins, machine: Machine) -> Iterator[Dia
 
 
 def _fits(version: str, wanted: str) -> bool:
-    """Return whether a version such as `2.13.0+cpu` fits `==2.13.0.*`, torch_npu's only kind of
-    bound.
+    """Return whether a version such as `2.13.0+cpu` fits one such as `==2.13.0.*`.
+
+    torch_npu has no other kind of bound.
     """
     release = wanted.removeprefix("==").removesuffix(".*").strip()
     plain = version.partition("+")[0]

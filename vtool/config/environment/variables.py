@@ -1,5 +1,4 @@
-"""Variables that Ascend's software reads: what each takes, and what it does with what it does not
-take.
+"""Variables that Ascend's software reads, the values of each, and the effect of any other value.
 
 Sources: CANN 8.5's and 9.0's "Environment Variables" and HCCL guide, torch_npu's guide of
 environment variables, and the messages in the library of torch_npu 2.13.0, which are what a run
@@ -179,10 +178,10 @@ def check_variables(
 
 
 def visible_devices(given: str) -> list[int]:
-    """Return the devices that CANN reads from a list: up to the first character that is neither a
-    digit nor a comma.
+    """Return the devices that CANN reads from a list.
 
-    After torch_npu 2.13's `_parse_visible_devices` (torch_npu/npu/__init__.py).
+    It reads up to the first character that is neither a digit nor a comma. After torch_npu 2.13's
+    `_parse_visible_devices` (torch_npu/npu/__init__.py).
     """
     head = re.match(r"[\d,]*", given)
     assert head is not None

@@ -1,5 +1,6 @@
-"""A recipe of verl's SFT trainer, translated to ours and checked by our rules, with places in its
-own file.
+"""Recipes of verl's SFT trainer, translated to ours and checked by our rules.
+
+Findings give places in verl's own file.
 """
 
 import json
@@ -92,8 +93,7 @@ class _Theirs:
 
 
 def read_verl(path: Path) -> tuple[Composed, tuple[Diagnostic, ...], Mapping[str, str]]:
-    """Read a YAML file of verl's SFT trainer: what Hydra composes, or the keys of a user's own
-    file.
+    """Read a YAML file of verl's SFT trainer, composed by Hydra or with a user's own keys alone.
 
     Returns:
         The recipe in our settings, verl's defaults included, its places in their file; findings
@@ -320,7 +320,9 @@ def _model(theirs: _Theirs) -> None:
 
 
 def _lengths(theirs: _Theirs) -> Iterator[Diagnostic]:
-    """Rows without padding are cut to `max_length`, whatever `truncation` says
+    """Translate the settings of lengths, and yield findings about them.
+
+    Rows without padding are cut to `max_length`, whatever `truncation` says
     (`multiturn_sft_dataset.py`).
     """
     padding, cut = (

@@ -1,7 +1,8 @@
-"""What the settings of verl's SFT trainer mean here. Read from
-`verl/trainer/config/sft_trainer_engine.yaml`, its groups `engine`, `optim`, `model` and `profiler`,
-and the code that reads them (`trainer/sft_trainer.py`, `workers/engine/`), of January to August
-2026.
+"""The meaning here of the settings of verl's SFT trainer.
+
+Read from `verl/trainer/config/sft_trainer_engine.yaml`, its groups `engine`, `optim`, `model` and
+`profiler`, and the code that reads them (`trainer/sft_trainer.py`, `workers/engine/`), of January
+to August 2026.
 """
 
 from collections.abc import Callable, Mapping

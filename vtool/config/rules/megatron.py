@@ -20,9 +20,9 @@ def no_megatron_core(run: Run) -> str | None:
 
 
 def _language(folder: Path) -> megatron.Language | None:
-    """Of a model's folder;
+    """Return the sizes of the language model in a model's folder.
 
-    None where its config.json does not say, which is another rule's to find.
+    None where its config.json does not give them, which another rule finds.
     """
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
@@ -178,9 +178,9 @@ def not_built(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     groups=("engine", "device"),
 )
 def needs_transformer_engine(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """What Transformer Engine carries out is not asked of a CPU.
+    """Find settings that need Transformer Engine in a run on a CPU.
 
-    Whether it is installed is seen where the run starts.
+    The start of a run finds out whether it is installed.
     """
     if isinstance(run.engine, Megatron):
         yield from _findings(

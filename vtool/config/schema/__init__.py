@@ -32,7 +32,7 @@ class Run(Settings):
     kind: Annotated[
         Literal["sft"], NotReadable("it says which schema a recipe has, and is in no object")
     ]
-    """What the recipe is for: fine-tuning on rows with answers."""
+    """The purpose of the recipe: fine-tuning on rows with answers."""
     run: RunSettings
     launch: Launch = Launch()
     model: Model = Model()
@@ -45,10 +45,7 @@ class Run(Settings):
     checkpoint: Checkpoint = Checkpoint()
     evaluation: Evaluation = Evaluation()
     tracking: tuple[Tracker, ...] = ()
-    """Where the run's numbers go besides metrics.jsonl:
-
-    a list of trackers. None of them can end a run.
-    """
+    """Trackers that get the run's numbers, besides metrics.jsonl. None of them can end a run."""
     train: Train
 
     @property

@@ -34,4 +34,4 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
     arrival: ClassVar[Arrival | None] = None
-    """How its settings are known to arrive; `Annotated[…, ReadBack(…)]` says it of one of them."""
+    """The proof that its settings arrive; `Annotated[…, ReadBack(…)]` gives that of one of them."""

@@ -21,7 +21,7 @@ ModelInput = Literal[
 
 
 class Image(Settings):
-    """How large images are, in pixels."""
+    """The sizes of images, in pixels."""
 
     arrival: ClassVar = _BY_RUN
     min_pixels: int | None = Field(default=None, gt=0)
@@ -31,7 +31,7 @@ class Image(Settings):
 
 
 class Video(Settings):
-    """Which frames of a video are shown, and how large, in pixels.
+    """The frames of a video that are shown, and their sizes, in pixels.
 
     A list of frames is shown as it is.
     """
@@ -72,9 +72,9 @@ class Data(Settings):
     max_length: int | None = Field(default=None, ge=2)
     """The longest row, in tokens, those of images and videos included. Default: no limit."""
     on_overlong: Literal["error", "drop", "truncate"] = "error"
-    """What happens to a row longer than `max_length`."""
+    """The treatment of a row longer than `max_length`."""
     max_dropped_rows: int = Field(default=0, ge=0)
-    """How many rows of a split may be left out, for whatever reason, before the run is refused."""
+    """The most rows of a split that may be left out, for any reason; else the run is refused."""
     global_batch_size: Annotated[int, _BY_RUN] = Field(ge=1)
     """Rows of one optimizer step, over all ranks and micro-batches."""
     micro_batch_size: Annotated[int, _BY_RUN] = Field(default=1, ge=1)

@@ -40,7 +40,7 @@ class Subjects(Settings):
 
 
 class Limits(Settings):
-    """What one subject may take. One that takes more is stopped, and says so."""
+    """The most that one subject may take. One that takes more is stopped, and says so."""
 
     seconds: float = Field(default=60.0, gt=0, allow_inf_nan=False)
     """Time."""
@@ -52,7 +52,7 @@ class LoadCheck(Settings):
     """A recipe of kind `load_check` after composition and validation."""
 
     kind: Literal["load_check"]
-    """What the recipe is for: checking that every weight lands, whatever loads it."""
+    """The purpose of the recipe: checking that every weight lands, whatever loads it."""
     subjects: Subjects = Subjects()
     sources: tuple[Source, ...] = ("owned", "reusable_buffer", "bucketed", "shuffled")
     """The loaders that weights come from.

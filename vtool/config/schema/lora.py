@@ -10,25 +10,25 @@ Module = Annotated[str, Field(min_length=1)]
 
 
 class Lora(Settings):
-    """Low-rank adapters (LoRA, arXiv 2106.09685):
+    """Low-rank adapters (LoRA, arXiv 2106.09685).
 
-    scale · B · A is added to the weights of linear layers, and A and B alone are trained.
+    They add scale · B · A to the weights of linear layers, and A and B alone are trained.
     """
 
     arrival: ClassVar = ReadBack("vtool.models.observe_model:observe_adapters")
     rank: int = Field(default=16, ge=1)
     """The rows of A, and the columns of B."""
     alpha: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    """What B · A is multiplied by is alpha / rank. Default: twice the rank."""
+    """The numerator of the scale: B · A is multiplied by alpha / rank. Default: twice the rank."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
     """The fraction of an adapter's inputs that is left out at random in training."""
     targets: tuple[Module, ...] | None = Field(default=None, min_length=1)
-    """Which linear layers get an adapter:
+    """The linear layers that get an adapter, by ends of names: `q_proj` or `merger.mlp.0`.
 
-    ends of their names, such as `q_proj` or `merger.mlp.0`. Default: all but the head.
+    Default: all but the head.
     """
     exclude: tuple[Module, ...] = ()
-    """Which of these get none after all, named in the same way.
+    """The layers of these that get none after all, named in the same way.
 
     A part in `model.freeze` gets none in any case.
     """

@@ -10,9 +10,9 @@ _BY_DDP = ReadBack("vtool.engines.megatron.observe_megatron:observe_megatron_ddp
 
 
 class Parallel(Settings):
-    """How a model is spread over the processes of a run.
+    """The spread of a model over the processes of a run.
 
-    What is left over of these is data parallel.
+    The processes that are left over are data parallel.
     """
 
     arrival: ClassVar = ReadBack("vtool.engines.megatron.observe_megatron:observe_groups")
@@ -43,7 +43,7 @@ class Parallel(Settings):
 
 
 class WrapConfig(Settings):
-    """How a model is wrapped, by the names of verl's `McoreModuleWrapperConfig`."""
+    """The wrapping of a model, by the names of verl's `McoreModuleWrapperConfig`."""
 
     arrival: ClassVar = _BY_DDP
     wrap_with_ddp: bool = True
@@ -53,7 +53,7 @@ class WrapConfig(Settings):
     reduce-scattered.
     """
     share_embeddings_and_output_weights: bool | None = None
-    """Whether embedding and head are one matrix.
+    """Use one matrix for the embedding and the head.
 
     Default: what the model's own config says; anything else is an error.
     """
@@ -155,17 +155,16 @@ class TransformerConfig(Settings):
 
 
 class Megatron(Settings):
-    """Megatron-core: tensor, sequence, pipeline and data parallel, with its own DDP and
-    optimizers.
-    """
+    """Megatron-core: its tensor, sequence, pipeline and data parallelism, DDP and optimizers."""
 
     arrival: ClassVar = ReadBack("vtool.engines.megatron.observe_megatron:observe_bridge")
     kind: Annotated[Literal["megatron"], ReadBack("vtool.engines.contract:Engine.observe")]
-    """Which engine trains."""
+    """The engine that trains."""
     parallel: Parallel = Parallel()
     bridge: Literal["native", "mbridge"] = "native"
-    """What builds the language model and wraps it: vtool itself, or mbridge's `get_model`, as verl
-    does. That needs Transformer Engine.
+    """The builder and wrapper of the language model: vtool itself, or mbridge's `get_model`.
+
+    mbridge's is the one that verl uses. It needs Transformer Engine.
     """
     wrap_config: WrapConfig = WrapConfig()
     ddp_config: DdpConfig = DdpConfig()

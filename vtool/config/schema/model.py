@@ -23,7 +23,7 @@ class Freeze(Settings):
     vision: bool = False
     """The vision tower, without the projector at its end."""
     projector: bool = False
-    """What turns the tower's features into embeddings of the language model."""
+    """The module that turns the tower's features into embeddings of the language model."""
     language: bool = False
     """The language model, with its embedding and its head."""
 
@@ -34,7 +34,7 @@ def trained_components(freeze: Freeze) -> list[str]:
 
 
 class Model(Settings):
-    """Which network, and where its weights come from."""
+    """The network, and the source of its weights."""
 
     arrival: ClassVar = ActsLater()
     family: Annotated[FamilyName, _BY_CONFIG] = "qwen2_5_vl"
@@ -49,7 +49,7 @@ class Model(Settings):
     run. Null: transformers' own.
     """
     init: Literal["pretrained", "random"] | None = None
-    """Where the weights come from. Default: `pretrained` with a path, else `random`."""
+    """The source of the weights. Default: `pretrained` with a path, else `random`."""
     size: Annotated[Literal["tiny"] | None, _BY_CONFIG] = None
     """The size of a random model."""
     dtype: Annotated[
@@ -67,10 +67,11 @@ class Model(Settings):
     the same gradients, less memory, more time.
     """
     dummy_visual: Literal["auto", "always", "never"] = "auto"
-    """Whether the vision tower runs in micro-batches without images, for gradients of 0: with
-    images elsewhere in the step; always, so that the optimizer decays its weights in steps of text
-    alone; or never, so that one micro-batch without an image stops a step with images on several
-    ranks.
+    """Run the vision tower in micro-batches without images too, for gradients of 0.
+
+    `auto`: if there are images elsewhere in the step. `always`: the optimizer then decays its
+    weights in steps of text alone. `never`: one micro-batch without an image then stops a step with
+    images on several ranks.
     """
 
     freeze: Freeze = Freeze()

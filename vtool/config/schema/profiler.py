@@ -11,7 +11,7 @@ OFF = (-1, -1)
 
 
 class Record(Settings):
-    """What is written down of each operation. `torch` and `npu`."""
+    """The facts recorded of each operation. `torch` and `npu`."""
 
     arrival: ClassVar = ActsLater()
     shapes: bool = False
@@ -24,15 +24,15 @@ class Record(Settings):
     Model FLOPs utilisation (MFU) is not known without it.
     """
     memory: bool = True
-    """What it allocates and frees: the curve of memory."""
+    """The memory that it allocates and frees, as a curve."""
 
 
 class NpuProfiler(Settings):
-    """What torch_npu's profiler is told besides. `npu`."""
+    """Further settings of torch_npu's profiler. `npu`."""
 
     arrival: ClassVar = ActsLater()
     level: Literal["level_none", "level0", "level1", "level2"] = "level1"
-    """How much of the device's own work is collected: from nothing but marks to all there is."""
+    """The part of the device's own work that is collected: from nothing but marks to all of it."""
     aic_metrics: (
         Literal[
             "PipeUtilization",
@@ -61,11 +61,11 @@ class MemoryHistory(Settings):
 
     arrival: ClassVar = ActsLater()
     max_entries: int = Field(default=100_000, ge=1)
-    """How many allocations and frees are kept, the newest ones."""
+    """The number of allocations and frees that are kept, the newest ones."""
 
 
 class Profiler(Settings):
-    """Which steps are recorded, with what, and on which ranks.
+    """The steps and ranks that are recorded, and the tool.
 
     Files go to the run's folder, under profile/.
     """

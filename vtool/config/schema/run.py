@@ -10,7 +10,7 @@ _BY_RUN = ReadBack("vtool.training.observe_run:observe_run")
 
 
 class RunSettings(Settings):
-    """What the run is called, and where it lives."""
+    """The name, folder and seed of the run."""
 
     arrival: ClassVar = _BY_RUN
     name: Annotated[str, ActsLater()] = Field(min_length=1)
@@ -30,7 +30,7 @@ class Launch(Settings):
 
 
 class Device(Settings):
-    """What the run computes on."""
+    """The device that the run computes on."""
 
     arrival: ClassVar = _BY_RUN
     kind: Literal["auto", "cpu", "cuda", "npu"] = "auto"

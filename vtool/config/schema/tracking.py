@@ -12,7 +12,7 @@ class TensorBoard(Settings):
 
     arrival: ClassVar = ActsLater()
     kind: Literal["tensorboard"]
-    """Which tracker."""
+    """The tracker."""
 
 
 class Wandb(Settings):
@@ -20,7 +20,7 @@ class Wandb(Settings):
 
     arrival: ClassVar = ActsLater()
     kind: Literal["wandb"]
-    """Which tracker."""
+    """The tracker."""
     project: str = Field(default="vtool", min_length=1)
     """The project that it is sent to."""
 

@@ -14,7 +14,7 @@ Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Part(Settings):
-    """What the optimizer does to one part of the model. What is left out is as for the others."""
+    """The optimizer's settings for one part of the model. One left out is as for the others."""
 
     arrival: ClassVar = _BY_GROUPS
     lr: float | None = Field(default=None, gt=0, allow_inf_nan=False)
@@ -40,7 +40,7 @@ class Optim(Settings):
     lr: Annotated[float, _BY_SCHEDULE] = Field(gt=0, allow_inf_nan=False)
     """The highest learning rate, reached when the warm-up ends."""
     betas: tuple[Beta, Beta] = (0.9, 0.999)
-    """How much of the running means of the gradient, and of its square, is kept at each step."""
+    """The shares kept at each step of the running means of the gradient and of its square."""
     eps: float = Field(default=1e-8, gt=0, allow_inf_nan=False)
     """Keeps the division by the running mean of the square away from 0."""
     weight_decay: float = Field(default=0.0, ge=0, allow_inf_nan=False)
@@ -48,17 +48,15 @@ class Optim(Settings):
     clip_norm: Annotated[float | None, ActsLater()] = Field(default=1.0, gt=0, allow_inf_nan=False)
     """The gradient's largest norm over all ranks; null does not clip."""
     schedule: Annotated[Literal["cosine", "linear", "constant"], _BY_SCHEDULE] = "cosine"
-    """How the learning rate falls after the warm-up:
-
-    towards 0 after the last step, or not at all.
-    """
+    """The fall of the learning rate after the warm-up: to 0 after the last step, or none."""
     warmup_steps: Annotated[int, _BY_SCHEDULE] = Field(default=0, ge=0)
     """Steps in which the learning rate rises to `lr`, linearly."""
     groups: Parts = Parts()
 
     def treatment(self, part: str, dimensions: int) -> tuple[float, float]:
-        """Return a parameter's learning rate divided by `lr`, and its decay: 0 for biases and
-        norms.
+        """Return a parameter's learning rate divided by `lr`, and its weight decay.
+
+        The decay is 0 for biases and norms.
         """
         own: Part = getattr(self.groups, part)
         decay = self.weight_decay if own.weight_decay is None else own.weight_decay
@@ -70,7 +68,7 @@ class Ddp(Settings):
 
     arrival: ClassVar = ReadBack("vtool.engines.ddp:observe_ddp")
     kind: Annotated[Literal["ddp"], _BY_ENGINE]
-    """Which engine trains."""
+    """The engine that trains."""
     bucket_cap_mb: int = Field(default=25, ge=1)
     """MiB of gradients that are reduced together."""
     gradient_as_bucket_view: bool = False
@@ -78,13 +76,11 @@ class Ddp(Settings):
 
 
 class Fsdp2(Settings):
-    """torch's FSDP2 (`fully_shard`): each rank keeps its share of the weights, the gradients and
-    the optimizer's state.
-    """
+    """torch's FSDP2 (`fully_shard`): ranks share out weights, gradients and optimizer state."""
 
     arrival: ClassVar = ReadBack("vtool.engines.fsdp2:observe_fsdp2")
     kind: Annotated[Literal["fsdp2"], _BY_ENGINE]
-    """Which engine trains."""
+    """The engine that trains."""
     reshard_after_forward: bool = True
     """A block's gathered weights are freed after its forward pass and gathered again for its
     backward: less memory, more traffic.
@@ -100,7 +96,7 @@ Engine = Annotated[Ddp | Fsdp2 | Megatron, Field(discriminator="kind")]
 
 
 class Train(Settings):
-    """How long to train."""
+    """The length of the training."""
 
     arrival: ClassVar = ReadBack("vtool.training.observe_run:observe_run")
     steps: int | None = Field(default=None, ge=1)
@@ -119,7 +115,7 @@ class Checkpoint(Settings):
     One is saved at the end, and when the run is asked to stop, in any case.
     """
     keep_last: int = Field(default=2, ge=1)
-    """How many checkpoints are kept."""
+    """The number of checkpoints that are kept."""
     asynchronous: bool = False
     """Train on while a checkpoint is written, from a copy in rank 0's memory.
 
@@ -132,7 +128,7 @@ class Checkpoint(Settings):
 
 
 class Generate(Settings):
-    """How answers are generated while evaluating."""
+    """The generation of answers while evaluating."""
 
     arrival: ClassVar = ActsLater()
     max_new_tokens: int = Field(default=32, ge=1)

@@ -45,7 +45,7 @@ class Source:
     adapted: bool
     """The model has adapters."""
     scale: float
-    """What B · A of the adapters is multiplied by."""
+    """The factor of B · A of the adapters."""
 
     @staticmethod
     def of(module: Any) -> "Source":
@@ -69,7 +69,7 @@ class BuiltLanguage:
     gpt: Any
     weights: LanguageWeights
     ddp: Any = None
-    """Where a bridge has wrapped it."""
+    """The module's DDP, if a bridge has wrapped it."""
     bridge: Any = None
 
 

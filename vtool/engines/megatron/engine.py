@@ -1,5 +1,6 @@
-"""The engine `megatron`: megatron-core's tensor, sequence, pipeline and data parallelism, its DDP
-and its optimizers.
+"""The engine `megatron`: megatron-core's parallelism, DDP and optimizers.
+
+The parallelism is tensor, sequence, pipeline and data parallel.
 
 Losses are divided by N before the backward pass, so that megatron-core has to add up and nothing
 else: with `calculate_per_token_loss` its DDP leaves out the division by the data parallel ranks
@@ -109,9 +110,9 @@ class Megatron:
             for one in self.both:
                 one.load(source.weights, {})  # again, in the optimizers' precision
         self.optimized = [one for one in self.both if one.ddp is not None]
-        """Those of them of which something is trained."""
+        """The modules of both of which something is trained."""
         self.active: list[OptimizedModule] = []
-        """Those of them that have gradients in this step."""
+        """The modules of both that have gradients in this step."""
 
     def forward_backward(
         self,

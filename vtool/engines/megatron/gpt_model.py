@@ -197,8 +197,9 @@ def heeds_masks(config: Any, device: torch.device, own: bool) -> bool:
 
 
 def layers_of(config: Any, device: torch.device, own: bool) -> Any:
-    """Return the spec of Transformer Engine's layers where it is installed and the run has a GPU,
-    else of megatron-core's own.
+    """Return the spec of Transformer Engine's layers, or of megatron-core's own.
+
+    Transformer Engine's are taken where it is installed and the run has a GPU.
     """
     from megatron.core.models.gpt import gpt_layer_specs
     from megatron.core.transformer.transformer_block import (

@@ -35,20 +35,20 @@ class Groups:
     everyone: Any
     """The ranks that share a distributed optimizer: `model`, with the data parallel ones."""
 
-    def any_tensor_rank(self, mine: bool) -> bool:
+    def any_tensor_rank(self, condition: bool) -> bool:
         """Return true where any tensor parallel rank says so."""
         if self.tensor_size == 1:
-            return mine
-        flag = torch.tensor([mine], dtype=torch.int32, device=self.data.device)
+            return condition
+        flag = torch.tensor([condition], dtype=torch.int32, device=self.data.device)
         dist.all_reduce(flag, dist.ReduceOp.MAX, group=self.tensor)
         return bool(flag.item())
 
-    def gather_tensor_shares(self, mine: Any) -> list[Any]:
+    def gather_tensor_shares(self, share: Any) -> list[Any]:
         """Return each tensor parallel rank's tensor, in order; all are of one shape."""
         if self.tensor_size == 1:
-            return [mine]
-        shares = [torch.empty_like(mine) for _ in range(self.tensor_size)]
-        dist.all_gather(shares, mine.contiguous(), group=self.tensor)
+            return [share]
+        shares = [torch.empty_like(share) for _ in range(self.tensor_size)]
+        dist.all_gather(shares, share.contiguous(), group=self.tensor)
         return shares
 
 

@@ -1,5 +1,4 @@
-"""engine.bridge=mbridge: the language model is built and wrapped by mbridge's `get_model`, as verl
-does.
+"""engine.bridge=mbridge: mbridge's `get_model` builds and wraps the language model, as in verl.
 
 mbridge has one class a text model; Qwen2-VL's and Qwen2.5-VL's language model is Qwen2 with
 positions in three dimensions, and Qwen2's class is what builds it here. What it would choose

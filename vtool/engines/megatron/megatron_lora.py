@@ -1,5 +1,4 @@
-"""Low-rank adapters (LoRA, arXiv 2106.09685) beside megatron-core's column and row parallel
-linears.
+"""Low-rank adapters (LoRA, arXiv 2106.09685) beside megatron-core's parallel linears.
 
 Megatron-core has q, k and v in one matrix, and gate and up in another. Each of them has an A and a
 B of its own here, as in transformers' layout: what is trained is what peft would train, and is

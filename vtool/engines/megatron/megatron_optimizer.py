@@ -11,8 +11,9 @@ from vtool.config.schema import Optim
 
 @dataclass(frozen=True, slots=True)
 class MainShare:
-    """What the optimizer updates of a parameter on this rank: its elements from `start` to `end`,
-    in float32.
+    """The share of a parameter that the optimizer updates on this rank.
+
+    Its elements from `start` to `end`, in float32.
     """
 
     tensor: Tensor | None
@@ -48,17 +49,17 @@ def build_megatron_optimizer(
         overlap_param_gather=ddp.ddp_config.overlap_param_gather,
     )
 
-    def of(wanted: tuple[float, float]) -> ParamKey:
+    def of(treatment: tuple[float, float]) -> ParamKey:
         return ParamKey(
             predicate=ParamPredicate(
-                name=str(wanted), fn=lambda parameter: treatments[parameter] == wanted
+                name=str(treatment), fn=lambda parameter: treatments[parameter] == treatment
             )
         )
 
     # Megatron-LM's scheduler would read these off each group, and apply them. There is none here.
     overrides = {
-        of(wanted): {"max_lr": wanted[0] * optim.lr, "start_wd": wanted[1]}
-        for wanted in dict.fromkeys(treatments.values())
+        of(treatment): {"max_lr": treatment[0] * optim.lr, "start_wd": treatment[1]}
+        for treatment in dict.fromkeys(treatments.values())
     }
     chain = get_megatron_optimizer(
         settings, [ddp], config_overrides=overrides, use_gloo_process_groups=False

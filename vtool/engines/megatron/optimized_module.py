@@ -62,8 +62,9 @@ class OptimizedModule:
         options: BuildOptions,
         ddp: Any = None,
     ) -> None:
-        """Wrap a module that has its weights. Without a trained parameter, it gets no DDP and no
-        optimizer.
+        """Wrap a module that has its weights.
+
+        Without a trained parameter, it gets no DDP and no optimizer.
 
         Args:
             config: megatron-core's `TransformerConfig` of the model.
@@ -97,13 +98,13 @@ class OptimizedModule:
         self.mains |= main_shares(self.optimizer)
 
     def average_over_tensor_ranks(self) -> None:
-        """Make the gradients the mean of the tensor parallel ranks', each of which computes the
-        module whole.
+        """Make the gradients the mean of the tensor parallel ranks'.
 
-        After the reduction over data ranks, and before the optimizer takes them. They are the same
-        but for kernels that add up in any order, such as the backward pass of attention on CUDA;
-        without this the copies would drift apart. With the distributed optimizer a rank's share of
-        the buffer is that of the same elements on each.
+        Each of these ranks computes the whole module. After the reduction over data ranks, and
+        before the optimizer takes them. They are the same but for kernels that add up in any order,
+        such as the backward pass of attention on CUDA; without this the copies would drift apart.
+        With the distributed optimizer a rank's share of the buffer is that of the same elements on
+        each.
         """
         if self.groups.tensor_size > 1:
             for buffer in self.ddp.buffers:
@@ -111,8 +112,9 @@ class OptimizedModule:
             self.ddp.scale_gradients(1 / self.groups.tensor_size)
 
     def norm_squared(self) -> Tensor:
-        """Return Σ g² over the gradients that this rank counts, each element of the model on one
-        rank: float32, a scalar.
+        """Return Σ g² over the gradients that this rank counts: float32, a scalar.
+
+        Each element of the model is counted on one rank.
         """
         grads = self.optimizer.get_main_grads_for_grad_norm()
         return get_total_norm(grads).float() ** 2 if grads else torch.zeros(())
@@ -140,8 +142,9 @@ class OptimizedModule:
             self.ddp.start_param_sync(force_sync=True)
 
     def hf_weights(self, adapter: Adapter, scale: float) -> Iterator[tuple[str, Tensor]]:
-        """Yield transformers' names and whole tensors, one parameter after the other, in the
-        precision that they are trained in, or came in.
+        """Yield transformers' names and whole tensors, one parameter after the other.
+
+        They have the precision that they are trained in, or came in.
 
         Args:
             adapter: see `vtool.engines.contract.Engine.iter_hf_weights`.
@@ -184,8 +187,11 @@ class OptimizedModule:
                 yield f"{whole}.step", torch.tensor(float(step))
 
     def load(self, model: Mapping[str, Tensor], optimizer: Mapping[str, Tensor]) -> None:
-        """Load whole tensors by transformers' names: the model, or its adapters alone, and the
-        optimizer's state.
+        """Load whole tensors by transformers' names.
+
+        Args:
+            model: the model's tensors, or its adapters' alone.
+            optimizer: the optimizer's state.
         """
         if self.optimizer is not None and self.optimizer.optimizer is not None:
             self.optimizer.optimizer.state.clear()
@@ -228,8 +234,8 @@ class OptimizedModule:
             )
         for entry in MOMENTS:
             whole = {one: optimizer[f"{one}.{entry}"] for one in self.map.names(name)}
-            mine = self.map.cut(name, whole).flatten()[main.start : main.end]
-            entries[entry] = mine.to(main.tensor.device, main.tensor.dtype, copy=True).view_as(
+            share = self.map.cut(name, whole).flatten()[main.start : main.end]
+            entries[entry] = share.to(main.tensor.device, main.tensor.dtype, copy=True).view_as(
                 main.tensor
             )
         self.optimizer.optimizer.state[main.tensor] = entries
@@ -257,9 +263,9 @@ class OptimizedModule:
         whole = self._whole(name, self.mains[parameter].tensor)
         return {each: tensor.float() for each, tensor in whole.items()}
 
-    def _whole(self, name: str, mine: Tensor | None) -> dict[str, Tensor]:
+    def _whole(self, name: str, elements: Tensor | None) -> dict[str, Tensor]:
         """Return whole tensors by transformers' names, from this rank's elements of them."""
-        share = self._over_copies(self.parameters[name], mine)
+        share = self._over_copies(self.parameters[name], elements)
         return self.map.join(name, self.groups.gather_tensor_shares(share))
 
     def _entries(self, parameter: nn.Parameter) -> dict[str, Tensor]:
@@ -300,17 +306,18 @@ class OptimizedModule:
         gathered = self.groups.copies.all_gather(steps)
         return [int(max(column)) for column in zip(*gathered, strict=True)]
 
-    def _over_copies(self, parameter: nn.Parameter, mine: Tensor | None) -> Tensor:
-        """Return a tensor of a parameter's shape, from the elements of it that each rank with the
-        same weights updates.
+    def _over_copies(self, parameter: nn.Parameter, elements: Tensor | None) -> Tensor:
+        """Return a tensor of a parameter's shape, joined from the ranks with the same weights.
+
+        Each of them gives the elements that it updates.
         """
         main = self.mains[parameter]
         if main.whole:
-            assert mine is not None
-            return mine.detach().view_as(parameter)
+            assert elements is not None
+            return elements.detach().view_as(parameter)
         whole = torch.zeros(parameter.numel(), dtype=torch.float32, device=parameter.device)
-        if mine is not None:
-            whole[main.start : main.end] = mine.detach().view(-1)
+        if elements is not None:
+            whole[main.start : main.end] = elements.detach().view(-1)
         # As integers: a sum with zeros then keeps every bit, −0.0 too.
         dist.all_reduce(whole.view(torch.int32), group=self.groups.copies.group)
         return whole.view_as(parameter)

@@ -39,7 +39,7 @@ class Stage:
     ranks: Ranks
     """The stages of one pipeline, in order."""
     scheduled: bool = False
-    """Whether megatron-core's schedule brings hidden states here and takes them away."""
+    """True if megatron-core's schedule brings hidden states here and takes them away."""
 
     @property
     def first(self) -> bool:
@@ -91,19 +91,19 @@ class Stage:
         dist.broadcast(tensor, group=self.ranks.group, group_src=self.ranks.world - 1)
         return tensor
 
-    def over_stages(self, mine: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    def over_stages(self, weights: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         """Yield the named tensors of each stage, one stage after the other, on all of them.
 
         A tensor of two stages, a tied embedding, comes once.
         """
         if self.ranks.world == 1:
-            yield from mine
+            yield from weights
             return
         seen: set[str] = set()
         for stage in range(self.ranks.world):
             while True:
                 pair = (
-                    next((pair for pair in mine if pair[0] not in seen), None)
+                    next((pair for pair in weights if pair[0] not in seen), None)
                     if stage == self.ranks.rank
                     else None
                 )

@@ -132,7 +132,7 @@ def _single(path: Path) -> tuple[Files, list[Diagnostic]]:
 
 
 def _headers(path: Path, files: Files) -> tuple[dict[str, Header], list[Diagnostic]]:
-    """Return the headers by file name, and findings about them, the index, and all files together."""
+    """Return the headers by file name, and findings about them, the index and the whole set."""
     folder = path if path.is_dir() else path.parent
     index, findings = read_index(files.index) if files.index else (None, [])
     below = [

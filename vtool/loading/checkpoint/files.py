@@ -143,8 +143,8 @@ def _pickles(
         findings.append(Diagnostic("unsafe-format", message, origin=Origin(str(loaded[0]))))
     if beside:
         message = (
-            f"beside the weights are {listed([file.name for file in beside])}, which may be pickles;"
-            " not opened, and no loader needs them"
+            f"beside the weights are {listed([file.name for file in beside])}, which may be"
+            " pickles; not opened, and no loader needs them"
         )
         help = "nothing, unless the folder is handed on"
         findings.append(

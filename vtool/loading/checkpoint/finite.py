@@ -42,8 +42,8 @@ class Scan:
 def scan(headers: Sequence[Header], *, threads: int, digest: bool) -> Scan:
     """Read every byte of the files once, and test the numbers.
 
-    Each thread reads into a buffer of its own. Blocks are handed out in order, so that the threads share one large file as well as many small
-    ones.
+    Each thread reads into a buffer of its own. Blocks are handed out in order, so that the threads
+    share one large file as well as many small ones.
     """
     pass_ = _Pass(headers, digest)
     with ThreadPoolExecutor(threads) as pool:

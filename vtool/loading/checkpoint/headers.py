@@ -1,7 +1,7 @@
 """The header of a safetensors file: 8 bytes of length, then that many bytes of JSON.
 
-The tensors' bytes follow without a gap. Source: the format's description and `SafeTensors::read_metadata` of
-https://github.com/huggingface/safetensors (0.8).
+The tensors' bytes follow without a gap. Source: the format's description and
+`SafeTensors::read_metadata` of https://github.com/huggingface/safetensors (0.8).
 """
 
 import math

@@ -135,8 +135,8 @@ def compare_with_headers(
         unknown = tuple(tensor.name for tensor in header.tensors if tensor.name not in known)
         if unknown and (name in index.shards or _SHARD.fullmatch(name)):
             message = (
-                f"{name} holds {listed(unknown)}, which the index does not name: loaders that follow"
-                " the index skip " + ("it" if len(unknown) == 1 else "them")
+                f"{name} holds {listed(unknown)}, which the index does not name: loaders that "
+                "follow the index skip " + ("it" if len(unknown) == 1 else "them")
             )
             findings.append(
                 Diagnostic(

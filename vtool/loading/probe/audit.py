@@ -27,7 +27,7 @@ Checks = Mapping[str, CheckFacts]
 
 def audit(
     subject: Subject,
-    asked: Sequence[str],
+    rules: Sequence[str],
     slots: int,
     sources: Sequence[str],
     progress: Callable[[str], None] = lambda stage: None,
@@ -54,10 +54,10 @@ def audit(
     found = dict(watched)
 
     def asked_for() -> Checks:
-        return {rule: found[rule] for rule in asked if rule in found}
+        return {rule: found[rule] for rule in rules if rule in found}
 
     for check in CHECKS:
-        if check.rule not in asked:
+        if check.rule not in rules:
             continue
         if reason := _not_run(check, reference):
             found[check.rule] = CheckFacts(reason=reason)
@@ -151,14 +151,14 @@ def _processing(reference: Reference, checks: Checks) -> CheckFacts:
 def _quantized_twin(reference: Reference, checks: Checks) -> CheckFacts:
     """Audit the class made for fp8 weights; keep what was not found of it in its own dtype."""
     if reference.subject.quantized is None:
-        return CheckFacts(reason="it has no quantised twin")
+        return CheckFacts(reason="it has no quantized twin")
     try:
         twin = reference.subject.quantized(reference.came_from)
         found = audit(twin, OF_QUANTIZED_TWIN, reference.slots, ("reusable_buffer",))
     except NotRun as why:
         return CheckFacts(reason=str(why))
     except Exception as error:
-        why_not = f"its quantised twin cannot be made on a CPU: {error_text(error)}"
+        why_not = f"its quantized twin cannot be made on a CPU: {error_text(error)}"
         return CheckFacts(reason=why_not)
     made = quantized_parameters(named_parameters(twin.make()))
     # parameters of other parts, as of the cache of keys and values, may be left as they are

@@ -20,11 +20,11 @@ class Check:
     sources: tuple[str, ...] = ()
     """Sources of weights of which the settings must have one; any, where there is none."""
     stream_only: bool = False
-    """It needs a class that takes an iterator."""
+    """Only a class that takes an iterator can be checked."""
     needs_all_names: bool = False
-    """It means something only where the checkpoint has every tensor that the class takes."""
+    """Only a checkpoint with every tensor that the class takes gives it a meaning."""
     quantized_twin: bool = False
-    """It is asked of the quantized twin too."""
+    """True if the quantized twin is checked too."""
     vllm_only: bool = False
     """Only vLLM's classes can be asked: they are loaded by ranks, processed, and quantized."""
 

@@ -9,7 +9,7 @@ class NotRun(Exception):
 
 
 class LoadFailed(Exception):
-    """What the user gave does not load, for the reason that the text says."""
+    """The user's subject does not load, for the reason in the text."""
 
 
 def error_text(error: BaseException, most: int | None = 300) -> str:

@@ -11,10 +11,10 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 T = TypeVar("T")
 Origin = Literal["given", "twin", "discovered"]
-"""Where a checkpoint comes from: the user; a tiny model of transformers' class; or the names that
-the class was found to take.
+"""The source of a checkpoint.
 
-Only of the first is it certain that the class must take all of it.
+The user; a tiny model of transformers' class; or the names that the class was found to take. Only
+of the first is it certain that the class must take all of it.
 """
 Status = Literal["judged", "not-run", "failed"]
 
@@ -164,7 +164,7 @@ class Ready:
     known: tuple[str, ...]
     """Every class that it has registered."""
     subjects: tuple[str, ...]
-    """Those that will be checked."""
+    """The names of the subjects that will be checked."""
 
 
 @dataclass(frozen=True, slots=True)

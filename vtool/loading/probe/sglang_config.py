@@ -23,7 +23,7 @@ STEM = re.compile(
     r"|ForRewardModel|ForBlockDiffusion|NextN|MTP|DSpark|Eagle3?|DraftModel|LMHeadModel|ModelLM"
     r"|EmbeddingModel|ChatModel|Model|Chat)+$"
 )
-"""What follows the name of a family in the name of an architecture."""
+"""The words that follow the name of a family in the name of an architecture."""
 DRAFTS = re.compile("NextN|MTP")
 """Names of classes that load the layer after the last, by which a model drafts for itself."""
 FIELDS = {"language_only": False, "encoder_only": False}
@@ -70,16 +70,20 @@ def templates(name: str, model_class: type) -> Iterator[Template]:
         yield Template(None, config_class, entry)
 
 
-def _config_classes(name: str, model_class: type, asked: str | None) -> Iterator[Any]:
+def _config_classes(name: str, model_class: type, class_name: str | None) -> Iterator[Any]:
     import transformers
     from sglang.srt.utils.hf_transformers import common
 
     known = {
         config_class.__name__: config_class for config_class in common._CONFIG_REGISTRY.values()
     }
-    if asked:
-        own = (getattr(module, asked) for module in _config_modules() if hasattr(module, asked))
-        yield next(own, None) or known.get(asked) or getattr(transformers, asked)
+    if class_name:
+        own = (
+            getattr(module, class_name)
+            for module in _config_modules()
+            if hasattr(module, class_name)
+        )
+        yield next(own, None) or known.get(class_name) or getattr(transformers, class_name)
         return
     plain = transformers.PretrainedConfig
     stem = STEM.sub("", name).casefold()

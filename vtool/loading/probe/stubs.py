@@ -27,7 +27,7 @@ class Stub:
     version: str
     """The framework's newest version in which the exception was seen."""
     replaces: str
-    """What is replaced, as a report names it; the pattern's groups fill the braces."""
+    """The thing that is replaced, for a report; the pattern's groups fill the braces."""
     pattern: str
     """A regular expression for the exception: `Type: message (file.py:line)`, in one line."""
     install: Callable[..., None]
@@ -37,7 +37,7 @@ class Stub:
     needed_by: str | None = None
     """An architecture of that version that cannot be made without it, where one was recorded."""
     writes_files: bool = False
-    """It is given first the folder that the class is made from, and the configs read from it."""
+    """True if `install` is first given the folder of the class, and the configs read from it."""
 
 
 _VLLM, _OLD_VLLM, _SGLANG = "0.32.0", "0.20.1", "0.5.23"

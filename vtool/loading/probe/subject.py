@@ -31,7 +31,7 @@ class Subject:
     Only of the user's own is it certain that the class must take all of it.
     """
     streams: bool = True
-    """It takes an iterator of tensors; transformers' classes take a folder."""
+    """True if it takes an iterator of tensors; transformers' classes take a folder."""
     code: tuple[str, ...] = ()
     """Path beginnings of the code that may keep a tensor: the class's, and its framework's."""
     about: Mapping[str, Any] = field(default_factory=dict)

@@ -14,7 +14,7 @@ from .shrink import LAYERS, assign, shrink
 from .state import MARKS, mark, marked, named_parameters
 
 TABLE: Mapping[str, Any] = json.loads((Path(__file__).parent / "twins.json").read_text())
-"""What no general rule gives: `renamings` of names, values of `fields`, and `classes` by name.
+"""Facts that no rule gives: `renamings` of names, values of `fields`, and `classes` by name.
 
 An entry of a class has, where it needs them: `as` (take over another's entry), `like`
 (transformers' class of the same weights), `config_class`, `config` (arguments of it), `layers`,

@@ -110,7 +110,7 @@ def _unpacked_weights() -> Iterator[None]:
 
 
 def _load_format(subject: Subject, config: Any, load_format: str) -> Protection:
-    """Read a file with a loader of vLLM's, and compare_states all tensors after the last was yielded."""
+    """Read a file with a loader of vLLM's, and compare all tensors after the last was yielded."""
     from vllm.config import LoadConfig
     from vllm.model_executor.model_loader import get_model_loader
 

@@ -232,16 +232,16 @@ def rename_config_for_checks() -> None:
     import vllm.model_executor.models.config as module
 
     for check in set(module.MODELS_CONFIG_MAP.values()):
-        asked = re.findall(r'__name__ == "(\w+)"', inspect.getsource(check))
+        class_names = re.findall(r'__name__ == "(\w+)"', inspect.getsource(check))
         for method in ("verify_and_update_config", "verify_and_update_model_config"):
             if method in vars(check):
-                setattr(check, method, staticmethod(_renaming(getattr(check, method), asked)))
+                setattr(check, method, staticmethod(_renaming(getattr(check, method), class_names)))
 
 
-def _renaming(check: Callable[[Any], None], asked: Sequence[str]) -> Callable[[Any], None]:
+def _renaming(check: Callable[[Any], None], class_names: Sequence[str]) -> Callable[[Any], None]:
     def run(config: Any) -> None:
-        if asked:
-            type(getattr(config, "model_config", config).hf_config).__name__ = asked[0]
+        if class_names:
+            type(getattr(config, "model_config", config).hf_config).__name__ = class_names[0]
         with suppress(AssertionError):
             check(config)
 

@@ -34,7 +34,7 @@ ENDINGS = re.compile(
     r"(MTP|MTPModel|ForCausalLM|ForConditionalGeneration|Model|ForRewardModel"
     r"|ForSequenceClassification|Chat|DraftModel)+$"
 )
-"""What follows the name of a family in the name of an architecture."""
+"""The words that follow the name of a family in the name of an architecture."""
 
 
 class TinyArchitecture:

@@ -115,7 +115,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def loses(before: torch.dtype, after: torch.dtype) -> bool:
-    """Return True if the second floating dtype has fewer digits or a smaller range than the first."""
+    """Return True if `after`, of two floating dtypes, has fewer digits or a smaller range."""
     if not (before.is_floating_point and after.is_floating_point):
         return False
     one, two = torch.finfo(before), torch.finfo(after)

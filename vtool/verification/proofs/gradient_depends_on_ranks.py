@@ -41,8 +41,8 @@ def compute(context: ProofContext) -> ProofResult:
             micro_batch_size=2, packing="none", micro_batch_tokens=None
         )
         what = (
-            f"gradient of a step of {len(context.rows)} rows{steps.on_engine(session)}, shared out, and"
-            " with text alone on all but the first"
+            f"gradient of a step of {len(context.rows)} rows{steps.on_engine(session)}, shared out,"
+            " and with text alone on all but the first"
         )
         batches = None
         if case != "rows shared out":

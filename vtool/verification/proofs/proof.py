@@ -62,7 +62,7 @@ class ProofResult:
     measured: float | None = None
     """The difference that is largest relative to what is allowed for it."""
     tolerance: float | None = None
-    """The difference allowed there: derived (`vtool.verification.rounding`), or 0 for equal bits."""
+    """The difference allowed: derived (`vtool.verification.rounding`), or 0 for equal bits."""
     reason: str = ""
     """The reason why it was not run."""
     finding: Diagnostic | None = None

@@ -6,11 +6,12 @@ from vtool.config.schema.formats.entry import RowsEntry
 
 
 class DigitsSource(RowsEntry):
-    """scikit-learn's 1797 scans of handwritten digits, as an image, a question and a one-digit
-    answer.
+    """scikit-learn's 1797 scans of handwritten digits.
+
+    Each row is an image, a question and a one-digit answer.
     """
 
     format: Literal["digits"]
-    """Where rows come from, and how they are written."""
+    """The source of the rows, and their format."""
     split: Literal["train", "validation", "test"]
-    """Which part of the one fixed, stratified split."""
+    """The part of the one fixed, stratified split."""

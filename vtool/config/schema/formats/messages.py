@@ -12,7 +12,7 @@ class MessagesSource(RowsEntry):
     """A JSON-lines file of chats in the `messages` layout of OpenAI and transformers."""
 
     format: Literal["messages"]
-    """Where rows come from, and how they are written."""
+    """The source of the rows, and their format."""
     path: str = Field(min_length=1)
     """The file. Image paths inside it are relative to its folder."""
 
