@@ -12,8 +12,16 @@ from typing import Any
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Not SIGCHLD, which torch's data loader takes for good, nor SIGALRM, which pytest-timeout has."""
 IGNORED_VARIABLES = frozenset({"PYTEST_CURRENT_TEST", "COLUMNS", "LINES"})
-LIBRARY_VARIABLES = ("TORCHINDUCTOR_", "KMP_", "TF_", "TOKENIZERS_", "WANDB_", "NVTE_")
-"""Prefixes of variables that libraries set for themselves, at import or (NVTE_) as megatron-core
+LIBRARY_VARIABLES = (
+    "TORCHINDUCTOR_",
+    "KMP_",
+    "TF_",
+    "TOKENIZERS_",
+    "WANDB_",
+    "NVTE_",
+    "TORCHELASTIC_",
+)
+"""Prefixes of variables that libraries set for themselves: at import, as megatron-core (NVTE_)
 builds a model: nothing that a test leaves."""
 
 

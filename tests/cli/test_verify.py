@@ -142,6 +142,7 @@ def test_a_long_answer_is_shortened_in_the_table_and_whole_in_json() -> None:
     )
 
 
+@pytest.mark.full
 def test_a_recipe_that_is_not_proved_is_not_trained_unless_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

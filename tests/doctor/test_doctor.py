@@ -115,6 +115,7 @@ def test_a_torch_that_crashes_is_told(tmp_path: Path) -> None:
     assert "it was ended by signal 11" in result["findings"][0]["message"]
 
 
+@pytest.mark.full
 def test_a_torch_that_hangs_is_told_in_time(tmp_path: Path) -> None:
     from vtool.doctor.torch_answer import ask_torch
 

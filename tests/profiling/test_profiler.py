@@ -210,6 +210,7 @@ class Stops(sft.StopRequest):
         pass
 
 
+@pytest.mark.full
 def test_ctrl_c_inside_the_interval_writes_what_was_recorded(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -386,6 +387,7 @@ class TestPromises:
         (tmp_path / "trace.json.gz").write_bytes(gzip.compress(text.encode()))
         assert "does not parse" in str(check_trace(tmp_path / "trace.json.gz", [], "cpu"))
 
+    @pytest.mark.full
     def test_a_step_that_is_not_in_it_is_seen(self, folder: Path) -> None:
         from vtool.profiling.trace import check_trace
 

@@ -225,6 +225,7 @@ def test_an_image_elsewhere_or_damaged_is_not_shown(run_folder: Path) -> None:
     assert elements.text.count("image not readable, or left out for size") == 3
 
 
+@pytest.mark.full
 def test_photos_and_long_runs_keep_the_page_small(run_folder: Path) -> None:
     for index in range(12):
         Image.effect_noise((900, 700), 90).convert("RGB").save(

@@ -152,6 +152,7 @@ def _left_alone(rank: int, folder: Path) -> None:
     os._exit(0)
 
 
+@pytest.mark.full
 def test_a_rank_whose_peer_has_gone_is_told_from_one_that_fails_itself(tmp_path: Path) -> None:
     """It prints one line and no traceback: what happened is with the other rank."""
     multiprocessing.spawn(_left_alone, (tmp_path,), nprocs=2)

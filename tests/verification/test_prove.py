@@ -74,7 +74,14 @@ def test_rows_of_every_kind_pass_with_adapters_and_frozen_parts(tmp_path: Path) 
         assert [proof.finding for proof in proved.proofs if proof.finding] == [], more
 
 
-@pytest.mark.parametrize(("budget", "window"), [(None, 24), (40, 41), (60, 400)])
+@pytest.mark.parametrize(
+    ("budget", "window"),
+    [
+        pytest.param(None, 24, marks=pytest.mark.full),
+        (40, 41),
+        pytest.param(60, 400, marks=pytest.mark.full),
+    ],
+)
 def test_a_model_with_windows_is_proved_without_packing_where_the_rows_reach_them(
     tmp_path: Path, budget: int | None, window: int
 ) -> None:
@@ -164,6 +171,7 @@ def with_dropout(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
     return ("model.size=null", f"model.path={folder / 'model'}")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("full_size", [False, True])
 def test_dropout_of_the_model_is_off_and_that_is_said(
     with_dropout: tuple[str, ...], full_size: bool
@@ -360,6 +368,7 @@ def test_an_in_place_write_is_named_with_its_line(
     assert "as verl's dummy did" in line
 
 
+@pytest.mark.full
 def test_a_process_that_ends_without_a_word_is_told_with_its_last_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

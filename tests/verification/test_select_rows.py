@@ -140,6 +140,7 @@ class TestLongRows:
         assert [str(image).rpartition("/")[2] for image in first.images] == ["39.png"]
         assert label_masks_disagree.compute(context).state == "passed"
 
+    @pytest.mark.full
     def test_so_are_many_images_in_one_turn_and_many_frames(self, tmp_path: Path) -> None:
         names = [
             picture(tmp_path / f"{number}.png", 280, 280, seed=number).name for number in range(12)

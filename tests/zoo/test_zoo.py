@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.zoo.defect import Defect, Look
-from tests.zoo.looks import EveryProof, Proved
+from tests.zoo.looks import EveryProof, Family, Proved
 from tests.zoo.zoo import DEFECTS, LOOKS, PROVED, ask, ask_with, figures, is_caught, page, said
 from vtool.diagnostics import RULES
 
@@ -23,7 +23,15 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
-@pytest.mark.parametrize("look", LOOKS, ids=map(named, LOOKS))
+def cost(look: Look) -> list[pytest.MarkDecorator]:
+    """Leave all proofs of a family to `make test-all`, but those of the first one."""
+    of_family = [one for one in LOOKS if isinstance(one, Family)]
+    return [pytest.mark.full] if look in of_family[1:] else []
+
+
+@pytest.mark.parametrize(
+    "look", [pytest.param(look, marks=cost(look), id=named(look)) for look in LOOKS]
+)
 def test_of_healthy_code_a_check_says_nothing(look: Look) -> None:
     found = ask(look)
     assert not found, said(found)
