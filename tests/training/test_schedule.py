@@ -85,7 +85,7 @@ def test_a_step_is_adamw_by_the_book() -> None:
         assert torch.allclose(parameter, wanted, rtol=0, atol=1e-14)
 
 
-@pytest.mark.parametrize("schedule", ["cosine", "linear", "constant"])
+@pytest.mark.parametrize("schedule", SCHEDULES)
 def test_what_a_schedule_was_made_with_is_read_off_its_rates(schedule: str) -> None:
     for total in range(1, 30):
         for warmup in range(total):
@@ -110,6 +110,22 @@ def test_what_a_schedule_was_made_with_is_read_off_its_rates(schedule: str) -> N
             assert ("optim.schedule" in told) is (
                 total - told.get("optim.warmup_steps", total) >= 3
             )
+
+
+@pytest.mark.parametrize("warmup", [0, 1, 7])
+def test_a_schedule_that_is_added_is_read_off_its_rates_too(
+    warmup: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Flat and then falling: over the first third it is the constant one."""
+    monkeypatch.setitem(SCHEDULES, "flat", lambda done: min(1.0, 5 * (1 - done)))
+    settings = Optim(lr=3e-4, warmup_steps=warmup).model_copy(update={"schedule": "flat"})
+    for total in (30, 100, 5000):
+        rates = observe_schedule(lambda step, n=total: learning_rate(settings, step, n), total)  # type: ignore[misc]
+        assert {one.name: one.value for one in rates} == {
+            "optim.lr": 3e-4,
+            "optim.warmup_steps": warmup,
+            "optim.schedule": "flat",
+        }
 
 
 def test_a_schedule_of_no_known_shape_is_none() -> None:

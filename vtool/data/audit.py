@@ -73,7 +73,7 @@ class Dropped:
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """The record of a split: the rows trained on, those dropped and why, and their tokens."""
+    """The record of a split: the rows kept, those dropped and why, and their tokens."""
 
     sources: tuple[dict[str, Any], ...]
     rows: int

@@ -15,7 +15,13 @@ SCHEDULES: dict[str, Callable[[float], float]] = {
     "linear": lambda done: 1 - done,
     "constant": lambda done: 1.0,
 }
-"""The share of `optim.lr`, by the share (0 to 1) of the steps after the warm-up that are done."""
+"""The share of `optim.lr` in a step, by the share (0 to 1) of the steps after the warm-up that are
+done. It begins with 1 and never rises.
+"""
+
+
+COMPARED = 64
+"""Steps, from the first to the last, in which a live schedule is compared with a shape."""
 
 
 def learning_rate(settings: Optim, step: int, total: int) -> float:
@@ -41,22 +47,37 @@ def observe_schedule(rate: Callable[[int], float], total: int) -> Iterator[Obser
     """
     where, top, peak = "the schedule", _top(rate, total), highest(rate, total)
     yield Observed("optim.lr", peak, where)
-    # A warm-up of one step and none both begin with the highest rate, but the former has it twice,
-    # unless it is constant.
-    first, twice = rate(1), total > 1 and rate(2) == rate(1)
-    warmup = (1 if twice and rate(total) < peak else 0) if top == 1 else round(peak / first)
-    if not (twice and total == 2):
+    # The highest rate comes in the first step without a warm-up, and with one of a single step.
+    possible = (0, 1) if top == 1 else (round(peak / rate(1)),)
+    fits = [
+        (warmup, name)
+        for warmup in possible
+        for name, shape in SCHEDULES.items()
+        if _fits(shape, warmup, rate, peak, total)
+    ]
+    warmup = fits[0][0] if fits else possible[0]
+    if not (total == 2 and rate(1) == rate(2)):  # then it may have a warm-up of one step, or none
         yield Observed("optim.warmup_steps", warmup, where)
-    left = total - warmup
-    if left < 3:
+    if total - warmup < 3:
         return
-    step = warmup + 1 + left // 3
-    share, done = rate(step) / peak, (step - 1 - warmup) / left
+    step = warmup + 1 + (total - warmup) // 3
     unknown = f"a rate of {rate(step):.6g} in step {step}"
-    name = next(
-        (name for name, shape in SCHEDULES.items() if same_value(shape(done), share)), unknown
+    yield Observed("optim.schedule", fits[0][1] if fits else unknown, where)
+
+
+def _fits(
+    shape: Callable[[float], float],
+    warmup: int,
+    rate: Callable[[int], float],
+    peak: float,
+    total: int,
+) -> bool:
+    """Return whether the rates after the warm-up have this shape, in at most `COMPARED` steps."""
+    left = total - warmup
+    steps = {warmup + 1 + place * (left - 1) // (COMPARED - 1) for place in range(COMPARED)}
+    return all(
+        same_value(shape((step - 1 - warmup) / left), rate(step) / peak) for step in steps if left
     )
-    yield Observed("optim.schedule", name, where)
 
 
 def _top(rate: Callable[[int], float], total: int) -> int:
