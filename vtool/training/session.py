@@ -46,6 +46,7 @@ class Progress:
 
     step: int
     seconds: float
+    """Seconds of all steps together, without evaluations and checkpoints."""
     visits: Tensor
     """Visits of each row of the training split, over all ranks: int64 [rows]."""
 

@@ -52,7 +52,7 @@ def train_step(
     seed(ranks.device, int(random.generate_state(1)[0]))
     batches = [with_positions(batch.to(ranks.device), engine.module) for batch in batches]
 
-    # What every rank must know of all ranks before the first backward.
+    # What every rank must know of all ranks before the first backward. Videos count as images.
     text_only = [batch for batch in batches if not batch.images]
     counts = np.array(
         ranks.all_gather(
@@ -83,19 +83,19 @@ def train_step(
         batches,
         micro_batch_nll(session, dummy=dummy),
         supervised,
-        every_parameter=dummy or without_image == 0,
+        every_parameter=dummy or without_image == 0,  # then DDP may wait for all of them
         span=span,
     )
-    with span("optimizer"):
+    with span("optimizer"):  # clipping is timed with the update
         norm = engine.clip_gradient(run.optim.clip_norm)
 
-    # What each rank has done, not what it was meant to do: the rows counted are those that were in
-    # the batches.
+    # What each rank has done, not what it was meant to do: its ΣNLL, its tokens, and the rows that
+    # were in its batches, filled up with -1 to the number that a rank has at most.
     rows = [index for batch in batches for index in batch.indices]
     padding = [-1] * (-(-run.data.global_batch_size // data.world) - len(rows))
     tokens = sum(batch.tokens for batch in batches)
     gathered = data.all_gather([sum(losses), tokens, *rows, *padding])
-    loss = sum(report[0] for report in gathered) / supervised
+    loss = sum(nll for nll, *_ in gathered) / supervised
     if not math.isfinite(loss):
         broken = [
             batch for batch, value in zip(batches, losses, strict=True) if not math.isfinite(value)
@@ -108,7 +108,7 @@ def train_step(
     lr = session.rate(step)
     with span("optimizer"):
         engine.optimizer_step(lr)
-    trained = [int(row) for report in gathered for row in report[2:] if row >= 0]
+    trained = [int(row) for _, _, *own_rows in gathered for row in own_rows if row >= 0]
     visits = progress.visits.numpy()
     np.add.at(visits, trained, 1)
     metrics = {
@@ -117,7 +117,7 @@ def train_step(
         "loss": loss,
         "grad_norm": norm,
         "lr": lr,
-        "tokens": int(sum(report[1] for report in gathered)),
+        "tokens": int(sum(own_tokens for _, own_tokens, *_ in gathered)),
         "supervised_tokens": supervised,
         "samples": len(trained),
         "distinct_samples": int(np.count_nonzero(visits)),
