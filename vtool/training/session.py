@@ -82,14 +82,12 @@ class Session:
         *,
         ledgers: Mapping[str, Ledger],
         folder: RunFolder,
-        total_steps: int | None = None,
     ) -> "Session":
         """Plan the steps over the kept rows, and build the engine around the model.
 
         Args:
             rows: by split, all with one processor.
             model: as `prepare_model` leaves it.
-            total_steps: in place of what the run's settings `train` say.
 
         Raises:
             SharedFindings: `warmup-too-long`, or what the engine cannot do here.
@@ -104,7 +102,7 @@ class Session:
             rows,
             ledgers,
             plan,
-            total_steps or count_steps(run, plan),
+            count_steps(run, plan),
             build_engine(run, model, ranks),
         )
 
