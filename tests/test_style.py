@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 SOURCES = sorted((ROOT / "vtool").rglob("*.py"))
-OPENERS = re.compile(r"(What|Whether|Those|The same|Of|As|Where|How|Which|That|It|They)\b")
+OPENERS = re.compile(r"(What|Whether|Those|The same|Of|As|Where|How|Which|That|Its?|They)\b")
 """A docstring that begins so describes something else than the thing it stands at."""
 BRITISH = re.compile(
     r"\b(optimis|initialis|quantis(?!ed-load|ed_tensors)|normalis|serialis|colour)", re.I

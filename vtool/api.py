@@ -149,7 +149,9 @@ def train(run: "Loaded", *, preflight: bool = True) -> TrainingResult:
         saved = _SavedFindings(Path(folder) / "findings")
         try:
             outcome = launch(request, saved)
-        except SystemExit:  # a rank of several has failed, and left its findings
+        except SystemExit:  # a rank of several has failed, and mostly left its findings
+            if not saved.file.exists():
+                raise
             raise Findings(saved.read()) from None
     assert outcome is not None, "there is one on the first rank"
     write_report([outcome.folder], outcome.folder / "report.html")

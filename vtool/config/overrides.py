@@ -51,7 +51,7 @@ def _unparsable(text: str, error: HydraException) -> Diagnostic:
         )
     return _bad(
         f"`{text}` cannot be read: {first_line(error)}",
-        f"quote the value, for vtool and for the shell: {_quoted(key, value)}",
+        f"quote the value, for vtool and for the shell: {_as_typed(key, value)}",
     )
 
 
@@ -64,7 +64,7 @@ def _unusable(text: str, override: Override) -> Diagnostic | None:
         return _bad(
             message,
             f"a list is {key}=[{value}]; a text with a comma or brackets needs quotes:"
-            f" {_quoted(key, value)}",
+            f" {_as_typed(key, value)}",
         )
     if override.is_delete():
         return _bad(
@@ -76,8 +76,8 @@ def _unusable(text: str, override: Override) -> Diagnostic | None:
     return None
 
 
-def _quoted(key: str, value: str) -> str:
-    """An argument as it is typed, for the shell and for Hydra's grammar."""
+def _as_typed(key: str, value: str) -> str:
+    """Return an override as it is typed, quoted for the shell and for Hydra's grammar."""
     escaped = value.replace("'", "\\'")
     return f"\"{key}='{escaped}'\""
 

@@ -26,7 +26,7 @@ class YamlFile:
     """A file of settings, with the marks that YAML gives each of its nodes."""
 
     name: str
-    """Its name in messages."""
+    """The name in messages."""
     text: str
     root: yaml.MappingNode
 

@@ -19,7 +19,7 @@ class Turn:
     """One supervised assistant turn."""
 
     message: int
-    """Its place among the row's messages, from 0."""
+    """The place among the row's messages, from 0."""
     opening: str
     """The end of the generation prompt, such as `<|im_start|>assistant`, or an opened `<think>`."""
     text: str

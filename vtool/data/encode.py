@@ -104,7 +104,7 @@ class _Visual:
     pixels: Tensor
     grid: tuple[int, int, int]
     runs: tuple[int, ...]
-    """Its features, for each token that stands for them in the text."""
+    """The features, for each token that stands for them in the text."""
     token: int
     seconds: float = 0.0
 

@@ -29,7 +29,7 @@ class Member:
     """A parameter that a live optimizer updates."""
 
     name: str
-    """Its name in files, which is transformers'. A matrix made of several has the first's."""
+    """The name in files, which is transformers'. A matrix made of several has the first's."""
     dimensions: int
     """The dimensions of the whole parameter, whatever share of it is on this rank."""
     dtype: torch.dtype

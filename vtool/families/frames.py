@@ -20,7 +20,7 @@ class FrameRequest:
     total: int
     """The frames of the file."""
     rate: float
-    """Its frames per second."""
+    """The frames per second."""
     fps: float
     """The frames that are wanted of each second."""
     min_frames: int

@@ -43,7 +43,7 @@ class Machine:
     environment: Mapping[str, str]
     torch: Torch | None
     torch_npu: str | None
-    """Its version."""
+    """The version."""
     wanted_torch: str | None
     """The bound in torch_npu's metadata: `==2.13.0.*`."""
     cann: Cann

@@ -197,7 +197,7 @@ def _flat(file: YamlFile) -> tuple[dict[str, Any], dict[str, Place]]:
 
 
 def _is_megatron(file: YamlFile, given: Mapping[str, Any]) -> bool:
-    """Its engine: what `strategy` says, or the defaults list, or what it sets."""
+    """Return whether the recipe trains on megatron, by `strategy`, its defaults or its settings."""
     if strategy := given.get("engine.strategy"):
         return str(strategy) == "megatron"
     listed = next((value for key, value in file.root.value if key.value == "defaults"), None)

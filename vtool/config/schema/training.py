@@ -18,9 +18,9 @@ class Part(Settings):
 
     arrival: ClassVar = _BY_GROUPS
     lr: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    """Its highest learning rate; it rises and falls as `optim.lr` does."""
+    """The highest learning rate; it rises and falls as `optim.lr` does."""
     weight_decay: float | None = Field(default=None, ge=0, allow_inf_nan=False)
-    """Its weight decay."""
+    """The weight decay."""
 
 
 class Parts(Settings):
