@@ -27,6 +27,7 @@ SETTINGS_RULES: tuple[SettingsRule, ...] = (
     data.micro_batch_larger_than_share,
     data.max_length_missing,
     data.packing_budget,
+    data.evaluated_on_trained_rows,
     engine.packing_not_built,
     ignored.rows_beside_tokens,
     images.pixel_bounds,
