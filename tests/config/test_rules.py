@@ -401,6 +401,13 @@ def test_settings_of_an_evaluation_that_is_not_there_are_noted() -> None:
 PACKED = ("data.packing=token_budget", "data.micro_batch_tokens=256")
 
 
+def test_the_end_of_a_fall_is_noted_only_where_it_is_written_and_nothing_falls() -> None:
+    found = only("optim.schedule=constant", "optim.min_lr_ratio=0.1")
+    assert (found.rule, found.parameter) == ("ignored-setting", "optim.min_lr_ratio")
+    assert findings("digits", "optim.schedule=constant") == ()
+    assert findings("digits", "optim.schedule=linear", "optim.min_lr_ratio=0.1") == ()
+
+
 def test_packing_notes_a_number_of_rows_that_is_written_beside_it_not_one_of_the_recipe_below() -> (
     None
 ):

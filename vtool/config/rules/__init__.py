@@ -62,6 +62,7 @@ SETTINGS_RULES: tuple[SettingsRule, ...] = (
     ignored.offload_to_itself,
     ignored.other_profilers_settings,
     ignored.groups_of_frozen_parts,
+    ignored.end_of_a_fall_that_is_none,
 )
 """Every check, in the order in which its findings are reported."""
 
