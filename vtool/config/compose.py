@@ -65,8 +65,11 @@ def compose_recipe(recipe: str, overrides: Sequence[str]) -> Composed:
                 "bad-defaults-list", "the defaults list leads back to itself", sources=sources
             ) from error
         except AssertionError as error:
-            message = "an entry of the defaults list is neither a name nor `/GROUP: FILE`"
-            raise _refused("bad-defaults-list", message, sources=sources) from error
+            raise _refused(
+                "bad-defaults-list",
+                "an entry of the defaults list is neither a name nor `/GROUP: FILE`",
+                sources=sources,
+            ) from error
         except (HydraException, OmegaConfBaseException, ValueError) as error:
             raise (
                 error
@@ -95,10 +98,9 @@ def _clashes(layers: Sequence[Layer]) -> Iterator[Diagnostic]:
         before, where = kinds.setdefault(keys, (kind, file.name))
         if before != kind:
             name = ".".join(keys)
-            message = f"`{name}` is {before} in {where}, and {kind} here"
             yield Diagnostic(
                 "wrong-type",
-                message,
+                f"`{name}` is {before} in {where}, and {kind} here",
                 f"write {before}, as {where} does",
                 name,
                 file.place(node),

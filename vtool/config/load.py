@@ -98,17 +98,14 @@ def _of_kind(kind: str, recipe: str, overrides: Sequence[str]) -> Loaded:
         raise Findings(examined.findings)
     found = examined.loaded.plain["kind"]
     if found != kind:
-        message = (
-            f"`{recipe}` is a recipe of kind {found}, and this command takes those of kind {kind}"
-        )
-        help = (
-            f"vtool load-check {recipe}" if found == "load_check" else f"vtool train sft {recipe}"
-        )
         raise Findings(
             Diagnostic(
                 "unknown-choice",
-                message,
-                help,
+                f"`{recipe}` is a recipe of kind {found}, and this command takes those of kind"
+                f" {kind}",
+                f"vtool load-check {recipe}"
+                if found == "load_check"
+                else f"vtool train sft {recipe}",
                 "kind",
                 examined.loaded.origins.near("kind"),
                 kind,

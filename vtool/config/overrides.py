@@ -110,15 +110,21 @@ def choose_groups(overrides: Sequence[Override], composer: Composer) -> None:
         group, choice = override.key_or_group, override.value()
         if not isinstance(choice, str) or not repository.config_exists(f"{group}/{choice}"):
             options = repository.get_group_options(group)
-            help = (
-                did_you_mean([f"{group}={option}" for option in near(str(choice), options)])
-                or f"there are: {', '.join(options)}"
+            findings.append(
+                Diagnostic(
+                    "unknown-group-choice",
+                    (
+                        f"`{group}` picks a file of configs/{group}, and there is none for"
+                        f" `{override.input_line}`"
+                    ),
+                    (
+                        did_you_mean([f"{group}={option}" for option in near(str(choice), options)])
+                        or f"there are: {', '.join(options)}"
+                    ),
+                    group,
+                    COMMAND_LINE,
+                )
             )
-            message = (
-                f"`{group}` picks a file of configs/{group}, and there is none for"
-                f" `{override.input_line}`"
-            )
-            findings.append(Diagnostic("unknown-group-choice", message, help, group, COMMAND_LINE))
     if findings:
         raise Findings(findings, fatal=True)
     listed = composer.defaults_list([], skip_missing=True)

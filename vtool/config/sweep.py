@@ -65,11 +65,10 @@ def expand(overrides: Sequence[str]) -> tuple[Job, ...]:
         if not override.is_sweep_override():
             choices.append([text])
         elif not override.is_discrete_sweep() or isinstance(override.value(), Glob):
-            message = f"`{text}` is a sweep without a list of values"
             findings.append(
                 Diagnostic(
                     "bad-override",
-                    message,
+                    f"`{text}` is a sweep without a list of values",
                     "write KEY=A,B,C, or KEY=range(1,4)",
                     origin=COMMAND_LINE,
                 )

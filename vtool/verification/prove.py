@@ -127,8 +127,9 @@ def _not_computed(name: str, error: Exception) -> ProofResult:
     if finding:
         return _failed(name, f"{finding.rule}: {finding.message}")
     frame = traceback.extract_tb(error.__traceback__)[-1]
-    message = f"{type(error).__name__}: {first_line(error)}"
-    return _failed(name, message, Origin(frame.filename, frame.lineno))
+    return _failed(
+        name, f"{type(error).__name__}: {first_line(error)}", Origin(frame.filename, frame.lineno)
+    )
 
 
 def _failed(name: str, reason: str, origin: Origin | None = None) -> ProofResult:
@@ -160,8 +161,9 @@ def _prove_in_processes(task: ProveTask) -> list[ProofResult]:
     proofs = min((one for one in results if isinstance(one, list)), key=_lost_others, default=[])
     if len(proofs) < len(task.names) and (not proofs or proofs[-1].finding is None or ended):
         proofs = [proof for proof in proofs if proof.state == "passed"]
-        reason = ended[0] if ended else "no process has answered"
-        proofs.append(_failed(task.names[len(proofs)], reason))
+        proofs.append(
+            _failed(task.names[len(proofs)], ended[0] if ended else "no process has answered")
+        )
     reason = "the proof before it could not be computed"
     missing = task.names[len(proofs) :]
     return proofs + [ProofResult(name, "", "not-run", reason=reason) for name in missing]

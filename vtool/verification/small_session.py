@@ -74,8 +74,9 @@ def _build_processor(recipe_run: Run, small: Run) -> Processor:
         images = known.image_processor_class().from_pretrained(path, local_files_only=True)
         videos = video_processor(known, video_settings_in(Path(path)))
     except Exception as error:  # its reader raises what its file's format raises
-        message = f"{path}: the image or the video processor cannot be read: {first_line(error)}"
-        raise _not_loaded(message) from error
+        raise _not_loaded(
+            f"{path}: the image or the video processor cannot be read: {first_line(error)}"
+        ) from error
     return with_sizes(
         replace(processor, image_processor=images, video=videos), data.image, data.video
     )
@@ -92,8 +93,9 @@ def keep_flags(config: object, model: Model) -> None:
     try:
         given = AutoConfig.from_pretrained(model.path, local_files_only=True)
     except Exception as error:
-        message = f"{model.path}: config.json cannot be read: {first_line(error)}"
-        raise _not_loaded(message) from error
+        raise _not_loaded(
+            f"{model.path}: config.json cannot be read: {first_line(error)}"
+        ) from error
     text, own = given.get_text_config(), config.get_text_config()  # type: ignore[attr-defined]
     for name in KEPT:
         if hasattr(text, name):

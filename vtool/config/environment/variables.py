@@ -161,12 +161,10 @@ def check_variables(
     """
     for row in VARIABLES:
         if (given := environment.get(row.name)) is not None and not row.fits(given):
-            message = f"{row.name} is `{given}`, and takes {row.takes}: {row.otherwise}"
-            help = f"set it to one of these, or unset it: its default is {row.default}"
             yield Diagnostic(
                 "environment-value",
-                message,
-                help,
+                f"{row.name} is `{given}`, and takes {row.takes}: {row.otherwise}",
+                f"set it to one of these, or unset it: its default is {row.default}",
                 row.name,
                 expected=row.takes,
                 seen=given,
@@ -232,25 +230,23 @@ def _allocator(environment: Mapping[str, str]) -> Iterator[Diagnostic]:
         key, colon, value = part.partition(":")
         values[key] = value
         if not colon or key not in _ALLOCATOR:
-            message = (
-                f"{ALLOCATOR} has `{part}`, which is not"
-                f" {'KEY:VALUE' if not colon else 'a key that it knows'}: torch_npu raises"
-            )
             yield Diagnostic(
                 "environment-value",
-                message,
+                (
+                    f"{ALLOCATOR} has `{part}`, which is not"
+                    f" {'KEY:VALUE' if not colon else 'a key that it knows'}: torch_npu raises"
+                ),
                 did_you_mean(near(key, _ALLOCATOR)),
                 ALLOCATOR,
                 seen=part,
             )
         elif not _ALLOCATOR[key][1](value):
-            message = (
-                f"{ALLOCATOR} has {key}:{value}, and it takes {_ALLOCATOR[key][0]}: torch_npu"
-                " raises, or takes its default"
-            )
             yield Diagnostic(
                 "environment-value",
-                message,
+                (
+                    f"{ALLOCATOR} has {key}:{value}, and it takes {_ALLOCATOR[key][0]}: torch_npu"
+                    " raises, or takes its default"
+                ),
                 None,
                 ALLOCATOR,
                 expected=_ALLOCATOR[key][0],
@@ -259,13 +255,12 @@ def _allocator(environment: Mapping[str, str]) -> Iterator[Diagnostic]:
     if values.get("expandable_segments") == "True":
         for key in ("max_split_size_mb", "garbage_collection_threshold"):
             if key in values:
-                message = (
-                    f"{ALLOCATOR} has expandable_segments:True with {key}, which cannot be enabled"
-                    " together: torch_npu raises"
-                )
                 yield Diagnostic(
                     "allocator-conflict",
-                    message,
+                    (
+                        f"{ALLOCATOR} has expandable_segments:True with {key}, which cannot be"
+                        " enabled together: torch_npu raises"
+                    ),
                     f"leave {key} out, or set expandable_segments:False",
                     ALLOCATOR,
                     seen=given,
@@ -290,13 +285,12 @@ def _without_effect(environment: Mapping[str, str], cores: int | None) -> Iterat
     if environment.get("ASCEND_LAUNCH_BLOCKING") == "1" and environment.get(
         "TASK_QUEUE_ENABLE"
     ) in ("1", "2"):
-        message = (
-            f"TASK_QUEUE_ENABLE={environment['TASK_QUEUE_ENABLE']} has no effect under"
-            " ASCEND_LAUNCH_BLOCKING=1, which is for debugging"
-        )
         yield _ignored(
             "TASK_QUEUE_ENABLE",
-            message,
+            (
+                f"TASK_QUEUE_ENABLE={environment['TASK_QUEUE_ENABLE']} has no effect under"
+                " ASCEND_LAUNCH_BLOCKING=1, which is for debugging"
+            ),
             "unset ASCEND_LAUNCH_BLOCKING: operations then run as they are queued, and faster",
         )
     patience = environment.get("HCCL_EXEC_TIMEOUT", "")
@@ -305,30 +299,35 @@ def _without_effect(environment: Mapping[str, str], cores: int | None) -> Iterat
         and patience.isdigit()
         and not 0 < int(patience) <= 1091
     ):
-        message = (
-            f"HCCL_EXEC_TIMEOUT={patience} is taken as 1091 seconds, the most that"
-            " HCCL_OP_EXPANSION_MODE=AIV allows"
+        yield _ignored(
+            "HCCL_EXEC_TIMEOUT",
+            (
+                f"HCCL_EXEC_TIMEOUT={patience} is taken as 1091 seconds, the most that"
+                " HCCL_OP_EXPANSION_MODE=AIV allows"
+            ),
+            "set it to 1091 or less, or use another mode",
         )
-        yield _ignored("HCCL_EXEC_TIMEOUT", message, "set it to 1091 or less, or use another mode")
     affinity = environment.get("CPU_AFFINITY_CONF", "")
     if not _affinity(affinity):
         return
     ranges = [(found[0], int(found[3])) for found in _RANGE.finditer(affinity)]
     if affinity.startswith("0") and "," in affinity:
-        message = (
-            f"CPU_AFFINITY_CONF={affinity}: its mode is 0, so that nothing is bound, and the rest"
-            " has no effect"
-        )
         yield _ignored(
-            "CPU_AFFINITY_CONF", message, "set the mode to 1 or 2, or leave the rest out"
+            "CPU_AFFINITY_CONF",
+            (
+                f"CPU_AFFINITY_CONF={affinity}: its mode is 0, so that nothing is bound, and the"
+                " rest has no effect"
+            ),
+            "set the mode to 1 or 2, or leave the rest out",
         )
     elif cores is not None and (above := [text for text, last in ranges if last >= cores]):
-        message = (
-            f"CPU_AFFINITY_CONF has {', '.join(above)}, and this machine's cores are 0 to"
-            f" {cores - 1}: the others are ignored"
-        )
         yield _ignored(
-            "CPU_AFFINITY_CONF", message, "name cores that are there; `lscpu` lists them"
+            "CPU_AFFINITY_CONF",
+            (
+                f"CPU_AFFINITY_CONF has {', '.join(above)}, and this machine's cores are 0 to"
+                f" {cores - 1}: the others are ignored"
+            ),
+            "name cores that are there; `lscpu` lists them",
         )
 
 

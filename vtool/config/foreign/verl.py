@@ -114,13 +114,15 @@ def read_verl(path: Path) -> tuple[Composed, tuple[Diagnostic, ...], Mapping[str
     file = read_yaml(path)
     given, places = _flat(file)
     if found := next((name for name in given if name.startswith("actor_rollout_ref.")), None):
-        message = (
-            f"{file.name} has `{found.partition('.')[0]}`: it is a recipe of another of verl's"
-            " trainers"
-        )
         raise Findings(
             Diagnostic(
-                "unknown-recipe", message, "give one of its SFT trainer", origin=places[found].value
+                "unknown-recipe",
+                (
+                    f"{file.name} has `{found.partition('.')[0]}`: it is a recipe of another of"
+                    " verl's trainers"
+                ),
+                "give one of its SFT trainer",
+                origin=places[found].value,
             ),
             fatal=True,
         )
@@ -293,12 +295,16 @@ def _megatron(theirs: _Theirs) -> Iterator[Diagnostic]:
         "engine.vanilla_mbridge", True
     )
     if not shares and bridged and f"{_DDP}.use_distributed_optimizer" not in theirs.given:
-        message = (
-            f"{_SHARED} is false, and before verl#5775 it does not reach mbridge, whose own default"
-            " is true: the weights of the ranks drift apart, and no error is raised"
+        yield Diagnostic(
+            "setting-dropped",
+            (
+                f"{_SHARED} is false, and before verl#5775 it does not reach mbridge, whose own"
+                " default is true: the weights of the ranks drift apart, and no error is raised"
+            ),
+            f"write {_DDP}.use_distributed_optimizer: false as well",
+            _SHARED,
+            _origin(theirs, _SHARED),
         )
-        help = f"write {_DDP}.use_distributed_optimizer: false as well"
-        yield Diagnostic("setting-dropped", message, help, _SHARED, _origin(theirs, _SHARED))
 
 
 def _model(theirs: _Theirs) -> None:
@@ -332,18 +338,16 @@ def _lengths(theirs: _Theirs) -> Iterator[Diagnostic]:
     if padding == "no_padding":
         theirs.put("data.on_overlong", "truncate", "data.truncation")
         if "data.truncation" in theirs.given and cut != "right":
-            message = (
-                f"data.truncation is {cut}, and with data.pad_mode=no_padding verl never reads it:"
-                " longer rows silently lose their end"
-            )
-            help = (
-                "filter the rows beforehand, or set data.pad_mode=right; here"
-                " data.on_overlong=error names them"
-            )
             yield Diagnostic(
                 "setting-without-reader",
-                message,
-                help,
+                (
+                    f"data.truncation is {cut}, and with data.pad_mode=no_padding verl never reads"
+                    " it: longer rows silently lose their end"
+                ),
+                (
+                    "filter the rows beforehand, or set data.pad_mode=right; here"
+                    " data.on_overlong=error names them"
+                ),
                 "data.truncation",
                 _origin(theirs, "data.truncation"),
             )
@@ -359,13 +363,12 @@ def _micro_batches(theirs: _Theirs) -> Iterator[Diagnostic]:
         theirs.put("data.micro_batch_size", theirs.take(name, 4), name)
     elif name in theirs.given:
         theirs.judged.add(name)
-        message = (
-            f"{name} is set, but with data.use_dynamic_bsz=true verl reads"
-            " data.max_token_len_per_gpu in its place"
-        )
         yield Diagnostic(
             "setting-without-reader",
-            message,
+            (
+                f"{name} is set, but with data.use_dynamic_bsz=true verl reads"
+                " data.max_token_len_per_gpu in its place"
+            ),
             "leave it out, or set data.use_dynamic_bsz=false",
             name,
             _origin(theirs, name),
@@ -398,8 +401,13 @@ def _unknown(theirs: _Theirs) -> Iterator[Diagnostic]:
         close = near(name, sorted(NAMES)) or [
             one for one in sorted(NAMES) if one.rpartition(".")[2] == name.rpartition(".")[2]
         ]
-        message = f"verl's SFT trainer has no setting `{name}`"
-        yield Diagnostic("unknown-key", message, did_you_mean(close), name, theirs.places[name].key)
+        yield Diagnostic(
+            "unknown-key",
+            f"verl's SFT trainer has no setting `{name}`",
+            did_you_mean(close),
+            name,
+            theirs.places[name].key,
+        )
 
 
 def _without_counterpart(theirs: _Theirs) -> Iterator[Diagnostic]:
@@ -409,12 +417,15 @@ def _without_counterpart(theirs: _Theirs) -> Iterator[Diagnostic]:
         if name not in theirs.judged and not name.endswith("_target_") and theirs.given[name] != {}
     ]
     if left:
-        message = (
-            f"{len(left)} setting{'s have' if len(left) > 1 else ' has'} no counterpart here, or a"
-            f" value without one: {', '.join(left)}"
-        )
         yield Diagnostic(
-            "no-counterpart", message, "nothing is said of these", left[0], _origin(theirs, left[0])
+            "no-counterpart",
+            (
+                f"{len(left)} setting{'s have' if len(left) > 1 else ' has'} no counterpart here,"
+                f" or a value without one: {', '.join(left)}"
+            ),
+            "nothing is said of these",
+            left[0],
+            _origin(theirs, left[0]),
         )
 
 

@@ -185,11 +185,16 @@ def half_an_image(run: Run, origins: Origins) -> Iterator[Diagnostic]:
                 f"{parameter} names {named[0]}, and not {other}: the model needs both or neither"
             )
             wanted = ",".join([*run.data.drop_model_inputs, other])
-            help = (
-                f"to train without {kind}, write {parameter}=[{wanted}]; otherwise leave"
-                f" {named[0]} out"
+            yield Diagnostic(
+                "half-an-image",
+                message,
+                (
+                    f"to train without {kind}, write {parameter}=[{wanted}]; otherwise leave"
+                    f" {named[0]} out"
+                ),
+                parameter,
+                origins.near(parameter),
             )
-            yield Diagnostic("half-an-image", message, help, parameter, origins.near(parameter))
 
 
 @settings_rule(
@@ -237,15 +242,11 @@ def token_types_left_out(run: Run, origins: Origins) -> Iterator[Diagnostic]:
         f" {counts if silent else raises}"
     )
     both = [name for name in ("pixel_values", "image_grid_thw") if name not in dropped]
-    help = (
-        f"leave it out; to train without images, write {parameter}=[{','.join([*dropped, *both])}]"
-    )
-    origin = origins.near(parameter)
     yield Diagnostic(
         "token-types-left-out",
         message,
-        help,
+        f"leave it out; to train without images, write {parameter}=[{','.join([*dropped, *both])}]",
         parameter,
-        origin,
+        origins.near(parameter),
         severity="warning" if silent else "error",
     )

@@ -96,17 +96,13 @@ def not_in_megatron_core(run: Run, origins: Origins) -> Iterator[Diagnostic]:
             if name not in there.fields:
                 history = megatron_versions.releases().history(name)
                 setting = f"engine.ddp_config.{name}"
-                message = (
-                    f"{setting} {history}; installed is {there.version}, which does not have it"
-                )
-                help = (
-                    "leave it out, or install what vtool is tested with: pip install"
-                    " 'vtool[megatron]'"
-                )
                 yield Diagnostic(
                     "not-in-megatron-core",
-                    message,
-                    help,
+                    f"{setting} {history}; installed is {there.version}, which does not have it",
+                    (
+                        "leave it out, or install what vtool is tested with: pip install"
+                        " 'vtool[megatron]'"
+                    ),
                     setting,
                     origins.near(setting),
                     seen=there.version,

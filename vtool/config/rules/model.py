@@ -71,17 +71,29 @@ def conflicting_model_source(run: Run, origins: Origins) -> Iterator[Diagnostic]
     """model.init, model.path and model.size say one thing."""
     model = run.model
     if model.init == "pretrained" and model.path is None:
-        message = "model.init is pretrained, but model.path names no folder to take weights from"
-        help = "set model.path=FOLDER; for random weights, model.init=random"
-        yield Diagnostic(_RULE, message, help, "model.path", origins.near("model.init"))
+        yield Diagnostic(
+            _RULE,
+            "model.init is pretrained, but model.path names no folder to take weights from",
+            "set model.path=FOLDER; for random weights, model.init=random",
+            "model.path",
+            origins.near("model.init"),
+        )
     elif model.init == "random" and model.path is not None:
-        message = f"model.init is random, but model.path names a folder of weights, {model.path}"
-        help = "set model.init=pretrained to start from them, or model.path=null"
-        yield Diagnostic(_RULE, message, help, "model.init", origins.near("model.init"))
+        yield Diagnostic(
+            _RULE,
+            f"model.init is random, but model.path names a folder of weights, {model.path}",
+            "set model.init=pretrained to start from them, or model.path=null",
+            "model.init",
+            origins.near("model.init"),
+        )
     elif model.starts_from == "random" and model.size is None:
-        message = "neither model.path nor model.size says what to train"
-        help = "set model.path=FOLDER to fine-tune a model, or model.size=tiny for random weights"
-        yield Diagnostic(_RULE, message, help, "model.path", origins.near("model.path"))
+        yield Diagnostic(
+            _RULE,
+            "neither model.path nor model.size says what to train",
+            "set model.path=FOLDER to fine-tune a model, or model.size=tiny for random weights",
+            "model.path",
+            origins.near("model.path"),
+        )
 
 
 @settings_rule(
@@ -168,10 +180,9 @@ def not_a_model_class(run: Run, origins: Origins) -> Iterator[Diagnostic]:
         return
     near = origins.near(SETTING)
     if not is_well_formed(given):
-        message = f"model.modeling takes FILE.py:CLASS, not {given}"
         yield Diagnostic(
             RULE,
-            message,
+            f"model.modeling takes FILE.py:CLASS, not {given}",
             "name a class behind the file: my_model.py:MyModel",
             SETTING,
             near,
@@ -219,9 +230,13 @@ def patch_mismatch(run: Run, origins: Origins) -> Iterator[Diagnostic]:
         for name in names
         if getattr(processor, name) != getattr(tower, name)
     ]
-    message = (
-        f"{folder}: the image processor has {' and '.join(apart)}, which the vision tower takes"
-        " (vision_config in config.json)"
+    yield Diagnostic(
+        "patch-mismatch",
+        (
+            f"{folder}: the image processor has {' and '.join(apart)}, which the vision tower takes"
+            " (vision_config in config.json)"
+        ),
+        "take preprocessor_config.json from the folder that the weights are from",
+        "model.path",
+        origins.near("model.path"),
     )
-    help = "take preprocessor_config.json from the folder that the weights are from"
-    yield Diagnostic("patch-mismatch", message, help, "model.path", origins.near("model.path"))

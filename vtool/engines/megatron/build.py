@@ -91,11 +91,16 @@ def check_model(source: Source, settings: Megatron, ranks: Ranks, dtype: str) ->
     )
     if wanted not in (None, tied):
         name = "wrap_config.share_embeddings_and_output_weights"
-        message = (
-            f"engine.{name} is {str(wanted).lower()}, but the model's config says"
-            f" {str(tied).lower()}"
+        unbuilt.append(
+            Problem(
+                name,
+                (
+                    f"engine.{name} is {str(wanted).lower()}, but the model's config says"
+                    f" {str(tied).lower()}"
+                ),
+                "leave it out",
+            )
         )
-        unbuilt.append(Problem(name, message, "leave it out"))
     check_start(
         settings,
         ranks,

@@ -289,10 +289,15 @@ def build_megatron(inputs: EngineInputs) -> Megatron:
         checkpointing=i.checkpointing,
     )
     if i.packed and not engine.heeds_masks:
-        message = (
-            "data.packing is token_budget, and megatron-core's layers here look at no mask:"
-            " documents would see each other"
+        raise SharedFindings(
+            Diagnostic(
+                "not-built-on-engine",
+                (
+                    "data.packing is token_budget, and megatron-core's layers here look at no mask:"
+                    " documents would see each other"
+                ),
+                "set data.packing=none, or engine=fsdp2",
+                "data.packing",
+            )
         )
-        help = "set data.packing=none, or engine=fsdp2"
-        raise SharedFindings(Diagnostic("not-built-on-engine", message, help, "data.packing"))
     return engine

@@ -52,11 +52,14 @@ def check_start(
     )
     found += [("needs-transformer-engine", one) for one in without]
     if settings.bridge == "mbridge" and find_spec("mbridge") is None:
-        help = "pip install 'vtool[megatron,mbridge]', or set engine.bridge=native"
         found.append(
             (
                 "extra-not-installed",
-                Problem("bridge", "engine.bridge is mbridge, which is not installed", help),
+                Problem(
+                    "bridge",
+                    "engine.bridge is mbridge, which is not installed",
+                    "pip install 'vtool[megatron,mbridge]', or set engine.bridge=native",
+                ),
             )
         )
     found += [

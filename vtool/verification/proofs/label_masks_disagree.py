@@ -77,8 +77,13 @@ def _compare_row(context: ProofContext, place: int, what: str) -> ProofResult | 
     )
     if same_text(decoded, text, truncated=sample.truncated):
         return None
-    message = f"{row.id}: what is supervised is not what the answers are"
-    return failed(RULE, what, message, expected=repr(text), seen=repr(decoded))
+    return failed(
+        RULE,
+        what,
+        f"{row.id}: what is supervised is not what the answers are",
+        expected=repr(text),
+        seen=repr(decoded),
+    )
 
 
 PROOF = Proof(
