@@ -230,8 +230,7 @@ def _default_of(name: str) -> str | None:
 
 def _no_such_file(error: MissingConfigException, sources: Sequence[RecipeSource]) -> Findings:
     """A defaults list names a file that is nowhere."""
-    path = str(error.missing_cfg_file).lstrip("/")
-    group, _, choice = path.rpartition("/")
+    group, _, choice = str(error.missing_cfg_file).lstrip("/").rpartition("/")
     origin = _in_defaults(choice, sources)
     if not group and any(source.recipe and source.recipe.stem == choice for source in sources):
         return _refused(

@@ -183,8 +183,9 @@ def _checked(composed: Composed) -> tuple[Loaded | None, Examined]:
     }
     loaded = None
     if not any(finding.severity == "error" for finding in checked.findings):
-        plain = checked.run.model_dump(mode="json")
-        loaded = Loaded(checked.run, plain, composed.origins, findings)
+        loaded = Loaded(
+            checked.run, checked.run.model_dump(mode="json"), composed.origins, findings
+        )
     return loaded, Examined(None if failed else loaded, findings, checks, reasons)
 
 
@@ -213,8 +214,9 @@ def _npu_stage(run: Run, origins: Origins, sound: frozenset[str]) -> _Stage:
     machine = read_machine(os.environ)
     readable = sound >= {"model", "data", "launch", "engine"}
     found = npu.check_recipe(run, origins, machine) if readable else npu.check_machine(machine)
-    missed = () if readable else npu.SETTINGS_RULES
-    return _Stage(npu.RULES, tuple(found), missed, npu.unanswered(machine))
+    return _Stage(
+        npu.RULES, tuple(found), () if readable else npu.SETTINGS_RULES, npu.unanswered(machine)
+    )
 
 
 def effective_yaml(loaded: Loaded) -> str:

@@ -39,7 +39,6 @@ def not_built(
         device: `device.kind`.
         adapters: whether `lora` is set.
     """
-    fused = engine.transformer_config.model_dump().items()
     checks = [
         (
             family not in BUILT,
@@ -81,7 +80,7 @@ def not_built(
                 f"engine.transformer_config.{name} is true, but its kernel needs CUDA",
                 "leave it out",
             )
-            for name, value in fused
+            for name, value in engine.transformer_config.model_dump().items()
         ),
     ]
     return [Problem(*problem) for wrong, *problem in checks if wrong]

@@ -73,8 +73,7 @@ def all_settings(owner: type[Settings] = Run, prefix: str = "") -> Iterator[Sett
 
 def arrival_of(owner: type[Settings], field: FieldInfo) -> Arrival | None:
     """Return how a setting is known to arrive: what its field says, or else its group."""
-    own = (each for each in field.metadata if isinstance(each, Arrival))
-    return next(own, owner.arrival)
+    return next((each for each in field.metadata if isinstance(each, Arrival)), owner.arrival)
 
 
 def arrivals() -> dict[str, Arrival | None]:

@@ -84,11 +84,10 @@ def validate(composed: Composed) -> Checked:
             findings.setdefault((finding.rule, finding.parameter), finding)
     unsound = {str(finding.parameter).partition(".")[0] for finding in findings.values()}
     partial = _partial(schema, values, set(schema.model_fields) - unsound)
-    ordered = tuple(sorted(findings.values(), key=_order))
     return Checked(
         partial,
         frozenset(schema.model_fields) - unsound,
-        ordered,
+        tuple(sorted(findings.values(), key=_order)),
         not any(each["type"] in _HIDES for each in errors),
     )
 
@@ -218,12 +217,11 @@ def _unfit(
 
 def _left_open(name: str, origins: Origins) -> Diagnostic:
     """Return a finding for `???`: the user must set the value."""
-    keys = name.split(".")
     setting = next(
         (
             setting
             for setting in all_settings()
-            if setting.name == ".".join(key for key in keys if not key.isdigit())
+            if setting.name == ".".join(key for key in name.split(".") if not key.isdigit())
         ),
         None,
     )

@@ -51,11 +51,10 @@ def read_yaml(path: Path) -> YamlFile:
             "unreadable-file", f"{name} cannot be read: {error.strerror}", Origin(name)
         ) from error
     except UnicodeDecodeError as error:
-        line = error.object[: error.start].count(b"\n") + 1
         raise _refused(
             "unreadable-file",
             f"{name} is not text in UTF-8: byte {error.start} is {error.object[error.start]:#04x}",
-            Origin(name, line),
+            Origin(name, error.object[: error.start].count(b"\n") + 1),
         ) from error
     except yaml.YAMLError as error:
         raise not_yaml(name, error) from error

@@ -263,10 +263,9 @@ class Profiler:
                 first = str(error).splitlines()[0]
                 peak = (None, f"the device's peak could not be measured: {first}")
         recomputes = self.run.model.gradient_checkpointing
-        summary = rank_summary(
+        return rank_summary(
             self._recorded, list(self._unrecorded), made, peak, memory, recomputes=recomputes
-        )
-        return summary | {"files": [path.name for path in made.files]}
+        ) | {"files": [path.name for path in made.files]}
 
     def _write_summary(self, ranks: Mapping[str, Mapping[str, Any]], *, alone: bool) -> None:
         steps = [one.step for one in self._recorded]

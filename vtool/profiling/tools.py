@@ -232,7 +232,6 @@ def top_operations(sums: Any, device: str) -> list[dict[str, Any]]:
     total = sum(getattr(one, own) for one in found) or 1.0
     rows = []
     for one in sorted(found, key=lambda one: -getattr(one, own))[:TOP]:
-        shapes = str(one.input_shapes) if one.input_shapes else ""
         values = (
             one.key,
             one.count,
@@ -240,7 +239,7 @@ def top_operations(sums: Any, device: str) -> list[dict[str, Any]]:
             round(getattr(one, total_name), 3),
             getattr(one, own) / total,
             one.flops or "",  # of which torch counts nothing
-            shapes,
+            str(one.input_shapes) if one.input_shapes else "",
         )
         rows.append(dict(zip(COLUMNS, values, strict=True)))
     return rows

@@ -72,8 +72,9 @@ def observe_objects(objects: Mapping[str, Any]) -> Iterator[Observed]:
             elif hasattr(one, "param_groups"):
                 yield from _observe_optimizer(name, one)
             else:
-                kind = type(one).__name__
-                raise ValueError(f"{name} is neither a model nor an optimizer, but {kind}")
+                raise ValueError(
+                    f"{name} is neither a model nor an optimizer, but {type(one).__name__}"
+                )
 
 
 def _expected(settings: Mapping[str, Any]) -> dict[str, Expectation]:
@@ -81,8 +82,9 @@ def _expected(settings: Mapping[str, Any]) -> dict[str, Expectation]:
         name: Expected(name, value) for name, value in settings.items() if value is not None
     }
     if "optim.weight_decay" in expected:
-        decay = weight_decay("optim.weight_decay", settings["optim.weight_decay"])
-        expected["optim.weight_decay"] = decay
+        expected["optim.weight_decay"] = weight_decay(
+            "optim.weight_decay", settings["optim.weight_decay"]
+        )
     if "lora.targets" in settings or "lora.exclude" in settings:
         targets = None if settings.get("lora.targets") is None else tuple(settings["lora.targets"])
         lora = Lora(targets=targets, exclude=tuple(settings.get("lora.exclude", ())))

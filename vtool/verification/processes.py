@@ -67,10 +67,9 @@ def run_processes(
         try:
             for rank in range(count):
                 with (folder / f"{rank}.log").open("wb") as log:
-                    command = [sys.executable, "-P", "-c", start, str(folder), str(rank)]
                     started.append(
                         subprocess.Popen(
-                            command,
+                            [sys.executable, "-P", "-c", start, str(folder), str(rank)],
                             env=environment,
                             stdin=subprocess.DEVNULL,
                             stdout=log,

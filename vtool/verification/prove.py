@@ -185,8 +185,9 @@ def main(folder_name: str, rank: int) -> None:
     try:
         own = folder / f"rank{rank}"
         own.mkdir()
-        ranks = Ranks(rank, PROCESSES, rank, PROCESSES)
-        context = build_proof_context(task.run, own, ranks, full_size=task.full_size)
+        context = build_proof_context(
+            task.run, own, Ranks(rank, PROCESSES, rank, PROCESSES), full_size=task.full_size
+        )
         for name in task.names:
             proofs += run_proofs(context, [name])
     except Exception as error:

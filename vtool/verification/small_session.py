@@ -115,5 +115,7 @@ def _can_open(source: Source) -> bool:
 
     A recipe of another trainer may name files that are on another machine.
     """
-    files = map(Path, source.files().values())
-    return all(file.is_file() and file.stat().st_size <= LARGEST_FILE for file in files)
+    return all(
+        file.is_file() and file.stat().st_size <= LARGEST_FILE
+        for file in map(Path, source.files().values())
+    )

@@ -103,8 +103,9 @@ def copy_weights(session: Session) -> dict[str, Tensor]:
 
 def copy_optimizer_state(session: Session) -> dict[str, Tensor]:
     """Copy all tensors of the optimizer's state; every rank must call it."""
-    state = session.engine.optimizer_state()
-    return {name: tensor.detach().clone() for name, tensor in state.items()}
+    return {
+        name: tensor.detach().clone() for name, tensor in session.engine.optimizer_state().items()
+    }
 
 
 def is_of_tower(context: ProofContext, name: str) -> bool:

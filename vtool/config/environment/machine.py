@@ -111,13 +111,12 @@ def read_cann(environment: Mapping[str, str]) -> Cann:
         folders = [
             folder for folder in environment.get("LD_LIBRARY_PATH", "").split(os.pathsep) if folder
         ]
-        found = any((Path(folder) / "libhccl.so").exists() for folder in folders)
         return Cann(
             None,
             {},
             (
                 ()
-                if found
+                if any((Path(folder) / "libhccl.so").exists() for folder in folders)
                 else ("ASCEND_HOME_PATH is not set, and LD_LIBRARY_PATH leads to no libhccl.so",)
             ),
         )

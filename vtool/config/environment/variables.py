@@ -55,10 +55,9 @@ def _affinity(text: str) -> bool:
     mode, *parts = [part.strip() for part in text.split(",")]
     ranges = [_RANGE.fullmatch(part) for part in parts]
     flags = [re.fullmatch(r"(npu_affine|lazy_bind|bind_irq|force):[01]", part) for part in parts]
-    ordered = all(int(found[2]) <= int(found[3]) for found in ranges if found)
     return (
         mode in ("0", "1", "2")
-        and ordered
+        and all(int(found[2]) <= int(found[3]) for found in ranges if found)
         and all(one or other for one, other in zip(ranges, flags, strict=True))
     )
 

@@ -242,10 +242,10 @@ def _translate(theirs: _Theirs, megatron: bool) -> Iterator[Diagnostic]:
         else:
             theirs.judged.discard("optim.lr_warmup_steps_ratio")
     mode = take("trainer.resume_mode", "auto")
-    path = take("trainer.resume_from_path")
     put(
         "checkpoint.resume",
-        {"disable": "never", "resume_path": path}.get(str(mode)) or "auto",
+        {"disable": "never", "resume_path": take("trainer.resume_from_path")}.get(str(mode))
+        or "auto",
         "trainer.resume_mode",
     )
     yield from _profiler(theirs)

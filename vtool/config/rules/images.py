@@ -50,7 +50,7 @@ def pixel_bounds(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     patches = _patches(run)
     side, token = patches.patch_size * patches.merge_size, patches.pixels_per_token
     total = FAMILIES[run.model.family].video.bounds_are_total
-    kinds = (
+    for kind, bounds, smallest, of, so in (
         ("image", run.data.image, token, "an image token", "every image would be larger"),
         (
             "video",
@@ -59,8 +59,7 @@ def pixel_bounds(run: Run, origins: Origins) -> Iterator[Diagnostic]:
             "a video token" if total else "a frame of one video token",
             "every video would be larger",
         ),
-    )
-    for kind, bounds, smallest, of, so in kinds:
+    ):
         low, high = bounds.min_pixels, bounds.max_pixels
         if high is not None and high < smallest:
             frames = f"{patches.temporal_patch_size} frames of " if smallest > token else ""
@@ -141,13 +140,12 @@ def image_longer_than_row(run: Run, origins: Origins) -> Iterator[Diagnostic]:
                     f"set data.{kind}.{name} below {longest * of_a_token[kind]}, or raise"
                     " data.max_length"
                 )
-                place = origins.near(f"data.{kind}.{name}")
                 yield Diagnostic(
                     "image-longer-than-row",
                     message,
                     help,
                     f"data.{kind}.{name}",
-                    place,
+                    origins.near(f"data.{kind}.{name}"),
                     severity=severity,  # type: ignore[arg-type]
                 )
                 break

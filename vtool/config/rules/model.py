@@ -35,10 +35,9 @@ def _problem(folder: Path, family: str) -> tuple[str | None, str | None]:
         return f"has a config.json that cannot be read: {error}", None
     found = config.get("model_type") if isinstance(config, dict) else None
     if found == family:
-        there = isinstance(config.get("vision_config"), dict)
         return (
             None
-            if there
+            if isinstance(config.get("vision_config"), dict)
             else (
                 "has a config.json without a vision_config: transformers would make up a tower of"
                 " its default size"
@@ -140,14 +139,13 @@ def not_a_model_folder(run: Run, origins: Origins) -> Iterator[Diagnostic]:
             help = f"set model.family={seen}, or give another folder"
         elif seen:
             help = f"give a model of one of {', '.join(FAMILIES)}; {ANOTHER_FAMILY}"
-        expected = model.family if seen else None
         yield Diagnostic(
             "not-a-model-folder",
             f"{folder} {problem}",
             help,
             "model.path",
             origins.near("model.path"),
-            expected,
+            model.family if seen else None,
             seen,
         )
 
@@ -224,10 +222,9 @@ def patch_mismatch(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     tower, processor = patches_of_tower(folder, run.model.family), patches_of_processor(folder)
     if tower is None or processor is None or tower == processor:
         return
-    names = ("patch_size", "merge_size", "temporal_patch_size")
     apart = [
         f"{name} {getattr(processor, name)}, not {getattr(tower, name)}"
-        for name in names
+        for name in ("patch_size", "merge_size", "temporal_patch_size")
         if getattr(processor, name) != getattr(tower, name)
     ]
     yield Diagnostic(

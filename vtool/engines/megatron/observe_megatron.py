@@ -126,10 +126,9 @@ def observe_megatron_ddp(
     for buffer in () if fsdp else ddp.buffers:
         # gradients of float32 weights are float32 whatever is asked
         if dtype_name(buffer.param_dtype) != "float32":
-            in_fp32 = dtype_name(buffer.grad_dtype) == "float32"
             yield Observed(
                 "engine.ddp_config.grad_reduce_in_fp32",
-                in_fp32,
+                dtype_name(buffer.grad_dtype) == "float32",
                 f"the buffer of gradients of {where}",
             )
 

@@ -47,10 +47,12 @@ def check_start(
         *not_built(settings, family=family, dtype=dtype, device=device, adapters=adapters),
     )
     found = [("not-built-on-engine", one) for one in unbuilt]
-    without = needs_transformer_engine(
-        settings, device=device, installed=has_transformer_engine(ranks.device)
-    )
-    found += [("needs-transformer-engine", one) for one in without]
+    found += [
+        ("needs-transformer-engine", one)
+        for one in needs_transformer_engine(
+            settings, device=device, installed=has_transformer_engine(ranks.device)
+        )
+    ]
     if settings.bridge == "mbridge" and find_spec("mbridge") is None:
         found.append(
             (

@@ -37,9 +37,8 @@ def compute(context: ProofContext) -> ProofResult:
     reference, found = context.reference, []
     for budget in sorted({sum(context.lengths), max(context.lengths)}):
         step = steps.take_step(*context.open(**context.packing | {"micro_batch_tokens": budget}))
-        case = f"packed to {budget} tokens"
         found += rounding.differences(
-            step.gradients, reference.gradient, reference.tolerances, case
+            step.gradients, reference.gradient, reference.tolerances, f"packed to {budget} tokens"
         )
     return check_differences(RULE, what, found, DEPENDS)
 

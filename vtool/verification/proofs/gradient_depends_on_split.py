@@ -44,9 +44,8 @@ def compute(context: ProofContext) -> ProofResult:
         step = steps.take_step(
             *context.open(micro_batch_size=size, packing="none", micro_batch_tokens=None)
         )
-        case = f"micro-batches of {size}"
         found += rounding.differences(
-            step.gradients, reference.gradient, reference.tolerances, case
+            step.gradients, reference.gradient, reference.tolerances, f"micro-batches of {size}"
         )
     return check_differences(RULE, what, found, DEPENDS)
 

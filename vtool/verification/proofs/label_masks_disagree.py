@@ -58,8 +58,11 @@ def _compare_row(context: ProofContext, place: int, what: str) -> ProofResult | 
     chat = tokenizer.apply_chat_template(list(row.messages), tools=row.tools, tokenize=False)
     whole = tokenizer(chat, add_special_tokens=False).input_ids
     if whole == ids or (sample.truncated and whole[: len(ids)] == ids):
-        pairs = enumerate(zip(supervised, inside, strict=False))
-        wrong = [at for at, (ours, theirs) in pairs if ours != theirs]
+        wrong = [
+            at
+            for at, (ours, theirs) in enumerate(zip(supervised, inside, strict=False))
+            if ours != theirs
+        ]
         if not wrong:
             return None
         kind = (

@@ -94,9 +94,8 @@ def compute(context: ProofContext) -> ProofResult:
 def _copy_state(session: "Session") -> "dict[str, Tensor]":
     from vtool.verification import steps
 
-    state = steps.copy_optimizer_state(session)
     return steps.copy_weights(session) | {
-        f"the optimizer's {name}": one for name, one in state.items()
+        f"the optimizer's {name}": one for name, one in steps.copy_optimizer_state(session).items()
     }
 
 

@@ -42,11 +42,11 @@ def compute(context: ProofContext) -> ProofResult:
         return not_run(
             RULE, what, "no row has an image" if texts else "no row could be made that has no image"
         )
-    first = steps.split_between_ranks(context, session, images + texts)
-    steps.take_step(session, progress, first)
+    steps.take_step(session, progress, steps.split_between_ranks(context, session, images + texts))
     before, state = steps.copy_weights(session), steps.copy_optimizer_state(session)
-    second = steps.split_between_ranks(context, session, texts)
-    step = steps.take_step(session, progress, second, step=2)
+    step = steps.take_step(
+        session, progress, steps.split_between_ranks(context, session, texts), step=2
+    )
     after, later = steps.copy_weights(session), session.engine.optimizer_state()
     tower = {name for name in before if steps.is_of_tower(context, name)}
     unchanged = {name for name in before if before[name].equal(after[name])}
