@@ -44,11 +44,14 @@ def expected_settings(run: Run) -> dict[str, Expectation]:
     if run.lora is not None:
         found["lora.layers"] = adapted_layer(run.lora, trained_components(run.model.freeze))
     if isinstance(run.engine, Megatron):
-        name = "engine.wrap_config.use_distributed_optimizer"
-        shares = Expected(name, run.engine.wrap_config.use_distributed_optimizer)
-        found.setdefault("engine.ddp_config.use_distributed_optimizer", shares)
-        name = "engine.ddp_config.grad_reduce_in_fp32"
-        found.setdefault(name, Expected(name, True))
+        shares, wide = (
+            "engine.wrap_config.use_distributed_optimizer",
+            "engine.ddp_config.grad_reduce_in_fp32",
+        )
+        found = {
+            "engine.ddp_config.use_distributed_optimizer": found[shares],
+            wide: Expected(wide, True),
+        } | found
     return found
 
 

@@ -16,6 +16,13 @@ from vtool.config.schema import Run, Settings
 from vtool.config.schema.base import Arrival
 
 _WORDS: dict[Any, str] = {bool: "true or false", int: "an integer", float: "a number", str: "text"}
+_BOUNDS: dict[Any, str] = {
+    Gt: "above {0.gt}",
+    Ge: "of at least {0.ge}",
+    Lt: "below {0.lt}",
+    Le: "of at most {0.le}",
+    MinLen: "that is not empty",  # no setting asks for more than one
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,21 +182,7 @@ def _takes(annotation: Any, metadata: Sequence[Any]) -> str:
 
 
 def _bounds(metadata: Sequence[Any]) -> str:
-    bounds = []
-    for bound in metadata:
-        match bound:
-            case Gt(gt):
-                bounds.append(f"above {gt}")
-            case Ge(ge):
-                bounds.append(f"of at least {ge}")
-            case Lt(lt):
-                bounds.append(f"below {lt}")
-            case Le(le):
-                bounds.append(f"of at most {le}")
-            case MinLen(1):
-                bounds.append("that is not empty")
-            case _:
-                pass
+    bounds = [_BOUNDS[type(each)].format(each) for each in metadata if type(each) in _BOUNDS]
     return f" {' and '.join(bounds)}" if bounds else ""
 
 

@@ -145,7 +145,8 @@ def _missed(result: Result) -> Iterator[str]:
 
 def _concise(finding: Diagnostic) -> str:
     place = f"{finding.origin}: " if finding.origin else ""
-    named, _, rest = " ".join(finding.message.split()).partition(": ")
+    message = " ".join(finding.message.split())
+    named, _, rest = message.partition(": ")
     # a row's message begins with the row, which is its place
     if rest and place.endswith(f"{named}: "):
         message = rest

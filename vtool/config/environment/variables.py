@@ -5,9 +5,11 @@ environment variables, and the messages in the library of torch_npu 2.13.0, whic
 would end with.
 """
 
+import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from vtool.diagnostics import Diagnostic
@@ -145,6 +147,13 @@ _ALLOCATOR: dict[str, tuple[str, Fits]] = {
         ("a value", bool),
     ),
 }
+# Keys that have no effect beside a value of another one.
+_IGNORED_BESIDE = {
+    "segment_size_mb": ("page_size", "1g"),
+    "large_segment_size_mb": ("page_size", "1g"),
+    "pinned_max_round_threshold_mb": ("pin_memory_expandable_segments", "True"),
+    "pinned_max_cached_size_mb": ("pin_memory_expandable_segments", "True"),
+}
 ALLOCATOR = "PYTORCH_NPU_ALLOC_CONF"
 VISIBLE = "ASCEND_RT_VISIBLE_DEVICES"
 
@@ -182,12 +191,7 @@ def visible_devices(given: str) -> list[int]:
     """
     head = re.match(r"[\d,]*", given)
     assert head is not None
-    found: list[int] = []
-    for part in head[0].split(","):
-        if not part:
-            break
-        found.append(int(part))
-    return found
+    return list(map(int, itertools.takewhile(bool, head[0].split(","))))
 
 
 def _visible_devices(environment: Mapping[str, str], npus: int) -> Iterator[Diagnostic]:
@@ -195,30 +199,27 @@ def _visible_devices(environment: Mapping[str, str], npus: int) -> Iterator[Diag
         return
     found = visible_devices(given)
     meant = [int(number) for number in re.findall(r"\d+", given)]
-    left = ", ".join(map(str, found)) if found else "none"
-    message = help = None
+    cut_off = partial(Diagnostic, "device-list-cut-off", parameter=VISIBLE, seen=given)
     if found != meant:
         rest = given[len(",".join(map(str, found))) :] if found else given
-        message = (
+        yield cut_off(
             f"{VISIBLE} is `{given}`, which is silently cut off before `{rest}`: the NPUs that are"
-            f" left are {left}"
-        )
-        help = (
+            f" left are {', '.join(map(str, found)) or 'none'}",
             "write ids, commas and nothing else:"
-            f" {VISIBLE}={','.join(map(str, sorted(set(meant))))}"
+            f" {VISIBLE}={','.join(map(str, sorted(set(meant))))}",
         )
     elif found != sorted(set(found)):
-        message = f"{VISIBLE} is `{given}`: ids must ascend, and CANN finds no device otherwise"
-        help = f"{VISIBLE}={','.join(map(str, sorted(set(found))))}"
+        yield cut_off(
+            f"{VISIBLE} is `{given}`: ids must ascend, and CANN finds no device otherwise",
+            f"{VISIBLE}={','.join(map(str, sorted(set(found))))}",
+        )
     elif npus and (above := [number for number in found if number >= npus]):
         left = ", ".join(str(number) for number in found if number < npus) or "none"
-        message = (
+        yield cut_off(
             f"{VISIBLE} is `{given}`, but this machine's NPUs are 0 to {npus - 1}: it is silently"
-            f" cut off at {above[0]}, and left {left}"
+            f" cut off at {above[0]}, and left {left}",
+            "name devices that are there; `npu-smi info` lists them",
         )
-        help = "name devices that are there; `npu-smi info` lists them"
-    if message:
-        yield Diagnostic("device-list-cut-off", message, help, VISIBLE, seen=given)
 
 
 def _allocator(environment: Mapping[str, str]) -> Iterator[Diagnostic]:
@@ -264,18 +265,11 @@ def _allocator(environment: Mapping[str, str]) -> Iterator[Diagnostic]:
                     ALLOCATOR,
                     seen=given,
                 )
-    for key in ("segment_size_mb", "large_segment_size_mb"):
-        if key in values and values.get("page_size") == "1g":
+    for key, (other, value) in _IGNORED_BESIDE.items():
+        if key in values and values.get(other) == value:
             yield _ignored(
                 ALLOCATOR,
-                f"{ALLOCATOR}: {key} has no effect beside page_size:1g",
-                f"leave {key} out",
-            )
-    for key in ("pinned_max_round_threshold_mb", "pinned_max_cached_size_mb"):
-        if key in values and values.get("pin_memory_expandable_segments") == "True":
-            yield _ignored(
-                ALLOCATOR,
-                f"{ALLOCATOR}: {key} has no effect beside pin_memory_expandable_segments:True",
+                f"{ALLOCATOR}: {key} has no effect beside {other}:{value}",
                 f"leave {key} out",
             )
 
