@@ -129,8 +129,7 @@ def _rows(data: Data) -> dict[str, Expectation]:
             "data.micro_batch_size", min(data.micro_batch_size, rows), "a first micro-batch of "
         )
     }
-    for split in ("train", "validation", "test"):
-        entries = getattr(data, split)
+    for split, entries in data.splits.items():
         for leaf in (leaf for entry in entries for leaf in type(entry).model_fields):
             found[f"data.{split}.{leaf}"] = partial(_entry, entries, f"data.{split}", leaf)
     return found

@@ -169,7 +169,16 @@ def _checked(composed: Composed) -> tuple[Loaded | None, Examined]:
     stages = [_schema_stage(composed, checked)]
     if isinstance(run := checked.run, Run):
         stages += [
-            _settings_stage(run, composed.origins, checked.sound),
+            _Stage(
+                _SETTINGS_RULES,
+                tuple(rules.check(run, composed.origins, checked.sound)),
+                {
+                    each.rule.name
+                    for each in rules.SETTINGS_RULES
+                    if not each.can_run(checked.sound)
+                },
+                rules.unanswered(run, checked.sound),
+            ),
             _npu_stage(run, composed.origins, checked.sound),
         ]
     findings = tuple(finding for stage in stages for finding in stage.findings)
@@ -195,15 +204,6 @@ def _schema_stage(composed: Composed, checked: Checked) -> _Stage:
     return _Stage(names, (*composed.findings, *checked.findings), missed)
 
 
-def _settings_stage(run: Run, origins: Origins, sound: frozenset[str]) -> _Stage:
-    return _Stage(
-        _SETTINGS_RULES,
-        tuple(rules.check(run, origins, sound)),
-        {each.rule.name for each in rules.SETTINGS_RULES if not each.can_run(sound)},
-        rules.unanswered(run, sound),
-    )
-
-
 def _npu_stage(run: Run, origins: Origins, sound: frozenset[str]) -> _Stage:
     """Check variables, packages and settings, of a recipe with device.kind=npu only."""
     if "device" not in sound or run.device.kind != "npu":
@@ -213,10 +213,11 @@ def _npu_stage(run: Run, origins: Origins, sound: frozenset[str]) -> _Stage:
 
     machine = read_machine(os.environ)
     readable = sound >= {"model", "data", "launch", "engine"}
-    found = npu.check_recipe(run, origins, machine) if readable else npu.check_machine(machine)
-    return _Stage(
-        npu.RULES, tuple(found), () if readable else npu.SETTINGS_RULES, npu.unanswered(machine)
-    )
+    found = [
+        *npu.check_machine(machine),
+        *(npu.check_settings(run, origins, machine) if readable else ()),
+    ]
+    return _Stage(npu.RULES, found, () if readable else npu.SETTINGS_RULES, npu.unanswered(machine))
 
 
 def effective_yaml(loaded: Loaded) -> str:

@@ -20,9 +20,7 @@ from vtool.verification.processes import (
     PROCESSES,
     Ended,
     join_ranks,
-    read_task,
     run_processes,
-    write_result,
 )
 from vtool.verification.proofs import NAMES, PROOFS
 from vtool.verification.proofs.proof import ProofResult
@@ -175,22 +173,18 @@ def _lost_others(proofs: list[ProofResult]) -> tuple[int, bool]:
     return len(proofs), finding is not None and "gloo" in finding.message
 
 
-def main(folder_name: str, rank: int) -> None:
-    """Prove in one of several processes, and end it."""
-    folder = Path(folder_name)
-    task: ProveTask = read_task(folder)
+def work(task: ProveTask, folder: Path, rank: int) -> list[ProofResult]:
+    """Prove in one of several processes."""
     torch.set_num_threads(1)
     join_ranks(folder, rank, PROCESSES, task.patience)
     proofs: list[ProofResult] = []
     try:
-        own = folder / f"rank{rank}"
-        own.mkdir()
         context = build_proof_context(
-            task.run, own, Ranks(rank, PROCESSES, rank, PROCESSES), full_size=task.full_size
+            task.run, folder, Ranks(rank, PROCESSES, rank, PROCESSES), full_size=task.full_size
         )
         for name in task.names:
             proofs += run_proofs(context, [name])
     except Exception as error:
         traceback.print_exc()
         proofs.append(_not_computed(task.names[len(proofs)], error))
-    write_result(folder, rank, proofs)
+    return proofs

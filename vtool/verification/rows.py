@@ -62,8 +62,7 @@ def audit_rows(run: Run, row_names: Sequence[str] = ()) -> list[Audit]:
         Findings: where a file or the model's folder cannot be read at all; `unknown-row`, where a
             row is asked for that is not there.
     """
-    entries = {"train": run.data.train, "validation": run.data.validation, "test": run.data.test}
-    sources = {split: Rows(entry) for split, entry in entries.items() if entry}
+    sources = {split: Rows(entries) for split, entries in run.data.splits.items() if entries}
     processor = new_processor(
         run.model, run.data.image, read_texts(sources["train"]), run.data.video
     )

@@ -43,11 +43,10 @@ def open_small_session(recipe_run: Run, small: Run, folder: Path, ranks: Ranks) 
     config.save_pretrained(folder)
     model = prepare_model(small, build_model(small.model, processor, folder, small.run.seed))
     data = small.data
-    entries = {"train": data.train, "validation": data.validation, "test": data.test}
     rows = {
-        split: EncodedRows(Rows(entry if all(map(_can_open, entry)) else ()), processor, data)
-        for split, entry in entries.items()
-        if entry
+        split: EncodedRows(Rows(entries if all(map(_can_open, entries)) else ()), processor, data)
+        for split, entries in data.splits.items()
+        if entries
     }
     # With epochs, enough rows for the warm-up: only their audit tells how many can be used.
     train = small.train

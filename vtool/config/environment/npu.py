@@ -25,12 +25,6 @@ RULES = (*PACKAGE_RULES, *VARIABLE_RULES, *SETTINGS_RULES)
 """
 
 
-def check_recipe(run: Run, origins: Origins, machine: Machine) -> Iterator[Diagnostic]:
-    """Check a recipe with device.kind=npu, and the machine that it is checked on."""
-    yield from check_machine(machine)
-    yield from check_settings(run, origins, machine)
-
-
 def check_machine(machine: Machine) -> Iterator[Diagnostic]:
     """Check the packages and the variables, whatever the recipe."""
     yield from check_packages(machine)

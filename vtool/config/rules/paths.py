@@ -51,8 +51,8 @@ def _beside(path: Path) -> str | None:
 @settings_rule(PATH_NOT_FOUND, groups=("data",))
 def rows_file(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     """Every file of rows is there."""
-    for split in ("train", "validation", "test"):
-        for number, entry in enumerate(getattr(run.data, split)):
+    for split, entries in run.data.splits.items():
+        for number, entry in enumerate(entries):
             for name, path in entry.files().items():
                 if not Path(path).is_file():
                     yield _missing(f"data.{split}.{number}.{name}", path, origins, None)
