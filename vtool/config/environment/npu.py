@@ -48,29 +48,29 @@ def check_packages(machine: Machine) -> Iterator[Diagnostic]:
         and machine.wanted_torch is not None
         and not _fits(torch.version, machine.wanted_torch)
     ):
-        message = (
-            f"torch_npu {npu} asks for torch{machine.wanted_torch}, and torch {torch.version} is"
-            " installed: undefined symbols at import"
-        )
         release = machine.wanted_torch.removeprefix("==").removesuffix(".*")
         yield Diagnostic(
             "version-mismatch",
-            message,
+            (
+                f"torch_npu {npu} asks for torch{machine.wanted_torch}, and torch {torch.version}"
+                " is installed: undefined symbols at import"
+            ),
             f"pip install torch=={release}, or torch_npu of torch's own version",
             "torch_npu",
             expected=f"torch{machine.wanted_torch}",
             seen=torch.version,
         )
     if torch is not None and torch.accelerator is not None:
-        message = (
-            f"torch {torch.version} is a build for {torch.accelerator.upper()}, and torch_npu is"
-            " installed beside it: "
+        yield Diagnostic(
+            "two-accelerators",
+            (
+                f"torch {torch.version} is a build for {torch.accelerator.upper()}, and torch_npu"
+                " is installed beside it: `import torch` raises `Two accelerators cannot be used at"
+                " the same time` where the other one's driver is found"
+            ),
+            parameter="torch",
+            seen=torch.accelerator,
         )
-        message += (
-            "`import torch` raises `Two accelerators cannot be used at the same time` where the"
-            " other one's driver is found"
-        )
-        yield Diagnostic("two-accelerators", message, None, "torch", seen=torch.accelerator)
     yield from _cann(machine.cann, npu)
 
 

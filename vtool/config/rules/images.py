@@ -63,15 +63,14 @@ def pixel_bounds(run: Run, origins: Origins) -> Iterator[Diagnostic]:
         low, high = bounds.min_pixels, bounds.max_pixels
         if high is not None and high < smallest:
             frames = f"{patches.temporal_patch_size} frames of " if smallest > token else ""
-            message = (
-                f"data.{kind}.max_pixels is {high}, but {of} of {run.model.family} is"
-                f" {frames}{side} × {side} = {smallest} pixels, {patches.merge_size} ×"
-                f" {patches.merge_size} patches of {patches.patch_size}: {so}"
-            )
             name = f"data.{kind}.max_pixels"
             yield Diagnostic(
                 "pixel-bounds",
-                message,
+                (
+                    f"{name} is {high}, but {of} of {run.model.family} is"
+                    f" {frames}{side} × {side} = {smallest} pixels, {patches.merge_size} ×"
+                    f" {patches.merge_size} patches of {patches.patch_size}: {so}"
+                ),
                 f"set {name}={smallest}, or more",
                 name,
                 origins.near(name),
@@ -79,13 +78,10 @@ def pixel_bounds(run: Run, origins: Origins) -> Iterator[Diagnostic]:
                 str(high),
             )
         if low is not None and high is not None and low > high:
-            message = (
-                f"data.{kind}.min_pixels is {low}, above data.{kind}.max_pixels, which is {high}"
-            )
             name = f"data.{kind}.min_pixels"
             yield Diagnostic(
                 "pixel-bounds",
-                message,
+                f"{name} is {low}, above data.{kind}.max_pixels, which is {high}",
                 "swap them, or leave one out",
                 name,
                 origins.near(name),

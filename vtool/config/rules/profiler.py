@@ -160,36 +160,33 @@ def profile_interval(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     """
     if run.profiler.profile_interval == OFF:
         return
-    first, last = run.profiler.profile_interval
-    message = help = None
+    first, last = interval = list(run.profiler.profile_interval)
+    begins = 1 + run.profiler.warmup  # the first step that there is room for
+    problem = None
     if first < 1:
-        message = "begins before step 1" + (
-            ", and -1 is off only as [-1, -1]" if first == -1 else "; steps are counted from 1"
-        )
-        help = (
-            f"{INTERVAL}=[{max(1, 1 + run.profiler.warmup)},{max(last, 1 + run.profiler.warmup)}]"
+        problem = (
+            "begins before step 1"
+            + (", and -1 is off only as [-1, -1]" if first == -1 else "; steps are counted from 1"),
+            f"{INTERVAL}=[{begins},{max(last, begins)}]",
         )
     elif last < first:
-        message, help = (
+        problem = (
             f"ends at {last}, before it begins",
-            (f"{INTERVAL}=[{last},{first}]" if last > 0 else f"{INTERVAL}=[{first},{first}]"),
+            f"{INTERVAL}=[{last if last > 0 else first},{first}]",
         )
     elif run.profiler.starts < 1:
-        message = (
-            f"begins at {first}, and {run.profiler.warmup} steps of warm-up do not fit before it"
+        problem = (
+            f"begins at {first}, and {run.profiler.warmup} steps of warm-up do not fit before it",
+            f"profiler.warmup={first - 1}, or let the interval begin at {begins}",
         )
-        help = (
-            f"profiler.warmup={first - 1}, or let the interval begin at {1 + run.profiler.warmup}"
-        )
-    if message:
-        message = f"profiler.profile_interval is {[first, last]}: it {message}"
+    if problem:
         yield Diagnostic(
             "profile-interval",
-            message,
-            help,
+            f"{INTERVAL} is {interval}: it {problem[0]}",
+            problem[1],
             INTERVAL,
             origins.near(INTERVAL),
-            seen=str([first, last]),
+            seen=str(interval),
         )
     elif run.train.steps is not None:
         yield from past_the_end(run.profiler, run.train.steps, origins)
@@ -266,14 +263,13 @@ def npu_profiler_level(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     """Counters of AI cores come with level1 and level2; torch_npu drops them otherwise."""
     npu = run.profiler.npu
     if npu.aic_metrics is not None and npu.level not in ("level1", "level2"):
-        message = (
-            f"profiler.npu.aic_metrics is {npu.aic_metrics}, which takes level1 or level2, and"
-            f" profiler.npu.level is {npu.level}"
-        )
         name = "profiler.npu.aic_metrics"
         yield Diagnostic(
             "npu-profiler-level",
-            message,
+            (
+                f"{name} is {npu.aic_metrics}, which takes level1 or level2, and"
+                f" profiler.npu.level is {npu.level}"
+            ),
             "profiler.npu.level=level1",
             name,
             origins.near(name),
