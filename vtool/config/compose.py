@@ -146,29 +146,22 @@ def _apply(
             ValueError,
             IndexError,
         ) as error:
-            name, message, help = (
-                override.key_or_group,
-                f"`{override.input_line}` cannot be set: {first_line(error.__cause__ or error)}",
-                None,
-            )
-            for end in range(1, len(_keys(name)) + 1):
-                outer = ".".join(_keys(name)[:end])
-                if not isinstance(
-                    entries := OmegaConf.select(config, outer, throw_on_missing=False), ListConfig
-                ):
-                    continue
-                if outer == name:
-                    message, help = (
-                        f"`{override.input_line}` cannot be set: `{name}` is a list",
-                        f"give the whole list: {name}=[…]",
+            name, why, help = override.key_or_group, first_line(error.__cause__ or error), None
+            around = (".".join(_keys(name)[:end]) for end in range(1, len(_keys(name)) + 1))
+            for outer in around:
+                entries = OmegaConf.select(config, outer, throw_on_missing=False)
+                if isinstance(entries, ListConfig):
+                    why, help = (
+                        (f"`{name}` is a list", f"give the whole list: {name}=[…]")
+                        if outer == name
+                        else (
+                            f"`{outer}` is a list of {len(entries)}, whose first entry is"
+                            f" `{outer}.0`",
+                            f"to add an entry, give the whole list: {outer}=[…]",
+                        )
                     )
-                else:
-                    message = (
-                        f"`{override.input_line}` cannot be set: `{outer}` is a list of"
-                        f" {len(entries)}, whose first entry is `{outer}.0`"
-                    )
-                    help = f"to add an entry, give the whole list: {outer}=[…]"
-                break
+                    break
+            message = f"`{override.input_line}` cannot be set: {why}"
             findings.append(Diagnostic("bad-override", message, help, name, COMMAND_LINE))
     return applied, findings
 

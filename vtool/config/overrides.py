@@ -57,7 +57,7 @@ def _unparsable(text: str, error: HydraException) -> Diagnostic:
 
 def _unusable(text: str, override: Override) -> Diagnostic | None:
     key = override.key_or_group
-    if not text.isprintable() and not _is_text(text):
+    if re.search("[\ud800-\udfff]", text):  # how Python keeps bytes that are not UTF-8
         return _bad(f"{text!r} is not text in UTF-8", None)
     if override.is_sweep_override():
         message, value = f"`{text}` gives several values, and a run has one", text.partition("=")[2]
@@ -80,15 +80,6 @@ def _as_typed(key: str, value: str) -> str:
     """Return an override as it is typed, quoted for the shell and for Hydra's grammar."""
     escaped = value.replace("'", "\\'")
     return f"\"{key}='{escaped}'\""
-
-
-def _is_text(text: str) -> bool:
-    """Return whether an argument was UTF-8: Python keeps other bytes as lone surrogates."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def choose_groups(overrides: Sequence[Override], composer: Composer) -> None:

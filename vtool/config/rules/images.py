@@ -128,18 +128,16 @@ def image_longer_than_row(run: Run, origins: Origins) -> Iterator[Diagnostic]:
                 which = (
                     f"every {kind} has at least" if severity == "error" else f"{a} can have up to"
                 )
-                message = (
-                    f"data.max_length is {longest}, but with data.{kind}.{name}={pixels} {which}"
-                    f" {tokens} tokens"
-                )
-                help = (
-                    f"set data.{kind}.{name} below {longest * of_a_token[kind]}, or raise"
-                    " data.max_length"
-                )
                 yield Diagnostic(
                     "image-longer-than-row",
-                    message,
-                    help,
+                    (
+                        f"data.max_length is {longest}, but with data.{kind}.{name}={pixels}"
+                        f" {which} {tokens} tokens"
+                    ),
+                    (
+                        f"set data.{kind}.{name} below {longest * of_a_token[kind]}, or raise"
+                        " data.max_length"
+                    ),
                     f"data.{kind}.{name}",
                     origins.near(f"data.{kind}.{name}"),
                     severity=severity,  # type: ignore[arg-type]
