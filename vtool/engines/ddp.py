@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import get_total_norm
 
-from vtool.config.readback import Observed
+from vtool.config.readback import Observed, observe_values
 from vtool.engines import common
 from vtool.engines.contract import B, EngineInputs
 from vtool.engines.spans import Span, null_span
@@ -114,7 +114,10 @@ def observe_ddp(parallel: DistributedDataParallel) -> Iterator[Observed]:
 
     It is what its reducer was built with.
     """
-    built, where = parallel._get_ddp_logging_data(), "torch's DistributedDataParallel"  # type: ignore[no-untyped-call]
-    yield Observed("engine.kind", "ddp", where)
-    yield Observed("engine.bucket_cap_mb", built["bucket_cap_bytes"] / 2**20, where)
-    yield Observed("engine.gradient_as_bucket_view", bool(built["gradient_as_bucket_view"]), where)
+    built = parallel._get_ddp_logging_data()  # type: ignore[no-untyped-call]
+    values = {
+        "engine.kind": "ddp",
+        "engine.bucket_cap_mb": built["bucket_cap_bytes"] / 2**20,
+        "engine.gradient_as_bucket_view": bool(built["gradient_as_bucket_view"]),
+    }
+    return observe_values(values, "torch's DistributedDataParallel")

@@ -8,7 +8,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 from vtool.config.expected import adapted_layer, weight_decay
-from vtool.config.readback import Expectation, Expected, Observed, compare_readback
+from vtool.config.readback import Expectation, Expected, Observed, compare_readback, observe_values
 from vtool.config.schema import Lora
 from vtool.config.settings import all_settings
 from vtool.diagnostics import Diagnostic
@@ -105,9 +105,8 @@ def _observe_model(model: nn.Module) -> Iterator[Observed]:
     elif any(isinstance(part, FSDPModule) for part in model.modules()):
         yield from fsdp2.observe_fsdp2(model)
     else:
-        where = f"{type(model).__name__}, which nothing wraps,"
-        yield Observed("engine.kind", "none", where)
-        yield Observed("engine.wrap_config.wrap_with_ddp", False, where)
+        unwrapped = {"engine.kind": "none", "engine.wrap_config.wrap_with_ddp": False}
+        yield from observe_values(unwrapped, f"{type(model).__name__}, which nothing wraps,")
     if hasattr(inner, "config") and not _is_of_megatron(inner):
         yield from observe_model.observe_layers(inner)
         yield Observed("model.family", inner.config.model_type, "the model's config")
