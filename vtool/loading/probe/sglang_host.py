@@ -1,7 +1,6 @@
 """SGLang's classes at tiny size on a CPU: no GPU, no engine."""
 
 import gc
-import inspect
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -19,7 +18,7 @@ from .sglang_names import discover_names
 from .sglang_paths import drive
 from .state import named_parameters
 from .stubs import StubInstaller
-from .subject import Subject
+from .subject import Subject, describe_class
 
 
 class SglangHost(Host):
@@ -94,24 +93,21 @@ class SglangHost(Host):
             progress("names")
             make = makers[0]
             origin, checkpoint = "discovered", discover_names(make, why, progress)
-        method = inspect.unwrap(model_class.load_weights)
-        about = {
-            "class": f"{model_class.__module__}.{model_class.__name__}",
-            "file": inspect.getsourcefile(method),
-            "line": inspect.getsourcelines(method)[1],
-            "like": like,
-            "own_twin": like == name,
-            "replaced": installer.replaced,
-            "fields": installer.added_fields,
-            "no_twin": "; ".join(why) if origin == "discovered" else None,
-        }
         return Subject(
             make=make,
             checkpoint=checkpoint,
             load=lambda model, weights: model.load_weights(weights),
             origin=origin,
             code=(os.path.dirname(sys.modules["sglang"].__file__ or ""),),
-            about={key: value for key, value in about.items() if value},
+            about=describe_class(
+                model_class,
+                model_class.load_weights,
+                like=like,
+                own_twin=like == name,
+                replaced=tuple(installer.replaced),
+                fields=installer.added_fields,
+                no_twin="; ".join(why) if origin == "discovered" else None,
+            ),
             paths=drive,
         )
 
