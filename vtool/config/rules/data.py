@@ -47,30 +47,26 @@ def micro_batch_larger_than_share(run: Run, origins: Origins) -> Iterator[Diagno
     share = -(-rows // processes)
     name, origin = "data.micro_batch_size", origins.near("data.micro_batch_size")
     if micro > rows:
-        message = (
-            f"data.micro_batch_size is {micro}, but a step has only {rows} rows"
-            " (data.global_batch_size)"
-        )
-        help = f"set data.micro_batch_size={share}, or raise data.global_batch_size"
         yield Diagnostic(
             "micro-batch-larger-than-share",
-            message,
-            help,
+            (
+                f"data.micro_batch_size is {micro}, but a step has only {rows} rows"
+                " (data.global_batch_size)"
+            ),
+            f"set data.micro_batch_size={share}, or raise data.global_batch_size",
             name,
             origin,
             f"at most {share}",
             str(micro),
         )
     elif micro > share:
-        message = (
-            f"data.micro_batch_size is {micro}, but each of {processes} processes gets {share} of a"
-            f" step's {rows} rows"
-        )
-        help = f"nothing need be done; data.micro_batch_size={share} says what happens"
         yield Diagnostic(
             "micro-batch-larger-than-share",
-            message,
-            help,
+            (
+                f"data.micro_batch_size is {micro}, but each of {processes} processes gets {share}"
+                f" of a step's {rows} rows"
+            ),
+            f"nothing need be done; data.micro_batch_size={share} says what happens",
             name,
             origin,
             f"at most {share}",
@@ -98,10 +94,9 @@ def max_length_missing(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     """data.on_overlong is set only beside data.max_length."""
     todo = run.data.on_overlong
     if todo != "error" and run.data.max_length is None:
-        message = f"data.on_overlong is {todo}, but data.max_length does not say what too long is"
         yield Diagnostic(
             "max-length-missing",
-            message,
+            f"data.on_overlong is {todo}, but data.max_length does not say what too long is",
             "set data.max_length, in tokens",
             "data.max_length",
             origins.near("data.on_overlong"),
@@ -131,27 +126,28 @@ def packing_budget(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     packing, budget, longest = run.data.packing, run.data.micro_batch_tokens, run.data.max_length
     name = "data.micro_batch_tokens"
     if packing == "token_budget" and budget is None:
-        message = "data.packing is token_budget, but data.micro_batch_tokens does not say how many"
         yield Diagnostic(
             "packing-budget",
-            message,
+            "data.packing is token_budget, but data.micro_batch_tokens does not say how many",
             "set data.micro_batch_tokens",
             name,
             origins.near("data.packing"),
         )
     elif packing == "none" and budget is not None:
-        message = f"{name} is {budget}, but data.packing is none: rows are counted, not tokens"
-        yield Diagnostic(
-            "packing-budget", message, "set data.packing=token_budget", name, origins.near(name)
-        )
-    elif budget is not None and longest is not None and longest > budget:
-        message = (
-            f"data.max_length is {longest}, but a forward pass has {budget} tokens ({name}): a row"
-            " of that length has no room"
-        )
         yield Diagnostic(
             "packing-budget",
-            message,
+            f"{name} is {budget}, but data.packing is none: rows are counted, not tokens",
+            "set data.packing=token_budget",
+            name,
+            origins.near(name),
+        )
+    elif budget is not None and longest is not None and longest > budget:
+        yield Diagnostic(
+            "packing-budget",
+            (
+                f"data.max_length is {longest}, but a forward pass has {budget} tokens ({name}): a"
+                " row of that length has no room"
+            ),
             f"set {name}={longest}, or a smaller data.max_length",
             name,
             origins.near(name),
