@@ -88,7 +88,7 @@ def diagnose(needs: Needs | None = None) -> Diagnosis:
         *_of_torch(machine, answer),
         *_of_npu(machine, answer, needs),
     ]
-    if run is not None and needs is not None:
+    if run is not None:
         found += _of_device(run, machine, answer)
     if load_check is not None and interpreter is not None:
         found += _of_frameworks(load_check, interpreter)
@@ -217,13 +217,11 @@ def _not_run(
             ("two-accelerators", "cann-not-found"), "torch_npu is not installed"
         )
     if answer is None:
-        why = "the recipe needs torch in the other interpreter only"
-        if machine.torch is None or needs is None or needs.load_check is None:
-            why = (
-                "torch is not installed"
-                if machine.torch is None
-                else "the recipe does not say what it needs"
-            )
+        why = "the recipe does not say what it needs"
+        if machine.torch is None:
+            why = "torch is not installed"
+        elif needs is not None and needs.load_check is not None:
+            why = "the recipe needs torch in the other interpreter only"
         reasons |= dict.fromkeys(("torch-does-not-import", "device-missing"), why)
     elif answer.error is not None:
         reasons["device-missing"] = "torch does not import"

@@ -40,19 +40,9 @@ def differences(runs: Sequence[RunFiles]) -> list[tuple[str, list[str | None]]]:
     for describe in (_settings, _data, _made_with):
         described = [describe(run) for run in runs]
         for key in dict.fromkeys(key for description in described for key in description):
-            values = [description.get(key) for description in described]
             # A run whose file is missing says nothing, which is not a difference.
-            if (
-                len(
-                    {
-                        value
-                        for value, description in zip(values, described, strict=True)
-                        if description
-                    }
-                )
-                > 1
-            ):
-                lines.append((key, values))
+            if len({description.get(key) for description in described if description}) > 1:
+                lines.append((key, [description.get(key) for description in described]))
     return lines
 
 
