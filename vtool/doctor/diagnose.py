@@ -56,10 +56,9 @@ class Diagnosis:
             machine.setdefault(row.section, {})[row.name] = {"state": row.state} | (
                 {"note": row.note} if row.note else {}
             )
-        failed = any(finding.severity == "error" for finding in self.findings)
         return Result(
             subject,
-            "unsafe" if failed else "clean",
+            "unsafe" if any(finding.severity == "error" for finding in self.findings) else "clean",
             self.checks,
             self.findings,
             {**details, "machine": machine},
@@ -101,12 +100,11 @@ def diagnose(needs: Needs | None = None) -> Diagnosis:
     )
     reasons = _not_run(machine, known, answer, needs)
     failed = {finding.rule for finding in found if finding.severity == "error"}
-    rules = dict.fromkeys(
-        (*ALWAYS, *(needs.asked if needs else ()), *(finding.rule for finding in found))
-    )
     checks = {
         rule: "failed" if rule in failed else "not-run" if rule in reasons else "passed"
-        for rule in rules
+        for rule in dict.fromkeys(
+            (*ALWAYS, *(needs.asked if needs else ()), *(finding.rule for finding in found))
+        )
     }
     missed = {rule: reason for rule, reason in reasons.items() if checks.get(rule) == "not-run"}
     return Diagnosis(rows, tuple(found), checks, missed)

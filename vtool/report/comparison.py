@@ -67,12 +67,11 @@ def _data(run: RunFiles) -> dict[str, str]:
 def _made_with(run: RunFiles) -> dict[str, str]:
     result = run.result or {}
     versions = result.get("versions")
-    said = (
+    return (
         {f"version of {name}": str(version) for name, version in versions.items()}
         if isinstance(versions, dict)
         else {}
-    )
-    return said | {key: str(result[key]) for key in ("ranks", "threads") if key in result}
+    ) | {key: str(result[key]) for key in ("ranks", "threads") if key in result}
 
 
 def _file(file: dict[str, object]) -> str:
