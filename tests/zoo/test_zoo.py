@@ -81,9 +81,7 @@ def test_a_check_that_says_something_else_has_not_caught_it() -> None:
 
 
 def test_the_page_is_that_of_these_defects() -> None:
-    assert (ROOT / "docs/zoo.md").read_text() == page(), (
-        "make docs/zoo.md anew: python -m tests.zoo --page > docs/zoo.md"
-    )
+    assert (ROOT / "docs/zoo.md").read_text() == page(), "renew docs/zoo.md: make goldens"
 
 
 def test_the_readme_has_the_figures() -> None:
