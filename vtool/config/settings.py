@@ -16,6 +16,13 @@ from vtool.config.schema import Run, Settings
 from vtool.config.schema.base import Arrival
 
 _WORDS: dict[Any, str] = {bool: "true or false", int: "an integer", float: "a number", str: "text"}
+_BOUNDS: dict[Any, str] = {
+    Gt: "above {0.gt}",
+    Ge: "of at least {0.ge}",
+    Lt: "below {0.lt}",
+    Le: "of at most {0.le}",
+    MinLen: "that is not empty",  # no setting asks for more than one
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +80,7 @@ def all_settings(owner: type[Settings] = Run, prefix: str = "") -> Iterator[Sett
 
 def arrival_of(owner: type[Settings], field: FieldInfo) -> Arrival | None:
     """Return how a setting is known to arrive: what its field says, or else its group."""
-    own = (each for each in field.metadata if isinstance(each, Arrival))
-    return next(own, owner.arrival)
+    return next((each for each in field.metadata if isinstance(each, Arrival)), owner.arrival)
 
 
 def arrivals() -> dict[str, Arrival | None]:
@@ -176,21 +182,7 @@ def _takes(annotation: Any, metadata: Sequence[Any]) -> str:
 
 
 def _bounds(metadata: Sequence[Any]) -> str:
-    bounds = []
-    for bound in metadata:
-        match bound:
-            case Gt(gt):
-                bounds.append(f"above {gt}")
-            case Ge(ge):
-                bounds.append(f"of at least {ge}")
-            case Lt(lt):
-                bounds.append(f"below {lt}")
-            case Le(le):
-                bounds.append(f"of at most {le}")
-            case MinLen(1):
-                bounds.append("that is not empty")
-            case _:
-                pass
+    bounds = [_BOUNDS[type(each)].format(each) for each in metadata if type(each) in _BOUNDS]
     return f" {' and '.join(bounds)}" if bounds else ""
 
 

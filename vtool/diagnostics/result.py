@@ -37,10 +37,9 @@ def count(results: Sequence[Result]) -> dict[str, int]:
     """Count findings by severity, and checks by how they ended."""
     severities = [finding.severity for result in results for finding in result.findings]
     checks = [state for result in results for state in result.checks.values()]
-    counts = {
+    return {
         f"{severity}s": severities.count(severity) for severity in ("error", "warning", "note")
-    }
-    return counts | {
+    } | {
         "passed": checks.count("passed"),
         "failed": checks.count("failed"),
         "not_run": checks.count("not-run"),

@@ -115,9 +115,8 @@ def _invocation(results: Sequence[Result], command: str, place: dict[str, int]) 
         if state == "not-run"
         for reason in (result.details.get(rule, {}).get("reason"),)
     ]
-    successful = any(result.verdict != "not-run" for result in results)
     return {
-        "executionSuccessful": successful,
+        "executionSuccessful": any(result.verdict != "not-run" for result in results),
         "commandLine": f"vtool {command}",
         "toolExecutionNotifications": notifications,
     }

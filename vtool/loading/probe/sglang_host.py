@@ -4,6 +4,7 @@ import gc
 import os
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -77,7 +78,11 @@ class SglangHost(Host):
                 model = installer.run(make)
                 makers.append(make)
                 if tensors is not None:
-                    tensors, unwritten = _choose_names(make, tensors, installer)
+                    tensors, unwritten = twin.choose_names(
+                        tensors,
+                        (*twin.TABLE["renamings"], *sglang_config.TABLE["renamings"]),
+                        partial(twin.count_unwritten, make, run=installer.run),
+                    )
                     if unwritten <= len(named_parameters(model)) // 2:
                         checkpoint, like = tensors, template.like
                         break
@@ -124,15 +129,6 @@ def _maker(model_class: Any, folder: Path) -> Callable[[], Any]:
             torch.set_default_dtype(before)
 
     return make
-
-
-def _choose_names(
-    make: Callable[[], Any], checkpoint: Mapping[str, Tensor], installer: StubInstaller
-) -> tuple[Mapping[str, Tensor], float]:
-    renamings = (*twin.TABLE["renamings"], *sglang_config.TABLE["renamings"])
-    return twin.choose_names(
-        checkpoint, renamings, lambda tensors: twin.count_unwritten(make, tensors, installer.run)
-    )
 
 
 def _why_unfit(make: Callable[[], Any], checkpoint: Mapping[str, Tensor], unwritten: float) -> str:

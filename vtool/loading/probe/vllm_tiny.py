@@ -96,9 +96,7 @@ class TinyArchitecture:
         model = self.installer.run(make)
         if checkpoint is not None:
             checkpoint, unwritten = twin.choose_names(
-                checkpoint,
-                twin.TABLE["renamings"],
-                lambda tensors: twin.count_unwritten(make, tensors),
+                checkpoint, twin.TABLE["renamings"], partial(twin.count_unwritten, make)
             )
             if unwritten > len(named_parameters(model)) // 2:
                 checkpoint = None  # the twin is of another class than it seemed

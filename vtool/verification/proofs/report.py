@@ -45,8 +45,7 @@ class ProofReport:
 
     def as_record(self) -> dict[str, Any]:
         """Return the content of a run's proofs.json."""
-        details = self.details()
-        return {"version": 1, "preflight": True, "checks": self.checks(), "details": details}
+        return {"version": 1, "preflight": True, "checks": self.checks(), "details": self.details()}
 
 
 def record_without_proofs(reason: str = "") -> dict[str, Any]:

@@ -83,16 +83,19 @@ def compute(context: ProofContext) -> ProofResult:
             )
         apart = float((wanted[name].double() - there[name].double()).abs().max())
         found.append(Difference(name, apart, 0.0))
-    message = "a run that goes on from a checkpoint is not the run that was never stopped"
-    return check_differences(RULE, what, found, message)
+    return check_differences(
+        RULE,
+        what,
+        found,
+        "a run that goes on from a checkpoint is not the run that was never stopped",
+    )
 
 
 def _copy_state(session: "Session") -> "dict[str, Tensor]":
     from vtool.verification import steps
 
-    state = steps.copy_optimizer_state(session)
     return steps.copy_weights(session) | {
-        f"the optimizer's {name}": one for name, one in state.items()
+        f"the optimizer's {name}": one for name, one in steps.copy_optimizer_state(session).items()
     }
 
 
