@@ -10,6 +10,7 @@ import pytest
 
 from tests.rows import chat, mixed_rows, picture, write_rows
 from tests.runs import messages, read_lines, request
+from vtool.config.schema import Lora
 from vtool.diagnostics import Findings
 from vtool.engines.ranks import Ranks
 from vtool.training.run_folder import RunFolder
@@ -315,6 +316,24 @@ def test_a_checkpoint_that_is_none_is_refused(rows: Path) -> None:
     empty = rows.parent / "step-000001"
     empty.mkdir()
     assert rule_of(rows, f"checkpoint.resume={empty}")[0] == "corrupt-checkpoint"
+
+
+def test_a_setting_that_has_since_been_added_had_its_default(rows: Path) -> None:
+    """A run that an older vtool began goes on; with another value it is another run."""
+    start(rows)
+    (rows.parent / "run/result.json").unlink()
+    config = rows.parent / "run/config.yaml"
+    lines = config.read_text().splitlines(keepends=True)
+    config.write_text("".join(line for line in lines if "min_lr_ratio" not in line))
+    rule, message = rule_of(rows, "optim.min_lr_ratio=0.1")
+    assert rule == "run-folder-taken"
+    assert "optim.min_lr_ratio: 0.0 → 0.1" in message
+    assert start(rows).status == "finished"
+
+
+def test_a_group_that_was_not_there_has_no_defaults() -> None:
+    rank = Lora.model_fields["rank"].default
+    assert differences({"lora": None}, {"lora": {"rank": rank}}) == [f"lora.rank: null → {rank}"]
 
 
 def test_differences_are_of_values_not_of_spelling() -> None:

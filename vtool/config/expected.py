@@ -118,8 +118,10 @@ def _in_context(run: Run) -> dict[str, Any]:
     }
     if run.lora is not None:
         values["lora.alpha"] = run.lora.scale * run.lora.rank
-    if optim.schedule == "constant" and optim.warmup_steps == 1:
-        values["optim.warmup_steps"] = 0  # over one step, both are the same constant rate
+    if optim.schedule == "constant":
+        values["optim.min_lr_ratio"] = None  # nothing falls
+        if optim.warmup_steps == 1:
+            values["optim.warmup_steps"] = 0  # over one step, both are the same constant rate
     return values
 
 

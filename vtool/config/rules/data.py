@@ -1,10 +1,11 @@
 """Rules about lengths, sizes and batches of rows."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 from vtool.config.origins import Origins
 from vtool.config.rules.rule import settings_rule
-from vtool.config.schema import Megatron, Run
+from vtool.config.schema import Megatron, Run, Source
 from vtool.diagnostics import Diagnostic, Rule
 
 
@@ -151,3 +152,41 @@ def packing_budget(run: Run, origins: Origins) -> Iterator[Diagnostic]:
             name,
             origins.near(name),
         )
+
+
+@settings_rule(
+    Rule(
+        name="evaluated-on-trained-rows",
+        code="VT227",
+        summary="data.validation or data.test has rows that data.train has too.",
+        why=(
+            "The model has seen the answers: its validation loss and its test scores say how well"
+            " it remembers them, and look better than it is."
+        ),
+        bad="'data.validation=[{format: digits, split: train}]'",
+        good="'data.validation=[{format: digits, split: validation}]'",
+        fix="Hold rows back from data.train, and name only these.",
+        severity="warning",
+    ),
+    groups=("data",),
+)
+def evaluated_on_trained_rows(run: Run, origins: Origins) -> Iterator[Diagnostic]:
+    """No entry of data.validation or data.test is one of data.train, by another path or by name."""
+    trained = {_rows_of(entry): number for number, entry in enumerate(run.data.train)}
+    for split in ("validation", "test"):
+        for number, entry in enumerate(getattr(run.data, split)):
+            if (same := trained.get(_rows_of(entry))) is not None:
+                name = f"data.{split}.{number}"
+                given = ", ".join(f"{key}: {value}" for key, value in entry.model_dump().items())
+                message = f"{name} has the rows of data.train.{same}: {given}"
+                help = "hold rows back from data.train for it, or leave it out"
+                yield Diagnostic(
+                    "evaluated-on-trained-rows", message, help, name, origins.near(name)
+                )
+
+
+def _rows_of(entry: Source) -> tuple[object, ...]:
+    """Return what tells an entry's rows from others: its files, whichever path leads there."""
+    files = entry.files()
+    others = {name: value for name, value in entry.model_dump().items() if name not in files}
+    return *(Path(file).resolve() for file in files.values()), *others.items()

@@ -146,3 +146,13 @@ def groups_of_frozen_parts(run: Run, origins: Origins) -> Iterator[Diagnostic]:
                 name,
                 origins.near(name),
             )
+
+
+@settings_rule(IGNORED_SETTING, groups=("optim",))
+def end_of_a_fall_that_is_none(run: Run, origins: Origins) -> Iterator[Diagnostic]:
+    """A learning rate that stays has no lowest value."""
+    name = "optim.min_lr_ratio"
+    if run.optim.schedule == "constant" and (origin := origins.of(name)):
+        message = f"{name} is set, but optim.schedule is constant: the learning rate does not fall"
+        help = "leave it out, or set optim.schedule=cosine"
+        yield Diagnostic("ignored-setting", message, help, name, origin)
