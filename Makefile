@@ -45,7 +45,7 @@ bench: .venv/installed-dev .venv/installed-bench  ## print the benchmarks (about
 	$(BIN)/python -m benchmarks.engines
 
 soak: export VTOOL_VLLM_PYTHON ?= $(wildcard $(CURDIR)/.vllm-venv/bin/python)
-soak: .venv/installed-dev  ## run the tests that take minutes each, hours in all: accuracies, kills, serving
+soak: .venv/installed-dev  ## run accuracies, kills, serving: minutes a test, hours in all
 	$(BIN)/python -m pytest -m soak --timeout 3600 --durations=10 -rs
 
 zoo: export OMP_NUM_THREADS ?= 1
