@@ -20,6 +20,10 @@ CHANGES: dict[str, tuple[Callable[[], object], str]] = {
         lambda: AttentionInterface.register("sdpa", lambda *_: None),
         "attention function attention:sdpa was replaced",
     ),
+    "a new attention function": (
+        lambda: AttentionInterface.register("left", lambda *_: None),
+        "attention function attention:left was registered",
+    ),
     "a variable": (lambda: os.environ.update(HF_HUB_OFFLINE="0"), "HF_HUB_OFFLINE: '1' → '0'"),
     "a new variable": (lambda: os.environ.update(LEFT="1"), "variable LEFT: None → '1'"),
     "a variable gone": (lambda: os.environ.pop("HF_HUB_OFFLINE"), "HF_HUB_OFFLINE: '1' → None"),
@@ -65,6 +69,24 @@ def test_leaks(made):
 def test_finds_nothing():
     assert not {"LEFT_BY_A_FIXTURE", "LEFT_BY_A_TEST"} & os.environ.keys()
 """
+
+
+IMPORTS = """
+import sys
+
+def test_imports():
+    assert "transformers.modeling_utils" not in sys.modules
+    import transformers.modeling_utils
+"""
+
+
+def test_a_module_that_a_test_is_the_first_to_import_is_no_leak(
+    pytester: pytest.Pytester,
+) -> None:
+    pytester.makeconftest("from tests.conftest import *\nfrom tests.conftest import _process_state")
+    pytester.makepyfile(IMPORTS)
+    done = pytester.runpytest_subprocess("-p", "no:cacheprovider", "--fail-on-leaks")
+    done.assert_outcomes(passed=1)
 
 
 @pytest.mark.parametrize(("options", "errors"), [((), 0), (("--fail-on-leaks",), 1)])

@@ -23,7 +23,7 @@ from vtool.loading.probe.facts import (
 
 ITEM = Item("differs", "w", ("a", "b"), "1", "2", "runai", "lossy-cast", "f.py", 3, ("c",), ("d",))
 CHECK = CheckFacts((ITEM,), {"tensors": 2, "sources": {"runai": "x"}}, None, {"p": "protected"})
-ABOUT = About.of({"class": "m.C", "replaced": ["norm"], "files": {"a": "1"}, "fields": {"n": 4}})
+ABOUT = About("m.C", replaced=("norm",), files={"a": "1"}, fields={"n": 4})
 FACTS = SubjectFacts(
     "judged", "", "twin", False, ABOUT, {"lossy-cast": CHECK}, {"q": "unprotected"}
 )
@@ -72,7 +72,7 @@ def test_unknown_and_missing_keys_name_the_version(path: tuple[str | int, ...], 
 
 def test_a_host_that_says_more_than_a_report_shows_is_an_error() -> None:
     with pytest.raises(TypeError, match="weather"):
-        About.of({"class": "m.C", "weather": "fine"})
+        About("m.C", weather="fine")  # type: ignore[call-arg]
 
 
 def test_an_event_of_another_version_is_no_event() -> None:

@@ -59,14 +59,13 @@ def check_subjects(
     for text in settings.subjects.names:
         subject = parse(text, typed.get(text))
         # A folder may be named in two ways, and a recipe's export by itself too: it is one subject.
-        folder = subject.host == FOLDER
-        name = str(Path(subject.name).resolve()) if folder else subject.name
-        places.setdefault((subject.host, name), subject)
+        place = Path(subject.name).resolve() if subject.host == FOLDER else subject.name
+        places.setdefault((subject.host, str(place)), subject)
     named = list(places.values())
     if refused := list(_refused(settings, named, checkpoint, digest)):
         raise Findings(refused, fatal=True)
     folders: dict[str, Folder] = {}
-    waiting: dict[str, list[Named]] = {}
+    waiting: dict[str, list[Named]] = {settings.subjects.all: []} if settings.subjects.all else {}
     done = 0
     for subject in named:
         if subject.host != FOLDER:
@@ -84,9 +83,7 @@ def check_subjects(
     for host, subjects in waiting.items():
         for progress in _on_one_host(settings, host, subjects, folders, checkpoint, announce):
             done += 1
-            yield replace(progress, done=done, of=len(named))
-    if settings.subjects.all:
-        yield from _on_one_host(settings, settings.subjects.all, None, {}, checkpoint, announce)
+            yield replace(progress, done=done, of=len(named) or max(progress.of, done))
 
 
 def _refused(
@@ -122,19 +119,22 @@ def _refused(
 def _on_one_host(
     settings: LoadCheck,
     host: str,
-    subjects: Sequence[Named] | None,
+    subjects: Sequence[Named],
     folders: Mapping[str, Folder],
     checkpoint: Path | None,
     announce: Callable[[Ready], None],
 ) -> Iterator[Progress]:
-    """Check the subjects of one framework, or all of its classes (None)."""
+    """Check the subjects of one framework, or all of its classes where none is named.
+
+    `done` and `of` count this framework's alone, and `done` is left to the caller.
+    """
     python = interpreter(settings.python, host)
     rules = asked_checks(settings)
     if host == "vllm" and not settings.checks:
         rules = (*rules, *VLLM_CLASS_RULES)
     request = Request(
         host=host,
-        subjects=None if subjects is None else tuple(subject.name for subject in subjects),
+        subjects=tuple(subject.name for subject in subjects) or None,
         match=settings.subjects.match,
         checks=rules,
         sources=settings.sources,
@@ -144,21 +144,20 @@ def _on_one_host(
         memory=settings.limits.memory_mib * 2**20,
         checkpoint=str(checkpoint.resolve()) if checkpoint else None,
     )
-    waiting = {subject.name: subject for subject in subjects or ()}
-    done, total = 0, len(waiting)
+    waiting = {subject.name: subject for subject in subjects}
+    total = 0
     known: tuple[str, ...] = ()
     try:
         for event in probe_events(python, request):
             if isinstance(event, Unusable):
-                raise Findings(unusable(python, event.reason), fatal=True)
+                raise unusable(python, event.reason)
             if isinstance(event, Ready):
                 known, total = event.known, len(event.subjects)
-                if subjects is None and not total:
-                    raise Findings(fits_nothing(host, settings.subjects.match, known), fatal=True)
+                if not total:
+                    raise fits_nothing(host, settings.subjects.match, known)
                 announce(event)
             if not isinstance(event, Finished):
                 continue
-            done += 1
             subject = waiting.pop(event.subject, None) or Named(host, event.subject)
             if known and subject.host in FRAMEWORKS and subject.name not in known:
                 result = _not_run(subject, rules, (unknown_name(subject, known),))
@@ -167,19 +166,18 @@ def _on_one_host(
                 result = judge(str(subject), event.facts, rules, settings.allow, took)
             if subject.host == FOLDER:
                 result = folders[subject.name].with_class(result)
-            yield Progress(done, total, result, event.seconds)
+            yield Progress(0, total, result, event.seconds)
     except Findings as findings:
         # One framework that cannot be had does not keep the others from being checked, nor a
         # folder's files.
-        rest = [Named(host, settings.subjects.match)] if subjects is None else waiting.values()
+        rest = waiting.values() if subjects else [Named(host, settings.subjects.match)]
         for subject in rest:
-            done += 1
             result = _not_run(subject, rules, findings.diagnostics)
             if subject.host == FOLDER:
                 shown = findings.diagnostics if settings.python else ()
                 reason = findings.diagnostics[0].message
                 result = folders[subject.name].without_class(rules, reason, shown)
-            yield Progress(done, max(total, done), result)
+            yield Progress(0, total, result)
 
 
 def _not_run(subject: Named, rules: Sequence[str], findings: Sequence[Diagnostic]) -> Result:

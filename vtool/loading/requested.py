@@ -7,9 +7,9 @@ from vtool.config.compose import compose_recipe
 from vtool.config.load import load_load_check, load_run
 from vtool.config.resources import recipe_names
 from vtool.config.schema import LoadCheck, Run
-from vtool.diagnostics import Diagnostic, Findings
 from vtool.diagnostics.result import Result
 from vtool.families import FAMILIES
+from vtool.loading.subjects import no_subject
 
 DEFAULT_RECIPE = "load_check"
 """The recipe whose settings hold for subjects that are named one by one."""
@@ -52,9 +52,10 @@ def load_check_settings(
     if framework or named:
         chosen = chosen.model_copy(update={"names": tuple(named), "all": framework})
     if not chosen.names and not chosen.all:
-        help = "name a folder, vllm:NAME, python:FILE.py:factory, or say --all vllm"
-        message = "nothing is named that could be checked"
-        raise Findings(Diagnostic("unknown-subject", message, help), fatal=True)
+        raise no_subject(
+            "nothing is named that could be checked",
+            "name a folder, vllm:NAME, python:FILE.py:factory, or say --all vllm",
+        )
     update = {"subjects": chosen, "python": python or settings.python}
     return settings.model_copy(update=update), typed
 

@@ -43,34 +43,27 @@ def parse(text: str, typed: str | None = None) -> Named:
     if host not in HOSTS and is_path(text):
         return Named(FOLDER, text, typed or text)
     if not colon or not name or host not in HOSTS:
-        help = (
-            did_you_mean([f"{guess}:{name}" for guess in near(host, HOSTS)])
-            if colon and name
-            else None
-        )
-        message = (
+        likely = [f"{guess}:{name}" for guess in near(host, HOSTS)] if colon and name else []
+        raise no_subject(
             f"`{text}` is no subject: neither a folder, nor a recipe, nor one of"
-            f" {', '.join(f'{known}:…' for known in HOSTS)}"
+            f" {', '.join(f'{known}:…' for known in HOSTS)}",
+            did_you_mean(likely),
         )
-        raise Findings(Diagnostic("unknown-subject", message, help), fatal=True)
     if host == "python":
         file, colon, function = name.rpartition(":")
         if not colon or not function.isidentifier():
-            message, help = (
+            raise no_subject(
                 f"`{text}` does not say which function makes the object",
-                f"write python:{name if not colon else file}:factory",
+                f"write python:{file if colon else name}:factory",
             )
-            raise Findings(Diagnostic("unknown-subject", message, help), fatal=True)
         if not Path(file).is_file():
-            raise Findings(
-                Diagnostic(
-                    "unknown-subject",
-                    f"`{text}`: there is no file {file}",
-                    "give the path of a Python file",
-                ),
-                fatal=True,
-            )
+            raise no_subject(f"`{text}`: there is no file {file}", "give the path of a Python file")
     return Named(host, name, typed)
+
+
+def no_subject(message: str, help: str | None = None) -> Findings:
+    """Return the error of a name, or of none, that leaves nothing to check."""
+    return Findings(Diagnostic("unknown-subject", message, help), fatal=True)
 
 
 def is_path(text: str) -> bool:
@@ -94,13 +87,11 @@ def unknown_name(subject: Named, known: Sequence[str]) -> Diagnostic:
     )
 
 
-def fits_nothing(host: str, pattern: str, known: Sequence[str]) -> Diagnostic:
-    """Return the finding where `subjects.match` leaves nothing to check."""
+def fits_nothing(host: str, pattern: str, known: Sequence[str]) -> Findings:
+    """Return the error where `subjects.match` leaves nothing to check."""
     likely = did_you_mean([f"subjects.match={name}" for name in near(pattern.strip("*"), known)])
-    message = (
+    return no_subject(
         f"none of the {len(known)} classes that {host} has registered fits subjects.match"
-        f" `{pattern}`"
-    )
-    return Diagnostic(
-        "unknown-subject", message, likely or "it is a pattern such as 'Qwen*', and case counts"
+        f" `{pattern}`",
+        likely or "it is a pattern such as 'Qwen*', and case counts",
     )

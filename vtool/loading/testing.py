@@ -45,16 +45,9 @@ def check_load_weights(
 
     for name in checks:
         if name not in CLASS_RULES:
+            likely = did_you_mean(near(name, CLASS_RULES))
             raise ValueError(
-                "; ".join(
-                    filter(
-                        None,
-                        [
-                            f"no check of a class is named `{name}`",
-                            did_you_mean(near(name, CLASS_RULES)),
-                        ],
-                    )
-                )
+                f"no check of a class is named `{name}`" + (f"; {likely}" if likely else "")
             )
     if not checks:
         raise ValueError("`checks` names no check")

@@ -1,12 +1,10 @@
 """Starts the probe in the subject's interpreter, and reads its events."""
 
 import os
-import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -52,33 +50,25 @@ def probe_events(python: str, request: Request) -> Iterator[Event]:
                 start_new_session=True,
             )
         except OSError as error:
-            raise _unusable(python, f"it cannot be started: {error.strerror}") from error
+            raise unusable(python, f"it cannot be started: {error.strerror}") from error
         finally:
             os.close(writing)
-        with _stopped_at_the_end(process):
+        try:
             last: Event | None = None
             for line in lines:
                 try:
                     last = read_event(line)
                 except ValueError as error:
-                    raise _unusable(python, str(error)) from error
+                    raise unusable(python, str(error)) from error
                 yield last
             if not isinstance(last, Done | Unusable):
-                process.wait()
+                status = process.wait()
                 log.seek(0)
                 printed = log.read().strip().splitlines() or ["it said nothing"]
-                reason = f"it ended with status {process.returncode}: {printed[-1]}"
-                raise _unusable(python, reason)
-
-
-@contextmanager
-def _stopped_at_the_end(process: "subprocess.Popen[bytes]") -> Iterator[None]:
-    try:
-        yield
-    finally:
-        if process.poll() is None:
-            process.send_signal(signal.SIGTERM)  # it ends its own children
-        process.wait()
+                raise unusable(python, f"it ended with status {status}: {printed[-1]}")
+        finally:
+            process.terminate()  # it ends its own children
+            process.wait()
 
 
 def _environment(folder: str) -> dict[str, str]:
@@ -90,15 +80,10 @@ def _environment(folder: str) -> dict[str, str]:
     Args:
         folder: for temporary files, so that the sockets and caches of frameworks go away with it.
     """
-    kept = {
-        name: value
-        for name, value in os.environ.items()
-        if name not in ("PYTHONPATH", "PYTHONHOME")
-    }
-    if len(folder) > LONGEST_FOLDER:
-        kept.setdefault("VLLM_RPC_BASE_PATH", tempfile.gettempdir())
+    base = {"VLLM_RPC_BASE_PATH": tempfile.gettempdir()} if len(folder) > LONGEST_FOLDER else {}
     return {
-        **kept,
+        **base,
+        **{name: os.environ[name] for name in os.environ.keys() - {"PYTHONPATH", "PYTHONHOME"}},
         "TMPDIR": folder,
         "OMP_NUM_THREADS": "1",
         "OMP_WAIT_POLICY": "PASSIVE",
@@ -107,10 +92,6 @@ def _environment(folder: str) -> dict[str, str]:
     }
 
 
-def _unusable(python: str, reason: str) -> Findings:
-    return Findings(unusable(python, reason), fatal=True)
-
-
-def unusable(python: str, reason: str) -> Diagnostic:
+def unusable(python: str, reason: str) -> Findings:
     """Return the finding of an interpreter in which nothing can be checked."""
-    return Diagnostic("unusable-interpreter", f"{python}: {reason}")
+    return Findings(Diagnostic("unusable-interpreter", f"{python}: {reason}"), fatal=True)

@@ -136,15 +136,14 @@ class ProofContext:
                 for place, one in enumerate(self.samples)
             },
         )
-        session = Session.open(
+        return Session.open(
             run,
             {"train": rows},
             self.model(run),
             self.ranks,
             ledgers={"train": Ledger.of(map(RowAudit.of, range(len(self.rows)), self.samples))},
             folder=RunFolder(self.folder),
-        )
-        return session, Progress.of(len(self.rows))
+        ), Progress.of(len(self.rows))
 
     def batch(self, session: Session, rows: Sequence[int], *, packed: bool = False) -> Batch:
         """Return one micro-batch of these rows, as the run makes it."""

@@ -5,8 +5,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vtool.diagnostics import Diagnostic, Origin, rules_folder
+import numpy as np
+
+from vtool.diagnostics import Diagnostic, rules_folder
 from vtool.diagnostics.result import Result, Verdict
+from vtool.loading.checkpoint.about_file import about_file
 from vtool.loading.checkpoint.duplicates import find_duplicates
 from vtool.loading.checkpoint.files import (
     Files,
@@ -16,7 +19,7 @@ from vtool.loading.checkpoint.files import (
     outside_link,
 )
 from vtool.loading.checkpoint.finite import NonFinite, scan
-from vtool.loading.checkpoint.headers import Header, Tensor, read_header
+from vtool.loading.checkpoint.headers import Header, read_header
 from vtool.loading.checkpoint.index import (
     Index,
     compare_with_headers,
@@ -56,40 +59,28 @@ def audit_folder(path: Path, *, digest: bool = False, threads: int = 2) -> Resul
         else:
             files, findings = _single(path)
     except OSError as error:
-        finding = Diagnostic(
-            "unreadable-weights",
-            f"{path} cannot be read: {error.strerror}",
-            origin=Origin(str(path)),
-        )
-        return _result(path, [finding], (), {}, {})
+        message = f"{path} cannot be read: {error.strerror}"
+        return _result(path, [about_file(path, "unreadable-weights", message)], (), {}, {})
     headers, found = _headers(path, files)
     findings += found
     scanned = scan(list(headers.values()), threads=threads, digest=digest)
     findings += map(_nonfinite, scanned.nonfinite)
     findings += [
-        Diagnostic(
-            "unreadable-weights",
-            f"{file.name} cannot be read to its end: {why}",
-            origin=Origin(str(file)),
-        )
+        about_file(file, "unreadable-weights", f"{file.name} cannot be read to its end: {why}")
         for file, why in scanned.unreadable.items()
     ]
-    measured: dict[str, dict[str, Any]] = {}
+    measured: dict[str, Any] = {}
+    sizes = {header.file: header.size for header in headers.values()}
     if digest:
-        sizes = {header.file: header.size for header in headers.values()}
-        digests = {
+        measured["truncated-file"] = {
             file.name: {"bytes": sizes[file], "xxh3_128": text}
             for file, text in scanned.digests.items()
         }
-        measured["truncated-file"] = {"measured": digests}
     if headers:
-        tensors, size = (
-            sum(len(header.tensors) for header in headers.values()),
-            sum(header.size for header in headers.values()),
+        tensors = sum(len(header.tensors) for header in headers.values())
+        measured["nonfinite-value"] = (
+            f"{tensors} tensors in {len(headers)} files, {sum(sizes.values())} bytes"
         )
-        measured["nonfinite-value"] = {
-            "measured": f"{tensors} tensors in {len(headers)} files, {size} bytes"
-        }
     not_run = _not_run(path, files, headers)
     if scanned.unreadable:
         not_run.setdefault("nonfinite-value", "a file cannot be read to its end")
@@ -98,11 +89,8 @@ def audit_folder(path: Path, *, digest: bool = False, threads: int = 2) -> Resul
 
 def _not_run(path: Path, files: Files, headers: Mapping[str, Header]) -> dict[str, str]:
     """Return the rules that were not, or not fully, checked, and why."""
-    reasons = (
-        {}
-        if path.is_dir()
-        else dict.fromkeys(_OF_FOLDERS, "one file was asked for, not its folder")
-    )
+    of_folders = () if path.is_dir() else _OF_FOLDERS
+    reasons = dict.fromkeys(of_folders, "one file was asked for, not its folder")
     if not headers:
         return reasons | dict.fromkeys(
             _OF_HEADERS, "there is no safetensors file whose header can be read"
@@ -119,16 +107,12 @@ def _single(path: Path) -> tuple[Files, list[Diagnostic]]:
         return Files((path,), None), outside_link(path, path.parent)
     if path.name.endswith(".index.json"):
         message = f"{path.name} is an index; its shards are audited with their folder"
-        return Files((), None), [
-            Diagnostic(
-                "no-weights", message, f"name the folder: {path.parent}", origin=Origin(str(path))
-            )
-        ]
-    if not path.exists():
-        return Files((), None), [
-            Diagnostic("no-weights", f"there is no {path}", origin=Origin(str(path)))
-        ]
-    return Files((), None), [not_safetensors(path)]
+        finding = about_file(path, "no-weights", message, f"name the folder: {path.parent}")
+    elif not path.exists():
+        finding = about_file(path, "no-weights", f"there is no {path}")
+    else:
+        finding = not_safetensors(path)
+    return Files((), None), [finding]
 
 
 def _headers(path: Path, files: Files) -> tuple[dict[str, Header], list[Diagnostic]]:
@@ -145,11 +129,7 @@ def _headers(path: Path, files: Files) -> tuple[dict[str, Header], list[Diagnost
         name = file.relative_to(folder).as_posix()
         if file.is_symlink() and not file.exists():
             if not (index and name in index.shards):
-                findings.append(
-                    Diagnostic(
-                        "missing-shard", f"{name} is a link to nothing", origin=Origin(str(file))
-                    )
-                )
+                findings.append(about_file(file, "missing-shard", f"{name} is a link to nothing"))
             continue
         header, found = read_header(file)
         findings += found
@@ -182,48 +162,28 @@ def _compare_files(
         and not any(header.tensors for header in weights)
         and all(header.whole for header in weights)
     ):
-        findings.append(
-            Diagnostic(
-                "no-weights", "the safetensors files hold no tensor", origin=Origin(str(folder))
-            )
-        )
+        findings.append(about_file(folder, "no-weights", "the safetensors files hold no tensor"))
     return findings
 
 
 def _nonfinite(found: NonFinite) -> Diagnostic:
-    tensor = found.tensor
-    counts = [
-        f"{count:,} {word}"
-        for count, word in ((found.nans, "NaN"), (found.infinities, "infinite"))
-        if count
-    ]
-    what = (
-        f"{' and '.join(counts)} of {math.prod(tensor.shape):,} values, the first at"
-        f" {_index_of(tensor, found.first)}"
-    )
+    tensor, counts = found.tensor, {"NaN": found.nans, "infinite": found.infinities}
+    seen = " and ".join(f"{count:,} {word}" for word, count in counts.items() if count)
+    place = [int(position) for position in np.unravel_index(found.first, tensor.shape)]
     # Attention masks that are saved with the weights hold -inf where nothing is attended to, and
     # mean it.
     mask = not found.nans and "mask" in tensor.name.rpartition(".")[2]
-    return Diagnostic(
+    return about_file(
+        found.file,
         "nonfinite-value",
-        f"`{tensor.name}` in {found.file.name}: {what}"
-        + (", as an attention mask may have" if mask else ""),
-        origin=Origin(str(found.file)),
+        f"`{tensor.name}` in {found.file.name}: {seen} of {math.prod(tensor.shape):,} values, the"
+        f" first at {place}{', as an attention mask may have' if mask else ''}",
         parameter=tensor.name,
         tensors=(tensor.name,),
         expected="finite values",
-        seen=" and ".join(counts),
+        seen=seen,
         severity="note" if mask else None,
     )
-
-
-def _index_of(tensor: Tensor, flat: int) -> list[int]:
-    """Return the index of an element, one number a dimension, from its place in the flat tensor."""
-    place = []
-    for length in reversed(tensor.shape):
-        flat, position = divmod(flat, length)
-        place.append(position)
-    return place[::-1]
 
 
 def _result(
@@ -231,11 +191,12 @@ def _result(
     findings: list[Diagnostic],
     headers: Sequence[Header],
     not_run: Mapping[str, str],
-    measured: Mapping[str, Mapping[str, Any]],
+    measured: Mapping[str, Any],
 ) -> Result:
     """Return the result.
 
     Args:
+        measured: for rules, what was measured.
         not_run: the rules that were not, or not fully, checked, and why. A rule with an error has
             failed all the same.
     """
@@ -247,13 +208,11 @@ def _result(
         rule: "failed" if rule in failed else "not-run" if rule in not_run else "passed"
         for rule in RULES
     }
-    reasons = {
-        rule: {"reason": not_run[rule]} for rule, state in checks.items() if state == "not-run"
-    }
     details = {
-        rule: {**measured.get(rule, {}), **reasons.get(rule, {})}
-        for rule in RULES
-        if rule in measured or rule in reasons
+        rule: ({"measured": measured[rule]} if rule in measured else {})
+        | ({"reason": not_run[rule]} if state == "not-run" else {})
+        for rule, state in checks.items()
+        if rule in measured or state == "not-run"
     }
     verdict: Verdict = "not-run" if nothing else "unsafe" if failed else "clean"
     return Result(str(path), verdict, checks, tuple(findings), details)

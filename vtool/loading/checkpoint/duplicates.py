@@ -5,8 +5,8 @@ import re
 from collections.abc import Sequence
 from itertools import combinations
 
-from vtool.diagnostics import Diagnostic, Origin
-from vtool.diagnostics.diagnostic import Severity
+from vtool.diagnostics import Diagnostic
+from vtool.loading.checkpoint.about_file import about_file
 from vtool.loading.checkpoint.headers import Header, Tensor
 from vtool.loading.words import listed
 
@@ -31,7 +31,7 @@ def find_duplicates(headers: Sequence[Header], indexed: frozenset[str] | None) -
         header.file: {tensor.name: tensor for tensor in header.tensors} for header in headers
     }
     for one, other in combinations(headers, 2):
-        common = [name for name in by_file[one.file] if name in by_file[other.file]]
+        common = tuple(name for name in by_file[one.file] if name in by_file[other.file])
         if not common:
             continue
         differing = tuple(
@@ -39,46 +39,28 @@ def find_duplicates(headers: Sequence[Header], indexed: frozenset[str] | None) -
             for name in common
             if not _equal(one, by_file[one.file][name], other, by_file[other.file][name])
         )
-        origin = Origin(str(_stale(one, other, indexed).file))
+        severity, values, help = "note", "the same values", None
         if differing:
-            what = (
-                f"{one.file.name} and {other.file.name} both hold {listed(differing)}, with"
-                " different values"
-            )
-            message = what + _which_loader_reads(one, other, indexed)
-            variant = bool(_VARIANT.fullmatch(one.file.name)) != bool(
-                _VARIANT.fullmatch(other.file.name)
-            )
-            help = (
-                "keep it in a folder of its own, where loaders that read every file do not find it"
-                if variant
-                else None
-            )
-            severity: Severity = "warning" if variant else "error"
-            findings.append(
-                Diagnostic(
-                    "duplicate-tensor",
-                    message,
-                    help,
-                    origin=origin,
-                    tensors=differing,
-                    severity=severity,
+            severity = "error"
+            values = f"different values{_which_loader_reads(one, other, indexed)}"
+            variants = [bool(_VARIANT.fullmatch(each.file.name)) for each in (one, other)]
+            if any(variants) and not all(variants):
+                severity = "warning"
+                help = (
+                    "keep it in a folder of its own, where loaders that read every file do not"
+                    " find it"
                 )
+        shown = differing or common
+        findings.append(
+            about_file(
+                _stale(one, other, indexed).file,
+                "duplicate-tensor",
+                f"{one.file.name} and {other.file.name} both hold {listed(shown)}, with {values}",
+                help,
+                tensors=shown,
+                severity=severity,
             )
-        else:
-            message = (
-                f"{one.file.name} and {other.file.name} both hold {listed(common)}, with the same"
-                " values"
-            )
-            findings.append(
-                Diagnostic(
-                    "duplicate-tensor",
-                    message,
-                    origin=origin,
-                    tensors=tuple(common),
-                    severity="note",
-                )
-            )
+        )
     return findings
 
 

@@ -4,9 +4,10 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from vtool.diagnostics import Diagnostic, Origin
+from vtool.diagnostics import Diagnostic
 from vtool.diagnostics.diagnostic import Severity
 from vtool.loading.checkpoint import strict_json
+from vtool.loading.checkpoint.about_file import about_file
 from vtool.loading.words import listed
 
 INDEX = "model.safetensors.index.json"
@@ -54,9 +55,7 @@ def list_folder(folder: Path) -> tuple[Files, list[Diagnostic]]:
         findings.append(_no_weights(folder, entries))
     elif not any((folder / name).exists() for name in _CONFIGS):
         findings.append(
-            Diagnostic(
-                "no-config", f"{folder} has weights, and no config.json", origin=Origin(str(folder))
-            )
+            about_file(folder, "no-config", f"{folder} has weights, and no config.json")
         )
     if (folder / "config.json").exists():
         findings += _config(folder / "config.json")
@@ -72,9 +71,7 @@ def _config(file: Path) -> list[Diagnostic]:
     """
 
     def bad(message: str, severity: Severity | None = "error") -> Diagnostic:
-        return Diagnostic(
-            "no-config", f"{file.name}: {message}", origin=Origin(str(file)), severity=severity
-        )
+        return about_file(file, "no-config", f"{file.name}: {message}", severity=severity)
 
     if not file.is_file():
         return [bad("it is not a regular file")]
@@ -102,20 +99,14 @@ def outside_link(file: Path, folder: Path) -> list[Diagnostic]:
     if cached or target.is_relative_to(real):
         return []
     message = f"{file.name} is a link to {target}, outside of the folder"
-    return [Diagnostic("outside-link", message, origin=Origin(str(file)), seen=os.readlink(file))]
+    return [about_file(file, "outside-link", message, seen=os.readlink(file))]
 
 
 def not_safetensors(file: Path) -> Diagnostic:
     """Return the finding about a single file that is not safetensors."""
     if file.suffix in _PICKLES:
-        return Diagnostic(
-            "unsafe-format",
-            f"{file.name} may be a pickle; it was not opened",
-            origin=Origin(str(file)),
-        )
-    return Diagnostic(
-        "no-weights", f"{file.name} is not a .safetensors file", origin=Origin(str(file))
-    )
+        return about_file(file, "unsafe-format", f"{file.name} may be a pickle; it was not opened")
+    return about_file(file, "no-weights", f"{file.name} is not a .safetensors file")
 
 
 def _pickles(
@@ -132,34 +123,26 @@ def _pickles(
             or (not main and file.name.startswith("pytorch_model"))
         )
     ]
-    beside = [file for file in pickles if file not in loaded]
     findings = []
     if loaded:
-        names = listed([file.name for file in loaded])
         message = (
-            f"the weights are {names}, which may be pickles; not opened, so that their tensors were"
-            " not checked"
+            f"the weights are {listed([file.name for file in loaded])}, which may be pickles; not"
+            " opened, so that their tensors were not checked"
         )
-        findings.append(Diagnostic("unsafe-format", message, origin=Origin(str(loaded[0]))))
-    if beside:
+        findings.append(about_file(loaded[0], "unsafe-format", message))
+    if beside := [file.name for file in pickles if file not in loaded]:
         message = (
-            f"beside the weights are {listed([file.name for file in beside])}, which may be"
-            " pickles; not opened, and no loader needs them"
+            f"beside the weights are {listed(beside)}, which may be pickles; not opened, and no"
+            " loader needs them"
         )
         help = "nothing, unless the folder is handed on"
-        findings.append(
-            Diagnostic("unsafe-format", message, help, origin=Origin(str(folder)), severity="note")
-        )
+        findings.append(about_file(folder, "unsafe-format", message, help, severity="note"))
     return findings
 
 
 def _no_weights(folder: Path, entries: list[Path]) -> Diagnostic:
-    below = [
-        entry
-        for pattern in ("*.safetensors", "*/*.safetensors")
-        for entry in folder.glob(f"*/{pattern}")
-    ]
-    likely = list(dict.fromkeys(sorted(str(file.parent) for file in below)))
+    below = [*folder.glob("*/*.safetensors"), *folder.glob("*/*/*.safetensors")]
+    likely = sorted({str(file.parent) for file in below})
     help = f"did you mean {listed(likely)}?" if likely else None
     message = f"{folder} holds no *.safetensors" + ("; it is empty" if not entries else "")
-    return Diagnostic("no-weights", message, help, origin=Origin(str(folder)))
+    return about_file(folder, "no-weights", message, help)

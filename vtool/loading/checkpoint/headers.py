@@ -14,8 +14,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from vtool.diagnostics import Diagnostic, Findings, Origin
+from vtool.diagnostics import Diagnostic, Findings
 from vtool.loading.checkpoint import strict_json
+from vtool.loading.checkpoint.about_file import about_file
 from vtool.loading.checkpoint.dtypes import BITS
 from vtool.loading.words import listed
 
@@ -59,20 +60,15 @@ def read_header(file: Path) -> tuple[Header | None, list[Diagnostic]]:
         try:
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode):
-                return None, [
-                    Diagnostic(
-                        "unreadable-weights",
-                        f"{file.name} is not a regular file",
-                        origin=Origin(str(file)),
-                    )
-                ]
+                message = f"{file.name} is not a regular file"
+                return None, [about_file(file, "unreadable-weights", message)]
             length = _length(descriptor, file, status.st_size)
             return _checked(file, status.st_size, 8 + length, *_content(descriptor, file, length))
         finally:
             os.close(descriptor)
     except OSError as error:
         message = f"{file.name} cannot be read: {error.strerror}"
-        return None, [Diagnostic("unreadable-weights", message, origin=Origin(str(file)))]
+        return None, [about_file(file, "unreadable-weights", message)]
     except Findings as findings:
         return None, list(findings.diagnostics)
 
@@ -83,40 +79,41 @@ def _length(descriptor: int, file: Path, size: int) -> int:
     Raises:
         Findings: that cannot be the length; nothing of it was allocated.
     """
-    origin = Origin(str(file))
+
+    def refuse(rule: str, message: str, help: str | None = None, **more: str) -> Findings:
+        return Findings(about_file(file, rule, f"{file.name}{message}", help, **more))
+
     begin = os.pread(descriptor, 64, 0)
     if len(begin) < 8:
-        message = f"{file.name} has {size} bytes; a header's length alone takes 8"
-        raise Findings(Diagnostic("truncated-file", message, origin=origin, seen=f"{size} bytes"))
+        raise refuse(
+            "truncated-file",
+            f" has {size} bytes; a header's length alone takes 8",
+            seen=f"{size} bytes",
+        )
     if begin.startswith(b"version https://git-lfs"):
-        message = f"{file.name} is a Git LFS pointer, not the weights"
-        raise Findings(
-            Diagnostic("bad-header", message, "fetch the weights: git lfs pull", origin=origin)
+        raise refuse(
+            "bad-header",
+            " is a Git LFS pointer, not the weights",
+            "fetch the weights: git lfs pull",
         )
     length = int.from_bytes(begin[:8], "little")
     not_one = "it is no safetensors file, or its beginning is damaged: fetch it again"
     if length > LARGEST_HEADER:
-        message = (
-            f"{file.name} begins with {begin[:8]!r}, a header of {length:,} bytes; the format"
-            f" allows {LARGEST_HEADER:,}"
+        raise refuse(
+            "bad-header",
+            f" begins with {begin[:8]!r}, a header of {length:,} bytes; the format allows"
+            f" {LARGEST_HEADER:,}",
+            not_one,
         )
-        raise Findings(Diagnostic("bad-header", message, not_one, origin=origin))
     if begin[8:9] not in (b"{", b""):
-        message = f"{file.name}: its header begins with {begin[8:9]!r}, not with {{"
-        raise Findings(Diagnostic("bad-header", message, not_one, origin=origin))
+        raise refuse("bad-header", f": its header begins with {begin[8:9]!r}, not with {{", not_one)
     if 8 + length > size:
-        message = (
-            f"{file.name} ends inside its header: {size:,} bytes are there, and the header takes"
-            f" {8 + length:,}"
-        )
-        raise Findings(
-            Diagnostic(
-                "truncated-file",
-                message,
-                origin=origin,
-                expected=f"at least {8 + length} bytes",
-                seen=f"{size} bytes",
-            )
+        raise refuse(
+            "truncated-file",
+            f" ends inside its header: {size:,} bytes are there, and the header takes"
+            f" {8 + length:,}",
+            expected=f"at least {8 + length} bytes",
+            seen=f"{size} bytes",
         )
     return length
 
@@ -126,28 +123,17 @@ def _content(descriptor: int, file: Path, length: int) -> tuple[dict[str, Any], 
     try:
         content, repeated = strict_json.parse(os.pread(descriptor, length, 8))
     except ValueError as error:
-        raise Findings(
-            Diagnostic(
-                "bad-header",
-                f"{file.name}: its header is not JSON: {error}",
-                origin=Origin(str(file)),
-            )
-        ) from error
+        message = f"{file.name}: its header is not JSON: {error}"
+        raise Findings(about_file(file, "bad-header", message)) from error
     if not isinstance(content, dict):
-        raise Findings(
-            Diagnostic(
-                "bad-header",
-                f"{file.name}: its header is not a JSON object",
-                origin=Origin(str(file)),
-            )
-        )
+        message = f"{file.name}: its header is not a JSON object"
+        raise Findings(about_file(file, "bad-header", message))
     return content, repeated
 
 
 def _checked(
     file: Path, size: int, data: int, content: dict[str, Any], repeated: list[str]
 ) -> tuple[Header, list[Diagnostic]]:
-    origin = Origin(str(file))
     problems = [(f"`{name}` is there twice, and readers take the last", name) for name in repeated]
     metadata = content.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(
@@ -165,43 +151,24 @@ def _checked(
     if not problems:
         problems += _gaps(tensors, data)
     findings = [
-        Diagnostic("bad-header", f"{file.name}: {message}", origin=origin, tensors=(name,))
+        about_file(file, "bad-header", f"{file.name}: {message}", tensors=(name,))
         for message, name in islice(problems, _SHOWN_PROBLEMS)
     ]
-    if len(problems) > _SHOWN_PROBLEMS:
-        rest = tuple(name for _, name in problems[_SHOWN_PROBLEMS:])
-        findings.append(
-            Diagnostic(
-                "bad-header",
-                f"{file.name}: {len(rest)} more entries like these",
-                origin=origin,
-                tensors=rest,
-            )
-        )
+    if rest := tuple(name for _, name in problems[_SHOWN_PROBLEMS:]):
+        message = f"{file.name}: {len(rest)} more entries like these"
+        findings.append(about_file(file, "bad-header", message, tensors=rest))
     end = max((tensor.end for tensor in tensors), default=data)
+    sizes = {"expected": f"{end} bytes", "seen": f"{size} bytes"}
     if end > size:
         cut = tuple(tensor.name for tensor in tensors if tensor.end > size)
         message = (
             f"{file.name} ends {end - size:,} bytes early, and {len(cut)} of its {len(tensors)}"
             f" tensors are cut off or gone: {listed(cut)}"
         )
-        findings.append(
-            Diagnostic(
-                "truncated-file",
-                message,
-                origin=origin,
-                expected=f"{end} bytes",
-                seen=f"{size} bytes",
-                tensors=cut,
-            )
-        )
+        findings.append(about_file(file, "truncated-file", message, tensors=cut, **sizes))
     elif end < size and not problems:
         message = f"{file.name}: {size - end:,} bytes after the last tensor belong to none"
-        findings.append(
-            Diagnostic(
-                "bad-header", message, origin=origin, expected=f"{end} bytes", seen=f"{size} bytes"
-            )
-        )
+        findings.append(about_file(file, "bad-header", message, **sizes))
     return Header(file, size, tuple(tensors), whole=not findings), findings
 
 

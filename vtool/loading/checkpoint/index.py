@@ -1,12 +1,13 @@
 """The comparison of `model.safetensors.index.json` with the headers of the shards it names."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from vtool.diagnostics import Diagnostic, Origin
+from vtool.diagnostics import Diagnostic
 from vtool.loading.checkpoint import strict_json
+from vtool.loading.checkpoint.about_file import about_file
 from vtool.loading.checkpoint.headers import LARGEST_HEADER, Header
 from vtool.loading.words import listed
 
@@ -26,10 +27,9 @@ class Index:
 
 def read_index(file: Path) -> tuple[Index | None, list[Diagnostic]]:
     """Return the index, None where it cannot be used, and findings about the file by itself."""
-    origin = Origin(str(file))
 
     def bad(message: str) -> Diagnostic:
-        return Diagnostic("index-mismatch", f"{file.name}: {message}", origin=origin)
+        return about_file(file, "index-mismatch", f"{file.name}: {message}")
 
     if not file.is_file():
         return None, [
@@ -52,24 +52,17 @@ def read_index(file: Path) -> tuple[Index | None, list[Diagnostic]]:
     shards: dict[str, list[str]] = {}
     for tensor, name in weight_map.items():
         shards.setdefault(name, []).append(tensor)
-    outside = [
-        name
-        for name in shards
-        if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts
-    ]
-    findings += [
-        bad(f"it names {name}, which is outside of the folder; not opened") for name in outside
-    ]
+    for name in list(shards):
+        if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
+            del shards[name]
+            findings.append(bad(f"it names {name}, which is outside of the folder; not opened"))
     metadata = content.get("metadata")
-    kept = {name: tuple(tensors) for name, tensors in shards.items() if name not in outside}
-    return (
-        Index(file, kept, metadata.get("total_size") if isinstance(metadata, dict) else None),
-        findings,
-    )
+    total_size = metadata.get("total_size") if isinstance(metadata, dict) else None
+    return Index(file, {name: (*shards[name],) for name in shards}, total_size), findings
 
 
 def compare_with_headers(
-    index: Index, headers: Mapping[str, Header], unusable: Iterable[str]
+    index: Index, headers: Mapping[str, Header], unusable: Sequence[str]
 ) -> list[Diagnostic]:
     """Return findings about what index and headers disagree on.
 
@@ -78,21 +71,10 @@ def compare_with_headers(
         unusable: files that are there, but whose header cannot be read: a finding of its own, which
             is not repeated here.
     """
-    origin = Origin(str(index.file))
-    unusable = set(unusable)
     findings = []
-    where = {
-        tensor.name: name
-        for name, header in headers.items()
-        if name in index.shards
-        for tensor in header.tensors
-    }
-    strays = {
-        tensor.name: name
-        for name, header in headers.items()
-        if name not in index.shards
-        for tensor in header.tensors
-    }
+    # a file that the index knows comes later, and so counts before one that it does not
+    files = sorted(headers, key=lambda name: name in index.shards)
+    where = {tensor.name: name for name in files for tensor in headers[name].tensors}
     for name, tensors in index.shards.items():
         if name in unusable:
             continue
@@ -101,51 +83,43 @@ def compare_with_headers(
                 f"{name} is not there, and the index has {len(tensors)} tensors in it:"
                 f" {listed(tensors)}"
             )
-            findings.append(Diagnostic("missing-shard", message, origin=origin, tensors=tensors))
+            findings.append(about_file(index.file, "missing-shard", message, tensors=tensors))
             continue
-        header = headers[name]
-        inside = {tensor.name for tensor in header.tensors}
-        absent = tuple(tensor for tensor in tensors if tensor not in inside)
-        elsewhere = {
-            tensor: where.get(tensor) or strays[tensor]
-            for tensor in absent
-            if tensor in where or tensor in strays
-        }
-        for tensor, other in elsewhere.items():
-            message = f"the index has `{tensor}` in {name}, and it is in {other}"
+        inside = {tensor.name for tensor in headers[name].tensors}
+        absent = [tensor for tensor in tensors if tensor not in inside]
+        for tensor in filter(where.get, absent):
+            message = f"the index has `{tensor}` in {name}, and it is in {where[tensor]}"
             findings.append(
-                Diagnostic(
+                about_file(
+                    index.file,
                     "index-mismatch",
                     message,
-                    origin=origin,
                     expected=name,
-                    seen=other,
+                    seen=where[tensor],
                     tensors=(tensor,),
                 )
             )
         # A broken entry may be any of the tensors that seem to be missing.
-        if header.whole and (gone := tuple(tensor for tensor in absent if tensor not in elsewhere)):
-            message = (
-                f"the index has {listed(gone)} in {name}, and no file holds"
-                f" {'it' if len(gone) == 1 else 'them'}"
-            )
-            findings.append(Diagnostic("index-mismatch", message, origin=origin, tensors=gone))
+        gone = tuple(tensor for tensor in absent if tensor not in where)
+        if gone and headers[name].whole:
+            message = f"the index has {listed(gone)} in {name}, and no file holds {_them(gone)}"
+            findings.append(about_file(index.file, "index-mismatch", message, tensors=gone))
     known = {tensor for tensors in index.shards.values() for tensor in tensors}
     for name, header in headers.items():
         unknown = tuple(tensor.name for tensor in header.tensors if tensor.name not in known)
         if unknown and (name in index.shards or _SHARD.fullmatch(name)):
             message = (
-                f"{name} holds {listed(unknown)}, which the index does not name: loaders that "
-                "follow the index skip " + ("it" if len(unknown) == 1 else "them")
+                f"{name} holds {listed(unknown)}, which the index does not name: loaders that"
+                f" follow the index skip {_them(unknown)}"
             )
-            findings.append(
-                Diagnostic(
-                    "index-mismatch", message, origin=Origin(str(header.file)), tensors=unknown
-                )
-            )
+            findings.append(about_file(header.file, "index-mismatch", message, tensors=unknown))
     if not findings and not unusable:
         findings += _total_size(index, headers)
     return findings
+
+
+def _them(tensors: Sequence[str]) -> str:
+    return "it" if len(tensors) == 1 else "them"
 
 
 def _total_size(index: Index, headers: Mapping[str, Header]) -> list[Diagnostic]:
@@ -161,16 +135,14 @@ def _total_size(index: Index, headers: Mapping[str, Header]) -> list[Diagnostic]
         f"{index.file.name} claims a total_size of {index.total_size!r}, and its shards' tensors"
         f" take {total} bytes; no loader relies on it"
     )
-    help = f'put "total_size": {total} into it'
     return [
-        Diagnostic(
+        about_file(
+            index.file,
             "index-mismatch",
             message,
-            help,
-            None,
-            Origin(str(index.file)),
-            str(total),
-            str(index.total_size),
+            f'put "total_size": {total} into it',
+            expected=str(total),
+            seen=str(index.total_size),
             severity="note",
         )
     ]
@@ -193,11 +165,11 @@ def shards_without_index(folder: Path, names: Iterable[str]) -> list[Diagnostic]
                 f"{listed(absent)} {'is' if len(absent) == 1 else 'are'} not there; the other"
                 f" shards' names promise {count} files"
             )
-            findings.append(Diagnostic("missing-shard", message, origin=Origin(str(folder))))
+            findings.append(about_file(folder, "missing-shard", message))
         elif count > 1:
             message = (
                 f"{count} shards {stem}-*.safetensors have no index: transformers does not find"
                 f" them without {stem}.safetensors.index.json"
             )
-            findings.append(Diagnostic("index-mismatch", message, origin=Origin(str(folder))))
+            findings.append(about_file(folder, "index-mismatch", message))
     return findings

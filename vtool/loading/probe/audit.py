@@ -9,7 +9,7 @@ from typing import Any
 
 from .checks import BY_RULE, CHECKS, OF_QUANTIZED_TWIN, WATCHED, Check
 from .errors import NotRun, error_text
-from .facts import About, CheckFacts, Item, SubjectFacts
+from .facts import CheckFacts, Item, SubjectFacts
 from .processed import snapshot_everything
 from .quantized import quantized_parameters
 from .reference import Reference
@@ -76,8 +76,7 @@ def judged_facts(subject: Subject, checks: Checks, paths: Mapping[str, str]) -> 
     Args:
         paths: the framework's own ways of loading it, as in `SubjectFacts`.
     """
-    about = About.of(subject.about)
-    return SubjectFacts("judged", "", subject.origin, subject.streams, about, checks, paths)
+    return SubjectFacts("judged", "", subject.origin, subject.streams, subject.about, checks, paths)
 
 
 def _not_run(check: Check, reference: Reference) -> str | None:
@@ -158,30 +157,25 @@ def _quantized_twin(reference: Reference, checks: Checks) -> CheckFacts:
     except NotRun as why:
         return CheckFacts(reason=str(why))
     except Exception as error:
-        why_not = f"its quantized twin cannot be made on a CPU: {error_text(error)}"
-        return CheckFacts(reason=why_not)
+        return CheckFacts(reason=f"its quantized twin cannot be made on a CPU: {error_text(error)}")
     made = quantized_parameters(named_parameters(twin.make()))
     # parameters of other parts, as of the cache of keys and values, may be left as they are
     scaled = {*made, *(f"{name}_scale" for name in made), None}
     items = []
     for rule in OF_QUANTIZED_TWIN:
-        known = _items(checks, rule)
-        of_names = BY_RULE[rule].needs_all_names
-        if known and not of_names:
-            continue
-        names = {name for item in known for name in item.names}
-        items += [
-            replace(item, rule=rule)
-            for item in found[rule].items
-            if names.isdisjoint(item.names) and (not of_names or item.parameter in scaled)
-        ]
+        known = {name for item in _items(checks, rule) for name in item.names}
+        if BY_RULE[rule].needs_all_names:
+            new = [item for item in found[rule].items if item.parameter in scaled]
+        else:
+            new = [] if _items(checks, rule) else list(found[rule].items)
+        items += [replace(item, rule=rule) for item in new if known.isdisjoint(item.names)]
     measured: dict[str, Any] = {
         "quantised_tensors": len(twin.checkpoint) - len(reference.subject.checkpoint)
     }
     if after := found["stale-after-processing"].reason:
         measured["not_processed"] = after
     kept = any(item.rule in ("stale-reference", "stale-after-processing") for item in items)
-    paths = dict(twin.paths(twin)) if kept and twin.paths else None
+    paths = twin.paths(twin) if kept and twin.paths else None
     return CheckFacts(tuple(items), measured, paths=paths)
 
 

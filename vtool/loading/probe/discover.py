@@ -10,7 +10,7 @@ import inspect
 import itertools
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -172,19 +172,19 @@ def _candidates(
                 yield part, (size, *shape[1:])
 
 
-def _sizes(owner: nn.Module | None, shape: tuple[int, ...]) -> list[int]:
+def _sizes(owner: Any, shape: tuple[int, ...]) -> list[int]:
     """Return the first dimensions that a part of a fused weight may have."""
     if not shape:
         return []
-    sizes: list[int] = []
-    if owner is not None and hasattr(owner, "total_num_kv_heads"):
-        fused: Any = owner
-        sizes += [
-            fused.total_num_heads * fused.head_size,
-            fused.total_num_kv_heads * fused.head_size,
-        ]
-    sizes += list(getattr(owner, "output_sizes", None) or ())
-    sizes += [shape[0], *(shape[0] // parts for parts in (2, 3, 4) if shape[0] % parts == 0)]
+    heads = (
+        ("total_num_heads", "total_num_kv_heads") if hasattr(owner, "total_num_kv_heads") else ()
+    )
+    sizes = [
+        *(getattr(owner, name) * owner.head_size for name in heads),
+        *(getattr(owner, "output_sizes", None) or ()),
+        shape[0],
+        *(shape[0] // parts for parts in (2, 3, 4) if shape[0] % parts == 0),
+    ]
     return [int(size) for size in dict.fromkeys(sizes) if 0 < size <= shape[0]]
 
 
@@ -199,14 +199,13 @@ def _experts(name: str, leaf: str, shape: tuple[int, ...]) -> Iterator[Candidate
 def _pairs(model: nn.Module) -> list[tuple[str, str]]:
     """Return pairs (part of a parameter's name, part of the checkpoint's) in the classes' code."""
     found = {(fused, part): None for fused, parts in FUSED.items() for part in parts}
-    for module in dict.fromkeys(type(each).__module__ for each in model.modules()):
-        for node in ast.walk(_tree(module)):
-            match node:
-                case ast.Tuple(elts=[ast.Constant(str(old)), ast.Constant(str(new)), *_]):
-                    found[old.strip("."), new.strip(".")] = None
-                case ast.Dict(keys=keys, values=values):
-                    for key, value in zip(keys, values, strict=True):
-                        found |= dict.fromkeys(_pairs_of_item(key, value))
+    for node in _nodes(model.modules()):
+        match node:
+            case ast.Tuple(elts=[ast.Constant(str(old)), ast.Constant(str(new)), *_]):
+                found[old.strip("."), new.strip(".")] = None
+            case ast.Dict(keys=keys, values=values):
+                for key, value in zip(keys, values, strict=True):
+                    found |= dict.fromkeys(_pairs_of_item(key, value))
     return [(old, new) for old, new in found if old and new and old != new]
 
 
@@ -227,26 +226,22 @@ def _pairs_of_item(key: ast.expr | None, value: ast.expr) -> list[tuple[str, str
 def _written_prefixes(model: nn.Module) -> list[str]:
     """Return the prefixes that the code of the model's class and its children's asks for."""
     found: dict[str, None] = {}
-    for module in dict.fromkeys(type(each).__module__ for each in [model, *model.children()]):
-        for node in ast.walk(_tree(module)):
-            match node:
-                case ast.Call(
-                    func=ast.Attribute(attr="startswith" | "removeprefix"),
-                    args=[ast.Constant(str(prefix)), *_],
-                ):
-                    found[f"{prefix.rstrip('.')}."] = None
+    for node in _nodes([model, *model.children()]):
+        match node:
+            case ast.Call(
+                func=ast.Attribute(attr="startswith" | "removeprefix"),
+                args=[ast.Constant(str(prefix)), *_],
+            ):
+                found[f"{prefix.rstrip('.')}."] = None
     return list(found)[:MOST_PREFIXES]
 
 
-def _tree(module: str) -> ast.AST:
-    try:
-        return (
-            ast.parse(inspect.getsource(sys.modules[module]))
-            if ".models." in module
-            else ast.Module([], [])
-        )
-    except (OSError, TypeError, SyntaxError):
-        return ast.Module([], [])
+def _nodes(objects: Iterable[nn.Module]) -> Iterator[ast.AST]:
+    """Yield the syntax of the files of models that the objects' classes are from."""
+    for name in dict.fromkeys(type(each).__module__ for each in objects):
+        if ".models." in name:
+            with suppress(OSError, TypeError, SyntaxError):
+                yield from ast.walk(ast.parse(inspect.getsource(sys.modules[name])))
 
 
 def _prefixes(model: nn.Module) -> list[Rename]:
@@ -254,24 +249,34 @@ def _prefixes(model: nn.Module) -> list[Rename]:
 
     Among them: the name as it is, without or with `model.`, and the class's mapping backwards.
     """
-    rules: list[tuple[str, str]] = []
     mapper = getattr(model, MAPPER, None)
-    for kind, pattern in MAPPING_KINDS.items():
-        for old, new in (getattr(mapper, kind, None) or {}).items():
-            if isinstance(new, str) and new:
-                rules.append((pattern.format(re.escape(new)), old))
-    chosen: list[Rename] = [_first_of(*rules)] if rules else []
-    chosen += [lambda name: name]
-    chosen += [_first_of(rule) for rule in rules]
-    chosen += [lambda name: name.removeprefix("model."), lambda name: f"model.{name}"]
-    # Draft models take names of the model that they draft for.
-    chosen += [_first_of((r"\.mtp_block\.", ".")), _first_of((r"^model\.", "mtp."))]
-    for name, child in model.named_children():
-        if getattr(child, MAPPER, None):
-            chosen += [_below(name, rename) for rename in _prefixes(child)]
-    for prefix in _written_prefixes(model):
-        chosen += [_first_of((rf"^([^.]+\.){{{parts}}}", prefix)) for parts in (1, 2, 3)]
-    return chosen
+    rules: list[tuple[str, str]] = [
+        (pattern.format(re.escape(new)), old)
+        for kind, pattern in MAPPING_KINDS.items()
+        for old, new in (getattr(mapper, kind, None) or {}).items()
+        if isinstance(new, str) and new
+    ]
+    return [
+        *([_first_of(*rules)] if rules else []),
+        lambda name: name,
+        *map(_first_of, rules),
+        lambda name: name.removeprefix("model."),
+        lambda name: f"model.{name}",
+        # Draft models take names of the model that they draft for.
+        _first_of((r"\.mtp_block\.", ".")),
+        _first_of((r"^model\.", "mtp.")),
+        *(
+            _below(name, rename)
+            for name, child in model.named_children()
+            if getattr(child, MAPPER, None)
+            for rename in _prefixes(child)
+        ),
+        *(
+            _first_of((rf"^([^.]+\.){{{parts}}}", prefix))
+            for prefix in _written_prefixes(model)
+            for parts in (1, 2, 3)
+        ),
+    ]
 
 
 def _below(prefix: str, rename: Rename) -> Rename:

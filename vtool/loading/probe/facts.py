@@ -5,8 +5,9 @@ this file, so it needs nothing but the standard library.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
+from functools import partial
 from typing import Any, Literal, NamedTuple, TypeVar
 
 T = TypeVar("T")
@@ -101,12 +102,6 @@ class About:
     """The dtype that config.json asks for."""
     served: bool = False
     """The class is the one that vLLM picks for a folder."""
-
-    @classmethod
-    def of(cls, about: Mapping[str, Any]) -> "About":
-        """Build it from a host's dict, in which the class goes by the key `class`."""
-        named = {"class_name" if key == "class" else key: about[key] for key in about}
-        return cls(**named | {"replaced": tuple(named.get("replaced", ()))})
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,14 +207,12 @@ def read_event(line: str) -> Event:
     kind = values.pop("event", None)
     if kind not in _EVENTS:
         raise ValueError(f"the probe sends `{kind}`, which is no event of this version of vtool")
-    if kind == "finished":
-        values["facts"] = facts_from(values.get("facts", {}))
-    return _build(_EVENTS[kind], values)
+    return _build(_EVENTS[kind], values, facts=_build_facts)
 
 
 def read_facts(text: str) -> SubjectFacts:
     """Read what `write` made of facts."""
-    return facts_from(json.loads(text))
+    return _build_facts(json.loads(text))
 
 
 def read_request(text: str) -> Request:
@@ -227,37 +220,39 @@ def read_request(text: str) -> Request:
     return _build(Request, json.loads(text))
 
 
-def facts_from(values: Mapping[str, Any]) -> SubjectFacts:
-    """Build the facts from parsed JSON.
+def _build_facts(values: Mapping[str, Any]) -> SubjectFacts:
+    return _build(
+        SubjectFacts,
+        values,
+        about=partial(_build, About),
+        checks=lambda checks: {rule: _build_check(check) for rule, check in checks.items()},
+    )
+
+
+def _build_check(values: Mapping[str, Any]) -> CheckFacts:
+    return _build(CheckFacts, values, items=lambda items: tuple(_build(Item, one) for one in items))
+
+
+def _build(kind: type[T], values: Mapping[str, Any], **nested: Callable[[Any], object]) -> T:
+    """Build a dataclass from parsed JSON; `nested` builds the fields that hold others.
 
     Raises:
         ValueError: a key is unknown or missing: the probe is of another version.
     """
-    nested: dict[str, Any] = {}
-    if "about" in values:
-        nested["about"] = _build(About, values["about"])
-    if "checks" in values:
-        nested["checks"] = {rule: _check_from(check) for rule, check in values["checks"].items()}
-    return _build(SubjectFacts, {**values, **nested})
-
-
-def _check_from(values: Mapping[str, Any]) -> CheckFacts:
-    items = [_build(Item, item) for item in values.get("items", ())]
-    return _build(CheckFacts, {**values, "items": items} if "items" in values else values)
-
-
-def _build(kind: type[T], values: Mapping[str, Any]) -> T:
     names = {one.name for one in fields(kind)}  # type: ignore[arg-type]
     if values.keys() != names:
-        unknown, missing = sorted(values.keys() - names), sorted(names - values.keys())
-        words = [
-            f"{word} {', '.join(keys)}"
-            for word, keys in (("unknown", unknown), ("missing", missing))
-            if keys
-        ]
+        differing = {"unknown": values.keys() - names, "missing": names - values.keys()}
+        words = [f"{word} {', '.join(sorted(keys))}" for word, keys in differing.items() if keys]
         raise ValueError(
             f"the probe's {kind.__name__} is of another version of vtool: {'; '.join(words)}"
         )
     return kind(
-        **{key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
+        **{
+            key: nested[key](value)
+            if key in nested
+            else tuple(value)
+            if isinstance(value, list)
+            else value
+            for key, value in values.items()
+        }
     )

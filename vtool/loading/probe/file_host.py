@@ -1,7 +1,6 @@
 """Subjects of the user's own: a function that makes an object with `load_weights`."""
 
 import importlib.util
-import inspect
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +17,7 @@ from .errors import LoadFailed, error_text
 from .facts import SubjectFacts
 from .host import Host, Progress
 from .state import named_tensors
-from .subject import Subject
+from .subject import Subject, describe_class
 from .twin import random_values
 
 
@@ -57,8 +56,9 @@ class FileHost(Host):
                 for word, value in vars(module).items()
                 if callable(value) and getattr(value, "__module__", None) == module.__name__
             )
-            has = f"; it has {there}" if there else ""
-            raise LoadFailed(f"{path} has no function `{function}`{has}")
+            raise LoadFailed(
+                f"{path} has no function `{function}`" + (f"; it has {there}" if there else "")
+            )
         progress(f"{function}()")
         checkpoint, files = read_folder(Path(self.checkpoint)) if self.checkpoint else (None, {})
         if checkpoint is None and callable(own := getattr(module, "checkpoint", None)):
@@ -96,31 +96,20 @@ def subject_of_factory(
     for method in ("load_weights", "named_parameters"):
         if not callable(getattr(made, method, None)):
             raise LoadFailed(f"what the factory makes, a {type(made).__name__}, has no {method}()")
-    about: dict[str, Any] = {
-        "class": f"{type(made).__module__}.{type(made).__name__}",
-        "files": dict(files),
-    }
+    own_names = checkpoint is None
     if checkpoint is None:
-        about["own_names"] = True
         tensors = named_tensors(made)
         kept = made.state_dict() if isinstance(made, torch.nn.Module) else tensors
-        checkpoint = random_values(
-            {name: tensor.detach() for name, tensor in tensors.items() if name in kept}
-        )
+        checkpoint = random_values({name: tensors[name] for name in tensors if name in kept})
     if not checkpoint:
         raise LoadFailed("the checkpoint has no tensors")
-    code: tuple[str, ...] = ()
-    method_of_class = inspect.unwrap(type(made).load_weights)
-    if inspect.isfunction(method_of_class):
-        file, line = method_of_class.__code__.co_filename, method_of_class.__code__.co_firstlineno
-        about |= {"file": file, "line": line}
-        code = (os.path.dirname(file),)
+    about = describe_class(type(made), type(made).load_weights, own_names=own_names, files=files)
     return Subject(
         make=make,
         checkpoint={name: tensor.detach() for name, tensor in checkpoint.items()},
         load=lambda model, weights: model.load_weights(weights),
         origin="given",
-        code=code,
+        code=(os.path.dirname(about.file),) if about.file else (),
         about=about,
     )
 
@@ -138,10 +127,9 @@ def facts_of(
     """
     try:
         made = subject_of_factory(factory, checkpoint)
-        found = audit(made, checks, slots, sources)
+        return judged_facts(made, audit(made, checks, slots, sources), {})
     except Exception as error:
         return SubjectFacts("failed", error_text(error))
-    return judged_facts(made, found, {})
 
 
 def _import_file(path: Path) -> ModuleType:

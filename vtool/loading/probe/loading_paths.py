@@ -4,39 +4,30 @@ A path is `unprotected` where it hands the class tensors that do not stay valid 
 with other bytes, else `protected`.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from torch import Tensor
 
 from .errors import error_text
+from .reference import load_new
 from .sources import Owned
-from .state import MARKS, compare_states, mark, snapshot
-from .subject import Named, Subject
+from .state import compare_states, snapshot
+from .subject import Subject
 
 Protection = Literal["unprotected", "protected"]
 
 
 def run_paths(paths: Mapping[str, Callable[[], str]]) -> dict[str, str]:
     """Return for each path its protection, or `not run:` and why."""
-    return {path: _run(drive) for path, drive in paths.items()}
-
-
-def _run(drive: Callable[[], str]) -> str:
-    try:
-        return drive()
-    except ImportError as error:
-        return f"not run: {error}"
-    except Exception as error:
-        return f"not run: {error_text(error)}"
-
-
-def load_new(subject: Subject, weights: Iterable[Named]) -> Any:
-    """Return a new object, marked and loaded."""
-    model = subject.make()
-    mark(model, MARKS[0])
-    subject.load(model, weights)
-    return model
+    found = {}
+    for path, drive in paths.items():
+        try:
+            found[path] = drive()
+        except Exception as error:
+            why = error if isinstance(error, ImportError) else error_text(error)
+            found[path] = f"not run: {why}"
+    return found
 
 
 def protection(expected: Mapping[str, Tensor], observed: Mapping[str, Tensor]) -> Protection:

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from .facts import CheckFacts, Difference, Item
+from .reference import load_new
 from .sources import Owned
-from .state import MARKS, State, as_words, mark, marked, snapshot
+from .state import MARKS, State, as_words, marked, snapshot
 from .subject import Subject
 
 RANKS = 2
@@ -64,10 +65,7 @@ def sharded(
 
     def load(rank: int) -> State:
         start(rank, folder / "meeting")
-        model = subject.make()
-        mark(model, MARKS[0])
-        subject.load(model, Owned(subject.checkpoint))
-        return snapshot(model)
+        return snapshot(load_new(subject, Owned(subject.checkpoint)))
 
     states = run_on_ranks(load, folder / "ranks")
     if isinstance(states, str):

@@ -30,7 +30,11 @@ class ReferenceTracer(Owned):
     """
 
     def __init__(
-        self, checkpoint: Mapping[str, Tensor], wanted: set[str], code: Sequence[str], home: str
+        self,
+        checkpoint: Mapping[str, Tensor],
+        wanted: set[str],
+        code: Sequence[str],
+        home: str | None,
     ) -> None:
         super().__init__(checkpoint)
         self.wanted = wanted

@@ -1,10 +1,10 @@
 """SGLang's classes at tiny size on a CPU: no GPU, no engine."""
 
 import gc
-import inspect
 import os
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -19,7 +19,7 @@ from .sglang_names import discover_names
 from .sglang_paths import drive
 from .state import named_parameters
 from .stubs import StubInstaller
-from .subject import Subject
+from .subject import Subject, describe_class
 
 
 class SglangHost(Host):
@@ -78,7 +78,11 @@ class SglangHost(Host):
                 model = installer.run(make)
                 makers.append(make)
                 if tensors is not None:
-                    tensors, unwritten = _choose_names(make, tensors, installer)
+                    tensors, unwritten = twin.choose_names(
+                        tensors,
+                        (*twin.TABLE["renamings"], *sglang_config.TABLE["renamings"]),
+                        partial(twin.count_unwritten, make, run=installer.run),
+                    )
                     if unwritten <= len(named_parameters(model)) // 2:
                         checkpoint, like = tensors, template.like
                         break
@@ -94,24 +98,21 @@ class SglangHost(Host):
             progress("names")
             make = makers[0]
             origin, checkpoint = "discovered", discover_names(make, why, progress)
-        method = inspect.unwrap(model_class.load_weights)
-        about = {
-            "class": f"{model_class.__module__}.{model_class.__name__}",
-            "file": inspect.getsourcefile(method),
-            "line": inspect.getsourcelines(method)[1],
-            "like": like,
-            "own_twin": like == name,
-            "replaced": installer.replaced,
-            "fields": installer.added_fields,
-            "no_twin": "; ".join(why) if origin == "discovered" else None,
-        }
         return Subject(
             make=make,
             checkpoint=checkpoint,
             load=lambda model, weights: model.load_weights(weights),
             origin=origin,
             code=(os.path.dirname(sys.modules["sglang"].__file__ or ""),),
-            about={key: value for key, value in about.items() if value},
+            about=describe_class(
+                model_class,
+                model_class.load_weights,
+                like=like,
+                own_twin=like == name,
+                replaced=tuple(installer.replaced),
+                fields=installer.added_fields,
+                no_twin="; ".join(why) if origin == "discovered" else None,
+            ),
             paths=drive,
         )
 
@@ -128,15 +129,6 @@ def _maker(model_class: Any, folder: Path) -> Callable[[], Any]:
             torch.set_default_dtype(before)
 
     return make
-
-
-def _choose_names(
-    make: Callable[[], Any], checkpoint: Mapping[str, Tensor], installer: StubInstaller
-) -> tuple[Mapping[str, Tensor], float]:
-    renamings = (*twin.TABLE["renamings"], *sglang_config.TABLE["renamings"])
-    return twin.choose_names(
-        checkpoint, renamings, lambda tensors: twin.count_unwritten(make, tensors, installer.run)
-    )
 
 
 def _why_unfit(make: Callable[[], Any], checkpoint: Mapping[str, Tensor], unwritten: float) -> str:

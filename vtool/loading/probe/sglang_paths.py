@@ -9,9 +9,9 @@ from typing import Any
 from torch import Tensor
 
 from .checkpoint_files import temporary_checkpoint
-from .loading_paths import Protection, load_new, protection, protection_of_loaded, run_paths
+from .loading_paths import Protection, protection, protection_of_loaded, run_paths
+from .reference import load_new, marked_object
 from .sources import ReusableBuffer, Tracked
-from .state import MARKS, mark
 from .subject import Named, Subject
 
 STREAMER = "runai_model_streamer"
@@ -60,8 +60,7 @@ def _update(subject: Subject) -> str:
     """Load as `update_weights_from_distributed` does: all at once, freed when the call is over."""
     from sglang.srt.model_executor.model_runner_components.weight_updater import WeightUpdater
 
-    model = subject.make()
-    mark(model, MARKS[0])
+    model = marked_object(subject)
     received = Tracked(subject.checkpoint)
     runner: Any = SimpleNamespace(
         get_model=lambda: model, _assert_weight_cache_inactive=lambda *args: None

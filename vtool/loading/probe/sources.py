@@ -50,16 +50,16 @@ class ReusableBuffer(Owned):
         self.slots = slots
 
     def __iter__(self) -> Iterator[Named]:
-        size = max((nbytes(tensor) for tensor in self.checkpoint.values()), default=0)
+        size = max((tensor.nbytes for tensor in self.checkpoint.values()), default=0)
         ring = [
             torch.empty(size, dtype=torch.uint8) for _ in range(min(self.slots, len(self.names)))
         ]
         for number, name in enumerate(self.names):
             tensor = self.checkpoint[name]
             self.given += 1
-            buffer = ring[number % len(ring)]
-            buffer[: nbytes(tensor)].copy_(flat(tensor))
-            yield name, buffer[: nbytes(tensor)].view(tensor.dtype).view(tensor.shape)
+            buffer = ring[number % len(ring)][: tensor.nbytes]
+            buffer.copy_(as_bytes(tensor).reshape(-1))
+            yield name, buffer.view(tensor.dtype).view(tensor.shape)
             if number + 1 >= self.slots:
                 ring[(number + 1 - self.slots) % len(ring)].fill_(POISON)
         self.exhausted = True
@@ -86,7 +86,9 @@ class Tracked(Owned):
 
     def __init__(self, checkpoint: Mapping[str, Tensor]) -> None:
         super().__init__(checkpoint)
-        self.raw = {name: flat(tensor).numpy() for name, tensor in checkpoint.items()}
+        self.raw = {
+            name: as_bytes(tensor).reshape(-1).numpy() for name, tensor in checkpoint.items()
+        }
         self.held: dict[str, int] = {}
         self.most_held = 0
         self.most_bytes = 0
@@ -127,16 +129,6 @@ class Tracked(Owned):
                 array.fill(POISON)
 
 
-def nbytes(tensor: Tensor) -> int:
-    """Return a tensor's size in bytes."""
-    return tensor.numel() * tensor.element_size()
-
-
-def flat(tensor: Tensor) -> Tensor:
-    """Return a tensor's bytes, of shape (bytes,)."""
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-
-
 def shuffled(names: Sequence[str]) -> list[str]:
     """Return the names in another order, always the same."""
     mixed = list(names)
@@ -158,17 +150,14 @@ def other_values(
         names: the tensors to change; None: all.
     """
     generator = torch.Generator().manual_seed(7)
-    changed = {}
-    for name, tensor in checkpoint.items():
-        if names is not None and name not in names:
-            changed[name] = tensor
-        elif tensor.is_floating_point():
-            changed[name] = (torch.randn(tensor.shape, generator=generator) * 0.5 + 0.01).to(
-                tensor.dtype
-            )
-        else:
-            changed[name] = _turned(tensor)
-    return changed
+    changed = {
+        name: (torch.randn(tensor.shape, generator=generator) * 0.5 + 0.01).to(tensor.dtype)
+        if tensor.is_floating_point()
+        else _turned(tensor)
+        for name, tensor in checkpoint.items()
+        if names is None or name in names
+    }
+    return {**checkpoint, **changed}
 
 
 def _turned(tensor: Tensor) -> Tensor:

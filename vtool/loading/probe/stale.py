@@ -1,13 +1,11 @@
 """Loads from buffers that are used again: what is kept of them goes wrong, and where it is kept."""
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
-from .checkpoint_files import write_checkpoint
+from .checkpoint_files import temporary_checkpoint
 from .checks import RING
 from .facts import CheckFacts, Item
 from .reference import Reference
@@ -30,10 +28,11 @@ def ring_of_buffers(reference: Reference, checks: Mapping[str, CheckFacts]) -> C
     Where the ring corrupts, the facts have the smallest ring that does not, and the lines that keep
     tensors. A source that could not be run leaves the check not run, unless something was found.
     """
-    ring = RING in reference.sources
-    items = _from_ring(reference, reference.slots) if ring else ()
-    tensors = len(reference.subject.checkpoint)
-    measured: dict[str, Any] = {"tensors": tensors} | ({"slots": reference.slots} if ring else {})
+    items: Sequence[Item] = ()
+    measured: dict[str, Any] = {"tensors": len(reference.subject.checkpoint)}
+    if RING in reference.sources:
+        items = _from_ring(reference, reference.slots)
+        measured["slots"] = reference.slots
     others = {
         name: _from_source(reference, name) for name in reference.sources if name in FURTHER_SOURCES
     }
@@ -59,8 +58,9 @@ def ring_of_buffers(reference: Reference, checks: Mapping[str, CheckFacts]) -> C
 
 
 def _from_ring(reference: Reference, slots: int) -> tuple[Item, ...]:
-    checkpoint = reference.subject.checkpoint
-    return reference.compare(lambda: reference.load(ReusableBuffer(checkpoint, slots)))
+    return reference.compare(
+        lambda: reference.load(ReusableBuffer(reference.subject.checkpoint, slots))
+    )
 
 
 def _smallest_safe_ring(reference: Reference) -> int | None:
@@ -77,14 +77,11 @@ def _smallest_safe_ring(reference: Reference) -> int | None:
     return high
 
 
-def _with_lines(reference: Reference, items: Iterable[Item]) -> tuple[Item, ...]:
+def _with_lines(reference: Reference, items: Sequence[Item]) -> tuple[Item, ...]:
     """Return the items with the lines that keep their tensors."""
     subject = reference.subject
-    items = tuple(items)
     wanted = {name for item in items for name in item.tensors} or set(subject.checkpoint)
-    tracer = ReferenceTracer(
-        subject.checkpoint, wanted, subject.code, str(subject.about.get("file"))
-    )
+    tracer = ReferenceTracer(subject.checkpoint, wanted, subject.code, subject.about.file)
     model = subject.make()
     before = sys.gettrace()
     sys.settrace(tracer.trace)
@@ -93,13 +90,13 @@ def _with_lines(reference: Reference, items: Iterable[Item]) -> tuple[Item, ...]
     finally:
         sys.settrace(before)
 
-    def line_of(item: Item) -> tuple[str, int] | tuple[None, None]:
-        names = item.tensors or tuple(tracer.lines)
-        return next((tracer.lines[name] for name in names if name in tracer.lines), (None, None))
+    def with_line(item: Item) -> Item:
+        names = item.tensors or tracer.lines
+        lines = (tracer.lines[name] for name in names if name in tracer.lines)
+        file, line = next(lines, (None, None))
+        return replace(item, file=file, line=line)
 
-    return tuple(
-        replace(item, file=file, line=line) for item in items for file, line in (line_of(item),)
-    )
+    return tuple(map(with_line, items))
 
 
 def _from_source(reference: Reference, name: str) -> Wrong:
@@ -111,12 +108,11 @@ def _from_source(reference: Reference, name: str) -> Wrong:
         raised = [f"{RAISED}{item.seen}" for item in items if item.kind == "raises"]
         return raised or [item.parameter or "" for item in items]
 
-    with TemporaryDirectory(prefix="vtool-") as folder:
-        file = write_checkpoint(checkpoint, Path(folder))
+    with temporary_checkpoint(checkpoint) as file:
         try:
             wrong: Wrong
             if name == ON_RANKS:
-                wrong = runai_on_ranks(wrong_tensors, file, file.parent)
+                wrong = runai_on_ranks(wrong_tensors, file)
             elif name == MARKED:
                 wrong = [wrong_tensors(SglangMarked(checkpoint, reference.slots))]
             else:

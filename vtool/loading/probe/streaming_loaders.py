@@ -72,13 +72,13 @@ ON_RANKS = "runai_distributed"
 
 
 def runai_on_ranks(
-    load: Callable[[Iterator[Named]], list[str]], file: Path, folder: Path
+    load: Callable[[Iterator[Named]], list[str]], file: Path
 ) -> list[list[str]] | str:
     """Load from Run:ai's streamer on two ranks over gloo, which share the reading.
 
     Args:
         load: loads a new object from an iterator and returns what is wrong with it.
-        folder: where the ranks meet, and leave their results.
+        file: in a folder of its own, where the ranks meet, and leave their results.
 
     Returns:
         For each rank what `load` returns; or why it could not.
@@ -92,11 +92,14 @@ def runai_on_ranks(
     def on_rank(rank: int) -> list[str]:
         leave_groups()
         torch.distributed.init_process_group(
-            "gloo", init_method=f"file://{folder / 'meeting'}", rank=rank, world_size=RANKS
+            "gloo",
+            init_method=f"file://{file.with_name('meeting')}",
+            rank=rank,
+            world_size=RANKS,
         )
         return load(runai(file, distributed=True))
 
-    return run_on_ranks(on_rank, folder / "ranks")
+    return run_on_ranks(on_rank, file.with_name("ranks"))
 
 
 def _sizes(file: Path) -> list[int]:

@@ -1,12 +1,13 @@
 """A subject: an object that can be made afresh, a checkpoint for it, and how one is loaded."""
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
 
-from .facts import CheckFacts, Origin
+from .facts import About, CheckFacts, Origin
 
 Named = tuple[str, Tensor]
 """A tensor of a checkpoint, with its name."""
@@ -34,7 +35,7 @@ class Subject:
     """True if it takes an iterator of tensors; transformers' classes take a folder."""
     code: tuple[str, ...] = ()
     """Path beginnings of the code that may keep a tensor: the class's, and its framework's."""
-    about: Mapping[str, Any] = field(default_factory=dict)
+    about: About = field(default_factory=About)
     """Further facts for the report: the class, its line, the parts that were replaced."""
     unread: Callable[[Any], set[str]] | None = None
     """Return the tensors that the loader itself says it has not read.
@@ -57,3 +58,14 @@ class Subject:
 
     Given for each parameter the tensors that go into it. Raises NotRun.
     """
+
+
+def describe_class(model_class: type, method: Callable[..., Any], **more: Any) -> About:
+    """Return a class's name, the place of its `method` where it has code, and `more` fields."""
+    code = getattr(inspect.unwrap(method), "__code__", None)
+    return About(
+        class_name=f"{model_class.__module__}.{model_class.__name__}",
+        file=code and code.co_filename,
+        line=code and code.co_firstlineno,
+        **more,
+    )

@@ -1,6 +1,5 @@
 """transformers' classes at tiny size, loaded as everyone loads them: by `from_pretrained`."""
 
-import inspect
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -16,7 +15,7 @@ from .host import Host, Progress
 from .sources import POISON
 from .state import MARKS
 from .stubs import StubInstaller
-from .subject import Named, Subject
+from .subject import Named, Subject, describe_class
 
 
 class TransformersHost(Host):
@@ -40,10 +39,12 @@ class TransformersHost(Host):
         """Return every class that one of transformers' Auto classes leads to."""
         from transformers.models.auto import modeling_auto
 
-        mappings = [
-            value for key, value in vars(modeling_auto).items() if key.endswith("_MAPPING_NAMES")
+        classes = [
+            names
+            for key, mapping in vars(modeling_auto).items()
+            if key.endswith("_MAPPING_NAMES")
+            for names in mapping.values()
         ]
-        classes = [names for mapping in mappings for names in mapping.values()]
         return sorted(
             {name for names in classes for name in ([names] if isinstance(names, str) else names)}
         )
@@ -56,8 +57,7 @@ class TransformersHost(Host):
             raise NotRun(f"transformers has no class `{name}`")
         progress("tiny twin")
         entry = twin.twin_entry(name)
-        installer = StubInstaller(None, twin.TABLE["fields"])
-        checkpoint = installer.run(
+        checkpoint = StubInstaller(None, twin.TABLE["fields"]).run(
             lambda: twin.save_twin(name, {} if "like" in entry else entry, folder, name)
         )
         model_class = getattr(transformers, name)
@@ -74,18 +74,13 @@ class TransformersHost(Host):
                 )
             slot.unread = set(report["unexpected_keys"])
 
-        code = inspect.unwrap(model_class.__init__).__code__
         return Subject(
             make=ModelSlot,
             checkpoint=checkpoint,
             load=load,
             origin="twin",
             streams=False,
-            about={
-                "class": f"{model_class.__module__}.{model_class.__name__}",
-                "file": code.co_filename,
-                "line": code.co_firstlineno,
-            },
+            about=describe_class(model_class, model_class.__init__),
             unread=lambda slot: slot.unread,
             destroy=lambda: _destroy_tensors(folder / "model.safetensors"),
         )
@@ -99,15 +94,13 @@ class ModelSlot:
         self.byte = MARKS[0]
         self.unread: set[str] = set()
 
-    def named_parameters(self, remove_duplicate: bool = True) -> Iterable[Named]:
+    def named_parameters(self, **how: bool) -> Iterable[Named]:
         """Yield the model's parameters; none before it is made."""
-        model = self.model
-        return () if model is None else model.named_parameters(remove_duplicate=remove_duplicate)
+        return self.model.named_parameters(**how) if self.model is not None else ()
 
-    def named_buffers(self, remove_duplicate: bool = True) -> Iterable[Named]:
+    def named_buffers(self, **how: bool) -> Iterable[Named]:
         """Yield the model's buffers; none before it is made."""
-        model = self.model
-        return () if model is None else model.named_buffers(remove_duplicate=remove_duplicate)
+        return self.model.named_buffers(**how) if self.model is not None else ()
 
     def mark_with(self, byte: int) -> None:
         """Set the byte that fills parameters without a tensor of their own."""

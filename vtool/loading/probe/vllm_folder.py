@@ -11,7 +11,7 @@ from .checkpoint_files import read_folder
 from .errors import LoadFailed, NotRun, error_text
 from .host import Progress
 from .stubs import StubInstaller
-from .subject import Named, Subject
+from .subject import Named, Subject, describe_class
 from .vllm_setup import maker, read_config, start_groups, vllm_subject
 
 WEIGHTS = (
@@ -57,32 +57,34 @@ def make_subject(users_folder: Path, folder: Path, progress: Progress) -> Subjec
     start_groups(0, 1, folder / "alone")
     config = installer.run(lambda: read_config(folder))
     progress("construction")
-    model_class = type(installer.run(maker(config)))
+    model_class: Any = type(installer.run(maker(config)))
     progress("reading the tensors")
     checkpoint, files = read_folder(users_folder)
     return vllm_subject(
         configure=lambda: read_config(folder),
         config=config,
-        model_class=model_class,
         folder=folder,
         checkpoint=checkpoint,
         load=lambda model, weights: _load(model, weights, files),
         origin="given",
-        about={
-            "declared_dtype": _declared_dtype(values),
-            "dtype": str(config.model_config.dtype).removeprefix("torch."),
-            "replaced": installer.replaced,
-            "served": True,
-            "files": files,
-        },
+        about=describe_class(
+            model_class,
+            model_class.load_weights,
+            declared_dtype=_declared_dtype(values),
+            dtype=str(config.model_config.dtype).removeprefix("torch."),
+            replaced=tuple(installer.replaced),
+            served=True,
+            files=files,
+        ),
     )
 
 
 def copy_beside_weights(users_folder: Path, folder: Path) -> None:
     """Copy every small file that is no weights, so that nothing is written beside the user's."""
     for file in users_folder.iterdir():
-        small = file.is_file() and file.stat().st_size <= LARGEST_COPY
-        if small and not file.name.endswith(WEIGHTS):
+        if not file.is_file() or file.name.endswith(WEIGHTS):
+            continue
+        if file.stat().st_size <= LARGEST_COPY:
             shutil.copyfile(file, folder / file.name)
 
 

@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,8 +11,9 @@ import torch
 from torch import Tensor
 
 from .checkpoint_files import temporary_checkpoint
-from .loading_paths import Protection, load_new, protection, run_paths
+from .loading_paths import Protection, protection, run_paths
 from .processed import snapshot_everything
+from .reference import load_new
 from .sources import Owned, ReusableBuffer
 from .state import compare_states, snapshot
 from .subject import Subject
@@ -23,12 +25,12 @@ DISK_FORMATS = ("safetensors", "runai_streamer", "fastsafetensors")
 def drive(subject: Subject, config: Any) -> dict[str, str]:
     """Return for each path `unprotected`, `protected`, or why it was not run."""
 
-    def from_disk(load_format: str) -> Callable[[], Protection]:
-        return lambda: _load_format(subject, config, load_format)
-
     return run_paths(
         {
-            **{f"load_format={each}": from_disk(each) for each in DISK_FORMATS},
+            **{
+                f"load_format={each}": partial(_load_format, subject, config, each)
+                for each in DISK_FORMATS
+            },
             "reload_weights(weights_iterator)": lambda: _reload(subject, config),
             "model.load_weights": lambda: direct_load(subject),
         }
@@ -96,7 +98,7 @@ def _reload_weights(config: Any) -> Callable[[Any, Owned], None]:
 def _unpacked_weights() -> Iterator[None]:
     """Have layers multiply by torch's own product.
 
-    Packed layers keep an empty weight, and nothing would be left to compare_states.
+    Packed layers keep an empty weight, and nothing would be left to compare.
     """
     import vllm._custom_ops as operators
     import vllm.model_executor.layers.utils as layers

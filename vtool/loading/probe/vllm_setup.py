@@ -1,7 +1,6 @@
 """Makes objects of vLLM's classes: process groups, constructors, and subjects around them."""
 
 import gc
-import inspect
 import json
 import os
 import sys
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .errors import NotRun
-from .facts import Origin
+from .facts import About, Origin
 from .quantized import QUANTIZATION_CONFIG, quantize_checkpoint
 from .ranks import RANKS, leave_groups, sharded
 from .state import named_parameters
@@ -111,12 +110,11 @@ def vllm_subject(
     *,
     configure: Callable[[], Any],
     config: Any,
-    model_class: type,
     folder: Path,
     checkpoint: Mapping[str, Tensor],
     load: Callable[[Any, Iterable[Named]], object],
     origin: Origin,
-    about: Mapping[str, Any],
+    about: About,
 ) -> Subject:
     """Return a subject with everything that is asked of vLLM's classes.
 
@@ -124,15 +122,13 @@ def vllm_subject(
         configure: reads a VllmConfig from `folder`, for the class made for quantized weights.
         config: the VllmConfig that the class is made from.
     """
-    method = inspect.unwrap(model_class.load_weights)  # type: ignore[attr-defined]
-    place = {"file": inspect.getsourcefile(method), "line": inspect.getsourcelines(method)[1]}
     plain = Subject(
         make=maker(config),
         checkpoint=checkpoint,
         load=load,
         origin=origin,
         code=(os.path.dirname(sys.modules["vllm"].__file__ or ""),),
-        about={"class": f"{model_class.__module__}.{model_class.__name__}", **place, **about},
+        about=about,
         paths=lambda subject: drive(subject, config),
         shards=lambda subject, reference: sharded(
             subject, lambda rank, meeting: become_rank(config, rank, meeting), reference, folder

@@ -3,6 +3,7 @@
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,7 +18,7 @@ from .host import Progress
 from .shrink import shrink
 from .state import named_parameters
 from .stubs import STUBS, Stub, StubInstaller
-from .subject import Subject
+from .subject import Subject, describe_class
 from .vllm_setup import maker, read_config, start_groups, vllm_subject
 from .vllm_stubs import save_processor
 
@@ -58,7 +59,7 @@ class TinyArchitecture:
         self.served_as = self.entry.get("served_as", name)
         self.installer = StubInstaller("vllm", twin.TABLE["fields"], folder, stubs)
         self.twin_class = None if "config_class" in self.entry else self._find_twin_class()
-        self.why_no_twin = ""
+        self.why_no_twin: str | None = None
 
     def make_subject(self) -> Subject:
         """Return the subject, with the checkpoint of transformers' twin.
@@ -75,9 +76,14 @@ class TinyArchitecture:
         self.progress("tiny twin")
         checkpoint = self._write_twin()
         if checkpoint is None:
-            config_class = self._config_class()
             self.installer.run(
-                lambda: twin.save_config(config_class, self.entry, self.folder, self.served_as)
+                partial(
+                    twin.save_config,
+                    self._config_class(),
+                    self.entry,
+                    self.folder,
+                    self.served_as,
+                )
             )
         if self.entry.get("processor"):
             save_processor(self.folder)
@@ -90,9 +96,7 @@ class TinyArchitecture:
         model = self.installer.run(make)
         if checkpoint is not None:
             checkpoint, unwritten = twin.choose_names(
-                checkpoint,
-                twin.TABLE["renamings"],
-                lambda tensors: twin.count_unwritten(make, tensors),
+                checkpoint, twin.TABLE["renamings"], partial(twin.count_unwritten, make)
             )
             if unwritten > len(named_parameters(model)) // 2:
                 checkpoint = None  # the twin is of another class than it seemed
@@ -100,22 +104,22 @@ class TinyArchitecture:
         if checkpoint is None:
             self.progress("names")
             origin, checkpoint = "discovered", discover(make(), self.progress)
-        about = {
-            "like": self.twin_class if origin == "twin" else None,
-            "own_twin": origin == "twin" and self.twin_class == self.name,
-            "replaced": self.installer.replaced,
-            "fields": self.installer.added_fields,
-            "no_twin": self.why_no_twin,
-        }
         return vllm_subject(
             configure=self._read_config,
             config=config,
-            model_class=type(model),
             folder=self.folder,
             checkpoint=checkpoint,
             load=lambda model, weights: model.load_weights(weights),
             origin=origin,
-            about={key: value for key, value in about.items() if value},
+            about=describe_class(
+                type(model),
+                type(model).load_weights,
+                like=self.twin_class if origin == "twin" else None,
+                own_twin=origin == "twin" and self.twin_class == self.name,
+                replaced=tuple(self.installer.replaced),
+                fields=self.installer.added_fields,
+                no_twin=self.why_no_twin,
+            ),
         )
 
     def _find_twin_class(self) -> str | None:
@@ -136,16 +140,15 @@ class TinyArchitecture:
 
     def _write_twin(self) -> Mapping[str, Tensor] | None:
         """Save the twin into the folder; None where there is none, or it cannot be made."""
-        twin_class = self.twin_class
-        if twin_class is None:
+        if self.twin_class is None:
             return None
         try:
             return self.installer.run(
-                lambda: twin.save_twin(twin_class, self.entry, self.folder, self.served_as)
+                partial(twin.save_twin, self.twin_class, self.entry, self.folder, self.served_as)
             )
         except Exception as error:
             self.why_no_twin = (
-                f"transformers' {twin_class} cannot be made tiny: {error_text(error)}"
+                f"transformers' {self.twin_class} cannot be made tiny: {error_text(error)}"
             )
             return None
 

@@ -33,8 +33,8 @@ def first_load(subject: Subject, source: Owned) -> State:
     try:
         return snapshot(load_new(subject, source))
     except Exception as error:
-        failed = f"the checkpoint does not load: {error_text(error)}"
-        raise (LoadFailed if subject.origin == "given" else NotRun)(failed) from error
+        kind = LoadFailed if subject.origin == "given" else NotRun
+        raise kind(f"the checkpoint does not load: {error_text(error)}") from error
 
 
 def watched_load(
@@ -82,7 +82,6 @@ def watched_load(
     suspects = subject.unread(model) if subject.unread else {*source.names} - watch.read - aliased
     unread = _unread(reference, suspects)
     varying = compare_states(before, after, reference.unwritten)
-    whole = {name for name, mask in gaps.items() if mask.all()}
     found: dict[str, Collection[Item]] = {
         "unwritten-parameter": [
             Item(
@@ -90,11 +89,11 @@ def watched_load(
                 expected="values from the checkpoint",
                 seen="none of its elements is written",
             )
-            for name in gaps
-            if name in whole
+            for name, mask in gaps.items()
+            if mask.all()
         ],
         "partly-written-parameter": [
-            _partly_written(reference, name) for name in gaps if name not in whole
+            _partly_written(reference, name) for name, mask in gaps.items() if not mask.all()
         ],
         "unconsumed-tensor": [_unconsumed(reference, name) for name in unread],
         "aliased-parameter": reference.items(changed),
@@ -155,12 +154,13 @@ def _alike(one: Tensor, other: Tensor) -> bool:
 
 def _partly_written(reference: Reference, name: str) -> Item:
     mask = reference.unwritten[name]
-    seen = (
-        f"{int(mask.sum())} of {mask.numel()} elements are not written, from element"
-        f" {int(mask.nonzero()[0])} on, of shape {list(reference.state[name].shape)}"
+    return Item(
+        parameter=name,
+        tensors=tuple(reference.came_from.get(name, ())),
+        expected="every element written",
+        seen=f"{int(mask.sum())} of {mask.numel()} elements are not written, from element"
+        f" {int(mask.nonzero()[0])} on, of shape {list(reference.state[name].shape)}",
     )
-    tensors = tuple(reference.came_from.get(name, ()))
-    return Item(parameter=name, tensors=tensors, expected="every element written", seen=seen)
 
 
 def _unread(reference: Reference, suspects: set[str]) -> list[str]:
@@ -184,19 +184,21 @@ def _unread(reference: Reference, suspects: set[str]) -> list[str]:
 def _unconsumed(reference: Reference, name: str) -> Item:
     checkpoint = reference.subject.checkpoint
     tensor = checkpoint[name]
-    same_as = tuple(
-        other
-        for other, value in checkpoint.items()
-        if other != name and _alike(value, tensor) and same(value, tensor)
+    return Item(
+        tensors=(name,),
+        seen=f"never read ({list(tensor.shape)})",
+        same_as=tuple(
+            other
+            for other, value in checkpoint.items()
+            if other != name and _alike(value, tensor) and same(value, tensor)
+        ),
+        waiting=tuple(
+            parameter
+            for parameter, mask in reference.unwritten.items()
+            if mask.numel() >= tensor.numel()
+            and (f".{parameter}".endswith(f".{name}") or f".{name}".endswith(f".{parameter}"))
+        ),
     )
-    waiting = tuple(
-        parameter
-        for parameter, mask in reference.unwritten.items()
-        if mask.numel() >= tensor.numel()
-        and (parameter == name or parameter.endswith(f".{name}") or name.endswith(f".{parameter}"))
-    )
-    seen = f"never read ({list(tensor.shape)})"
-    return Item(tensors=(name,), seen=seen, same_as=same_as, waiting=waiting)
 
 
 def _narrowed(reference: Reference, watch: Watch) -> list[Item]:
@@ -231,8 +233,7 @@ def _asked_and_held(
     retained = []
     # more than a fused weight takes
     if source.most_held > max(8, total // 2):
-        seen = f"{source.most_held} of {total} tensors held at once"
-        retained.append(Item("peak", seen=seen))
+        retained.append(Item("peak", seen=f"{source.most_held} of {total} tensors held at once"))
     # The last one is often still the value of a loop's variable.
     if len(held) > 1:
         seen = f"{len(held)} tensors are held after the load"

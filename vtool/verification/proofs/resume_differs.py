@@ -76,8 +76,12 @@ def compute(context: ProofContext) -> ProofResult:
             )
         apart = float((wanted[name].double() - there[name].double()).abs().max())
         found.append(Difference(name, apart, 0.0))
-    message = "a run that goes on from a checkpoint is not the run that was never stopped"
-    return check_differences(RULE, what, found, message)
+    return check_differences(
+        RULE,
+        what,
+        found,
+        "a run that goes on from a checkpoint is not the run that was never stopped",
+    )
 
 
 PROOF = Proof(
