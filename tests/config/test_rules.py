@@ -235,6 +235,29 @@ class TestBatches:
         assert findings("digits", "launch.nproc=3", "data.micro_batch_size=11") == ()
 
 
+class TestEvaluatedRows:
+    """Rows that a model is evaluated on are not those that it has been trained on."""
+
+    @pytest.mark.parametrize("path", ["rows/train.jsonl", "rows/../rows/train.jsonl", "link.jsonl"])
+    def test_a_file_is_the_same_by_any_path(self, path: str) -> None:
+        Path("link.jsonl").symlink_to("rows/train.jsonl")
+        train = "data.train=[{format: digits, split: train}, {format: messages, path: %s}]"
+        found = only(train % "rows/train.jsonl", f"data.test=[{{format: messages, path: {path}}}]")
+        assert (found.rule, found.severity) == ("evaluated-on-trained-rows", "warning")
+        assert found.parameter == "data.test.0"
+        assert found.message == (
+            f"data.test.0 has the rows of data.train.1: format: messages, path: {path}"
+        )
+
+    def test_every_entry_is_compared(self) -> None:
+        Path("rows/other.jsonl").touch()
+        other = "{format: messages, path: rows/other.jsonl}"
+        rows = f"[{other}, {{format: digits, split: train}}]"
+        found = findings("digits", f"data.validation={rows}", f"data.test={rows}")
+        assert [one.parameter for one in found] == ["data.validation.1", "data.test.1"]
+        assert findings("digits", f"data.test=[{other}]") == ()
+
+
 class TestDroppedInputs:
     """Pixels and their grid."""
 
@@ -376,6 +399,13 @@ def test_settings_of_an_evaluation_that_is_not_there_are_noted() -> None:
 
 
 PACKED = ("data.packing=token_budget", "data.micro_batch_tokens=256")
+
+
+def test_the_end_of_a_fall_is_noted_only_where_it_is_written_and_nothing_falls() -> None:
+    found = only("optim.schedule=constant", "optim.min_lr_ratio=0.1")
+    assert (found.rule, found.parameter) == ("ignored-setting", "optim.min_lr_ratio")
+    assert findings("digits", "optim.schedule=constant") == ()
+    assert findings("digits", "optim.schedule=linear", "optim.min_lr_ratio=0.1") == ()
 
 
 def test_packing_notes_a_number_of_rows_that_is_written_beside_it_not_one_of_the_recipe_below() -> (

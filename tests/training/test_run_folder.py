@@ -10,6 +10,7 @@ import pytest
 
 from tests.rows import chat, mixed_rows, picture, write_rows
 from tests.runs import messages, read_lines, request
+from vtool.config.schema import Lora
 from vtool.diagnostics import Findings
 from vtool.engines.ranks import Ranks
 from vtool.training.run_folder import RunFolder
@@ -317,6 +318,29 @@ def test_a_checkpoint_that_is_none_is_refused(rows: Path) -> None:
     assert rule_of(rows, f"checkpoint.resume={empty}")[0] == "corrupt-checkpoint"
 
 
+def test_a_setting_that_has_since_been_added_had_its_default(rows: Path) -> None:
+    """A run that an older vtool began goes on; with another value it is another run."""
+    start(rows)
+    (rows.parent / "run/result.json").unlink()
+    config = rows.parent / "run/config.yaml"
+    lines = config.read_text().splitlines(keepends=True)
+    config.write_text("".join(line for line in lines if "min_lr_ratio" not in line))
+    rule, message = rule_of(rows, "optim.min_lr_ratio=0.1")
+    assert rule == "run-folder-taken"
+    assert "optim.min_lr_ratio: 0.0 → 0.1" in message
+    assert start(rows).status == "finished"
+
+
+def test_a_group_that_was_not_there_has_no_defaults() -> None:
+    rank = Lora.model_fields["rank"].default
+    assert differences({"lora": None}, {"lora": {"rank": rank}}) == [f"lora.rank: null → {rank}"]
+
+
 def test_differences_are_of_values_not_of_spelling() -> None:
     assert differences({"a": {"b": 1.0}, "c": [1]}, {"a": {"b": 1}, "c": (1,)}) == []
     assert differences({"a": None}, {"a": 2, "launch": {"nproc": 3}}) == ["a: null → 2"]
+
+
+@pytest.mark.parametrize("name", ["micro_batch_size", "micro_batch_tokens"])
+def test_a_run_that_lacked_memory_goes_on_with_smaller_micro_batches(name: str) -> None:
+    assert differences({"data": {name: 4096}}, {"data": {name: 1024}}) == []

@@ -43,8 +43,38 @@ def test_the_rates_are_those_of_transformers(schedule: str) -> None:
 
 def test_constant_stays() -> None:
     assert {
-        learning_rate(Optim(lr=1e-3, schedule="constant"), step, 9) for step in range(1, 10)
+        learning_rate(Optim(lr=1e-3, schedule="constant", min_lr_ratio=0.1), step, 9)
+        for step in range(1, 10)
     } == {1e-3}
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "linear"])
+def test_the_rate_falls_to_the_share_that_is_asked_and_not_below(schedule: str) -> None:
+    settings = {"lr": 1e-3, "warmup_steps": 5, "schedule": schedule}
+    whole = Optim.model_validate(settings)
+    lifted = Optim.model_validate(settings | {"min_lr_ratio": 0.2})
+    for step in range(1, 52):  # in step 51 all steps are done
+        rate = learning_rate(whole, step, 50)
+        assert learning_rate(lifted, step, 50) == pytest.approx(
+            rate if step <= 5 else 2e-4 + 0.8 * rate, rel=1e-12
+        )
+    assert learning_rate(lifted, 51, 50) == pytest.approx(2e-4, rel=1e-12)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1])
+def test_the_lowest_rates_are_those_of_transformers(share: float) -> None:
+    from transformers import get_scheduler
+
+    settings = Optim(lr=2e-3, warmup_steps=7, min_lr_ratio=share)
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=2e-3)
+    given = {"min_lr_rate": share}
+    theirs = get_scheduler("cosine_with_min_lr", optimizer, 7, 60, given)
+    for step in range(8, 61):
+        while theirs.last_epoch < step - 1:
+            optimizer.step()
+            theirs.step()
+        rate = theirs.get_last_lr()[0]
+        assert math.isclose(learning_rate(settings, step, 60), rate, rel_tol=1e-12)
 
 
 def test_every_schedule_and_optimizer_of_the_schema_has_its_function_and_no_other() -> None:
@@ -85,31 +115,26 @@ def test_a_step_is_adamw_by_the_book() -> None:
         assert torch.allclose(parameter, wanted, rtol=0, atol=1e-14)
 
 
+@pytest.mark.parametrize("share", [0.0, 1e-6, 0.1, 1 / 3, 0.95])
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_what_a_schedule_was_made_with_is_read_off_its_rates(schedule: str) -> None:
+def test_what_a_schedule_was_made_with_is_read_off_its_rates(schedule: str, share: float) -> None:
     for total in range(1, 30):
         for warmup in range(total):
-            settings = Optim.model_validate(
-                {"lr": 3e-4, "warmup_steps": warmup, "schedule": schedule}
-            )
-            seen = list(
-                observe_schedule(
-                    lambda step, settings=settings, total=total: learning_rate(
-                        settings, step, total
-                    ),
-                    total,
-                )
-            )  # type: ignore[misc]
-            told = {one.name: one.value for one in seen}
+            given = {"lr": 3e-4, "warmup_steps": warmup, "schedule": schedule}
+            settings = Optim.model_validate(given | {"min_lr_ratio": share})
+            rates = lambda step, of=settings, n=total: learning_rate(of, step, n)  # noqa: E731
+            told = {one.name: one.value for one in observe_schedule(rates, total)}
             assert told["optim.lr"] == 3e-4
             # One step of warm-up changes nothing of a constant rate; over a step or two, shapes are
-            # one.
+            # one. Two steps of one rate are a constant rate, or a warm-up of one step.
             if "optim.warmup_steps" in told and not (schedule == "constant" and warmup == 1):
                 assert told["optim.warmup_steps"] == warmup, total
             assert told.get("optim.schedule", schedule) == schedule, (total, warmup)
-            assert ("optim.schedule" in told) is (
-                total - told.get("optim.warmup_steps", total) >= 3
-            )
+            left, falls = total - warmup, schedule != "constant"
+            fewest = 3 if falls or total == 2 else 2
+            assert ("optim.schedule" in told) is (left >= fewest), (total, warmup)
+            assert ("optim.min_lr_ratio" in told) is (falls and left >= 2), (total, warmup)
+            assert told.get("optim.min_lr_ratio", share) == pytest.approx(share, rel=1e-9)
 
 
 @pytest.mark.parametrize("warmup", [0, 1, 7])
@@ -125,9 +150,17 @@ def test_a_schedule_that_is_added_is_read_off_its_rates_too(
             "optim.lr": 3e-4,
             "optim.warmup_steps": warmup,
             "optim.schedule": "flat",
+            "optim.min_lr_ratio": 0.0,
         }
 
 
 def test_a_schedule_of_no_known_shape_is_none() -> None:
     told = {one.name: one.value for one in observe_schedule(lambda step: 1e-3 / step, 10)}
     assert told["optim.schedule"] == "a rate of 0.00025 in step 4"
+    assert "optim.min_lr_ratio" not in told
+
+
+def test_a_warm_up_that_is_no_line_is_a_longer_one() -> None:
+    told = {one.name: one.value for one in observe_schedule(lambda step: 1e-6 * step**3, 10)}
+    assert told["optim.warmup_steps"] == 1000
+    assert told["optim.schedule"] == "a rate of 0.001 in step 10"

@@ -65,8 +65,11 @@ def compose_recipe(recipe: str, overrides: Sequence[str]) -> Composed:
                 "bad-defaults-list", "the defaults list leads back to itself", sources=sources
             ) from error
         except AssertionError as error:
-            message = "an entry of the defaults list is neither a name nor `/GROUP: FILE`"
-            raise _refused("bad-defaults-list", message, sources=sources) from error
+            raise _refused(
+                "bad-defaults-list",
+                "an entry of the defaults list is neither a name nor `/GROUP: FILE`",
+                sources=sources,
+            ) from error
         except (HydraException, OmegaConfBaseException, ValueError) as error:
             raise (
                 error
@@ -95,10 +98,9 @@ def _clashes(layers: Sequence[Layer]) -> Iterator[Diagnostic]:
         before, where = kinds.setdefault(keys, (kind, file.name))
         if before != kind:
             name = ".".join(keys)
-            message = f"`{name}` is {before} in {where}, and {kind} here"
             yield Diagnostic(
                 "wrong-type",
-                message,
+                f"`{name}` is {before} in {where}, and {kind} here",
                 f"write {before}, as {where} does",
                 name,
                 file.place(node),
@@ -144,29 +146,22 @@ def _apply(
             ValueError,
             IndexError,
         ) as error:
-            name, message, help = (
-                override.key_or_group,
-                f"`{override.input_line}` cannot be set: {first_line(error.__cause__ or error)}",
-                None,
-            )
-            for end in range(1, len(_keys(name)) + 1):
-                outer = ".".join(_keys(name)[:end])
-                if not isinstance(
-                    entries := OmegaConf.select(config, outer, throw_on_missing=False), ListConfig
-                ):
-                    continue
-                if outer == name:
-                    message, help = (
-                        f"`{override.input_line}` cannot be set: `{name}` is a list",
-                        f"give the whole list: {name}=[…]",
+            name, why, help = override.key_or_group, first_line(error.__cause__ or error), None
+            around = (".".join(_keys(name)[:end]) for end in range(1, len(_keys(name)) + 1))
+            for outer in around:
+                entries = OmegaConf.select(config, outer, throw_on_missing=False)
+                if isinstance(entries, ListConfig):
+                    why, help = (
+                        (f"`{name}` is a list", f"give the whole list: {name}=[…]")
+                        if outer == name
+                        else (
+                            f"`{outer}` is a list of {len(entries)}, whose first entry is"
+                            f" `{outer}.0`",
+                            f"to add an entry, give the whole list: {outer}=[…]",
+                        )
                     )
-                else:
-                    message = (
-                        f"`{override.input_line}` cannot be set: `{outer}` is a list of"
-                        f" {len(entries)}, whose first entry is `{outer}.0`"
-                    )
-                    help = f"to add an entry, give the whole list: {outer}=[…]"
-                break
+                    break
+            message = f"`{override.input_line}` cannot be set: {why}"
             findings.append(Diagnostic("bad-override", message, help, name, COMMAND_LINE))
     return applied, findings
 
@@ -184,9 +179,11 @@ def _resolved(config: DictConfig, origins: Origins) -> dict[str, Any]:
             reason = first_line(error).partition("raised while resolving interpolation: ")[2].strip(
                 '"'
             ) or first_line(error)
-            message = f"`{name}` refers to something that is not there: {reason}"
-            if reason.startswith("Recursive interpolation"):
-                message = f"`{name}` refers to itself, at once or by way of others"
+            problem = (
+                "itself, at once or by way of others"
+                if reason.startswith("Recursive interpolation")
+                else f"something that is not there: {reason}"
+            )
             wanted = re.match(r"Interpolation key '(.+)' not found", reason)
             help = (
                 did_you_mean(near(wanted[1], [".".join(keys) for keys in origins.places]))
@@ -198,7 +195,9 @@ def _resolved(config: DictConfig, origins: Origins) -> dict[str, Any]:
                     f"the recipe does not set `{wanted[1]}`, and only what it sets can be referred"
                     f" to; the default is {default}: write it"
                 )
-            findings[name] = Diagnostic("broken-reference", message, help, name, origins.near(name))
+            findings[name] = Diagnostic(
+                "broken-reference", f"`{name}` refers to {problem}", help, name, origins.near(name)
+            )
             OmegaConf.update(config, name, None)
             continue
         if findings:
@@ -228,8 +227,7 @@ def _default_of(name: str) -> str | None:
 
 def _no_such_file(error: MissingConfigException, sources: Sequence[RecipeSource]) -> Findings:
     """A defaults list names a file that is nowhere."""
-    path = str(error.missing_cfg_file).lstrip("/")
-    group, _, choice = path.rpartition("/")
+    group, _, choice = str(error.missing_cfg_file).lstrip("/").rpartition("/")
     origin = _in_defaults(choice, sources)
     if not group and any(source.recipe and source.recipe.stem == choice for source in sources):
         return _refused(

@@ -44,11 +44,14 @@ def expected_settings(run: Run) -> dict[str, Expectation]:
     if run.lora is not None:
         found["lora.layers"] = adapted_layer(run.lora, trained_components(run.model.freeze))
     if isinstance(run.engine, Megatron):
-        name = "engine.wrap_config.use_distributed_optimizer"
-        shares = Expected(name, run.engine.wrap_config.use_distributed_optimizer)
-        found.setdefault("engine.ddp_config.use_distributed_optimizer", shares)
-        name = "engine.ddp_config.grad_reduce_in_fp32"
-        found.setdefault(name, Expected(name, True))
+        shares, wide = (
+            "engine.wrap_config.use_distributed_optimizer",
+            "engine.ddp_config.grad_reduce_in_fp32",
+        )
+        found = {
+            "engine.ddp_config.use_distributed_optimizer": found[shares],
+            wide: Expected(wide, True),
+        } | found
     return found
 
 
@@ -115,8 +118,10 @@ def _in_context(run: Run) -> dict[str, Any]:
     }
     if run.lora is not None:
         values["lora.alpha"] = run.lora.scale * run.lora.rank
-    if optim.schedule == "constant" and optim.warmup_steps == 1:
-        values["optim.warmup_steps"] = 0  # over one step, both are the same constant rate
+    if optim.schedule == "constant":
+        values["optim.min_lr_ratio"] = None  # nothing falls
+        if optim.warmup_steps == 1:
+            values["optim.warmup_steps"] = 0  # over one step, both are the same constant rate
     return values
 
 
@@ -126,8 +131,7 @@ def _rows(data: Data) -> dict[str, Expectation]:
             "data.micro_batch_size", min(data.micro_batch_size, rows), "a first micro-batch of "
         )
     }
-    for split in ("train", "validation", "test"):
-        entries = getattr(data, split)
+    for split, entries in data.splits.items():
         for leaf in (leaf for entry in entries for leaf in type(entry).model_fields):
             found[f"data.{split}.{leaf}"] = partial(_entry, entries, f"data.{split}", leaf)
     return found

@@ -85,9 +85,8 @@ def _object(
         docs = docstrings(owner)
         for name, field in owner.model_fields.items():
             schema = _field(Setting(name, owner, field), plain["properties"][name], definitions)
-            description = docs.get(name)
-            if description:
-                schema = _described(schema, " ".join(description.split()))
+            if text := docs.get(name):
+                schema = {"description": " ".join(text.split()), **schema}
             if (
                 not field.is_required()
                 and "default" in plain["properties"][name]
@@ -97,27 +96,20 @@ def _object(
             found = properties.setdefault(name, [])
             if schema not in found:
                 found.append(schema)
-    made: Schema = {
-        "type": "object",
-        "description": " ".join(inspect.cleandoc(owners[0].__doc__ or "").split()),
-    }
+    docs_of_all = [inspect.cleandoc(owner.__doc__ or "") for owner in owners]
     if len(owners) > 1:
-        made["description"] = (
-            "; or ".join(
-                " ".join(inspect.cleandoc(owner.__doc__ or "").partition("\n\n")[0].split()).rstrip(
-                    "."
-                )
-                for owner in owners
-            )
-            + "."
-        )
-    made["properties"] = {name: _merged(found) for name, found in properties.items()}
-    made["additionalProperties"] = False
-    if whole:
-        made["required"] = [
-            name for name, field in owners[0].model_fields.items() if field.is_required()
-        ]
-    return made
+        first = (" ".join(text.partition("\n\n")[0].split()).rstrip(".") for text in docs_of_all)
+        description = "; or ".join(first) + "."
+    else:
+        description = " ".join(docs_of_all[0].split())
+    required = [name for name, field in owners[0].model_fields.items() if field.is_required()]
+    return {
+        "type": "object",
+        "description": description,
+        "properties": {name: _merged(found) for name, found in properties.items()},
+        "additionalProperties": False,
+        **({"required": required} if whole else {}),
+    }
 
 
 def _merged(found: list[Schema]) -> Schema:
@@ -142,15 +134,9 @@ def _field(setting: Setting, plain: Schema, definitions: dict[str, Schema]) -> S
     groups = setting.groups
     if groups and plain.get("type") != "array":
         key = "_or_".join(group.__name__ for group in groups)
-        definitions.setdefault(key, {})
         definitions[key] = _object(groups, definitions, whole=False)
-        options: list[Schema] = [{"$ref": f"#/definitions/{key}"}]
-        options += (
-            [{"type": "null"}]
-            if any(each.get("type") == "null" for each in plain.get("anyOf", ()))
-            else []
-        )
-        return {"anyOf": [*options, _LATER]}
+        null = [{"type": "null"}] if {"type": "null"} in plain.get("anyOf", ()) else []
+        return {"anyOf": [{"$ref": f"#/definitions/{key}"}, *null, _LATER]}
     if groups:
         entries = []
         for group in groups:
@@ -180,7 +166,3 @@ def _clean(schema: Any) -> Any:
         made["enum"] = [made.pop("const")]
         made.pop("type", None)
     return made
-
-
-def _described(schema: Schema, text: str) -> Schema:
-    return {"description": text, **schema}

@@ -98,17 +98,14 @@ def _of_kind(kind: str, recipe: str, overrides: Sequence[str]) -> Loaded:
         raise Findings(examined.findings)
     found = examined.loaded.plain["kind"]
     if found != kind:
-        message = (
-            f"`{recipe}` is a recipe of kind {found}, and this command takes those of kind {kind}"
-        )
-        help = (
-            f"vtool load-check {recipe}" if found == "load_check" else f"vtool train sft {recipe}"
-        )
         raise Findings(
             Diagnostic(
                 "unknown-choice",
-                message,
-                help,
+                f"`{recipe}` is a recipe of kind {found}, and this command takes those of kind"
+                f" {kind}",
+                f"vtool load-check {recipe}"
+                if found == "load_check"
+                else f"vtool train sft {recipe}",
                 "kind",
                 examined.loaded.origins.near("kind"),
                 kind,
@@ -172,7 +169,16 @@ def _checked(composed: Composed) -> tuple[Loaded | None, Examined]:
     stages = [_schema_stage(composed, checked)]
     if isinstance(run := checked.run, Run):
         stages += [
-            _settings_stage(run, composed.origins, checked.sound),
+            _Stage(
+                _SETTINGS_RULES,
+                tuple(rules.check(run, composed.origins, checked.sound)),
+                {
+                    each.rule.name
+                    for each in rules.SETTINGS_RULES
+                    if not each.can_run(checked.sound)
+                },
+                rules.unanswered(run, checked.sound),
+            ),
             _npu_stage(run, composed.origins, checked.sound),
         ]
     findings = tuple(finding for stage in stages for finding in stage.findings)
@@ -184,10 +190,11 @@ def _checked(composed: Composed) -> tuple[Loaded | None, Examined]:
         for stage in stages
         for rule in stage.rules
     }
-    loaded = None
-    if not any(finding.severity == "error" for finding in checked.findings):
-        plain = checked.run.model_dump(mode="json")
-        loaded = Loaded(checked.run, plain, composed.origins, findings)
+    loaded = (
+        None
+        if any(finding.severity == "error" for finding in checked.findings)
+        else Loaded(checked.run, checked.run.model_dump(mode="json"), composed.origins, findings)
+    )
     return loaded, Examined(None if failed else loaded, findings, checks, reasons)
 
 
@@ -195,15 +202,6 @@ def _schema_stage(composed: Composed, checked: Checked) -> _Stage:
     names = [rule.name for rule in rules_recipe.RULES]
     missed = [] if checked.whole else [name for name in names if RULES[name].code >= "VT1"]
     return _Stage(names, (*composed.findings, *checked.findings), missed)
-
-
-def _settings_stage(run: Run, origins: Origins, sound: frozenset[str]) -> _Stage:
-    return _Stage(
-        _SETTINGS_RULES,
-        tuple(rules.check(run, origins, sound)),
-        {each.rule.name for each in rules.SETTINGS_RULES if not each.can_run(sound)},
-        rules.unanswered(run, sound),
-    )
 
 
 def _npu_stage(run: Run, origins: Origins, sound: frozenset[str]) -> _Stage:
@@ -215,9 +213,11 @@ def _npu_stage(run: Run, origins: Origins, sound: frozenset[str]) -> _Stage:
 
     machine = read_machine(os.environ)
     readable = sound >= {"model", "data", "launch", "engine"}
-    found = npu.check_recipe(run, origins, machine) if readable else npu.check_machine(machine)
-    missed = () if readable else npu.SETTINGS_RULES
-    return _Stage(npu.RULES, tuple(found), missed, npu.unanswered(machine))
+    found = [
+        *npu.check_machine(machine),
+        *(npu.check_settings(run, origins, machine) if readable else ()),
+    ]
+    return _Stage(npu.RULES, found, () if readable else npu.SETTINGS_RULES, npu.unanswered(machine))
 
 
 def effective_yaml(loaded: Loaded) -> str:

@@ -39,7 +39,6 @@ def not_built(
         device: `device.kind`.
         adapters: whether `lora` is set.
     """
-    fused = engine.transformer_config.model_dump().items()
     checks = [
         (
             family not in BUILT,
@@ -81,7 +80,7 @@ def not_built(
                 f"engine.transformer_config.{name} is true, but its kernel needs CUDA",
                 "leave it out",
             )
-            for name, value in fused
+            for name, value in engine.transformer_config.model_dump().items()
         ),
     ]
     return [Problem(*problem) for wrong, *problem in checks if wrong]
@@ -104,17 +103,26 @@ def needs_transformer_engine(
     install = "" if device == "cpu" else f"{INSTALL_TE}, or "
     found = []
     if engine.parallel.context > 1:
-        message = (
-            f"engine.parallel.context is {engine.parallel.context}, and attention over several"
-            f" processes is Transformer Engine's: {there}"
+        found.append(
+            Problem(
+                "parallel.context",
+                (
+                    f"engine.parallel.context is {engine.parallel.context}, and attention over"
+                    f" several processes is Transformer Engine's: {there}"
+                ),
+                f"{install}set engine.parallel.context=1; engine.parallel.sequence saves memory"
+                " too",
+            )
         )
-        help = f"{install}set engine.parallel.context=1; engine.parallel.sequence saves memory too"
-        found.append(Problem("parallel.context", message, help))
     if engine.bridge == "mbridge":
-        message = (
-            f"engine.bridge is mbridge, which builds every layer of Transformer Engine's: {there}"
+        found.append(
+            Problem(
+                "bridge",
+                f"engine.bridge is mbridge, which builds every layer of Transformer Engine's:"
+                f" {there}",
+                f"{install}set engine.bridge=native",
+            )
         )
-        found.append(Problem("bridge", message, f"{install}set engine.bridge=native"))
     return found
 
 
@@ -161,5 +169,8 @@ def _bad_world(parallel: Parallel, world: int) -> list[Problem]:
         f" {world} process{'es' * (world > 1)} of the run"
     )
     least = -(-world // parallel.sharing) * parallel.sharing
-    help = f"start a multiple of {parallel.sharing}: --nproc {least}"
-    return [Problem(f"parallel.{last}", message, help)]
+    return [
+        Problem(
+            f"parallel.{last}", message, f"start a multiple of {parallel.sharing}: --nproc {least}"
+        )
+    ]

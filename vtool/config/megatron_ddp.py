@@ -196,13 +196,19 @@ def _without_wrapper(given: Mapping[str, Any]) -> Problem:
     name = "wrap_config.wrap_with_ddp"
     if given:
         listed = ", ".join(f"ddp_config.{field}" for field in given)
-        message = f"{name} is false, but {listed} would then have no effect"
-        return Problem(name, message, "leave ddp_config empty, or wrap_with_ddp out")
-    message = (
-        f"{name} is false: megatron-core's optimizers take the gradients from its DDP, and none"
-        " would be there"
+        return Problem(
+            name,
+            f"{name} is false, but {listed} would then have no effect",
+            "leave ddp_config empty, or wrap_with_ddp out",
+        )
+    return Problem(
+        name,
+        (
+            f"{name} is false: megatron-core's optimizers take the gradients from its DDP, and none"
+            " would be there"
+        ),
+        "leave it out",
     )
-    return Problem(name, message, "leave it out")
 
 
 def _given(ddp: DdpConfig) -> dict[str, Any]:

@@ -5,11 +5,12 @@ The installed release is read as text, from its one file: importing it would imp
 
 import ast
 import json
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+
+from vtool.config.environment.machine import find_distribution
 
 FILE = "megatron/core/distributed/distributed_data_parallel_config.py"
 _CLASS = "DistributedDataParallelConfig"
@@ -72,12 +73,7 @@ def installed(path: Sequence[str] | None = None) -> Installed | None:
     Args:
         path: the folders to look in, as `sys.path` has them.
     """
-    from importlib import metadata  # 10 ms, which recipes of other engines need not wait for
-
-    found = metadata.distributions(
-        name="megatron-core", path=list(sys.path if path is None else path)
-    )
-    distribution = next(iter(found), None)
+    distribution = find_distribution("megatron-core", path)
     if distribution is None:
         return None
     try:

@@ -57,7 +57,7 @@ def _unparsable(text: str, error: HydraException) -> Diagnostic:
 
 def _unusable(text: str, override: Override) -> Diagnostic | None:
     key = override.key_or_group
-    if not text.isprintable() and not _is_text(text):
+    if re.search("[\ud800-\udfff]", text):  # how Python keeps bytes that are not UTF-8
         return _bad(f"{text!r} is not text in UTF-8", None)
     if override.is_sweep_override():
         message, value = f"`{text}` gives several values, and a run has one", text.partition("=")[2]
@@ -82,15 +82,6 @@ def _as_typed(key: str, value: str) -> str:
     return f"\"{key}='{escaped}'\""
 
 
-def _is_text(text: str) -> bool:
-    """Return whether an argument was UTF-8: Python keeps other bytes as lone surrogates."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
 def choose_groups(overrides: Sequence[Override], composer: Composer) -> None:
     """Mark the overrides that pick a file of a group: `optim=adamw`, and not `optim={lr: 1}`.
 
@@ -110,15 +101,21 @@ def choose_groups(overrides: Sequence[Override], composer: Composer) -> None:
         group, choice = override.key_or_group, override.value()
         if not isinstance(choice, str) or not repository.config_exists(f"{group}/{choice}"):
             options = repository.get_group_options(group)
-            help = (
-                did_you_mean([f"{group}={option}" for option in near(str(choice), options)])
-                or f"there are: {', '.join(options)}"
+            findings.append(
+                Diagnostic(
+                    "unknown-group-choice",
+                    (
+                        f"`{group}` picks a file of configs/{group}, and there is none for"
+                        f" `{override.input_line}`"
+                    ),
+                    (
+                        did_you_mean([f"{group}={option}" for option in near(str(choice), options)])
+                        or f"there are: {', '.join(options)}"
+                    ),
+                    group,
+                    COMMAND_LINE,
+                )
             )
-            message = (
-                f"`{group}` picks a file of configs/{group}, and there is none for"
-                f" `{override.input_line}`"
-            )
-            findings.append(Diagnostic("unknown-group-choice", message, help, group, COMMAND_LINE))
     if findings:
         raise Findings(findings, fatal=True)
     listed = composer.defaults_list([], skip_missing=True)

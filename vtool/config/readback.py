@@ -5,7 +5,7 @@ The owner of an object says what it observes in it, without being given a settin
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +29,11 @@ class Observed:
     """The object, for people: `AdamW, group 1`."""
     of: tuple[Any, ...] = ()
     """Arguments for an expectation that is a function: what in the model it is about."""
+
+
+def observe_values(values: Mapping[str, Any], where: str) -> Iterator[Observed]:
+    """Yield the settings that one object has, by name."""
+    return (Observed(name, value, where) for name, value in values.items())
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,9 +65,13 @@ def find_recipe(recipe: str) -> RecipeFile:
             ),
             fatal=True,
         )
-    message = f"there is no recipe named `{recipe}`, and no such file"
     raise Findings(
-        Diagnostic("unknown-recipe", message, help=_other_recipes(recipe, names)), fatal=True
+        Diagnostic(
+            "unknown-recipe",
+            f"there is no recipe named `{recipe}`, and no such file",
+            help=_other_recipes(recipe, names),
+        ),
+        fatal=True,
     )
 
 

@@ -14,8 +14,16 @@ from pydantic.fields import FieldInfo
 
 from vtool.config.schema import Run, Settings
 from vtool.config.schema.base import Arrival
+from vtool.diagnostics.near_miss import one_of
 
 _WORDS: dict[Any, str] = {bool: "true or false", int: "an integer", float: "a number", str: "text"}
+_BOUNDS: dict[Any, str] = {
+    Gt: "above {0.gt}",
+    Ge: "of at least {0.ge}",
+    Lt: "below {0.lt}",
+    Le: "of at most {0.le}",
+    MinLen: "that is not empty",  # no setting asks for more than one
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +81,7 @@ def all_settings(owner: type[Settings] = Run, prefix: str = "") -> Iterator[Sett
 
 def arrival_of(owner: type[Settings], field: FieldInfo) -> Arrival | None:
     """Return how a setting is known to arrive: what its field says, or else its group."""
-    own = (each for each in field.metadata if isinstance(each, Arrival))
-    return next(own, owner.arrival)
+    return next((each for each in field.metadata if isinstance(each, Arrival)), owner.arrival)
 
 
 def arrivals() -> dict[str, Arrival | None]:
@@ -163,8 +170,7 @@ def takes(annotation: Any, metadata: Sequence[Any] = ()) -> str:
 
 def _takes(annotation: Any, metadata: Sequence[Any]) -> str:
     if typing.get_origin(annotation) is typing.Literal:
-        words = [f"`{word}`" for word in typing.get_args(annotation)]
-        return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
+        return one_of(typing.get_args(annotation))
     if typing.get_origin(annotation) is tuple:
         entries = typing.get_args(annotation)
         if entries[-1] is Ellipsis:
@@ -176,21 +182,7 @@ def _takes(annotation: Any, metadata: Sequence[Any]) -> str:
 
 
 def _bounds(metadata: Sequence[Any]) -> str:
-    bounds = []
-    for bound in metadata:
-        match bound:
-            case Gt(gt):
-                bounds.append(f"above {gt}")
-            case Ge(ge):
-                bounds.append(f"of at least {ge}")
-            case Lt(lt):
-                bounds.append(f"below {lt}")
-            case Le(le):
-                bounds.append(f"of at most {le}")
-            case MinLen(1):
-                bounds.append("that is not empty")
-            case _:
-                pass
+    bounds = [_BOUNDS[type(each)].format(each) for each in metadata if type(each) in _BOUNDS]
     return f" {' and '.join(bounds)}" if bounds else ""
 
 

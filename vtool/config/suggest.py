@@ -112,12 +112,11 @@ def meant_key(spot: Spot) -> str:
         or overlapping(key, [name for name in here if name in values])
         or overlapping(key, values)
     )
-    listed = (
+    return did_you_mean(list(dict.fromkeys(likely))[:3]) or (
         f"`{group}` has the settings {', '.join(leaves)}"
         if group
         else f"a recipe has the groups {', '.join(leaves)}"
     )
-    return did_you_mean(list(dict.fromkeys(likely))[:3]) or listed
 
 
 def what_it_needs(name: str, accepted: str) -> str:

@@ -3,11 +3,11 @@
 import hashlib
 import itertools
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Glob, Override
+from hydra.core.override_parser.types import Glob
 from hydra.errors import HydraException
 
 from vtool.config.origins import COMMAND_LINE
@@ -65,18 +65,20 @@ def expand(overrides: Sequence[str]) -> tuple[Job, ...]:
         if not override.is_sweep_override():
             choices.append([text])
         elif not override.is_discrete_sweep() or isinstance(override.value(), Glob):
-            message = f"`{text}` is a sweep without a list of values"
             findings.append(
                 Diagnostic(
                     "bad-override",
-                    message,
+                    f"`{text}` is a sweep without a list of values",
                     "write KEY=A,B,C, or KEY=range(1,4)",
                     origin=COMMAND_LINE,
                 )
             )
         else:
             choices.append(
-                [f"{override.input_line.partition('=')[0]}={value}" for value in _values(override)]
+                [
+                    f"{override.input_line.partition('=')[0]}={value}"
+                    for value in dict.fromkeys(override.sweep_string_iterator())  # each once
+                ]
             )
     if findings:
         raise Findings(findings, fatal=True)
@@ -84,8 +86,3 @@ def expand(overrides: Sequence[str]) -> tuple[Job, ...]:
     return tuple(
         Job(each, tuple(each[number] for number in several)) for each in itertools.product(*choices)
     )
-
-
-def _values(override: Override) -> Iterable[str]:
-    """Each value as it is written, once."""
-    return dict.fromkeys(override.sweep_string_iterator())

@@ -1,7 +1,6 @@
 """Validation of plain values: pydantic's errors become findings, with places and suggestions."""
 
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -15,7 +14,7 @@ from vtool.config.schema import KINDS, Run, Settings
 from vtool.config.settings import Spot, all_settings, choices, find_spot, nullable, takes
 from vtool.config.suggest import ANOTHER_FAMILY, better_value, meant_key, what_it_needs
 from vtool.diagnostics import Diagnostic, Origin
-from vtool.diagnostics.near_miss import did_you_mean, near
+from vtool.diagnostics.near_miss import did_you_mean, near, one_of
 
 _CHOICE = {"literal_error", "union_tag_invalid"}
 _MISSING = {"missing", "union_tag_not_found"}
@@ -84,11 +83,10 @@ def validate(composed: Composed) -> Checked:
             findings.setdefault((finding.rule, finding.parameter), finding)
     unsound = {str(finding.parameter).partition(".")[0] for finding in findings.values()}
     partial = _partial(schema, values, set(schema.model_fields) - unsound)
-    ordered = tuple(sorted(findings.values(), key=_order))
     return Checked(
         partial,
         frozenset(schema.model_fields) - unsound,
-        ordered,
+        tuple(sorted(findings.values(), key=_order)),
         not any(each["type"] in _HIDES for each in errors),
     )
 
@@ -124,10 +122,9 @@ def _finding(error: ErrorDetails, composed: Composed) -> Diagnostic:
     name, kind, origins = spot.name, error["type"], composed.origins
     place = origins.places.get(spot.keys)
     if kind == "extra_forbidden":
-        message = f"there is no setting `{name}`"
         return Diagnostic(
             "unknown-key",
-            message,
+            f"there is no setting `{name}`",
             meant_key(spot),
             name,
             place.key if place else None,
@@ -138,23 +135,22 @@ def _finding(error: ErrorDetails, composed: Composed) -> Diagnostic:
         wanted = (
             takes(spot.annotation, spot.metadata)
             if kind == "missing"
-            else _listed(choices(spot.annotation))
+            else one_of(choices(spot.annotation))
         )
         if spot.keys[-1].isdigit() and kind == "missing":
             return _unfit(
                 "out-of-range", find_spot(error["loc"][:-1], root), error["input"], origins
             )
-        origin = (
-            (place.value if place else None)
-            or origins.near(name)
-            or Origin(shown(composed.file.path))
-        )
         return Diagnostic(
             "missing-key",
             f"`{tag}` is not given, and has no default",
             what_it_needs(tag, wanted),
             tag,
-            origin,
+            (
+                (place.value if place else None)
+                or origins.near(name)
+                or Origin(shown(composed.file.path))
+            ),
             wanted,
         )
     if kind in _CHOICE:
@@ -179,19 +175,22 @@ def _unknown_choice(error: ErrorDetails, spot: Spot, origins: Origins) -> Diagno
     if name == "model.family":
         help = f"{help}; {ANOTHER_FAMILY}" if help else ANOTHER_FAMILY
     null = ", or null" if nullable(spot.annotation) else ""
-    message = f"`{name}` takes {_listed(words)}{null}, not {_seen(given)}"
     return Diagnostic(
-        "unknown-choice", message, help, name, origins.near(name), ", ".join(words), _seen(given)
+        "unknown-choice",
+        f"`{name}` takes {one_of(words)}{null}, not {_seen(given)}",
+        help,
+        name,
+        origins.near(name),
+        ", ".join(words),
+        _seen(given),
     )
 
 
 def _unknown_kind(given: object, origins: Origins) -> Diagnostic:
-    help = did_you_mean(near(given, KINDS)) if isinstance(given, str) else None
-    message = f"`kind` takes {_listed(tuple(KINDS))}, not {_seen(given)}"
     return Diagnostic(
         "unknown-choice",
-        message,
-        help,
+        f"`kind` takes {one_of(KINDS)}, not {_seen(given)}",
+        did_you_mean(near(given, KINDS)) if isinstance(given, str) else None,
         "kind",
         origins.near("kind"),
         ", ".join(KINDS),
@@ -204,27 +203,35 @@ def _unfit(
 ) -> Diagnostic:
     wanted, origin = takes(spot.annotation, spot.metadata), origins.near(spot.name)
     wanted = wanted.replace("a number", "a finite number", 1) if finite else wanted
-    message = f"`{spot.name}` takes {wanted}, not {_seen(given)}"
     return Diagnostic(
-        rule, message, better_value(spot, given, origin), spot.name, origin, wanted, _seen(given)
+        rule,
+        f"`{spot.name}` takes {wanted}, not {_seen(given)}",
+        better_value(spot, given, origin),
+        spot.name,
+        origin,
+        wanted,
+        _seen(given),
     )
 
 
 def _left_open(name: str, origins: Origins) -> Diagnostic:
     """Return a finding for `???`: the user must set the value."""
-    keys = name.split(".")
     setting = next(
         (
             setting
             for setting in all_settings()
-            if setting.name == ".".join(key for key in keys if not key.isdigit())
+            if setting.name == ".".join(key for key in name.split(".") if not key.isdigit())
         ),
         None,
     )
     wanted = setting.takes if setting else "VALUE"
-    message = f"`{name}` is left open by the recipe, and must be given"
     return Diagnostic(
-        "missing-key", message, what_it_needs(name, wanted), name, origins.near(name), wanted
+        "missing-key",
+        f"`{name}` is left open by the recipe, and must be given",
+        what_it_needs(name, wanted),
+        name,
+        origins.near(name),
+        wanted,
     )
 
 
@@ -257,11 +264,6 @@ def _echoes(error: ErrorDetails) -> bool:
 def _tag(error: ErrorDetails) -> str:
     """The setting that tells the members of a union apart."""
     return str(error["ctx"]["discriminator"]).strip("'")
-
-
-def _listed(words: Iterator[str] | tuple[str, ...]) -> str:
-    quoted = [f"`{word}`" for word in words]
-    return " or ".join([", ".join(quoted[:-1]), quoted[-1]] if len(quoted) > 1 else quoted)
 
 
 def _seen(value: object) -> str:

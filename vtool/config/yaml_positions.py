@@ -51,11 +51,10 @@ def read_yaml(path: Path) -> YamlFile:
             "unreadable-file", f"{name} cannot be read: {error.strerror}", Origin(name)
         ) from error
     except UnicodeDecodeError as error:
-        line = error.object[: error.start].count(b"\n") + 1
         raise _refused(
             "unreadable-file",
             f"{name} is not text in UTF-8: byte {error.start} is {error.object[error.start]:#04x}",
-            Origin(name, line),
+            Origin(name, error.object[: error.start].count(b"\n") + 1),
         ) from error
     except yaml.YAMLError as error:
         raise not_yaml(name, error) from error
@@ -111,12 +110,14 @@ def _refusals(node: yaml.Node, name: str) -> Iterator[Diagnostic]:
                 origin=_place(name, key.start_mark),
             )
         elif key.value in first:
-            message = (
-                f"{name} has the key `{key.value}` twice; the first is in line"
-                f" {first[key.value].start_mark.line + 1}"
-            )
             yield Diagnostic(
-                "bad-yaml", message, "keep one of them", origin=_place(name, key.start_mark)
+                "bad-yaml",
+                (
+                    f"{name} has the key `{key.value}` twice; the first is in line"
+                    f" {first[key.value].start_mark.line + 1}"
+                ),
+                "keep one of them",
+                origin=_place(name, key.start_mark),
             )
         else:
             first[key.value] = key
@@ -136,8 +137,11 @@ def _unfolded(node: yaml.Node, seen: dict[int, int], name: str) -> int:
         ]
         seen[id(node)] = 1 + sum(_unfolded(child, seen, name) for child in children)
         if seen[id(node)] > MOST_VALUES:
-            message = f"{name} has aliases that unfold to more than {MOST_VALUES} values"
-            raise _refused("bad-yaml", message, _place(name, node.start_mark))
+            raise _refused(
+                "bad-yaml",
+                f"{name} has aliases that unfold to more than {MOST_VALUES} values",
+                _place(name, node.start_mark),
+            )
     return seen[id(node)]
 
 

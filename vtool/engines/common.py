@@ -125,8 +125,10 @@ class TorchEngine:
         )
 
     def optimizer_state(self) -> dict[str, Tensor]:
-        state = optimizer_tensors(self.module, self.optimizer)
-        return self._collect((name, self._gather(tensor)) for name, tensor in state.items())
+        return self._collect(
+            (name, self._gather(tensor))
+            for name, tensor in optimizer_tensors(self.module, self.optimizer).items()
+        )
 
     def load_state(self, model: Mapping[str, Tensor], optimizer: Mapping[str, Tensor]) -> None:
         adapted = has_adapters(self.module)
@@ -156,8 +158,7 @@ class TorchEngine:
             yield Group(self.optimizer, group, members)
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        named = self.module.named_parameters()
-        return ((saved_name(name), parameter) for name, parameter in named)
+        return ((saved_name(name), parameter) for name, parameter in self.module.named_parameters())
 
     def _gather(self, tensor: Tensor) -> Tensor:
         """Return all of a tensor of which each rank may have its share."""

@@ -10,15 +10,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import get_total_norm
 
-from vtool.config.readback import Observed
-from vtool.config.schema import Ddp as DdpSettings
+from vtool.config.readback import Observed, observe_values
 from vtool.engines import common
 from vtool.engines.contract import B, EngineInputs
-from vtool.engines.ranks import Ranks
 from vtool.engines.spans import Span, null_span
 from vtool.models import observe_model
 
@@ -26,25 +24,19 @@ from vtool.models import observe_model
 class Ddp(common.TorchEngine):
     """See `vtool.engines.contract.Engine`."""
 
-    def __init__(
-        self,
-        module: nn.Module,
-        settings: DdpSettings,
-        ranks: Ranks,
-        compute_dtype: torch.dtype,
-        build_optimizer: Callable[[nn.Module], torch.optim.Optimizer],
-    ) -> None:
-        super().__init__(module.to(ranks.device), ranks)
+    def __init__(self, inputs: EngineInputs) -> None:
+        ranks = inputs.ranks
+        super().__init__(inputs.module.to(ranks.device), ranks)
         self.parameters = common.trainable(self.module)
-        self.compute_dtype = compute_dtype
-        self.optimizer = build_optimizer(self.module)
+        self.compute_dtype = inputs.compute_dtype
+        self.optimizer = inputs.build_optimizer(self.module)
         self.parallel: DistributedDataParallel | None = None
         if ranks.world > 1:
             self.parallel = DistributedDataParallel(
                 self.module,
                 device_ids=[ranks.device] if ranks.device.type != "cpu" else None,
-                bucket_cap_mb=settings.bucket_cap_mb,
-                gradient_as_bucket_view=settings.gradient_as_bucket_view,
+                bucket_cap_mb=inputs.settings.bucket_cap_mb,
+                gradient_as_bucket_view=inputs.settings.gradient_as_bucket_view,
                 # rotary tables: the same on every rank, and never written
                 forward_sync_buffers=False,
             )
@@ -117,18 +109,15 @@ class Ddp(common.TorchEngine):
         yield from observe_model.observe_adapters(self.module, component)
 
 
-def build_ddp(inputs: EngineInputs) -> Ddp:
-    """Build the engine `ddp`."""
-    i = inputs
-    return Ddp(i.module, i.settings, i.ranks, i.compute_dtype, i.build_optimizer)
-
-
 def observe_ddp(parallel: DistributedDataParallel) -> Iterator[Observed]:
     """Yield what torch's DistributedDataParallel has of the settings of engine=ddp.
 
     It is what its reducer was built with.
     """
-    built, where = parallel._get_ddp_logging_data(), "torch's DistributedDataParallel"  # type: ignore[no-untyped-call]
-    yield Observed("engine.kind", "ddp", where)
-    yield Observed("engine.bucket_cap_mb", built["bucket_cap_bytes"] / 2**20, where)
-    yield Observed("engine.gradient_as_bucket_view", bool(built["gradient_as_bucket_view"]), where)
+    built = parallel._get_ddp_logging_data()  # type: ignore[no-untyped-call]
+    values = {
+        "engine.kind": "ddp",
+        "engine.bucket_cap_mb": built["bucket_cap_bytes"] / 2**20,
+        "engine.gradient_as_bucket_view": bool(built["gradient_as_bucket_view"]),
+    }
+    return observe_values(values, "torch's DistributedDataParallel")

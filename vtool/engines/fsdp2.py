@@ -29,7 +29,6 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.utils import get_total_norm
 
 from vtool.config.readback import Observed
-from vtool.config.schema import Fsdp2 as Fsdp2Settings
 from vtool.engines import common
 from vtool.engines.contract import B, EngineInputs
 from vtool.engines.ranks import Ranks
@@ -40,26 +39,14 @@ from vtool.models import observe_model
 class Fsdp2(common.TorchEngine):
     """See `vtool.engines.contract.Engine`."""
 
-    def __init__(
-        self,
-        module: nn.Module,
-        blocks: Sequence[nn.Module],
-        settings: Fsdp2Settings,
-        ranks: Ranks,
-        compute_dtype: torch.dtype,
-        build_optimizer: Callable[[nn.Module], torch.optim.Optimizer],
-    ) -> None:
-        """Shard a model, in place.
-
-        Args:
-            blocks: modules in it that are gathered and freed together, inner ones before those
-                around them.
-        """
+    def __init__(self, inputs: EngineInputs) -> None:
+        """Shard the model, in place."""
+        module, settings, ranks = inputs.module, inputs.settings, inputs.ranks
         super().__init__(module, ranks)
         mesh = _mesh(ranks)
         weights = next(module.parameters()).dtype
         precision = MixedPrecisionPolicy(
-            param_dtype=None if compute_dtype == weights else compute_dtype,
+            param_dtype=None if inputs.compute_dtype == weights else inputs.compute_dtype,
             reduce_dtype=weights,
             # Rotary tables go into the blocks in float32, and are applied in it. The model casts
             # what it wants cast.
@@ -76,7 +63,7 @@ class Fsdp2(common.TorchEngine):
         # What is left for the module itself, the head above all, is needed again at once: it is
         # never freed in between.
         for part, freed in [
-            *((block, settings.reshard_after_forward) for block in blocks),
+            *((block, settings.reshard_after_forward) for block in inputs.blocks),
             (module, False),
         ]:
             sharded = fully_shard(
@@ -91,7 +78,7 @@ class Fsdp2(common.TorchEngine):
             sharded.set_force_sum_reduction_for_comms(True)
             self.parts.append((sharded, freed))
         self.parameters = common.trainable(module)
-        self.optimizer = build_optimizer(module)
+        self.optimizer = inputs.build_optimizer(module)
 
     def forward_backward(
         self,
@@ -175,12 +162,6 @@ class Fsdp2(common.TorchEngine):
             parameter.placements,
             src_data_rank=None,
         )
-
-
-def build_fsdp2(inputs: EngineInputs) -> Fsdp2:
-    """Build the engine `fsdp2`."""
-    i = inputs
-    return Fsdp2(i.module, i.blocks, i.settings, i.ranks, i.compute_dtype, i.build_optimizer)
 
 
 def observe_fsdp2(module: nn.Module) -> Iterator[Observed]:

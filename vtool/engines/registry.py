@@ -8,11 +8,12 @@ from vtool.engines.contract import Engine, EngineInputs
 from vtool.engines.ranks import Ranks
 
 ENGINES: Mapping[str, str] = {
-    "ddp": "vtool.engines.ddp:build_ddp",
-    "fsdp2": "vtool.engines.fsdp2:build_fsdp2",
+    "ddp": "vtool.engines.ddp:Ddp",
+    "fsdp2": "vtool.engines.fsdp2:Fsdp2",
     "megatron": "vtool.engines.megatron.engine:build_megatron",
 }
-"""The function that builds the engine of `EngineInputs`, imported when a run asks for it."""
+"""The class, or function, that makes the engine of `EngineInputs`, imported when a run asks for it.
+"""
 CHECKS: Mapping[str, str] = {"megatron": "vtool.engines.megatron.start:check_start"}
 """Checks of settings against devices and processes, before rows are read, for engines with one."""
 

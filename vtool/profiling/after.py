@@ -38,15 +38,18 @@ def missing_files(
                 if rank in ended
                 else "was stopped for another one before they were written"
             )
-            message = (
-                f"{folder}: there is no {names}: rank {rank} {how}, when {done} steps of the run"
-                " were done"
+            yield Diagnostic(
+                "profile-missing",
+                (
+                    f"{folder}: there is no {names}: rank {rank} {how}, when {done} steps of the"
+                    " run were done"
+                ),
+                (
+                    "the same command goes on from the last checkpoint; where that is before the"
+                    " interval, the steps are recorded again"
+                ),
+                "profiler.tool",
             )
-            help = (
-                "the same command goes on from the last checkpoint; where that is before the"
-                " interval, the steps are recorded again"
-            )
-            yield Diagnostic("profile-missing", message, help, "profiler.tool")
 
 
 def _last_step(metrics: Path) -> int:

@@ -54,11 +54,13 @@ def open_profiler(
     own = [*profile_problems(settings, ranks, total), *(unwritable(folder) if wanted else ())]
     if wanted and not own:
         remove_unfinished(folder, ranks.rank)
-    records, notes = wanted, []
+    who = "all ranks" if settings.ranks is None else f"ranks {', '.join(map(str, settings.ranks))}"
+    note = f"profiler: {settings.tool} records steps {first} to {last} of {who}"
+    records = wanted
     if first <= step:
         if before := recorded_before(folder, ranks.rank, first) if wanted else [last]:
             records = False
-            notes = [f"the profile of steps {first} to {before[-1]} is there already, in {folder}"]
+            note = f"the profile of steps {first} to {before[-1]} is there already, in {folder}"
         else:
             own.append(interval_behind(settings, step))
     found = _of_all_ranks(ranks, own)
@@ -70,13 +72,7 @@ def open_profiler(
                 f"{finding.severity}[{finding.rule} {finding.code}]: {finding.message}\n  help:"
                 f" {finding.remedy}"
             )
-        who = "all ranks"
-        if settings.ranks is not None:
-            who = f"ranks {', '.join(map(str, settings.ranks))}"
-        for note in notes or [
-            f"profiler: {settings.tool} records steps {first} to {last} of {who}"
-        ]:
-            say(note)
+        say(note)
     return Profiler(run, ranks, folder, step, say, records=records, over=first <= step)
 
 
@@ -237,12 +233,15 @@ class Profiler:
             else:
                 self.promised[path] = _size(path)
         if made.left_out:
-            message = (
-                f"{made.files[0]}: {made.left_out} operations, the shortest ones, were left out to"
-                f" keep it below profiler.max_trace_mb={self.settings.max_trace_mb}"
-            )
             self.findings.append(
-                Diagnostic("trace-capped", message, parameter="profiler.max_trace_mb")
+                Diagnostic(
+                    "trace-capped",
+                    (
+                        f"{made.files[0]}: {made.left_out} operations, the shortest ones, were left"
+                        f" out to keep it below profiler.max_trace_mb={self.settings.max_trace_mb}"
+                    ),
+                    parameter="profiler.max_trace_mb",
+                )
             )
         return self._rank_summary(made, memory) if self._recorded else None
 
@@ -260,10 +259,9 @@ class Profiler:
                 first = str(error).splitlines()[0]
                 peak = (None, f"the device's peak could not be measured: {first}")
         recomputes = self.run.model.gradient_checkpointing
-        summary = rank_summary(
+        return rank_summary(
             self._recorded, list(self._unrecorded), made, peak, memory, recomputes=recomputes
-        )
-        return summary | {"files": [path.name for path in made.files]}
+        ) | {"files": [path.name for path in made.files]}
 
     def _write_summary(self, ranks: Mapping[str, Mapping[str, Any]], *, alone: bool) -> None:
         steps = [one.step for one in self._recorded]
@@ -295,14 +293,22 @@ class Profiler:
         steps = [one.step for one in self._recorded]
         there = f"steps {steps[0]} to {steps[-1]} are written" if steps else "nothing was recorded"
         interval = list(self.settings.profile_interval)
-        message = f"the run ended before profiler.profile_interval {interval} had: {there}"
         self.findings.append(
-            Diagnostic("profile-cut-short", message, parameter="profiler.profile_interval")
+            Diagnostic(
+                "profile-cut-short",
+                f"the run ended before profiler.profile_interval {interval} had: {there}",
+                parameter="profiler.profile_interval",
+            )
         )
 
     def _report_missing(self, path: Path, problem: str) -> None:
-        message = f"{path}: {problem} ({_free_space(self.folder)})"
-        self.findings.append(Diagnostic("profile-missing", message, parameter="profiler.tool"))
+        self.findings.append(
+            Diagnostic(
+                "profile-missing",
+                f"{path}: {problem} ({_free_space(self.folder)})",
+                parameter="profiler.tool",
+            )
+        )
 
     def _guard(self, what: str, work: Callable[[], T]) -> T | None:
         """Run `work`; turn an exception into a finding, and record nothing more."""

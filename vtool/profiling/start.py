@@ -23,23 +23,25 @@ def profile_problems(
     yield from outside_the_world(settings, ranks.world)
     yield from wrong_device(settings, ranks.device.type)
     if settings.tool == "nsys" and not any(environment.get(name) for name in NSYS):
-        message = (
-            "profiler.tool is nsys, but this process does not run under nsys, so that nothing would"
-            " be recorded"
-        )
-        help = (
-            "nsys profile --capture-range=cudaProfilerApi --capture-range-end=stop vtool train"
-            " sft …"
-        )
-        yield Diagnostic("profiler-device", message, help, "profiler.tool")
-    if settings.tool == "npu" and (visible := environment.get("ASCEND_RT_VISIBLE_DEVICES")):
-        message = (
-            f"ASCEND_RT_VISIBLE_DEVICES is {visible}: CANN 8.3 and later do not profile together"
-            " with it"
-        )
         yield Diagnostic(
             "profiler-device",
-            message,
+            (
+                "profiler.tool is nsys, but this process does not run under nsys, so that nothing"
+                " would be recorded"
+            ),
+            (
+                "nsys profile --capture-range=cudaProfilerApi --capture-range-end=stop vtool train"
+                " sft …"
+            ),
+            "profiler.tool",
+        )
+    if settings.tool == "npu" and (visible := environment.get("ASCEND_RT_VISIBLE_DEVICES")):
+        yield Diagnostic(
+            "profiler-device",
+            (
+                f"ASCEND_RT_VISIBLE_DEVICES is {visible}: CANN 8.3 and later do not profile"
+                " together with it"
+            ),
             "leave it out where CANN is 8.3 or later",
             "profiler.tool",
             severity="warning",
@@ -67,8 +69,12 @@ def interval_behind(settings: Profiler, step: int) -> Diagnostic:
     message = f"profiler.profile_interval is {[first, last]}, and the run goes on after step {step}"
     length = last - first
     begin = step + 1 + (settings.warmup if settings.tool in ("torch", "npu") else 0)
-    help = f"{INTERVAL}=[{begin},{begin + length}], or profiler=none"
-    return Diagnostic("profile-behind", message, help, INTERVAL)
+    return Diagnostic(
+        "profile-behind",
+        message,
+        f"{INTERVAL}=[{begin},{begin + length}], or profiler=none",
+        INTERVAL,
+    )
 
 
 def recorded_before(folder: Path, rank: int, first: int) -> list[int]:

@@ -230,20 +230,18 @@ def top_operations(sums: Any, device: str) -> list[dict[str, Any]]:
     # A step and its parts are no operations: theirs is the time between these.
     found = [one for one in sums if not one.is_user_annotation and getattr(one, own) > 0]
     total = sum(getattr(one, own) for one in found) or 1.0
-    rows = []
-    for one in sorted(found, key=lambda one: -getattr(one, own))[:TOP]:
-        shapes = str(one.input_shapes) if one.input_shapes else ""
-        values = (
-            one.key,
-            one.count,
-            round(getattr(one, own), 3),
-            round(getattr(one, total_name), 3),
-            getattr(one, own) / total,
-            one.flops or "",  # of which torch counts nothing
-            shapes,
-        )
-        rows.append(dict(zip(COLUMNS, values, strict=True)))
-    return rows
+    return [
+        {
+            "name": one.key,
+            "calls": one.count,
+            "self_us": round(getattr(one, own), 3),
+            "total_us": round(getattr(one, total_name), 3),
+            "share": getattr(one, own) / total,
+            "flops": one.flops or "",  # of which torch counts nothing
+            "shapes": str(one.input_shapes) if one.input_shapes else "",
+        }
+        for one in sorted(found, key=lambda one: -getattr(one, own))[:TOP]
+    ]
 
 
 def as_csv(rows: Sequence[dict[str, Any]]) -> str:
@@ -412,14 +410,10 @@ def memory_curve(snapshot: Any) -> tuple[tuple[float, float], ...]:
 
     It ends at what is allocated when the snapshot is taken.
     """
-    trace = [
-        one
-        for one in itertools.chain(*snapshot["device_traces"])
-        if one["action"] in ("alloc", "free_completed")
-    ]
     changes = [
         (one["time_us"] / 1e6, one["size"] if one["action"] == "alloc" else -one["size"])
-        for one in trace
+        for one in itertools.chain(*snapshot["device_traces"])
+        if one["action"] in ("alloc", "free_completed")
     ]
     now = sum(segment["allocated_size"] for segment in snapshot["segments"])
     level = now - sum(change for _, change in changes)

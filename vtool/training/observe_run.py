@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from vtool.config.expected import COMPONENTS, expected_settings
 from vtool.config.origins import Origins
-from vtool.config.readback import Observed, compare_readback
+from vtool.config.readback import Observed, compare_readback, observe_values
 from vtool.config.schema.formats import ENTRY_SETTINGS
 from vtool.diagnostics import Diagnostic
 from vtool.engines.ranks import SharedFindings
@@ -75,10 +75,11 @@ def _process(session: Session) -> Iterator[Observed]:
     yield Observed("device.threads", torch.get_num_threads(), "torch")
     yield Observed("run.dir", str(session.folder.path), "the run's folder")
     yield Observed("run.seed", session.plan.seed, "the order of the rows")
-    yield Observed("train.steps", session.total_steps, "the training loop")
-    yield Observed(
-        "train.epochs", session.total_steps / session.plan.steps_per_epoch, "the training loop"
-    )
+    length = {
+        "train.steps": session.total_steps,
+        "train.epochs": session.total_steps / session.plan.steps_per_epoch,
+    }
+    yield from observe_values(length, "the training loop")
 
 
 def _devices(session: Session, *, offloaded: bool) -> Iterator[Observed]:
@@ -120,23 +121,18 @@ def _rows(session: Session) -> Iterator[Observed]:
                 )
     processor = session.rows["train"].processor
     size, video = processor.image_processor.size, processor.video
-    yield Observed(
-        "data.image.min_pixels",
-        size["shortest_edge"] // session.family.facts.frames_per_image,
-        "the image processor",
-    )
-    yield Observed(
-        "data.image.max_pixels",
-        size["longest_edge"] // session.family.facts.frames_per_image,
-        "the image processor",
-    )
-    for name, value in (
-        ("fps", video.fps),
-        ("max_frames", video.most_frames(video.fps)),
-        ("min_pixels", video.min_pixels),
-        ("max_pixels", video.max_pixels),
-    ):
-        yield Observed(f"data.video.{name}", value, "the video processor")
+    images = {
+        "data.image.min_pixels": size["shortest_edge"] // session.family.facts.frames_per_image,
+        "data.image.max_pixels": size["longest_edge"] // session.family.facts.frames_per_image,
+    }
+    yield from observe_values(images, "the image processor")
+    videos = {
+        "data.video.fps": video.fps,
+        "data.video.max_frames": video.most_frames(video.fps),
+        "data.video.min_pixels": video.min_pixels,
+        "data.video.max_pixels": video.max_pixels,
+    }
+    yield from observe_values(videos, "the video processor")
     yield Observed("data.global_batch_size", session.plan.global_batch_size, "the plan of the rows")
     batches = session.micro_batches(1)
     yield Observed(

@@ -15,8 +15,8 @@ SCHEDULES: dict[str, Callable[[float], float]] = {
     "linear": lambda done: 1 - done,
     "constant": lambda done: 1.0,
 }
-"""The share of `optim.lr` in a step, by the share (0 to 1) of the steps after the warm-up that are
-done. It begins with 1 and never rises.
+"""By the share (0 to 1) of the steps after the warm-up that are done, the height of the learning
+rate: 1 is `optim.lr`, 0 is `optim.min_lr_ratio` of it. It begins with 1 and never rises.
 """
 
 
@@ -29,7 +29,7 @@ def learning_rate(settings: Optim, step: int, total: int) -> float:
     if step <= settings.warmup_steps:
         return settings.lr * step / settings.warmup_steps
     done = (step - 1 - settings.warmup_steps) / max(1, total - settings.warmup_steps)
-    return settings.lr * SCHEDULES[settings.schedule](done)
+    return settings.lr * _above(settings.min_lr_ratio, SCHEDULES[settings.schedule](done))
 
 
 def highest(rate: Callable[[int], float], total: int) -> float:
@@ -40,7 +40,8 @@ def highest(rate: Callable[[int], float], total: int) -> float:
 def observe_schedule(rate: Callable[[int], float], total: int) -> Iterator[Observed]:
     """Yield what a live schedule has of the settings `optim`, from its rates alone.
 
-    A shape that cannot be told from another over so few steps is left out.
+    A setting that has several values with which the rates would be the same is left out, as over
+    few steps.
 
     Args:
         rate: the learning rate of a step, from 1 to `total`.
@@ -49,35 +50,51 @@ def observe_schedule(rate: Callable[[int], float], total: int) -> Iterator[Obser
     yield Observed("optim.lr", peak, where)
     # The highest rate comes in the first step without a warm-up, and with one of a single step.
     possible = (0, 1) if top == 1 else (round(peak / rate(1)),)
-    fits = [
-        (warmup, name)
-        for warmup in possible
-        for name, shape in SCHEDULES.items()
-        if _fits(shape, warmup, rate, peak, total)
-    ]
-    warmup = fits[0][0] if fits else possible[0]
-    if not (total == 2 and rate(1) == rate(2)):  # then it may have a warm-up of one step, or none
-        yield Observed("optim.warmup_steps", warmup, where)
-    if total - warmup < 3:
-        return
-    step = warmup + 1 + (total - warmup) // 3
-    unknown = f"a rate of {rate(step):.6g} in step {step}"
-    yield Observed("optim.schedule", fits[0][1] if fits else unknown, where)
+    readings: dict[tuple[str, float | None], int] = {}  # with the shortest warm-up of each
+    for warmup in (warmup for warmup in possible if warmup < total):
+        for name, shape in SCHEDULES.items():
+            heights = _heights(shape, warmup, total)
+            floor = _floor(heights[total], rate(total) / peak)
+            if 0 <= (floor or 0.0) < 1 and all(
+                same_value(_above(floor or 0.0, height), rate(step) / peak)
+                for step, height in heights.items()
+            ):
+                readings.setdefault((name, floor), warmup)
+    if not readings:
+        step = min(total, possible[0] + 1 + (total - possible[0]) // 3)
+        readings[f"a rate of {rate(step):.6g} in step {step}", None] = possible[0]
+    names, floors = zip(*readings, strict=True)
+    for setting, values in (
+        ("warmup_steps", set(readings.values())),
+        ("schedule", set(names)),
+        ("min_lr_ratio", set(floors)),
+    ):
+        if len(values) == 1 and None not in values:
+            yield Observed(f"optim.{setting}", values.pop(), where)
 
 
-def _fits(
-    shape: Callable[[float], float],
-    warmup: int,
-    rate: Callable[[int], float],
-    peak: float,
-    total: int,
-) -> bool:
-    """Return whether the rates after the warm-up have this shape, in at most `COMPARED` steps."""
+def _heights(shape: Callable[[float], float], warmup: int, total: int) -> dict[int, float]:
+    """Return a shape's heights after the warm-up by step: the last, and at most `COMPARED`."""
     left = total - warmup
     steps = {warmup + 1 + place * (left - 1) // (COMPARED - 1) for place in range(COMPARED)}
-    return all(
-        same_value(shape((step - 1 - warmup) / left), rate(step) / peak) for step in steps if left
-    )
+    return {step: shape((step - 1 - warmup) / left) for step in steps}
+
+
+def _floor(height: float, rate: float) -> float | None:
+    """Return the `optim.min_lr_ratio` with which this height of a shape is this rate.
+
+    Returns:
+        None, where it may be any: the shape has not fallen yet.
+    """
+    if height == 1:
+        return None
+    # What rounding makes of 0 is less than 1e-15.
+    return round((rate - height) / (1 - height), 15)
+
+
+def _above(floor: float, height: float) -> float:
+    """Return the rate of a height, as a share of the highest rate."""
+    return floor + (1 - floor) * height
 
 
 def _top(rate: Callable[[int], float], total: int) -> int:

@@ -32,8 +32,6 @@ from vtool.training.session import (
 )
 from vtool.training.start import Start, check_rows
 
-SPLITS = ("train", "validation", "test")
-
 
 def set_up_run(
     request: Request, folder: RunFolder, start: Start, ranks: Ranks
@@ -48,9 +46,8 @@ def set_up_run(
     check_engine(run, ranks)
     # what stands against it is told before rows are read
     model_class(run.model.family, run.model.modeling)
-    entries = {"train": run.data.train, "validation": run.data.validation, "test": run.data.test}
     sources = ranks.on_rank_zero(
-        lambda: {split: Rows(entry) for split, entry in entries.items() if entry}
+        lambda: {split: Rows(entries) for split, entries in run.data.splits.items() if entries}
     )
     if start.checkpoint is None:
         ranks.on_rank_zero(lambda: _write_processor(run, sources["train"], folder))

@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from vtool.config.schema import Run
+from vtool.config.settings import all_settings
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.training.checkpoint import damage, newest
 from vtool.training.run_folder import RunFolder, reading
@@ -24,6 +25,7 @@ FREE = (
     "run.name",
     "data.workers",
     "data.micro_batch_size",
+    "data.micro_batch_tokens",
     "model.gradient_checkpointing",
     "profiler.",
     "tracking",
@@ -31,6 +33,12 @@ FREE = (
 # What a split's ledger must have in common for a run to go on: the same rows, of which the same
 # ones are used, of the same lengths.
 SAME_ROWS = ("rows", "kept", "tokens", "supervised_tokens", "images", "videos", "images_xxh3")
+
+_DEFAULTS = {
+    setting.name: None if setting.field.is_required() else setting.field.default
+    for setting in all_settings()
+    if not setting.groups
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,9 +212,13 @@ def _describe(ledger: Mapping[str, Any]) -> str:
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Return the settings that differ between two effective configs, with both values.
 
-    Those of `FREE` are left out.
+    Those of `FREE` are left out. A setting that `before` does not have, written by an older vtool,
+    has its default there.
     """
     old, new = _leaves(before), _leaves(now)
+    for name, default in _leaves(_DEFAULTS).items():
+        if name in new and not any(name == key or name.startswith(f"{key}.") for key in old):
+            old[name] = default
     keys = [key for key in sorted(old.keys() | new.keys()) if not key.startswith(FREE)]
     return [
         f"{key}: {json.dumps(old.get(key))} → {json.dumps(new.get(key))}"

@@ -8,7 +8,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 from vtool.config.expected import adapted_layer, weight_decay
-from vtool.config.readback import Expectation, Expected, Observed, compare_readback
+from vtool.config.readback import Expectation, Expected, Observed, compare_readback, observe_values
 from vtool.config.schema import Lora
 from vtool.config.settings import all_settings
 from vtool.diagnostics import Diagnostic
@@ -72,8 +72,9 @@ def observe_objects(objects: Mapping[str, Any]) -> Iterator[Observed]:
             elif hasattr(one, "param_groups"):
                 yield from _observe_optimizer(name, one)
             else:
-                kind = type(one).__name__
-                raise ValueError(f"{name} is neither a model nor an optimizer, but {kind}")
+                raise ValueError(
+                    f"{name} is neither a model nor an optimizer, but {type(one).__name__}"
+                )
 
 
 def _expected(settings: Mapping[str, Any]) -> dict[str, Expectation]:
@@ -81,8 +82,9 @@ def _expected(settings: Mapping[str, Any]) -> dict[str, Expectation]:
         name: Expected(name, value) for name, value in settings.items() if value is not None
     }
     if "optim.weight_decay" in expected:
-        decay = weight_decay("optim.weight_decay", settings["optim.weight_decay"])
-        expected["optim.weight_decay"] = decay
+        expected["optim.weight_decay"] = weight_decay(
+            "optim.weight_decay", settings["optim.weight_decay"]
+        )
     if "lora.targets" in settings or "lora.exclude" in settings:
         targets = None if settings.get("lora.targets") is None else tuple(settings["lora.targets"])
         lora = Lora(targets=targets, exclude=tuple(settings.get("lora.exclude", ())))
@@ -103,9 +105,8 @@ def _observe_model(model: nn.Module) -> Iterator[Observed]:
     elif any(isinstance(part, FSDPModule) for part in model.modules()):
         yield from fsdp2.observe_fsdp2(model)
     else:
-        where = f"{type(model).__name__}, which nothing wraps,"
-        yield Observed("engine.kind", "none", where)
-        yield Observed("engine.wrap_config.wrap_with_ddp", False, where)
+        unwrapped = {"engine.kind": "none", "engine.wrap_config.wrap_with_ddp": False}
+        yield from observe_values(unwrapped, f"{type(model).__name__}, which nothing wraps,")
     if hasattr(inner, "config") and not _is_of_megatron(inner):
         yield from observe_model.observe_layers(inner)
         yield Observed("model.family", inner.config.model_type, "the model's config")

@@ -19,7 +19,7 @@ from vtool.config.rules.engine import packing_not_built
 from vtool.config.schema import Run
 from vtool.data.audit import Ledger, RowAudit
 from vtool.data.collate import Batch
-from vtool.data.encode import Sample
+from vtool.data.encode import Prompt, Sample
 from vtool.data.loader import EncodedRows, MicroBatch
 from vtool.data.row import Row
 from vtool.data.sources import Rows
@@ -131,16 +131,19 @@ class ProofContext:
             self.processor,
             run.data,
             dict(enumerate(self.samples)),
+            prompts={
+                place: Prompt(one.index, one.input_ids, one.visuals, "")
+                for place, one in enumerate(self.samples)
+            },
         )
-        session = Session.open(
+        return Session.open(
             run,
             {"train": rows},
             self.model(run),
             self.ranks,
             ledgers={"train": Ledger.of(map(RowAudit.of, range(len(self.rows)), self.samples))},
             folder=RunFolder(self.folder),
-        )
-        return session, Progress.of(len(self.rows))
+        ), Progress.of(len(self.rows))
 
     def batch(self, session: Session, rows: Sequence[int], *, packed: bool = False) -> Batch:
         """Return one micro-batch of these rows, as the run makes it."""

@@ -16,7 +16,7 @@ from vtool.config.schema import Run
 from vtool.config.schema.base import ActsLater, NotReadable
 from vtool.config.settings import arrivals
 from vtool.diagnostics import Diagnostic, Findings
-from vtool.verification.processes import Ended, join_ranks, read_task, run_processes, write_result
+from vtool.verification.processes import Ended, join_ranks, run_processes
 from vtool.verification.shrink_run import SmallRun, shrink_run
 
 LIVE_CHECKS = ("objects-not-built", "setting-not-arrived", "device-not-used")
@@ -149,23 +149,20 @@ def _not_built(message: str) -> WorkerResult:
     return WorkerResult((Diagnostic("objects-not-built", message),))
 
 
-def main(folder_name: str, rank: int) -> None:
-    """Build and compare in one of the processes, and end it."""
+def work(task: LiveTask, folder: Path, rank: int) -> WorkerResult:
+    """Build and compare in one of the processes."""
     from vtool.models.processor import first_line
 
-    folder = Path(folder_name)
-    task: LiveTask = read_task(folder)
     try:
-        result = observe_small_run(task, folder, rank)
+        return observe_small_run(task, folder, rank)
     except Findings as findings:
-        result = WorkerResult(tuple(findings.diagnostics))
+        return WorkerResult(tuple(findings.diagnostics))
     # whatever the libraries raise while they build what the settings describe
     except Exception as error:
         traceback.print_exc()
         place = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{place.filename}:{place.lineno}"
-        result = _not_built(f"{type(error).__name__} at {where}: {first_line(error)}")
-    write_result(folder, rank, result)
+        return _not_built(f"{type(error).__name__} at {where}: {first_line(error)}")
 
 
 def observe_small_run(task: LiveTask, folder: Path, rank: int) -> WorkerResult:
@@ -187,9 +184,7 @@ def observe_small_run(task: LiveTask, folder: Path, rank: int) -> WorkerResult:
     torch.set_num_threads(place(task.small.run, rank, world).threads)
     if world > 1:
         join_ranks(folder, rank, world)
-    own = folder / f"rank{rank}"
-    own.mkdir()
-    session = open_small_session(task.run, task.small.run, own, Ranks(rank, world, rank, world))
+    session = open_small_session(task.run, task.small.run, folder, Ranks(rank, world, rank, world))
     observed, expected = observe_run(session), expected_settings(session.run)
     findings: tuple[Diagnostic, ...] = ()
     try:

@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -43,7 +44,8 @@ def run_processes(
     """Start processes, and return the result of each, by rank.
 
     Args:
-        module: has `main(folder, rank)`, which calls `read_task` and ends with `write_result`.
+        module: has `work(task, folder, rank)`, which returns a process's result. The folder is its
+            own.
         task: what they are to do; it is pickled.
         stops: whether a result means that the others may wait for this process for ever.
         patience: seconds for all of it.
@@ -56,7 +58,8 @@ def run_processes(
     # that the user is in.
     start = (
         f"import sys; sys.path.insert(0, {str(Path(__file__).parents[2])!r}); import vtool;"
-        f" sys.path.pop(0); from {module} import main; main(sys.argv[1], int(sys.argv[2]))"
+        f" sys.path.pop(0); from {__name__} import run_worker;"
+        f" run_worker({module!r}, sys.argv[1], int(sys.argv[2]))"
     )
     unset = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID")
     environment = {key: value for key, value in os.environ.items() if key not in unset}
@@ -67,10 +70,9 @@ def run_processes(
         try:
             for rank in range(count):
                 with (folder / f"{rank}.log").open("wb") as log:
-                    command = [sys.executable, "-P", "-c", start, str(folder), str(rank)]
                     started.append(
                         subprocess.Popen(
-                            command,
+                            [sys.executable, "-P", "-c", start, str(folder), str(rank)],
                             env=environment,
                             stdin=subprocess.DEVNULL,
                             stdout=log,
@@ -88,36 +90,40 @@ def run_processes(
         ]
 
 
-def read_task(folder: Path) -> Any:
-    """Return, in a process, the task that it was started with."""
-    return pickle.loads((folder / _TASK).read_bytes())
+def run_worker(module: str, folder_name: str, rank: int) -> NoReturn:
+    """Do, in a process, what it was started for, write its result, and end it at once.
+
+    torch's own end sometimes aborts once DDP has used a process group.
+    """
+    folder = Path(folder_name)
+    own = folder / f"rank{rank}"
+    own.mkdir()
+    task = pickle.loads((folder / _TASK).read_bytes())
+    result = import_module(module).work(task, own, rank)
+    temporary = folder / f"{rank}.writing"
+    temporary.write_bytes(pickle.dumps(result))
+    temporary.rename(folder / f"{rank}.pkl")
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def join_ranks(folder: Path, rank: int, world: int, patience: float = PATIENCE) -> None:
-    """Join, in a process, the gloo group of all processes that were started with it."""
+    """Join, in a process, the gloo group of all processes that were started with it.
+
+    Args:
+        folder: the process's own.
+    """
     from datetime import timedelta
 
     import torch.distributed as dist
 
     dist.init_process_group(
         "gloo",
-        init_method=f"file://{folder}/rendezvous",
+        init_method=f"file://{folder.parent}/rendezvous",
         rank=rank,
         world_size=world,
         timeout=timedelta(seconds=patience),
     )
-
-
-def write_result(folder: Path, rank: int, value: object) -> NoReturn:
-    """Write, in a process, its result, and end it at once.
-
-    torch's own end sometimes aborts once DDP has used a process group.
-    """
-    temporary = folder / f"{rank}.writing"
-    temporary.write_bytes(pickle.dumps(value))
-    temporary.rename(folder / f"{rank}.pkl")
-    sys.stderr.flush()
-    os._exit(0)
 
 
 def _wait(

@@ -20,9 +20,7 @@ from vtool.verification.processes import (
     PROCESSES,
     Ended,
     join_ranks,
-    read_task,
     run_processes,
-    write_result,
 )
 from vtool.verification.proofs import NAMES, PROOFS
 from vtool.verification.proofs.proof import ProofResult
@@ -80,9 +78,8 @@ def prove(
         ]
     elif ranked:
         proofs += _prove_in_processes(ProveTask(run, ranked, full_size))
-    size = f"at size {context.run.model.size}"
-    if full_size and run.model.path:
-        size = f"of {run.model.path}"
+    whole = full_size and run.model.path
+    size = f"of {run.model.path}" if whole else f"at size {context.run.model.size}"
     return ProofReport(
         proofs=tuple(sorted(proofs, key=lambda proof: NAMES.index(proof.rule))),
         changes=context.changes,
@@ -127,8 +124,9 @@ def _not_computed(name: str, error: Exception) -> ProofResult:
     if finding:
         return _failed(name, f"{finding.rule}: {finding.message}")
     frame = traceback.extract_tb(error.__traceback__)[-1]
-    message = f"{type(error).__name__}: {first_line(error)}"
-    return _failed(name, message, Origin(frame.filename, frame.lineno))
+    return _failed(
+        name, f"{type(error).__name__}: {first_line(error)}", Origin(frame.filename, frame.lineno)
+    )
 
 
 def _failed(name: str, reason: str, origin: Origin | None = None) -> ProofResult:
@@ -160,8 +158,9 @@ def _prove_in_processes(task: ProveTask) -> list[ProofResult]:
     proofs = min((one for one in results if isinstance(one, list)), key=_lost_others, default=[])
     if len(proofs) < len(task.names) and (not proofs or proofs[-1].finding is None or ended):
         proofs = [proof for proof in proofs if proof.state == "passed"]
-        reason = ended[0] if ended else "no process has answered"
-        proofs.append(_failed(task.names[len(proofs)], reason))
+        proofs.append(
+            _failed(task.names[len(proofs)], ended[0] if ended else "no process has answered")
+        )
     reason = "the proof before it could not be computed"
     missing = task.names[len(proofs) :]
     return proofs + [ProofResult(name, "", "not-run", reason=reason) for name in missing]
@@ -173,21 +172,18 @@ def _lost_others(proofs: list[ProofResult]) -> tuple[int, bool]:
     return len(proofs), finding is not None and "gloo" in finding.message
 
 
-def main(folder_name: str, rank: int) -> None:
-    """Prove in one of several processes, and end it."""
-    folder = Path(folder_name)
-    task: ProveTask = read_task(folder)
+def work(task: ProveTask, folder: Path, rank: int) -> list[ProofResult]:
+    """Prove in one of several processes."""
     torch.set_num_threads(1)
     join_ranks(folder, rank, PROCESSES, task.patience)
     proofs: list[ProofResult] = []
     try:
-        own = folder / f"rank{rank}"
-        own.mkdir()
-        ranks = Ranks(rank, PROCESSES, rank, PROCESSES)
-        context = build_proof_context(task.run, own, ranks, full_size=task.full_size)
+        context = build_proof_context(
+            task.run, folder, Ranks(rank, PROCESSES, rank, PROCESSES), full_size=task.full_size
+        )
         for name in task.names:
             proofs += run_proofs(context, [name])
     except Exception as error:
         traceback.print_exc()
         proofs.append(_not_computed(task.names[len(proofs)], error))
-    write_result(folder, rank, proofs)
+    return proofs

@@ -252,13 +252,14 @@ def find_answers_by_offsets(context: "ProofContext", place: int) -> tuple[list[b
     end = tokenizer.convert_ids_to_tokens(context.processor.ids.end)
 
     def write(turns: int, *, prompt: bool) -> str:
-        text: str = tokenizer.apply_chat_template(
-            list(row.messages[:turns]),
-            tools=row.tools,
-            tokenize=False,
-            add_generation_prompt=prompt,
+        return str(
+            tokenizer.apply_chat_template(
+                list(row.messages[:turns]),
+                tools=row.tools,
+                tokenize=False,
+                add_generation_prompt=prompt,
+            )
         )
-        return text
 
     whole = write(len(row.messages), prompt=False)
     spans = []

@@ -62,10 +62,10 @@ def audit_rows(run: Run, row_names: Sequence[str] = ()) -> list[Audit]:
         Findings: where a file or the model's folder cannot be read at all; `unknown-row`, where a
             row is asked for that is not there.
     """
-    entries = {"train": run.data.train, "validation": run.data.validation, "test": run.data.test}
-    sources = {split: Rows(entry) for split, entry in entries.items() if entry}
-    texts = read_texts(sources["train"])
-    processor = new_processor(run.model, run.data.image, texts, run.data.video)
+    sources = {split: Rows(entries) for split, entries in run.data.splits.items() if entries}
+    processor = new_processor(
+        run.model, run.data.image, read_texts(sources["train"]), run.data.video
+    )
     found = {split: _find_rows(source, row_names) for split, source in sources.items()}
     if missing := [name for name in row_names if not any(name in rows for rows in found.values())]:
         raise Findings(
@@ -80,15 +80,12 @@ def audit_rows(run: Run, row_names: Sequence[str] = ()) -> list[Audit]:
 def _audit_split(run: Run, split: str, rows: EncodedRows, by_name: dict[str, list[int]]) -> Audit:
     audits = inspect_rows(rows, range(len(rows.rows)), run.data.workers)
     ledger, findings = build_ledger(rows, audits, split)
-    example = None
-    if ledger.kept:
-        example = render_example(rows.sample(ledger.kept[0]), rows.processor)
     indices = [*ledger.kept[:FIRST], *(index for found in by_name.values() for index in found)]
     return Audit(
         split,
         ledger,
         (*findings, *warnings(ledger, run, split)),
-        example,
+        render_example(rows.sample(ledger.kept[0]), rows.processor) if ledger.kept else None,
         tuple(_show(rows, audits[index]) for index in dict.fromkeys(indices)),
     )
 

@@ -43,11 +43,10 @@ def open_small_session(recipe_run: Run, small: Run, folder: Path, ranks: Ranks) 
     config.save_pretrained(folder)
     model = prepare_model(small, build_model(small.model, processor, folder, small.run.seed))
     data = small.data
-    entries = {"train": data.train, "validation": data.validation, "test": data.test}
     rows = {
-        split: EncodedRows(Rows(entry if all(map(_can_open, entry)) else ()), processor, data)
-        for split, entry in entries.items()
-        if entry
+        split: EncodedRows(Rows(entries if all(map(_can_open, entries)) else ()), processor, data)
+        for split, entries in data.splits.items()
+        if entries
     }
     # With epochs, enough rows for the warm-up: only their audit tells how many can be used.
     train = small.train
@@ -74,8 +73,9 @@ def _build_processor(recipe_run: Run, small: Run) -> Processor:
         images = known.image_processor_class().from_pretrained(path, local_files_only=True)
         videos = video_processor(known, video_settings_in(Path(path)))
     except Exception as error:  # its reader raises what its file's format raises
-        message = f"{path}: the image or the video processor cannot be read: {first_line(error)}"
-        raise _not_loaded(message) from error
+        raise _not_loaded(
+            f"{path}: the image or the video processor cannot be read: {first_line(error)}"
+        ) from error
     return with_sizes(
         replace(processor, image_processor=images, video=videos), data.image, data.video
     )
@@ -92,8 +92,9 @@ def keep_flags(config: object, model: Model) -> None:
     try:
         given = AutoConfig.from_pretrained(model.path, local_files_only=True)
     except Exception as error:
-        message = f"{model.path}: config.json cannot be read: {first_line(error)}"
-        raise _not_loaded(message) from error
+        raise _not_loaded(
+            f"{model.path}: config.json cannot be read: {first_line(error)}"
+        ) from error
     text, own = given.get_text_config(), config.get_text_config()  # type: ignore[attr-defined]
     for name in KEPT:
         if hasattr(text, name):
@@ -113,5 +114,7 @@ def _can_open(source: Source) -> bool:
 
     A recipe of another trainer may name files that are on another machine.
     """
-    files = map(Path, source.files().values())
-    return all(file.is_file() and file.stat().st_size <= LARGEST_FILE for file in files)
+    return all(
+        file.is_file() and file.stat().st_size <= LARGEST_FILE
+        for file in map(Path, source.files().values())
+    )

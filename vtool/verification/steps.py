@@ -1,6 +1,6 @@
 """Training steps and forward passes of a small run, as proofs make them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,6 +16,8 @@ from vtool.training.session import Progress, Session
 from vtool.training.step import train_step
 from vtool.training.stop import StopRequest
 from vtool.verification.context import ProofContext
+from vtool.verification.proofs.proof import Difference
+from vtool.verification.rounding import differences
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,21 @@ def take_step(
     return Step(metrics["loss"], metrics["supervised_tokens"], recorder.gradients_before_clipping)
 
 
+def compare_gradients(
+    context: ProofContext, cases: Mapping[str, Mapping[str, Any]]
+) -> list[Difference]:
+    """Compare the gradient of a step with the reference's, in each case.
+
+    Args:
+        cases: by the name of a case, settings of `data` that replace the run's.
+    """
+    reference, found = context.reference, []
+    for case, data in cases.items():
+        step = take_step(*context.open(**data))
+        found += differences(step.gradients, reference.gradient, reference.tolerances, case)
+    return found
+
+
 def compute_logits(session: Session, batch: Batch) -> Tensor:
     """Return the logits [B, L, V] of all tokens of a micro-batch, as the run computes them."""
     batch = with_positions(batch, session.engine.module)
@@ -103,8 +120,15 @@ def copy_weights(session: Session) -> dict[str, Tensor]:
 
 def copy_optimizer_state(session: Session) -> dict[str, Tensor]:
     """Copy all tensors of the optimizer's state; every rank must call it."""
-    state = session.engine.optimizer_state()
-    return {name: tensor.detach().clone() for name, tensor in state.items()}
+    return {
+        name: tensor.detach().clone() for name, tensor in session.engine.optimizer_state().items()
+    }
+
+
+def copy_training_state(session: Session) -> dict[str, Tensor]:
+    """Copy all weights and the optimizer's state; every rank must call it."""
+    state = copy_optimizer_state(session)
+    return copy_weights(session) | {f"the optimizer's {name}": one for name, one in state.items()}
 
 
 def is_of_tower(context: ProofContext, name: str) -> bool:

@@ -2,6 +2,7 @@
 
 import ast
 import os
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,7 +79,7 @@ def read_machine(
 
 def read_torch(path: Sequence[str] | None = None) -> Torch | None:
     """The installed torch, from its metadata and its `version.py`, which is read as text."""
-    distribution = next(_distributions("torch", path), None)
+    distribution = find_distribution("torch", path)
     if distribution is None:
         return None
     built: dict[str, object] = {}
@@ -87,9 +88,10 @@ def read_torch(path: Sequence[str] | None = None) -> Torch | None:
             Path(str(distribution.locate_file("torch/version.py"))).read_bytes()
         ).body:
             match node:
-                case ast.AnnAssign(target=ast.Name(id=name), value=ast.Constant(value=value)):
-                    built[name] = value
-                case ast.Assign(targets=[ast.Name(id=name)], value=ast.Constant(value=value)):
+                case (
+                    ast.AnnAssign(target=ast.Name(id=name), value=ast.Constant(value=value))
+                    | ast.Assign(targets=[ast.Name(id=name)], value=ast.Constant(value=value))
+                ):
                     built[name] = value
     except (OSError, SyntaxError, ValueError):
         pass
@@ -111,13 +113,12 @@ def read_cann(environment: Mapping[str, str]) -> Cann:
         folders = [
             folder for folder in environment.get("LD_LIBRARY_PATH", "").split(os.pathsep) if folder
         ]
-        found = any((Path(folder) / "libhccl.so").exists() for folder in folders)
         return Cann(
             None,
             {},
             (
                 ()
-                if found
+                if any((Path(folder) / "libhccl.so").exists() for folder in folders)
                 else ("ASCEND_HOME_PATH is not set, and LD_LIBRARY_PATH leads to no libhccl.so",)
             ),
         )
@@ -154,19 +155,20 @@ def _packages(home: Path) -> Iterator[tuple[str, str]]:
 
 
 def _torch_npu(path: Sequence[str] | None) -> tuple[str | None, str | None]:
-    distribution = next(_distributions("torch-npu", path), None)
+    distribution = find_distribution("torch-npu", path)
     if distribution is None:
         return None, None
-    wanted = [
-        each.removeprefix("torch")
-        for each in distribution.requires or ()
-        if each.startswith("torch=")
-    ]
-    return distribution.version, (wanted[0].strip() if wanted else None)
+    wanted = (each for each in distribution.requires or () if each.startswith("torch="))
+    return distribution.version, next(wanted, "").removeprefix("torch").strip() or None
 
 
-def _distributions(name: str, path: Sequence[str] | None) -> Iterator["Distribution"]:
-    import sys
-    from importlib import metadata  # 10 ms, which recipes for other devices need not wait for
+def find_distribution(name: str, path: Sequence[str] | None = None) -> "Distribution | None":
+    """Return an installed distribution; None where there is none.
 
-    return iter(metadata.distributions(name=name, path=list(sys.path if path is None else path)))
+    Args:
+        path: the folders to look in, as `sys.path` has them, which is the default.
+    """
+    from importlib import metadata  # 10 ms, which most recipes need not wait for
+
+    folders = list(sys.path if path is None else path)
+    return next(iter(metadata.distributions(name=name, path=folders)), None)

@@ -25,12 +25,6 @@ RULES = (*PACKAGE_RULES, *VARIABLE_RULES, *SETTINGS_RULES)
 """
 
 
-def check_recipe(run: Run, origins: Origins, machine: Machine) -> Iterator[Diagnostic]:
-    """Check a recipe with device.kind=npu, and the machine that it is checked on."""
-    yield from check_machine(machine)
-    yield from check_settings(run, origins, machine)
-
-
 def check_machine(machine: Machine) -> Iterator[Diagnostic]:
     """Check the packages and the variables, whatever the recipe."""
     yield from check_packages(machine)
@@ -54,49 +48,47 @@ def check_packages(machine: Machine) -> Iterator[Diagnostic]:
         and machine.wanted_torch is not None
         and not _fits(torch.version, machine.wanted_torch)
     ):
-        message = (
-            f"torch_npu {npu} asks for torch{machine.wanted_torch}, and torch {torch.version} is"
-            " installed: undefined symbols at import"
-        )
         release = machine.wanted_torch.removeprefix("==").removesuffix(".*")
         yield Diagnostic(
             "version-mismatch",
-            message,
+            (
+                f"torch_npu {npu} asks for torch{machine.wanted_torch}, and torch {torch.version}"
+                " is installed: undefined symbols at import"
+            ),
             f"pip install torch=={release}, or torch_npu of torch's own version",
             "torch_npu",
             expected=f"torch{machine.wanted_torch}",
             seen=torch.version,
         )
     if torch is not None and torch.accelerator is not None:
-        message = (
-            f"torch {torch.version} is a build for {torch.accelerator.upper()}, and torch_npu is"
-            " installed beside it: "
+        yield Diagnostic(
+            "two-accelerators",
+            (
+                f"torch {torch.version} is a build for {torch.accelerator.upper()}, and torch_npu"
+                " is installed beside it: `import torch` raises `Two accelerators cannot be used at"
+                " the same time` where the other one's driver is found"
+            ),
+            parameter="torch",
+            seen=torch.accelerator,
         )
-        message += (
-            "`import torch` raises `Two accelerators cannot be used at the same time` where the"
-            " other one's driver is found"
-        )
-        yield Diagnostic("two-accelerators", message, None, "torch", seen=torch.accelerator)
     yield from _cann(machine.cann, npu)
 
 
 def _cann(cann: Cann, npu: str) -> Iterator[Diagnostic]:
     for problem in cann.problems:
-        message = (
-            f"torch_npu {npu} is installed and CANN is not found: {problem}; `import torch` itself"
-            " then raises"
-        )
         yield Diagnostic(
             "cann-not-found",
-            message,
+            (
+                f"torch_npu {npu} is installed and CANN is not found: {problem}; `import torch`"
+                " itself then raises"
+            ),
             parameter="ASCEND_OPP_PATH" if "OPP" in problem else "ASCEND_HOME_PATH",
         )
     if len(set(cann.packages.values())) > 1:
         listed = ", ".join(f"{name} {version}" for name, version in cann.packages.items())
-        message = f"the parts of CANN in {cann.home} are not of one version: {listed}"
         yield Diagnostic(
             "version-mismatch",
-            message,
+            f"the parts of CANN in {cann.home} are not of one version: {listed}",
             "install toolkit, kernels and NNAL of one version",
             "ASCEND_HOME_PATH",
             seen=listed,
@@ -106,13 +98,12 @@ def _cann(cann: Cann, npu: str) -> Iterator[Diagnostic]:
 def check_settings(run: Run, origins: Origins, machine: Machine) -> Iterator[Diagnostic]:
     """Check the settings that an NPU does not support, or takes in another sense."""
     if run.model.dtype == "float64":
-        message = (
-            "model.dtype is float64, which operations on NPUs reject one by one, or compute on a"
-            " slow core beside"
-        )
         yield Diagnostic(
             "not-on-npu",
-            message,
+            (
+                "model.dtype is float64, which operations on NPUs reject one by one, or compute on"
+                " a slow core beside"
+            ),
             "set model.dtype=bfloat16 or float32",
             "model.dtype",
             origins.near("model.dtype"),
@@ -120,31 +111,36 @@ def check_settings(run: Run, origins: Origins, machine: Machine) -> Iterator[Dia
     given = machine.environment.get(VISIBLE)
     wanted = run.launch.nproc or 1
     if given is not None and (left := len(visible_devices(given))) < wanted:
-        message = f"{wanted} processes need an NPU each, and {VISIBLE}=`{given}` leaves {left}"
         yield Diagnostic(
             "device-missing",
-            message,
+            f"{wanted} processes need an NPU each, and {VISIBLE}=`{given}` leaves {left}",
             "name more devices, or lower launch.nproc",
             VISIBLE,
             seen=given,
         )
     if run.data.workers:
-        message = (
-            f"data.workers is {run.data.workers}: workers are forked, and what touches the NPU in"
-            " one raises `Cannot re-initialize NPU in forked subprocess`; vtool's own only read"
-            " and encode rows, on the CPU"
-        )
         yield Diagnostic(
-            "forked-workers", message, None, "data.workers", origins.near("data.workers")
+            "forked-workers",
+            (
+                f"data.workers is {run.data.workers}: workers are forked, and what touches the NPU"
+                " in one raises `Cannot re-initialize NPU in forked subprocess`; vtool's own only"
+                " read and encode rows, on the CPU"
+            ),
+            None,
+            "data.workers",
+            origins.near("data.workers"),
         )
     if isinstance(run.engine, Megatron):
-        message = (
-            "engine=megatron on an NPU: a mask [B, S] of transformers says True = attend,"
-            " megatron-core's [B, 1, S, S] and npu_fusion_attention's say True = masked; one in the"
-            " other's place is an error for two rows, and silently wrong for one"
-        )
         yield Diagnostic(
-            "npu-mask-convention", message, None, "engine.kind", origins.near("engine.kind")
+            "npu-mask-convention",
+            (
+                "engine=megatron on an NPU: a mask [B, S] of transformers says True = attend,"
+                " megatron-core's [B, 1, S, S] and npu_fusion_attention's say True = masked; one in"
+                " the other's place is an error for two rows, and silently wrong for one"
+            ),
+            None,
+            "engine.kind",
+            origins.near("engine.kind"),
         )
 
 

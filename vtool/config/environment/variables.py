@@ -5,9 +5,11 @@ environment variables, and the messages in the library of torch_npu 2.13.0, whic
 would end with.
 """
 
+import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from vtool.diagnostics import Diagnostic
@@ -55,10 +57,9 @@ def _affinity(text: str) -> bool:
     mode, *parts = [part.strip() for part in text.split(",")]
     ranges = [_RANGE.fullmatch(part) for part in parts]
     flags = [re.fullmatch(r"(npu_affine|lazy_bind|bind_irq|force):[01]", part) for part in parts]
-    ordered = all(int(found[2]) <= int(found[3]) for found in ranges if found)
     return (
         mode in ("0", "1", "2")
-        and ordered
+        and all(int(found[2]) <= int(found[3]) for found in ranges if found)
         and all(one or other for one, other in zip(ranges, flags, strict=True))
     )
 
@@ -146,6 +147,13 @@ _ALLOCATOR: dict[str, tuple[str, Fits]] = {
         ("a value", bool),
     ),
 }
+# Keys that have no effect beside a value of another one.
+_IGNORED_BESIDE = {
+    "segment_size_mb": ("page_size", "1g"),
+    "large_segment_size_mb": ("page_size", "1g"),
+    "pinned_max_round_threshold_mb": ("pin_memory_expandable_segments", "True"),
+    "pinned_max_cached_size_mb": ("pin_memory_expandable_segments", "True"),
+}
 ALLOCATOR = "PYTORCH_NPU_ALLOC_CONF"
 VISIBLE = "ASCEND_RT_VISIBLE_DEVICES"
 
@@ -161,12 +169,10 @@ def check_variables(
     """
     for row in VARIABLES:
         if (given := environment.get(row.name)) is not None and not row.fits(given):
-            message = f"{row.name} is `{given}`, and takes {row.takes}: {row.otherwise}"
-            help = f"set it to one of these, or unset it: its default is {row.default}"
             yield Diagnostic(
                 "environment-value",
-                message,
-                help,
+                f"{row.name} is `{given}`, and takes {row.takes}: {row.otherwise}",
+                f"set it to one of these, or unset it: its default is {row.default}",
                 row.name,
                 expected=row.takes,
                 seen=given,
@@ -185,12 +191,7 @@ def visible_devices(given: str) -> list[int]:
     """
     head = re.match(r"[\d,]*", given)
     assert head is not None
-    found: list[int] = []
-    for part in head[0].split(","):
-        if not part:
-            break
-        found.append(int(part))
-    return found
+    return list(map(int, itertools.takewhile(bool, head[0].split(","))))
 
 
 def _visible_devices(environment: Mapping[str, str], npus: int) -> Iterator[Diagnostic]:
@@ -198,30 +199,27 @@ def _visible_devices(environment: Mapping[str, str], npus: int) -> Iterator[Diag
         return
     found = visible_devices(given)
     meant = [int(number) for number in re.findall(r"\d+", given)]
-    left = ", ".join(map(str, found)) if found else "none"
-    message = help = None
+    cut_off = partial(Diagnostic, "device-list-cut-off", parameter=VISIBLE, seen=given)
     if found != meant:
         rest = given[len(",".join(map(str, found))) :] if found else given
-        message = (
+        yield cut_off(
             f"{VISIBLE} is `{given}`, which is silently cut off before `{rest}`: the NPUs that are"
-            f" left are {left}"
-        )
-        help = (
+            f" left are {', '.join(map(str, found)) or 'none'}",
             "write ids, commas and nothing else:"
-            f" {VISIBLE}={','.join(map(str, sorted(set(meant))))}"
+            f" {VISIBLE}={','.join(map(str, sorted(set(meant))))}",
         )
     elif found != sorted(set(found)):
-        message = f"{VISIBLE} is `{given}`: ids must ascend, and CANN finds no device otherwise"
-        help = f"{VISIBLE}={','.join(map(str, sorted(set(found))))}"
+        yield cut_off(
+            f"{VISIBLE} is `{given}`: ids must ascend, and CANN finds no device otherwise",
+            f"{VISIBLE}={','.join(map(str, sorted(set(found))))}",
+        )
     elif npus and (above := [number for number in found if number >= npus]):
         left = ", ".join(str(number) for number in found if number < npus) or "none"
-        message = (
+        yield cut_off(
             f"{VISIBLE} is `{given}`, but this machine's NPUs are 0 to {npus - 1}: it is silently"
-            f" cut off at {above[0]}, and left {left}"
+            f" cut off at {above[0]}, and left {left}",
+            "name devices that are there; `npu-smi info` lists them",
         )
-        help = "name devices that are there; `npu-smi info` lists them"
-    if message:
-        yield Diagnostic("device-list-cut-off", message, help, VISIBLE, seen=given)
 
 
 def _allocator(environment: Mapping[str, str]) -> Iterator[Diagnostic]:
@@ -232,25 +230,23 @@ def _allocator(environment: Mapping[str, str]) -> Iterator[Diagnostic]:
         key, colon, value = part.partition(":")
         values[key] = value
         if not colon or key not in _ALLOCATOR:
-            message = (
-                f"{ALLOCATOR} has `{part}`, which is not"
-                f" {'KEY:VALUE' if not colon else 'a key that it knows'}: torch_npu raises"
-            )
             yield Diagnostic(
                 "environment-value",
-                message,
+                (
+                    f"{ALLOCATOR} has `{part}`, which is not"
+                    f" {'KEY:VALUE' if not colon else 'a key that it knows'}: torch_npu raises"
+                ),
                 did_you_mean(near(key, _ALLOCATOR)),
                 ALLOCATOR,
                 seen=part,
             )
         elif not _ALLOCATOR[key][1](value):
-            message = (
-                f"{ALLOCATOR} has {key}:{value}, and it takes {_ALLOCATOR[key][0]}: torch_npu"
-                " raises, or takes its default"
-            )
             yield Diagnostic(
                 "environment-value",
-                message,
+                (
+                    f"{ALLOCATOR} has {key}:{value}, and it takes {_ALLOCATOR[key][0]}: torch_npu"
+                    " raises, or takes its default"
+                ),
                 None,
                 ALLOCATOR,
                 expected=_ALLOCATOR[key][0],
@@ -259,29 +255,21 @@ def _allocator(environment: Mapping[str, str]) -> Iterator[Diagnostic]:
     if values.get("expandable_segments") == "True":
         for key in ("max_split_size_mb", "garbage_collection_threshold"):
             if key in values:
-                message = (
-                    f"{ALLOCATOR} has expandable_segments:True with {key}, which cannot be enabled"
-                    " together: torch_npu raises"
-                )
                 yield Diagnostic(
                     "allocator-conflict",
-                    message,
+                    (
+                        f"{ALLOCATOR} has expandable_segments:True with {key}, which cannot be"
+                        " enabled together: torch_npu raises"
+                    ),
                     f"leave {key} out, or set expandable_segments:False",
                     ALLOCATOR,
                     seen=given,
                 )
-    for key in ("segment_size_mb", "large_segment_size_mb"):
-        if key in values and values.get("page_size") == "1g":
+    for key, (other, value) in _IGNORED_BESIDE.items():
+        if key in values and values.get(other) == value:
             yield _ignored(
                 ALLOCATOR,
-                f"{ALLOCATOR}: {key} has no effect beside page_size:1g",
-                f"leave {key} out",
-            )
-    for key in ("pinned_max_round_threshold_mb", "pinned_max_cached_size_mb"):
-        if key in values and values.get("pin_memory_expandable_segments") == "True":
-            yield _ignored(
-                ALLOCATOR,
-                f"{ALLOCATOR}: {key} has no effect beside pin_memory_expandable_segments:True",
+                f"{ALLOCATOR}: {key} has no effect beside {other}:{value}",
                 f"leave {key} out",
             )
 
@@ -290,13 +278,12 @@ def _without_effect(environment: Mapping[str, str], cores: int | None) -> Iterat
     if environment.get("ASCEND_LAUNCH_BLOCKING") == "1" and environment.get(
         "TASK_QUEUE_ENABLE"
     ) in ("1", "2"):
-        message = (
-            f"TASK_QUEUE_ENABLE={environment['TASK_QUEUE_ENABLE']} has no effect under"
-            " ASCEND_LAUNCH_BLOCKING=1, which is for debugging"
-        )
         yield _ignored(
             "TASK_QUEUE_ENABLE",
-            message,
+            (
+                f"TASK_QUEUE_ENABLE={environment['TASK_QUEUE_ENABLE']} has no effect under"
+                " ASCEND_LAUNCH_BLOCKING=1, which is for debugging"
+            ),
             "unset ASCEND_LAUNCH_BLOCKING: operations then run as they are queued, and faster",
         )
     patience = environment.get("HCCL_EXEC_TIMEOUT", "")
@@ -305,30 +292,35 @@ def _without_effect(environment: Mapping[str, str], cores: int | None) -> Iterat
         and patience.isdigit()
         and not 0 < int(patience) <= 1091
     ):
-        message = (
-            f"HCCL_EXEC_TIMEOUT={patience} is taken as 1091 seconds, the most that"
-            " HCCL_OP_EXPANSION_MODE=AIV allows"
+        yield _ignored(
+            "HCCL_EXEC_TIMEOUT",
+            (
+                f"HCCL_EXEC_TIMEOUT={patience} is taken as 1091 seconds, the most that"
+                " HCCL_OP_EXPANSION_MODE=AIV allows"
+            ),
+            "set it to 1091 or less, or use another mode",
         )
-        yield _ignored("HCCL_EXEC_TIMEOUT", message, "set it to 1091 or less, or use another mode")
     affinity = environment.get("CPU_AFFINITY_CONF", "")
     if not _affinity(affinity):
         return
     ranges = [(found[0], int(found[3])) for found in _RANGE.finditer(affinity)]
     if affinity.startswith("0") and "," in affinity:
-        message = (
-            f"CPU_AFFINITY_CONF={affinity}: its mode is 0, so that nothing is bound, and the rest"
-            " has no effect"
-        )
         yield _ignored(
-            "CPU_AFFINITY_CONF", message, "set the mode to 1 or 2, or leave the rest out"
+            "CPU_AFFINITY_CONF",
+            (
+                f"CPU_AFFINITY_CONF={affinity}: its mode is 0, so that nothing is bound, and the"
+                " rest has no effect"
+            ),
+            "set the mode to 1 or 2, or leave the rest out",
         )
     elif cores is not None and (above := [text for text, last in ranges if last >= cores]):
-        message = (
-            f"CPU_AFFINITY_CONF has {', '.join(above)}, and this machine's cores are 0 to"
-            f" {cores - 1}: the others are ignored"
-        )
         yield _ignored(
-            "CPU_AFFINITY_CONF", message, "name cores that are there; `lscpu` lists them"
+            "CPU_AFFINITY_CONF",
+            (
+                f"CPU_AFFINITY_CONF has {', '.join(above)}, and this machine's cores are 0 to"
+                f" {cores - 1}: the others are ignored"
+            ),
+            "name cores that are there; `lscpu` lists them",
         )
 
 

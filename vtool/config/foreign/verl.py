@@ -6,7 +6,7 @@ Findings give places in verl's own file.
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, get_args
@@ -80,16 +80,21 @@ class _Theirs:
                 }
                 self.names |= {f"{ours}.{number}.path": theirs for number in range(len(value))}
 
-    def map(self, same: Same) -> None:
-        """Take a setting over as it is."""
-        value = self.take(same.theirs, same.default)
-        if value is None:
-            return
-        ours = same.convert(value)
-        if ours is OTHER:
-            self.judged.discard(same.theirs)
-        elif ours is not None:
-            self.put(same.ours, ours, same.theirs)
+    def map(self, table: Iterable[Same]) -> None:
+        """Take over settings that mean the same in both."""
+        for same in table:
+            value = self.take(same.theirs, same.default)
+            ours = None if value is None else same.convert(value)
+            if ours is OTHER:
+                self.judged.discard(same.theirs)
+            elif ours is not None:
+                self.put(same.ours, ours, same.theirs)
+
+    def find(self, rule: str, name: str, message: str, help: str) -> Diagnostic:
+        """Return a finding about one of their settings, at its place, which judges the setting."""
+        self.judged.add(name)
+        place = self.places.get(name)
+        return Diagnostic(rule, message, help, name, place.value if place else None)
 
 
 def read_verl(path: Path) -> tuple[Composed, tuple[Diagnostic, ...], Mapping[str, str]]:
@@ -114,13 +119,15 @@ def read_verl(path: Path) -> tuple[Composed, tuple[Diagnostic, ...], Mapping[str
     file = read_yaml(path)
     given, places = _flat(file)
     if found := next((name for name in given if name.startswith("actor_rollout_ref.")), None):
-        message = (
-            f"{file.name} has `{found.partition('.')[0]}`: it is a recipe of another of verl's"
-            " trainers"
-        )
         raise Findings(
             Diagnostic(
-                "unknown-recipe", message, "give one of its SFT trainer", origin=places[found].value
+                "unknown-recipe",
+                (
+                    f"{file.name} has `{found.partition('.')[0]}`: it is a recipe of another of"
+                    " verl's trainers"
+                ),
+                "give one of its SFT trainer",
+                origin=places[found].value,
             ),
             fatal=True,
         )
@@ -214,19 +221,16 @@ def _is_megatron(file: YamlFile, given: Mapping[str, Any]) -> bool:
 
 def _translate(theirs: _Theirs, megatron: bool) -> Iterator[Diagnostic]:
     take, put = theirs.take, theirs.put
-    for same in RUN:
-        theirs.map(same)
+    theirs.map(RUN)
     put("engine.kind", "megatron" if megatron else "fsdp2", "engine.strategy")
     if take("engine.strategy", "fsdp") not in ("fsdp", "fsdp2", "megatron"):
         theirs.judged.discard("engine.strategy")
     if megatron:
         yield from _megatron(theirs)
     else:
-        for same in FSDP:
-            theirs.map(same)
+        theirs.map(FSDP)
     if not _is_number(rank := take("model.lora_rank", 0)) or rank > 0:
-        for same in LORA:
-            theirs.map(same)
+        theirs.map(LORA)
     _model(theirs)
     yield from _lengths(theirs)
     yield from _micro_batches(theirs)
@@ -240,10 +244,10 @@ def _translate(theirs: _Theirs, megatron: bool) -> Iterator[Diagnostic]:
         else:
             theirs.judged.discard("optim.lr_warmup_steps_ratio")
     mode = take("trainer.resume_mode", "auto")
-    path = take("trainer.resume_from_path")
     put(
         "checkpoint.resume",
-        {"disable": "never", "resume_path": path}.get(str(mode)) or "auto",
+        {"disable": "never", "resume_path": take("trainer.resume_from_path")}.get(str(mode))
+        or "auto",
         "trainer.resume_mode",
     )
     yield from _profiler(theirs)
@@ -260,13 +264,12 @@ def _profiler(theirs: _Theirs) -> Iterator[Diagnostic]:
     )
     if not enabled:
         if interval != list(OFF):
-            message = (
+            yield theirs.find(
+                "nothing-profiled",
+                "trainer.profile_interval",
                 f"trainer.profile_interval is {interval}, but profiler.enable is false: verl"
-                " records nothing, and says nothing"
-            )
-            where = "trainer.profile_interval"
-            yield Diagnostic(
-                "nothing-profiled", message, "profiler.enable: true", where, _origin(theirs, where)
+                " records nothing, and says nothing",
+                "profiler.enable: true",
             )
         return
     tool = theirs.take("profiler.tool", "torch")
@@ -278,8 +281,7 @@ def _profiler(theirs: _Theirs) -> Iterator[Diagnostic]:
 
 
 def _megatron(theirs: _Theirs) -> Iterator[Diagnostic]:
-    for same in MEGATRON:
-        theirs.map(same)
+    theirs.map(MEGATRON)
     # verl itself puts it out then
     if theirs.values["engine"].get("parallel", {}).get("tensor", 1) == 1:
         theirs.values["engine"].get("parallel", {}).pop("sequence", None)
@@ -293,12 +295,13 @@ def _megatron(theirs: _Theirs) -> Iterator[Diagnostic]:
         "engine.vanilla_mbridge", True
     )
     if not shares and bridged and f"{_DDP}.use_distributed_optimizer" not in theirs.given:
-        message = (
-            f"{_SHARED} is false, and before verl#5775 it does not reach mbridge, whose own default"
-            " is true: the weights of the ranks drift apart, and no error is raised"
+        yield theirs.find(
+            "setting-dropped",
+            _SHARED,
+            f"{_SHARED} is false, and before verl#5775 it does not reach mbridge, whose own"
+            " default is true: the weights of the ranks drift apart, and no error is raised",
+            f"write {_DDP}.use_distributed_optimizer: false as well",
         )
-        help = f"write {_DDP}.use_distributed_optimizer: false as well"
-        yield Diagnostic("setting-dropped", message, help, _SHARED, _origin(theirs, _SHARED))
 
 
 def _model(theirs: _Theirs) -> None:
@@ -332,20 +335,13 @@ def _lengths(theirs: _Theirs) -> Iterator[Diagnostic]:
     if padding == "no_padding":
         theirs.put("data.on_overlong", "truncate", "data.truncation")
         if "data.truncation" in theirs.given and cut != "right":
-            message = (
-                f"data.truncation is {cut}, and with data.pad_mode=no_padding verl never reads it:"
-                " longer rows silently lose their end"
-            )
-            help = (
-                "filter the rows beforehand, or set data.pad_mode=right; here"
-                " data.on_overlong=error names them"
-            )
-            yield Diagnostic(
+            yield theirs.find(
                 "setting-without-reader",
-                message,
-                help,
                 "data.truncation",
-                _origin(theirs, "data.truncation"),
+                f"data.truncation is {cut}, and with data.pad_mode=no_padding verl never reads it:"
+                " longer rows silently lose their end",
+                "filter the rows beforehand, or set data.pad_mode=right; here"
+                " data.on_overlong=error names them",
             )
     elif cut in ("error", "right"):
         theirs.put("data.on_overlong", "truncate" if cut == "right" else "error", "data.truncation")
@@ -358,31 +354,19 @@ def _micro_batches(theirs: _Theirs) -> Iterator[Diagnostic]:
     if not theirs.take("data.use_dynamic_bsz", True):
         theirs.put("data.micro_batch_size", theirs.take(name, 4), name)
     elif name in theirs.given:
-        theirs.judged.add(name)
-        message = (
-            f"{name} is set, but with data.use_dynamic_bsz=true verl reads"
-            " data.max_token_len_per_gpu in its place"
-        )
-        yield Diagnostic(
+        yield theirs.find(
             "setting-without-reader",
-            message,
-            "leave it out, or set data.use_dynamic_bsz=false",
             name,
-            _origin(theirs, name),
+            f"{name} is set, but with data.use_dynamic_bsz=true verl reads"
+            " data.max_token_len_per_gpu in its place",
+            "leave it out, or set data.use_dynamic_bsz=false",
         )
 
 
 def _unread(theirs: _Theirs) -> Iterator[Diagnostic]:
     for name, why in UNREAD.items():
         if name in theirs.given:
-            theirs.judged.add(name)
-            yield Diagnostic(
-                "setting-without-reader",
-                f"{name}: {why}",
-                "leave it out",
-                name,
-                _origin(theirs, name),
-            )
+            yield theirs.find("setting-without-reader", name, f"{name}: {why}", "leave it out")
 
 
 def _unknown(theirs: _Theirs) -> Iterator[Diagnostic]:
@@ -398,8 +382,13 @@ def _unknown(theirs: _Theirs) -> Iterator[Diagnostic]:
         close = near(name, sorted(NAMES)) or [
             one for one in sorted(NAMES) if one.rpartition(".")[2] == name.rpartition(".")[2]
         ]
-        message = f"verl's SFT trainer has no setting `{name}`"
-        yield Diagnostic("unknown-key", message, did_you_mean(close), name, theirs.places[name].key)
+        yield Diagnostic(
+            "unknown-key",
+            f"verl's SFT trainer has no setting `{name}`",
+            did_you_mean(close),
+            name,
+            theirs.places[name].key,
+        )
 
 
 def _without_counterpart(theirs: _Theirs) -> Iterator[Diagnostic]:
@@ -409,20 +398,15 @@ def _without_counterpart(theirs: _Theirs) -> Iterator[Diagnostic]:
         if name not in theirs.judged and not name.endswith("_target_") and theirs.given[name] != {}
     ]
     if left:
-        message = (
+        yield theirs.find(
+            "no-counterpart",
+            left[0],
             f"{len(left)} setting{'s have' if len(left) > 1 else ' has'} no counterpart here, or a"
-            f" value without one: {', '.join(left)}"
-        )
-        yield Diagnostic(
-            "no-counterpart", message, "nothing is said of these", left[0], _origin(theirs, left[0])
+            f" value without one: {', '.join(left)}",
+            "nothing is said of these",
         )
 
 
 def _is_number(value: Any) -> bool:
     """A YAML file may hold anything in the place of a number."""
     return isinstance(value, int | float) and math.isfinite(value)
-
-
-def _origin(theirs: _Theirs, name: str) -> Origin | None:
-    place = theirs.places.get(name)
-    return place.value if place else None

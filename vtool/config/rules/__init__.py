@@ -27,6 +27,7 @@ SETTINGS_RULES: tuple[SettingsRule, ...] = (
     data.micro_batch_larger_than_share,
     data.max_length_missing,
     data.packing_budget,
+    data.evaluated_on_trained_rows,
     engine.packing_not_built,
     ignored.rows_beside_tokens,
     images.pixel_bounds,
@@ -61,6 +62,7 @@ SETTINGS_RULES: tuple[SettingsRule, ...] = (
     ignored.offload_to_itself,
     ignored.other_profilers_settings,
     ignored.groups_of_frozen_parts,
+    ignored.end_of_a_fall_that_is_none,
 )
 """Every check, in the order in which its findings are reported."""
 

@@ -1,10 +1,11 @@
 """Rules about lengths, sizes and batches of rows."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 from vtool.config.origins import Origins
 from vtool.config.rules.rule import settings_rule
-from vtool.config.schema import Megatron, Run
+from vtool.config.schema import Megatron, Run, Source
 from vtool.diagnostics import Diagnostic, Rule
 
 
@@ -46,30 +47,26 @@ def micro_batch_larger_than_share(run: Run, origins: Origins) -> Iterator[Diagno
     share = -(-rows // processes)
     name, origin = "data.micro_batch_size", origins.near("data.micro_batch_size")
     if micro > rows:
-        message = (
-            f"data.micro_batch_size is {micro}, but a step has only {rows} rows"
-            " (data.global_batch_size)"
-        )
-        help = f"set data.micro_batch_size={share}, or raise data.global_batch_size"
         yield Diagnostic(
             "micro-batch-larger-than-share",
-            message,
-            help,
+            (
+                f"data.micro_batch_size is {micro}, but a step has only {rows} rows"
+                " (data.global_batch_size)"
+            ),
+            f"set data.micro_batch_size={share}, or raise data.global_batch_size",
             name,
             origin,
             f"at most {share}",
             str(micro),
         )
     elif micro > share:
-        message = (
-            f"data.micro_batch_size is {micro}, but each of {processes} processes gets {share} of a"
-            f" step's {rows} rows"
-        )
-        help = f"nothing need be done; data.micro_batch_size={share} says what happens"
         yield Diagnostic(
             "micro-batch-larger-than-share",
-            message,
-            help,
+            (
+                f"data.micro_batch_size is {micro}, but each of {processes} processes gets {share}"
+                f" of a step's {rows} rows"
+            ),
+            f"nothing need be done; data.micro_batch_size={share} says what happens",
             name,
             origin,
             f"at most {share}",
@@ -97,10 +94,9 @@ def max_length_missing(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     """data.on_overlong is set only beside data.max_length."""
     todo = run.data.on_overlong
     if todo != "error" and run.data.max_length is None:
-        message = f"data.on_overlong is {todo}, but data.max_length does not say what too long is"
         yield Diagnostic(
             "max-length-missing",
-            message,
+            f"data.on_overlong is {todo}, but data.max_length does not say what too long is",
             "set data.max_length, in tokens",
             "data.max_length",
             origins.near("data.on_overlong"),
@@ -130,28 +126,67 @@ def packing_budget(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     packing, budget, longest = run.data.packing, run.data.micro_batch_tokens, run.data.max_length
     name = "data.micro_batch_tokens"
     if packing == "token_budget" and budget is None:
-        message = "data.packing is token_budget, but data.micro_batch_tokens does not say how many"
         yield Diagnostic(
             "packing-budget",
-            message,
+            "data.packing is token_budget, but data.micro_batch_tokens does not say how many",
             "set data.micro_batch_tokens",
             name,
             origins.near("data.packing"),
         )
     elif packing == "none" and budget is not None:
-        message = f"{name} is {budget}, but data.packing is none: rows are counted, not tokens"
-        yield Diagnostic(
-            "packing-budget", message, "set data.packing=token_budget", name, origins.near(name)
-        )
-    elif budget is not None and longest is not None and longest > budget:
-        message = (
-            f"data.max_length is {longest}, but a forward pass has {budget} tokens ({name}): a row"
-            " of that length has no room"
-        )
         yield Diagnostic(
             "packing-budget",
-            message,
+            f"{name} is {budget}, but data.packing is none: rows are counted, not tokens",
+            "set data.packing=token_budget",
+            name,
+            origins.near(name),
+        )
+    elif budget is not None and longest is not None and longest > budget:
+        yield Diagnostic(
+            "packing-budget",
+            (
+                f"data.max_length is {longest}, but a forward pass has {budget} tokens ({name}): a"
+                " row of that length has no room"
+            ),
             f"set {name}={longest}, or a smaller data.max_length",
             name,
             origins.near(name),
         )
+
+
+@settings_rule(
+    Rule(
+        name="evaluated-on-trained-rows",
+        code="VT227",
+        summary="data.validation or data.test has rows that data.train has too.",
+        why=(
+            "The model has seen the answers: its validation loss and its test scores say how well"
+            " it remembers them, and look better than it is."
+        ),
+        bad="'data.validation=[{format: digits, split: train}]'",
+        good="'data.validation=[{format: digits, split: validation}]'",
+        fix="Hold rows back from data.train, and name only these.",
+        severity="warning",
+    ),
+    groups=("data",),
+)
+def evaluated_on_trained_rows(run: Run, origins: Origins) -> Iterator[Diagnostic]:
+    """No entry of data.validation or data.test is one of data.train, by another path or by name."""
+    trained = {_rows_of(entry): number for number, entry in enumerate(run.data.train)}
+    for split in ("validation", "test"):
+        for number, entry in enumerate(getattr(run.data, split)):
+            if (same := trained.get(_rows_of(entry))) is not None:
+                name = f"data.{split}.{number}"
+                given = ", ".join(f"{key}: {value}" for key, value in entry.model_dump().items())
+                message = f"{name} has the rows of data.train.{same}: {given}"
+                help = "hold rows back from data.train for it, or leave it out"
+                yield Diagnostic(
+                    "evaluated-on-trained-rows", message, help, name, origins.near(name)
+                )
+
+
+def _rows_of(entry: Source) -> tuple[object, ...]:
+    """Return what tells an entry's rows from others: its files, whichever path leads there."""
+    files = entry.files()
+    others = {name: value for name, value in entry.model_dump().items() if name not in files}
+    return *(Path(file).resolve() for file in files.values()), *others.items()

@@ -30,34 +30,34 @@ def packing_not_built(run: Run, origins: Origins) -> Iterator[Diagnostic]:
         and isinstance(run.engine, Megatron)
         and run.device.kind in ("cuda", "npu")
     ):
-        message = (
-            "data.packing is token_budget, and engine=megatron packs rows on a CPU alone:"
-            " Transformer Engine wants another form"
-        )
-        help = "set engine=fsdp2, or data.packing=none"
-        yield Diagnostic(
-            "not-built-on-engine", message, help, "data.packing", origins.near("data.packing")
-        )
-    if run.data.packing != "none" and FAMILIES[run.model.family].recurrent:
-        message = (
-            "data.packing is token_budget, but the convolutions and states of"
-            f" {run.model.family} go on from one document into the next"
-        )
         yield Diagnostic(
             "not-built-on-engine",
-            message,
+            (
+                "data.packing is token_budget, and engine=megatron packs rows on a CPU alone:"
+                " Transformer Engine wants another form"
+            ),
+            "set engine=fsdp2, or data.packing=none",
+            "data.packing",
+            origins.near("data.packing"),
+        )
+    if run.data.packing != "none" and FAMILIES[run.model.family].recurrent:
+        yield Diagnostic(
+            "not-built-on-engine",
+            (
+                "data.packing is token_budget, but the convolutions and states of"
+                f" {run.model.family} go on from one document into the next"
+            ),
             "set data.packing=none",
             "data.packing",
             origins.near("data.packing"),
         )
     if run.data.packing != "none" and run.model.attention != "sdpa":
-        message = (
-            f"data.packing is {run.data.packing}, but model.attention={run.model.attention} has no"
-            " attention by document"
-        )
         yield Diagnostic(
             "not-built-on-engine",
-            message,
+            (
+                f"data.packing is {run.data.packing}, but model.attention={run.model.attention} has"
+                " no attention by document"
+            ),
             "set model.attention=sdpa",
             "model.attention",
             origins.near("model.attention"),
@@ -74,23 +74,29 @@ def packing_not_built(run: Run, origins: Origins) -> Iterator[Diagnostic]:
 def modeling_on_megatron(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     """megatron-core computes with layers of its own, and would not use the user's class."""
     if run.model.modeling is not None and isinstance(run.engine, Megatron):
-        message = (
-            "model.modeling names a class, but engine=megatron computes with layers of"
-            " megatron-core's: it would not be used"
+        yield Diagnostic(
+            "not-built-on-engine",
+            (
+                "model.modeling names a class, but engine=megatron computes with layers of"
+                " megatron-core's: it would not be used"
+            ),
+            "leave it out, or set engine=fsdp2 or engine=ddp",
+            SETTING,
+            origins.near(SETTING),
         )
-        help = "leave it out, or set engine=fsdp2 or engine=ddp"
-        yield Diagnostic("not-built-on-engine", message, help, SETTING, origins.near(SETTING))
 
 
 @settings_rule(NOT_BUILT_ON_ENGINE, groups=("engine", "lora"))
 def dropout_on_megatron(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     """Megatron-core's random states are not those of the other engines."""
     if isinstance(run.engine, Megatron) and run.lora is not None and run.lora.dropout:
-        message = (
-            f"lora.dropout is {run.lora.dropout}, but engine=megatron has no dropout: its ranks"
-            " would draw other masks"
-        )
-        help = "set lora.dropout=0.0, or use engine=fsdp2"
         yield Diagnostic(
-            "not-built-on-engine", message, help, "lora.dropout", origins.near("lora.dropout")
+            "not-built-on-engine",
+            (
+                f"lora.dropout is {run.lora.dropout}, but engine=megatron has no dropout: its ranks"
+                " would draw other masks"
+            ),
+            "set lora.dropout=0.0, or use engine=fsdp2",
+            "lora.dropout",
+            origins.near("lora.dropout"),
         )

@@ -32,12 +32,15 @@ def rows_beside_tokens(run: Run, origins: Origins) -> Iterator[Diagnostic]:
         and origin
         and (origin == COMMAND_LINE or (packing and origin.file == packing.file))
     ):
-        message = (
-            "data.micro_batch_size is set, but with data.packing=token_budget a forward pass is as"
-            " large as data.micro_batch_tokens says"
-        )
         yield Diagnostic(
-            "ignored-setting", message, "leave it out", "data.micro_batch_size", origin
+            "ignored-setting",
+            (
+                "data.micro_batch_size is set, but with data.packing=token_budget a forward pass is"
+                " as large as data.micro_batch_tokens says"
+            ),
+            "leave it out",
+            "data.micro_batch_size",
+            origin,
         )
 
 
@@ -49,12 +52,9 @@ def size_of_a_folder(run: Run, origins: Origins) -> Iterator[Diagnostic]:
         and run.model.path is not None
         and run.model.size is not None
     ):
-        message = (
-            f"model.size is {run.model.size}, but the model in model.path has a size of its own"
-        )
         yield Diagnostic(
             "ignored-setting",
-            message,
+            f"model.size is {run.model.size}, but the model in model.path has a size of its own",
             "set model.size=null",
             "model.size",
             origins.near("model.size"),
@@ -71,12 +71,15 @@ def evaluation_of_nothing(run: Run, origins: Origins) -> Iterator[Diagnostic]:
         return
     for name in ("evaluation.batch_size", "evaluation.generate.max_new_tokens"):
         if origin := origins.of(name):
-            message = (
-                f"{name} is set, but there is nothing to evaluate: data.validation and data.test"
-                " are empty"
-            )
             yield Diagnostic(
-                "ignored-setting", message, "give data.test, or leave it out", name, origin
+                "ignored-setting",
+                (
+                    f"{name} is set, but there is nothing to evaluate: data.validation and"
+                    " data.test are empty"
+                ),
+                "give data.test, or leave it out",
+                name,
+                origin,
             )
 
 
@@ -87,13 +90,15 @@ def offload_to_itself(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     Of device.kind=auto, `training.setup` says so where it has found a CPU.
     """
     if isinstance(run.engine, Fsdp2) and run.engine.cpu_offload and run.device.kind == "cpu":
-        message = (
-            "engine.cpu_offload is true, but device.kind is cpu: the weights are in the CPU's"
-            " memory in any case"
-        )
-        origin = origins.near("engine.cpu_offload")
         yield Diagnostic(
-            "ignored-setting", message, "set engine.cpu_offload=false", "engine.cpu_offload", origin
+            "ignored-setting",
+            (
+                "engine.cpu_offload is true, but device.kind is cpu: the weights are in the CPU's"
+                " memory in any case"
+            ),
+            "set engine.cpu_offload=false",
+            "engine.cpu_offload",
+            origins.near("engine.cpu_offload"),
         )
 
 
@@ -115,11 +120,16 @@ def other_profilers_settings(run: Run, origins: Origins) -> Iterator[Diagnostic]
     for key, tools in readers.items():
         name = f"profiler.{key}"
         if tool not in tools and (origin := origins.of(name)):
-            message = (
-                f"{name} is set, and read by profiler.tool={' and '.join(tools)} only;"
-                f" profiler.tool is {tool}"
+            yield Diagnostic(
+                "ignored-setting",
+                (
+                    f"{name} is set, and read by profiler.tool={' and '.join(tools)} only;"
+                    f" profiler.tool is {tool}"
+                ),
+                "leave it out",
+                name,
+                origin,
             )
-            yield Diagnostic("ignored-setting", message, "leave it out", name, origin)
 
 
 @settings_rule(IGNORED_SETTING, groups=("optim", "model"))
@@ -129,11 +139,20 @@ def groups_of_frozen_parts(run: Run, origins: Origins) -> Iterator[Diagnostic]:
         given = getattr(run.optim.groups, part).model_dump(exclude_none=True)
         if given and getattr(run.model.freeze, part):
             name = f"optim.groups.{part}.{next(iter(given))}"
-            message = f"{name} is set, but model.freeze.{part} is true: that part is not trained"
             yield Diagnostic(
                 "ignored-setting",
-                message,
+                f"{name} is set, but model.freeze.{part} is true: that part is not trained",
                 f"leave it out, or set model.freeze.{part}=false",
                 name,
                 origins.near(name),
             )
+
+
+@settings_rule(IGNORED_SETTING, groups=("optim",))
+def end_of_a_fall_that_is_none(run: Run, origins: Origins) -> Iterator[Diagnostic]:
+    """A learning rate that stays has no lowest value."""
+    name = "optim.min_lr_ratio"
+    if run.optim.schedule == "constant" and (origin := origins.of(name)):
+        message = f"{name} is set, but optim.schedule is constant: the learning rate does not fall"
+        help = "leave it out, or set optim.schedule=cosine"
+        yield Diagnostic("ignored-setting", message, help, name, origin)

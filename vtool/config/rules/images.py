@@ -50,7 +50,7 @@ def pixel_bounds(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     patches = _patches(run)
     side, token = patches.patch_size * patches.merge_size, patches.pixels_per_token
     total = FAMILIES[run.model.family].video.bounds_are_total
-    kinds = (
+    for kind, bounds, smallest, of, so in (
         ("image", run.data.image, token, "an image token", "every image would be larger"),
         (
             "video",
@@ -59,20 +59,18 @@ def pixel_bounds(run: Run, origins: Origins) -> Iterator[Diagnostic]:
             "a video token" if total else "a frame of one video token",
             "every video would be larger",
         ),
-    )
-    for kind, bounds, smallest, of, so in kinds:
+    ):
         low, high = bounds.min_pixels, bounds.max_pixels
         if high is not None and high < smallest:
             frames = f"{patches.temporal_patch_size} frames of " if smallest > token else ""
-            message = (
-                f"data.{kind}.max_pixels is {high}, but {of} of {run.model.family} is"
-                f" {frames}{side} × {side} = {smallest} pixels, {patches.merge_size} ×"
-                f" {patches.merge_size} patches of {patches.patch_size}: {so}"
-            )
             name = f"data.{kind}.max_pixels"
             yield Diagnostic(
                 "pixel-bounds",
-                message,
+                (
+                    f"{name} is {high}, but {of} of {run.model.family} is"
+                    f" {frames}{side} × {side} = {smallest} pixels, {patches.merge_size} ×"
+                    f" {patches.merge_size} patches of {patches.patch_size}: {so}"
+                ),
                 f"set {name}={smallest}, or more",
                 name,
                 origins.near(name),
@@ -80,13 +78,10 @@ def pixel_bounds(run: Run, origins: Origins) -> Iterator[Diagnostic]:
                 str(high),
             )
         if low is not None and high is not None and low > high:
-            message = (
-                f"data.{kind}.min_pixels is {low}, above data.{kind}.max_pixels, which is {high}"
-            )
             name = f"data.{kind}.min_pixels"
             yield Diagnostic(
                 "pixel-bounds",
-                message,
+                f"{name} is {low}, above data.{kind}.max_pixels, which is {high}",
                 "swap them, or leave one out",
                 name,
                 origins.near(name),
@@ -133,21 +128,18 @@ def image_longer_than_row(run: Run, origins: Origins) -> Iterator[Diagnostic]:
                 which = (
                     f"every {kind} has at least" if severity == "error" else f"{a} can have up to"
                 )
-                message = (
-                    f"data.max_length is {longest}, but with data.{kind}.{name}={pixels} {which}"
-                    f" {tokens} tokens"
-                )
-                help = (
-                    f"set data.{kind}.{name} below {longest * of_a_token[kind]}, or raise"
-                    " data.max_length"
-                )
-                place = origins.near(f"data.{kind}.{name}")
                 yield Diagnostic(
                     "image-longer-than-row",
-                    message,
-                    help,
+                    (
+                        f"data.max_length is {longest}, but with data.{kind}.{name}={pixels}"
+                        f" {which} {tokens} tokens"
+                    ),
+                    (
+                        f"set data.{kind}.{name} below {longest * of_a_token[kind]}, or raise"
+                        " data.max_length"
+                    ),
                     f"data.{kind}.{name}",
-                    place,
+                    origins.near(f"data.{kind}.{name}"),
                     severity=severity,  # type: ignore[arg-type]
                 )
                 break
@@ -185,11 +177,16 @@ def half_an_image(run: Run, origins: Origins) -> Iterator[Diagnostic]:
                 f"{parameter} names {named[0]}, and not {other}: the model needs both or neither"
             )
             wanted = ",".join([*run.data.drop_model_inputs, other])
-            help = (
-                f"to train without {kind}, write {parameter}=[{wanted}]; otherwise leave"
-                f" {named[0]} out"
+            yield Diagnostic(
+                "half-an-image",
+                message,
+                (
+                    f"to train without {kind}, write {parameter}=[{wanted}]; otherwise leave"
+                    f" {named[0]} out"
+                ),
+                parameter,
+                origins.near(parameter),
             )
-            yield Diagnostic("half-an-image", message, help, parameter, origins.near(parameter))
 
 
 @settings_rule(
@@ -237,15 +234,11 @@ def token_types_left_out(run: Run, origins: Origins) -> Iterator[Diagnostic]:
         f" {counts if silent else raises}"
     )
     both = [name for name in ("pixel_values", "image_grid_thw") if name not in dropped]
-    help = (
-        f"leave it out; to train without images, write {parameter}=[{','.join([*dropped, *both])}]"
-    )
-    origin = origins.near(parameter)
     yield Diagnostic(
         "token-types-left-out",
         message,
-        help,
+        f"leave it out; to train without images, write {parameter}=[{','.join([*dropped, *both])}]",
         parameter,
-        origin,
+        origins.near(parameter),
         severity="warning" if silent else "error",
     )

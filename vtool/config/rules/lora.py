@@ -53,10 +53,9 @@ def _end(name: str) -> str:
 def nothing_to_train(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     """Something is left that can learn."""
     if not trained_components(run.model.freeze):
-        message = "model.freeze names all parts of the model: nothing is left to train"
         yield Diagnostic(
             "nothing-to-train",
-            message,
+            "model.freeze names all parts of the model: nothing is left to train",
             "leave one of them out",
             "model.freeze",
             origins.near("model.freeze.language"),
@@ -101,13 +100,12 @@ def lora_target(run: Run, origins: Origins) -> Iterator[Diagnostic]:
                 name = f"{setting}.{number}"
                 yield Diagnostic("lora-target", *problem, name, origins.near(name), seen=target)
     if not found and not select_layers(trained, run.lora.targets, run.lora.exclude):
-        message = (
-            "lora.exclude takes away every linear layer that lora.targets names: there is no"
-            " adapter to train"
-        )
         yield Diagnostic(
             "lora-target",
-            message,
+            (
+                "lora.exclude takes away every linear layer that lora.targets names: there is no"
+                " adapter to train"
+            ),
             "leave some of it out",
             "lora.exclude",
             origins.near("lora.exclude"),

@@ -60,11 +60,16 @@ def _findings(rule: str, found: Sequence[Problem], origins: Origins) -> Iterator
 def ddp_conflict(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     """Nothing in wrap_config and ddp_config contradicts something else, or would be ignored."""
     if isinstance(run.engine, Megatron):
-        cpu = run.device.kind == "cpu"
-        found = problems(
-            run.engine.wrap_config, run.engine.ddp_config, dtype=run.model.dtype, cpu=cpu
+        yield from _findings(
+            "megatron-ddp-conflict",
+            problems(
+                run.engine.wrap_config,
+                run.engine.ddp_config,
+                dtype=run.model.dtype,
+                cpu=run.device.kind == "cpu",
+            ),
+            origins,
         )
-        yield from _findings("megatron-ddp-conflict", found, origins)
 
 
 @settings_rule(
@@ -96,17 +101,13 @@ def not_in_megatron_core(run: Run, origins: Origins) -> Iterator[Diagnostic]:
             if name not in there.fields:
                 history = megatron_versions.releases().history(name)
                 setting = f"engine.ddp_config.{name}"
-                message = (
-                    f"{setting} {history}; installed is {there.version}, which does not have it"
-                )
-                help = (
-                    "leave it out, or install what vtool is tested with: pip install"
-                    " 'vtool[megatron]'"
-                )
                 yield Diagnostic(
                     "not-in-megatron-core",
-                    message,
-                    help,
+                    f"{setting} {history}; installed is {there.version}, which does not have it",
+                    (
+                        "leave it out, or install what vtool is tested with: pip install"
+                        " 'vtool[megatron]'"
+                    ),
                     setting,
                     origins.near(setting),
                     seen=there.version,
@@ -137,10 +138,13 @@ def parallel_sizes(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     Without launch.nproc their number is known only when they have started.
     """
     if isinstance(run.engine, Megatron):
-        language = _language(Path(run.model.path)) if run.model.path else None
         yield from _findings(
             "parallel-sizes",
-            megatron.bad_sizes(run.engine.parallel, world=run.launch.nproc, language=language),
+            megatron.bad_sizes(
+                run.engine.parallel,
+                world=run.launch.nproc,
+                language=_language(Path(run.model.path)) if run.model.path else None,
+            ),
             origins,
         )
 
@@ -150,10 +154,13 @@ def not_built(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     """The engine does what is asked of it, on this device."""
     if isinstance(run.engine, Megatron):
         model, device, adapters = run.model, run.device.kind, run.lora is not None
-        found = megatron.not_built(
-            run.engine, family=model.family, dtype=model.dtype, device=device, adapters=adapters
+        yield from _findings(
+            "not-built-on-engine",
+            megatron.not_built(
+                run.engine, family=model.family, dtype=model.dtype, device=device, adapters=adapters
+            ),
+            origins,
         )
-        yield from _findings("not-built-on-engine", found, origins)
 
 
 @settings_rule(

@@ -35,10 +35,9 @@ def _problem(folder: Path, family: str) -> tuple[str | None, str | None]:
         return f"has a config.json that cannot be read: {error}", None
     found = config.get("model_type") if isinstance(config, dict) else None
     if found == family:
-        there = isinstance(config.get("vision_config"), dict)
         return (
             None
-            if there
+            if isinstance(config.get("vision_config"), dict)
             else (
                 "has a config.json without a vision_config: transformers would make up a tower of"
                 " its default size"
@@ -71,17 +70,29 @@ def conflicting_model_source(run: Run, origins: Origins) -> Iterator[Diagnostic]
     """model.init, model.path and model.size say one thing."""
     model = run.model
     if model.init == "pretrained" and model.path is None:
-        message = "model.init is pretrained, but model.path names no folder to take weights from"
-        help = "set model.path=FOLDER; for random weights, model.init=random"
-        yield Diagnostic(_RULE, message, help, "model.path", origins.near("model.init"))
+        yield Diagnostic(
+            _RULE,
+            "model.init is pretrained, but model.path names no folder to take weights from",
+            "set model.path=FOLDER; for random weights, model.init=random",
+            "model.path",
+            origins.near("model.init"),
+        )
     elif model.init == "random" and model.path is not None:
-        message = f"model.init is random, but model.path names a folder of weights, {model.path}"
-        help = "set model.init=pretrained to start from them, or model.path=null"
-        yield Diagnostic(_RULE, message, help, "model.init", origins.near("model.init"))
+        yield Diagnostic(
+            _RULE,
+            f"model.init is random, but model.path names a folder of weights, {model.path}",
+            "set model.init=pretrained to start from them, or model.path=null",
+            "model.init",
+            origins.near("model.init"),
+        )
     elif model.starts_from == "random" and model.size is None:
-        message = "neither model.path nor model.size says what to train"
-        help = "set model.path=FOLDER to fine-tune a model, or model.size=tiny for random weights"
-        yield Diagnostic(_RULE, message, help, "model.path", origins.near("model.path"))
+        yield Diagnostic(
+            _RULE,
+            "neither model.path nor model.size says what to train",
+            "set model.path=FOLDER to fine-tune a model, or model.size=tiny for random weights",
+            "model.path",
+            origins.near("model.path"),
+        )
 
 
 @settings_rule(
@@ -128,14 +139,13 @@ def not_a_model_folder(run: Run, origins: Origins) -> Iterator[Diagnostic]:
             help = f"set model.family={seen}, or give another folder"
         elif seen:
             help = f"give a model of one of {', '.join(FAMILIES)}; {ANOTHER_FAMILY}"
-        expected = model.family if seen else None
         yield Diagnostic(
             "not-a-model-folder",
             f"{folder} {problem}",
             help,
             "model.path",
             origins.near("model.path"),
-            expected,
+            model.family if seen else None,
             seen,
         )
 
@@ -168,10 +178,9 @@ def not_a_model_class(run: Run, origins: Origins) -> Iterator[Diagnostic]:
         return
     near = origins.near(SETTING)
     if not is_well_formed(given):
-        message = f"model.modeling takes FILE.py:CLASS, not {given}"
         yield Diagnostic(
             RULE,
-            message,
+            f"model.modeling takes FILE.py:CLASS, not {given}",
             "name a class behind the file: my_model.py:MyModel",
             SETTING,
             near,
@@ -213,15 +222,18 @@ def patch_mismatch(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     tower, processor = patches_of_tower(folder, run.model.family), patches_of_processor(folder)
     if tower is None or processor is None or tower == processor:
         return
-    names = ("patch_size", "merge_size", "temporal_patch_size")
     apart = [
         f"{name} {getattr(processor, name)}, not {getattr(tower, name)}"
-        for name in names
+        for name in ("patch_size", "merge_size", "temporal_patch_size")
         if getattr(processor, name) != getattr(tower, name)
     ]
-    message = (
-        f"{folder}: the image processor has {' and '.join(apart)}, which the vision tower takes"
-        " (vision_config in config.json)"
+    yield Diagnostic(
+        "patch-mismatch",
+        (
+            f"{folder}: the image processor has {' and '.join(apart)}, which the vision tower takes"
+            " (vision_config in config.json)"
+        ),
+        "take preprocessor_config.json from the folder that the weights are from",
+        "model.path",
+        origins.near("model.path"),
     )
-    help = "take preprocessor_config.json from the folder that the weights are from"
-    yield Diagnostic("patch-mismatch", message, help, "model.path", origins.near("model.path"))

@@ -24,12 +24,17 @@ PATH_NOT_FOUND = Rule(
 def _missing(name: str, given: str, origins: Origins, help: str | None) -> Diagnostic:
     path = Path(given)
     what = "is a folder, not a file" if path.is_dir() else "is not there"
-    message = (
-        f"{name}: {given} {what}"
-        if path.is_absolute()
-        else f"{name}: {given} {what} (looked for {path.absolute()})"
+    return Diagnostic(
+        "path-not-found",
+        (
+            f"{name}: {given} {what}"
+            if path.is_absolute()
+            else f"{name}: {given} {what} (looked for {path.absolute()})"
+        ),
+        _beside(path) or help,
+        name,
+        origins.near(name),
     )
-    return Diagnostic("path-not-found", message, _beside(path) or help, name, origins.near(name))
 
 
 def _beside(path: Path) -> str | None:
@@ -46,8 +51,8 @@ def _beside(path: Path) -> str | None:
 @settings_rule(PATH_NOT_FOUND, groups=("data",))
 def rows_file(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     """Every file of rows is there."""
-    for split in ("train", "validation", "test"):
-        for number, entry in enumerate(getattr(run.data, split)):
+    for split, entries in run.data.splits.items():
+        for number, entry in enumerate(entries):
             for name, path in entry.files().items():
                 if not Path(path).is_file():
                     yield _missing(f"data.{split}.{number}.{name}", path, origins, None)
@@ -79,8 +84,12 @@ def resume_folder(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     """The folder that the run continues from is there."""
     given = run.checkpoint.resume
     if given not in ("auto", "never") and not Path(given).exists():
-        help = (
-            did_you_mean(near(given, ("auto", "never")))
-            or "it takes auto, never, or the folder of a run or of a checkpoint"
+        yield _missing(
+            "checkpoint.resume",
+            given,
+            origins,
+            (
+                did_you_mean(near(given, ("auto", "never")))
+                or "it takes auto, never, or the folder of a run or of a checkpoint"
+            ),
         )
-        yield _missing("checkpoint.resume", given, origins, help)

@@ -27,18 +27,14 @@ def past_the_end(
     """The last recorded step is one that the run has."""
     first, last = given.profile_interval
     if last > steps:
-        message = (
-            f"profiler.profile_interval is {[first, last]}, and the run ends after step {steps}"
-        )
-        help = (
-            f"{INTERVAL}=[{first},{steps}]"
-            if first <= steps
-            else "choose steps that the run has, or raise train.steps"
-        )
         yield Diagnostic(
             "profile-interval",
-            message,
-            help,
+            f"profiler.profile_interval is {[first, last]}, and the run ends after step {steps}",
+            (
+                f"{INTERVAL}=[{first},{steps}]"
+                if first <= steps
+                else "choose steps that the run has, or raise train.steps"
+            ),
             INTERVAL,
             _near(origins, INTERVAL),
             f"at most {steps}",
@@ -52,17 +48,15 @@ def outside_the_world(
     """No rank is named that the run does not have."""
     outside = [rank for rank in given.ranks or () if rank >= world]
     if outside:
-        message = (
-            f"profiler.ranks names {', '.join(map(str, outside))}, and the run has {world}"
-            f" rank{'s' * (world > 1)}, from 0"
-        )
-        origin = _near(origins, "profiler.ranks")
         yield Diagnostic(
             "profiler-ranks",
-            message,
+            (
+                f"profiler.ranks names {', '.join(map(str, outside))}, and the run has {world}"
+                f" rank{'s' * (world > 1)}, from 0"
+            ),
             "leave it out for all ranks",
             "profiler.ranks",
-            origin,
+            _near(origins, "profiler.ranks"),
             f"below {world}",
             str(outside),
         )
@@ -75,17 +69,15 @@ def wrong_device(
     if given.tool == "none" or kind in DEVICES[given.tool]:
         return
     fits = next((tool for tool, kinds in DEVICES.items() if kind in kinds), "none")
-    message = (
-        f"profiler.tool is {given.tool}, which records {' and '.join(DEVICES[given.tool])}, and the"
-        f" run is on {kind}"
-    )
-    origin = _near(origins, "profiler.tool")
     yield Diagnostic(
         "profiler-device",
-        message,
+        (
+            f"profiler.tool is {given.tool}, which records {' and '.join(DEVICES[given.tool])}, and"
+            f" the run is on {kind}"
+        ),
         f"profiler.tool={fits}",
         "profiler.tool",
-        origin,
+        _near(origins, "profiler.tool"),
         fits,
         given.tool,
     )
@@ -112,34 +104,31 @@ def nothing_profiled(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     """A tool has an interval, an interval a tool, and somebody records."""
     given = run.profiler
     if given.tool == "none" and given.profile_interval != OFF:
-        message = (
-            f"profiler.profile_interval is {list(given.profile_interval)}, but profiler.tool is"
-            " none"
-        )
         yield Diagnostic(
             "nothing-profiled",
-            message,
+            (
+                f"profiler.profile_interval is {list(given.profile_interval)}, but profiler.tool is"
+                " none"
+            ),
             "choose a tool: profiler.tool=torch",
             INTERVAL,
             origins.near(INTERVAL),
         )
     if given.tool != "none" and given.profile_interval == OFF:
-        message = (
-            f"profiler.tool is {given.tool}, but profiler.profile_interval is [-1, -1], which"
-            " records nothing"
-        )
         yield Diagnostic(
             "nothing-profiled",
-            message,
+            (
+                f"profiler.tool is {given.tool}, but profiler.profile_interval is [-1, -1], which"
+                " records nothing"
+            ),
             f"name the steps: {INTERVAL}=[5,7]",
             INTERVAL,
             origins.near("profiler.tool"),
         )
     if given.ranks == ():
-        message = "profiler.ranks is [], so that nobody records"
         yield Diagnostic(
             "nothing-profiled",
-            message,
+            "profiler.ranks is [], so that nobody records",
             "leave it out for all ranks",
             "profiler.ranks",
             origins.near("profiler.ranks"),
@@ -171,36 +160,33 @@ def profile_interval(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     """
     if run.profiler.profile_interval == OFF:
         return
-    first, last = run.profiler.profile_interval
-    message = help = None
+    first, last = interval = list(run.profiler.profile_interval)
+    begins = 1 + run.profiler.warmup  # the first step that there is room for
+    problem = None
     if first < 1:
-        message = "begins before step 1" + (
-            ", and -1 is off only as [-1, -1]" if first == -1 else "; steps are counted from 1"
-        )
-        help = (
-            f"{INTERVAL}=[{max(1, 1 + run.profiler.warmup)},{max(last, 1 + run.profiler.warmup)}]"
+        problem = (
+            "begins before step 1"
+            + (", and -1 is off only as [-1, -1]" if first == -1 else "; steps are counted from 1"),
+            f"{INTERVAL}=[{begins},{max(last, begins)}]",
         )
     elif last < first:
-        message, help = (
+        problem = (
             f"ends at {last}, before it begins",
-            (f"{INTERVAL}=[{last},{first}]" if last > 0 else f"{INTERVAL}=[{first},{first}]"),
+            f"{INTERVAL}=[{last if last > 0 else first},{first}]",
         )
     elif run.profiler.starts < 1:
-        message = (
-            f"begins at {first}, and {run.profiler.warmup} steps of warm-up do not fit before it"
+        problem = (
+            f"begins at {first}, and {run.profiler.warmup} steps of warm-up do not fit before it",
+            f"profiler.warmup={first - 1}, or let the interval begin at {begins}",
         )
-        help = (
-            f"profiler.warmup={first - 1}, or let the interval begin at {1 + run.profiler.warmup}"
-        )
-    if message:
-        message = f"profiler.profile_interval is {[first, last]}: it {message}"
+    if problem:
         yield Diagnostic(
             "profile-interval",
-            message,
-            help,
+            f"{INTERVAL} is {interval}: it {problem[0]}",
+            problem[1],
             INTERVAL,
             origins.near(INTERVAL),
-            seen=str([first, last]),
+            seen=str(interval),
         )
     elif run.train.steps is not None:
         yield from past_the_end(run.profiler, run.train.steps, origins)
@@ -223,10 +209,9 @@ def profiler_ranks(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     given = run.profiler.ranks or ()
     if len(set(given)) < len(given):
         once = ",".join(map(str, sorted(set(given))))
-        message = f"profiler.ranks is {list(given)}: a rank is named twice"
         yield Diagnostic(
             "profiler-ranks",
-            message,
+            f"profiler.ranks is {list(given)}: a rank is named twice",
             f"profiler.ranks=[{once}]",
             "profiler.ranks",
             origins.near("profiler.ranks"),
@@ -278,14 +263,13 @@ def npu_profiler_level(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     """Counters of AI cores come with level1 and level2; torch_npu drops them otherwise."""
     npu = run.profiler.npu
     if npu.aic_metrics is not None and npu.level not in ("level1", "level2"):
-        message = (
-            f"profiler.npu.aic_metrics is {npu.aic_metrics}, which takes level1 or level2, and"
-            f" profiler.npu.level is {npu.level}"
-        )
         name = "profiler.npu.aic_metrics"
         yield Diagnostic(
             "npu-profiler-level",
-            message,
+            (
+                f"{name} is {npu.aic_metrics}, which takes level1 or level2, and"
+                f" profiler.npu.level is {npu.level}"
+            ),
             "profiler.npu.level=level1",
             name,
             origins.near(name),

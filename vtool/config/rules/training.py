@@ -24,19 +24,20 @@ def steps_or_epochs(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     """Exactly one of train.steps and train.epochs is given."""
     steps, epochs = run.train.steps, run.train.epochs
     if steps is not None and epochs is not None:
-        message = (
-            f"train.steps is {steps} and train.epochs is {epochs}, but only one can say how long to"
-            " train"
-        )
-        help = "set the other one to null: train.steps=null, or train.epochs=null"
-        yield Diagnostic(
-            "steps-or-epochs", message, help, "train.epochs", origins.near("train.epochs")
-        )
-    elif steps is None and epochs is None:
-        message = "neither train.steps nor train.epochs says how long to train"
         yield Diagnostic(
             "steps-or-epochs",
-            message,
+            (
+                f"train.steps is {steps} and train.epochs is {epochs}, but only one can say how"
+                " long to train"
+            ),
+            "set the other one to null: train.steps=null, or train.epochs=null",
+            "train.epochs",
+            origins.near("train.epochs"),
+        )
+    elif steps is None and epochs is None:
+        yield Diagnostic(
+            "steps-or-epochs",
+            "neither train.steps nor train.epochs says how long to train",
             "set one of them: train.epochs=3",
             "train.steps",
             origins.near("train.steps"),
@@ -65,18 +66,15 @@ def warmup_too_long(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     """
     warmup, steps = run.optim.warmup_steps, run.train.steps
     if steps is not None and warmup >= steps:
-        message = (
-            f"optim.warmup_steps is {warmup}, and the run ends after {steps} steps, before the"
-            " learning rate is reached"
-        )
-        help = f"set optim.warmup_steps below {steps}, or raise train.steps"
-        origin = origins.near("optim.warmup_steps")
         yield Diagnostic(
             "warmup-too-long",
-            message,
-            help,
+            (
+                f"optim.warmup_steps is {warmup}, and the run ends after {steps} steps, before the"
+                " learning rate is reached"
+            ),
+            f"set optim.warmup_steps below {steps}, or raise train.steps",
             "optim.warmup_steps",
-            origin,
+            origins.near("optim.warmup_steps"),
             f"below {steps}",
             str(warmup),
         )
@@ -98,12 +96,10 @@ def evaluation_without_data(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     """A run that evaluates on the way has validation rows."""
     every = run.evaluation.every_steps
     if every is not None and not run.data.validation:
-        message = f"evaluation.every_steps is {every}, but data.validation is empty"
-        help = "give data.validation, or set evaluation.every_steps=null"
         yield Diagnostic(
             "evaluation-without-data",
-            message,
-            help,
+            f"evaluation.every_steps is {every}, but data.validation is empty",
+            "give data.validation, or set evaluation.every_steps=null",
             "evaluation.every_steps",
             origins.near("evaluation.every_steps"),
         )

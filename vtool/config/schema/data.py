@@ -98,3 +98,8 @@ class Data(Settings):
     video: Video = Video()
     drop_model_inputs: tuple[ModelInput, ...] = ()
     """Inputs that are not handed to the model. Nothing is left out that is not named here."""
+
+    @property
+    def splits(self) -> dict[str, tuple[Source, ...]]:
+        """The sources of each split, by its name."""
+        return {"train": self.train, "validation": self.validation, "test": self.test}

@@ -48,7 +48,9 @@ class Optim(Settings):
     clip_norm: Annotated[float | None, ActsLater()] = Field(default=1.0, gt=0, allow_inf_nan=False)
     """The gradient's largest norm over all ranks; null does not clip."""
     schedule: Annotated[Literal["cosine", "linear", "constant"], _BY_SCHEDULE] = "cosine"
-    """The fall of the learning rate after the warm-up: to 0 after the last step, or none."""
+    """The fall of the learning rate after the warm-up, which ends after the last step, or none."""
+    min_lr_ratio: Annotated[float, _BY_SCHEDULE] = Field(default=0.0, ge=0, lt=1)
+    """The learning rate at which a fall ends, as a share of the highest one."""
     warmup_steps: Annotated[int, _BY_SCHEDULE] = Field(default=0, ge=0)
     """Steps in which the learning rate rises to `lr`, linearly."""
     groups: Parts = Parts()

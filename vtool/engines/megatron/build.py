@@ -81,9 +81,9 @@ def check_model(source: Source, settings: Megatron, ranks: Ranks, dtype: str) ->
     """
     text, shape, unbuilt = source.text, text_shape(source.text), []
     if source.family in BUILT:
-        elsewhere = "use engine=ddp or engine=fsdp2"
         unbuilt = [
-            Problem("kind", f"engine=megatron: {one}", elsewhere) for one in unsupported(text)
+            Problem("kind", f"engine=megatron: {one}", "use engine=ddp or engine=fsdp2")
+            for one in unsupported(text)
         ]
     wanted, tied = (
         settings.wrap_config.share_embeddings_and_output_weights,
@@ -91,11 +91,16 @@ def check_model(source: Source, settings: Megatron, ranks: Ranks, dtype: str) ->
     )
     if wanted not in (None, tied):
         name = "wrap_config.share_embeddings_and_output_weights"
-        message = (
-            f"engine.{name} is {str(wanted).lower()}, but the model's config says"
-            f" {str(tied).lower()}"
+        unbuilt.append(
+            Problem(
+                name,
+                (
+                    f"engine.{name} is {str(wanted).lower()}, but the model's config says"
+                    f" {str(tied).lower()}"
+                ),
+                "leave it out",
+            )
         )
-        unbuilt.append(Problem(name, message, "leave it out"))
     check_start(
         settings,
         ranks,
@@ -124,9 +129,13 @@ def build_language(source: Source, options: BuildOptions) -> BuiltLanguage:
 
     fields = _transformer_fields(source, options)
     if options.settings.bridge == "mbridge":
-        wrapped = any(not name.startswith(TOWER) for name in source.trained)
         gpt, ddp, bridge = build_gpt_with_mbridge(
-            source.text, fields, options.ddp_config, device, finish, wrapped=wrapped
+            source.text,
+            fields,
+            options.ddp_config,
+            device,
+            finish,
+            wrapped=any(not name.startswith(TOWER) for name in source.trained),
         )
         return BuiltLanguage(gpt, weights_of(gpt), ddp, bridge)
     gpt = build_gpt(source.text, fields, device, own_layers=source.adapted)

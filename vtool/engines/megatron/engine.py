@@ -89,8 +89,9 @@ class Megatron:
         # The ranks that spread a row's tokens over themselves have the whole loss of it each.
         averaged = groups.copies.world if ddp_config.average_in_collective else 1
         self._loss_factor = averaged / settings.parallel.context
-        shares = settings.wrap_config.use_distributed_optimizer
-        self._norm_group = groups.everyone if shares else groups.model
+        self._norm_group = (
+            groups.everyone if settings.wrap_config.use_distributed_optimizer else groups.model
+        )
 
         language = build_language(source, options)
         self.config, self.bridge = language.gpt.config, language.bridge
@@ -237,8 +238,7 @@ class Megatron:
             self.both, ("the language model's DDP", "the tower's DDP"), strict=True
         ):
             if one.ddp is not None:
-                overlaps = one is self.language
-                yield from live.observe_megatron_ddp(one.ddp, where, overlaps=overlaps)
+                yield from live.observe_megatron_ddp(one.ddp, where, overlaps=one is self.language)
                 yield from live.observe_megatron_optimizer(one.optimizer)
         if self.stage.first:
             visual: Any = self.module.model.visual  # type: ignore[union-attr]
@@ -289,10 +289,15 @@ def build_megatron(inputs: EngineInputs) -> Megatron:
         checkpointing=i.checkpointing,
     )
     if i.packed and not engine.heeds_masks:
-        message = (
-            "data.packing is token_budget, and megatron-core's layers here look at no mask:"
-            " documents would see each other"
+        raise SharedFindings(
+            Diagnostic(
+                "not-built-on-engine",
+                (
+                    "data.packing is token_budget, and megatron-core's layers here look at no mask:"
+                    " documents would see each other"
+                ),
+                "set data.packing=none, or engine=fsdp2",
+                "data.packing",
+            )
         )
-        help = "set data.packing=none, or engine=fsdp2"
-        raise SharedFindings(Diagnostic("not-built-on-engine", message, help, "data.packing"))
     return engine

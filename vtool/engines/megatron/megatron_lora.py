@@ -50,8 +50,9 @@ def add_megatron_adapters(
         ranks = {each: tensors[a].shape[0] for each, a in first.items() if a in tensors}
         if not ranks:
             continue
-        row = is_row(f"{stem}.weight")
-        linear.adapters = Adapters(linear, ranks, list(first), weights.shape, scale, row=row)
+        linear.adapters = Adapters(
+            linear, ranks, list(first), weights.shape, scale, row=is_row(f"{stem}.weight")
+        )
         linear.register_forward_hook(_add)
         with torch.no_grad():
             for name, parameter in linear.adapters.named_parameters(f"{stem}.adapters"):

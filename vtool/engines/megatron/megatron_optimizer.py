@@ -61,10 +61,9 @@ def build_megatron_optimizer(
         of(treatment): {"max_lr": treatment[0] * optim.lr, "start_wd": treatment[1]}
         for treatment in dict.fromkeys(treatments.values())
     }
-    chain = get_megatron_optimizer(
+    (optimizer,) = get_megatron_optimizer(
         settings, [ddp], config_overrides=overrides, use_gloo_process_groups=False
-    )
-    (optimizer,) = chain.chained_optimizers
+    ).chained_optimizers
     for group in optimizer.param_groups:
         group["weight_decay"], group["lr_factor"] = group["start_wd"], group["max_lr"] / optim.lr
     return optimizer

@@ -7,7 +7,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.utils.checkpoint import checkpoint
 
-from vtool.config.readback import Observed
+from vtool.config.readback import Observed, observe_values
 from vtool.config.schema.megatron import DdpConfig, TransformerConfig
 from vtool.engines.megatron.groups import Groups
 from vtool.models.observe_model import dtype_name
@@ -48,12 +48,11 @@ def observe_language(gpt: Any) -> Iterator[Observed]:
     linear = layer.mlp.linear_fc1
     where = f"megatron-core's {type(linear).__name__}"
     yield Observed("engine.parallel.sequence", bool(linear.sequence_parallel), where)
-    for name in TransformerConfig.model_fields:
-        yield Observed(
-            f"engine.transformer_config.{name}",
-            getattr(layer.config, name),
-            f"megatron-core's {type(layer).__name__}",
-        )
+    fusions = {
+        f"engine.transformer_config.{name}": getattr(layer.config, name)
+        for name in TransformerConfig.model_fields
+    }
+    yield from observe_values(fusions, f"megatron-core's {type(layer).__name__}")
     yield Observed(
         "engine.wrap_config.share_embeddings_and_output_weights",
         gpt.share_embeddings_and_output_weights,
@@ -114,22 +113,23 @@ def observe_megatron_ddp(
             do not.
     """
     config, fsdp = ddp.ddp_config, type(ddp).__name__ == "FullyShardedDataParallel"
-    yield Observed("engine.kind", "megatron", where)
-    yield Observed("engine.wrap_config.wrap_with_ddp", True, where)
-    yield Observed("engine.wrap_config.use_megatron_fsdp", fsdp, where)
-    yield Observed(
-        "engine.wrap_config.use_distributed_optimizer", config.use_distributed_optimizer, where
-    )
-    for name in DdpConfig.model_fields:
-        if overlaps or name not in OVERLAPS:
-            yield Observed(f"engine.ddp_config.{name}", getattr(config, name), where)
+    values = {
+        "engine.kind": "megatron",
+        "engine.wrap_config.wrap_with_ddp": True,
+        "engine.wrap_config.use_megatron_fsdp": fsdp,
+        "engine.wrap_config.use_distributed_optimizer": config.use_distributed_optimizer,
+    } | {
+        f"engine.ddp_config.{name}": getattr(config, name)
+        for name in DdpConfig.model_fields
+        if overlaps or name not in OVERLAPS
+    }
+    yield from observe_values(values, where)
     for buffer in () if fsdp else ddp.buffers:
         # gradients of float32 weights are float32 whatever is asked
         if dtype_name(buffer.param_dtype) != "float32":
-            in_fp32 = dtype_name(buffer.grad_dtype) == "float32"
             yield Observed(
                 "engine.ddp_config.grad_reduce_in_fp32",
-                in_fp32,
+                dtype_name(buffer.grad_dtype) == "float32",
                 f"the buffer of gradients of {where}",
             )
 
@@ -139,14 +139,9 @@ def observe_megatron_optimizer(optimizer: Any) -> Iterator[Observed]:
     from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 
     for one in getattr(optimizer, "chained_optimizers", None) or [optimizer]:
-        where = f"megatron-core's {type(one).__name__}"
-        yield Observed(
-            "engine.wrap_config.use_distributed_optimizer",
-            isinstance(one, DistributedOptimizer),
-            where,
-        )
-        yield Observed(
-            "engine.wrap_config.use_layer_wise_distributed_optimizer",
-            "LayerWise" in type(one).__name__,
-            where,
-        )
+        by_layer = "LayerWise" in type(one).__name__
+        values = {
+            "engine.wrap_config.use_distributed_optimizer": isinstance(one, DistributedOptimizer),
+            "engine.wrap_config.use_layer_wise_distributed_optimizer": by_layer,
+        }
+        yield from observe_values(values, f"megatron-core's {type(one).__name__}")

@@ -272,8 +272,9 @@ class OptimizedModule:
         """Return the optimizer's state of a parameter on this rank."""
         if self.optimizer is None or self.optimizer.optimizer is None:
             return {}
-        main = self.mains[parameter].tensor
-        entries: dict[str, Tensor] = self.optimizer.optimizer.state.get(main, {})
+        entries: dict[str, Tensor] = self.optimizer.optimizer.state.get(
+            self.mains[parameter].tensor, {}
+        )
         return entries
 
     @property

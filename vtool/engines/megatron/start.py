@@ -47,16 +47,21 @@ def check_start(
         *not_built(settings, family=family, dtype=dtype, device=device, adapters=adapters),
     )
     found = [("not-built-on-engine", one) for one in unbuilt]
-    without = needs_transformer_engine(
-        settings, device=device, installed=has_transformer_engine(ranks.device)
-    )
-    found += [("needs-transformer-engine", one) for one in without]
+    found += [
+        ("needs-transformer-engine", one)
+        for one in needs_transformer_engine(
+            settings, device=device, installed=has_transformer_engine(ranks.device)
+        )
+    ]
     if settings.bridge == "mbridge" and find_spec("mbridge") is None:
-        help = "pip install 'vtool[megatron,mbridge]', or set engine.bridge=native"
         found.append(
             (
                 "extra-not-installed",
-                Problem("bridge", "engine.bridge is mbridge, which is not installed", help),
+                Problem(
+                    "bridge",
+                    "engine.bridge is mbridge, which is not installed",
+                    "pip install 'vtool[megatron,mbridge]', or set engine.bridge=native",
+                ),
             )
         )
     found += [

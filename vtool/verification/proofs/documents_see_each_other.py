@@ -61,8 +61,9 @@ def compute(context: ProofContext) -> ProofResult:
             own = (0 if packed else row), slice(start, start + context.lengths[row])
             apart = float((after[own] - before[own]).abs().max())
             found.append(Difference(f"{reference.row_name(row)} ({case})", apart, 0.0))
-    message = "a row's logits move when another row's content does"
-    return check_differences(RULE, what, found, message)
+    return check_differences(
+        RULE, what, found, "a row's logits move when another row's content does"
+    )
 
 
 def _replace_content(context: ProofContext, sample: "Sample") -> "Sample":

@@ -61,8 +61,11 @@ def compute(context: ProofContext) -> ProofResult:
             what,
             f"where the tower gives NaN, so does the dummy visual forward: {list_first(spoilt)}",
         )
-    groups = context.open()[0].engine.optimizer_groups()
-    trained = {member.name for group in groups for member in group.members}
+    trained = {
+        member.name
+        for group in context.open()[0].engine.optimizer_groups()
+        for member in group.members
+    }
     tower = {name for name in trained if context.family.component(name) != "language"}
     if message := _tower_problem(with_dummy, tower):
         return failed(RULE, what, message)

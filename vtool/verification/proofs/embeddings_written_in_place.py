@@ -53,11 +53,15 @@ def compute(context: ProofContext) -> ProofResult:
         if writes:
             operation, origin = writes[0]
             where = f"{origin.file}:{origin.line}: " if origin else ""
-            message = (
-                f"{where}{operation} writes into the embeddings, which a backward pass, or whoever"
-                " holds a view of them, may need"
+            return failed(
+                RULE,
+                what,
+                (
+                    f"{where}{operation} writes into the embeddings, which a backward pass, or"
+                    " whoever holds a view of them, may need"
+                ),
+                origin=origin,
             )
-            return failed(RULE, what, message, origin=origin)
     return passed(RULE, what)
 
 

@@ -27,21 +27,18 @@ RULE = Rule(
 
 def compute(context: ProofContext) -> ProofResult:
     """Compare the gradients of rows packed all together, and two by two, with the reference."""
-    from vtool.verification import rounding, steps
+    from vtool.verification import steps
 
     what = f"gradient of {len(context.rows)} rows packed, against its rows'"
     if not context.can_pack:
         return not_run(RULE, what, context.no_packing)
     if len(context.rows) < 2:
         return not_run(RULE, what, ONE_ROW)
-    reference, found = context.reference, []
-    for budget in sorted({sum(context.lengths), max(context.lengths)}):
-        step = steps.take_step(*context.open(**context.packing | {"micro_batch_tokens": budget}))
-        case = f"packed to {budget} tokens"
-        found += rounding.differences(
-            step.gradients, reference.gradient, reference.tolerances, case
-        )
-    return check_differences(RULE, what, found, DEPENDS)
+    cases = {
+        f"packed to {budget} tokens": context.packing | {"micro_batch_tokens": budget}
+        for budget in sorted({sum(context.lengths), max(context.lengths)})
+    }
+    return check_differences(RULE, what, steps.compare_gradients(context, cases), DEPENDS)
 
 
 PROOF = Proof(

@@ -53,8 +53,9 @@ def compute(context: ProofContext) -> ProofResult:
             found += rounding.differences(step.gradients, wanted, allowed, case)
     if context.ranks.rank:
         return not_run(RULE, what, "")  # gradients are gathered on rank 0
-    message = "the gradient of a step depends on how many ranks compute it"
-    return check_differences(RULE, what, found, message)
+    return check_differences(
+        RULE, what, found, "the gradient of a step depends on how many ranks compute it"
+    )
 
 
 PROOF = Proof(

@@ -32,23 +32,16 @@ DEPENDS = (
 
 def compute(context: ProofContext) -> ProofResult:
     """Compare the gradients of a step in micro-batches of 1, 2 and all rows with the reference."""
-    from vtool.verification import rounding, steps
+    from vtool.verification import steps
 
     sizes = sorted({1, 2, len(context.rows)})
     what = (
         f"gradient of a step of {len(context.rows)} rows in micro-batches of"
         f" {list_first([str(size) for size in sizes])}, against its rows'"
     )
-    reference, found = context.reference, []
-    for size in sizes:
-        step = steps.take_step(
-            *context.open(micro_batch_size=size, packing="none", micro_batch_tokens=None)
-        )
-        case = f"micro-batches of {size}"
-        found += rounding.differences(
-            step.gradients, reference.gradient, reference.tolerances, case
-        )
-    return check_differences(RULE, what, found, DEPENDS)
+    unpacked = {"packing": "none", "micro_batch_tokens": None}
+    cases = {f"micro-batches of {size}": {"micro_batch_size": size, **unpacked} for size in sizes}
+    return check_differences(RULE, what, steps.compare_gradients(context, cases), DEPENDS)
 
 
 PROOF = Proof(

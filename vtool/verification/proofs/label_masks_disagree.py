@@ -58,8 +58,11 @@ def _compare_row(context: ProofContext, place: int, what: str) -> ProofResult | 
     chat = tokenizer.apply_chat_template(list(row.messages), tools=row.tools, tokenize=False)
     whole = tokenizer(chat, add_special_tokens=False).input_ids
     if whole == ids or (sample.truncated and whole[: len(ids)] == ids):
-        pairs = enumerate(zip(supervised, inside, strict=False))
-        wrong = [at for at, (ours, theirs) in pairs if ours != theirs]
+        wrong = [
+            at
+            for at, (ours, theirs) in enumerate(zip(supervised, inside, strict=False))
+            if ours != theirs
+        ]
         if not wrong:
             return None
         kind = (
@@ -77,8 +80,13 @@ def _compare_row(context: ProofContext, place: int, what: str) -> ProofResult | 
     )
     if same_text(decoded, text, truncated=sample.truncated):
         return None
-    message = f"{row.id}: what is supervised is not what the answers are"
-    return failed(RULE, what, message, expected=repr(text), seen=repr(decoded))
+    return failed(
+        RULE,
+        what,
+        f"{row.id}: what is supervised is not what the answers are",
+        expected=repr(text),
+        seen=repr(decoded),
+    )
 
 
 PROOF = Proof(

@@ -127,8 +127,13 @@ def check_differences(
     count = sum(difference.ratio > 1 for difference in found)
     more = f", and in {count - 1} more" if count > 1 else ""
     limit = f"{worst.allowed:.2g} is rounding" if worst.allowed else "no bit may differ"
-    text = f"{message}: in {worst.where} by {worst.measured:.2g}, where {limit}{more}"
-    return failed(rule, what, text, help=help, worst=worst)
+    return failed(
+        rule,
+        what,
+        f"{message}: in {worst.where} by {worst.measured:.2g}, where {limit}{more}",
+        help=help,
+        worst=worst,
+    )
 
 
 def list_first(names: Sequence[str], count: int = 3) -> str:

@@ -39,13 +39,14 @@ def compute(context: ProofContext) -> ProofResult:
         return not_run(RULE, what, f"model.dummy_visual=always: {reason}")
     texts, images = context.rows_without_images(), context.rows_with_images()
     if not texts or not images:
-        reason = "no row has an image" if texts else "no row could be made that has no image"
-        return not_run(RULE, what, reason)
-    first = steps.split_between_ranks(context, session, images + texts)
-    steps.take_step(session, progress, first)
+        return not_run(
+            RULE, what, "no row has an image" if texts else "no row could be made that has no image"
+        )
+    steps.take_step(session, progress, steps.split_between_ranks(context, session, images + texts))
     before, state = steps.copy_weights(session), steps.copy_optimizer_state(session)
-    second = steps.split_between_ranks(context, session, texts)
-    step = steps.take_step(session, progress, second, step=2)
+    step = steps.take_step(
+        session, progress, steps.split_between_ranks(context, session, texts), step=2
+    )
     after, later = steps.copy_weights(session), session.engine.optimizer_state()
     tower = {name for name in before if steps.is_of_tower(context, name)}
     unchanged = {name for name in before if before[name].equal(after[name])}
@@ -60,8 +61,7 @@ def compute(context: ProofContext) -> ProofResult:
         return failed(RULE, what, "a step of text alone has gradients that are not finite")
     trained = {name for name in before if steps.is_trained(context, name)} - tower
     if trained and trained <= unchanged:
-        message = "a step of text alone has changed nothing of the language model"
-        return failed(RULE, what, message)
+        return failed(RULE, what, "a step of text alone has changed nothing of the language model")
     return passed(RULE, what)
 
 

@@ -48,8 +48,9 @@ def compute(context: ProofContext) -> ProofResult:
     if unchanged := sorted(declared - changed):
         no_image = "" if context.rows_with_images() else "no row has an image"
         if no_image and all(steps.is_of_tower(context, name) for name in unchanged):
-            reason = f"the tower is trained, and of the rows looked at {no_image}"
-            return not_run(RULE, what, reason)
+            return not_run(
+                RULE, what, f"the tower is trained, and of the rows looked at {no_image}"
+            )
         message = f"two steps have not changed {list_first(unchanged)}, which the recipe trains"
         return failed(RULE, what, f"{message}; {no_image}" if no_image else message)
     return passed(RULE, what)
