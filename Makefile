@@ -14,7 +14,7 @@ DEMO ?=
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 12
 
-demo: .venv/installed  ## install, train a model on real scans, write a report (two minutes)
+demo: .venv/installed  ## install, train a model on real scans, write a report (about two minutes)
 	$(BIN)/vtool train sft digits $(DEMO)
 
 test: .venv/installed-dev  ## run tests that are not `full` or `soak` (minutes), in a new order
@@ -45,15 +45,15 @@ bench: .venv/installed-dev .venv/installed-bench  ## print the benchmarks (about
 	$(BIN)/python -m benchmarks.engines
 
 soak: export VTOOL_VLLM_PYTHON ?= $(wildcard $(CURDIR)/.vllm-venv/bin/python)
-soak: .venv/installed-dev  ## run the tests that take minutes: accuracies, kills, serving
+soak: .venv/installed-dev  ## run accuracies, kills, serving: minutes a test, hours in all
 	$(BIN)/python -m pytest -m soak --timeout 3600 --durations=10 -rs
 
 zoo: export OMP_NUM_THREADS ?= 1
 zoo: .venv/installed-dev  ## put known mistakes into the code; each check must find its own
 	$(BIN)/python -m tests.zoo
 
-goldens: .venv/installed-dev  ## renew the golden files, the JSON schema and docs/rules.md
-	$(BIN)/python -m tests.config.test_golden
+goldens: .venv/installed-dev  ## renew every file that is made from code, README's figures too
+	$(BIN)/python -m tests.goldens
 
 vllm-env: .vllm-venv/installed  ## install vLLM for the CPU (3.5 GB): load-check vllm:…, serving
 

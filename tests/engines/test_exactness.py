@@ -101,7 +101,7 @@ def reference(made: Request) -> dict[str, torch.Tensor]:
     [
         pytest.param("ddp", "float32", 1e-6, marks=pytest.mark.full),
         ("ddp", "float64", 1e-12),
-        ("fsdp2", "float64", 1e-12),
+        pytest.param("fsdp2", "float64", 1e-12, marks=pytest.mark.full),
     ],
 )
 def test_every_cut_of_a_global_batch_gives_the_same_gradient(
@@ -124,7 +124,7 @@ def test_every_cut_of_a_global_batch_gives_the_same_gradient(
 
 
 @BOTH
-@pytest.mark.parametrize("count", [3, 1])
+@pytest.mark.parametrize("count", [3, pytest.param(1, marks=pytest.mark.full)])
 def test_ranks_with_unequal_work_give_the_same_gradient(
     tmp_path: Path, engine: str, count: int
 ) -> None:

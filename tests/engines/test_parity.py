@@ -18,16 +18,19 @@ from tests.runs import relative_difference
 ENGINES = ("ddp", "fsdp2")
 SMALL_STEPS = ("train.steps=20", "optim.lr=1e-5", "optim.schedule=constant")
 # Name: dtype and further settings, each for every engine.
-RUNS = {
-    "float32": ("float32",),
-    "float64": ("float64",),
-}
+SINGLE = {"float32": ("float32",)}
+DOUBLE = {"float64": ("float64",)}
 RECOMPUTED = {"checkpointing": ("float32", "model.gradient_checkpointing=true")}
 SMALL = {
     "small steps": ("float32", *SMALL_STEPS),
     "small steps in bfloat16": ("bfloat16", *SMALL_STEPS),
 }
 BOTH = pytest.mark.parametrize("engine", ENGINES)
+EACH_DTYPE = pytest.mark.parametrize(
+    ("dtype", "ranks"),
+    [("float32", "two"), pytest.param("float64", "two_in_float64", marks=pytest.mark.full)],
+)
+"""A dtype, and the fixture that has its runs."""
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +51,12 @@ def alone(folder: Path) -> dict[str, list[Trace]]:
 @pytest.fixture(scope="module")
 def two(folder: Path) -> dict[str, list[Trace]]:
     """Two ranks."""
-    return on_two(folder, RUNS)
+    return on_two(folder, SINGLE)
+
+
+@pytest.fixture(scope="module")
+def two_in_float64(folder: Path) -> dict[str, list[Trace]]:
+    return on_two(folder, DOUBLE)
 
 
 @pytest.fixture(scope="module")
@@ -98,36 +106,43 @@ def check_five_steps(ours: Trace, alone: dict[str, list[Trace]]) -> None:
     assert largest_difference(ours.weights, reference.weights) <= 1e-4
 
 
-@pytest.mark.parametrize("which", ["ddp, float64", "fsdp2, float64", "fsdp2 alone"])
+@pytest.mark.parametrize(
+    ("which", "ranks"),
+    [
+        pytest.param("ddp, float64", "two_in_float64", marks=pytest.mark.full),
+        pytest.param("fsdp2, float64", "two_in_float64", marks=pytest.mark.full),
+        ("fsdp2", "alone"),
+    ],
+)
 def test_in_float64_five_steps_are_the_same(
-    alone: dict[str, list[Trace]], two: dict[str, list[Trace]], which: str
+    alone: dict[str, list[Trace]], request: pytest.FixtureRequest, which: str, ranks: str
 ) -> None:
     (reference,) = alone["ddp"]
-    ours = alone["fsdp2"][0] if which == "fsdp2 alone" else two[which][0]
+    ours = request.getfixturevalue(ranks)[which][0]
     assert relative_difference(ours.gradients, reference.gradients) <= 1e-12
     assert largest_relative(ours.losses, reference.losses) <= 1e-12
     assert largest_relative(ours.norms, reference.norms) <= 1e-12
     assert largest_difference(ours.weights, reference.weights) <= 1e-9
 
 
-@pytest.mark.parametrize("name", RUNS)
+@EACH_DTYPE
 def test_ranks_of_ddp_have_the_same_weights_after_each_step(
-    two: dict[str, list[Trace]], name: str
+    request: pytest.FixtureRequest, dtype: str, ranks: str
 ) -> None:
     """Each has all of them.
 
     Of fsdp2 no weight is on two ranks: what they see is gathered from the same shares.
     """
-    first, second = two[f"ddp, {name}"]
+    first, second = request.getfixturevalue(ranks)[f"ddp, {dtype}"]
     assert first.digests == second.digests
 
 
 @BOTH
-@pytest.mark.parametrize("name", RUNS)
+@EACH_DTYPE
 def test_each_step_changes_weights_and_ranks_tell_the_same_of_it(
-    two: dict[str, list[Trace]], engine: str, name: str
+    request: pytest.FixtureRequest, engine: str, dtype: str, ranks: str
 ) -> None:
-    first, second = two[f"{engine}, {name}"]
+    first, second = request.getfixturevalue(ranks)[f"{engine}, {dtype}"]
     assert len(set(first.digests)) == len(first.digests)
     assert (first.losses, first.norms) == (second.losses, second.norms)
 

@@ -179,9 +179,11 @@ def _resolved(config: DictConfig, origins: Origins) -> dict[str, Any]:
             reason = first_line(error).partition("raised while resolving interpolation: ")[2].strip(
                 '"'
             ) or first_line(error)
-            message = f"`{name}` refers to something that is not there: {reason}"
-            if reason.startswith("Recursive interpolation"):
-                message = f"`{name}` refers to itself, at once or by way of others"
+            problem = (
+                "itself, at once or by way of others"
+                if reason.startswith("Recursive interpolation")
+                else f"something that is not there: {reason}"
+            )
             wanted = re.match(r"Interpolation key '(.+)' not found", reason)
             help = (
                 did_you_mean(near(wanted[1], [".".join(keys) for keys in origins.places]))
@@ -193,7 +195,9 @@ def _resolved(config: DictConfig, origins: Origins) -> dict[str, Any]:
                     f"the recipe does not set `{wanted[1]}`, and only what it sets can be referred"
                     f" to; the default is {default}: write it"
                 )
-            findings[name] = Diagnostic("broken-reference", message, help, name, origins.near(name))
+            findings[name] = Diagnostic(
+                "broken-reference", f"`{name}` refers to {problem}", help, name, origins.near(name)
+            )
             OmegaConf.update(config, name, None)
             continue
         if findings:

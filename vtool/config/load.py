@@ -190,11 +190,11 @@ def _checked(composed: Composed) -> tuple[Loaded | None, Examined]:
         for stage in stages
         for rule in stage.rules
     }
-    loaded = None
-    if not any(finding.severity == "error" for finding in checked.findings):
-        loaded = Loaded(
-            checked.run, checked.run.model_dump(mode="json"), composed.origins, findings
-        )
+    loaded = (
+        None
+        if any(finding.severity == "error" for finding in checked.findings)
+        else Loaded(checked.run, checked.run.model_dump(mode="json"), composed.origins, findings)
+    )
     return loaded, Examined(None if failed else loaded, findings, checks, reasons)
 
 

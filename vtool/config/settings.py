@@ -14,6 +14,7 @@ from pydantic.fields import FieldInfo
 
 from vtool.config.schema import Run, Settings
 from vtool.config.schema.base import Arrival
+from vtool.diagnostics.near_miss import one_of
 
 _WORDS: dict[Any, str] = {bool: "true or false", int: "an integer", float: "a number", str: "text"}
 _BOUNDS: dict[Any, str] = {
@@ -169,8 +170,7 @@ def takes(annotation: Any, metadata: Sequence[Any] = ()) -> str:
 
 def _takes(annotation: Any, metadata: Sequence[Any]) -> str:
     if typing.get_origin(annotation) is typing.Literal:
-        words = [f"`{word}`" for word in typing.get_args(annotation)]
-        return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
+        return one_of(typing.get_args(annotation))
     if typing.get_origin(annotation) is tuple:
         entries = typing.get_args(annotation)
         if entries[-1] is Ellipsis:

@@ -1,7 +1,6 @@
 """Validation of plain values: pydantic's errors become findings, with places and suggestions."""
 
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -15,7 +14,7 @@ from vtool.config.schema import KINDS, Run, Settings
 from vtool.config.settings import Spot, all_settings, choices, find_spot, nullable, takes
 from vtool.config.suggest import ANOTHER_FAMILY, better_value, meant_key, what_it_needs
 from vtool.diagnostics import Diagnostic, Origin
-from vtool.diagnostics.near_miss import did_you_mean, near
+from vtool.diagnostics.near_miss import did_you_mean, near, one_of
 
 _CHOICE = {"literal_error", "union_tag_invalid"}
 _MISSING = {"missing", "union_tag_not_found"}
@@ -136,7 +135,7 @@ def _finding(error: ErrorDetails, composed: Composed) -> Diagnostic:
         wanted = (
             takes(spot.annotation, spot.metadata)
             if kind == "missing"
-            else _listed(choices(spot.annotation))
+            else one_of(choices(spot.annotation))
         )
         if spot.keys[-1].isdigit() and kind == "missing":
             return _unfit(
@@ -178,7 +177,7 @@ def _unknown_choice(error: ErrorDetails, spot: Spot, origins: Origins) -> Diagno
     null = ", or null" if nullable(spot.annotation) else ""
     return Diagnostic(
         "unknown-choice",
-        f"`{name}` takes {_listed(words)}{null}, not {_seen(given)}",
+        f"`{name}` takes {one_of(words)}{null}, not {_seen(given)}",
         help,
         name,
         origins.near(name),
@@ -190,7 +189,7 @@ def _unknown_choice(error: ErrorDetails, spot: Spot, origins: Origins) -> Diagno
 def _unknown_kind(given: object, origins: Origins) -> Diagnostic:
     return Diagnostic(
         "unknown-choice",
-        f"`kind` takes {_listed(tuple(KINDS))}, not {_seen(given)}",
+        f"`kind` takes {one_of(KINDS)}, not {_seen(given)}",
         did_you_mean(near(given, KINDS)) if isinstance(given, str) else None,
         "kind",
         origins.near("kind"),
@@ -265,11 +264,6 @@ def _echoes(error: ErrorDetails) -> bool:
 def _tag(error: ErrorDetails) -> str:
     """The setting that tells the members of a union apart."""
     return str(error["ctx"]["discriminator"]).strip("'")
-
-
-def _listed(words: Iterator[str] | tuple[str, ...]) -> str:
-    quoted = [f"`{word}`" for word in words]
-    return " or ".join([", ".join(quoted[:-1]), quoted[-1]] if len(quoted) > 1 else quoted)
 
 
 def _seen(value: object) -> str:

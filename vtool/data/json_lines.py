@@ -16,11 +16,11 @@ class Place(NamedTuple):
     number: int
     """The number that it goes by: its line's."""
     line: int
-    """Its first line, from 1."""
+    """The number of its first line, from 1."""
     start: int
-    """Its first byte."""
+    """The offset of its first byte."""
     size: int
-    """Its bytes."""
+    """The number of its bytes."""
 
 
 class JsonLines:

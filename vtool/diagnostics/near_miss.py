@@ -47,10 +47,13 @@ def overlapping(word: str, names: Iterable[str], limit: int = 3) -> list[str]:
 
 def did_you_mean(candidates: Sequence[str]) -> str | None:
     """Return a question for the user; None where there are no candidates."""
-    quoted = [f"`{candidate}`" for candidate in candidates]
-    if len(quoted) > 1:
-        quoted = [", ".join(quoted[:-1]), quoted[-1]]
-    return f"did you mean {' or '.join(quoted)}?" if quoted else None
+    return f"did you mean {one_of(candidates)}?" if candidates else None
+
+
+def one_of(words: Iterable[object]) -> str:
+    """Return words, of which there is at least one, as "`a`, `b` or `c`"."""
+    *others, last = (f"`{word}`" for word in words)
+    return f"{', '.join(others)} or {last}" if others else last
 
 
 def _likeness(word: str, other: str) -> float:

@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -108,11 +109,7 @@ def _as_sarif(results: Sequence[Result], command: str) -> dict[str, Any]:
 
 
 def _finding_json(finding: Diagnostic) -> dict[str, Any]:
-    origin = finding.origin and {
-        "file": finding.origin.file,
-        "line": finding.origin.line,
-        "column": finding.origin.column,
-    }
+    origin = finding.origin and asdict(finding.origin)
     names = (
         "code",
         "rule",

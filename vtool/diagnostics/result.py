@@ -24,13 +24,11 @@ class Result:
     """Measurements by rule, passed or not: `reason`, `measured`, `tolerance` and the like."""
 
     @staticmethod
-    def of_findings(
-        subject: str, findings: Sequence[Diagnostic], rules: Sequence[str] = ()
-    ) -> "Result":
-        """Make a result of findings; a rule that was asked and not found has passed."""
-        found = {finding.rule for finding in findings if finding.severity == "error"}
-        checks = dict.fromkeys(rules, "passed") | dict.fromkeys(sorted(found), "failed")
-        return Result(subject, "unsafe" if found else "clean", checks, tuple(findings))
+    def of_findings(subject: str, findings: Sequence[Diagnostic]) -> "Result":
+        """Make a result of findings, whose rules are its failed checks."""
+        failed = sorted({finding.rule for finding in findings if finding.severity == "error"})
+        checks = dict.fromkeys(failed, "failed")
+        return Result(subject, "unsafe" if failed else "clean", checks, tuple(findings))
 
 
 def count(results: Sequence[Result]) -> dict[str, int]:

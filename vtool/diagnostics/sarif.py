@@ -68,16 +68,17 @@ def _rule(rule: Rule) -> dict[str, Any]:
 
 
 def _result(subject: str, finding: Diagnostic, place: dict[str, int]) -> dict[str, Any]:
-    origin = finding.origin
-    file = file_of(origin)
-    physical: dict[str, Any] = {
-        "artifactLocation": {"uri": _uri(file if file is not None else subject or "vtool")}
+    file = file_of(finding.origin)
+    location: dict[str, Any] = {
+        "physicalLocation": {
+            "artifactLocation": {"uri": _uri(file if file is not None else subject or "vtool")}
+        }
     }
-    if file is not None and origin is not None and origin.line is not None:
-        physical["region"] = {"startLine": origin.line} | (
-            {"startColumn": origin.column} if origin.column is not None else {}
-        )
-    location: dict[str, Any] = {"physicalLocation": physical}
+    if file is not None and finding.origin is not None and finding.origin.line is not None:
+        region = {"startLine": finding.origin.line, "startColumn": finding.origin.column}
+        location["physicalLocation"]["region"] = {
+            key: value for key, value in region.items() if value is not None
+        }
     if finding.parameter is not None:
         location["logicalLocations"] = [{"fullyQualifiedName": finding.parameter}]
     properties = {

@@ -54,11 +54,13 @@ def open_profiler(
     own = [*profile_problems(settings, ranks, total), *(unwritable(folder) if wanted else ())]
     if wanted and not own:
         remove_unfinished(folder, ranks.rank)
-    records, notes = wanted, []
+    who = "all ranks" if settings.ranks is None else f"ranks {', '.join(map(str, settings.ranks))}"
+    note = f"profiler: {settings.tool} records steps {first} to {last} of {who}"
+    records = wanted
     if first <= step:
         if before := recorded_before(folder, ranks.rank, first) if wanted else [last]:
             records = False
-            notes = [f"the profile of steps {first} to {before[-1]} is there already, in {folder}"]
+            note = f"the profile of steps {first} to {before[-1]} is there already, in {folder}"
         else:
             own.append(interval_behind(settings, step))
     found = _of_all_ranks(ranks, own)
@@ -70,13 +72,7 @@ def open_profiler(
                 f"{finding.severity}[{finding.rule} {finding.code}]: {finding.message}\n  help:"
                 f" {finding.remedy}"
             )
-        who = "all ranks"
-        if settings.ranks is not None:
-            who = f"ranks {', '.join(map(str, settings.ranks))}"
-        for note in notes or [
-            f"profiler: {settings.tool} records steps {first} to {last} of {who}"
-        ]:
-            say(note)
+        say(note)
     return Profiler(run, ranks, folder, step, say, records=records, over=first <= step)
 
 

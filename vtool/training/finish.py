@@ -45,13 +45,13 @@ def finish(
     Raises:
         Findings: `ledger-mismatch`, or `run-folder-unwritable`; everything before it is saved.
     """
-    ledger = balance(session, progress)
+    counts = balance(session, progress)
     scores = evaluate_split(session, "test") if "test" in session.rows else None
     of_test = scores.findings("test") if scores else []
     own_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
     peak_mib = int(max(mib for (mib,) in session.ranks.all_gather([own_mib])))
     weights = session.engine.model_state()
-    result = _result(session, progress, ledger, scores, peak_mib)
+    result = _result(session, progress, counts, scores, peak_mib)
     result["checks"] |= dict.fromkeys(more, "passed")
     result["checks"] |= {finding.rule: "failed" for finding in (*found, *of_test)}
     session.ranks.on_rank_zero(lambda: _write(session, weights, scores, result))
@@ -59,9 +59,10 @@ def finish(
 
 
 def balance(session: Session, progress: Progress) -> dict[str, Any]:
-    """Return the balance of the training split's ledger, as `result.json` has it.
+    """Balance the training split's ledger against the batches; return the counts.
 
-    Rows = kept + dropped, and each kept row was trained on as often as the plan says.
+    They are what `result.json` has as `ledger`. Rows = kept + dropped, and each kept row was
+    trained on as often as the plan says.
 
     Raises:
         SharedFindings: `ledger-mismatch`.
@@ -112,7 +113,7 @@ def _write(
 def _result(
     session: Session,
     progress: Progress,
-    ledger: dict[str, Any],
+    counts: dict[str, Any],
     scores: Scores | None,
     peak_mib: int,
 ) -> dict[str, Any]:
@@ -121,7 +122,7 @@ def _result(
     result: dict[str, Any] = {
         "status": "finished",
         "steps": progress.step,
-        "epochs": ledger["epochs"],
+        "epochs": counts["epochs"],
     }
     if scores is not None:
         result |= {
@@ -136,7 +137,7 @@ def _result(
         "train_seconds": progress.seconds,
         "parameters": session.engine.size,
         "trained_parameters": session.engine.trained,
-        "ledger": ledger,
+        "ledger": counts,
         "peak_memory_mib": peak_mib,
         "ranks": session.ranks.world,
         "threads": torch.get_num_threads(),

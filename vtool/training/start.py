@@ -25,6 +25,7 @@ FREE = (
     "run.name",
     "data.workers",
     "data.micro_batch_size",
+    "data.micro_batch_tokens",
     "model.gradient_checkpointing",
     "profiler.",
     "tracking",

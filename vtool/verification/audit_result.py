@@ -48,19 +48,19 @@ def audit_result(subject: str, audit: Audit, settings: Data) -> Result:
         checks |= {
             rule: "failed" if rule in warned else otherwise for rule in rules_of("references")
         }
+    reasons |= {
+        rule: f"rows dropped: {count}" for rule, count in dropped.items() if rule not in failed
+    }
     details: dict[str, dict[str, Any]] = {
-        rule: {"reason": reason} for rule, reason in reasons.items()
-    }
-    details |= {
-        rule: {"reason": f"rows dropped: {count}"}
-        for rule, count in dropped.items()
-        if rule not in failed
-    }
-    details["ledger"] = {**audit.ledger.as_dict(), "lengths": list(audit.ledger.lengths)}
-    details["rows"] = {
-        shown.row: {
-            key: value for key, value in asdict(shown).items() if key != "row" and value is not None
-        }
-        for shown in audit.shown
+        **{rule: {"reason": reason} for rule, reason in reasons.items()},
+        "ledger": {**audit.ledger.as_dict(), "lengths": list(audit.ledger.lengths)},
+        "rows": {
+            shown.row: {
+                key: value
+                for key, value in asdict(shown).items()
+                if key != "row" and value is not None
+            }
+            for shown in audit.shown
+        },
     }
     return Result(subject, "unsafe" if failed else "clean", checks, audit.findings, details)

@@ -78,9 +78,8 @@ def prove(
         ]
     elif ranked:
         proofs += _prove_in_processes(ProveTask(run, ranked, full_size))
-    size = f"at size {context.run.model.size}"
-    if full_size and run.model.path:
-        size = f"of {run.model.path}"
+    whole = full_size and run.model.path
+    size = f"of {run.model.path}" if whole else f"at size {context.run.model.size}"
     return ProofReport(
         proofs=tuple(sorted(proofs, key=lambda proof: NAMES.index(proof.rule))),
         changes=context.changes,

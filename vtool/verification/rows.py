@@ -80,15 +80,12 @@ def audit_rows(run: Run, row_names: Sequence[str] = ()) -> list[Audit]:
 def _audit_split(run: Run, split: str, rows: EncodedRows, by_name: dict[str, list[int]]) -> Audit:
     audits = inspect_rows(rows, range(len(rows.rows)), run.data.workers)
     ledger, findings = build_ledger(rows, audits, split)
-    example = None
-    if ledger.kept:
-        example = render_example(rows.sample(ledger.kept[0]), rows.processor)
     indices = [*ledger.kept[:FIRST], *(index for found in by_name.values() for index in found)]
     return Audit(
         split,
         ledger,
         (*findings, *warnings(ledger, run, split)),
-        example,
+        render_example(rows.sample(ledger.kept[0]), rows.processor) if ledger.kept else None,
         tuple(_show(rows, audits[index]) for index in dict.fromkeys(indices)),
     )
 

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import repeat
 from typing import Any
 
 from vtool.config.schema import Image, Run
@@ -289,25 +290,28 @@ def _last_turns(row: Row) -> Row:
 
 def _cut(row: Row, characters: int, visuals: int) -> Row:
     """Return a row with at most so many characters in each text, and images and videos in all."""
-    messages: dict[int, Mapping[str, Any]] = {}
-    for place, message in enumerate(row.messages):
-        content = message.get("content")
+    places_left = repeat(True, visuals)
+
+    def cut(content: Any) -> Any:
         if isinstance(content, str):
-            content = _beginning(content, characters)
-        elif isinstance(content, list):
-            parts = []
-            for part in content:
-                shown = part.get("type") in ("image", "video")
-                if shown and not visuals:
-                    continue
-                visuals -= shown
-                if part.get("type") == "text":
-                    parts.append({**part, "text": _beginning(part["text"], characters)})
-                else:
-                    parts.append(part)
-            content = parts
-        messages[place] = {**message, "content": content}
-    return _keep_messages(row, messages)
+            return _beginning(content, characters)
+        if not isinstance(content, list):
+            return content
+        return [
+            {**part, "text": _beginning(part["text"], characters)}
+            if part.get("type") == "text"
+            else part
+            for part in content
+            if part.get("type") not in ("image", "video") or next(places_left, False)
+        ]
+
+    return _keep_messages(
+        row,
+        {
+            place: {**message, "content": cut(message.get("content"))}
+            for place, message in enumerate(row.messages)
+        },
+    )
 
 
 def _beginning(text: str, characters: int) -> str:

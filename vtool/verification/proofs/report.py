@@ -29,19 +29,22 @@ class ProofReport:
     def details(self) -> dict[str, dict[str, Any]]:
         """Return by rule what was measured, and under `proofs` what the small run was."""
         names = ("what", "measured", "tolerance", "reason")
-        found: dict[str, dict[str, Any]] = {
-            proof.rule: {
-                name: value for name in names if (value := getattr(proof, name)) not in (None, "")
-            }
-            for proof in self.proofs
+        return {
+            **{
+                proof.rule: {
+                    name: value
+                    for name in names
+                    if (value := getattr(proof, name)) not in (None, "")
+                }
+                for proof in self.proofs
+            },
+            "proofs": {
+                "model": self.model,
+                "rows": list(self.rows),
+                "smaller": list(self.changes),
+                "seconds": round(self.seconds, 3),
+            },
         }
-        found["proofs"] = {
-            "model": self.model,
-            "rows": list(self.rows),
-            "smaller": list(self.changes),
-            "seconds": round(self.seconds, 3),
-        }
-        return found
 
     def as_record(self) -> dict[str, Any]:
         """Return the content of a run's proofs.json."""
