@@ -14,9 +14,9 @@ class LlavaSource(RowsEntry):
     format: Literal["llava"]
     """The source of the rows, and their format."""
     path: str = Field(min_length=1)
-    """The file."""
+    """The file. Image paths inside it are relative to its folder."""
     image_folder: str | None = Field(default=None, min_length=1)
-    """The folder that image and video paths inside it are relative to. Default: the file's."""
+    """The folder that paths of images and videos are relative to, in the place of the file's."""
 
     def files(self) -> Mapping[str, str]:
         return {"path": self.path}
