@@ -1,6 +1,7 @@
 """Each defect is caught by its check, and by no other; healthy code passes the same checks."""
 
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,13 @@ def test_there_are_enough_of_them_each_of_its_own_and_of_a_rule_that_there_is() 
     assert len({defect.name for defect in DEFECTS}) == len(DEFECTS)
     assert {defect.caught_by for defect in DEFECTS} <= RULES.keys()
     assert all("#" in defect.upstream for defect in DEFECTS)
+
+
+def test_every_file_of_defects_is_an_area_of_the_zoo() -> None:
+    files = {path.stem for path in Path(__file__).parent.glob("*.py") if path.stem != "zoo"}
+    modules = [import_module(f"tests.zoo.{name}") for name in sorted(files - {"__main__"})]
+    found = {defect for one in modules for defect in vars(one).get("DEFECTS", ())}
+    assert found == set(DEFECTS)
 
 
 def test_a_defect_is_gone_when_it_has_been_looked_at() -> None:
