@@ -22,6 +22,8 @@ class ProofRow:
     measured: str
     allowed: str
     what: str
+    claim: str = ""
+    """What holds; or, of a proof that failed, what does not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,4 +74,5 @@ def _row(rule: str, state: str, detail: Mapping[str, Any]) -> ProofRow:
         measured=difference(detail.get("measured"), "0"),
         allowed=difference(detail.get("tolerance"), "none"),
         what="; ".join(part for part in (detail.get("what", ""), reason) if part),
+        claim=known.claim(state) if known else "",
     )
