@@ -52,8 +52,8 @@ zoo: export OMP_NUM_THREADS ?= 1
 zoo: .venv/installed-dev  ## put known mistakes into the code; each check must find its own
 	$(BIN)/python -m tests.zoo
 
-goldens: .venv/installed-dev  ## renew the golden files, the JSON schema and docs/rules.md
-	$(BIN)/python -m tests.config.test_golden
+goldens: .venv/installed-dev  ## renew every file that is made from code, README's figures too
+	$(BIN)/python -m tests.goldens
 
 vllm-env: .vllm-venv/installed  ## install vLLM for the CPU (3.5 GB): load-check vllm:…, serving
 

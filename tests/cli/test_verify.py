@@ -81,8 +81,8 @@ def test_rows_that_are_dropped_as_is_allowed_are_a_note_that_says_why() -> None:
     code, out, _ = run("rows.jsonl", "data.max_dropped_rows=1")
     assert code == 0
     assert (
-        "note[broken-row VT601]: data.train: 1 of 2 rows dropped, as data.max_dropped_rows allows:\n"
-        "  rows.jsonl:2 is not JSON" in out
+        "note[broken-row VT601]: data.train: 1 of 2 rows dropped, as data.max_dropped_rows"
+        " allows:\n  rows.jsonl:2 is not JSON" in out
     )
     assert out.count("rows.jsonl:2 is not JSON") == 1
 

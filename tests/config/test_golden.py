@@ -1,10 +1,9 @@
 """Every shipped recipe's settings in force, beside a copy that is kept: what changes in them shows
 in a diff.
 
-Renew the copies, the JSON schema and the page of rules, and look at what has changed: make goldens
+Renew the copies, and look at what has changed: make goldens
 """
 
-import json
 import os
 import re
 import tempfile
@@ -12,10 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from vtool.config.json_schema import recipe_schema
 from vtool.config.load import effective_yaml, examine
-from vtool.config.resources import recipe_names, share
-from vtool.diagnostics.markdown import as_markdown
+from vtool.config.resources import recipe_names
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -59,13 +56,3 @@ def test_the_settings_of_a_shipped_recipe_have_not_changed_unseen(name: str) -> 
 
 def test_no_copy_is_left_of_a_recipe_that_has_gone() -> None:
     assert {file.stem for file in GOLDEN.glob("*.yaml")} == set(recipe_names())
-
-
-if __name__ == "__main__":
-    for file in GOLDEN.glob("*.yaml"):
-        file.unlink()
-    for name in recipe_names():
-        (GOLDEN / f"{name}.yaml").write_text(effective(name), encoding="utf-8")
-    schema = json.dumps(recipe_schema(), indent=1, ensure_ascii=False)
-    (share("configs") / "recipe.schema.json").write_text(f"{schema}\n", encoding="utf-8")
-    (Path(__file__).parents[2] / "docs/rules.md").write_text(as_markdown(), encoding="utf-8")

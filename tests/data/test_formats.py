@@ -34,6 +34,7 @@ def test_a_format_has_its_settings_its_reader_and_a_file_for_each() -> None:
 def test_a_reader_says_every_setting_that_it_was_opened_with(entry: Any, tmp_path: Path) -> None:
     rows = write_rows(tmp_path / "rows.jsonl", [chat("a", "b")])
     choices: dict[str, Any] = {"format": format_of(entry), "split": "test", "path": str(rows)}
+    choices |= {"image_folder": str(tmp_path)}
     made = entry(**{name: choices[name] for name in entry.model_fields})
     told = READERS[made.format](made, None).describe()
     assert {name: told[name] for name in told if name in ENTRY_SETTINGS} == made.model_dump()

@@ -6,6 +6,7 @@ from typing import get_args
 
 import pytest
 
+from vtool.config.resources import share
 from vtool.config.schema import Run
 from vtool.config.settings import choices
 from vtool.engines.registry import CHECKS, ENGINES
@@ -18,6 +19,10 @@ def kinds() -> set[str]:
 
 def test_the_engines_of_the_schema_are_those_of_the_registry() -> None:
     assert kinds() == set(ENGINES)
+
+
+def test_each_engine_has_a_file_of_settings() -> None:
+    assert {file.stem for file in (share("configs") / "engine").glob("*.yaml")} == set(ENGINES)
 
 
 @pytest.mark.parametrize("kind", ENGINES)

@@ -3,12 +3,15 @@
 import json
 import re
 import subprocess
+from inspect import isfunction
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 from tests.cli.test_load_check import VLLM, needs_vllm
+from vtool.loading.probe import sglang_stubs, vllm_stubs
 from vtool.loading.probe.stubs import STUBS, Stub
 
 NOT_LOADED = {
@@ -34,6 +37,16 @@ def test_every_entry_says_what_it_replaces_in_which_version_and_why(
     braces = set(re.findall(r"\{(\d)\}", stub.replaces))
     groups = re.compile(stub.pattern).groups
     assert {int(brace) for brace in braces} <= set(range(groups))
+
+
+@pytest.mark.parametrize("module", [vllm_stubs, sglang_stubs])
+def test_every_function_that_makes_a_stub_is_in_the_table(module: ModuleType) -> None:
+    made = {
+        one
+        for name, one in vars(module).items()
+        if isfunction(one) and one.__module__ == module.__name__ and not name.startswith("_")
+    }
+    assert made - {vllm_stubs.save_processor} == made & {stub.install for stub in STUBS}
 
 
 @pytest.fixture(scope="module")

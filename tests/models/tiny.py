@@ -7,6 +7,7 @@ from torch import Tensor
 
 from vtool.families.family import load_family
 from vtool.families.tokens import TokenIds
+from vtool.models.build import implementations
 
 IDS = TokenIds(image=1, video=2, vision_start=3, vision_end=4, end=5, pad=6)
 VOCABULARY = 64
@@ -18,9 +19,7 @@ def tiny_model(name: str, dtype: torch.dtype = torch.float32) -> Any:
 
     torch.manual_seed(0)
     config = load_family(name).random_config("tiny", VOCABULARY, IDS)
-    return AutoModelForImageTextToText.from_config(
-        config, dtype=dtype, attn_implementation="sdpa"
-    ).train()
+    return AutoModelForImageTextToText.from_config(config, **implementations(dtype, "sdpa")).train()
 
 
 def text_loss(model: Any) -> Tensor:

@@ -97,7 +97,14 @@ def test_the_files_for_a_server_name_the_familys_own_classes(tmp_path: Path, nam
     )
     image, video = files["preprocessor_config.json"], files["video_preprocessor_config.json"]
     assert image["processor_class"] == video["processor_class"] == PROCESSOR_MAPPING_NAMES[name]
-    assert image["image_processor_type"] == IMAGE_PROCESSOR_MAPPING_NAMES[name]["torchvision"]
+    # Where transformers lists none for a family, that of the family whose processor it shares.
+    sharing = [
+        other
+        for other, processor in PROCESSOR_MAPPING_NAMES.items()
+        if processor == image["processor_class"] and other in IMAGE_PROCESSOR_MAPPING_NAMES
+    ]
+    listed = IMAGE_PROCESSOR_MAPPING_NAMES[name if name in sharing else sharing[0]]
+    assert image["image_processor_type"] == listed["torchvision"]
     # it cannot be imported without torchvision
     there = Path(transformers.__file__).parent.glob("models/*/video_processing_*.py")
     assert any(f"class {video['video_processor_type']}(" in file.read_text() for file in there)

@@ -115,9 +115,11 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Any:
     from vtool.verification.small_session import open_small_session
 
     rows = write_rows(tmp_path_factory.mktemp("rows") / "rows.jsonl", [{"messages": []}])
+    llava = f"{{format: llava, path: '{rows}', image_folder: '{rows.parent}'}}"
     more = (
-        f"data.validation=[{{format: messages, path: '{rows}'}}]",
-        f"data.test=[{{format: messages, path: '{rows}'}}]",
+        f"data.train=[{llava}]",
+        f"data.validation=[{llava}, {{format: messages, path: '{rows}'}}]",
+        f"data.test=[{llava}, {{format: messages, path: '{rows}'}}]",
     )
     loaded = load_run("digits", ["train={steps: null, epochs: 20}"])
     small = shrink_run(loaded.run)

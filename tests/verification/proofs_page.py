@@ -1,4 +1,4 @@
-"""The section of docs/verify.md on proofs: `python -m tests.verification.proofs_page` writes it."""
+"""The section of docs/verify.md on proofs: `make goldens` writes it."""
 
 from collections.abc import Iterator
 from itertools import groupby
@@ -9,7 +9,7 @@ from vtool.verification.proofs import PROOFS
 from vtool.verification.proofs.proof import Proof
 
 PAGE = Path(__file__).parents[2] / "docs/verify.md"
-BEGIN = "<!-- The proofs: made by `python -m tests.verification.proofs_page`. -->\n"
+BEGIN = "<!-- The proofs: made by `make goldens`. -->\n"
 END = "<!-- End of the proofs. -->\n"
 SECTIONS = ("What goes in", "The forward pass", "The gradient", "Steps")
 
@@ -40,7 +40,3 @@ def _where(proof: Proof) -> str:
     if not proof.on_ranks:
         return "one process"
     return "two processes; one with `--fast`" if proof.fast else "two processes; not with `--fast`"
-
-
-if __name__ == "__main__":
-    PAGE.write_text(renew(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

@@ -51,4 +51,4 @@ def test_the_zoo_asks_for_no_proof_that_is_not_registered() -> None:
 
 def test_the_page_has_the_proofs_of_the_registry() -> None:
     page = PAGE.read_text(encoding="utf-8")
-    assert page == renew(page), "renew docs/verify.md: python -m tests.verification.proofs_page"
+    assert page == renew(page), "renew docs/verify.md: make goldens"

@@ -1,4 +1,4 @@
-"""Run every defect, and print whether its check catches it. With `--page`, print docs/zoo.md."""
+"""Run every defect, and print whether its check catches it."""
 
 import os
 import sys
@@ -24,16 +24,9 @@ def main() -> int:
     return 1 if missed or alarms else 0
 
 
-def write_page() -> int:
-    from tests.zoo.zoo import page
-
-    print(page(), end="")
-    return 0
-
-
 if __name__ == "__main__":
     # As `vtool` itself starts: before torch is imported.
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    sys.exit(write_page() if "--page" in sys.argv[1:] else main())
+    sys.exit(main())

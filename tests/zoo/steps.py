@@ -1,6 +1,8 @@
 """Defects of a training step: its loss, gradients, trained set, resume and export."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -108,6 +110,15 @@ def mean_of_each(real: Any) -> Any:
 
 def always(real: Any) -> Any:
     return lambda session, *, dummy: real(session, dummy=True)
+
+
+def stays_in_evaluation_mode(_: Any) -> Any:
+    @contextmanager
+    def evaluation_mode(module: torch.nn.Module) -> Iterator[None]:
+        module.eval()
+        yield
+
+    return evaluation_mode
 
 
 def no_moments(real: Any) -> Any:
@@ -266,6 +277,16 @@ DEFECTS = (
         Proved("text-only-differs"),
         "vtool.training.step:micro_batch_nll",
         always,
+    ),
+    Defect(
+        "evaluation-mode-stays",
+        "simpletransformers#941",
+        "The model stays in evaluation mode, and trains on without dropout.",
+        "evaluation-changes-training",
+        Proved("evaluation-changes-training"),
+        "vtool.engines.common:evaluation_mode",
+        stays_in_evaluation_mode,
+        told="training",
     ),
     Defect(
         "optimizer-not-restored",

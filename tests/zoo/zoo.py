@@ -103,5 +103,5 @@ runs all of it and counts, and so does `make test-all` (`tests/zoo/`).
 A case repeats the mistake in the place where it would be made here. It is no copy of anybody's
 code.
 
-This page is made by `python -m tests.zoo --page`.
+This page is made by `make goldens`.
 """

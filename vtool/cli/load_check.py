@@ -167,8 +167,12 @@ def _record(
         else:
             results, lines = compared.results, compared.lines(baseline)
     if html is not None:
+        from vtool.diagnostics.render import as_json
+        from vtool.report.load_check import write_load_check
+
         try:
-            lines.append(f"page: {_page(results, command_options, html)}")
+            document = as_json(results, "load-check", command_options)
+            lines.append(f"page: {write_load_check(document, html)}")
         except OSError as error:
             failed.append(f"{html} cannot be written: {error.strerror}")
     return _Recorded(results, lines, failed)
@@ -207,10 +211,3 @@ def _can_write(baseline: Path | None, html: Path | None) -> None:
             raise typer.BadParameter(
                 f"{file.parent} cannot be written into: {error.strerror}", param_hint=option
             ) from error
-
-
-def _page(results: "Sequence[Result]", command_options: "Sequence[str]", file: Path) -> Path:
-    from vtool.diagnostics.render import as_json
-    from vtool.report.load_check import write_load_check
-
-    return write_load_check(as_json(results, "load-check", command_options), file)

@@ -1,13 +1,13 @@
 """Loading of batches, encoded once where memory allows, and ahead of time by workers."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torch.utils.data import DataLoader, Dataset
 
 from vtool.config.schema import Data
 from vtool.data.collate import Batch, collate, filler
-from vtool.data.encode import Sample, encode
+from vtool.data.encode import Prompt, Sample, encode, encode_prompt
 from vtool.data.packing import collate_packed, pack
 from vtool.data.plan import Plan, share
 from vtool.data.sources import Rows
@@ -40,6 +40,8 @@ class EncodedRows(Dataset[Batch]):
     settings: Data
     cache: dict[int, Sample] = field(default_factory=dict)
     cached_bytes: int = 0
+    prompts: Mapping[int, Prompt] = field(default_factory=dict)
+    """Prompts of rows that are not to be encoded here."""
 
     def __getitem__(self, micro_batch: MicroBatch) -> Batch:
         make = collate_packed if micro_batch.packed else collate
@@ -62,6 +64,10 @@ class EncodedRows(Dataset[Batch]):
                 self.cache[index] = sample
                 self.cached_bytes += sample.nbytes
         return sample
+
+    def prompt(self, index: int) -> Prompt:
+        """Return what is before row `index`'s last supervised turn, encoded."""
+        return self.prompts.get(index) or encode_prompt(self.rows, index, self.processor)
 
 
 def micro_batches(

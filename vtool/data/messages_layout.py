@@ -28,8 +28,8 @@ _NO_SOUND = "vtool trains on text, images and videos without their sound: remove
 # refused, with what to write instead.
 _OF_ROWS = {
     "conversations": (
-        f'{_EXAMPLE} instead: "from": "human" is the role user, "gpt" assistant, and "value" is the'
-        " content"
+        f'write format: llava, which reads it, or {_EXAMPLE} instead: "from": "human" is the role'
+        ' user, "gpt" assistant, and "value" is the content'
     ),
     "image": 'write "images": ["cat.png"], and <image> in the text where it is shown',
     "system": 'write it as the first message: {"role": "system", "content": "…"}',

@@ -56,10 +56,9 @@ class Diagnosis:
             machine.setdefault(row.section, {})[row.name] = {"state": row.state} | (
                 {"note": row.note} if row.note else {}
             )
-        failed = any(finding.severity == "error" for finding in self.findings)
         return Result(
             subject,
-            "unsafe" if failed else "clean",
+            "unsafe" if any(finding.severity == "error" for finding in self.findings) else "clean",
             self.checks,
             self.findings,
             {**details, "machine": machine},
@@ -88,7 +87,7 @@ def diagnose(needs: Needs | None = None) -> Diagnosis:
         *_of_torch(machine, answer),
         *_of_npu(machine, answer, needs),
     ]
-    if run is not None and needs is not None:
+    if run is not None:
         found += _of_device(run, machine, answer)
     if load_check is not None and interpreter is not None:
         found += _of_frameworks(load_check, interpreter)
@@ -101,12 +100,11 @@ def diagnose(needs: Needs | None = None) -> Diagnosis:
     )
     reasons = _not_run(machine, known, answer, needs)
     failed = {finding.rule for finding in found if finding.severity == "error"}
-    rules = dict.fromkeys(
-        (*ALWAYS, *(needs.asked if needs else ()), *(finding.rule for finding in found))
-    )
     checks = {
         rule: "failed" if rule in failed else "not-run" if rule in reasons else "passed"
-        for rule in rules
+        for rule in dict.fromkeys(
+            (*ALWAYS, *(needs.asked if needs else ()), *(finding.rule for finding in found))
+        )
     }
     missed = {rule: reason for rule, reason in reasons.items() if checks.get(rule) == "not-run"}
     return Diagnosis(rows, tuple(found), checks, missed)
@@ -217,13 +215,11 @@ def _not_run(
             ("two-accelerators", "cann-not-found"), "torch_npu is not installed"
         )
     if answer is None:
-        why = "the recipe needs torch in the other interpreter only"
-        if machine.torch is None or needs is None or needs.load_check is None:
-            why = (
-                "torch is not installed"
-                if machine.torch is None
-                else "the recipe does not say what it needs"
-            )
+        why = "the recipe does not say what it needs"
+        if machine.torch is None:
+            why = "torch is not installed"
+        elif needs is not None and needs.load_check is not None:
+            why = "the recipe needs torch in the other interpreter only"
         reasons |= dict.fromkeys(("torch-does-not-import", "device-missing"), why)
     elif answer.error is not None:
         reasons["device-missing"] = "torch does not import"

@@ -80,22 +80,18 @@ def package_problems(needed: Sequence[Package]) -> Iterator[Diagnostic]:
     for package in needed:
         wanted = str(package.requirement.specifier)
         if package.version is None:
-            rule = "extra-not-installed" if package.extra else "package-missing"
             yield Diagnostic(
-                rule,
+                "extra-not-installed" if package.extra else "package-missing",
                 f"{package.name} is not installed",
                 package.install,
                 package.name,
                 expected=f"{package.name}{wanted}",
             )
         elif not package.fits:
-            message = (
-                f"{package.name} {package.version} is installed, and vtool is tested with"
-                f" {package.name}{wanted}"
-            )
             yield Diagnostic(
                 "version-mismatch",
-                message,
+                f"{package.name} {package.version} is installed, and vtool is tested with"
+                f" {package.name}{wanted}",
                 package.install,
                 package.name,
                 expected=wanted,

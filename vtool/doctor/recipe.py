@@ -64,19 +64,24 @@ def needs_of(recipe: str, overrides: Sequence[str] = ()) -> Needs:
     assert isinstance(run, Run)
     if own:
         return Needs(None, None, composed.origins, own, False, (), (), ())
-    bridged = isinstance(run.engine, Megatron) and run.engine.bridge == "mbridge"
     wanted = {
         "megatron": isinstance(run.engine, Megatron),
-        "mbridge": bridged,
+        "mbridge": isinstance(run.engine, Megatron) and run.engine.bridge == "mbridge",
         "npu": run.device.kind == "npu",
     }
     extras = tuple(name for name, needed in wanted.items() if needed)
-    without = ("peft",) if "lora" in checked.sound and run.lora is None else ()
-    asked: tuple[str, ...] = (
-        ("extra-not-installed", "device-missing") if extras or run.device.kind == "cuda" else ()
+    of_extras = ("extra-not-installed", "device-missing")
+    of_npus = ("not-on-npu", "forked-workers", "npu-mask-convention")
+    return Needs(
+        run=run,
+        load_check=None,
+        origins=composed.origins,
+        findings=(),
+        sound={"model", "data"} <= checked.sound,
+        extras=extras,
+        without=("peft",) if "lora" in checked.sound and run.lora is None else (),
+        asked=(
+            *(of_extras if extras or run.device.kind == "cuda" else ()),
+            *(of_npus if run.device.kind == "npu" else ()),
+        ),
     )
-    asked += (
-        ("not-on-npu", "forked-workers", "npu-mask-convention") if run.device.kind == "npu" else ()
-    )
-    sound = {"model", "data"} <= checked.sound
-    return Needs(run, None, composed.origins, (), sound, extras, without, asked)

@@ -8,7 +8,6 @@ import torch
 
 from vtool.config.schema import Evaluation
 from vtool.data.collate import collate_prompts
-from vtool.data.encode import encode_prompt
 from vtool.data.loader import EncodedRows, MicroBatch
 from vtool.data.loss import summed_nll
 from vtool.diagnostics import Diagnostic
@@ -111,7 +110,7 @@ def _answers(
     engine: Engine, rows: EncodedRows, chunk: tuple[int, ...], settings: Evaluation, ranks: Ranks
 ) -> list[Answer]:
     processor = rows.processor
-    prompts = [encode_prompt(rows.rows, index, processor) for index in chunk]
+    prompts = [rows.prompt(index) for index in chunk]
     collated = collate_prompts(prompts, processor, rows.settings.drop_model_inputs)
     inputs = {name: tensor.to(ranks.device) for name, tensor in collated.items()}
     with engine.autocast():

@@ -35,15 +35,14 @@ def export(
     """
 
     def fill(temporary: Path) -> None:
+        family = load_family(family_name)
         _as_transformers_has_it(model, family_name).save_pretrained(
-            temporary, state_dict=dict(state)
+            temporary, **family.save_arguments(state)
         )
         _write_dtype(state, temporary / "config.json")
         processor.save(temporary)
         own = json.loads((temporary / "preprocessor_config.json").read_text())
-        for name, settings in (
-            load_family(family_name).serving_files(own, processor.video.as_json()).items()
-        ):
+        for name, settings in family.serving_files(own, processor.video.as_json()).items():
             (temporary / name).write_text(json.dumps(settings, indent=2) + "\n")
 
     return _put(fill, folder)

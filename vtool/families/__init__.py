@@ -3,10 +3,13 @@
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from vtool.families import glm4v, qwen2_5_vl, qwen2_vl, qwen3_5, qwen3_vl
+from vtool.families import glm4v, qwen2_5_vl, qwen2_vl, qwen3_5, qwen3_vl, qwen3_vl_moe
 from vtool.families.facts import FamilyFacts
 
 FAMILIES: Mapping[str, FamilyFacts] = MappingProxyType(
-    {family.FACTS.name: family.FACTS for family in (qwen2_vl, qwen2_5_vl, qwen3_vl, qwen3_5, glm4v)}
+    {
+        family.FACTS.name: family.FACTS
+        for family in (qwen2_vl, qwen2_5_vl, qwen3_vl, qwen3_vl_moe, qwen3_5, glm4v)
+    }
 )
 """The facts of every family by its name, which is `model.family` and config.json's `model_type`."""

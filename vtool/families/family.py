@@ -156,6 +156,14 @@ class Family:
         features, kind = output.pooler_output, type(output)
         return kind(pooler_output=features[:images]), kind(pooler_output=features[images:])
 
+    def save_arguments(self, state: Mapping[str, Tensor]) -> dict[str, Any]:
+        """Return the arguments of `save_pretrained` with which files are as published ones are.
+
+        Args:
+            state: the whole weights by name, tied ones once.
+        """
+        return {"state_dict": dict(state)}
+
     def serving_files(
         self, image_processor: Mapping[str, Any], video_processor: Mapping[str, Any]
     ) -> dict[str, dict[str, Any]]:

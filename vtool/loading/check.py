@@ -170,8 +170,7 @@ def _on_one_host(
     except Findings as findings:
         # One framework that cannot be had does not keep the others from being checked, nor a
         # folder's files.
-        rest = waiting.values() if subjects else [Named(host, settings.subjects.match)]
-        for subject in rest:
+        for subject in waiting.values() if subjects else [Named(host, settings.subjects.match)]:
             result = _not_run(subject, rules, findings.diagnostics)
             if subject.host == FOLDER:
                 shown = findings.diagnostics if settings.python else ()

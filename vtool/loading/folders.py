@@ -73,14 +73,13 @@ class Folder:
         self, rules: Sequence[str], reason: str, findings: Sequence[Diagnostic] = ()
     ) -> Result:
         """Return the files' result, with the checks of a class not run."""
-        details = {rule: {"reason": reason} for rule in rules}
         return self.with_class(
             Result(
                 self.result.subject,
                 "not-run",
                 dict.fromkeys(rules, "not-run"),
                 tuple(findings),
-                details,
+                {rule: {"reason": reason} for rule in rules},
             )
         )
 

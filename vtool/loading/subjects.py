@@ -75,23 +75,20 @@ def is_path(text: str) -> bool:
 
 def unknown_name(subject: Named, known: Sequence[str]) -> Diagnostic:
     """Return the finding about a class that the framework does not have."""
-    likely = did_you_mean([f"{subject.host}:{name}" for name in near(subject.name, known)])
-    message = (
-        f"{subject.host} has no class `{subject.name}` among the {len(known)} that it has"
-        " registered"
-    )
     return Diagnostic(
         "unknown-subject",
-        message,
-        likely or f"`vtool load-check --all {subject.host}` checks them all",
+        f"{subject.host} has no class `{subject.name}` among the {len(known)} that it has"
+        " registered",
+        did_you_mean([f"{subject.host}:{name}" for name in near(subject.name, known)])
+        or f"`vtool load-check --all {subject.host}` checks them all",
     )
 
 
 def fits_nothing(host: str, pattern: str, known: Sequence[str]) -> Findings:
     """Return the error where `subjects.match` leaves nothing to check."""
-    likely = did_you_mean([f"subjects.match={name}" for name in near(pattern.strip("*"), known)])
     return no_subject(
         f"none of the {len(known)} classes that {host} has registered fits subjects.match"
         f" `{pattern}`",
-        likely or "it is a pattern such as 'Qwen*', and case counts",
+        did_you_mean([f"subjects.match={name}" for name in near(pattern.strip("*"), known)])
+        or "it is a pattern such as 'Qwen*', and case counts",
     )

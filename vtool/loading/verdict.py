@@ -60,8 +60,7 @@ def judge(
             details[rule] = detail
     verdict: Verdict = "not-run"
     if set(checks.values()) & {"passed", "failed"}:
-        errors = any(finding.severity == "error" for finding in findings)
-        verdict = "unsafe" if errors else "clean"
+        verdict = "unsafe" if any(finding.severity == "error" for finding in findings) else "clean"
     return Result(subject, verdict, checks, tuple(findings), details)
 
 

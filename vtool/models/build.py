@@ -36,6 +36,15 @@ def model_config(settings: Model, processor: Processor, vocabulary: int | None =
     )
 
 
+def implementations(dtype: torch.dtype, attention: str) -> dict[str, Any]:
+    """Return what transformers' constructors are given of a dtype, and of how to compute.
+
+    Its default for experts, torch's grouped product, has no float64: there each computes by itself.
+    """
+    chosen: dict[str, Any] = {"dtype": dtype, "attn_implementation": attention}
+    return chosen | ({"experts_implementation": "eager"} if dtype == torch.float64 else {})
+
+
 def build_model(
     settings: Model, processor: Processor, folder: Path, seed: int, *, weights: bool = True
 ) -> Any:
@@ -73,9 +82,7 @@ def build_model(
             else kind._from_config
         )
         torch.manual_seed(seed)
-        model = build(
-            config, dtype=WEIGHT_DTYPE[settings.dtype], attn_implementation=settings.attention
-        )
+        model = build(config, **implementations(WEIGHT_DTYPE[settings.dtype], settings.attention))
         assert isinstance(model, kind)
     if (folder / GENERATION).exists():
         try:
@@ -121,9 +128,8 @@ def load_model(
             .from_pretrained(
                 folder,
                 local_files_only=True,
-                dtype=dtype,
-                attn_implementation=attention,
                 output_loading_info=True,
+                **implementations(dtype, attention),
             )
         )
     except Exception as error:  # the loader raises whatever its reader of a broken file raises
@@ -155,8 +161,7 @@ def load_model(
         None,
         config=model.config,
         state_dict=model.state_dict(),
-        dtype=dtype,
-        attn_implementation=attention,
+        **implementations(dtype, attention),
     )
     made.generation_config = model.generation_config
     return made

@@ -2,12 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 from vtool.report.images import Picture, Pictures
 from vtool.report.run_files import Prediction, RunFiles
 
-_T = TypeVar("_T")
 _MOST_TILES = 24
 _LONGEST_TEXT = 280
 _SHORT_ANSWER = 14
@@ -61,21 +59,16 @@ class Disagreement:
 
 
 def sheet(run: RunFiles, position: int, pictures: Pictures) -> Sheet:
-    """Return the first wrong and the first right answers, as many as there is room for."""
+    """Return the first wrong and right answers that have an image, or where none has, any."""
     wrong = [prediction for prediction in run.predictions if not prediction.correct]
     right = [prediction for prediction in run.predictions if prediction.correct]
     question = _one_question(run.predictions)
-    return Sheet(
-        question,
-        tuple(
-            _tile([(position, run, row)], question, pictures) for row in _first(wrong, _MOST_TILES)
-        ),
-        tuple(
-            _tile([(position, run, row)], question, pictures) for row in _first(right, _MOST_TILES)
-        ),
-        len(wrong),
-        len(right),
-    )
+
+    def tiles(rows: Sequence[Prediction]) -> tuple[Tile, ...]:
+        shown = ([row for row in rows if row.image] or rows)[:_MOST_TILES]
+        return tuple(_tile([(position, run, row)], question, pictures) for row in shown)
+
+    return Sheet(question, tiles(wrong), tiles(right), len(wrong), len(right))
 
 
 def disagreement(runs: Sequence[RunFiles], pictures: Pictures) -> Disagreement | None:
@@ -95,8 +88,7 @@ def disagreement(runs: Sequence[RunFiles], pictures: Pictures) -> Disagreement |
     }
     question = _one_question([first[row] for row in shared])
     answers = (
-        [(position, run, rows[row]) for position, run, rows in answered]
-        for row in _spread(split, _MOST_TILES)
+        [(position, run, rows[row]) for position, run, rows in answered] for row in _spread(split)
     )
     tiles = tuple(_tile(answer, question, pictures) for answer in answers)
     alone = tuple(
@@ -138,18 +130,10 @@ def _one_question(rows: Sequence[Prediction]) -> str:
     return questions.pop() if len(questions) == 1 else ""
 
 
-def _first(rows: Sequence[Prediction], most: int) -> list[Prediction]:
-    """Return the first rows with an image; rows of text where none has one."""
-    return ([row for row in rows if row.image] or list(rows))[:most]
-
-
-def _spread(items: list[_T], most: int) -> list[_T]:
-    """Return at most `most` items, evenly spaced: the first ones are often all of one kind."""
-    return (
-        items
-        if len(items) <= most
-        else [items[index * len(items) // most] for index in range(most)]
-    )
+def _spread(items: list[str]) -> list[str]:
+    """Return items that are evenly spaced: the first ones are often all of one kind."""
+    most = min(len(items), _MOST_TILES)
+    return [items[index * len(items) // most] for index in range(most)]
 
 
 def _short(text: str) -> str:

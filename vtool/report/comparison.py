@@ -40,19 +40,9 @@ def differences(runs: Sequence[RunFiles]) -> list[tuple[str, list[str | None]]]:
     for describe in (_settings, _data, _made_with):
         described = [describe(run) for run in runs]
         for key in dict.fromkeys(key for description in described for key in description):
-            values = [description.get(key) for description in described]
             # A run whose file is missing says nothing, which is not a difference.
-            if (
-                len(
-                    {
-                        value
-                        for value, description in zip(values, described, strict=True)
-                        if description
-                    }
-                )
-                > 1
-            ):
-                lines.append((key, values))
+            if len({description.get(key) for description in described if description}) > 1:
+                lines.append((key, [description.get(key) for description in described]))
     return lines
 
 
@@ -77,12 +67,11 @@ def _data(run: RunFiles) -> dict[str, str]:
 def _made_with(run: RunFiles) -> dict[str, str]:
     result = run.result or {}
     versions = result.get("versions")
-    said = (
+    return (
         {f"version of {name}": str(version) for name, version in versions.items()}
         if isinstance(versions, dict)
         else {}
-    )
-    return said | {key: str(result[key]) for key in ("ranks", "threads") if key in result}
+    ) | {key: str(result[key]) for key in ("ranks", "threads") if key in result}
 
 
 def _file(file: dict[str, object]) -> str:

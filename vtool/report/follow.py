@@ -171,8 +171,7 @@ def panel(run: RunFiles, silent: float) -> RenderableType:
         "left", _left(run, total), "tokens/s", in_words(sum(rates) / len(rates) if rates else None)
     )
     if evaluation:
-        where = f"at step {evaluation.step:,}"
-        facts.add_row("validation", where, "NLL", in_words(evaluation.nll))
+        facts.add_row("validation", f"at step {evaluation.step:,}", "NLL", in_words(evaluation.nll))
         facts.add_row("", "", "exact match", percent(evaluation.exact_match))
     # Of its logarithm: else the first steps leave nothing to see of all the others.
     course = sparkline([math.log(loss) if loss > 0 else math.nan for loss in losses])

@@ -27,8 +27,7 @@ def write_report(runs: Sequence[Path], output: Path) -> Path:
     Raises:
         Findings: `not-a-run`, before anything is written.
     """
-    page = render([read_run(folder) for folder in runs])
-    return write_page(page, output)
+    return write_page(render([read_run(folder) for folder in runs]), output)
 
 
 def render(runs: Sequence[RunFiles]) -> str:

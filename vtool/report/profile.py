@@ -5,7 +5,6 @@ The parts of a step, throughput, memory, and the operations that took longest.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,97 +17,55 @@ PARTS = ("data", "forward", "backward", "optimizer", "evaluation", "checkpoint",
 SHOWN = 8
 """Ranks that are shown at once; the page folds away those of many."""
 _WIDTH, _HEIGHT = 640, 150
+"""The box of the memory's line."""
 
 
-@dataclass(frozen=True, slots=True)
-class Bar:
-    """One rank's step: its parts, each with its share of the step and its milliseconds a step."""
-
-    name: str
-    milliseconds: str
-    parts: tuple[tuple[str, float, str], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Interval:
-    """One profile of a run."""
-
-    title: str
-    about: str
-    stats: tuple[Stat, ...]
-    bars: tuple[Bar, ...]
-    folded: tuple[Bar, ...]
-    """The ranks past the first `SHOWN`."""
-    kernels: tuple[tuple[str, str, str, str, float], ...]
-    """The first rank's: name, calls, own milliseconds, share in words, share of the longest."""
-    kernels_of: str
-    memory: str | None
-    """The points of a line in a box of 640 by 150."""
-    memory_seconds: str
-    memory_peak: str
-    memory_of: str
-    files: tuple[str, ...]
-    notes: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Profile:
-    """All profiles of a run."""
-
-    intervals: tuple[Interval, ...]
-    damaged: bool = False
-
-
-def read_profile(folder: Path) -> Profile | None:
-    """Return a run's profiles; None where it has none."""
+def read_profile(folder: Path) -> dict[str, Any] | None:
+    """Return a run's profiles, as `profile.html.j2` shows them; None where it has none."""
     path = folder / "profile" / "summary.json"
     try:
         found = json.loads(path.read_text(encoding="utf-8", errors="replace"))
-        return Profile(tuple(_interval(one) for one in found["intervals"]))
+        return {"intervals": [_interval(one) for one in found["intervals"]], "damaged": False}
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, OSError):
-        return Profile((), damaged=True)
+        return {"intervals": [], "damaged": True}
 
 
-def _interval(found: Mapping[str, Any]) -> Interval:
+def _interval(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return one profile; its operations and its memory are the first rank's."""
     ranks: Mapping[str, Mapping[str, Any]] = found["ranks"]
     first_rank, first = next(iter(ranks.items()))
     begin, end = found["steps"]
-    steps = f"Step {begin}" if begin == end else f"Steps {begin} to {end}"
     curve = [(float(seconds), float(level)) for seconds, level in first["memory"]]
-    notes = (
-        []
-        if found["asked"] == found["steps"]
-        else [f"Asked for were steps {found['asked'][0]} to {found['asked'][1]}."]
-    )
-    capped = [
+    notes = []
+    if found["asked"] != found["steps"]:
+        notes.append(f"Asked for were steps {found['asked'][0]} to {found['asked'][1]}.")
+    if capped := [
         f"rank {rank}: {one['left_out_of_trace']:,} operations"
         for rank, one in ranks.items()
         if one["left_out_of_trace"]
-    ]
-    notes += (
-        [f"Left out of the trace for its size, the shortest ones: {'; '.join(capped)}."]
-        if capped
-        else []
-    )
-    bars = tuple(_bar(f"rank {rank}", one) for rank, one in ranks.items())
-    return Interval(
-        steps,
-        f"recorded by {found['tool']} on {_who(ranks, int(found['world']))}, {found['device']},"
-        f" {found['dtype']}",
-        tuple(_stats(first, ranks)),
-        bars[:SHOWN],
-        bars[SHOWN:],
-        _kernels(first["kernels"]),
-        f"rank {first_rank}",
-        _line(curve) if len(curve) > 1 else None,
-        f"{max((at for at, _ in curve), default=0.0):.3g} s",
-        _mebibytes(max(level for _, level in curve)) if curve else "",
-        str(first["memory_is"]),
-        tuple(name for one in list(ranks.values())[:SHOWN] for name in one["files"]),
-        tuple(notes),
-    )
+    ]:
+        notes.append(f"Left out of the trace for its size, the shortest ones: {'; '.join(capped)}.")
+    bars = [_bar(f"rank {rank}", one) for rank, one in ranks.items()]
+    return {
+        "title": f"Step {begin}" if begin == end else f"Steps {begin} to {end}",
+        "about": (
+            f"recorded by {found['tool']} on {_who(ranks, int(found['world']))}, {found['device']},"
+            f" {found['dtype']}"
+        ),
+        "stats": _stats(first, ranks),
+        "bars": bars[:SHOWN],
+        "folded": bars[SHOWN:],
+        "kernels": _kernels(first["kernels"]),
+        "kernels_of": f"rank {first_rank}",
+        "memory": _line(curve) if len(curve) > 1 else None,
+        "memory_seconds": f"{max((at for at, _ in curve), default=0.0):.3g} s",
+        "memory_peak": _mebibytes(max(level for _, level in curve)) if curve else "",
+        "memory_of": str(first["memory_is"]),
+        "files": [name for one in list(ranks.values())[:SHOWN] for name in one["files"]],
+        "notes": notes,
+    }
 
 
 def _stats(first: Mapping[str, Any], ranks: Mapping[str, Mapping[str, Any]]) -> list[Stat]:
@@ -135,17 +92,19 @@ def _stats(first: Mapping[str, Any], ranks: Mapping[str, Mapping[str, Any]]) -> 
     ]
 
 
-def _bar(name: str, one: Mapping[str, Any]) -> Bar:
+def _bar(name: str, one: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a rank's step: its parts, each with its share and its milliseconds a step."""
     split = {part: float(one["split"].get(part, 0.0)) for part in PARTS}
     whole, steps = sum(split.values()) or 1.0, len(one["steps"])
-    parts = [
-        (part, value / whole, f"{1000 * value / steps:.3g} ms")
-        for part, value in split.items()
-        if value / whole >= 0.0005
-    ]
-    return Bar(
-        name, f"{1000 * sum(split.values()) / steps:.3g} ms a step, mean of {steps}", tuple(parts)
-    )
+    return {
+        "name": name,
+        "milliseconds": f"{1000 * sum(split.values()) / steps:.3g} ms a step, mean of {steps}",
+        "parts": [
+            (part, value / whole, f"{1000 * value / steps:.3g} ms")
+            for part, value in split.items()
+            if value / whole >= 0.0005
+        ],
+    }
 
 
 def _who(ranks: Mapping[str, object], world: int) -> str:
@@ -156,6 +115,7 @@ def _who(ranks: Mapping[str, object], world: int) -> str:
 
 
 def _kernels(rows: Sequence[Mapping[str, Any]]) -> tuple[tuple[str, str, str, str, float], ...]:
+    """Return name, calls, own milliseconds, share in words, and share of the longest's."""
     longest = max((float(row["share"]) for row in rows), default=0.0) or 1.0
     return tuple(
         (

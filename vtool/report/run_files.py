@@ -214,22 +214,19 @@ def _json_object(path: Path, notices: list[str], meaning: str) -> dict[str, Any]
 def _json_lines(path: Path, notices: list[str]) -> list[dict[str, Any]]:
     try:
         # Not `splitlines`, which also cuts at characters that JSON allows inside a string.
-        *lines, last = _text(path).split("\n")
+        lines = _text(path).split("\n")
     except FileNotFoundError:
         notices.append(f"{path.name} is not there: nothing of it is shown.")
         return []
     rows, broken = [], []
     for position, line in enumerate(lines, start=1):
-        row = parse_line(line)
-        if row is not None:
+        if (row := parse_line(line)) is not None:
             rows.append(row)
         elif line.strip():
             broken.append(str(position))
-    if (row := parse_line(last)) is not None:
-        rows.append(row)
-    elif last.strip():
+    if broken and broken[-1] == str(len(lines)):
         notices.append(
-            f"{path.name}: the last line ({len(lines) + 1}) is half written and was left out."
+            f"{path.name}: the last line ({broken.pop()}) is half written and was left out."
         )
     if broken:
         notices.append(
@@ -260,15 +257,12 @@ def _position(row: Mapping[str, Any]) -> int:
 
 
 def _prediction(row: Mapping[str, Any]) -> Prediction:
-    row_id, question, reference, answer = (
-        str(row.get(key, "")) for key in ("row", "question", "reference", "answer")
-    )
     image = row.get("image")
     return Prediction(
-        row_id,
-        question,
-        reference,
-        answer,
-        row.get("correct") is True,
-        image if isinstance(image, str) else None,
+        row=str(row.get("row", "")),
+        question=str(row.get("question", "")),
+        reference=str(row.get("reference", "")),
+        answer=str(row.get("answer", "")),
+        correct=row.get("correct") is True,
+        image=image if isinstance(image, str) else None,
     )

@@ -84,7 +84,8 @@ def headline(run: RunFiles) -> list[Stat]:
         if isinstance(ledger, dict)
         else (last.distinct_samples if last else None)
     )
-    kept = number(_split_of(run, "train"), "kept")
+    train = run.data.get("train")
+    kept = number(train, "kept") if isinstance(train, dict) else None
     planned = run.setting("train.steps")
     nll, memory = number(result, "test_nll"), number(result, "peak_memory_mib")
     return [
@@ -159,9 +160,8 @@ def checks(run: RunFiles) -> list[Check]:
     order = {"failed": 0, "not-run": 1, "passed": 2}
     rows = []
     for rule, said in found.items() if isinstance(found, dict) else ():
-        known = RULES.get(rule)
-        state = said if said in order else "not-run"
-        rows.append(Check(state, rule, known.code if known else "", known.summary if known else ""))
+        texts = (RULES[rule].code, RULES[rule].summary) if rule in RULES else ("", "")
+        rows.append(Check(said if said in order else "not-run", rule, *texts))
     return sorted(rows, key=lambda check: order[check.state])
 
 
@@ -177,16 +177,8 @@ def check_counts(states: Iterable[str]) -> str:
 
 def all_states(run: RunFiles) -> list[str]:
     """Return how each check ended, the proofs before the run too: what a header counts."""
-    proofs = read_proofs(run.folder)
-    return [
-        *(check.state for check in checks(run)),
-        *(proof.state for proof in (proofs.rows if proofs else ())),
-    ]
-
-
-def _split_of(run: RunFiles, name: str) -> Mapping[str, Any]:
-    split = run.data.get(name)
-    return split if isinstance(split, dict) else {}
+    proofs = read_proofs(run.folder) or {"rows": ()}
+    return [check.state for check in checks(run)] + [proof["state"] for proof in proofs["rows"]]
 
 
 def splits(run: RunFiles) -> list[Split]:
@@ -198,22 +190,18 @@ def splits(run: RunFiles) -> list[Split]:
 
 def _split(name: str, content: Mapping[str, Any]) -> Split:
     dropped = _records(content.get("dropped"))
-    rows, kept = number(content, "rows"), number(content, "kept")
+    rows, kept, videos = (number(content, key) for key in ("rows", "kept", "videos"))
     counts = {
         "Rows": rows,
         "Kept": kept,
         "Dropped": len(dropped),
         "Truncated": number(content, "truncated"),
-    }
-    counts |= {
         "Longest, tokens": number(content, "longest"),
         "All tokens": number(content, "tokens"),
-    }
-    counts |= {
         "Supervised": number(content, "supervised_tokens"),
         "Images": number(content, "images"),
+        **({"Videos": videos} if videos else {}),
     }
-    counts |= {"Videos": videos} if (videos := number(content, "videos")) else {}
     return Split(
         name,
         tuple((label, in_words(count)) for label, count in counts.items()),
@@ -292,18 +280,15 @@ def notices(run: RunFiles) -> list[str]:
 def commands(run: RunFiles) -> list[tuple[str, str]]:
     """Return the commands to type next, each behind what it does."""
     folder = shlex.quote(str(run.folder))
-    lines = []
-    if run.result is None:
-        lines.append(("Follow it while it runs", f"vtool report {folder} --follow"))
-    if status(run) != "finished":
-        lines.append(
-            (
-                "Go on from the newest checkpoint",
-                f"vtool train sft {shlex.quote(str(run.folder / 'config.yaml'))}",
-            )
-        )
-    if run.checkpoints:
-        lines.append(("Ask the trained model", f"vtool predict {folder} --image FILE"))
-        lines.append(("Write it as a Hugging Face folder", f"vtool export {folder}"))
-    lines.append(("Compare it with another run", f"vtool report {folder} OTHER-RUN"))
-    return lines
+    config, trained = shlex.quote(str(run.folder / "config.yaml")), bool(run.checkpoints)
+    lines = {
+        "Follow it while it runs": (run.result is None, f"vtool report {folder} --follow"),
+        "Go on from the newest checkpoint": (
+            status(run) != "finished",
+            f"vtool train sft {config}",
+        ),
+        "Ask the trained model": (trained, f"vtool predict {folder} --image FILE"),
+        "Write it as a Hugging Face folder": (trained, f"vtool export {folder}"),
+        "Compare it with another run": (True, f"vtool report {folder} OTHER-RUN"),
+    }
+    return [(what, command) for what, (applies, command) in lines.items() if applies]

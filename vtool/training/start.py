@@ -194,7 +194,7 @@ def check_rows(began: RunFolder, ledgers: Mapping[str, Mapping[str, Any]]) -> No
 def _rows(ledger: Mapping[str, Any]) -> list[Any]:
     """Return what identifies a split's rows, wherever their files are."""
     files = [
-        {key: value for key, value in file.items() if key != "path"}
+        {key: value for key, value in file.items() if key not in ("path", "image_folder")}
         for file in ledger.get("files", [])
     ]
     # a run of an older vtool had no videos to count

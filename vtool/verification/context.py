@@ -19,7 +19,7 @@ from vtool.config.rules.engine import packing_not_built
 from vtool.config.schema import Run
 from vtool.data.audit import Ledger, RowAudit
 from vtool.data.collate import Batch
-from vtool.data.encode import Sample
+from vtool.data.encode import Prompt, Sample
 from vtool.data.loader import EncodedRows, MicroBatch
 from vtool.data.row import Row
 from vtool.data.sources import Rows
@@ -131,6 +131,10 @@ class ProofContext:
             self.processor,
             run.data,
             dict(enumerate(self.samples)),
+            prompts={
+                place: Prompt(one.index, one.input_ids, one.visuals, "")
+                for place, one in enumerate(self.samples)
+            },
         )
         return Session.open(
             run,

@@ -125,6 +125,12 @@ def copy_optimizer_state(session: Session) -> dict[str, Tensor]:
     }
 
 
+def copy_training_state(session: Session) -> dict[str, Tensor]:
+    """Copy all weights and the optimizer's state; every rank must call it."""
+    state = copy_optimizer_state(session)
+    return copy_weights(session) | {f"the optimizer's {name}": one for name, one in state.items()}
+
+
 def is_of_tower(context: ProofContext, name: str) -> bool:
     """Return whether a tensor, by its name in files, is of the vision tower or its projector."""
     return context.family.component(_without_prefix(name)) != "language"

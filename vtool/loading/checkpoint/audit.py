@@ -1,7 +1,7 @@
 """The audit of one checkpoint folder: every header, the index, and every value."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +104,7 @@ def _not_run(path: Path, files: Files, headers: Mapping[str, Header]) -> dict[st
 
 def _single(path: Path) -> tuple[Files, list[Diagnostic]]:
     if path.name.endswith(".safetensors") and (path.exists() or path.is_symlink()):
-        return Files((path,), None), outside_link(path, path.parent)
+        return Files((path,), None), [*outside_link(path, path.parent)]
     if path.name.endswith(".index.json"):
         message = f"{path.name} is an index; its shards are audited with their folder"
         finding = about_file(path, "no-weights", message, f"name the folder: {path.parent}")
@@ -148,22 +148,20 @@ def _compare_files(
     files: Files,
     headers: dict[str, Header],
     unusable: Sequence[str],
-) -> list[Diagnostic]:
-    findings = []
+) -> Iterator[Diagnostic]:
     if index:
-        findings += compare_with_headers(index, headers, unusable)
+        yield from compare_with_headers(index, headers, unusable)
     elif not files.index:
-        findings += shards_without_index(folder, [file.name for file in files.safetensors])
+        yield from shards_without_index(folder, [file.name for file in files.safetensors])
     weights = [header for header in headers.values() if is_weights(header.file)]
-    findings += find_duplicates(weights, frozenset(index.shards) if index else None)
+    yield from find_duplicates(weights, frozenset(index.shards) if index else None)
     if (
         headers
         and not unusable
         and not any(header.tensors for header in weights)
         and all(header.whole for header in weights)
     ):
-        findings.append(about_file(folder, "no-weights", "the safetensors files hold no tensor"))
-    return findings
+        yield about_file(folder, "no-weights", "the safetensors files hold no tensor")
 
 
 def _nonfinite(found: NonFinite) -> Diagnostic:

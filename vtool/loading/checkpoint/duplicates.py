@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import combinations
 
 from vtool.diagnostics import Diagnostic
@@ -17,8 +17,10 @@ model.fp16.safetensors.
 """
 
 
-def find_duplicates(headers: Sequence[Header], indexed: frozenset[str] | None) -> list[Diagnostic]:
-    """Return one finding for each pair of files that have tensors in common.
+def find_duplicates(
+    headers: Sequence[Header], indexed: frozenset[str] | None
+) -> Iterator[Diagnostic]:
+    """Yield one finding for each pair of files that have tensors in common.
 
     An error where their values differ, a warning where one of them is a variant by its name; a note
     where they are the same to the byte, so that it does not matter which a loader takes.
@@ -26,7 +28,6 @@ def find_duplicates(headers: Sequence[Header], indexed: frozenset[str] | None) -
     Args:
         indexed: the names of the files that the index knows, None where there is no index.
     """
-    findings = []
     by_file = {
         header.file: {tensor.name: tensor for tensor in header.tensors} for header in headers
     }
@@ -51,17 +52,14 @@ def find_duplicates(headers: Sequence[Header], indexed: frozenset[str] | None) -
                     " find it"
                 )
         shown = differing or common
-        findings.append(
-            about_file(
-                _stale(one, other, indexed).file,
-                "duplicate-tensor",
-                f"{one.file.name} and {other.file.name} both hold {listed(shown)}, with {values}",
-                help,
-                tensors=shown,
-                severity=severity,
-            )
+        yield about_file(
+            _stale(one, other, indexed).file,
+            "duplicate-tensor",
+            f"{one.file.name} and {other.file.name} both hold {listed(shown)}, with {values}",
+            help,
+            tensors=shown,
+            severity=severity,
         )
-    return findings
 
 
 def _stale(one: Header, other: Header, indexed: frozenset[str] | None) -> Header:

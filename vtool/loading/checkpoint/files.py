@@ -1,6 +1,7 @@
 """The files of a checkpoint folder, and findings about them without a look into the weights."""
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,7 +51,7 @@ def list_folder(folder: Path) -> tuple[Files, list[Diagnostic]]:
         (entry for entry in indexes if entry.name == INDEX), indexes[0] if indexes else None
     )
     pickles = [entry for entry in entries if entry.suffix in _PICKLES and not entry.is_dir()]
-    findings = _pickles(folder, pickles, safetensors, index)
+    findings = [*_pickles(folder, pickles, safetensors, index)]
     if not any(map(is_weights, (*safetensors, *pickles))) and not index:
         findings.append(_no_weights(folder, entries))
     elif not any((folder / name).exists() for name in _CONFIGS):
@@ -86,20 +87,20 @@ def _config(file: Path) -> list[Diagnostic]:
     return [bad(f"`{name}` is there twice, and readers take the last", None) for name in repeated]
 
 
-def outside_link(file: Path, folder: Path) -> list[Diagnostic]:
-    """Return a finding where a file is a link that leads out of its folder.
+def outside_link(file: Path, folder: Path) -> Iterator[Diagnostic]:
+    """Yield a finding where a file is a link that leads out of its folder.
 
     A link into the blobs of the same Hugging Face cache is none.
     """
     # a link to nothing is reported as missing-shard
-    if not file.is_symlink() or not file.exists():
-        return []
-    target, real = file.resolve(), folder.resolve()
-    cached = real.parent.name == "snapshots" and target.is_relative_to(real.parent.parent / "blobs")
-    if cached or target.is_relative_to(real):
-        return []
-    message = f"{file.name} is a link to {target}, outside of the folder"
-    return [about_file(file, "outside-link", message, seen=os.readlink(file))]
+    if file.is_symlink() and file.exists():
+        target, real = file.resolve(), folder.resolve()
+        homes = [real]
+        if real.parent.name == "snapshots":
+            homes.append(real.parent.parent / "blobs")
+        if not any(map(target.is_relative_to, homes)):
+            message = f"{file.name} is a link to {target}, outside of the folder"
+            yield about_file(file, "outside-link", message, seen=os.readlink(file))
 
 
 def not_safetensors(file: Path) -> Diagnostic:
@@ -111,8 +112,8 @@ def not_safetensors(file: Path) -> Diagnostic:
 
 def _pickles(
     folder: Path, pickles: list[Path], safetensors: tuple[Path, ...], index: Path | None
-) -> list[Diagnostic]:
-    """Return an error for pickles that a loader opens for want of safetensors, else a note."""
+) -> Iterator[Diagnostic]:
+    """Yield an error for pickles that a loader opens for want of safetensors, else a note."""
     main = index is not None or any(file.name.startswith("model") for file in safetensors)
     loaded = [
         file
@@ -123,21 +124,19 @@ def _pickles(
             or (not main and file.name.startswith("pytorch_model"))
         )
     ]
-    findings = []
     if loaded:
         message = (
             f"the weights are {listed([file.name for file in loaded])}, which may be pickles; not"
             " opened, so that their tensors were not checked"
         )
-        findings.append(about_file(loaded[0], "unsafe-format", message))
+        yield about_file(loaded[0], "unsafe-format", message)
     if beside := [file.name for file in pickles if file not in loaded]:
         message = (
             f"beside the weights are {listed(beside)}, which may be pickles; not opened, and no"
             " loader needs them"
         )
         help = "nothing, unless the folder is handed on"
-        findings.append(about_file(folder, "unsafe-format", message, help, severity="note"))
-    return findings
+        yield about_file(folder, "unsafe-format", message, help, severity="note")
 
 
 def _no_weights(folder: Path, entries: list[Path]) -> Diagnostic:

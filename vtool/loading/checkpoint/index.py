@@ -1,7 +1,7 @@
 """The comparison of `model.safetensors.index.json` with the headers of the shards it names."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -88,12 +88,11 @@ def compare_with_headers(
         inside = {tensor.name for tensor in headers[name].tensors}
         absent = [tensor for tensor in tensors if tensor not in inside]
         for tensor in filter(where.get, absent):
-            message = f"the index has `{tensor}` in {name}, and it is in {where[tensor]}"
             findings.append(
                 about_file(
                     index.file,
                     "index-mismatch",
-                    message,
+                    f"the index has `{tensor}` in {name}, and it is in {where[tensor]}",
                     expected=name,
                     seen=where[tensor],
                     tensors=(tensor,),
@@ -122,35 +121,28 @@ def _them(tensors: Sequence[str]) -> str:
     return "it" if len(tensors) == 1 else "them"
 
 
-def _total_size(index: Index, headers: Mapping[str, Header]) -> list[Diagnostic]:
+def _total_size(index: Index, headers: Mapping[str, Header]) -> Iterator[Diagnostic]:
     total = sum(
         tensor.end - tensor.start
         for name, header in headers.items()
         if name in index.shards
         for tensor in header.tensors
     )
-    if index.total_size is None or index.total_size == total:
-        return []
-    message = (
-        f"{index.file.name} claims a total_size of {index.total_size!r}, and its shards' tensors"
-        f" take {total} bytes; no loader relies on it"
-    )
-    return [
-        about_file(
+    if index.total_size not in (None, total):
+        yield about_file(
             index.file,
             "index-mismatch",
-            message,
+            f"{index.file.name} claims a total_size of {index.total_size!r}, and its shards'"
+            f" tensors take {total} bytes; no loader relies on it",
             f'put "total_size": {total} into it',
             expected=str(total),
             seen=str(index.total_size),
             severity="note",
         )
-    ]
 
 
-def shards_without_index(folder: Path, names: Iterable[str]) -> list[Diagnostic]:
-    """Return findings about files that are named as shards, where there is no index."""
-    findings = []
+def shards_without_index(folder: Path, names: Iterable[str]) -> Iterator[Diagnostic]:
+    """Yield findings about files that are named as shards, where there is no index."""
     sets: dict[tuple[str, int], set[int]] = {}
     for match in filter(None, map(_SHARD.fullmatch, names)):
         sets.setdefault((match["stem"], int(match["count"])), set()).add(int(match["number"]))
@@ -165,11 +157,10 @@ def shards_without_index(folder: Path, names: Iterable[str]) -> list[Diagnostic]
                 f"{listed(absent)} {'is' if len(absent) == 1 else 'are'} not there; the other"
                 f" shards' names promise {count} files"
             )
-            findings.append(about_file(folder, "missing-shard", message))
+            yield about_file(folder, "missing-shard", message)
         elif count > 1:
             message = (
                 f"{count} shards {stem}-*.safetensors have no index: transformers does not find"
                 f" them without {stem}.safetensors.index.json"
             )
-            findings.append(about_file(folder, "index-mismatch", message))
-    return findings
+            yield about_file(folder, "index-mismatch", message)

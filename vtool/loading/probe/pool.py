@@ -211,5 +211,4 @@ def _audit_subject(host: "Host", request: Request, name: str, folder: Path) -> S
         # What has loaded once, or is the user's own, fails by itself; else our tiny model may be
         # at fault.
         users = host.subjects_are_users or (subject is not None and subject.origin == "given")
-        reason = f"{stage}: {error_text(error)}"
-        return SubjectFacts("failed" if users else "not-run", reason)
+        return SubjectFacts("failed" if users else "not-run", f"{stage}: {error_text(error)}")

@@ -138,8 +138,7 @@ def write(
         installer.run(lambda: twin.save_config(config_class, entry, folder, name))
     if DRAFTS.search(name):
         file = folder / "config.json"
-        values = json.loads(file.read_text())
-        file.write_text(json.dumps({**values, "num_nextn_predict_layers": 1}))
+        file.write_text(json.dumps({**json.loads(file.read_text()), "num_nextn_predict_layers": 1}))
     return checkpoint
 
 

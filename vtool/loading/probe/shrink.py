@@ -1,6 +1,6 @@
 """Makes a transformers config tiny, whatever its class: known fields get small values that fit."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -16,45 +16,40 @@ HIDDEN, HEADS, KV_HEADS, HEAD_DIM, INTERMEDIATE, VOCAB, LAYERS, EXPERTS = (
 )
 
 
-def _table() -> Iterator[tuple[str, int]]:
-    rows = {
-        HIDDEN: (
-            "hidden_size d_model n_embd embed_dim dim out_hidden_size projection_dim"
-            " projection_hidden_size hidden_dim text_hidden_size output_dim vision_output_dim"
-            " projector_input_dim projector_output_dim qformer_hidden_size embedding_dim"
-            " vision_hidden_size block_dim conv_dim encoder_hidden_size decoder_hidden_size"
-            " audio_hidden_size model_dim width d_text_config mm_hidden_size"
-            " upsample_initial_channel decoder_dim mm_embed_dim"
-        ),
-        INTERMEDIATE: (
-            "encoder_ffn_dim decoder_ffn_dim ffn_dim n_inner ffn_hidden_size d_inner mlp_dim"
-            " feed_forward_length block_ff_dim mamba_d_ssm attention_hidden_size mlp_hidden_size"
-        ),
-        HEADS: (
-            "num_attention_heads n_head num_heads encoder_attention_heads decoder_attention_heads"
-            " n_heads linear_num_key_heads linear_num_value_heads mamba_n_heads mamba_num_heads"
-            " num_attention_groups_q index_n_heads"
-        ),
-        HEAD_DIM: (
-            "head_dim kv_channels v_head_dim qk_nope_head_dim qk_rope_head_dim attention_head_dim"
-            " global_head_dim linear_key_head_dim linear_value_head_dim hidden_size_per_layer_input"
-            " swa_head_dim swa_v_head_dim"
-        ),
-        64: "mamba_head_dim mamba_d_head kv_lora_rank index_head_dim",
-        48: "q_lora_rank",
-        16: "rotary_dim o_lora_rank",
-        1: "n_group topk_group num_expert_group mamba_n_groups n_groups mamba_ngroups",
-        VOCAB: "vocab_size_per_layer_input",
-        256: (
-            "max_position_embeddings n_positions max_seq_len max_sequence_length seq_length"
-            " max_source_positions n_ctx"
-        ),
-    }
-    for value, names in rows.items():
-        yield from ((name, value) for name in names.split())
-
-
-FIXED = dict(_table())
+_NAMES_BY_SIZE = {
+    HIDDEN: (
+        "hidden_size d_model n_embd embed_dim dim out_hidden_size projection_dim"
+        " projection_hidden_size hidden_dim text_hidden_size output_dim vision_output_dim"
+        " projector_input_dim projector_output_dim qformer_hidden_size embedding_dim"
+        " vision_hidden_size block_dim conv_dim encoder_hidden_size decoder_hidden_size"
+        " audio_hidden_size model_dim width d_text_config mm_hidden_size"
+        " upsample_initial_channel decoder_dim mm_embed_dim"
+    ),
+    INTERMEDIATE: (
+        "encoder_ffn_dim decoder_ffn_dim ffn_dim n_inner ffn_hidden_size d_inner mlp_dim"
+        " feed_forward_length block_ff_dim mamba_d_ssm attention_hidden_size mlp_hidden_size"
+    ),
+    HEADS: (
+        "num_attention_heads n_head num_heads encoder_attention_heads decoder_attention_heads"
+        " n_heads linear_num_key_heads linear_num_value_heads mamba_n_heads mamba_num_heads"
+        " num_attention_groups_q index_n_heads"
+    ),
+    HEAD_DIM: (
+        "head_dim kv_channels v_head_dim qk_nope_head_dim qk_rope_head_dim attention_head_dim"
+        " global_head_dim linear_key_head_dim linear_value_head_dim hidden_size_per_layer_input"
+        " swa_head_dim swa_v_head_dim"
+    ),
+    64: "mamba_head_dim mamba_d_head kv_lora_rank index_head_dim",
+    48: "q_lora_rank",
+    16: "rotary_dim o_lora_rank",
+    1: "n_group topk_group num_expert_group mamba_n_groups n_groups mamba_ngroups",
+    VOCAB: "vocab_size_per_layer_input",
+    256: (
+        "max_position_embeddings n_positions max_seq_len max_sequence_length seq_length"
+        " max_source_positions n_ctx"
+    ),
+}
+FIXED = {name: size for size, names in _NAMES_BY_SIZE.items() for name in names.split()}
 CAPPED = {
     **dict.fromkeys(
         [

@@ -80,8 +80,7 @@ def as_words(tensor: Tensor) -> Tensor:
 
     The shape is (elements,), or (elements, 2) for complex128.
     """
-    word = _WORDS[min(tensor.element_size(), 8)]
-    words = tensor.detach().contiguous().reshape(-1).view(word)
+    words = tensor.detach().contiguous().reshape(-1).view(_WORDS[min(tensor.element_size(), 8)])
     return words if words.numel() == tensor.numel() else words.view(tensor.numel(), -1)
 
 

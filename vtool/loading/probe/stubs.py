@@ -8,6 +8,7 @@ again. Nothing that is replaced runs while weights are loaded, and `load_weights
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -143,7 +144,7 @@ STUBS: tuple[Stub, ...] = (
         _VLLM,
         "{1}'s {0}",
         r"cannot import name '(\w+)' from '(vllm\.v1\.attention\.[\w.]+)'",
-        vllm_stubs.replace_absent_function,
+        vllm_stubs.replace_absent,
         "a function of attention that only a build for GPUs has",
         "Dots3NoteForCausalLM",
     ),
@@ -152,7 +153,7 @@ STUBS: tuple[Stub, ...] = (
         _VLLM,
         "a GPU's {0}",
         r"(?:torch\.cuda\.|dummy base class )(Stream|Event)",
-        vllm_stubs.replace_cuda_class,
+        partial(vllm_stubs.replace_absent, module="torch.cuda"),
         "streams and events are kept for a forward pass",
         "InklingForConditionalGeneration",
     ),

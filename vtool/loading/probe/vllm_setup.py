@@ -71,17 +71,16 @@ def read_config(folder: Path, cache: Any = None, **given: Any) -> Any:
     """
     from vllm.config import CacheConfig, DeviceConfig, LoadConfig, ModelConfig, VllmConfig
 
-    model = ModelConfig(
-        model=str(folder),
-        tokenizer=str(folder),
-        skip_tokenizer_init=not (folder / "tokenizer.json").exists(),
-        seed=0,
-        enforce_eager=True,
-        max_model_len=64,
-        **given,
-    )
     return VllmConfig(
-        model_config=model,
+        model_config=ModelConfig(
+            model=str(folder),
+            tokenizer=str(folder),
+            skip_tokenizer_init=not (folder / "tokenizer.json").exists(),
+            seed=0,
+            enforce_eager=True,
+            max_model_len=64,
+            **given,
+        ),
         load_config=LoadConfig(),
         device_config=DeviceConfig(device="cpu"),
         cache_config=cache or CacheConfig(),

@@ -149,14 +149,9 @@ def install_empty_package(name: str) -> None:
     sys.meta_path.insert(0, _EmptyFinder(name))
 
 
-def replace_absent_function(name: str, module: str) -> None:
-    """Put a stand-in where a module lacks a function."""
+def replace_absent(name: str, module: str) -> None:
+    """Put a stand-in where a module lacks a function or a class."""
     setattr(importlib.import_module(module), name, _Absent)
-
-
-def replace_cuda_class(name: str) -> None:
-    """Put a stand-in for a class of `torch.cuda`."""
-    setattr(torch.cuda, name, _Absent)
 
 
 def replace_vision_attention() -> None:

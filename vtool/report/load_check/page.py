@@ -12,15 +12,15 @@ from vtool.version import __version__
 
 _ORDER = ("unsafe", "failed", "not-run", "clean")
 _SEVERITIES = ("error", "warning", "note")
-_MARKS = {"error": "✗", "warning": "!", "failed": "✗", "not-run": "–", "passed": "✓", "": ""}
-_WORDS = {
-    "error": "error",
-    "warning": "warning",
-    "failed": "failed",
-    "not-run": "not run",
-    "passed": "passed",
-    "": "not asked for",
+_CELLS = {
+    "error": ("✗", "error"),
+    "warning": ("!", "warning"),
+    "failed": ("✗", "failed"),
+    "not-run": ("–", "not run"),
+    "passed": ("✓", "passed"),
+    "": ("", "not asked for"),
 }
+"""The mark and the word of a check, by how it ended or its worst severity."""
 
 
 def write_load_check(document: Mapping[str, Any], output: Path) -> Path:
@@ -116,7 +116,7 @@ def _cell(result: Mapping[str, Any], rule: str) -> tuple[str, str, str]:
     if state == "failed" and severities:
         worst = min(severities, key=_SEVERITIES.index)
         state = worst if worst != "note" else "failed"
-    return state or "unasked", _MARKS[state], _WORDS[state]
+    return state or "unasked", *_CELLS[state]
 
 
 def _finding(finding: Mapping[str, Any]) -> dict[str, Any]:

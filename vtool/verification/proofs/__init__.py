@@ -12,6 +12,7 @@ from vtool.verification.proofs import (
     documents_see_each_other,
     dummy_not_neutral,
     embeddings_written_in_place,
+    evaluation_changes_training,
     export_differs,
     gradient_depends_on_packing,
     gradient_depends_on_ranks,
@@ -42,6 +43,7 @@ PROOFS: tuple[Proof, ...] = (
     text_only_differs.PROOF,
     trained_set_differs.PROOF,
     gradient_depends_on_ranks.PROOF,
+    evaluation_changes_training.PROOF,
     resume_differs.PROOF,
     export_differs.PROOF,
 )

@@ -1,7 +1,5 @@
 """Proof that a run that goes on from a checkpoint is the run that was never stopped."""
 
-from typing import TYPE_CHECKING
-
 from vtool.diagnostics import Rule
 from vtool.verification.proofs.proof import (
     SHIPPED_PASS,
@@ -12,11 +10,6 @@ from vtool.verification.proofs.proof import (
     check_differences,
     failed,
 )
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from vtool.training.session import Session
 
 RULE = Rule(
     name="resume-differs",
@@ -52,7 +45,7 @@ def compute(context: ProofContext) -> ProofResult:
     folder = context.folder / "checkpoints"
     path = context.ranks.on_rank_zero(lambda: checkpoint.save(folder, saved, 1))
     first = steps.take_step(straight, progress, step=2)
-    wanted = _copy_state(straight)
+    wanted = steps.copy_training_state(straight)
     resumed, _ = context.open()
     restored = restore_checkpoint(resumed.engine, path)
     # Gathered from all ranks: one that returned here alone would leave the others waiting.
@@ -73,7 +66,7 @@ def compute(context: ProofContext) -> ProofResult:
         Difference("the loss of step 2", abs(first.loss - second.loss), 0.0),
         Difference("how often each row has been trained on", visits, 0.0),
     ]
-    there = _copy_state(resumed)
+    there = steps.copy_training_state(resumed)
     for name in wanted.keys() | there.keys():
         if name not in wanted or name not in there:
             return failed(
@@ -90,14 +83,6 @@ def compute(context: ProofContext) -> ProofResult:
         found,
         "a run that goes on from a checkpoint is not the run that was never stopped",
     )
-
-
-def _copy_state(session: "Session") -> "dict[str, Tensor]":
-    from vtool.verification import steps
-
-    return steps.copy_weights(session) | {
-        f"the optimizer's {name}": one for name, one in steps.copy_optimizer_state(session).items()
-    }
 
 
 PROOF = Proof(
