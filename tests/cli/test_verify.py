@@ -95,8 +95,7 @@ def test_a_file_whose_every_answer_is_cut_is_an_error() -> None:
     result = result_of([long, long], *(f"{key}={value}" for key, value in SHORT.items()))
     assert result["verdict"] == "unsafe"
     assert result["checks"]["end-token-unsupervised"] == "failed"
-    found = {finding["rule"]: finding["severity"] for finding in result["findings"]}
-    assert found == {"end-token-unsupervised": "error", "answer-cut-off": "warning"}
+    assert [finding["rule"] for finding in result["findings"]] == ["end-token-unsupervised"]
     code, out, _ = run("rows.jsonl", *(f"{key}={value}" for key, value in SHORT.items()))
     assert code == 1
     assert "cuts every answer of all 2 rows (rows.jsonl:1, …): a model" in out

@@ -321,7 +321,7 @@ def warnings(ledger: Ledger, run: Run, split: str) -> Iterator[Diagnostic]:
             f" allows:{listed}{more}",
             severity="note",
         )
-    if ledger.cut:
+    if ledger.cut and (ledger.ends or split != "train"):  # else it is an error already
         listed = ", ".join(ledger.cut[:3]) + (", …" if len(ledger.cut) > 3 else "")
         message = (
             f"data.{split}: data.max_length={run.data.max_length} cuts the answers of"
