@@ -89,7 +89,7 @@ def _torch_differences(before: TorchState | None, after: TorchState | None) -> I
 
 def _module_differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
     for name, module in before.items():
-        if after.get(name) is not module:
+        if not _is_same(module, after.get(name)):
             yield f"sys.modules[{name!r}] was {'replaced' if name in after else 'removed'}"
     for name in after.keys() - before.keys():
         if _stands_in(name, after[name]):
@@ -120,7 +120,7 @@ def restore(state: ProcessState, *, numerics_only: bool = False) -> None:
     sys.modules.update(
         (name, module)
         for name, module in state.modules.items()
-        if sys.modules.get(name) is not module
+        if not _is_same(module, sys.modules.get(name))
     )
 
 
@@ -131,6 +131,16 @@ def seed(number: int) -> None:
         numpy.random.seed(number)
     if torch := _imported_torch():
         torch.default_generator.manual_seed(number)
+
+
+def _is_same(before: Any, after: Any) -> bool:
+    """Return whether an entry of `sys.modules` is the same module, or was read from the same file.
+
+    transformers takes its own entry anew in the course of its imports (`direct_transformers_import`
+    in transformers 5.23).
+    """
+    file = getattr(before, "__file__", None)
+    return before is after or (file is not None and file == getattr(after, "__file__", None))
 
 
 def _stands_in(name: str, module: object) -> bool:

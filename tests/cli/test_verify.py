@@ -70,15 +70,46 @@ def test_bad_rows_are_not_called_dropped_and_fail_the_check_of_their_number() ->
     assert result_of([GOOD, *["{"] * 21])["checks"]["too-many-dropped-rows"] == "failed"
 
 
-def test_rows_that_are_dropped_say_why_and_are_not_passed() -> None:
+def test_rows_that_are_dropped_as_is_allowed_are_a_note_that_says_why() -> None:
     result = result_of([GOOD, "{"], "data.max_dropped_rows=1")
     assert result["verdict"] == "clean"
-    assert result["checks"]["broken-row"] == "failed"
+    assert result["checks"]["broken-row"] == "passed"
+    assert result["details"]["broken-row"] == {"reason": "rows dropped: 1"}
+    (note,) = result["findings"]
+    assert (note["rule"], note["severity"]) == ("broken-row", "note")
     assert result["checks"]["too-many-dropped-rows"] == "passed"
     code, out, _ = run("rows.jsonl", "data.max_dropped_rows=1")
     assert code == 0
-    assert "dropped, as data.max_dropped_rows allows: rows.jsonl:2 is not JSON" in out
-    assert "(broken-row)" in out
+    assert (
+        "note[broken-row VT601]: data.train: 1 of 2 rows dropped, as data.max_dropped_rows"
+        " allows:\n  rows.jsonl:2 is not JSON" in out
+    )
+    assert out.count("rows.jsonl:2 is not JSON") == 1
+
+
+SHORT = {"data.max_length": 30, "data.on_overlong": "truncate"}
+
+
+def test_a_file_whose_every_answer_is_cut_is_an_error() -> None:
+    long = {"messages": [*GOOD["messages"][:1], {"role": "assistant", "content": "word " * 60}]}
+    result = result_of([long, long], *(f"{key}={value}" for key, value in SHORT.items()))
+    assert result["verdict"] == "unsafe"
+    assert result["checks"]["end-token-unsupervised"] == "failed"
+    assert [finding["rule"] for finding in result["findings"]] == ["end-token-unsupervised"]
+    code, out, _ = run("rows.jsonl", *(f"{key}={value}" for key, value in SHORT.items()))
+    assert code == 1
+    assert "cuts every answer of all 2 rows (rows.jsonl:1, …): a model" in out
+
+
+def test_where_some_answers_end_a_cut_one_is_a_warning() -> None:
+    long = {"messages": [*GOOD["messages"][:1], {"role": "assistant", "content": "word " * 60}]}
+    turns = {"messages": [*GOOD["messages"], *long["messages"]]}
+    for rows in ([GOOD, long], [turns]):
+        result = result_of(rows, *(f"{key}={value}" for key, value in SHORT.items()))
+        assert result["verdict"] == "clean"
+        assert result["checks"]["end-token-unsupervised"] == "passed"
+        assert result["checks"]["answer-cut-off"] == "failed"
+        assert [finding["rule"] for finding in result["findings"]] == ["answer-cut-off"]
 
 
 def test_where_no_row_can_be_read_nothing_else_has_passed() -> None:

@@ -78,7 +78,7 @@ def test_the_page_loads_nothing_and_runs_nothing(run_folder: Path) -> None:
 def test_what_a_finished_run_says_of_itself(run_folder: Path) -> None:
     text = Elements(page_of(run_folder)).text
     assert "10 of 12 rows; 95 % interval 55.2 to 95.3 %" in text
-    assert "2 passed, 0 failed, 1 not run" in text
+    assert "checks: 2 passed, 1 not run" in text
     assert "Clipped to 1 in 3 of 40 steps." in text
     assert "overlong-row" in text
     assert "1500 tokens, and data.max_length is 1024" in text

@@ -28,9 +28,11 @@ def test_it_shows_each_proof_the_failed_ones_first_and_what_it_stands_on(run_fol
     page = page_of(run_folder)
     text = Elements(page).text
     assert "qwen2_5_vl at size tiny, on 2 rows of data.train, in 5.2 s" in text
-    assert "passed loss-differs VT723 1.5e-07 2.4e-05 the loss of a step" in text
-    assert "not run resume-differs VT720 --fast is one process" in text
+    assert "those of the rows. loss-differs VT723 1.5e-07 2.4e-05 the loss of a step" in text
+    assert "never stopped. resume-differs VT720 --fast is one process" in text
     assert text.index("rows-lost VT726 0 none 97 rows") < text.index("loss-differs VT723")
+    assert "A row is in no batch of an epoch" in text, "of a proof that failed, what does not hold"
+    assert "3 passed, 1 failed, 2 not run" in text.partition("Test exact match")[0]
     assert ATTACK not in page
 
 

@@ -32,17 +32,17 @@ def not_run(subject: str, only: Sequence[str], why: str) -> "Result":
 
 def print_proofs(proved: "ProofReport") -> None:
     """Print a table of what was measured, and what rounding allows."""
+    from vtool.diagnostics import RULES
     from vtool.report.words import difference
 
     rows = ", ".join(proved.rows)
     typer.echo(f"proofs: {proved.model}, on {len(proved.rows)} rows of data.train: {rows}")
     for change in proved.changes:
         typer.echo(f"  here: {change}")
-    width = max(len(proof.rule) for proof in proved.proofs)
-    typer.echo(f"  {'':8}  {'':{width}}  measured  rounding  compared")
+    typer.echo(f"  {'':8}  measured  rounding  what holds, its rule, and what was compared")
     for proof in proved.proofs:
         measured, allowed = difference(proof.measured, "0"), difference(proof.tolerance, "none")
         typer.echo(
-            f"  {proof.state.replace('-', ' '):8}  {proof.rule:{width}}  {measured:>8}"
-            f"  {allowed:>8}  {proof.reason or proof.what}"
+            f"  {proof.state.replace('-', ' '):8}  {measured:>8}  {allowed:>8} "
+            f" {RULES[proof.rule].claim(proof.state)} ({proof.rule}) {proof.reason or proof.what}"
         )

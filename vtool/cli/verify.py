@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
 SPAN_WIDTH = 60
 """Characters of a span's text in the table."""
-DROPPED_LISTED = 20
-"""Dropped rows that are listed; the others are counted."""
 
 
 def verify(
@@ -179,13 +177,6 @@ def _print_ledger(audit: "Audit") -> None:
             f"  tokens a row: {lengths}; {ledger.supervised_tokens} of {sum(ledger.lengths)}"
             " supervised"
         )
-    if not any(finding.rule == "too-many-dropped-rows" for finding in audit.findings):
-        for dropped in ledger.dropped[:DROPPED_LISTED]:
-            typer.echo(
-                f"  dropped, as data.max_dropped_rows allows: {dropped.message} ({dropped.rule})"
-            )
-        if len(ledger.dropped) > DROPPED_LISTED:
-            typer.echo(f"  … and {len(ledger.dropped) - DROPPED_LISTED} more dropped rows")
     if audit.example:
         typer.echo("  the first usable row as the model reads it, ⟦supervised⟧ between brackets:")
         for line in audit.example.splitlines():

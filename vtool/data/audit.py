@@ -45,6 +45,7 @@ class RowAudit:
     answer: int = 0
     truncated: bool = False
     cut: int = 0
+    ends: int = 0
     images_digest: int = 0
     finding: Diagnostic | None = None
 
@@ -59,6 +60,7 @@ class RowAudit:
             answer=sample.answer,
             truncated=sample.truncated,
             cut=sample.cut,
+            ends=sample.ends,
         )
 
 
@@ -92,6 +94,8 @@ class Ledger:
     truncated: int
     cut: tuple[str, ...]
     """The rows that have lost a part of an answer by it."""
+    ends: int
+    """The assistant turns of kept rows whose end token is supervised."""
     images_digest: str
     """XXH3 of the kept rows' image and video files: a resumed run must see the same pictures."""
     videos: int
@@ -116,6 +120,7 @@ class Ledger:
             turns=sum(audit.turns for audit in kept),
             truncated=sum(audit.truncated for audit in kept),
             cut=(),
+            ends=sum(audit.ends for audit in kept),
             images_digest=xxhash.xxh3_64(digests).hexdigest(),
         )
 
@@ -273,6 +278,8 @@ def build_ledger(
         findings.append(
             Diagnostic("no-rows", f"data.{split} has no rows to use", parameter=f"data.{split}")
         )
+    if split == "train" and kept and not any(audit.ends for audit in kept):
+        findings.append(_no_end(rows, kept))
     ledger = replace(
         Ledger.of(kept),
         sources=tuple(rows.rows.describe()),
@@ -287,9 +294,34 @@ def build_ledger(
     return ledger, _cap(findings, len(rows.rows))
 
 
+def _no_end(rows: EncodedRows, kept: Sequence[RowAudit]) -> Diagnostic:
+    """Return the finding of a split in which no answer is supervised to its end."""
+    longest = rows.settings.max_length
+    return Diagnostic(
+        "end-token-unsupervised",
+        f"data.train: data.max_length={longest} cuts every answer of all {len(kept)} rows"
+        f" ({rows.rows.name(kept[0].index)}, …): a model that is trained on them never learns to"
+        " stop",
+        "raise data.max_length until answers fit, or drop the rows that are too long:"
+        " data.on_overlong=drop, data.max_dropped_rows=N",
+        parameter="data.max_length",
+    )
+
+
 def warnings(ledger: Ledger, run: Run, split: str) -> Iterator[Diagnostic]:
-    """Yield warnings: what may be meant, and is said before it costs anything."""
-    if ledger.cut:
+    """Yield warnings and notes: what may be meant, and is said before it costs anything."""
+    allowed = len(ledger.dropped) <= run.data.max_dropped_rows
+    for rule, count in ledger.dropped_by_rule.items() if allowed else ():
+        messages = [entry.message for entry in ledger.dropped if entry.rule == rule]
+        more = f"\n  … and {count - LISTED} more" if count > LISTED else ""
+        listed = "".join(f"\n  {message}" for message in messages[:LISTED])
+        yield Diagnostic(
+            rule,
+            f"data.{split}: {count} of {ledger.rows} rows dropped, as data.max_dropped_rows"
+            f" allows:{listed}{more}",
+            severity="note",
+        )
+    if ledger.cut and (ledger.ends or split != "train"):  # else it is an error already
         listed = ", ".join(ledger.cut[:3]) + (", …" if len(ledger.cut) > 3 else "")
         message = (
             f"data.{split}: data.max_length={run.data.max_length} cuts the answers of"

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
+from itertools import islice, pairwise
 from typing import Any
 
 import torch
@@ -66,6 +67,8 @@ class Sample:
     truncated: bool
     cut: int
     """Supervised tokens that the truncation has cost."""
+    ends: int
+    """Supervised turns whose last token, the end token, is among the labels."""
 
     @property
     def supervised(self) -> int:
@@ -123,10 +126,14 @@ def encode(rows: Rows, index: int, processor: Processor, settings: Data) -> Samp
         chat.ids, chat.labels, row, _visuals(row, clips, processor), processor
     )
     truncated = settings.max_length is not None and len(ids) > settings.max_length
-    cut = 0
+    cut, ends = 0, len(chat.turns)
     if truncated:
         assert settings.max_length is not None
         cut = sum(label != IGNORED for label in labels[settings.max_length :])
+        ends = sum(
+            label != IGNORED and after == IGNORED
+            for label, after in islice(pairwise([*labels, IGNORED]), settings.max_length)
+        )
         ids, labels = _truncate(row, ids, labels, settings.max_length, settings, processor)
     return Sample(
         index,
@@ -137,6 +144,7 @@ def encode(rows: Rows, index: int, processor: Processor, settings: Data) -> Samp
         chat.answer,
         truncated,
         cut,
+        ends,
     )
 
 

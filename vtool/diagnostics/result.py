@@ -23,6 +23,17 @@ class Result:
     details: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Measurements by rule, passed or not: `reason`, `measured`, `tolerance` and the like."""
 
+    def __post_init__(self) -> None:
+        """Hold verdict, checks and findings against each other: printed, they say one thing."""
+        found = {finding.rule for finding in self.findings}
+        failed = {rule for rule, state in self.checks.items() if state == "failed"}
+        errors = {finding.rule for finding in self.findings if finding.severity == "error"}
+        assert failed <= found, f"{self.subject}: {failed - found} failed without a finding"
+        assert not errors & {rule for rule in self.checks if self.checks[rule] == "passed"}, (
+            f"{self.subject}: {errors} passed with an error"
+        )
+        assert not (errors and self.verdict == "clean"), f"{self.subject}: clean with {errors}"
+
     @staticmethod
     def of_findings(subject: str, findings: Sequence[Diagnostic]) -> "Result":
         """Make a result of findings, whose rules are its failed checks."""

@@ -30,3 +30,9 @@ class Rule:
     """The subject of a rule that `vtool verify` lists among its checks: a row, read to its end; a
     split; or the reference answers of a split that is evaluated.
     """
+    holds: str = ""
+    """The sentence that is true where the check passes, as each proof has one."""
+
+    def claim(self, state: str) -> str:
+        """Return a check's outcome as a sentence: the problem where it failed, else what holds."""
+        return self.summary if state == "failed" or not self.holds else self.holds

@@ -54,6 +54,8 @@ class Folder:
         verdict: Verdict = files.verdict
         if of_class.verdict in ("unsafe", "failed") and verdict != "unsafe":
             verdict = of_class.verdict
+        elif verdict == "clean" and any(one.severity == "error" for one in of_class.findings):
+            verdict = "failed"  # its class was to be checked, and could not be
         return replace(
             files,
             verdict=verdict,

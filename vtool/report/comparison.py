@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vtool.report.run_files import RunFiles
-from vtool.report.views import Stat, check_counts, checks, headline, status
+from vtool.report.views import Stat, all_states, check_counts, headline, status
 
 # They differ between any two runs, and say nothing about why the results do.
 _OWN = {"run.name", "run.dir"}
@@ -23,7 +23,7 @@ def results(runs: Sequence[RunFiles]) -> list[tuple[str, list[Stat]]]:
         for stats in zip(*(headline(run) for run in runs), strict=True)
     ]
     lines = [(label, stats) for label, stats in lines if any(stat.value for stat in stats)]
-    said = [check_counts(rows) if (rows := checks(run)) else None for run in runs]
+    said = [check_counts(all_states(run)) or None for run in runs]
     return [
         ("Status", [Stat("Status", status(run)) for run in runs]),
         *lines,

@@ -46,5 +46,6 @@ def _row(rule: str, state: str, detail: Mapping[str, Any]) -> dict[str, str]:
         "code": known.code if known else "",
         "measured": difference(detail.get("measured"), "0"),
         "allowed": difference(detail.get("tolerance"), "none"),
+        "claim": known.claim(state) if known else "",  # what holds, or what does not
         "what": "; ".join(filter(None, (detail.get("what"), detail.get("reason")))),
     }

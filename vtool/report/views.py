@@ -2,12 +2,13 @@
 
 import shlex
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 from vtool.diagnostics import RULES
+from vtool.report.proofs import read_proofs
 from vtool.report.run_files import RunFiles, number
 from vtool.report.statistics import wilson_interval
 from vtool.report.words import duration, percent, plural
@@ -164,12 +165,20 @@ def checks(run: RunFiles) -> list[Check]:
     return sorted(rows, key=lambda check: order[check.state])
 
 
-def check_counts(rows: Sequence[Check]) -> str:
-    """Return `12 passed, 1 failed, 2 not run`."""
-    counts = Counter(row.state for row in rows)
+def check_counts(states: Iterable[str]) -> str:
+    """Return `12 passed, 1 failed, 2 not run`, without what there is none of."""
+    counts = Counter(states)
     return ", ".join(
-        f"{counts[state]} {state.replace('-', ' ')}" for state in ("passed", "failed", "not-run")
+        f"{counts[state]} {state.replace('-', ' ')}"
+        for state in ("passed", "failed", "not-run")
+        if counts[state]
     )
+
+
+def all_states(run: RunFiles) -> list[str]:
+    """Return how each check ended, the proofs before the run too: what a header counts."""
+    proofs = read_proofs(run.folder) or {"rows": ()}
+    return [check.state for check in checks(run)] + [proof["state"] for proof in proofs["rows"]]
 
 
 def splits(run: RunFiles) -> list[Split]:

@@ -20,22 +20,20 @@ def audit_result(subject: str, audit: Audit, settings: Data) -> Result:
     Beside its rules, `details` has `ledger` (with the tokens of each usable row) and `rows`, the
     rows shown.
     """
-    failed = {finding.rule for finding in audit.findings if finding.severity == "error"}
+    failed = {finding.rule for finding in audit.findings if finding.severity != "note"}
     dropped = audit.ledger.dropped_by_rule
     reasons: dict[str, str] = {}
     if settings.max_length is None:
         reasons = dict.fromkeys(("overlong-row", "answer-cut-off"), "data.max_length is not given")
     elif settings.on_overlong != "truncate":
         reasons = {"answer-cut-off": f"data.on_overlong is {settings.on_overlong}"}
-    found = failed | dropped.keys()
-    found |= {"answer-cut-off", "end-token-unsupervised"} if audit.ledger.cut else set()
     # The audit of a row ends at its first finding: where no row got to the end, what was not found
     # was not looked for.
     unreached = () if audit.ledger.kept else rules_of("row")
     checks = {
         rule: (
             "failed"
-            if rule in found
+            if rule in failed
             else "not-run"
             if rule in unreached or rule in reasons
             else "passed"
@@ -63,4 +61,5 @@ def audit_result(subject: str, audit: Audit, settings: Data) -> Result:
             for shown in audit.shown
         },
     }
-    return Result(subject, "unsafe" if failed else "clean", checks, audit.findings, details)
+    errors = any(finding.severity == "error" for finding in audit.findings)
+    return Result(subject, "unsafe" if errors else "clean", checks, audit.findings, details)

@@ -13,6 +13,7 @@ RULE = Rule(
     name="attention-differs",
     code="VT722",
     summary="The chosen attention computes something else than transformers' plain one.",
+    holds="The chosen attention computes what transformers' plain one does.",
     why=(
         "A kernel that ignores a mask, a scale or grouped heads raises nothing; nor does one that"
         " lets tokens see what they are to predict (transformers#48769)."

@@ -21,6 +21,7 @@ RULE = Rule(
     name="documents-see-each-other",
     code="VT716",
     summary="A row's logits move when the content of another row in its batch is replaced.",
+    holds="A row's logits stay when the content of another row in its batch is replaced.",
     why=(
         "Attention, convolutions or states go on from one document into the next: answers are"
         " learnt from what is not there at inference (transformers#46634, LLaMA-Factory#10659)."

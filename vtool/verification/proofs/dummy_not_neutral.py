@@ -25,6 +25,7 @@ RULE = Rule(
         "The dummy visual forward changes a loss or a gradient, or leaves a trained parameter of"
         " the tower without a gradient of 0."
     ),
+    holds="The dummy visual forward changes no loss and no gradient, and gives the tower one of 0.",
     why=(
         "It is there so that ranks without images take part in every reduction. What it adds is"
         " trained on, and what it leaves out is waited for by the other ranks (verl#5881: an"

@@ -17,6 +17,7 @@ RULE = Rule(
     name="embeddings-written-in-place",
     code="VT711",
     summary="An operation of the forward pass writes into the embeddings in place.",
+    holds="No operation of the forward pass writes into the embeddings in place.",
     why=(
         "The result of an embedding is needed in the backward pass, or is a view of a leaf:"
         " autograd raises, or, behind a wrapper that hides the view, gradients are silently those"

@@ -22,6 +22,7 @@ RULE = Rule(
     name="evaluation-changes-training",
     code="VT727",
     summary="A step after an evaluation is not, to the bit, the step without one.",
+    holds="An evaluation between two steps leaves the training as it is without one.",
     why=(
         "A model that stays in evaluation mode trains on without dropout, and how well it learns"
         " depends on how often it is evaluated (simpletransformers#941, marin#7712)."

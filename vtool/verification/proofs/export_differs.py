@@ -24,6 +24,7 @@ RULE = Rule(
     name="export-differs",
     code="VT721",
     summary="What is exported and opened again computes something else than the trained model.",
+    holds="What is exported and opened again computes what the trained model does.",
     why=(
         "A merge that adds nothing, a scale that is lost or a tensor under another name is loaded"
         " without an error (verl#7285: `merged` is the base; verl#4553, ms-swift#6862)."

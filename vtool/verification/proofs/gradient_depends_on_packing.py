@@ -15,6 +15,7 @@ RULE = Rule(
     name="gradient-depends-on-packing",
     code="VT714",
     summary="The gradient of packed rows is not that of the rows.",
+    holds="The gradient of packed rows is that of the rows.",
     why=(
         "Positions that go on from one document into the next, or targets across their border,"
         " train on chats that nobody wrote (transformers#39400, axolotl#3817)."

@@ -16,6 +16,7 @@ RULE = Rule(
     summary=(
         "The gradient of a step on two ranks of the recipe's engine is not that of one process."
     ),
+    holds="The gradient of a step on two ranks is that of one process.",
     why=(
         "A rank's share that is weighed by its rows in the place of its tokens, or a rank without"
         " images that is left out, is no error (transformers#34242, verl#5881)."

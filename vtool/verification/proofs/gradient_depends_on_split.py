@@ -14,6 +14,7 @@ RULE = Rule(
     name="gradient-depends-on-split",
     code="VT713",
     summary="The gradient of a step depends on how its rows are cut into micro-batches.",
+    holds="The gradient of a step is the same however its rows are cut into micro-batches.",
     why=(
         "A mean of means weighs rows of few tokens more: the same recipe trains something else on"
         " another number of GPUs or with another micro-batch size (LLaMA-Factory#7443,"

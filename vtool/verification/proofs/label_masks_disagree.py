@@ -14,6 +14,7 @@ RULE = Rule(
     name="label-masks-disagree",
     code="VT719",
     summary="Two independent ways to find the supervised tokens of a row disagree.",
+    holds="Two independent ways find the same supervised tokens in every row.",
     why=(
         "Labels that are off by one, that leave out the token that ends a turn, or that have the"
         " user's words, train without an error (verl#3287, Megatron-Bridge#4265,"

@@ -17,6 +17,7 @@ RULE = Rule(
         "The loss of a step, its number of supervised tokens, or the NLL of an evaluation is not"
         " that of its rows."
     ),
+    holds="The loss, the number of supervised tokens and the NLL are those of the rows.",
     why=(
         "Targets that are shifted twice or not at all, or a loss divided by the wrong number,"
         " still falls (verl#3287, trl#3091)."

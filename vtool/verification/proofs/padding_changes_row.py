@@ -15,6 +15,7 @@ RULE = Rule(
     name="padding-changes-row",
     code="VT712",
     summary="A row's logits depend on the padding beside it.",
+    holds="A row's logits are the same with and without padding beside it.",
     why=(
         "A mask of the wrong polarity, shape or side is no error: attention is paid to padding,"
         " and less to the row (verl#5904, verl#5942)."

@@ -22,6 +22,7 @@ RULE = Rule(
     name="positions-differ",
     code="VT725",
     summary="The language model is given other positions than M-RoPE's.",
+    holds="The language model is given M-RoPE's positions.",
     why=(
         "Without mm_token_type_ids, or with plain positions in packed rows, transformers counts an"
         " image's tokens as text, and says nothing (axolotl#3817)."

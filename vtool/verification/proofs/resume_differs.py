@@ -17,6 +17,7 @@ RULE = Rule(
     summary=(
         "A run that goes on from a checkpoint is not, to the bit, the run that was never stopped."
     ),
+    holds="A run that goes on from a checkpoint is, to the bit, one that was never stopped.",
     why=(
         "Optimizer state, a step count or a buffer that is not in the checkpoint changes every"
         " step after it (verl#7401, ms-swift#10050)."

@@ -18,6 +18,7 @@ RULE = Rule(
         "A row is in no batch of an epoch or in several, the order is the same in each epoch, or a"
         " batch has another row's tokens."
     ),
+    holds="Every row is in one batch of each epoch, with its own tokens, in a new order.",
     why=(
         "A sampler that is not told the epoch repeats its order; one that rounds loses rows; a"
         " collator that replaces a bad row by another says nothing (ms-swift's random row,"

@@ -18,6 +18,7 @@ RULE = Rule(
     summary=(
         "A step without images changes the vision tower or its optimizer state, or trains nothing."
     ),
+    holds="A step without images leaves the vision tower and its optimizer state as they were.",
     why=(
         "Gradients of 0 still let AdamW decay weights and move them by old momentum (verl#7833);"
         " plain DDP waits for ever."

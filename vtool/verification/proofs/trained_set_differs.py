@@ -16,6 +16,7 @@ RULE = Rule(
     name="trained-set-differs",
     code="VT717",
     summary="Two steps change other parameters than those that the recipe trains.",
+    holds="Two steps change the parameters that the recipe trains, and no other.",
     why=(
         "A frozen tower that is trained, or an adapter that is in no optimizer, raises nothing"
         " (LLaMA-Factory#10139, ms-swift#2640; verl's freeze_vision_tower was read by nothing)."
