@@ -21,7 +21,8 @@ from vtool.training.agreement import check_same_model
 from vtool.training.base import keep_base
 from vtool.training.model_and_engine import build_trained_model, check_engine
 from vtool.training.modeling import keep_class
-from vtool.training.run_folder import RunFolder, write_atomically
+from vtool.training.own_folder import write_atomically
+from vtool.training.run_folder import RunFolder
 from vtool.training.session import (
     Progress,
     Request,
