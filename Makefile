@@ -10,7 +10,8 @@ DEMO ?=
 # Options for `make campaign`, as in: make campaign CAMPAIGN="--minutes 120 --seed 7"
 CAMPAIGN ?=
 
-.PHONY: help demo test test-all test-rest check bench soak campaign zoo goldens vllm-env sglang-env clean
+.PHONY: help demo test test-all test-rest check bench soak campaign zoo \
+	goldens vllm-env sglang-env clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -50,7 +51,7 @@ soak: export VTOOL_VLLM_PYTHON ?= $(wildcard $(CURDIR)/.vllm-venv/bin/python)
 soak: .venv/installed-dev  ## run accuracies, kills, serving: minutes a test, hours in all
 	$(BIN)/python -m pytest -m soak --timeout 3600 --durations=10 -rs
 
-campaign: .venv/installed-dev  ## run an hour of kills, failing writes, damaged input (docs/reliability.md)
+campaign: .venv/installed-dev  ## run kills, failing writes, damaged input: an hour
 	$(BIN)/python -m tests.campaign $(CAMPAIGN)
 
 zoo: export OMP_NUM_THREADS ?= 1
