@@ -267,9 +267,15 @@ _WEIGHTS: list[bytes] = []
 
 
 def _refusal_of_manifest(file: Path) -> str | None:
-    content = file.read_bytes()
-    reason = _reason(lambda: json.loads(content))
-    return reason or (None if json.loads(content) == _MANIFESTS[0] else "another manifest")
+    """Look for the sizes and digests of all files; what else is written there is nobody's."""
+
+    def read() -> None:
+        written = json.loads(file.read_bytes())
+        for name, entry in _MANIFESTS[0].items():
+            if any(written[name][key] != entry[key] for key in entry):
+                raise ValueError("another size or digest")
+
+    return _reason(read)
 
 
 def _damaged(draw: random.Random, tree: Any) -> bytes:
@@ -301,7 +307,10 @@ def _refusal_of_result(file: Path) -> str | None:
 _RESULT = {
     **{"status": "finished", "steps": 4, "epochs": 1.0, "train_seconds": 1.0},
     **{"test_exact_match": 0.5, "test_nll": 1.0, "test_samples": 2, "parameters": 100},
-    "ledger": {"rows": 4, "seen": 4, "trained": 4, "dropped": 0, "samples": 4, "distinct": 4},
+    "ledger": {
+        **{"rows": 4, "seen": 4, "trained": 4, "dropped": 0},
+        **{"samples": 4, "distinct": 4, "epochs": 1.0},
+    },
     "checks": {"broken-row": "passed", "ledger-mismatch": "passed"},
     "versions": {"vtool": "1", "torch": "2"},
 }
