@@ -179,7 +179,8 @@ class TestOwnRecipes:
             "defaults:\n  - base\n  - override /optim: slow\n  - _self_\n"
         )
         run = load_run(str(tmp_path / "mine.yaml")).run
-        assert (run.run.seed, run.optim.schedule, run.optim.weight_decay) == (3, "constant", 0.0)
+        # the shipped group, which is not taken, clips
+        assert (run.run.seed, run.optim.schedule, run.optim.clip_norm) == (3, "constant", None)
 
     def test_may_have_any_file_name(self, tmp_path: Path) -> None:
         (tmp_path / "my recipe (v2).yml").write_text("defaults: [digits, _self_]\n")
