@@ -154,6 +154,27 @@ def test_a_killed_run_ends_as_a_straight_one(
     assert one == other
 
 
+@pytest.mark.parametrize("engine", ["fsdp2", pytest.param("megatron", marks=pytest.mark.full)])
+def test_a_run_that_was_killed_after_its_last_checkpoint_still_ends(
+    folder: Path, engine: str
+) -> None:
+    """What is left is the test split: its first forward pass is the tower's own."""
+    arguments = command(
+        folder,
+        "run",
+        1,
+        f"engine={engine}",
+        f"data.test=[{{format:messages,path:'{folder / 'validation.jsonl'}'}}]",
+    )[3:]
+    vtool(folder, *arguments)
+    run = folder / "run"
+    answers = (run / "predictions.jsonl").read_bytes()
+    for file in ("result.json", "predictions.jsonl"):
+        (run / file).unlink()
+    assert f"resuming after step {STEPS}" in vtool(folder, *arguments)
+    assert (run / "predictions.jsonl").read_bytes() == answers
+
+
 @pytest.mark.full
 def test_another_rank_count_goes_on_within_a_rounding_error(folder: Path) -> None:
     assert run(*command(folder, "straight", 1)).returncode == 0
