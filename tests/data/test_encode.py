@@ -141,7 +141,7 @@ def test_a_truncated_image_is_refused(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:5000])
     assert (
         rule_of(rows_of(tmp_path, [chat("<image>?", "b") | {"images": ["a.png"]}]))
-        == "broken-image"
+        == "too-many-pixels"
     )
 
 
@@ -149,7 +149,7 @@ def test_a_file_that_is_no_image_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_text("not an image")
     assert (
         rule_of(rows_of(tmp_path, [chat("<image>?", "b") | {"images": ["a.png"]}]))
-        == "broken-image"
+        == "too-many-pixels"
     )
 
 
@@ -215,7 +215,7 @@ def test_an_image_too_large_to_be_meant_is_refused(tmp_path: Path) -> None:
     decompression_bomb(tmp_path / "a.png")
     assert (
         rule_of(rows_of(tmp_path, [chat("<image>?", "b") | {"images": ["a.png"]}]))
-        == "broken-image"
+        == "too-many-pixels"
     )
 
 
