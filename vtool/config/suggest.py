@@ -89,14 +89,18 @@ def meant_key(spot: Spot) -> str:
     if "." in key:
         outer, _, inner = key.partition(".")
         return f"in a file, groups are nested: `{outer}: {{{inner}: …}}`"
-    for member in spot.members:
-        if key in member.model_fields and member not in spot.owners:
-            tag, words = next(
-                (name, choices(field.annotation))
-                for name, field in member.model_fields.items()
-                if choices(field.annotation)
-            )
-            return f"`{key}` is a setting of {tag}: {', '.join(words)}"
+    others = [
+        next(
+            (name, found)
+            for name, field in member.model_fields.items()
+            if (found := choices(field.annotation))
+        )
+        for member in spot.members
+        if key in member.model_fields and member not in spot.owners
+    ]
+    if others:
+        words = dict.fromkeys(word for _, found in others for word in found)
+        return f"`{key}` is a setting of {others[0][0]}: {', '.join(words)}"
     prefix = f"{group}." if group else ""
     leaves = [name for owner in spot.owners for name in owner.model_fields]
     here = [f"{prefix}{name}" for name in leaves]
