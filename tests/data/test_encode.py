@@ -141,7 +141,7 @@ def test_a_truncated_image_is_refused(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:5000])
     assert (
         rule_of(rows_of(tmp_path, [chat("<image>?", "b") | {"images": ["a.png"]}]))
-        == "too-many-pixels"
+        == "broken-image"
     )
 
 
@@ -149,7 +149,7 @@ def test_a_file_that_is_no_image_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_text("not an image")
     assert (
         rule_of(rows_of(tmp_path, [chat("<image>?", "b") | {"images": ["a.png"]}]))
-        == "too-many-pixels"
+        == "broken-image"
     )
 
 

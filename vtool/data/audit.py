@@ -19,6 +19,7 @@ from vtool.data.loader import EncodedRows
 from vtool.data.row import Row, shown
 from vtool.data.sources import Rows
 from vtool.diagnostics import Diagnostic, Findings
+from vtool.diagnostics.printable import Lines
 from vtool.models.pictures import TRAITS
 
 # More findings of one rule than this are counted, not listed.
@@ -332,14 +333,11 @@ def warnings(ledger: Ledger, run: Run, split: str) -> Iterator[Diagnostic]:
     allowed = len(ledger.dropped) <= run.data.max_dropped_rows
     for rule, count in ledger.dropped_by_rule.items() if allowed else ():
         messages = [entry.message for entry in ledger.dropped if entry.rule == rule]
-        more = f"\n  … and {count - LISTED} more" if count > LISTED else ""
-        listed = "".join(f"\n  {message}" for message in messages[:LISTED])
-        yield Diagnostic(
-            rule,
-            f"data.{split}: {count} of {ledger.rows} rows dropped, as data.max_dropped_rows"
-            f" allows:{listed}{more}",
-            severity="note",
+        more = [f"… and {count - LISTED} more"] if count > LISTED else []
+        said = (
+            f"data.{split}: {count} of {ledger.rows} rows dropped, as data.max_dropped_rows allows:"
         )
+        yield Diagnostic(rule, Lines.of(said, [*messages[:LISTED], *more]), severity="note")
     if ledger.traits:
         counted = "; ".join(
             f"{ledger.traits[name]} {words}"
