@@ -162,11 +162,12 @@ class _Bench:
             f" ({hits[1] if hits else 'not reached'}) {word}{', lasting' if lasting else ''}"
         )
         if kinds := [*self.said(done, bool(hits), word), *self.after(place, done)]:
+            end = runs.last_lines(done.printed)
             kept = self.straights.folder / f"fault-{tally.next}"
             shutil.rmtree(kept, ignore_errors=True)
             place.rename(kept)
             for kind in kinds:
-                tally.problem(kind, f"{what}: {done.status} {runs.last_lines(done.printed)}")
+                tally.problem(kind, f"{what}: {done.status} {end}")
 
     def said(self, done: template.Forked, hit: bool, word: str) -> list[str]:
         """Return what is wrong with how the command ended."""
@@ -174,8 +175,8 @@ class _Bench:
         found = []
         if done.hung:
             found.append("a command whose write failed hangs")
-        if "Traceback" in done.printed:
-            found.append("a traceback where a finding belongs")
+        if name := template.traceback_in(done.printed):
+            found.append(f"a traceback of {name} where a finding belongs")
         elif failed and not re.search(r"error\[[a-z-]+ VT\d+\]", done.printed):
             found.append("a failed write ends the command without a finding")
         if failed and (not hit or word == "short write"):

@@ -85,7 +85,7 @@ def trial(tally: Tally, straights: runs.Straights, variant: runs.Variant) -> Non
     """Begin one run, kill it a few times, let it end, and compare it with a straight one."""
     number, draw = tally.next, tally.draw(tally.next)
     straight = straights.of(variant)
-    place = runs.fresh(straights.folder / "killed")
+    place = runs.fresh(straights.folder / runs.PLACE)
     arguments = runs.command(straights.rows, variant)
     before = ""
 
@@ -105,13 +105,13 @@ def trial(tally: Tally, straights: runs.Straights, variant: runs.Variant) -> Non
             tally.counts["kills of one rank only"] += kill.rank is not None
         if done.hung:
             wrong("a killed run hangs", done)
-        if "Traceback" in done.printed:
-            wrong("a traceback", done)
+        if name := template.traceback_in(done.printed):
+            wrong(f"a traceback of {name}", done)
         if not hit or (place / runs.RUN / "result.json").exists():
             break
     done = template.run(arguments, place, world=variant.world, log="printed-last")
     tally.counts["runs"] += 1
-    if any(done.status.values()) or done.hung or "Traceback" in done.printed:
+    if any(done.status.values()) or done.hung or template.traceback_in(done.printed):
         wrong("a killed run does not go on", done)
     elif different := runs.differences(straight.content, runs.content(place / runs.RUN)):
         wrong(f"other bytes in {', '.join(different[:3])}", done)

@@ -13,6 +13,8 @@ from tests.rows import mixed_rows, write_rows
 STEPS, EVERY = 6, 2
 TIMES = ("seconds", "train_seconds", "peak_memory_mib")
 RUN = "run"
+PLACE = "place"
+"""The folder in which runs are made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +137,8 @@ class Straights:
 
     def of(self, variant: Variant) -> Straight:
         if variant.name not in self._made:
-            place = fresh(self.folder_of(variant))
+            # an adapter names its base by its path: all are made in one place
+            place = fresh(self.folder / PLACE)
             began = template.time.monotonic()
             done = template.run(command(self.rows, variant), place, world=variant.world)
             seconds = template.time.monotonic() - began
@@ -144,6 +147,8 @@ class Straights:
                     f"a run without faults failed: {variant.name} {done.status}\n{done.printed}"
                 )
             self._made[variant.name] = Straight(content(place / RUN), seconds)
+            shutil.rmtree(self.folder_of(variant), ignore_errors=True)
+            place.rename(self.folder_of(variant))
         return self._made[variant.name]
 
 

@@ -11,6 +11,7 @@ import contextlib
 import importlib
 import json
 import os
+import re
 import signal
 import socket
 import sys
@@ -172,6 +173,13 @@ def import_all_of(arguments: Sequence[str], folder: Path) -> None:
         if name not in sys.modules and name != "__main__":
             with contextlib.suppress(Exception), contextlib.redirect_stdout(None):
                 importlib.import_module(name)
+
+
+def traceback_in(printed: str) -> str | None:
+    """Return the name of the exception whose traceback was printed last, if any was."""
+    if "Traceback (most recent call last)" not in printed:
+        return None
+    return (re.findall(r"^([A-Za-z_.]+)(?::.*)?$", printed, re.M) or ["?"])[-1]
 
 
 def _free_port() -> int:

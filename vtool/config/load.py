@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vtool.config import rules
+from vtool.config import rules, tracker_packages
 from vtool.config.compose import Composed, compose_recipe
 from vtool.config.effective import as_yaml
 from vtool.config.foreign import rules as foreign
@@ -180,6 +180,7 @@ def _checked(composed: Composed) -> tuple[Loaded | None, Examined]:
                 rules.unanswered(run, checked.sound),
             ),
             _npu_stage(run, composed.origins, checked.sound),
+            _trackers_stage(run, composed.origins, checked.sound),
         ]
     findings = tuple(finding for stage in stages for finding in stage.findings)
     reasons = {rule: reason for stage in stages for rule, reason in stage.reasons.items()}
@@ -218,6 +219,13 @@ def _npu_stage(run: Run, origins: Origins, sound: frozenset[str]) -> _Stage:
         *(npu.check_settings(run, origins, machine) if readable else ()),
     ]
     return _Stage(npu.RULES, found, () if readable else npu.SETTINGS_RULES, npu.unanswered(machine))
+
+
+def _trackers_stage(run: Run, origins: Origins, sound: frozenset[str]) -> _Stage:
+    """Check the packages of a recipe that has trackers."""
+    if "tracking" not in sound or not run.tracking:
+        return _Stage()
+    return _Stage((tracker_packages.RULE,), tuple(tracker_packages.missing_trackers(run, origins)))
 
 
 def effective_yaml(loaded: Loaded) -> str:
