@@ -52,7 +52,7 @@ class RowAudit:
     ends: int = 0
     images_digest: int = 0
     traits: tuple[str, ...] = ()
-    """What is lost of its pictures, each a name of `TRAITS`."""
+    """Names of `TRAITS`: the losses of its pictures."""
     finding: Diagnostic | None = None
 
     @classmethod

@@ -72,7 +72,7 @@ class Sample:
     ends: int
     """Supervised turns whose last token, the end token, is among the labels."""
     traits: tuple[str, ...] = ()
-    """What is lost of its pictures: names of `vtool.models.pictures.TRAITS`."""
+    """Names of `vtool.models.pictures.TRAITS`: the losses of its pictures."""
 
     @property
     def supervised(self) -> int:

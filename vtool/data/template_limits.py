@@ -29,7 +29,7 @@ _WIDEST = 10_000
 _TICK = 0.05
 _FILTERS = ("batch", "center", "format", "indent", "join", "replace", "slice", "tojson")
 _ANY_NUMBER = ("format", "format_map", "join", "replace", "tojson")
-"""Those to which a number is nothing but a value."""
+"""Functions to which a number is nothing but a value."""
 _METHODS = frozenset(
     ("center", "expandtabs", "format", "format_map", "join", "ljust", "replace", "rjust", "zfill")
 )

@@ -26,7 +26,7 @@ TRAITS = {
     "clipped": ("with values outside of data.image.sixteen_bit_range, which became black or white"),
     "flat": "of which all values became one grey in data.image.sixteen_bit_range",
 }
-"""What is lost or changed where a picture becomes RGB, by the name of its trait."""
+"""The losses and changes of a picture that becomes RGB, by the names of traits."""
 
 
 class WideValues(ValueError):
@@ -39,7 +39,7 @@ class TooManyPixels(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class PictureReader:
-    """What turns a picture's file into the RGB picture that a model is shown."""
+    """The reader that makes of a file the RGB picture that a model is shown."""
 
     most_pixels: int = MOST_DECODED_PIXELS
     """Pixels of a picture that is decoded."""
