@@ -4,6 +4,7 @@ import json
 
 from vtool.config.megatron_versions import of_another_release
 from vtool.config.origins import COMMAND_LINE
+from vtool.config.schema import Settings
 from vtool.config.schema.megatron import DdpConfig
 from vtool.config.settings import Setting, Spot, all_settings, choices, nullable, takes
 from vtool.diagnostics import Origin
@@ -89,14 +90,36 @@ def meant_key(spot: Spot) -> str:
     if "." in key:
         outer, _, inner = key.partition(".")
         return f"in a file, groups are nested: `{outer}: {{{inner}: …}}`"
-    for member in spot.members:
-        if key in member.model_fields and member not in spot.owners:
-            tag, words = next(
-                (name, choices(field.annotation))
-                for name, field in member.model_fields.items()
-                if choices(field.annotation)
-            )
-            return f"`{key}` is a setting of {tag}: {', '.join(words)}"
+    if (member := _of_another_kind(spot)) is not None:
+        tag, words = next(
+            (name, choices(field.annotation))
+            for name, field in member.model_fields.items()
+            if choices(field.annotation)
+        )
+        return f"`{key}` is a setting of {tag}: {', '.join(words)}"
+    leaves = [name for owner in spot.owners for name in owner.model_fields]
+    return did_you_mean(likely_meant(spot)[:3]) or (
+        f"`{group}` has the settings {', '.join(leaves)}"
+        if group
+        else f"a recipe has the groups {', '.join(leaves)}"
+    )
+
+
+def _of_another_kind(spot: Spot) -> type[Settings] | None:
+    """Return the group that has an unknown key, where another one was chosen."""
+    return next(
+        (
+            member
+            for member in spot.members
+            if spot.keys[-1] in member.model_fields and member not in spot.owners
+        ),
+        None,
+    )
+
+
+def likely_meant(spot: Spot) -> list[str]:
+    """Return the settings that an unknown key may have been meant for, likeliest first."""
+    key, group = spot.keys[-1], ".".join(spot.keys[:-1])
     prefix = f"{group}." if group else ""
     leaves = [name for owner in spot.owners for name in owner.model_fields]
     here = [f"{prefix}{name}" for name in leaves]
@@ -112,11 +135,21 @@ def meant_key(spot: Spot) -> str:
         or overlapping(key, [name for name in here if name in values])
         or overlapping(key, values)
     )
-    return did_you_mean(list(dict.fromkeys(likely))[:3]) or (
-        f"`{group}` has the settings {', '.join(leaves)}"
-        if group
-        else f"a recipe has the groups {', '.join(leaves)}"
-    )
+    return list(dict.fromkeys(likely))
+
+
+def doubted(spot: Spot) -> set[tuple[str, ...]]:
+    """Return the places that an unknown key makes doubtful, where nothing is written.
+
+    Those that it may have been meant for; where that cannot be guessed, all of its group.
+    """
+    group = spot.keys[:-1]
+    if "." in spot.keys[-1]:
+        return {(*group, *spot.keys[-1].split("."))}
+    meant = {tuple(name.split(".")) for name in likely_meant(spot)}
+    if _of_another_kind(spot) is not None or not meant:
+        return meant | ({group} if group else set())
+    return meant
 
 
 def what_it_needs(name: str, accepted: str) -> str:
