@@ -50,7 +50,7 @@ def test_a_setting_with_its_type_default_and_purpose() -> None:
         == "run.name: text that is not empty\n  The run's name. Default: the recipe's name.\n"
     )
     assert explain("data.train.0.format")[1].startswith(
-        "data.train.format: `digits` or `messages`;"
+        "data.train.format: `digits` or `llava` or `messages`;"
     )
 
 
@@ -71,8 +71,9 @@ def test_a_group_of_several_kinds_with_those_of_each() -> None:
     assert (
         out.index("DigitsSource")
         < out.index("data.train.split")
+        < out.index("LlavaSource")
+        < out.index("data.train.image_folder")
         < out.index("MessagesSource")
-        < out.index("data.train.path")
     )
 
 

@@ -11,13 +11,13 @@ from vtool.loading.probe.facts import (
     Event,
     Finished,
     Item,
+    ProbeRequest,
     Ready,
-    Request,
     SubjectFacts,
     Unusable,
     read_event,
     read_facts,
-    read_request,
+    read_probe_request,
     write,
 )
 
@@ -42,9 +42,9 @@ def test_an_event_is_read_as_it_was_written(event: Event) -> None:
 
 
 def test_facts_and_requests_are_read_as_they_were_written() -> None:
-    request = Request("python", None, ("lossy-cast",), ("owned",), checkpoint="/x")
+    request = ProbeRequest("python", None, ("lossy-cast",), ("owned",), checkpoint="/x")
     assert read_facts(write(FACTS)) == FACTS
-    assert read_request(write(request)) == request
+    assert read_probe_request(write(request)) == request
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 import vtool.loading.worker
 from tests.loading.models import KeepsAll, checkpoint
 from vtool.config.schema.load_check import Framework
-from vtool.loading.probe.facts import Done, Finished, Ready, Request, Unusable
+from vtool.loading.probe.facts import Done, Finished, ProbeRequest, Ready, Unusable
 from vtool.loading.probe.host import HOSTS, Host, Progress, open_host
 from vtool.loading.probe.pool import Pool
 from vtool.loading.probe.subject import Subject
@@ -115,7 +115,7 @@ def test_what_a_later_check_ends_keeps_what_was_found_before(
             )
 
     asked = ("stale-reference", "shard-mismatch", "quantised-load")
-    wanted = Request("vllm", None, asked, ("reusable_buffer",))
+    wanted = ProbeRequest("vllm", None, asked, ("reusable_buffer",))
     events: list[Finished] = []
     Pool(Tiny(), wanted, tmp_path, events.append).run(["one"])
     facts = events[0].facts
@@ -148,5 +148,5 @@ def test_what_a_subject_leaves_in_temporary_folders_goes_away(
     assert not list((tmp_path / "temporary").iterdir())
 
 
-def request(subjects: list[str]) -> Request:
-    return Request("python", tuple(subjects), checks=(), sources=())
+def request(subjects: list[str]) -> ProbeRequest:
+    return ProbeRequest("python", tuple(subjects), checks=(), sources=())

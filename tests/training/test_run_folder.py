@@ -274,7 +274,10 @@ def test_a_run_whose_config_cannot_be_read_is_told(rows: Path, text: str) -> Non
 def test_a_full_disk_at_the_end_is_told_and_the_same_command_ends_the_run(rows: Path) -> None:
     """A folder in the place of a file stands in for a disk that takes no more."""
     blocked = rows.parent / "run/.result.json.writing"
-    blocked.mkdir(parents=True)
+    folder = RunFolder(rows.parent / "run")
+    folder.lock()
+    folder.unlock()
+    blocked.mkdir()
     rule, message = rule_of(rows)
     assert rule == "run-folder-unwritable"
     assert "MiB are free" in message

@@ -209,7 +209,7 @@ DEFECTS = (
         "image-token-mismatch",
         Audit(
             ("data.max_length=10", "data.on_overlong=truncate"),
-            ("answer-cut-off", "too-many-dropped-rows"),
+            ("answer-cut-off", "too-many-dropped-rows", "end-token-unsupervised"),
         ),
         "vtool.data.encode:_truncate",
         cut_without_looking,

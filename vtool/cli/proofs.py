@@ -39,10 +39,13 @@ def print_proofs(proved: "ProofReport") -> None:
     typer.echo(f"proofs: {proved.model}, on {len(proved.rows)} rows of data.train: {rows}")
     for change in proved.changes:
         typer.echo(f"  here: {change}")
-    typer.echo(f"  {'':8}  measured  rounding  what holds, its rule, and what was compared")
+    typer.echo(
+        f"  {'':8}  measured  rounding  what holds (its rule), and below it what was compared"
+    )
     for proof in proved.proofs:
         measured, allowed = difference(proof.measured, "0"), difference(proof.tolerance, "none")
         typer.echo(
             f"  {proof.state.replace('-', ' '):8}  {measured:>8}  {allowed:>8} "
-            f" {RULES[proof.rule].claim(proof.state)} ({proof.rule}) {proof.reason or proof.what}"
+            f" {RULES[proof.rule].claim(proof.state)} ({proof.rule})"
         )
+        typer.echo(f"  {'':8}  {'':8}  {'':8}    {proof.reason or proof.what}")

@@ -21,6 +21,7 @@ from vtool.config.overrides import choose_groups, first_line, parse_overrides
 from vtool.config.recipe_source import Composer, LeavesFolder, RecipeSource
 from vtool.config.references import follow, is_masked, unmasked
 from vtool.config.resources import RecipeFile, find_recipe, recipe_names, refuse_link, share
+from vtool.config.schema import Run
 from vtool.config.yaml_positions import YamlFile, read_yaml
 from vtool.diagnostics import Diagnostic, Findings, Origin
 from vtool.diagnostics.near_miss import did_you_mean, near
@@ -92,7 +93,8 @@ def _followed(
                 name = str(error.missing_cfg_file).lstrip("/")
                 group = name.rpartition("/")[0]
                 found = _no_such_file(error, sources)
-                if not group or len(missing) >= _MOST_MISSING:
+                known = group.partition("/")[0] in Run.model_fields
+                if not known or len(missing) >= _MOST_MISSING:
                     raise Findings(
                         (*(one for _, one in missing), *found.diagnostics), fatal=True
                     ) from error

@@ -38,17 +38,17 @@ _DEFAULTS: Schema = {
         ]
     },
 }
-_OPEN: Schema = {
+_REFERENCE_TEXT: Schema = {
     "type": "string",
     "pattern": r"\$\{|^\?\?\?$",
     "description": "Left open, or a reference to another setting.",
 }
-_LATER: Schema = {"$ref": "#/definitions/open"}
+_REFERENCE: Schema = {"$ref": "#/definitions/open"}
 
 
 def recipe_schema() -> Schema:
     """The schema of recipe files of every kind."""
-    definitions = {"open": _OPEN}
+    definitions = {"open": _REFERENCE_TEXT}
     kinds = {kind: _object((schema,), definitions, whole=False) for kind, schema in KINDS.items()}
     for kind, schema in kinds.items():
         schema["properties"] = {"defaults": _DEFAULTS, **schema["properties"]}
@@ -136,7 +136,7 @@ def _field(setting: Setting, plain: Schema, definitions: dict[str, Schema]) -> S
         key = "_or_".join(group.__name__ for group in groups)
         definitions[key] = _object(groups, definitions, whole=False)
         null = [{"type": "null"}] if {"type": "null"} in plain.get("anyOf", ()) else []
-        return {"anyOf": [{"$ref": f"#/definitions/{key}"}, *null, _LATER]}
+        return {"anyOf": [{"$ref": f"#/definitions/{key}"}, *null, _REFERENCE]}
     if groups:
         entries = []
         for group in groups:
@@ -144,13 +144,16 @@ def _field(setting: Setting, plain: Schema, definitions: dict[str, Schema]) -> S
             entries.append({"$ref": f"#/definitions/{group.__name__}"})
         bounds = {key: plain[key] for key in ("minItems", "maxItems") if key in plain}
         return {
-            "anyOf": [{"type": "array", "items": {"anyOf": [*entries, _LATER]}, **bounds}, _LATER]
+            "anyOf": [
+                {"type": "array", "items": {"anyOf": [*entries, _REFERENCE]}, **bounds},
+                _REFERENCE,
+            ]
         }
     cleaned = _clean(plain)
     cleaned.pop("default", None)
     options = cleaned.pop("anyOf", None) or [cleaned]
     text = any(option.get("type") == "string" and "enum" not in option for option in options)
-    return {"anyOf": options if text else [*options, _LATER]}
+    return {"anyOf": options if text else [*options, _REFERENCE]}
 
 
 def _clean(schema: Any) -> Any:

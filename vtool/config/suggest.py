@@ -4,7 +4,6 @@ import json
 
 from vtool.config.megatron_versions import of_another_release
 from vtool.config.origins import COMMAND_LINE
-from vtool.config.schema import Settings
 from vtool.config.schema.megatron import DdpConfig
 from vtool.config.settings import Setting, Spot, all_settings, choices, nullable, takes
 from vtool.diagnostics import Origin
@@ -90,13 +89,9 @@ def meant_key(spot: Spot) -> str:
     if "." in key:
         outer, _, inner = key.partition(".")
         return f"in a file, groups are nested: `{outer}: {{{inner}: …}}`"
-    if (member := _of_another_kind(spot)) is not None:
-        tag, words = next(
-            (name, choices(field.annotation))
-            for name, field in member.model_fields.items()
-            if choices(field.annotation)
-        )
-        return f"`{key}` is a setting of {tag}: {', '.join(words)}"
+    if others := _of_another_kind(spot):
+        words = dict.fromkeys(word for _, found in others for word in found)
+        return f"`{key}` is a setting of {others[0][0]}: {', '.join(words)}"
     leaves = [name for owner in spot.owners for name in owner.model_fields]
     return did_you_mean(likely_meant(spot)[:3]) or (
         f"`{group}` has the settings {', '.join(leaves)}"
@@ -105,16 +100,17 @@ def meant_key(spot: Spot) -> str:
     )
 
 
-def _of_another_kind(spot: Spot) -> type[Settings] | None:
-    """Return the group that has an unknown key, where another one was chosen."""
-    return next(
-        (
-            member
-            for member in spot.members
-            if spot.keys[-1] in member.model_fields and member not in spot.owners
-        ),
-        None,
-    )
+def _of_another_kind(spot: Spot) -> list[tuple[str, tuple[str, ...]]]:
+    """Return what tells apart the groups that have an unknown key, where another was chosen."""
+    return [
+        next(
+            (name, found)
+            for name, field in member.model_fields.items()
+            if (found := choices(field.annotation))
+        )
+        for member in spot.members
+        if spot.keys[-1] in member.model_fields and member not in spot.owners
+    ]
 
 
 def likely_meant(spot: Spot) -> list[str]:
@@ -147,7 +143,7 @@ def doubted(spot: Spot) -> set[tuple[str, ...]]:
     if "." in spot.keys[-1]:
         return {(*group, *spot.keys[-1].split("."))}
     meant = {tuple(name.split(".")) for name in likely_meant(spot)}
-    if _of_another_kind(spot) is not None or not meant:
+    if _of_another_kind(spot) or not meant:
         return meant | ({group} if group else set())
     return meant
 

@@ -277,6 +277,22 @@ RULES = (
         fix="Put the file back as it was, or start another run: run.name=NAME.",
     ),
     Rule(
+        name="run-folder-not-empty",
+        code="VT813",
+        summary="The run's folder has files in it, and no run has begun it.",
+        why=(
+            "A run writes processor/, export/, data.json and more, and clears some of them first:"
+            " what somebody else has there would be lost."
+        ),
+        bad="run.dir=. in a folder with a processor/ of your own",
+        good="run.dir=runs/digits",
+        fix=(
+            "Name a new folder, or an empty one: run.dir=FOLDER. Logs and other files of yours go"
+            " beside it. A run of an older vtool goes on where its config.yaml and data.json are"
+            " whole."
+        ),
+    ),
+    Rule(
         name="profile-missing",
         code="VT820",
         summary="A file that the profiler promised is missing, empty, or not what it should be.",

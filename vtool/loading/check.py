@@ -11,7 +11,7 @@ from vtool.diagnostics import Diagnostic, Findings
 from vtool.diagnostics.result import Result
 from vtool.diagnostics.rules_loading import CLASS_RULES, VLLM_CLASS_RULES
 from vtool.loading.folders import HOST, Folder, audit_files
-from vtool.loading.probe.facts import Finished, Ready, Request, Unusable
+from vtool.loading.probe.facts import Finished, ProbeRequest, Ready, Unusable
 from vtool.loading.subjects import FOLDER, FRAMEWORKS, Named, fits_nothing, parse, unknown_name
 from vtool.loading.verdict import judge
 from vtool.loading.worker import interpreter, probe_events, unusable
@@ -132,7 +132,7 @@ def _on_one_host(
     rules = asked_checks(settings)
     if host == "vllm" and not settings.checks:
         rules = (*rules, *VLLM_CLASS_RULES)
-    request = Request(
+    request = ProbeRequest(
         host=host,
         subjects=tuple(subject.name for subject in subjects) or None,
         match=settings.subjects.match,

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from vtool.diagnostics import Diagnostic, Findings
-from vtool.loading.probe.facts import Done, Event, Request, Unusable, read_event, write
+from vtool.loading.probe.facts import Done, Event, ProbeRequest, Unusable, read_event, write
 
 PROBE = Path(__file__).parent / "probe"
 VLLM_PYTHON = Path(".vllm-venv/bin/python")
@@ -26,7 +26,7 @@ def interpreter(python: str | None, host: str) -> str:
     return python or (str(VLLM_PYTHON) if built else sys.executable)
 
 
-def probe_events(python: str, request: Request) -> Iterator[Event]:
+def probe_events(python: str, request: ProbeRequest) -> Iterator[Event]:
     """Run the probe, and yield its events. It is stopped when the caller goes away.
 
     Raises:

@@ -6,6 +6,7 @@ write, any file may be missing, and the last line of a `.jsonl` may be half writ
 
 import fcntl
 import json
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -152,12 +153,16 @@ def in_training(folder: Path) -> bool | None:
     None where no run has locked it yet.
     """
     try:
-        with (folder / ".lock").open() as lock:
-            fcntl.lockf(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
+        # it may be a link or a pipe in a folder that is no run's: neither is followed or waited for
+        lock = os.open(folder / ".lock", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
         return None
+    try:
+        fcntl.lockf(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError:
         return True
+    finally:
+        os.close(lock)
     return False
 
 

@@ -16,7 +16,8 @@ from vtool.diagnostics import Diagnostic, Findings
 from vtool.export.huggingface import export
 from vtool.models.build import build_model
 from vtool.models.processor import Processor
-from vtool.training.run_folder import RunFolder, reading, write_atomically
+from vtool.training.own_folder import write_atomically
+from vtool.training.run_folder import RunFolder, reading
 from vtool.training.start import Start
 
 BLOCK = 2**24

@@ -19,7 +19,8 @@ from vtool.engines.ranks import SharedFindings
 from vtool.evaluation.evaluate import Answer, Scores
 from vtool.export.huggingface import export, export_adapter
 from vtool.training.base import base_of
-from vtool.training.run_folder import RunFolder, write_atomically
+from vtool.training.own_folder import write_atomically
+from vtool.training.run_folder import RunFolder
 from vtool.training.session import Progress, Session, evaluate_split
 from vtool.training.step import STEP_RULES
 from vtool.version import __version__

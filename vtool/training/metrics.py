@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from vtool.diagnostics import Diagnostic, Findings
+from vtool.training.own_folder import open_own
 
 
 def append(path: Path, metrics: Mapping[str, Any]) -> None:
@@ -17,7 +18,7 @@ def append(path: Path, metrics: Mapping[str, Any]) -> None:
         Findings: `run-folder-unwritable`, as on a full disk.
     """
     try:
-        with path.open("a") as file:
+        with open(path, "a", opener=open_own) as file:
             file.write(json.dumps(metrics) + "\n")
     except OSError as error:
         raise Findings(

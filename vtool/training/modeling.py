@@ -8,7 +8,8 @@ from vtool.engines.ranks import Ranks, SharedFindings
 from vtool.families.modeling_file import SETTING
 from vtool.models.model_class import describe_modeling
 from vtool.training.agreement import name_ranks
-from vtool.training.run_folder import RunFolder, reading, write_atomically
+from vtool.training.own_folder import write_atomically
+from vtool.training.run_folder import RunFolder, reading
 from vtool.training.start import Start
 
 

@@ -1,5 +1,6 @@
 """A run's folder: its lock, and its files."""
 
+import errno
 import fcntl
 import json
 import os
@@ -17,6 +18,13 @@ from vtool.diagnostics import Diagnostic, Findings
 from vtool.models.model_class import MODELING_RECORD
 from vtool.models.processor import first_line
 from vtool.training.checkpoint import checkpoints, step_of
+from vtool.training.own_folder import (
+    check_own,
+    open_lock,
+    open_own,
+    write_atomically,
+    write_marker,
+)
 
 
 class RunFolder:
@@ -44,16 +52,17 @@ class RunFolder:
         """Make the folder and lock it, until `unlock` or the end of the process.
 
         Raises:
-            Findings: `run-folder-unwritable`, `run-in-use`.
+            Findings: `run-folder-not-empty`, `run-folder-unwritable`, `run-in-use`; nothing there
+                is touched.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            lock = (self.path / ".lock").open("w")
-        except OSError as error:
-            message = f"{self.path.absolute()}: {error.strerror}"
-            raise Findings(
-                Diagnostic("run-folder-unwritable", message, parameter="run.dir")
-            ) from error
+            check_own(self.path)
+            lock = open_lock(self.path)
+        except Findings:
+            raise
+        except (OSError, ValueError) as error:  # a ValueError of a name that no file can have
+            raise Findings(self._unusable(error)) from error
         # `vtool report` takes the lock for a moment, to see whether anybody trains here.
         for left in reversed(range(10)):
             try:
@@ -62,6 +71,13 @@ class RunFolder:
                 fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except OSError as error:
+                if error.errno not in (errno.EACCES, errno.EAGAIN):
+                    lock.close()
+                    message = f"{self.path.absolute()} cannot be locked: {error.strerror}"
+                    help = "choose a run.dir on a disk with file locks"
+                    raise Findings(
+                        Diagnostic("run-folder-unwritable", message, help, "run.dir")
+                    ) from error
                 if left == 0:
                     lock.close()
                     message = f"another process is training in {self.path}"
@@ -70,6 +86,26 @@ class RunFolder:
                     ) from error
                 time.sleep(0.02)
         self._lock = lock
+        try:
+            with self.writing():
+                write_marker(self.path)
+        except Findings:
+            self.unlock()
+            raise
+
+    def _unusable(self, error: OSError | ValueError) -> Diagnostic:
+        name = str(self.path.absolute())
+        if not name.isprintable():
+            name = repr(name)
+        if len(name) > 300:
+            name = f"{name[:120]}…{name[-60:]} ({len(name):,} characters)"
+        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        help = None
+        if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+            help = "choose a shorter run.dir: most disks take 255 bytes between two slashes"
+        elif isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM):
+            help = "choose a run.dir that you may write to, or have its permissions changed"
+        return Diagnostic("run-folder-unwritable", f"{name}: {reason}", help, "run.dir")
 
     def unlock(self) -> None:
         """Release the folder, if this object holds it."""
@@ -102,7 +138,8 @@ class RunFolder:
             (kept if _step_of(line) <= step else discarded).append(line)
         if discarded:
             with self.writing():
-                with (self.path / "metrics.discarded.jsonl").open("a") as file:
+                discards = self.path / "metrics.discarded.jsonl"
+                with open(discards, "a", opener=open_own) as file:
                     file.writelines(
                         line if line.endswith("\n") else line + "\n" for line in discarded
                     )
@@ -139,16 +176,6 @@ def reading(file: Path) -> Iterator[None]:
     except (OSError, ValueError, AttributeError, KeyError, TypeError, yaml.YAMLError) as error:
         message = f"{file} cannot be read: {first_line(error)}"
         raise Findings(Diagnostic("not-a-run", message, parameter="run.dir"), fatal=True) from error
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write a file so that a reader sees the old text or the new one, never a part."""
-    temporary = path.with_name(f".{path.name}.writing")
-    with temporary.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
 
 
 def _free(path: Path) -> str:

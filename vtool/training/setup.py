@@ -21,7 +21,8 @@ from vtool.training.agreement import check_same_model
 from vtool.training.base import keep_base
 from vtool.training.model_and_engine import build_trained_model, check_engine
 from vtool.training.modeling import keep_class
-from vtool.training.run_folder import RunFolder, write_atomically
+from vtool.training.own_folder import write_atomically
+from vtool.training.run_folder import RunFolder
 from vtool.training.session import (
     Progress,
     Request,
@@ -61,11 +62,11 @@ def set_up_run(
         for split, ledger in ledgers.items():
             print(f"data.{split}: {ledger.in_words()}", flush=True)
             _print_notes(warnings(ledger, run, split))
-        _print_notes(_ignored(run, ranks))
+        _print_notes(_ignored_on_device(run, ranks))
 
     # before the run's folder has a config: a warm-up that is too long is no run
     count_steps(run, plan_rows(run, ledgers["train"]))
-    ranks.on_rank_zero(lambda: _write_head(folder, request, ledgers, start.began or folder))
+    ranks.on_rank_zero(lambda: _write_run_files(folder, request, ledgers, start.began or folder))
 
     keep_class(run, folder, start, ranks)
     if longer := over_budget(run, ledgers["train"]):
@@ -124,7 +125,7 @@ def _print_notes(findings: Iterable[Diagnostic]) -> None:
         print(f"{head}\n  help: {note.remedy}", flush=True)
 
 
-def _ignored(run: Run, ranks: Ranks) -> Iterator[Diagnostic]:
+def _ignored_on_device(run: Run, ranks: Ranks) -> Iterator[Diagnostic]:
     """Yield findings that need the chosen device (config/rules/ignored.py has the others)."""
     if (
         isinstance(run.engine, schema.Fsdp2)
@@ -186,7 +187,7 @@ def read_texts(rows: Rows) -> list[str]:
     return [text for index in range(len(rows)) if (row := read(index)) for text in row.texts()]
 
 
-def _write_head(
+def _write_run_files(
     folder: RunFolder, request: Request, ledgers: Mapping[str, Ledger], began: RunFolder
 ) -> None:
     """Write data.json, proofs.json and config.yaml; check the rows of a resumed run."""

@@ -24,7 +24,7 @@ def preflight_record(
     Raises:
         Findings: of the proofs that failed. Nothing should be trained then.
     """
-    if os.environ.get("RANK", "0") not in ("0", "") or (run.folder / "result.json").exists():
+    if os.environ.get("RANK", "0") not in ("0", "") or os.path.exists(run.folder / "result.json"):
         return None
     if not enabled:
         return record_without_proofs()

@@ -21,7 +21,12 @@ LARGEST_FILE = 256 * 2**20
 """Bytes of a rows file that is opened. Counting a GB of rows takes seconds: training does so."""
 # Settings of a config.json that say how the model computes, not how large it is. An engine may
 # refuse some of them.
-KEPT = ("tie_word_embeddings", "hidden_act", "attention_dropout", "use_sliding_window")
+COPIED_FIELDS = (
+    "tie_word_embeddings",
+    "hidden_act",
+    "attention_dropout",
+    "use_sliding_window",
+)
 
 
 def open_small_session(recipe_run: Run, small: Run, folder: Path, ranks: Ranks) -> Session:
@@ -96,7 +101,7 @@ def keep_flags(config: object, model: Model) -> None:
             f"{model.path}: config.json cannot be read: {first_line(error)}"
         ) from error
     text, own = given.get_text_config(), config.get_text_config()  # type: ignore[attr-defined]
-    for name in KEPT:
+    for name in COPIED_FIELDS:
         if hasattr(text, name):
             setattr(own, name, getattr(text, name))
     config.tie_word_embeddings = own.tie_word_embeddings  # type: ignore[attr-defined]

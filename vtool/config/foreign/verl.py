@@ -22,7 +22,7 @@ from vtool.config.foreign.verl_settings import (
     LORA,
     MEGATRON,
     NAMES,
-    OTHER,
+    NO_COUNTERPART,
     RUN,
     UNREAD,
     Same,
@@ -87,7 +87,7 @@ class _Theirs:
         for same in table:
             value = self.take(same.theirs, same.default)
             ours = None if value is None else same.convert(value)
-            if ours is OTHER:
+            if ours is NO_COUNTERPART:
                 self.judged.discard(same.theirs)
             elif ours is not None:
                 self.put(same.ours, ours, same.theirs)

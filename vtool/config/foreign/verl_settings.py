@@ -18,23 +18,23 @@ class Same:
     theirs: str
     ours: str
     convert: Callable[[Any], Any] = lambda value: value
-    """To our value; None where theirs says nothing, `OTHER` where it is none that we have."""
+    """To our value; None where theirs says nothing, `NO_COUNTERPART` where we have none for it."""
     default: Any = None
     """Verl's, where it is not ours and matters."""
 
 
-OTHER = object()
+NO_COUNTERPART = object()
 """In the place of a value that has no counterpart."""
 
 
 def _one_of(**values: Any) -> Callable[[Any], Any]:
-    return lambda value: values.get(str(value).lower(), OTHER)
+    return lambda value: values.get(str(value).lower(), NO_COUNTERPART)
 
 
 def _positive(value: Any) -> Any:
     """A number of steps; 0 and below is off, and `after_each_epoch` is no number."""
     if not isinstance(value, int | float):
-        return OTHER
+        return NO_COUNTERPART
     return value if value > 0 else None
 
 
@@ -48,7 +48,7 @@ def _rows(value: Any) -> Any:
         [str(file) for file in value] if isinstance(value, list) else [str(value)] if value else []
     )
     if any("://" in file for file in files):
-        return OTHER
+        return NO_COUNTERPART
     return [{"format": "messages", "path": str(Path(file).expanduser())} for file in files] or None
 
 

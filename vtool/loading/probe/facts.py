@@ -124,7 +124,7 @@ class SubjectFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class ProbeRequest:
     """A request to the probe: which subjects, which checks, within which limits."""
 
     host: str
@@ -215,9 +215,9 @@ def read_facts(text: str) -> SubjectFacts:
     return _build_facts(json.loads(text))
 
 
-def read_request(text: str) -> Request:
+def read_probe_request(text: str) -> ProbeRequest:
     """Read what `write` made of a request."""
-    return _build(Request, json.loads(text))
+    return _build(ProbeRequest, json.loads(text))
 
 
 def _build_facts(values: Mapping[str, Any]) -> SubjectFacts:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .errors import LoadFailed, NotRun, error_text
-from .facts import CheckFacts, Finished, Request, SubjectFacts, read_facts, write
+from .facts import CheckFacts, Finished, ProbeRequest, SubjectFacts, read_facts, write
 
 if TYPE_CHECKING:  # both import torch, which the interpreter may lack
     from .audit import Checks
@@ -44,7 +44,7 @@ class Pool:
     """
 
     def __init__(
-        self, host: "Host", request: Request, scratch: Path, say: Callable[[Finished], None]
+        self, host: "Host", request: ProbeRequest, scratch: Path, say: Callable[[Finished], None]
     ) -> None:
         self.host, self.request, self.scratch, self.say = host, request, scratch, say
         self.children: dict[int, Child] = {}
@@ -141,7 +141,7 @@ def die_with_parent(number: int) -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
 
 
-def _run_child(host: "Host", request: Request, name: str, folder: Path) -> None:
+def _run_child(host: "Host", request: ProbeRequest, name: str, folder: Path) -> None:
     """Audit a subject in this process, write `result.json`, and never return."""
     code = 1
     try:
@@ -168,7 +168,7 @@ def _write_facts(facts: SubjectFacts, folder: Path) -> None:
     (folder / "part").rename(folder / "result.json")
 
 
-def _audit_subject(host: "Host", request: Request, name: str, folder: Path) -> SubjectFacts:
+def _audit_subject(host: "Host", request: ProbeRequest, name: str, folder: Path) -> SubjectFacts:
     """Make a subject and audit it; what is known is written before each longer check."""
     from .audit import audit, judged_facts
 

@@ -10,7 +10,7 @@ import time
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from .facts import Done, Event, Ready, Unusable, read_request, write
+from .facts import Done, Event, Ready, Unusable, read_probe_request, write
 from .pool import Pool, die_with_parent
 
 
@@ -20,7 +20,7 @@ def serve(request_file: str) -> int:
     A line of JSON for the start, for each subject, and for the end goes through the descriptor
     that the request names.
     """
-    request = read_request(Path(request_file).read_text())
+    request = read_probe_request(Path(request_file).read_text())
     out = os.fdopen(request.descriptor, "w", buffering=1)
 
     def say(event: Event) -> None:
