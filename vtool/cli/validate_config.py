@@ -83,23 +83,18 @@ def validate_config(
     from vtool.diagnostics.render import MACHINE
 
     recipes, overrides = _split_arguments(arguments)
-    if show and format in MACHINE:
-        raise typer.BadParameter(f"--show prints YAML, and leaves no room for --format {format}")
+    _refuse_combinations(
+        format,
+        trainer,
+        show=show,
+        live=live,
+        untrusted=untrusted,
+        several=multirun or len(recipes) > 1,
+    )
     if trainer and (overrides or multirun):
         raise typer.BadParameter(
             f"a recipe of {trainer.value} is read as it is: KEY=VALUE goes with recipes of vtool"
         )
-    if trainer and live:
-        raise typer.BadParameter(
-            f"--live builds what vtool trains; of {trainer.value}'s own objects, ask"
-            " vtool.compare there"
-        )
-    if untrusted and live:
-        raise typer.BadParameter(
-            "--live imports what the recipe names, so not for a recipe that is --untrusted"
-        )
-    if show and (multirun or len(recipes) > 1):
-        raise typer.BadParameter("--show prints the settings of one recipe")
     loaded, results, live_lines = None, [], list[str]()
     with exit_on_findings("validate-config", recipes[0], format):
         for recipe in recipes:
@@ -118,6 +113,33 @@ def validate_config(
         typer.echo(effective_yaml(loaded), nl=False)
     # With --show, standard output is a recipe to keep.
     print_and_exit(results, "validate-config", format, sys.stderr if show else None)
+
+
+def _refuse_combinations(
+    format: Format,
+    trainer: Trainer | None,
+    *,
+    show: bool,
+    live: bool,
+    untrusted: bool,
+    several: bool,
+) -> None:
+    """Refuse options that do not go together."""
+    from vtool.diagnostics.render import MACHINE
+
+    if show and format in MACHINE:
+        raise typer.BadParameter(f"--show prints YAML, and leaves no room for --format {format}")
+    if trainer and live:
+        raise typer.BadParameter(
+            f"--live builds what vtool trains; of {trainer.value}'s own objects, ask"
+            " vtool.compare there"
+        )
+    if untrusted and live:
+        raise typer.BadParameter(
+            "--live imports what the recipe names, so not for a recipe that is --untrusted"
+        )
+    if show and several:
+        raise typer.BadParameter("--show prints the settings of one recipe")
 
 
 def _check(

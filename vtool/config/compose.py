@@ -20,7 +20,14 @@ from vtool.config.origins import COMMAND_LINE, Key, Layer, Origins, layered
 from vtool.config.overrides import choose_groups, first_line, parse_overrides
 from vtool.config.recipe_source import Composer, LeavesFolder, RecipeSource
 from vtool.config.references import follow, is_masked, unmasked
-from vtool.config.resources import RecipeFile, find_recipe, recipe_names, refuse_link, share
+from vtool.config.resources import (
+    RecipeFile,
+    find_recipe,
+    group_names,
+    recipe_names,
+    refuse_link,
+    share,
+)
 from vtool.config.schema import Run
 from vtool.config.yaml_positions import YamlFile, read_yaml
 from vtool.diagnostics import Diagnostic, Findings, Origin
@@ -354,9 +361,7 @@ def _no_such_file(error: MissingConfigException, sources: Sequence[RecipeSource]
         )
         return _refused("unknown-recipe", message, help, origin, sources)
     groups = sorted(folder.name for folder in share("configs").iterdir() if folder.is_dir())
-    options = [str(option) for option in error.options or ()] or sorted(
-        file.stem for file in (share("configs") / group).glob("*.yaml")
-    )
+    options = [str(option) for option in error.options or ()] or group_names(group)
     if options:
         message = f"the defaults list names `{choice}`, and configs/{group} has no such file"
         help = did_you_mean(near(choice, options)) or f"there are: {', '.join(options)}"

@@ -14,7 +14,7 @@ DEEPEST = 30
 """Groups and lists inside each other; the settings are 5 deep."""
 MOST_DIGITS = 100
 """Characters of an integer."""
-MOST_FILES = 200
+MOST_FILES = 64
 """Entries of all defaults lists of a recipe."""
 MOST_REFERENCES_IN_DEFAULTS = 16
 """References in all defaults lists of a recipe. Two in each of thirty entries make 2³⁰."""

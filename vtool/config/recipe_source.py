@@ -151,7 +151,7 @@ class _Repository(CachingConfigRepository):  # type: ignore[misc]
 
     def __init__(self, delegate: Any) -> None:
         super().__init__(delegate)
-        self.asked = 0
+        self.asked = self.counted = 0
         self.stand_ins: set[str] = set()
         """Files that are not there, and in whose place nothing is composed."""
 
@@ -168,14 +168,16 @@ class _Repository(CachingConfigRepository):  # type: ignore[misc]
             header = {"package": None}
             return ConfigResult("main", config_path, OmegaConf.create(), header)
         result = super().load_config(config_path)
-        listed = [
-            token
+        files = [
+            file
             for source in self.delegate.sources
             for file in getattr(source, "files", {}).values()
-            for token in _references_in_defaults(file)
         ]
-        if sum(token.value.count("${") for token in listed) > MOST_REFERENCES_IN_DEFAULTS:
-            raise ValueError(f"it has more than {MOST_REFERENCES_IN_DEFAULTS} references")
+        if len(files) > self.counted:
+            self.counted = len(files)
+            listed = [token for file in files for token in _references_in_defaults(file)]
+            if sum(token.value.count("${") for token in listed) > MOST_REFERENCES_IN_DEFAULTS:
+                raise ValueError(f"it has more than {MOST_REFERENCES_IN_DEFAULTS} references")
         return result
 
 

@@ -38,6 +38,15 @@ def recipe_names() -> tuple[str, ...]:
     )
 
 
+def group_names(group: str) -> list[str]:
+    """Return the files of a group of configs/, as a defaults list names them."""
+    folder = share("configs") / group
+    try:
+        return sorted(path.stem for path in folder.glob("*.yaml"))
+    except (OSError, ValueError):  # a name that no folder can have
+        return []
+
+
 def find_recipe(recipe: str) -> RecipeFile:
     """The file of a shipped recipe, by its name, or of the user's own, by its path.
 

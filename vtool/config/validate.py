@@ -115,7 +115,7 @@ def _is_unknown(error: ErrorDetails, keys: Key, unknown: Collection[Key]) -> boo
     """Return whether an error is of a value that is not known, and so may be none."""
     around = [place for place in unknown if keys[: len(place)] == place]
     of_what_is_there = error["type"] not in _MISSING | {"extra_forbidden", "union_tag_invalid"}
-    return bool(around) and (keys in around or not of_what_is_there)
+    return bool(around) and (keys in around or not (of_what_is_there or keys[-1].isdigit()))
 
 
 def _order(finding: Diagnostic) -> tuple[bool, str, int, int]:
