@@ -5,7 +5,7 @@ before work is spent on it.
 """
 
 MOST_BYTES = 500_000
-"""Of one file."""
+"""Bytes of one file."""
 MOST_VALUES = 4_000
 """Values and keys of one file, those of an alias each time. The largest shipped recipe has 100."""
 MOST_COMPOSED = 12_000

@@ -74,7 +74,7 @@ RULES: tuple[Rule, ...] = tuple(dict.fromkeys(each.rule for each in SETTINGS_RUL
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What the rules say of a recipe."""
+    """Findings of the rules, and what kept some from running."""
 
     findings: tuple[Diagnostic, ...]
     missed: frozenset[str]
