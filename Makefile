@@ -7,8 +7,11 @@ WORKERS ?= 2
 PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadscope -rs
 # Settings for `make demo`, as in: make demo DEMO="train.steps=60 run.name=short"
 DEMO ?=
+# Options for `make campaign`, as in: make campaign CAMPAIGN="--minutes 120 --seed 7"
+CAMPAIGN ?=
 
-.PHONY: help demo test test-all test-rest check bench soak zoo goldens vllm-env sglang-env clean
+.PHONY: help demo test test-all test-rest check bench soak campaign zoo \
+	goldens vllm-env sglang-env clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -47,6 +50,9 @@ bench: .venv/installed-dev .venv/installed-bench  ## print the benchmarks (about
 soak: export VTOOL_VLLM_PYTHON ?= $(wildcard $(CURDIR)/.vllm-venv/bin/python)
 soak: .venv/installed-dev  ## run accuracies, kills, serving: minutes a test, hours in all
 	$(BIN)/python -m pytest -m soak --timeout 3600 --durations=10 -rs
+
+campaign: .venv/installed-dev  ## run kills, failing writes, damaged input: an hour
+	$(BIN)/python -m tests.campaign $(CAMPAIGN)
 
 zoo: export OMP_NUM_THREADS ?= 1
 zoo: .venv/installed-dev  ## put known mistakes into the code; each check must find its own

@@ -178,8 +178,9 @@ class TestOwnRecipes:
         (tmp_path / "mine.yaml").write_text(
             "defaults:\n  - base\n  - override /optim: slow\n  - _self_\n"
         )
-        run = load_run(str(tmp_path / "mine.yaml")).run
-        assert (run.run.seed, run.optim.schedule, run.optim.weight_decay) == (3, "constant", 0.0)
+        loaded = load_run(str(tmp_path / "mine.yaml"))
+        assert (loaded.run.run.seed, loaded.run.optim.schedule) == (3, "constant")
+        assert "adamw.yaml" not in str(loaded.origins.of("optim.clip_norm")), "the shipped group"
 
     def test_may_have_any_file_name(self, tmp_path: Path) -> None:
         (tmp_path / "my recipe (v2).yml").write_text("defaults: [digits, _self_]\n")

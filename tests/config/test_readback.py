@@ -56,7 +56,7 @@ def test_a_difference_is_one_finding_with_the_line_that_asked_however_many_objec
         "[0.9, 0.98]",
         "[0.9, 0.999]",
     )
-    assert str(finding.origin) == "recipes/digits.yaml:20:10"
+    assert str(finding.origin) == "recipes/digits.yaml:22:10"
 
 
 def test_what_is_asked_of_a_part_names_the_setting_that_says_it() -> None:
@@ -73,7 +73,7 @@ def test_what_is_asked_of_a_part_names_the_setting_that_says_it() -> None:
     ]
     assert found == [
         ("optim.groups.vision.lr", "0.0001"),
-        ("optim.lr", "0.002"),
+        ("optim.lr", "0.003"),
         ("optim.weight_decay", "a decay of biases and norms of 0"),
     ]
     assert observed_settings(expected_settings(run), seen) == {

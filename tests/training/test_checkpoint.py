@@ -1,4 +1,5 @@
 import json
+import os
 import resource
 import shutil
 import threading
@@ -8,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from vtool.diagnostics import Findings
+from vtool.diagnostics import Diagnostic, Findings
 from vtool.training import checkpoint
 from vtool.training.checkpoint import Snapshot, Writer, checkpoints, damage, load, newest, save
 
@@ -159,3 +160,95 @@ def test_a_checkpoint_that_failed_beside_the_loop_is_told_at_the_next_or_at_the_
         loop(4, then=ArithmeticError())
     assert "error[checkpoint-not-saved VT" in (said := capsys.readouterr().err)
     assert "step-000004" in said
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "state.json"])
+def test_a_file_that_the_manifest_does_not_name_may_have_changed(tmp_path: Path, name: str) -> None:
+    path = save(tmp_path, snapshot(3), keep_last=2)
+    manifest = json.loads((path / "manifest.json").read_text())
+    del manifest[name]
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    assert damage(path) == f"manifest.json does not name {name}"
+    (path / "manifest.json").write_text("{}")
+    assert name in str(damage(path))
+
+
+def test_a_manifest_names_only_files_beside_it(tmp_path: Path) -> None:
+    path = save(tmp_path, snapshot(3), keep_last=2)
+    manifest = json.loads((path / "manifest.json").read_text())
+    (path / "manifest.json").write_text(json.dumps({**manifest, "../secret": {}}))
+    assert "not a file beside it" in str(damage(path))
+
+
+def test_a_checkpoint_under_another_steps_name_is_not_that_steps(tmp_path: Path) -> None:
+    save(tmp_path, snapshot(2), keep_last=2)
+    save(tmp_path, snapshot(4), keep_last=2).rename(tmp_path / "step-000009")
+    found, (finding,) = newest(tmp_path)
+    assert found == tmp_path / "step-000002"
+    assert "named step-000009, and its state is that of step 4" in finding.message
+    copy = shutil.copytree(tmp_path / "step-000002", tmp_path / "step-000002-copy")
+    assert "name of its folder" in str(damage(copy))
+
+
+def test_all_files_have_the_mode_that_the_umask_wants(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        path = save(tmp_path, snapshot(1), keep_last=1)
+    finally:
+        os.umask(before)
+    assert {file.stat().st_mode & 0o777 for file in path.iterdir()} == {0o640}
+
+
+def test_a_checkpoint_that_is_there_is_not_said_to_be_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The disk refuses to flush the folder, after the rename."""
+    real = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        if os.readlink(f"/proc/self/fd/{descriptor}") == str(tmp_path):
+            raise OSError(5, "Input/output error")
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    path = save(tmp_path, snapshot(1), keep_last=1)
+    assert damage(path) is None
+    assert "warning[checkpoint-not-synced VT" in capsys.readouterr().err
+
+
+def test_the_metrics_are_on_the_disk_before_the_checkpoint_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+    sync, rename = os.fsync, os.rename
+    monkeypatch.setattr(
+        os,
+        "fsync",
+        lambda one: (done.append(Path(os.readlink(f"/proc/self/fd/{one}")).name), sync(one))[1],
+    )
+    monkeypatch.setattr(os, "rename", lambda *two: (done.append("rename"), rename(*two))[1])
+    (tmp_path / "metrics.jsonl").write_text("{}\n")
+    with Writer(tmp_path / "c", 1, asynchronous=True, synced=tmp_path / "metrics.jsonl") as writer:
+        writer.save(snapshot(1))
+    assert done.index("metrics.jsonl") < done.index("rename")
+
+
+def test_one_full_disk_is_told_once_under_asynchronous_saving(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    full = OSError(28, "No space left on device")
+
+    def save_file(*_: Any) -> None:
+        raise full
+
+    monkeypatch.setattr(checkpoint, "save_file", save_file)
+
+    def loop() -> None:
+        with Writer(tmp_path, 2, asynchronous=True) as writer:
+            writer.save(snapshot(1))
+            raise Findings(Diagnostic("run-folder-unwritable", "metrics.jsonl: no space")) from full
+
+    with pytest.raises(Findings) as caught:
+        loop()
+    assert [one.rule for one in caught.value.diagnostics] == ["checkpoint-not-saved"]
+    assert capsys.readouterr().err == ""

@@ -154,6 +154,27 @@ def test_a_killed_run_ends_as_a_straight_one(
     assert one == other
 
 
+@pytest.mark.parametrize("engine", ["fsdp2", pytest.param("megatron", marks=pytest.mark.full)])
+def test_a_run_that_was_killed_after_its_last_checkpoint_still_ends(
+    folder: Path, engine: str
+) -> None:
+    """What is left is the test split: its first forward pass is the tower's own."""
+    arguments = command(
+        folder,
+        "run",
+        1,
+        f"engine={engine}",
+        f"data.test=[{{format:messages,path:'{folder / 'validation.jsonl'}'}}]",
+    )[3:]
+    vtool(folder, *arguments)
+    run = folder / "run"
+    answers = (run / "predictions.jsonl").read_bytes()
+    for file in ("result.json", "predictions.jsonl"):
+        (run / file).unlink()
+    assert f"resuming after step {STEPS}" in vtool(folder, *arguments)
+    assert (run / "predictions.jsonl").read_bytes() == answers
+
+
 @pytest.mark.full
 def test_another_rank_count_goes_on_within_a_rounding_error(folder: Path) -> None:
     assert run(*command(folder, "straight", 1)).returncode == 0
@@ -344,6 +365,17 @@ def test_ranks_do_not_outlive_their_killed_parent(folder: Path) -> None:
         for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     ]
     _kill_and_wait_until_gone(process, children)
+
+
+def test_nothing_is_left_in_the_temporary_directory_by_a_killed_parent(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    temporary = folder / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    kill(start_and_wait_for(1, folder / "run", *command(folder, "run", 2)))
+    # torch's own cache, which every process of a user shares, stays
+    assert [one.name for one in temporary.iterdir() if "torchinductor" not in one.name] == []
 
 
 def _kill_and_wait_until_gone(process: "subprocess.Popen[Any]", children: list[int]) -> None:

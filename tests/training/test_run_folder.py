@@ -15,7 +15,7 @@ from vtool.diagnostics import Findings
 from vtool.engines.ranks import Ranks
 from vtool.training.run_folder import RunFolder
 from vtool.training.sft import Outcome, train
-from vtool.training.start import check_rows, differences
+from vtool.training.start import check_rows, differences, find_start
 
 
 @pytest.fixture
@@ -312,6 +312,57 @@ def test_a_damaged_result_is_told_with_the_remedy(rows: Path) -> None:
     assert "rm '" in str(caught.value.diagnostics[0].help)
     (rows.parent / "run/result.json").unlink()
     assert start(rows).status == "finished"
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ('{"steps": 4}', "no number ledger.rows, ledger.dropped"),
+        ('{"steps": 4, "ledger": 1}', "damaged"),
+        ("[]", "damaged"),
+        ("null", "damaged"),
+        ("[" * 100_000, "damaged"),
+    ],
+)
+def test_a_result_without_its_numbers_is_told(
+    tmp_path: Path, rows: Path, text: str, told: str
+) -> None:
+    folder = tmp_path / "run"
+    made = request("rows", messages(rows), f"run.dir={folder}")
+    folder.mkdir()
+    RunFolder(folder).config.write_text(made.config_yaml)
+    RunFolder(folder).result.write_text(text)
+    with pytest.raises(Findings, match=told) as caught:
+        find_start(RunFolder(folder), made.run, made.effective)
+    assert caught.value.diagnostics[0].rule == "not-a-run"
+
+
+def test_a_changed_processor_and_lost_metrics_are_told_when_a_run_goes_on(
+    rows: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    start(rows)
+    folder = rows.parent / "run"
+    (folder / "result.json").unlink()
+    shutil.rmtree(folder / "checkpoints/step-000004")
+    config = folder / "processor/config.json"
+    text = config.read_text()
+    config.write_text(text.replace('"silu"', '"gelu"'))
+    rule, message = rule_of(rows)
+    assert rule == "processor-changed"
+    assert 'text_config.hidden_act: "silu" → "gelu"' in message
+    config.write_text(text)
+    lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (folder / "metrics.jsonl").write_text("".join([lines[0], *lines[2:]]))
+    assert start(rows).status == "finished"
+    assert "no line of step 2\n" in capsys.readouterr().out
+    checks = json.loads((folder / "result.json").read_text())["checks"]
+    assert checks["metrics-damaged"] == "failed"
+
+
+def test_metrics_that_are_a_folder_are_told(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").mkdir()
+    with pytest.raises(Findings, match=r"run-folder-unwritable.*Is a directory"):
+        RunFolder(tmp_path).rewind_metrics(2)
 
 
 def test_a_checkpoint_that_is_none_is_refused(rows: Path) -> None:

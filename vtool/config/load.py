@@ -2,13 +2,14 @@
 
 import os
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
 
-from vtool.config import rules
+from vtool.config import rules, tracker_packages
 from vtool.config.compose import Composed, compose_recipe
 from vtool.config.effective import as_yaml
 from vtool.config.foreign import rules as foreign
@@ -190,6 +191,7 @@ def _checked(composed: Composed, trusted: bool = True) -> tuple[Loaded | None, E
         stages += [
             _Stage(_SETTINGS_RULES, outcome.findings, outcome.missed, outcome.reasons),
             _npu_stage(run, composed.origins, trusted),
+            _trackers_stage(run, composed.origins),
         ]
     findings = tuple(finding for stage in stages for finding in stage.findings)
     reasons = {rule: reason for stage in stages for rule, reason in stage.reasons.items()}
@@ -249,6 +251,15 @@ def _npu_stage(run: Run, origins: Origins, trusted: bool) -> _Stage:
     except NotValid:
         missed = npu.SETTINGS_RULES
     return _Stage(npu.RULES, found, missed, npu.unanswered(machine))
+
+
+def _trackers_stage(run: Run, origins: Origins) -> _Stage:
+    """Check the packages of a recipe that has trackers."""
+    with suppress(NotValid):
+        if run.tracking:
+            found = tuple(tracker_packages.missing_trackers(run, origins))
+            return _Stage((tracker_packages.RULE,), found)
+    return _Stage()
 
 
 def effective_yaml(loaded: Loaded) -> str:

@@ -293,6 +293,41 @@ RULES = (
         ),
     ),
     Rule(
+        name="processor-changed",
+        code="VT814",
+        summary="The files in a run's processor/ are not those that the run began with.",
+        why=(
+            "They are the model's config, the token ids, the chat template and the pixels' mean: the"
+            " run would go on as another model on other inputs, without an error."
+        ),
+        bad="hidden_act changed in runs/digits/processor/config.json before the run goes on",
+        good="the same files",
+        fix="Put the files back as they were, or start another run: run.name=NAME.",
+    ),
+    Rule(
+        name="metrics-damaged",
+        code="VT815",
+        summary="metrics.jsonl lacks lines of steps that a run has taken, or has damaged ones.",
+        why="Curves and sums over such a file look whole, and are not.",
+        bad="a line of metrics.jsonl deleted before the run goes on",
+        good="a line for each step",
+        fix=(
+            "The run goes on: its weights do not depend on that file. Put a copy of the file back if"
+            " there is one, and check the disk."
+        ),
+        severity="warning",
+    ),
+    Rule(
+        name="checkpoint-not-synced",
+        code="VT816",
+        summary="A checkpoint is written, but the disk has not confirmed its folder's new name.",
+        why="After a loss of power it might not be there; the one before it would be.",
+        bad="an error of the disk while a folder is flushed",
+        good="a disk that flushes folders",
+        fix="The run goes on. Check the disk.",
+        severity="warning",
+    ),
+    Rule(
         name="profile-missing",
         code="VT820",
         summary="A file that the profiler promised is missing, empty, or not what it should be.",

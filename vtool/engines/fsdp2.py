@@ -126,6 +126,9 @@ class Fsdp2(common.TorchEngine):
         # Ranks generate answers of different lengths, so that no forward pass may wait for another
         # rank: all weights are gathered before.
         with common.evaluation_mode(self.module):
+            # The first forward pass of all may be the tower's own, as where a run that took its
+            # last step goes on with the test split: FSDP2 would take the tower for the whole model.
+            self.parts[-1][0]._get_fsdp_state()._lazy_init()
             for part, _ in self.parts:
                 part.unshard()
                 part.set_reshard_after_forward(False, recurse=False)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from vtool.config.schema import Lora
 from vtool.diagnostics import Diagnostic, Findings
+from vtool.export.file_modes import share_mode
 from vtool.families.family import load_family
 from vtool.models.adapters import write_adapter
 from vtool.models.model_class import class_of
@@ -106,6 +107,7 @@ def _put(fill: Callable[[Path], None], folder: Path) -> Path:
     try:
         shutil.rmtree(temporary, ignore_errors=True)
         fill(temporary)
+        share_mode(temporary, like="tokenizer_config.json")
         shutil.rmtree(folder, ignore_errors=True)
         os.rename(temporary, folder)
     except Exception as error:

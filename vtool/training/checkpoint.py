@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,8 +18,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from vtool.diagnostics import Diagnostic, Findings
+from vtool.export.file_modes import share_mode
 
 MANIFEST = "manifest.json"
+_TENSORS = ("model", "optimizer", "progress")
+_FILES = (*(f"{name}.safetensors" for name in _TENSORS), "state.json")
+_NAME = re.compile(r"step-\d+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +49,11 @@ def step_of(checkpoint: Path) -> int:
     return int(checkpoint.name.removeprefix("step-"))
 
 
-def save(folder: Path, snapshot: Snapshot, keep_last: int) -> Path:
+def save(folder: Path, snapshot: Snapshot, keep_last: int, synced: Path | None = None) -> Path:
     """Write a checkpoint under `folder`, then remove all but the newest `keep_last`.
+
+    Args:
+        synced: a file whose bytes must be on the disk before the checkpoint is there.
 
     Raises:
         Findings: `checkpoint-not-saved`; what was there before is untouched.
@@ -56,7 +63,7 @@ def save(folder: Path, snapshot: Snapshot, keep_last: int) -> Path:
     try:
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
-        for name in ("model", "optimizer", "progress"):
+        for name in _TENSORS:
             save_file(
                 {key: value.contiguous() for key, value in getattr(snapshot, name).items()},
                 temporary / f"{name}.safetensors",
@@ -64,6 +71,7 @@ def save(folder: Path, snapshot: Snapshot, keep_last: int) -> Path:
         (temporary / "state.json").write_text(
             json.dumps({"step": snapshot.step, **snapshot.state}, indent=1)
         )
+        share_mode(temporary, like="state.json")
         digests = {
             file.name: {"bytes": file.stat().st_size, "sha256": _digest(file)}
             for file in sorted(temporary.iterdir())
@@ -71,13 +79,19 @@ def save(folder: Path, snapshot: Snapshot, keep_last: int) -> Path:
         (temporary / MANIFEST).write_text(json.dumps(digests, indent=1))
         for path in (*temporary.iterdir(), temporary):
             _flush(path)
+        if synced is not None and synced.exists():
+            _flush(synced)
+            _flush(synced.parent)
         os.rename(temporary, target)
-        _flush(folder)
     except (OSError, SafetensorError) as error:
         free = shutil.disk_usage(folder).free if folder.exists() else 0
         shutil.rmtree(temporary, ignore_errors=True)
         message = f"{target} could not be written: {error} ({free / 2**20:.0f} MiB are free there)"
         raise Findings(Diagnostic("checkpoint-not-saved", message, parameter="run.dir")) from error
+    try:
+        _flush(folder)
+    except OSError as error:  # it is there, and whole: only its name might be lost with the power
+        _say([Diagnostic("checkpoint-not-synced", f"{target}: {error.strerror}")])
     for old in checkpoints(folder)[:-keep_last]:
         # What cannot be removed costs space, not the run; and what is half removed is no checkpoint
         # any more.
@@ -96,25 +110,27 @@ class Writer:
     being written, however it is left.
     """
 
-    def __init__(self, folder: Path, keep_last: int, *, asynchronous: bool) -> None:
-        self._folder, self._keep_last = folder, keep_last
+    def __init__(
+        self, folder: Path, keep_last: int, *, asynchronous: bool, synced: Path | None = None
+    ) -> None:
+        self._to = folder
+        self._how = (keep_last, synced)
         self._thread = ThreadPoolExecutor(1, "checkpoint") if asynchronous else None
         self._writing: Future[Path] | None = None
 
     def __enter__(self) -> "Writer":
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, raised: BaseException | None, _: object
+    ) -> None:
         if kind is None:
             self.wait()
-        # beside what is being raised
         elif self._writing is not None and isinstance(lost := self._writing.exception(), Findings):
-            print(
-                "\n".join(
-                    f"error[{one.rule} {one.code}]: {one.message}" for one in lost.diagnostics
-                ),
-                file=sys.stderr,
-            )
+            # a full disk stops the loop's own files too: that is one fault, told with what it costs
+            if isinstance(raised, Findings) and _same_fault(raised, lost):
+                raise lost from raised
+            _say(lost.diagnostics)  # beside what is being raised
 
     def save(self, snapshot: Snapshot) -> None:
         """Write a checkpoint, or begin to.
@@ -126,13 +142,13 @@ class Writer:
         """
         self.wait()
         if self._thread is None:
-            save(self._folder, snapshot, self._keep_last)
+            save(self._to, snapshot, *self._how)
         else:
             for tensors in (snapshot.model, snapshot.optimizer, snapshot.progress):
                 # one by one, so that what an engine has gathered is freed on the way
                 for name in tensors:
                     tensors[name] = tensors[name].to("cpu", copy=True)
-            self._writing = self._thread.submit(save, self._folder, snapshot, self._keep_last)
+            self._writing = self._thread.submit(save, self._to, snapshot, *self._how)
 
     def wait(self) -> None:
         """Wait until the checkpoint being written is on the disk.
@@ -145,37 +161,70 @@ class Writer:
             writing.result()
 
 
+def _same_fault(one: Findings, other: Findings) -> bool:
+    """Return whether both were raised of the same error of the operating system."""
+    first, second = (_system_error(found.__cause__) for found in (one, other))
+    return first is not None and first == second
+
+
+def _system_error(cause: BaseException | None) -> int | None:
+    if isinstance(cause, OSError):
+        return cause.errno
+    # safetensors and tokenizers say it in words
+    found = re.search(r"\(os error (\d+)\)", str(cause))
+    return int(found.group(1)) if found else None
+
+
+def _say(findings: Sequence[Diagnostic]) -> None:
+    for one in findings:
+        print(f"{one.severity}[{one.rule} {one.code}]: {one.message}", file=sys.stderr)
+
+
 def checkpoints(folder: Path) -> list[Path]:
     """Return the checkpoints under a folder, oldest first."""
     return sorted(
-        (path for path in folder.glob("step-*") if re.fullmatch(r"step-\d+", path.name)),
-        key=step_of,
+        (path for path in folder.glob("step-*") if _NAME.fullmatch(path.name)), key=step_of
     )
 
 
 def damage(checkpoint: Path) -> str | None:
     """Return what is wrong with a checkpoint's files, or None if no byte has changed."""
     try:
-        manifest: Mapping[str, Any] = json.loads((checkpoint / MANIFEST).read_text())
-        for name, written in manifest.items():
-            if (size := (checkpoint / name).stat().st_size) != written["bytes"]:
-                return f"{name} has {size} bytes; {written['bytes']} were written"
-            if _digest(checkpoint / name) != written["sha256"]:
-                return f"{name} has other bytes than were written"
+        return next(_damages(checkpoint), None)
     except FileNotFoundError as error:
         return f"{Path(error.filename).name} is missing"
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except OSError as error:
+        return f"{Path(error.filename or MANIFEST).name} cannot be read: {error.strerror}"
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         return f"{MANIFEST} cannot be read: {error}"
-    return None
+
+
+def _damages(checkpoint: Path) -> Iterator[str]:
+    if not _NAME.fullmatch(checkpoint.name):
+        yield "the name of its folder is not step- and a number"
+    manifest: Mapping[str, Any] = json.loads((checkpoint / MANIFEST).read_text())
+    if unnamed := [name for name in _FILES if name not in manifest]:
+        yield f"{MANIFEST} does not name {', '.join(unnamed)}"
+    for name, written in manifest.items():
+        if Path(name).name != name:
+            yield f"{MANIFEST} names {name!r}, which is not a file beside it"
+        if (size := (checkpoint / name).stat().st_size) != written["bytes"]:
+            yield f"{name} has {size} bytes; {written['bytes']} were written"
+        if _digest(checkpoint / name) != written["sha256"]:
+            yield f"{name} has other bytes than were written"
+    try:
+        step = json.loads((checkpoint / "state.json").read_text())["step"]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        yield f"state.json cannot be read: {type(error).__name__} {error}"
+    else:
+        if step != step_of(checkpoint):
+            yield f"its folder is named {checkpoint.name}, and its state is that of step {step}"
 
 
 def load(checkpoint: Path) -> Snapshot:
     """Open a checkpoint whose digests have been checked."""
     state = json.loads((checkpoint / "state.json").read_text())
-    tensors = {
-        name: load_file(checkpoint / f"{name}.safetensors")
-        for name in ("model", "optimizer", "progress")
-    }
+    tensors = {name: load_file(checkpoint / f"{name}.safetensors") for name in _TENSORS}
     return Snapshot(step=state.pop("step"), state=state, **tensors)
 
 

@@ -14,6 +14,7 @@ from vtool.models.build import build_model
 from vtool.models.processor import load_processor
 from vtool.training.base import base_of, base_settings, check_base
 from vtool.training.checkpoint import load, newest
+from vtool.training.kept_processor import check_processor
 from vtool.training.run_folder import RunFolder
 
 
@@ -45,7 +46,7 @@ def export_run(path: Path, output: Path | None = None, *, merge: bool = False) -
 
     Raises:
         Findings: `not-a-run`, `no-checkpoint`, `corrupt-checkpoint`, `nothing-to-merge`,
-            `base-changed`.
+            `base-changed`, `processor-changed`.
     """
     folder, run = open_run(path)
     if merge and run.lora is None:
@@ -73,6 +74,7 @@ def export_run(path: Path, output: Path | None = None, *, merge: bool = False) -
     # Weights are exported by transformers' own class, whatever class has trained them: no file of
     # the user's is run here.
     run = run.model_copy(update={"model": run.model.model_copy(update={"modeling": None})})
+    check_processor(folder)
     processor = load_processor(folder.processor, run.model.family, run.data.image, run.data.video)
     snapshot = load(found)
     target = output or (folder.merged if merge else folder.export)

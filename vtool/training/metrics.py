@@ -1,7 +1,8 @@
 """The lines of metrics.jsonl: JSON objects in full precision, written by rank 0."""
 
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,3 +25,77 @@ def append(path: Path, metrics: Mapping[str, Any]) -> None:
         raise Findings(
             Diagnostic("run-folder-unwritable", f"{path}: {error.strerror}", parameter="run.dir")
         ) from error
+
+
+def read_lines(path: Path) -> list[str]:
+    """Return the lines that there are, each with its line break; none without the file.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    try:
+        text = path.read_text("utf-8", errors="replace")
+    except FileNotFoundError:
+        return []
+    # not `splitlines`, which also cuts at characters that JSON allows inside a string
+    return [f"{line}\n" for line in text.split("\n")[:-1]] + [text.rpartition("\n")[2]] * (
+        not text.endswith("\n") and bool(text)
+    )
+
+
+def step_of_line(line: str) -> float:
+    """Return the step of a line; infinity where it is damaged, as one cut off in the middle."""
+    try:
+        step = float(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        return math.inf
+    return math.inf if math.isnan(step) else step
+
+
+def what_is_lost(
+    lines: Sequence[str], steps: Iterable[int], evaluated: Collection[int] = ()
+) -> str | None:
+    """Return which lines a run's metrics lack or have damaged; None if all are there.
+
+    A line that is cut off at the end, behind the steps, is what a crash leaves.
+
+    Args:
+        lines: of metrics.jsonl.
+        steps: those that must be there.
+        evaluated: those that the validation rows must have a line of as well.
+    """
+    trained: set[float] = set()
+    validated: set[float] = set()
+    damaged: list[int] = []
+    for number, line in enumerate(lines, 1):
+        step = step_of_line(line)
+        if math.isinf(step):
+            damaged.append(number)
+        elif "validation_nll" in json.loads(line):
+            validated.add(step)
+        else:
+            trained.add(step)
+    if damaged and damaged[-1] == len(lines):
+        damaged.pop()
+    parts = [
+        f"{what} {_ranges(missing)}"
+        for what, missing in (
+            ("no line of step", [step for step in steps if step not in trained]),
+            ("no line of the evaluation after step", sorted(set(evaluated) - validated)),
+            ("damaged: line", damaged),
+        )
+        if missing
+    ]
+    return "; ".join(parts) or None
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Return `3, 5-7`; the first ten of many."""
+    found: list[list[int]] = []
+    for number in numbers:
+        if found and number == found[-1][1] + 1:
+            found[-1][1] = number
+        else:
+            found.append([number, number])
+    shown = [f"{a}" if a == b else f"{a}-{b}" for a, b in found[:10]]
+    return ", ".join([*shown, *(["…"] if len(found) > 10 else [])])

@@ -2,7 +2,6 @@
 
 import errno
 import fcntl
-import json
 import os
 import shutil
 import time
@@ -18,6 +17,7 @@ from vtool.diagnostics import Diagnostic, Findings
 from vtool.models.model_class import MODELING_RECORD
 from vtool.models.processor import first_line
 from vtool.training.checkpoint import checkpoints, step_of
+from vtool.training.metrics import read_lines, step_of_line
 from vtool.training.own_folder import (
     check_own,
     open_lock,
@@ -43,6 +43,7 @@ class RunFolder:
         self.checkpoints = path / "checkpoints"
         self.modeling = path / MODELING_RECORD
         self.processor = path / "processor"
+        self.processor_files = path / "processor.json"
         self.export = path / "export"
         self.merged = path / "merged"
         self.base = path / "base"
@@ -130,20 +131,18 @@ class RunFolder:
         Raises:
             Findings: `run-folder-unwritable`.
         """
-        if not self.metrics.exists():
-            return
-        kept: list[str] = []
-        discarded: list[str] = []
-        for line in self.metrics.read_text(errors="replace").splitlines(keepends=True):
-            (kept if _step_of(line) <= step else discarded).append(line)
-        if discarded:
-            with self.writing():
-                discards = self.path / "metrics.discarded.jsonl"
-                with open(discards, "a", opener=open_own) as file:
-                    file.writelines(
-                        line if line.endswith("\n") else line + "\n" for line in discarded
-                    )
-                write_atomically(self.metrics, "".join(kept))
+        with self.writing():
+            lines = read_lines(self.metrics)
+            kept = [line for line in lines if step_of_line(line) <= step]
+            if len(kept) == len(lines):
+                return
+            with open(self.path / "metrics.discarded.jsonl", "a", opener=open_own) as file:
+                file.writelines(
+                    line if line.endswith("\n") else line + "\n"
+                    for line in lines
+                    if not step_of_line(line) <= step
+                )
+            write_atomically(self.metrics, "".join(kept))
 
     @contextmanager
     def writing(self) -> Iterator[None]:
@@ -183,10 +182,3 @@ def _free(path: Path) -> str:
         return f"{shutil.disk_usage(path).free / 2**20:.0f} MiB are free there"
     except OSError:
         return "the folder is gone"
-
-
-def _step_of(line: str) -> float:
-    try:
-        return float(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError):  # a line that was cut off in the middle
-        return float("inf")

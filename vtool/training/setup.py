@@ -19,6 +19,7 @@ from vtool.models.model_class import model_class
 from vtool.models.processor import load_processor, new_processor
 from vtool.training.agreement import check_same_model
 from vtool.training.base import keep_base
+from vtool.training.kept_processor import record_processor, take_processor
 from vtool.training.model_and_engine import build_trained_model, check_engine
 from vtool.training.modeling import keep_class
 from vtool.training.own_folder import write_atomically
@@ -53,7 +54,7 @@ def set_up_run(
     if start.checkpoint is None:
         ranks.on_rank_zero(lambda: _write_processor(run, sources["train"], folder))
     else:
-        ranks.on_rank_zero(lambda: _copy_processor(start, folder))
+        ranks.on_rank_zero(lambda: take_processor(start, folder))
     ranks.barrier()
     processor = load_processor(folder.processor, run.model.family, run.data.image, run.data.video)
     rows = {split: EncodedRows(source, processor, run.data) for split, source in sources.items()}
@@ -159,17 +160,7 @@ def _write_processor(run: Run, rows: Rows, folder: RunFolder) -> None:
             and (given := Path(run.model.path) / GENERATION).exists()
         ):
             shutil.copy(given, folder.processor)
-
-
-def _copy_processor(start: Start, folder: RunFolder) -> None:
-    """Copy the processor of the run whose checkpoint this one starts from."""
-    assert start.began is not None
-    if not folder.processor.exists():
-        with folder.writing():
-            temporary = folder.processor.with_name(".writing-processor")
-            shutil.rmtree(temporary, ignore_errors=True)
-            shutil.copytree(start.began.processor, temporary)
-            temporary.rename(folder.processor)
+        record_processor(folder)
 
 
 def read_texts(rows: Rows) -> list[str]:

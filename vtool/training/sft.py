@@ -4,6 +4,8 @@
 """
 
 import json
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from vtool.training.checkpoint import Writer
 from vtool.training.display import Display
 from vtool.training.finish import finish
 from vtool.training.loop import LoopTools, train_loop
+from vtool.training.metrics import read_lines, step_of_line, what_is_lost
 from vtool.training.observe_run import check_arrival
 from vtool.training.run_folder import RunFolder
 from vtool.training.session import Progress, Request, Session
@@ -63,14 +66,17 @@ def _train(request: Request, folder: RunFolder, ranks: Ranks) -> Outcome:
         return Outcome(folder.path, "already finished", steps, steps)
     session, progress = set_up_run(request, folder, start, ranks)
     check_arrival(session, request.origins)
-    ranks.on_rank_zero(lambda: _rewind(folder, progress, start))
+    lost = ranks.on_rank_zero(lambda: _rewind(session, progress, start))
     if ranks.rank == 0:
-        _announce(session, progress, start)
+        _announce(session, progress, start, lost)
     first, last = progress.step, session.total_steps
     with (
         StopRequest() as stop,
         Writer(
-            folder.checkpoints, settings.keep_last, asynchronous=settings.asynchronous
+            folder.checkpoints,
+            settings.keep_last,
+            asynchronous=settings.asynchronous,
+            synced=folder.metrics,
         ) as writer,
         Display(first, last, silent=ranks.rank > 0) as display,
         open_profiler(run, ranks, folder.path, first, last, display.say) as profiler,
@@ -81,19 +87,43 @@ def _train(request: Request, folder: RunFolder, ranks: Ranks) -> Outcome:
         ranks.on_rank_zero(writer.wait)
     findings = [*profiler.verify(), *trackers.findings, *tools.findings]
     if signal is None:
-        findings += finish(session, progress, profiler.checks, findings)
+        findings += finish(session, progress, profiler.checks, [*findings, *lost])
     status = "stopped" if signal else "finished"
     return Outcome(folder.path, status, progress.step, last, signal, tuple(findings))
 
 
-def _rewind(folder: RunFolder, progress: Progress, start: Start) -> None:
-    """Set aside what the folder has of later steps than the one that the run goes on from."""
+def _rewind(session: Session, progress: Progress, start: Start) -> list[Diagnostic]:
+    """Set aside what the folder has of later steps than the one that the run goes on from.
+
+    Returns:
+        The finding for lines of earlier steps that are damaged or missing.
+    """
+    folder, every = session.folder, session.run.evaluation.every_steps
     own = start.began is not None and start.began.path.resolve() == folder.path.resolve()
     folder.set_aside_newer(start.checkpoint if own else None)
+    lost = None
+    if own:
+        with folder.writing():
+            lines = read_lines(folder.metrics)
+        # one that began from another run's checkpoint has no lines before that
+        first = 1 if start.from_nothing else min(map(step_of_line, lines), default=math.inf)
+        steps = range(int(min(first, progress.step + 1)), progress.step + 1)
+        due = (
+            [step for step in steps if step % every == 0 or step == session.total_steps]
+            if every is not None and "validation" in session.rows
+            else []
+        )
+        lost = what_is_lost(lines, steps, due)
     folder.rewind_metrics(progress.step)
+    if lost is None:
+        return []
+    message = f"{folder.metrics}: {lost}"
+    return [Diagnostic("metrics-damaged", message, parameter="run.dir")]
 
 
-def _announce(session: Session, progress: Progress, start: Start) -> None:
+def _announce(
+    session: Session, progress: Progress, start: Start, lost: Sequence[Diagnostic]
+) -> None:
     plan, ranks, engine = session.plan, session.ranks, session.engine
     trained = f" ({engine.trained:,} trained)" if engine.trained < engine.size else ""
     print(
@@ -108,6 +138,8 @@ def _announce(session: Session, progress: Progress, start: Start) -> None:
             f"warning[{warning.rule} {warning.code}]: {warning.message}; it is passed over and set"
             " aside"
         )
+    for one in lost:
+        print(f"{one.severity}[{one.rule} {one.code}]: {one.message}\n  help: {one.remedy}")
     if start.checkpoint is not None:
         print(f"resuming after step {progress.step} from {start.checkpoint}")
     print(f"run folder: {session.folder.path}", flush=True)

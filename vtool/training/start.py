@@ -11,6 +11,7 @@ import yaml
 from vtool.config.schema import Run
 from vtool.config.settings import all_settings
 from vtool.diagnostics import Diagnostic, Findings
+from vtool.models.processor import first_line
 from vtool.training.checkpoint import damage, newest
 from vtool.training.run_folder import RunFolder, reading
 
@@ -48,6 +49,8 @@ class Start:
     checkpoint: Path | None
     finished: bool = False
     warnings: tuple[Diagnostic, ...] = ()
+    from_nothing: bool = False
+    """The folder's run took its first step itself, and not from another run's checkpoint."""
 
     @property
     def began(self) -> RunFolder | None:
@@ -106,7 +109,11 @@ def find_start(folder: RunFolder, run: Run, effective: Mapping[str, Any]) -> Sta
             raise Findings(
                 Diagnostic("run-folder-taken", message, help=remedy, parameter="checkpoint.resume")
             )
-    return Start(found, warnings=tuple(replace(finding, severity="warning") for finding in damaged))
+    return Start(
+        found,
+        warnings=tuple(replace(finding, severity="warning") for finding in damaged),
+        from_nothing=began in ("auto", "never"),
+    )
 
 
 def _from(source: Path, effective: Mapping[str, Any]) -> Start:
@@ -145,16 +152,40 @@ def _from(source: Path, effective: Mapping[str, Any]) -> Start:
     return start
 
 
+# What the end of a run prints of result.json, and has always written.
+_COUNTS = ("rows", "dropped", "distinct", "samples", "epochs")
+_TESTED = ("test_exact_match", "test_samples", "test_nll")
+
+
 def _check_result(folder: RunFolder) -> None:
+    """Refuse a result that is not whole: nothing could be told of the run.
+
+    Raises:
+        Findings: `not-a-run`.
+    """
     try:
-        steps = json.loads(folder.result.read_text())["steps"]
-        assert isinstance(steps, int)
-    except (OSError, ValueError, KeyError, TypeError, AssertionError) as error:
-        message = f"{folder.result} is damaged: {type(error).__name__} {error}"
-        remedy = f"remove it, and the same command ends the run again: rm '{folder.result}'"
+        result = json.loads(folder.result.read_text())
+        numbers = {"steps": result.get("steps")}
+        numbers |= {f"ledger.{name}": result.get("ledger", {}).get(name) for name in _COUNTS}
+        if any(name in result for name in _TESTED):
+            numbers |= {name: result.get(name) for name in _TESTED}
+        absent = [
+            name
+            for name, value in numbers.items()
+            if not isinstance(value, int | float) or isinstance(value, bool)
+        ]
+        problem = f"it has no number {', '.join(absent)}" if absent else None
+        if problem is None and not isinstance(result["steps"], int):
+            problem = "its steps are no whole number"
+    except (OSError, ValueError, AttributeError, TypeError, RecursionError) as error:
+        problem = f"{type(error).__name__}: {first_line(error)}"
+    if problem is not None:
+        message = f"{folder.result} is damaged: {problem}"
+        command = "rm -r" if folder.result.is_dir() else "rm"
+        remedy = f"remove it, and the same command ends the run again: {command} '{folder.result}'"
         raise Findings(
             Diagnostic("not-a-run", message, help=remedy, parameter="run.dir"), fatal=True
-        ) from error
+        )
 
 
 def _read(folder: RunFolder) -> Any:

@@ -1,0 +1,1 @@
+"""The campaign: kills, failing writes, damaged input and a long run (docs/reliability.md)."""

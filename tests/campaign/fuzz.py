@@ -1,0 +1,144 @@
+"""Damaged input, in process: no crash, no hang, no hunger, and never clean beside an oracle's no.
+
+An input follows from the campaign's seed and its number alone, so that any can be made again:
+`python -m tests.campaign --seed S --input N`.
+"""
+
+import json
+import mmap
+import os
+import resource
+import shutil
+import signal
+import struct
+import time
+import traceback
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from tests.campaign import runs
+from tests.campaign.state import Tally
+from tests.campaign.targets import TARGETS, Verdict
+
+SECONDS = 2.0
+"""Processor time that one input may take."""
+MIB = 512
+"""Memory that one input may take above what the process has."""
+BATCH = 4000
+"""Inputs that one forked process is given."""
+WEIGHTED = [name for name, target in TARGETS.items() for _ in range(target.weight)]
+
+
+class TooSlow(Exception):
+    """An input has taken more than its time."""
+
+
+def name_of(tally: Tally, number: int) -> str:
+    return tally.draw(number).choice(WEIGHTED)
+
+
+def fuzz(tally: Tally, folder: Path, until: float) -> None:
+    """Try inputs until a moment, a batch in a forked process each."""
+    runs.fresh(folder)
+    ground = Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else folder
+    place = ground / f"campaign-{os.getpid()}"
+    place.mkdir(exist_ok=True)
+    try:
+        for target in TARGETS.values():
+            target.prepare(place)
+        while time.monotonic() < until:
+            _batch(tally, place, until)
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def _batch(tally: Tally, place: Path, until: float) -> None:
+    """Run a batch in a child: what ends the child is told by the number that it had reached."""
+    first = tally.next
+    reached = mmap.mmap(-1, 8)
+    out = place / "batch.json"
+    out.unlink(missing_ok=True)
+    pid = os.fork()
+    if pid == 0:
+        _child(tally, place, first, until, reached, out)
+    _, status = os.waitpid(pid, 0)
+    last = struct.unpack("q", reached[:])[0]
+    if out.exists():
+        written = json.loads(out.read_text())
+        for kind, text in written["problems"]:
+            tally.problem(kind, text)
+        tally.counts.update(written["counts"])
+    if status:
+        code = os.waitstatus_to_exitcode(status)
+        tally.problem(f"{name_of(tally, last)}: the process ended with {code}", f"input {last}")
+    tally.next = last + 1
+
+
+def _child(
+    tally: Tally, place: Path, first: int, until: float, reached: mmap.mmap, out: Path
+) -> None:
+    problems: list[tuple[str, str]] = []
+    counts: Counter[str] = Counter()
+    try:
+        _limit()
+        for number in range(first, first + BATCH):
+            reached[:] = struct.pack("q", number)
+            name, verdict = try_input(tally, number, place)
+            counts["inputs"] += 1
+            counts[f"inputs: {name}"] += 1
+            counts[f"{name}: {verdict.told}"] += 1
+            if verdict.problem:
+                problems.append((f"{name}: {verdict.problem}", f"input {number}: {verdict.shown}"))
+            if time.monotonic() > until:
+                break
+        resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY,) * 2)
+        kept = {kind: (kind, text) for kind, text in reversed(problems)}
+        repeats = Counter(f"problem: {kind}" for kind, _ in problems)
+        counts.update({kind: count - 1 for kind, count in repeats.items() if count > 1})
+        out.write_text(json.dumps({"counts": counts, "problems": list(kept.values())}))
+    except BaseException:
+        traceback.print_exc()
+        os._exit(70)
+    os._exit(0)
+
+
+def _limit() -> None:
+    """Limit this process's memory, and have a signal end what takes too long."""
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    most = pages * mmap.PAGESIZE + (MIB << 20)
+    resource.setrlimit(resource.RLIMIT_AS, (most, resource.RLIM_INFINITY))
+    signal.signal(signal.SIGVTALRM, _too_slow)
+
+
+def _too_slow(number: int, frame: Any) -> None:
+    raise TooSlow
+
+
+def try_input(tally: Tally, number: int, place: Path) -> tuple[str, Verdict]:
+    """Make one input, and judge what the code under test says of it."""
+    draw = tally.draw(number)
+    name = draw.choice(WEIGHTED)
+    target = TARGETS[name]
+    # a first alarm, and others in case that it is raised where exceptions are caught
+    signal.setitimer(signal.ITIMER_VIRTUAL, SECONDS, 1.0)
+    try:
+        return name, target.judge(draw, place)
+    except TooSlow:
+        return name, Verdict("slow", f"more than {SECONDS:.0f} s", "")
+    except MemoryError:
+        return name, Verdict("memory", f"more than {MIB} MiB", "")
+    except Exception as error:
+        at = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{Path(at.filename).name}:{at.lineno}"
+        kind = f"{type(error).__name__} at {where}"
+        return name, Verdict("crash", kind, str(error)[:200])
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+
+
+def show(tally: Tally, number: int, folder: Path) -> None:
+    """Make one input again, keep its files, and print what was said."""
+    for target in TARGETS.values():
+        target.prepare(folder)
+    print(*try_input(tally, number, folder), f"its files are in {folder}", sep="\n")

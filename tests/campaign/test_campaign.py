@@ -1,0 +1,146 @@
+"""The campaign's own parts, and a slice of it: three minutes, always of the same seed."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.campaign import faults, fuzz, mutate, page, soak, targets
+from tests.campaign.state import State, Tally
+from vtool.diagnostics import Diagnostic
+
+ROOT = Path(__file__).parents[2]
+
+
+def campaign(state: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    words = [sys.executable, "-m", "tests.campaign", "--state", str(state), *options]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=580, check=False
+    )
+
+
+@pytest.mark.full
+def test_three_minutes_of_the_campaign_find_nothing(tmp_path: Path) -> None:
+    done = campaign(tmp_path / "state", "--minutes", "3", "--seed", "18")
+    assert done.returncode == 0, done.stdout + done.stderr
+    tallies = State.read(tmp_path / "state", 18).tallies
+    assert tallies["kills"].counts["kills"]
+    assert tallies["faults"].counts["faults"] or tallies["faults"].counts["skipped: no cc"]
+    assert tallies["fuzz"].counts["inputs"] > 1000
+
+
+def test_a_campaign_goes_on_where_it_was_and_not_under_another_seed(tmp_path: Path) -> None:
+    state = State.read(tmp_path, 1)
+    state.tally("kills").next = 7
+    state.tally("kills").problem("other bytes", "run 3")
+    state.tally("kills").problem("other bytes", "run 4")
+    state.write()
+    again = State.read(tmp_path, 1).tally("kills")
+    assert (again.next, again.problems) == (7, ["other bytes: run 3"])
+    assert again.counts["problem: other bytes"] == 2
+    with pytest.raises(SystemExit, match="seed 1"):
+        State.read(tmp_path, 2)
+    assert "| kills | 0 kills" not in page.table(state)  # no time was spent
+
+
+def test_an_input_follows_from_the_seed_and_its_number() -> None:
+    def made(seed: int) -> bytes:
+        draw = Tally(seed, "fuzz").draw(5)
+        return mutate.as_json(draw, mutate.change(draw, {"a": [1, {"b": 2}], "c": "text"}))
+
+    assert made(1) == made(1)
+    assert len({made(seed) for seed in range(20)}) > 10
+
+
+@pytest.mark.parametrize("name", targets.TARGETS)
+def test_each_target_takes_inputs_and_refuses_some(name: str, tmp_path: Path) -> None:
+    target = targets.TARGETS[name]
+    target.prepare(tmp_path)
+    count = 12 if name in ("recipe", "overrides") else 60
+    told = {target.judge(random.Random(number), tmp_path).told for number in range(count)}
+    assert "refused" in told
+    assert told <= {"refused", "clean"}
+
+
+def test_a_reader_that_calls_everything_clean_is_found_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vtool.loading.checkpoint import headers
+
+    def clean(file: Path) -> tuple[None, list[Diagnostic]]:
+        return None, []
+
+    monkeypatch.setattr(headers, "read_header", clean)
+    judge = targets.TARGETS["header"].judge
+    problems = [judge(random.Random(number), tmp_path).problem for number in range(20)]
+    assert any("its reader says" in problem for problem in problems if problem)
+
+
+def test_an_input_that_crashes_its_reader_is_a_problem(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def crash(draw: random.Random, place: Path) -> targets.Verdict:
+        raise KeyError("steps")
+
+    monkeypatch.setattr(fuzz, "TARGETS", {"header": targets.Target(1, crash)})
+    monkeypatch.setattr(fuzz, "WEIGHTED", ["header"])
+    name, verdict = fuzz.try_input(Tally(0, "fuzz"), 0, tmp_path)
+    assert (name, verdict.told) == ("header", "crash")
+    assert "KeyError at test_campaign.py" in str(verdict.problem)
+
+
+def test_memory_that_grows_is_found_and_memory_that_stays_is_not() -> None:
+    def judged(growth: float) -> list[str]:
+        samples = [
+            soak.Sample(step, int(2e9 * (1 + growth * step / 400)), 20, 9) for step in range(1, 400)
+        ]
+        tally = Tally(0, "soak")
+        soak._judge(tally, samples, 400)
+        return tally.problems
+
+    assert judged(0.0) == []
+    assert [text.partition(":")[0] for text in judged(0.05)] == ["memory grow"]
+
+
+def test_the_shim_fails_the_operation_that_it_is_told_to(tmp_path: Path) -> None:
+    shim = faults.build_shim(tmp_path)
+    if shim is None:
+        pytest.skip("no cc")
+    code = f"""
+import ctypes, json, os
+os.mkdir("run")
+shim = ctypes.CDLL(None)
+shim.fault_arm.argtypes = [ctypes.c_char_p, *[ctypes.c_long] * 2, *[ctypes.c_int] * 2]
+told = []
+for operation in range(1, 8):
+    shim.fault_arm({str(tmp_path / "run")!r}.encode(), operation, operation, 28, -1)
+    try:
+        with open("run/a", "wb", buffering=0) as file:
+            file.write(b"text")
+            os.fsync(file.fileno())
+        os.rename("run/a", "run/b")
+        os.mkdir("run/c")
+        told.append("nothing failed")
+    except OSError as error:
+        told.append(error.strerror)
+    if os.path.isdir("run/c"):
+        os.rmdir("run/c")
+open("elsewhere", "w").close()
+print(json.dumps(told))
+"""
+    environment = {**os.environ, "LD_PRELOAD": str(shim)}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    # open, write, fsync, close, rename, mkdir; and there is no seventh
+    assert json.loads(done.stdout) == ["No space left on device"] * 6 + ["nothing failed"]

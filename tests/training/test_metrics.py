@@ -1,0 +1,31 @@
+"""The lines of metrics.jsonl: which are there, and which are lost."""
+
+import json
+
+import pytest
+
+from vtool.training.metrics import what_is_lost
+
+
+def lines(*steps: int, evaluated: tuple[int, ...] = ()) -> list[str]:
+    made = [{"step": step, "loss": 1.0} for step in steps]
+    made += [{"step": step, "validation_nll": 1.0} for step in evaluated]
+    return [json.dumps(line) + "\n" for line in made]
+
+
+@pytest.mark.parametrize(
+    ("found", "lost"),
+    [
+        (lines(1, 2, 3, 4, evaluated=(2, 4)), None),
+        (lines(1, 2, 3, 4, 5, evaluated=(2, 4)), None),  # a later one is written again
+        ([*lines(1, 2, 3, 4, evaluated=(2, 4)), '{"step": 5, "lo'], None),  # a crash's last line
+        (lines(1, 4, evaluated=(2, 4)), "no line of step 2-3"),
+        ([], "no line of step 1-4; no line of the evaluation after step 2, 4"),
+        (lines(1, 2, 3, 4, evaluated=(4,)), "no line of the evaluation after step 2"),
+        (["\0\0\n", *lines(1, 2, 3, 4, evaluated=(2, 4))], "damaged: line 1"),
+        (["[" * 100_000, *lines(2, 3, 4, evaluated=(2, 4))], "no line of step 1; damaged: line 1"),
+        ([*lines(1, 2, 3, evaluated=(2, 4)), "7\n"], "no line of step 4"),
+    ],
+)
+def test_what_is_lost_is_named(found: list[str], lost: str | None) -> None:
+    assert what_is_lost(found, range(1, 5), (2, 4)) == lost
