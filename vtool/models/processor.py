@@ -113,8 +113,12 @@ def load_processor(
     ]:
         raise Findings(_unusable(folder, f"there is no {', and no '.join(absent)}"))
     try:
-        config = AutoConfig.from_pretrained(config_of or folder, local_files_only=True)
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        config = AutoConfig.from_pretrained(
+            config_of or folder, local_files_only=True, trust_remote_code=False
+        )
+        tokenizer = AutoTokenizer.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False
+        )
         image_processor = known.image_processor_class().from_pretrained(
             folder, local_files_only=True
         )
