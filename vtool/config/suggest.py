@@ -89,18 +89,33 @@ def meant_key(spot: Spot) -> str:
     if "." in key:
         outer, _, inner = key.partition(".")
         return f"in a file, groups are nested: `{outer}: {{{inner}: …}}`"
-    others = [
+    if others := _of_another_kind(spot):
+        words = dict.fromkeys(word for _, found in others for word in found)
+        return f"`{key}` is a setting of {others[0][0]}: {', '.join(words)}"
+    leaves = [name for owner in spot.owners for name in owner.model_fields]
+    return did_you_mean(likely_meant(spot)[:3]) or (
+        f"`{group}` has the settings {', '.join(leaves)}"
+        if group
+        else f"a recipe has the groups {', '.join(leaves)}"
+    )
+
+
+def _of_another_kind(spot: Spot) -> list[tuple[str, tuple[str, ...]]]:
+    """Return what tells apart the groups that have an unknown key, where another was chosen."""
+    return [
         next(
             (name, found)
             for name, field in member.model_fields.items()
             if (found := choices(field.annotation))
         )
         for member in spot.members
-        if key in member.model_fields and member not in spot.owners
+        if spot.keys[-1] in member.model_fields and member not in spot.owners
     ]
-    if others:
-        words = dict.fromkeys(word for _, found in others for word in found)
-        return f"`{key}` is a setting of {others[0][0]}: {', '.join(words)}"
+
+
+def likely_meant(spot: Spot) -> list[str]:
+    """Return the settings that an unknown key may have been meant for, likeliest first."""
+    key, group = spot.keys[-1], ".".join(spot.keys[:-1])
     prefix = f"{group}." if group else ""
     leaves = [name for owner in spot.owners for name in owner.model_fields]
     here = [f"{prefix}{name}" for name in leaves]
@@ -116,11 +131,21 @@ def meant_key(spot: Spot) -> str:
         or overlapping(key, [name for name in here if name in values])
         or overlapping(key, values)
     )
-    return did_you_mean(list(dict.fromkeys(likely))[:3]) or (
-        f"`{group}` has the settings {', '.join(leaves)}"
-        if group
-        else f"a recipe has the groups {', '.join(leaves)}"
-    )
+    return list(dict.fromkeys(likely))
+
+
+def doubted(spot: Spot) -> set[tuple[str, ...]]:
+    """Return the places that an unknown key makes doubtful, where nothing is written.
+
+    Those that it may have been meant for; where that cannot be guessed, all of its group.
+    """
+    group = spot.keys[:-1]
+    if "." in spot.keys[-1]:
+        return {(*group, *spot.keys[-1].split("."))}
+    meant = {tuple(name.split(".")) for name in likely_meant(spot)}
+    if _of_another_kind(spot) or not meant:
+        return meant | ({group} if group else set())
+    return meant
 
 
 def what_it_needs(name: str, accepted: str) -> str:
