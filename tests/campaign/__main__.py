@@ -13,7 +13,7 @@ ONCE = ("security", "soak")
 """The parts that are done once, whole, before the others; a short campaign leaves them out."""
 SHORT = 20.0
 """Minutes below which a campaign is a slice."""
-TURN = 120.0
+TURN = 20.0
 """Seconds after which the next part has its turn."""
 
 

@@ -9,6 +9,7 @@ import subprocess
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -63,11 +64,9 @@ def fail_writes(tally: Tally, folder: Path, until: float) -> None:
     if "shim.so" not in os.environ.get("LD_PRELOAD", ""):
         tally.counts["skipped: no cc"] += 1
         return
-    straights = runs.Straights(folder)
-    bench = {case.name: _Bench(case, straights) for case in CASES}
     while time.monotonic() < until:
-        case = CASES[tally.next % len(CASES)]
-        bench[case.name].trial(tally, tally.next // len(CASES))
+        turn, place = divmod(tally.next, len(CASES))
+        _bench(CASES[place], folder).trial(tally, turn)
         tally.next += 1
 
 
@@ -187,6 +186,11 @@ class _Bench:
         if different := runs.differences(self.expected, self.content(place)):
             found.append(f"other bytes after a failed write in {', '.join(different[:3])}")
         return found
+
+
+@cache
+def _bench(case: Case, folder: Path) -> _Bench:
+    return _Bench(case, runs.straights_in(folder))
 
 
 def _least_checkpoint(run: Path) -> int:

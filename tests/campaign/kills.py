@@ -74,7 +74,7 @@ def draw_kill(draw: random.Random, world: int) -> Kill:
 
 def kill_runs(tally: Tally, folder: Path, until: float) -> None:
     """Kill runs until a moment."""
-    straights = runs.Straights(folder)
+    straights = runs.straights_in(folder)
     variants = list(runs.VARIANTS.values())
     while time.monotonic() < until:
         trial(tally, straights, variants[tally.next % len(variants)])

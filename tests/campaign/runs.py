@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +151,12 @@ class Straights:
             shutil.rmtree(self.folder_of(variant), ignore_errors=True)
             place.rename(self.folder_of(variant))
         return self._made[variant.name]
+
+
+@cache
+def straights_in(folder: Path) -> Straights:
+    """Return the runs of a folder that nothing happened to, made once in a campaign."""
+    return Straights(folder)
 
 
 def fresh(folder: Path) -> Path:
