@@ -11,6 +11,7 @@ import yaml
 from vtool.config.schema import Run
 from vtool.config.settings import all_settings
 from vtool.diagnostics import Diagnostic, Findings
+from vtool.diagnostics.printable import Lines
 from vtool.models.processor import first_line
 from vtool.training.checkpoint import damage, newest
 from vtool.training.run_folder import RunFolder, reading
@@ -269,9 +270,8 @@ def _leaves(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _taken(path: Path, changed: list[str]) -> Diagnostic:
-    listed = "\n".join(f"  {change}" for change in changed)
     return Diagnostic(
         "run-folder-taken",
-        f"{path} is a run with other settings:\n{listed}",
+        Lines.of(f"{path} is a run with other settings:", changed),
         parameter=changed[0].partition(":")[0],
     )
