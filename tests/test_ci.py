@@ -32,13 +32,14 @@ def folder(tmp_path: Path) -> Path:
 
 
 def check(
-    folder: Path, recipes: str, overrides: str = "", format: str = "github"
+    folder: Path, recipes: str, overrides: str = "", format: str = "github", trusted: str = "false"
 ) -> subprocess.CompletedProcess[str]:
     variables = {
         "VTOOL_RECIPES": recipes,
         "VTOOL_OVERRIDES": overrides,
         "VTOOL_FORMAT": format,
         "VTOOL_SARIF": "out.sarif",
+        "VTOOL_TRUSTED": trusted,
     }
     environment = {
         **os.environ,
@@ -64,6 +65,20 @@ def test_the_action_annotates_the_lines_of_a_pull_request(folder: Path) -> None:
     )
     assert check(folder, "recipes/one.yaml").returncode == 0
     assert check(folder, "recipes/nothing-*.yaml").returncode == 2
+
+
+def test_the_action_takes_recipes_for_a_strangers(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOKEN", "hunter2")
+    (folder / "recipes" / "env.yaml").write_text(
+        "defaults: [digits]\nmodel: {attention: '${oc.env:TOKEN}'}\n"
+    )
+    done = check(folder, "recipes/env.yaml")
+    assert "hunter2" not in done.stdout + done.stderr
+    assert (done.returncode, "VT008" in done.stdout) == (0, True)
+    trusted = check(folder, "recipes/env.yaml", trusted="true")
+    assert "hunter2" in trusted.stdout
 
 
 def test_the_action_writes_sarif_and_names_the_file(folder: Path) -> None:

@@ -145,7 +145,7 @@ def train(run: "Loaded", *, preflight: bool = True) -> TrainingResult:
 
     proofs = preflight_record(run.run, enabled=preflight)
     request = Request(run.run, run.plain, effective_yaml(run), run.origins, proofs)
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(prefix="vtool-train-") as folder:
         saved = _SavedFindings(Path(folder) / "findings")
         try:
             outcome = launch(request, saved)

@@ -19,7 +19,7 @@ from typing import Any
 
 from tests.campaign import runs
 from tests.campaign.state import Tally
-from tests.campaign.targets import TARGETS, Verdict
+from tests.campaign.targets import TARGETS, Verdict, prepare
 
 SECONDS = 2.0
 """Processor time that one input may take."""
@@ -43,10 +43,8 @@ def fuzz(tally: Tally, folder: Path, until: float) -> None:
     runs.fresh(folder)
     ground = Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else folder
     place = ground / f"campaign-{os.getpid()}"
-    place.mkdir(exist_ok=True)
     try:
-        for target in TARGETS.values():
-            target.prepare(place)
+        prepare(place)
         while time.monotonic() < until:
             _batch(tally, place, until)
     finally:
@@ -138,7 +136,6 @@ def try_input(tally: Tally, number: int, place: Path) -> tuple[str, Verdict]:
 
 
 def show(tally: Tally, number: int, folder: Path) -> None:
-    """Make one input again, keep its files, and print what was said."""
-    for target in TARGETS.values():
-        target.prepare(folder)
-    print(*try_input(tally, number, folder), f"its files are in {folder}", sep="\n")
+    """Make one input again, and print it with what was said of it."""
+    prepare(folder)
+    print(*try_input(tally, number, folder), sep="\n")

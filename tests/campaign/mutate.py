@@ -85,13 +85,15 @@ def change(draw: random.Random, tree: Any) -> Any:
         if not spots:
             return value(draw)
         owner, key = draw.choice(spots)
-        act = draw.randrange(6)
+        act = draw.randrange(7)
         if act == 0:
             del owner[key]
         elif act == 1 and isinstance(owner, dict):
             owner[draw.choice(TEXTS)] = owner[key]
         elif act == 2 and isinstance(owner[key], int) and not isinstance(owner[key], bool):
             owner[key] += draw.choice((-8, -4, -1, 1, 4, 8, 2**40))
+        elif act == 6 and isinstance(owner, dict):
+            owner[draw.choice(TEXTS)] = value(draw)
         elif act == 3:
             other, which = draw.choice(spots)
             if isinstance(other, dict) and which in other:

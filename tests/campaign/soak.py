@@ -38,7 +38,11 @@ def soak(steps: int) -> Callable[[Tally, Path, float], None]:
         variant = runs.Variant("soak", ("data.workers=2", runs.ASYNC))
         more = (
             f"train={{steps:{steps},epochs:null}}",
-            *("checkpoint.every_steps=200", "evaluation.every_steps=200"),
+            *(
+                "data.global_batch_size=1",
+                "checkpoint.every_steps=200",
+                "evaluation.every_steps=200",
+            ),
         )
         done = template.fork(runs.command(rows, variant, *more), place)
         samples = _watch(done, place / runs.RUN, steps)

@@ -1,27 +1,42 @@
 """What is fuzzed: how an input is made, who judges it, and what is wrong with the answer.
 
-A judge of the code under test raises nothing but `Findings`; whatever else leaves it is a crash.
-Oracles are the reader of safetensors, and plain loaders of a few lines that are written here.
+Code under test raises nothing but `Findings`; whatever else leaves it is a crash. Oracles are the
+reader of safetensors, and plain loaders of a few lines that are written here.
 """
 
+import copy
 import json
 import random
 import re
 import struct
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 import yaml
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from tests.campaign import mutate
+from tests.rows import picture
+from vtool.config.load import effective_yaml, examine
+from vtool.data.formats.llava import Llava
+from vtool.data.formats.messages import Messages
 from vtool.diagnostics import Diagnostic, Findings
+from vtool.loading.checkpoint import audit_folder, headers
+from vtool.report.page import render
+from vtool.report.run_files import read_run
+from vtool.training import checkpoint, start
+from vtool.training.run_folder import RunFolder
 
 SHOWN = 300
+Make = Callable[[random.Random, Any], bytes]
+Answer = tuple[bool, str | None]
+"""Whether an input is refused, and what is wrong with that already, without an oracle."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,119 +53,124 @@ class Target:
     """A reader under test. Of all inputs it gets the share of its weight."""
 
     weight: int
-    judge: Callable[[random.Random, Path], Verdict]
-    prepare: Callable[[Path], object] = field(default=lambda place: None)
+    file: str
+    """Where an input is written, below the place of all."""
+    ask: Callable[[Path], Answer]
+    refusal: Callable[[Path], str | None]
+    """Return why an oracle refuses the file; None where it takes it."""
+    trees: Sequence[Any]
+    make: Make = mutate.as_json
+    both: bool = False
+    """What the oracle takes may not be refused."""
+
+    def judge(self, draw: random.Random, place: Path) -> Verdict:
+        tree = copy.deepcopy(draw.choice(self.trees))
+        content = self.make(draw, mutate.change(draw, tree) if draw.random() < 0.9 else tree)
+        file = place / self.file
+        kept = file.read_bytes() if file.exists() else b""
+        file.write_bytes(content)
+        try:
+            refused, problem = self.ask(file)
+            reason = self.refusal(file)
+        finally:
+            if kept:
+                file.write_bytes(kept)
+        if reason is not None and not refused:
+            # where in the input it is makes no other kind of problem
+            kind = re.sub(r"at line.*|['`\"\d].*", "", reason.partition("\n")[0]).strip()
+            problem = f"clean, and its reader says {kind}"
+        elif self.both and reason is None and refused:
+            problem = "refused, and its reader takes it"
+        return Verdict("refused" if refused else "clean", problem, repr(content[:SHOWN]))
 
 
-def _judged(findings: Sequence[Diagnostic], oracle: str | None, content: bytes) -> Verdict:
-    """Compare findings with the oracle's reason against the input, None where it has none."""
-    refused = any(finding.severity == "error" for finding in findings)
-    if oracle is not None and not refused:
-        # where in the input it is makes no other kind of problem
-        kind = re.sub(r"at line.*|['`\"\d].*", "", oracle.partition("\n")[0]).strip()
-        return Verdict("clean", f"clean, and its reader says {kind}", repr(content[:SHOWN]))
-    return Verdict("refused" if refused else "clean")
+def _errors(findings: Iterable[Diagnostic]) -> list[Diagnostic]:
+    return [finding for finding in findings if finding.severity == "error"]
 
 
-# Headers: one .safetensors file, by the reader of safetensors
-
-
-def _header(draw: random.Random) -> tuple[dict[str, Any], int]:
-    """Return a right header, and the bytes of its tensors."""
-    entries: dict[str, Any] = {}
-    end = 0
-    for number in range(draw.randrange(4)):
-        shape = [draw.choice((0, 1, 2, 3)) for _ in range(draw.randrange(4))]
-        dtype, size = draw.choice((("F32", 4), ("BF16", 2), ("U8", 1), ("F8_E4M3", 1), ("I64", 8)))
-        begin, end = end, end + int(np.prod(shape, dtype=np.int64)) * size
-        entries[f"t{number}"] = {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
-    if draw.random() < 0.3:
-        entries["__metadata__"] = {"format": "pt"}
-    return entries, end
-
-
-def judge_header(draw: random.Random, place: Path) -> Verdict:
-    from vtool.loading.checkpoint.headers import read_header
-
-    entries, size = _header(draw)
-    text = mutate.as_json(draw, mutate.change(draw, entries) if draw.random() < 0.8 else entries)
-    length = len(text) if draw.random() < 0.95 else draw.choice(mutate.NUMBERS[:14]) % 2**64
-    size = max(0, size + (draw.choice((-1, 1, 8)) if draw.random() < 0.05 else 0))
-    content = struct.pack("<Q", length) + text + bytes(size)
-    file = place / "model.safetensors"
-    file.write_bytes(content)
-    _, findings = read_header(file)
-    oracle = _refusal(file)
-    verdict = _judged(findings, oracle, content)
-    wrong = [one for one in findings if one.severity == "error" and "twice" not in one.message]
-    if oracle is None and wrong:
-        reason = wrong[0].message.partition(":")[2]
-        return Verdict(
-            "refused", "refused, and its reader takes it", f"{reason}: {content[:SHOWN]!r}"
-        )
-    return verdict
-
-
-def _refusal(file: Path) -> str | None:
-    """Return why the reader of safetensors does not take a file."""
+def _reason(read: Callable[[], object]) -> str | None:
+    """Return why a reader raises; None where it does not."""
     try:
-        with safe_open(file, "np") as opened:
-            for name in opened.keys():  # noqa: SIM118  (it is no mapping)
-                opened.get_slice(name).get_shape()
-    except (SafetensorError, OSError, ValueError, UnicodeError) as error:
-        return f"{type(error).__name__} {error}"
+        read()
+    except (SafetensorError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return f"{type(error).__name__} {error}"[:SHOWN]
+    except (RecursionError, yaml.YAMLError) as error:
+        return type(error).__name__
     return None
 
 
-# Folders: an index over two shards, and config.json, by a plain loader
+def _as_safetensors(draw: random.Random, header: Any) -> bytes:
+    """Write a file of a header, and of as many bytes as its tensors have, at times not quite."""
+    text = mutate.as_json(draw, header)
+    length = len(text) if draw.random() < 0.95 else draw.choice(mutate.NUMBERS[:14]) % 2**64
+    return struct.pack("<Q", length) + text + bytes(draw.choice([_BYTES] * 19 + [_BYTES + 1]))
+
+
+def _ask_header(file: Path) -> Answer:
+    _, findings = headers.read_header(file)
+    # a key that is there twice is read by everybody, each in its own way
+    return bool(_errors(findings)), None
+
+
+def _refusal_of_header(file: Path) -> str | None:
+    def read() -> None:
+        with safe_open(file, "np") as opened:
+            for name in opened.keys():  # noqa: SIM118  (it is no mapping)
+                opened.get_slice(name).get_shape()
+
+    twice = any("twice" in finding.message for finding in headers.read_header(file)[1])
+    return "a key twice" if twice else _reason(read)
+
+
+_BYTES = 24
+_HEADERS = (
+    {},
+    {"t": {"dtype": "F32", "shape": [3, 2], "data_offsets": [0, 24]}},
+    {
+        "__metadata__": {"format": "pt"},
+        "a": {"dtype": "BF16", "shape": [2, 3], "data_offsets": [0, 12]},
+        "b": {"dtype": "U8", "shape": [0, 7], "data_offsets": [12, 12]},
+        "c": {"dtype": "F8_E4M3", "shape": [4], "data_offsets": [12, 16]},
+        "d": {"dtype": "I64", "shape": [], "data_offsets": [16, 24]},
+    },
+)
+
+
+def _ask_folder(file: Path) -> Answer:
+    result = audit_folder(file.parent, threads=1)
+    refused = bool(_errors(result.findings))
+    return refused, "clean beside an error" if refused == (result.verdict == "clean") else None
+
+
+def _refusal_of_index(file: Path) -> str | None:
+    """Follow the index, as loaders do, and look for three tensors."""
+
+    def read() -> None:
+        places = json.loads(file.read_bytes().decode())["weight_map"]
+        for tensor, name in places.items():
+            if Path(name).is_absolute() or ".." in Path(name).parts:
+                raise ValueError("out of the folder")
+            with safe_open(file.parent / name, "np") as opened:
+                opened.get_tensor(tensor)
+        if {"a", "b", "c"} - places.keys():
+            raise KeyError("tensors that are not in the index")
+
+    return _reason(read)
+
+
+def _refusal_of_config(file: Path) -> str | None:
+    content = file.read_bytes()
+    if reason := _reason(lambda: json.loads(content.decode())):
+        return reason
+    return None if isinstance(json.loads(content), dict) else "no object"
 
 
 _SHARDS = {
     "model-00001-of-00002.safetensors": ("a", "b"),
     "model-00002-of-00002.safetensors": ("c",),
 }
-_INDEX = "model.safetensors.index.json"
-
-
-def prepare_folder(place: Path) -> None:
-    folder = place / "folder"
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, tensors in _SHARDS.items():
-        save_file({tensor: np.zeros(2, np.float32) for tensor in tensors}, folder / name)
-
-
-def _index() -> dict[str, Any]:
-    places = {tensor: name for name, tensors in _SHARDS.items() for tensor in tensors}
-    return {"metadata": {"total_size": 24}, "weight_map": places}
-
-
-def _load_by_index(folder: Path) -> str | None:
-    """Return why a loader that follows the index does not find three tensors; None if it does."""
-    try:
-        places = json.loads((folder / _INDEX).read_bytes().decode())["weight_map"]
-        for tensor, name in places.items():
-            if Path(name).is_absolute() or ".." in Path(name).parts:
-                return f"{name!r} leaves the folder"
-            with safe_open(folder / name, "np") as opened:
-                opened.get_tensor(tensor)
-        absent = {"a", "b", "c"} - places.keys()
-    except Exception as error:
-        return f"{type(error).__name__} {error}"[:SHOWN]
-    return f"the index does not have {absent}" if absent else None
-
-
-def judge_index(draw: random.Random, place: Path) -> Verdict:
-    from vtool.loading.checkpoint import audit_folder
-
-    folder = place / "folder"
-    (folder / "config.json").write_text("{}")
-    content = mutate.as_json(draw, mutate.change(draw, _index()))
-    (folder / _INDEX).write_bytes(content)
-    result = audit_folder(folder, threads=1)
-    assert (result.verdict == "clean") == (not any(f.severity == "error" for f in result.findings))
-    return _judged(result.findings, _load_by_index(folder), content)
-
-
+_PLACES = {tensor: name for name, tensors in _SHARDS.items() for tensor in tensors}
+_INDEX = {"metadata": {"total_size": 24}, "weight_map": _PLACES}
 _CONFIG = {
     "architectures": ["Qwen2_5_VLForConditionalGeneration"],
     "model_type": "qwen2_5_vl",
@@ -160,89 +180,73 @@ _CONFIG = {
 }
 
 
-def judge_config(draw: random.Random, place: Path) -> Verdict:
-    from vtool.loading.checkpoint import audit_folder
-
-    folder = place / "folder"
-    (folder / _INDEX).write_text(json.dumps(_index()))
-    content = mutate.as_json(draw, mutate.change(draw, json.loads(json.dumps(_CONFIG))))
-    (folder / "config.json").write_bytes(content)
+def _ask_rows(file: Path) -> Answer:
     try:
-        read = json.loads(content.decode())
-        oracle = None if isinstance(read, dict) else "it is no object"
-    except (ValueError, RecursionError) as error:
-        oracle = str(error)[:SHOWN]
-    return _judged(audit_folder(folder, threads=1).findings, oracle, content)
-
-
-# Rows, in both layouts
-
-
-_ROW = {
-    "messages": [
-        {
-            "role": "user",
-            "content": [{"type": "image", "image": "a.png"}, {"type": "text", "text": "?"}],
-        },
-        {"role": "assistant", "content": "yes", "weight": 1},
-    ],
-    "images": [],
-}
-_TAGGED = {
-    "messages": [{"role": "user", "content": "<image>?"}, {"role": "assistant", "content": "no"}],
-    "images": ["a.png"],
-}
-_LLAVA = {
-    "image": "a.png",
-    "conversations": [{"from": "human", "value": "<image>?"}, {"from": "gpt", "value": "no"}],
-}
-
-
-def prepare_rows(place: Path) -> None:
-    from tests.rows import picture
-
-    place.mkdir(parents=True, exist_ok=True)
-    picture(place / "a.png")
-
-
-def judge_rows(draw: random.Random, place: Path) -> Verdict:
-    from vtool.data.formats.llava import Llava
-    from vtool.data.formats.messages import Messages
-
-    tree = draw.choice((_ROW, _TAGGED, _LLAVA))
-    content = mutate.as_json(draw, mutate.change(draw, json.loads(json.dumps(tree))))
-    file = place / "rows.jsonl"
-    file.write_bytes(content + b"\n")
-    told = "clean"
-    try:
-        rows = Llava(str(file)) if tree is _LLAVA else Messages(str(file))
+        rows = (Llava if file.stem == "llava" else Messages)(str(file))
         for index in range(len(rows)):
             row = rows.row(index)
-            # what is trained on is text that a tokenizer takes, and files that are in the folder
+            # what is trained on is text that a tokenizer takes, and files that are there
             json.dumps([row.messages, row.tools], ensure_ascii=False).encode()
-            outside = [
-                image
-                for image in row.images
-                if not image.startswith("data:") and not Path(image).is_file()
-            ]
-            if outside:
-                return Verdict(told, "an image that is no file", f"{outside} {content[:SHOWN]!r}")
+            if not all(name.startswith("data:") or Path(name).is_file() for name in row.images):
+                return False, "an image that is no file"
     except Findings:
-        told = "refused"
-    if told == "clean" and tree is not _LLAVA:
-        lines = [line for line in content.split(b"\n") if line.strip()]
-        try:
-            for line in lines:
-                json.loads(line.decode("utf-8-sig"))
-        except (ValueError, RecursionError) as error:
-            return Verdict(told, "clean, and it is not JSON", f"{error}: {content[:SHOWN]!r}")
-    return Verdict(told)
+        return True, None
+    return False, None
 
 
-# Recipes and overrides
+def _refusal_of_lines(file: Path) -> str | None:
+    """Read each line as JSON; LLaVA's layout may also be one array."""
+    if file.stem == "llava":
+        return None
+    lines = [line for line in file.read_bytes().split(b"\n") if line.strip()]
+    return _reason(lambda: [json.loads(line.decode("utf-8-sig")) for line in lines])
 
 
-_RECIPE: dict[str, Any] = {
+_IMAGE = {"type": "image", "image": "a.png"}
+_ANSWER = {"role": "assistant", "content": "yes", "weight": 1}
+_ROWS = (
+    {
+        "messages": [
+            {"role": "user", "content": [_IMAGE, {"type": "text", "text": "?"}]},
+            _ANSWER,
+        ]
+    },
+    {"messages": [{"role": "user", "content": "<image>?"}, _ANSWER], "images": ["a.png"]},
+)
+_TURNS = [{"from": "human", "value": "<image>?"}, {"from": "gpt", "value": "no"}]
+
+
+def _ask_recipe(file: Path) -> Answer:
+    """Check a recipe, or overrides of `digits`, one a line."""
+    try:
+        if file.suffix == ".txt":
+            words = file.read_text(errors="replace").replace("\0", "").splitlines()
+            examined = examine("digits", words)
+        else:
+            examined = examine(str(file))
+    except Findings:
+        return True, None
+    if examined.loaded is None:
+        return True, None if _errors(examined.findings) else "not loaded, without an error"
+    yaml.safe_load(effective_yaml(examined.loaded))
+    return False, "loaded beside an error" if _errors(examined.findings) else None
+
+
+def _refusal_of_yaml(file: Path) -> str | None:
+    return _reason(lambda: yaml.safe_load(file.read_bytes().decode()))
+
+
+def _as_yaml(draw: random.Random, tree: Any) -> bytes:
+    content = yaml.safe_dump(tree, sort_keys=False, allow_unicode=True).encode("utf-8", "replace")
+    return mutate.damage(draw, content) if draw.random() < 0.4 else content
+
+
+def _as_words(draw: random.Random, tree: Any) -> bytes:
+    words = draw.sample(_OVERRIDES, draw.randrange(1, 4))
+    return mutate.damage(draw, "\n".join(words).encode())
+
+
+_RECIPE = {
     "kind": "sft",
     "defaults": [{"/model": "qwen2_5_vl_tiny"}, {"/optim": "adamw"}, {"/engine": "ddp"}, "_self_"],
     "data": {"train": [{"format": "digits", "split": "train"}], "global_batch_size": 8},
@@ -256,154 +260,107 @@ _OVERRIDES = (
     *("engine=fsdp2", "+lora={rank: 4}", "launch.nproc=2", "~optim.lr", "run.name=a b"),
     *("data.train=[{format:messages,path:'a.jsonl'}]", "model.dtype=float32", "++x.y=1"),
 )
+_CHECKPOINT = "run/checkpoints/step-000004"
+_MANIFESTS: list[Any] = []
+_WEIGHTS: list[bytes] = []
+"""The manifest and the weights of the one checkpoint that is damaged."""
 
 
-def _examined(recipe: str, overrides: Sequence[str], content: bytes, oracle: str | None) -> Verdict:
-    from vtool.config.load import effective_yaml, examine
+def _refusal_of_manifest(file: Path) -> str | None:
+    """Look for the sizes and digests of all files; what else is written there is nobody's."""
 
+    def read() -> None:
+        written = json.loads(file.read_bytes())
+        for name, entry in _MANIFESTS[0].items():
+            if any(written[name][key] != entry[key] for key in entry):
+                raise ValueError("another size or digest")
+
+    return _reason(read)
+
+
+def _damaged(draw: random.Random, tree: Any) -> bytes:
+    return mutate.damage(draw, _WEIGHTS[0])
+
+
+def _refusal_of_weights(file: Path) -> str | None:
+    return None if file.read_bytes() == _WEIGHTS[0] else "other bytes"
+
+
+def _ask_result(file: Path) -> Answer:
+    """Read a damaged result; a page of the run is made of one in 200."""
     try:
-        examined = examine(recipe, overrides)
+        start._check_result(RunFolder(file.parent))
+        refused = False
     except Findings:
-        return Verdict("refused")
-    verdict = _judged(examined.findings, oracle, content)
-    if (examined.loaded is None) == (verdict.told == "clean"):
-        return Verdict(
-            verdict.told, "clean and not loaded, or the other way", repr(content[:SHOWN])
-        )
-    if examined.loaded is not None:
-        yaml.safe_load(effective_yaml(examined.loaded))
-    return verdict
+        refused = True
+    run = read_run(file.parent)
+    content = file.read_bytes()
+    if zlib.crc32(content) % 200 == 0 and "<script>" in render([run]) and b"<script>" in content:
+        return refused, "a page with a script of its input"
+    return refused, None
 
 
-def judge_recipe(draw: random.Random, place: Path) -> Verdict:
-    tree = mutate.change(draw, json.loads(json.dumps(_RECIPE)))
-    # not 10^300 and the like: what `yaml` writes is to be read again
-    content = yaml.safe_dump(tree, sort_keys=False, allow_unicode=True).encode("utf-8", "replace")
-    if draw.random() < 0.4:
-        content = mutate.damage(draw, content)
-    file = place / "fuzz.yaml"
-    file.write_bytes(content)
-    try:
-        yaml.safe_load(content.decode())
-        oracle = None
-    except Exception as error:
-        oracle = str(error)[:SHOWN]
-    return _examined(str(file), (), content, oracle)
+def _refusal_of_result(file: Path) -> str | None:
+    return _reason(lambda: range(json.loads(file.read_bytes())["steps"]))
 
 
-def judge_overrides(draw: random.Random, place: Path) -> Verdict:
-    words = [draw.choice(_OVERRIDES) for _ in range(draw.randrange(1, 4))]
-    at = draw.randrange(len(words))
-    words[at] = mutate.damage(draw, words[at].encode()).decode(errors="replace").replace("\0", "")
-    return _examined("digits", words, repr(words).encode(), None)
-
-
-# Checkpoints and the files of a run
-
-
-def prepare_checkpoint(place: Path) -> None:
-    import torch
-
-    from vtool.training.checkpoint import Snapshot, save
-
-    run = place / "run"
-    if run.exists():  # another target's
-        return
-    run.mkdir(parents=True)
-    one = {"weight": torch.arange(4.0)}
-    save(run / "checkpoints", Snapshot(4, one, one, {"visits": torch.ones(3)}, {"seconds": 1.0}), 1)
-    (run / "config.yaml").write_text(yaml.safe_dump(_RECIPE))
-
-
-def judge_checkpoint(draw: random.Random, place: Path) -> Verdict:
-    from vtool.training.checkpoint import damage
-
-    folder = place / "run" / "checkpoints" / "step-000004"
-    kept = {file.name: file.read_bytes() for file in folder.iterdir()}
-    name = draw.choice(sorted(kept))
-    if name.endswith(".json") and draw.random() < 0.7:
-        content = mutate.as_json(draw, mutate.change(draw, json.loads(kept[name])))
-    else:
-        content = mutate.damage(draw, kept[name])
-    (folder / name).write_bytes(content)
-    try:
-        told = "refused" if damage(folder) else "clean"
-    finally:
-        (folder / name).write_bytes(kept[name])
-    same = content == kept[name]
-    if name == "manifest.json":
-        try:
-            same = json.loads(content) == json.loads(kept[name])
-        except (ValueError, RecursionError):
-            same = False
-    if told == "clean" and not same:
-        return Verdict(told, f"clean, and {name} is another", repr(content[:SHOWN]))
-    if told == "refused" and content == kept[name]:
-        return Verdict(told, "refused, and nothing has changed", "")
-    return Verdict(told)
-
-
-_RESULT: dict[str, Any] = {
-    "status": "finished",
-    "steps": 4,
-    "epochs": 1.0,
-    "test_exact_match": 0.5,
-    "test_nll": 1.0,
-    "test_samples": 2,
-    "train_seconds": 1.0,
-    "parameters": 100,
-    "trained_parameters": 100,
-    "ledger": {"rows": 4, "seen": 4, "trained": 4, "dropped": 0, "samples": 4, "distinct": 4},
+_RESULT = {
+    **{"status": "finished", "steps": 4, "epochs": 1.0, "train_seconds": 1.0},
+    **{"test_exact_match": 0.5, "test_nll": 1.0, "test_samples": 2, "parameters": 100},
+    "ledger": {
+        **{"rows": 4, "seen": 4, "trained": 4, "dropped": 0},
+        **{"samples": 4, "distinct": 4, "epochs": 1.0},
+    },
     "checks": {"broken-row": "passed", "ledger-mismatch": "passed"},
     "versions": {"vtool": "1", "torch": "2"},
 }
-_LINE = {"step": 1, "epoch": 0, "loss": 1.0, "grad_norm": 1.0, "lr": 0.1, "tokens": 5, "samples": 2}
 
 
-def judge_result(draw: random.Random, place: Path) -> Verdict:
-    """Damage `result.json` and `metrics.jsonl`; a page is made of one in two hundred."""
-    from vtool.report.page import render
-    from vtool.report.run_files import read_run
-    from vtool.training.run_folder import RunFolder
-    from vtool.training.start import _check_result
+def prepare(place: Path) -> None:
+    """Write what the inputs lie beside: shards, an image, a checkpoint, a run."""
+    run = place / "run"
+    run.mkdir(parents=True)
+    (place / "one").mkdir()
+    for name, tensors in _SHARDS.items():
+        save_file({tensor: np.zeros(2, np.float32) for tensor in tensors}, place / name)
+    (place / "model.safetensors.index.json").write_text(json.dumps(_INDEX))
+    (place / "config.json").write_text("{}")
+    picture(place / "a.png")
+    one = {"weight": torch.arange(4.0)}
+    shot = checkpoint.Snapshot(4, one, one, {"visits": torch.ones(3)}, {"seconds": 1.0})
+    checkpoint.save(run / "checkpoints", shot, 1)
+    _WEIGHTS[:] = [(place / _CHECKPOINT / "model.safetensors").read_bytes()]
+    _MANIFESTS[:] = [json.loads((place / _CHECKPOINT / "manifest.json").read_bytes())]
+    (run / "config.yaml").write_text(yaml.safe_dump(_RECIPE))
+    (run / "metrics.jsonl").write_text('{"step": 1, "loss": 1.0}\n{"step": 2, "loss": NaN}\n')
 
-    folder = place / "run"
-    content = mutate.as_json(draw, mutate.change(draw, json.loads(json.dumps(_RESULT))))
-    (folder / "result.json").write_bytes(content)
-    line = mutate.as_json(draw, mutate.change(draw, dict(_LINE)))
-    (folder / "metrics.jsonl").write_bytes(json.dumps(_LINE).encode() + b"\n" + line + b"\n")
-    try:
-        _check_result(RunFolder(folder))
-        told = "clean"
-    except Findings:
-        told = "refused"
-    try:
-        run = read_run(folder)
-    except Findings:
-        return Verdict(told)
-    if draw.random() < 1 / 200:
-        page = render([run])
-        if "<script>" in page and b"<script>" in content + line:
-            return Verdict(
-                told, "a page with a script of its input", repr((content + line)[:SHOWN])
-            )
-    try:
-        whole = isinstance(json.loads(content)["steps"], int)
-    except (ValueError, KeyError, TypeError, RecursionError):
-        whole = False
-    if told == "clean" and not whole:
-        return Verdict(told, "clean, and it has no steps", repr(content[:SHOWN]))
-    return Verdict(told)
+
+def _whole(file: Path) -> Answer:
+    return checkpoint.damage(file.parent) is not None, None
 
 
 TARGETS = {
-    "header": Target(640, judge_header),
-    "index": Target(90, judge_index, prepare_folder),
-    "config.json": Target(90, judge_config, prepare_folder),
-    "rows": Target(100, judge_rows, prepare_rows),
-    "checkpoint": Target(50, judge_checkpoint, prepare_checkpoint),
-    "result.json": Target(20, judge_result, prepare_checkpoint),
-    "recipe": Target(2, judge_recipe),
-    "overrides": Target(2, judge_overrides),
+    "header": Target(
+        640, "one/m.safetensors", _ask_header, _refusal_of_header, _HEADERS, _as_safetensors, True
+    ),
+    "index": Target(90, "model.safetensors.index.json", _ask_folder, _refusal_of_index, (_INDEX,)),
+    "config.json": Target(90, "config.json", _ask_folder, _refusal_of_config, (_CONFIG,)),
+    "rows": Target(80, "rows.jsonl", _ask_rows, _refusal_of_lines, _ROWS),
+    "rows of LLaVA": Target(
+        20,
+        "llava.jsonl",
+        _ask_rows,
+        _refusal_of_lines,
+        ({"image": "a.png", "conversations": _TURNS},),
+    ),
+    "manifest": Target(
+        40, f"{_CHECKPOINT}/manifest.json", _whole, _refusal_of_manifest, _MANIFESTS
+    ),
+    "weights": Target(
+        10, f"{_CHECKPOINT}/model.safetensors", _whole, _refusal_of_weights, ("",), _damaged
+    ),
+    "result.json": Target(20, "run/result.json", _ask_result, _refusal_of_result, (_RESULT,)),
+    "recipe": Target(2, "fuzz.yaml", _ask_recipe, _refusal_of_yaml, (_RECIPE,), _as_yaml),
+    "overrides": Target(2, "words.txt", _ask_recipe, lambda file: None, ("",), _as_words),
 }
 """By name; an input of a recipe takes a hundred times as long as a header."""

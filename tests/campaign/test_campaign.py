@@ -5,6 +5,7 @@ import os
 import random
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -60,7 +61,7 @@ def test_an_input_follows_from_the_seed_and_its_number() -> None:
 @pytest.mark.parametrize("name", targets.TARGETS)
 def test_each_target_takes_inputs_and_refuses_some(name: str, tmp_path: Path) -> None:
     target = targets.TARGETS[name]
-    target.prepare(tmp_path)
+    targets.prepare(tmp_path)
     count = 12 if name in ("recipe", "overrides") else 60
     told = {target.judge(random.Random(number), tmp_path).told for number in range(count)}
     assert "refused" in told
@@ -76,6 +77,7 @@ def test_a_reader_that_calls_everything_clean_is_found_out(
         return None, []
 
     monkeypatch.setattr(headers, "read_header", clean)
+    targets.prepare(tmp_path)
     judge = targets.TARGETS["header"].judge
     problems = [judge(random.Random(number), tmp_path).problem for number in range(20)]
     assert any("its reader says" in problem for problem in problems if problem)
@@ -84,10 +86,12 @@ def test_a_reader_that_calls_everything_clean_is_found_out(
 def test_an_input_that_crashes_its_reader_is_a_problem(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def crash(draw: random.Random, place: Path) -> targets.Verdict:
+    def crash(file: Path) -> targets.Answer:
         raise KeyError("steps")
 
-    monkeypatch.setattr(fuzz, "TARGETS", {"header": targets.Target(1, crash)})
+    targets.prepare(tmp_path)
+    header = replace(targets.TARGETS["header"], ask=crash)
+    monkeypatch.setattr(fuzz, "TARGETS", {"header": header})
     monkeypatch.setattr(fuzz, "WEIGHTED", ["header"])
     name, verdict = fuzz.try_input(Tally(0, "fuzz"), 0, tmp_path)
     assert (name, verdict.told) == ("header", "crash")

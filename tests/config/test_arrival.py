@@ -37,6 +37,9 @@ TESTS: dict[str, str] = {
     "data.max_dropped_rows": (
         "tests/data/test_audit.py::test_bad_rows_are_dropped_up_to_the_number_allowed"
     ),
+    "data.max_text_bytes": (
+        "tests/data/test_audit.py::test_a_row_with_more_text_than_may_be_is_refused"
+    ),
     "data.workers": (
         "tests/training/test_resume.py::test_data_workers_do_not_hold_the_folder_of_a_killed_run"
     ),

@@ -4,9 +4,11 @@ the examples are those of `vtool explain`.
 """
 
 import json
+import os
 import shlex
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -53,9 +55,9 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def findings(*arguments: str) -> tuple[Diagnostic, ...]:
-    recipe, *overrides = arguments
+    recipe, *overrides = (each for each in arguments if each != "--untrusted")
     try:
-        return examine(recipe, overrides).findings
+        return examine(recipe, overrides, trusted="--untrusted" not in arguments).findings
     except Findings as unread:
         return unread.diagnostics
 
@@ -131,8 +133,8 @@ class TestYaml:
             ('a: "b\n', "2:1", "quoted scalar"),
             ("a: 1\0\n", None, "control characters"),
             ("# nothing else\n", None, "no settings"),
-            ("[" * 5000, "2:1", "not YAML"),
-            (BOMB, "6:5", "unfold to more than 100000 values"),
+            ("[" * 5000, "1:31", "more than 30 groups or lists"),
+            (BOMB, "5:5", "more than 4000 values"),
         ],
     )
     def test_is_refused_at_its_place(self, text: str, place: str | None, words: str) -> None:
@@ -372,7 +374,7 @@ def test_what_cannot_be_read_ends_with_2_and_names_its_place() -> None:
     Path("group.yaml").write_text("defaults:\n  - digits\n  - /nothing: here\n")
     for given, code, place in (
         (["bytes.yaml"], "VT004", "bytes.yaml:1"),
-        (["bomb.yaml"], "VT002", "bomb.yaml:6:5"),
+        (["bomb.yaml"], "VT002", "bomb.yaml:5:5"),
         (["group.yaml"], "VT005", "group.yaml:3:15"),
         (["recipes"], "VT004", ""),
         (["digits", "train.steps"], "VT003", "command line"),
@@ -464,3 +466,24 @@ def test_packing_for_a_model_with_windows_is_refused_before_anything_is_built() 
         )
     assert findings("digits", *of_a_folder, "data.micro_batch_tokens=23") == ()
     assert findings("digits", *of_a_folder[:2]) == ()
+
+
+@pytest.mark.parametrize(
+    "override",
+    ["model.path=closed/m", "checkpoint.resume=closed/r", "model.modeling=closed/m.py:A"],
+)
+def test_a_path_that_must_not_be_looked_at_is_told(
+    override: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.stat
+
+    def stat(path: Any, **how: Any) -> Any:
+        if "closed" in str(path):
+            raise PermissionError(13, "Permission denied", str(path))
+        return real(path, **how)
+
+    monkeypatch.setattr(os, "stat", stat)
+    found = [one for one in examine("digits", [override]).findings if one.rule == "path-not-found"]
+    assert len(found) == 1
+    assert "closed" in found[0].message
+    assert "Permission denied" in found[0].message

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from tests.rows import chat, decompression_bomb, mixed_rows, picture, write_rows
 from tests.runs import encoded, messages, request
@@ -117,7 +118,7 @@ def test_rows_that_would_end_in_a_traceback_are_findings(tmp_path: Path, workers
         broken,
         malformed,
         broken,
-        "broken-image",
+        "too-many-pixels",
         "too-many-dropped-rows",
     ]
     assert [finding.rule for finding in findings] == wanted
@@ -239,3 +240,43 @@ def test_other_bytes_of_an_image_are_other_rows(tmp_path: Path) -> None:
         build_ledger(rows, inspect_rows(rows, range(2), 0), "train")[0].images_digest
         != before.images_digest
     )
+
+
+def test_what_is_lost_of_pictures_is_counted_in_one_note(tmp_path: Path) -> None:
+    made = []
+    for number, mode in enumerate(("RGBA", "RGB", "CMYK", "RGBA")):
+        name = f"{number}.{'tif' if mode == 'CMYK' else 'png'}"
+        Image.new(mode, (56, 28), 7).save(tmp_path / name)
+        made.append(chat("<image>", "b") | {"images": [name]})
+    rows = rows_of(tmp_path, made)
+    ledger, findings = audit_of(rows)
+    assert findings == ()
+    run = request("rows", messages(tmp_path / "rows.jsonl")).run
+    (note,) = warnings(ledger, run, "train")
+    assert (note.rule, note.severity) == ("picture-converted", "note")
+    assert "2 with transparency" in note.message
+    assert "1 in CMYK" in note.message
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_row_with_more_text_than_may_be_is_refused(tmp_path: Path, workers: int) -> None:
+    made = [chat("é" * 50, "b"), chat("é" * 49, "b")]  # 101 and 99 bytes
+    rows = rows_of(tmp_path, made, "data.max_text_bytes=100", "data.max_dropped_rows=1")
+    ledger, findings = audit_of(rows, workers)
+    assert findings == ()
+    (dropped,) = ledger.dropped
+    assert dropped.rule == "too-much-text"
+    assert "rows.jsonl:1 has 101 bytes of text; data.max_text_bytes is 100" in dropped.message
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_template_that_never_ends_is_one_finding_and_ends_the_audit(
+    tmp_path: Path, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vtool.data.template_limits.SECONDS", 0.2)
+    rows = rows_of(tmp_path, [chat("a", "b")] * 40, "data.max_dropped_rows=40")
+    again = "{% for i in range(100000) %}" * 2 + "{% endfor %}" * 2
+    rows.processor.tokenizer.chat_template += again
+    _, findings = audit_of(rows, workers)
+    assert [finding.rule for finding in findings] == ["template-too-costly"]
+    assert "runs for more than 0.2 seconds" in findings[0].message

@@ -215,7 +215,7 @@ def test_an_image_too_large_to_be_meant_is_refused(tmp_path: Path) -> None:
     decompression_bomb(tmp_path / "a.png")
     assert (
         rule_of(rows_of(tmp_path, [chat("<image>?", "b") | {"images": ["a.png"]}]))
-        == "broken-image"
+        == "too-many-pixels"
     )
 
 

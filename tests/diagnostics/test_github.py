@@ -7,6 +7,7 @@ import pytest
 
 from vtool.diagnostics import Diagnostic, Origin
 from vtool.diagnostics.github import annotation
+from vtool.diagnostics.printable import printable
 
 
 def parsed(line: str) -> tuple[str, dict[str, str], str]:
@@ -44,8 +45,8 @@ def test_what_would_end_a_command_is_escaped() -> None:
     message = "100 %\r\n::error::injected %0A, a:b"
     finding = Diagnostic("no-config", message, origin=Origin("a,b:c%\n::d.yaml", 1))
     level, properties, said = parsed(annotation(finding))
-    assert (level, said) == ("warning", message)
-    assert properties == {"file": "a,b:c%\n::d.yaml", "line": "1", "title": "no-config (VT421)"}
+    assert (level, said) == ("warning", printable(message))
+    assert properties == {"file": "a,b:c%\\n::d.yaml", "line": "1", "title": "no-config (VT421)"}
 
 
 def test_what_is_not_in_a_file_has_no_place() -> None:

@@ -66,6 +66,13 @@ def test_a_damaged_result_is_no_result(run_folder: Path, content: str) -> None:
     assert any(notice.startswith("result.json is damaged") for notice in run.notices)
 
 
+@pytest.mark.parametrize("name", ["config.yaml", "metrics.jsonl", "data.json", "result.json"])
+def test_a_folder_in_the_place_of_a_file_is_a_notice(run_folder: Path, name: str) -> None:
+    (run_folder / name).unlink(missing_ok=True)
+    (run_folder / name).mkdir()
+    assert any(notice.startswith(name) for notice in read_run(run_folder).notices)
+
+
 def test_one_file_is_enough_to_be_a_run(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": NaN}\n', encoding="utf-8")
     run = read_run(tmp_path)

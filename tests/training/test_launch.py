@@ -159,3 +159,43 @@ def test_a_rank_whose_peer_has_gone_is_told_from_one_that_fails_itself(tmp_path:
     assert (tmp_path / "seen").read_text().startswith("True")
     assert not launch._lost_a_peer(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
     assert not launch._lost_a_peer(OSError("Broken pipe"))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "Gloo connectFullMesh failed with [pair.cc:144] no error",
+        "[pair.cc:844] connect [127.0.0.1]:33: Connection refused",
+        "wait timeout after 1800000ms, keys: /default_pg/0//cpu//0/rank_1",
+    ],
+)
+def test_a_rank_that_is_lost_while_the_ranks_connect_is_a_finding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str
+) -> None:
+    for name, value in (("TORCHELASTIC_RUN_ID", "1"), ("WORLD_SIZE", "2"), ("RANK", "0")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+
+    def connect(*_: object, **__: object) -> None:
+        raise RuntimeError(f"{words}\nand seventy lines more")
+
+    monkeypatch.setattr(dist, "init_process_group", connect)
+    made = request("digits", f"run.dir={tmp_path / 'run'}")
+    with pytest.raises(Findings, match="rank-failed") as raised:
+        launch.launch(made, lambda findings: None)
+    (found,) = raised.value.diagnostics
+    assert found.message == f"rank 0 could not connect to the other ranks: {words}"
+
+
+def test_an_error_of_the_run_itself_is_not_taken_for_a_lost_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("TORCHELASTIC_RUN_ID", "1"), ("WORLD_SIZE", "1"), ("RANK", "0")):
+        monkeypatch.setenv(name, value)
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("shapes cannot be multiplied")
+
+    monkeypatch.setattr(launch, "run_rank", broken)
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        launch.launch(request("digits", f"run.dir={tmp_path / 'run'}"), lambda findings: None)

@@ -367,6 +367,17 @@ def test_ranks_do_not_outlive_their_killed_parent(folder: Path) -> None:
     _kill_and_wait_until_gone(process, children)
 
 
+def test_nothing_is_left_in_the_temporary_directory_by_a_killed_parent(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    temporary = folder / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    kill(start_and_wait_for(1, folder / "run", *command(folder, "run", 2)))
+    # torch's own cache, which every process of a user shares, stays
+    assert [one.name for one in temporary.iterdir() if "torchinductor" not in one.name] == []
+
+
 def _kill_and_wait_until_gone(process: "subprocess.Popen[Any]", children: list[int]) -> None:
     process.kill()
     process.wait()

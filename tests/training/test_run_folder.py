@@ -1,6 +1,7 @@
 """A run's folder is one run's: what it refuses, and what it keeps."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -398,3 +399,13 @@ def test_differences_are_of_values_not_of_spelling() -> None:
 @pytest.mark.parametrize("name", ["micro_batch_size", "micro_batch_tokens"])
 def test_a_run_that_lacked_memory_goes_on_with_smaller_micro_batches(name: str) -> None:
     assert differences({"data": {name: 4096}}, {"data": {name: 1024}}) == []
+
+
+def test_a_lock_whose_file_cannot_be_closed_hides_nothing(tmp_path: Path) -> None:
+    """A disk that is full may refuse even that; the run has said why it ends."""
+    folder = RunFolder(tmp_path / "run")
+    folder.lock()
+    assert folder._lock is not None
+    os.close(folder._lock.fileno())
+    folder.unlock()
+    assert folder._lock is None

@@ -13,6 +13,7 @@ import pytest
 from tests.profiling.runs import made_run, write
 from tests.runs import read_lines
 from vtool.config import schema
+from vtool.config.load import examine
 from vtool.diagnostics import Findings
 from vtool.engines.ranks import Ranks
 from vtool.training import tracking
@@ -163,19 +164,30 @@ def test_one_that_cannot_even_begin_is_said() -> None:
     assert [one.rule for one in trackers.findings] == ["tracker-failed"]
 
 
-def test_a_package_that_is_not_there_is_refused_before_the_start(
+def test_a_package_that_is_not_there_is_told_with_the_recipe_and_before_a_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(tmp_path)
+    made = made_run(tmp_path, "run", "tracking=[{kind:wandb}]") if has("wandb") else None
     (tmp_path / "wandb").mkdir()
     monkeypatch.chdir(tmp_path)  # a folder of wandb's own name is no package
-    monkeypatch.setattr(
-        tracking.metadata,
-        "version",
-        lambda name: (_ for _ in ()).throw(metadata.PackageNotFoundError(name)),
-    )
+
+    def version(name: str) -> str:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", version)
+    both = "tracking=[{kind:wandb},{kind:tensorboard}]"
+    found = [one for one in examine("digits", [both]).findings if "tracking" in one.message]
+    assert [(one.rule, one.parameter, one.severity) for one in found] == [
+        ("extra-not-installed", "tracking.0.kind", "error"),
+        ("extra-not-installed", "tracking.1.kind", "error"),
+    ]
+    assert examine("digits").checks.get("extra-not-installed") is None
+    if made is None:
+        return
+    # on another machine than the one on which the recipe was checked
     with (
         pytest.raises(Findings, match=r"extra-not-installed.*wandb is not installed"),
-        open_trackers(made_run(tmp_path, "run", "tracking=[{kind:wandb}]"), tmp_path, 0, Ranks()),
+        open_trackers(made, tmp_path, 0, Ranks()),
     ):
         pass

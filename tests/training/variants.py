@@ -93,7 +93,8 @@ def requests(folder: Path) -> dict[str, Request]:
     common = (
         *(messages(folder / "rows.jsonl"), "data.global_batch_size=8", "data.micro_batch_size=3"),
         *(
-            "data.image={min_pixels: 784, max_pixels: 3136}",
+            "data.image={min_pixels: 784, max_pixels: 3136, max_decoded_pixels: 1000000, "
+            "sixteen_bit: scale, sixteen_bit_range: [0, 4095]}",
             "train={steps: 12, epochs: null}",
             "optim.warmup_steps=2",
         ),

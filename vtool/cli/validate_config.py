@@ -56,6 +56,16 @@ def validate_config(
     json_schema: Annotated[
         bool, typer.Option("--json-schema", help="Print a JSON schema of recipes, for editors.")
     ] = False,
+    untrusted: Annotated[
+        bool,
+        typer.Option(
+            "--untrusted",
+            help=(
+                "The recipe is a stranger's: read no environment variable, and no file outside of"
+                " its folder and the shipped ones."
+            ),
+        ),
+    ] = False,
     format: Annotated[Format, typer.Option(help="How findings are printed.")] = Format.full,
 ) -> None:
     """Check a recipe: every setting is known, fits, and does not contradict another."""
@@ -73,24 +83,25 @@ def validate_config(
     from vtool.diagnostics.render import MACHINE
 
     recipes, overrides = _split_arguments(arguments)
-    if show and format in MACHINE:
-        raise typer.BadParameter(f"--show prints YAML, and leaves no room for --format {format}")
+    _refuse_combinations(
+        format,
+        trainer,
+        show=show,
+        live=live,
+        untrusted=untrusted,
+        several=multirun or len(recipes) > 1,
+    )
     if trainer and (overrides or multirun):
         raise typer.BadParameter(
             f"a recipe of {trainer.value} is read as it is: KEY=VALUE goes with recipes of vtool"
         )
-    if trainer and live:
-        raise typer.BadParameter(
-            f"--live builds what vtool trains; of {trainer.value}'s own objects, ask"
-            " vtool.compare there"
-        )
-    if show and (multirun or len(recipes) > 1):
-        raise typer.BadParameter("--show prints the settings of one recipe")
     loaded, results, live_lines = None, [], list[str]()
     with exit_on_findings("validate-config", recipes[0], format):
         for recipe in recipes:
             for subject, given in _jobs(recipe, overrides) if multirun else [(recipe, overrides)]:
-                result, loaded = _check(subject, recipe, given, foreign=trainer is not None)
+                result, loaded = _check(
+                    subject, recipe, given, foreign=trainer is not None, trusted=not untrusted
+                )
                 if live:
                     result, lines = _add_live_check(result, loaded)
                     live_lines += lines
@@ -104,8 +115,35 @@ def validate_config(
     print_and_exit(results, "validate-config", format, sys.stderr if show else None)
 
 
+def _refuse_combinations(
+    format: Format,
+    trainer: Trainer | None,
+    *,
+    show: bool,
+    live: bool,
+    untrusted: bool,
+    several: bool,
+) -> None:
+    """Refuse options that do not go together."""
+    from vtool.diagnostics.render import MACHINE
+
+    if show and format in MACHINE:
+        raise typer.BadParameter(f"--show prints YAML, and leaves no room for --format {format}")
+    if trainer and live:
+        raise typer.BadParameter(
+            f"--live builds what vtool trains; of {trainer.value}'s own objects, ask"
+            " vtool.compare there"
+        )
+    if untrusted and live:
+        raise typer.BadParameter(
+            "--live imports what the recipe names, so not for a recipe that is --untrusted"
+        )
+    if show and several:
+        raise typer.BadParameter("--show prints the settings of one recipe")
+
+
 def _check(
-    subject: str, recipe: str, overrides: Sequence[str], *, foreign: bool
+    subject: str, recipe: str, overrides: Sequence[str], *, foreign: bool, trusted: bool
 ) -> "tuple[Result, Loaded | None]":
     from pathlib import Path
 
@@ -114,7 +152,11 @@ def _check(
     from vtool.diagnostics.result import Result
 
     try:
-        examined = examine_foreign(Path(recipe)) if foreign else examine(recipe, overrides)
+        examined = (
+            examine_foreign(Path(recipe), trusted=trusted)
+            if foreign
+            else examine(recipe, overrides, trusted=trusted)
+        )
     except Findings as findings:
         found = {finding.rule for finding in findings.diagnostics}
         checks = {rule: "failed" if rule in found else "not-run" for rule in RECIPE_RULES}

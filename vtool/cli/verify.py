@@ -178,9 +178,11 @@ def _print_ledger(audit: "Audit") -> None:
             " supervised"
         )
     if audit.example:
+        from vtool.diagnostics.printable import printable_line
+
         typer.echo("  the first usable row as the model reads it, ⟦supervised⟧ between brackets:")
         for line in audit.example.splitlines():
-            typer.echo(f"    {line}")
+            typer.echo(f"    {printable_line(line)}")
     if audit.shown:
         _print_spans(audit)
 

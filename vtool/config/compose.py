@@ -15,10 +15,20 @@ from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from vtool.config.limits import MOST_FINDINGS
 from vtool.config.origins import COMMAND_LINE, Key, Layer, Origins, layered
 from vtool.config.overrides import choose_groups, first_line, parse_overrides
-from vtool.config.recipe_source import Composer, RecipeSource
-from vtool.config.resources import RecipeFile, find_recipe, recipe_names, share
+from vtool.config.recipe_source import Composer, LeavesFolder, RecipeSource
+from vtool.config.references import follow, is_masked, unmasked
+from vtool.config.resources import (
+    RecipeFile,
+    find_recipe,
+    group_names,
+    recipe_names,
+    refuse_link,
+    share,
+)
+from vtool.config.schema import Run
 from vtool.config.yaml_positions import YamlFile, read_yaml
 from vtool.diagnostics import Diagnostic, Findings, Origin
 from vtool.diagnostics.near_miss import did_you_mean, near
@@ -32,59 +42,124 @@ class Composed:
     values: dict[str, Any]
     origins: Origins
     findings: tuple[Diagnostic, ...] = ()
-    """Overrides that could not be applied."""
+    """Overrides that could not be applied, and choices of a group that it does not have."""
+    unknown: frozenset[Key] = frozenset()
+    """Places whose values cannot be known: of a group without its file, of a variable not read."""
 
 
-def compose_recipe(recipe: str, overrides: Sequence[str]) -> Composed:
+def compose_recipe(recipe: str, overrides: Sequence[str], *, trusted: bool = True) -> Composed:
     """Compose a shipped recipe, or a YAML file, with `KEY=VALUE` on top.
+
+    Args:
+        trusted: False for the recipe of a stranger: no environment variable is read, and no file
+            outside of its folder and the shipped ones.
 
     Raises:
         Findings: VT001 to VT007, `fatal`.
     """
     file = find_recipe(recipe)
+    if not trusted:
+        refuse_link(file.path)
     read_yaml(file.path)  # before the overrides, which may refer to what is wrong with it
     given = parse_overrides(overrides)
     with _hydra_as_of("1.3"):
-        composer = Composer(file.path)
-        sources = composer.sources
-        try:
-            choose_groups(given, composer)
-            listed = composer.defaults_list(given)
-            files = composer.files
-            layers = [
-                Layer(_keys(default.package or ""), files[default.config_path])
-                for default in listed.defaults
-            ]
-            if clashes := list(_clashes(layers)):
-                raise Findings(clashes, fatal=True)
-            config = composer.compose(listed)
-        except MissingConfigException as error:
-            raise _no_such_file(error, sources) from error
-        except RecursionError as error:
-            raise _refused(
-                "bad-defaults-list", "the defaults list leads back to itself", sources=sources
-            ) from error
-        except AssertionError as error:
-            raise _refused(
-                "bad-defaults-list",
-                "an entry of the defaults list is neither a name nor `/GROUP: FILE`",
-                sources=sources,
-            ) from error
-        except (HydraException, OmegaConfBaseException, ValueError) as error:
-            raise (
-                error
-                if isinstance(error, Findings)
-                else _refused("bad-defaults-list", first_line(error), sources=sources)
-            ) from error
-    applied, findings = _apply(listed.config_overrides, config)
+        composer = Composer(file.path, trusted=trusted)
+        layers, config, rest, missing = _followed(composer, given)
+    applied, findings = _apply(rest, config)
     origins = layered(
         layers, [(_keys(override.key_or_group), override.value()) for override in applied]
     )
-    return Composed(file, _resolved(config, origins), origins, tuple(findings))
+    values, unread, notes = _resolved(config, origins, trusted)
+    return Composed(
+        file,
+        values,
+        origins,
+        (*(finding for _, finding in missing), *findings, *notes),
+        unread.union(group for group, _ in missing),
+    )
+
+
+_Missing = list[tuple[Key, Diagnostic]]
+"""Groups whose file is not there, each with its finding."""
+
+
+def _followed(
+    composer: Composer, given: list[Override]
+) -> tuple[list[Layer], DictConfig, list[Override], _Missing]:
+    """Follow the defaults list; return its files, their values, and the overrides that set some."""
+    sources, files = composer.sources, composer.files
+    try:
+        missing: _Missing = choose_groups(given, composer)
+        given = [each for each in given if each.key_or_group not in _names(missing)]
+        while True:
+            try:
+                listed = composer.defaults_list(given)
+                break
+            except MissingConfigException as error:
+                # what the rest says is checked as if the file were empty
+                name = str(error.missing_cfg_file).lstrip("/")
+                group = name.rpartition("/")[0]
+                found = _no_such_file(error, sources)
+                known = group.partition("/")[0] in Run.model_fields
+                if not known or len(missing) >= _MOST_MISSING:
+                    raise Findings(
+                        (*(one for _, one in missing), *found.diagnostics), fatal=True
+                    ) from error
+                missing.append((_keys(group.replace("/", ".")), found.diagnostics[0]))
+                composer.repository.stand_ins.add(str(error.missing_cfg_file))
+        files = composer.files
+        layers = [
+            Layer(_keys(default.package or ""), files[default.config_path])
+            for default in listed.defaults
+            if default.config_path in files
+        ]
+        if clashes := list(_clashes(layers)):
+            raise Findings(clashes, fatal=True)
+        return layers, composer.compose(listed), list(listed.config_overrides), missing
+    except LeavesFolder as error:
+        message = (
+            f"`{error.config_path}` in a defaults list leads out of the recipe's folder, configs/"
+            " and recipes/, and the recipe is not trusted (--untrusted)"
+        )
+        origin = _in_defaults(error.config_path.rpartition("/")[2], sources)
+        help = "name a file of these folders, by no link that leads out of them"
+        raise _refused("bad-defaults-list", message, help, origin, sources) from error
+    except RecursionError as error:
+        message = "the defaults list leads back to itself"
+        raise _refused("bad-defaults-list", message, sources=sources) from error
+    except AssertionError as error:
+        message = "an entry of the defaults list is neither a name nor `/GROUP: FILE`"
+        raise _refused("bad-defaults-list", message, sources=sources) from error
+    except Findings:
+        raise
+    except _UNFOLLOWED as error:
+        message = f"the defaults list cannot be followed: {first_line(error)}"
+        raise _refused("bad-defaults-list", message[:500], sources=sources) from error
+
+
+_MOST_MISSING = 20
+# What Hydra raises of lists that it does not expect.
+_UNFOLLOWED = (
+    HydraException,
+    OmegaConfBaseException,
+    ValueError,
+    TypeError,
+    KeyError,
+    IndexError,
+    AttributeError,
+    OSError,
+)
+
+
+def _names(missing: _Missing) -> set[str]:
+    return {".".join(group) for group, _ in missing}
 
 
 def _clashes(layers: Sequence[Layer]) -> Iterator[Diagnostic]:
-    """Yield a finding for each setting that is a group in one file and a list in a later one."""
+    """Yield a finding for each setting that is a group in one file and a list in a later one.
+
+    Nor is a reference in one file a group in a later one, which it would be merged with.
+    """
     kinds: dict[Key, tuple[str, str]] = {}
     words: dict[type[yaml.Node], str] = {
         yaml.MappingNode: "a group of settings",
@@ -93,10 +168,17 @@ def _clashes(layers: Sequence[Layer]) -> Iterator[Diagnostic]:
 
     def look(node: yaml.Node, keys: Key, file: YamlFile) -> Iterator[Diagnostic]:
         kind = words.get(type(node))
-        if kind is None:
+        if isinstance(node, yaml.ScalarNode):
+            if "${" in node.value:
+                kinds[keys] = (_REFERENCE, file.name)
+            elif kinds.get(keys, ("", ""))[0] == _REFERENCE:
+                del kinds[keys]
             return
+        assert kind is not None
         before, where = kinds.setdefault(keys, (kind, file.name))
-        if before != kind:
+        if before == _REFERENCE and kind == words[yaml.SequenceNode]:
+            kinds[keys] = (kind, file.name)  # which takes its place
+        elif before != kind:
             name = ".".join(keys)
             yield Diagnostic(
                 "wrong-type",
@@ -113,7 +195,14 @@ def _clashes(layers: Sequence[Layer]) -> Iterator[Diagnostic]:
                     yield from look(value, (*keys, str(key.value)), file)
 
     for layer in layers:
+        for end in range(1, len(layer.package) + 1):
+            if kinds.get(layer.package[:end], ("", ""))[0] == _REFERENCE:
+                yield from look(layer.file.root, layer.package[:end], layer.file)
+                return
         yield from look(layer.file.root, layer.package, layer.file)
+
+
+_REFERENCE = "a reference"
 
 
 @contextmanager
@@ -136,6 +225,9 @@ def _apply(
     """Set what the overrides say; the ones that were applied, and findings for the others."""
     applied, findings = [], []
     for override in overrides:
+        if problem := _on_a_reference(override, config):
+            findings.append(problem)
+            continue
         try:
             Composer.apply(override, config)
             applied.append(override)
@@ -166,44 +258,68 @@ def _apply(
     return applied, findings
 
 
-def _resolved(config: DictConfig, origins: Origins) -> dict[str, Any]:
-    """Plain values, with each `${key}` replaced. All those that lead nowhere are named."""
-    findings: dict[str, Diagnostic] = {}
-    while True:
+def _on_a_reference(override: Override, config: DictConfig) -> Diagnostic | None:
+    """Return a finding for `a.b=1` where the recipe has `a: ${c}`."""
+    keys = _keys(override.key_or_group)
+    for end in range(1, len(keys)):
+        outer = ".".join(keys[:end])
         try:
-            values = OmegaConf.to_container(config, resolve=True)
-        except OmegaConfBaseException as error:
-            name = (error.full_key or "").replace("[", ".").replace("]", "")
-            if name in findings:
-                raise Findings(findings.values(), fatal=True) from error
-            reason = first_line(error).partition("raised while resolving interpolation: ")[2].strip(
-                '"'
-            ) or first_line(error)
-            problem = (
-                "itself, at once or by way of others"
-                if reason.startswith("Recursive interpolation")
-                else f"something that is not there: {reason}"
-            )
-            wanted = re.match(r"Interpolation key '(.+)' not found", reason)
-            help = (
-                did_you_mean(near(wanted[1], [".".join(keys) for keys in origins.places]))
-                if wanted
-                else None
-            )
-            if wanted and (default := _default_of(wanted[1])) is not None:
-                help = (
-                    f"the recipe does not set `{wanted[1]}`, and only what it sets can be referred"
-                    f" to; the default is {default}: write it"
-                )
-            findings[name] = Diagnostic(
-                "broken-reference", f"`{name}` refers to {problem}", help, name, origins.near(name)
-            )
-            OmegaConf.update(config, name, None)
-            continue
-        if findings:
-            raise Findings(findings.values(), fatal=True)
-        assert isinstance(values, dict)
-        return values  # type: ignore[return-value]
+            found = OmegaConf.select(config, outer, throw_on_missing=False)
+        except OmegaConfBaseException:
+            return None
+        if is_masked(found):
+            message = f"`{override.input_line}` cannot be set: `{outer}` is a reference"
+            help = f"give the whole group: {outer}={{…}}"
+            return Diagnostic("bad-override", message, help, override.key_or_group, COMMAND_LINE)
+    return None
+
+
+def _resolved(
+    config: DictConfig, origins: Origins, trusted: bool
+) -> tuple[dict[str, Any], frozenset[Key], list[Diagnostic]]:
+    """Return plain values, with each `${key}` replaced, those not read, and notes of these.
+
+    Raises:
+        Findings: `broken-reference`, of all that lead nowhere.
+    """
+    followed = follow(
+        unmasked(OmegaConf.to_container(config, resolve=False)), read_environment=trusted
+    )
+    if followed.broken:
+        names = [".".join(keys) for keys in origins.places]
+        raise Findings(
+            [
+                _leads_nowhere(".".join(place), reason, origins, names if number < 10 else [])
+                for number, (place, reason) in enumerate(followed.broken.items())
+            ][:MOST_FINDINGS],
+            fatal=True,
+        )
+    notes = [
+        Diagnostic(
+            "not-looked-at",
+            f"`{'.'.join(place)}` is {text}: with --untrusted no environment variable is read",
+            "nothing need be done; what depends on it is not checked",
+            ".".join(place),
+            origins.near(".".join(place)),
+        )
+        for place, text in followed.unread.items()
+    ]
+    return followed.values, frozenset(followed.unread), notes[:MOST_FINDINGS]
+
+
+def _leads_nowhere(name: str, reason: str, origins: Origins, names: Sequence[str]) -> Diagnostic:
+    problem = reason
+    wanted = re.match(r"Interpolation key '(.+)' not found", reason)
+    if wanted or reason.startswith(("Environment", "Unsupported")):
+        problem = f"something that is not there: {reason}"
+    help = did_you_mean(near(wanted[1], names)) if wanted else None
+    if wanted and (default := _default_of(wanted[1])) is not None:
+        help = (
+            f"the recipe does not set `{wanted[1]}`, and only what it sets can be referred to; the"
+            f" default is {default}: write it"
+        )
+    message = f"`{name}` refers to {problem}"
+    return Diagnostic("broken-reference", message, help, name, origins.near(name))
 
 
 def _default_of(name: str) -> str | None:
@@ -245,9 +361,7 @@ def _no_such_file(error: MissingConfigException, sources: Sequence[RecipeSource]
         )
         return _refused("unknown-recipe", message, help, origin, sources)
     groups = sorted(folder.name for folder in share("configs").iterdir() if folder.is_dir())
-    options = [str(option) for option in error.options or ()] or sorted(
-        file.stem for file in (share("configs") / group).glob("*.yaml")
-    )
+    options = [str(option) for option in error.options or ()] or group_names(group)
     if options:
         message = f"the defaults list names `{choice}`, and configs/{group} has no such file"
         help = did_you_mean(near(choice, options)) or f"there are: {', '.join(options)}"

@@ -7,6 +7,7 @@ from typing import Any
 import yaml
 
 from vtool.config.origins import Key, Origins
+from vtool.config.references import Unfollowed
 
 _HEAD = "# The settings in force, each with where it comes from. This file is itself a recipe.\n"
 # What no YAML reader takes for anything but text; checked against YAML's own words (yes, null, …)
@@ -52,7 +53,9 @@ def _scalar(value: Any) -> str:
         return value
     style = None
     if isinstance(value, str):
-        value, style = _REFERENCE.sub(r"\1\1\\${", value), '"'
+        style = '"'
+        is_text = not isinstance(value, Unfollowed)
+        value = _REFERENCE.sub(r"\1\1\\${", value) if is_text else str(value)
     text: str = yaml.safe_dump(value, default_style=style, width=float("inf"), allow_unicode=True)
     return text.removesuffix("\n").removesuffix("\n...")
 

@@ -116,6 +116,8 @@ def _in_context(run: Run) -> dict[str, Any]:
         "lora.targets": None,
         "lora.exclude": None,
     }
+    if run.data.image.sixteen_bit == "refuse":
+        values["data.image.sixteen_bit_range"] = None
     if run.lora is not None:
         values["lora.alpha"] = run.lora.scale * run.lora.rank
     if optim.schedule == "constant":

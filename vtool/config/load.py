@@ -2,17 +2,23 @@
 
 import os
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from vtool.config import rules
+from pydantic import BaseModel
+
+from vtool.config import rules, tracker_packages
 from vtool.config.compose import Composed, compose_recipe
 from vtool.config.effective import as_yaml
 from vtool.config.foreign import rules as foreign
 from vtool.config.origins import Origins
 from vtool.config.overrides import quoted
+from vtool.config.path_settings import without_foreign_paths, without_impossible_paths
+from vtool.config.resources import refuse_link
 from vtool.config.schema import LoadCheck, Run, Settings
+from vtool.config.schema.base import NotValid
 from vtool.config.validate import Checked, schema_of, validate
 from vtool.diagnostics import RULES, Diagnostic, Findings, rules_recipe
 
@@ -116,26 +122,34 @@ def _of_kind(kind: str, recipe: str, overrides: Sequence[str]) -> Loaded:
     return examined.loaded
 
 
-def examine(recipe: str, overrides: Sequence[str] = ()) -> Examined:
+def examine(recipe: str, overrides: Sequence[str] = (), *, trusted: bool = True) -> Examined:
     """Check a recipe, and return its findings instead of raising them.
+
+    Args:
+        trusted: False for the recipe of a stranger (`compose_recipe`).
 
     Raises:
         Findings: `fatal`, where it could not be read.
     """
-    _, examined = _checked(_named(compose_recipe(recipe, overrides)))
+    _, examined = _checked(_named(compose_recipe(recipe, overrides, trusted=trusted)), trusted)
     return examined
 
 
-def examine_foreign(path: Path) -> Examined:
+def examine_foreign(path: Path, *, trusted: bool = True) -> Examined:
     """Check a recipe of verl's SFT trainer by our rules, in the words of its own file.
+
+    Args:
+        trusted: False for the recipe of a stranger.
 
     Raises:
         Findings: `fatal`, where it could not be read.
     """
     from vtool.config.foreign.verl import in_their_words, read_verl
 
-    composed, findings, names = read_verl(path)
-    loaded, examined = _checked(composed)
+    if not trusted:
+        refuse_link(path)
+    composed, findings, names = read_verl(path, read_environment=trusted)
+    loaded, examined = _checked(composed, trusted)
     # what nothing is known of is none of our rules' business
     unknown = {"model.path", "data.train"} - names.keys()
     findings = (
@@ -163,23 +177,21 @@ class _Stage:
     """By rule, why this machine cannot answer it."""
 
 
-def _checked(composed: Composed) -> tuple[Loaded | None, Examined]:
+def _checked(composed: Composed, trusted: bool = True) -> tuple[Loaded | None, Examined]:
     """Return the settings where the schema accepts them, and the result of every check."""
     checked = validate(composed)
     stages = [_schema_stage(composed, checked)]
-    if isinstance(run := checked.run, Run):
+    if isinstance(checked.run, Run):
+        run, notes = without_impossible_paths(checked.run, composed.origins)
+        stages.append(_Stage(findings=notes))
+        if not trusted:
+            run, notes = without_foreign_paths(run, composed.origins, composed.file.path)
+            stages.append(_Stage(findings=notes))
+        outcome = rules.check(run, composed.origins)
         stages += [
-            _Stage(
-                _SETTINGS_RULES,
-                tuple(rules.check(run, composed.origins, checked.sound)),
-                {
-                    each.rule.name
-                    for each in rules.SETTINGS_RULES
-                    if not each.can_run(checked.sound)
-                },
-                rules.unanswered(run, checked.sound),
-            ),
-            _npu_stage(run, composed.origins, checked.sound),
+            _Stage(_SETTINGS_RULES, outcome.findings, outcome.missed, outcome.reasons),
+            _npu_stage(run, composed.origins, trusted),
+            _trackers_stage(run, composed.origins),
         ]
     findings = tuple(finding for stage in stages for finding in stage.findings)
     reasons = {rule: reason for stage in stages for rule, reason in stage.reasons.items()}
@@ -193,7 +205,7 @@ def _checked(composed: Composed) -> tuple[Loaded | None, Examined]:
     loaded = (
         None
         if any(finding.severity == "error" for finding in checked.findings)
-        else Loaded(checked.run, checked.run.model_dump(mode="json"), composed.origins, findings)
+        else Loaded(checked.run, _plain(checked.run, composed), composed.origins, findings)
     )
     return loaded, Examined(None if failed else loaded, findings, checks, reasons)
 
@@ -204,20 +216,50 @@ def _schema_stage(composed: Composed, checked: Checked) -> _Stage:
     return _Stage(names, (*composed.findings, *checked.findings), missed)
 
 
-def _npu_stage(run: Run, origins: Origins, sound: frozenset[str]) -> _Stage:
+def _plain(run: Settings, composed: Composed) -> dict[str, Any]:
+    """Return settings as plain values; those that are not known as they are written."""
+    plain = BaseModel.model_dump(run, mode="json")
+    for place in composed.unknown:
+        inside: Any = plain
+        written: Any = composed.values
+        for key in place[:-1]:
+            written = written.get(key) if isinstance(written, dict) else None
+            inside = inside.setdefault(key, {}) if isinstance(inside, dict) else None
+        if isinstance(inside, dict) and isinstance(written, dict) and place[-1] in written:
+            inside[place[-1]] = written[place[-1]]
+    return plain
+
+
+def _npu_stage(run: Run, origins: Origins, trusted: bool) -> _Stage:
     """Check variables, packages and settings, of a recipe with device.kind=npu only."""
-    if "device" not in sound or run.device.kind != "npu":
+    try:
+        if run.device.kind != "npu":
+            return _Stage()
+    except NotValid:
         return _Stage()
     from vtool.config.environment import npu
     from vtool.config.environment.machine import read_machine
 
+    if not trusted:
+        reason = "with --untrusted no environment variable is read"
+        return _Stage(npu.RULES, (), npu.RULES, dict.fromkeys(npu.RULES, reason))
     machine = read_machine(os.environ)
-    readable = sound >= {"model", "data", "launch", "engine"}
-    found = [
-        *npu.check_machine(machine),
-        *(npu.check_settings(run, origins, machine) if readable else ()),
-    ]
-    return _Stage(npu.RULES, found, () if readable else npu.SETTINGS_RULES, npu.unanswered(machine))
+    found = [*npu.check_machine(machine)]
+    missed: tuple[str, ...] = ()
+    try:
+        found += npu.check_settings(run, origins, machine)
+    except NotValid:
+        missed = npu.SETTINGS_RULES
+    return _Stage(npu.RULES, found, missed, npu.unanswered(machine))
+
+
+def _trackers_stage(run: Run, origins: Origins) -> _Stage:
+    """Check the packages of a recipe that has trackers."""
+    with suppress(NotValid):
+        if run.tracking:
+            found = tuple(tracker_packages.missing_trackers(run, origins))
+            return _Stage((tracker_packages.RULE,), found)
+    return _Stage()
 
 
 def effective_yaml(loaded: Loaded) -> str:
@@ -230,9 +272,5 @@ def _named(composed: Composed) -> Composed:
     run = composed.values.get("run", {})
     if schema_of(composed.values) is not Run or not isinstance(run, dict) or "name" in run:
         return composed
-    return Composed(
-        composed.file,
-        {**composed.values, "run": {"name": composed.file.name, **run}},
-        composed.origins,
-        composed.findings,
-    )
+    named = {**composed.values, "run": {"name": composed.file.name, **run}}
+    return replace(composed, values=named)

@@ -10,6 +10,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
 from hydra.errors import HydraException
 
+from vtool.config.limits import DEEPEST, LONGEST_OVERRIDE, MOST_DIGITS
 from vtool.config.origins import COMMAND_LINE
 from vtool.config.recipe_source import Composer
 from vtool.diagnostics import Diagnostic, Findings
@@ -25,9 +26,12 @@ def parse_overrides(texts: Sequence[str]) -> list[Override]:
     parser = OverridesParser.create()
     overrides, findings = [], []
     for text in texts:
+        if problem := _too_large(text):
+            findings.append(problem)
+            continue
         try:
             override = parser.parse_override(text)
-        except HydraException as error:
+        except (HydraException, ValueError, RecursionError) as error:
             findings.append(_unparsable(text, error))
             continue
         if problem := _unusable(text, override):
@@ -40,7 +44,25 @@ def parse_overrides(texts: Sequence[str]) -> list[Override]:
     return overrides
 
 
-def _unparsable(text: str, error: HydraException) -> Diagnostic:
+def _too_large(text: str) -> Diagnostic | None:
+    """Return a finding for an argument that is larger than any setting, before it is parsed."""
+    key, _, value = text.partition("=")
+    deepest = depth = 0
+    for letter in re.sub(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", "", value):
+        depth += (letter in "[{(") - (letter in "]})")
+        deepest = max(deepest, depth)
+    if len(text) > LONGEST_OVERRIDE:
+        problem = f"it has {len(text)} characters, and at most {LONGEST_OVERRIDE} are read"
+    elif max(deepest, key.count(".")) > DEEPEST:
+        problem = f"it has more than {DEEPEST} groups or lists inside each other"
+    elif re.search(rf"\d{{{MOST_DIGITS + 1}}}", text):
+        problem = f"it has an integer of more than {MOST_DIGITS} digits"
+    else:
+        return None
+    return _bad(f"`{text[:60]}…` cannot be read: {problem}", "put it into a recipe, or a file")
+
+
+def _unparsable(text: str, error: Exception) -> Diagnostic:
     key, equals, value = text.partition("=")
     if not equals:
         return _bad(f"`{text}` is not KEY=VALUE", "write KEY=VALUE")
@@ -82,11 +104,13 @@ def _as_typed(key: str, value: str) -> str:
     return f"\"{key}='{escaped}'\""
 
 
-def choose_groups(overrides: Sequence[Override], composer: Composer) -> None:
+def choose_groups(
+    overrides: Sequence[Override], composer: Composer
+) -> list[tuple[tuple[str, ...], Diagnostic]]:
     """Mark the overrides that pick a file of a group: `optim=adamw`, and not `optim={lr: 1}`.
 
-    Raises:
-        Findings: `unknown-group-choice`, where there is no such file.
+    Returns:
+        For each that picks a file that is not there: the group, and `unknown-group-choice`.
     """
     repository = composer.repository
     choices = [
@@ -95,29 +119,26 @@ def choose_groups(overrides: Sequence[Override], composer: Composer) -> None:
         if repository.group_exists(each.key_or_group) and not isinstance(each.value(), dict)
     ]
     if not choices:
-        return
-    findings = []
+        return []
+    missing: list[tuple[tuple[str, ...], Diagnostic]] = []
     for override in choices:
         group, choice = override.key_or_group, override.value()
         if not isinstance(choice, str) or not repository.config_exists(f"{group}/{choice}"):
             options = repository.get_group_options(group)
-            findings.append(
-                Diagnostic(
-                    "unknown-group-choice",
-                    (
-                        f"`{group}` picks a file of configs/{group}, and there is none for"
-                        f" `{override.input_line}`"
-                    ),
-                    (
-                        did_you_mean([f"{group}={option}" for option in near(str(choice), options)])
-                        or f"there are: {', '.join(options)}"
-                    ),
-                    group,
-                    COMMAND_LINE,
-                )
+            finding = Diagnostic(
+                "unknown-group-choice",
+                (
+                    f"`{group}` picks a file of configs/{group}, and there is none for"
+                    f" `{override.input_line}`"
+                ),
+                (
+                    did_you_mean([f"{group}={option}" for option in near(str(choice), options)])
+                    or f"there are: {', '.join(options)}"
+                ),
+                group,
+                COMMAND_LINE,
             )
-    if findings:
-        raise Findings(findings, fatal=True)
+            missing.append(((group,), finding))
     listed = composer.defaults_list([], skip_missing=True)
     for override in choices:
         override.type = (
@@ -125,6 +146,7 @@ def choose_groups(overrides: Sequence[Override], composer: Composer) -> None:
             if override.key_or_group in listed.overrides.known_choices
             else OverrideType.ADD
         )
+    return missing
 
 
 def _bad(message: str, help: str | None) -> Diagnostic:

@@ -3,7 +3,6 @@
 The one module that imports `hydra._internal`; docs/decisions.md says why.
 """
 
-import io
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,11 +17,29 @@ from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.types import Override
 from hydra.plugins.config_source import ConfigResult, ConfigSource
 from omegaconf import DictConfig, OmegaConf
+from omegaconf._utils import get_yaml_loader
 from omegaconf.errors import OmegaConfBaseException
+from omegaconf.grammar_parser import parse
 
+from vtool.config.limits import (
+    LONGEST_REFERENCE,
+    MOST_COMPOSED,
+    MOST_FILES,
+    MOST_REFERENCE_TEXT,
+    MOST_REFERENCES_IN_DEFAULTS,
+)
+from vtool.config.references import masked
 from vtool.config.resources import share
 from vtool.config.yaml_positions import YamlFile, not_yaml, read_yaml
 from vtool.diagnostics import Diagnostic, Findings, Origin
+
+
+class LeavesFolder(ValueError):
+    """A defaults list of a recipe that is not trusted leads out of the folders it may use."""
+
+    def __init__(self, config_path: str) -> None:
+        super().__init__(config_path)
+        self.config_path = config_path
 
 
 class RecipeSource(ConfigSource):  # type: ignore[misc]  # Hydra's classes are not followed
@@ -33,11 +50,13 @@ class RecipeSource(ConfigSource):  # type: ignore[misc]  # Hydra's classes are n
     shipped one is meant.
     """
 
-    def __init__(self, provider: str, path: Path) -> None:
+    def __init__(self, provider: str, path: Path, roots: Sequence[Path] | None = None) -> None:
         super().__init__(provider, f"{self.scheme()}://{path}")
         self.recipe = path if provider == "main" else None
         self.folder = path.parent if self.recipe else path
         self.files: dict[str, YamlFile] = {}
+        self.roots = roots
+        """The folders that nothing may lie outside of; None for a recipe that is trusted."""
 
     @staticmethod
     def scheme() -> str:
@@ -45,20 +64,37 @@ class RecipeSource(ConfigSource):  # type: ignore[misc]  # Hydra's classes are n
         return "vtool"
 
     def load_config(self, config_path: str) -> ConfigResult:
-        """Read a file with OmegaConf.
+        """Read a file with OmegaConf; references in settings are not followed yet.
 
         Raises:
-            Findings: `bad-yaml`, `broken-reference`.
+            Findings: `bad-yaml`, `broken-reference`, `bad-defaults-list`.
         """
         path = self._file(config_path)
         assert path is not None, "Hydra asks is_config() first"
         file = self.files[config_path] = read_yaml(path)
+        if problems := list(_bad_references(file, trusted=self.roots is None)):
+            raise Findings(problems, fatal=True)
         try:
-            config = OmegaConf.load(io.StringIO(file.text))
+            values = yaml.load(file.text, get_yaml_loader())  # a SafeLoader
+            # Hydra reads references in defaults lists itself
+            config = OmegaConf.create(
+                {
+                    key: value if key == "defaults" else masked(value)
+                    for key, value in values.items()
+                }
+            )
         except yaml.YAMLError as error:
             raise not_yaml(file.name, error) from error
-        except OmegaConfBaseException as error:
-            raise Findings(_bad_reference(file), fatal=True) from error
+        except (OmegaConfBaseException, ValueError, KeyError, TypeError, AttributeError) as error:
+            # such as `!!bool x`
+            raise Findings(
+                Diagnostic(
+                    "bad-yaml",
+                    f"{file.name} has a value or a key that is not of the kind it is written as",
+                    origin=Origin(file.name),
+                ),
+                fatal=True,
+            ) from error
         return ConfigResult(
             self.provider, self.full_path(), config, ConfigSource._get_header_dict(file.text[:512])
         )
@@ -69,7 +105,7 @@ class RecipeSource(ConfigSource):  # type: ignore[misc]  # Hydra's classes are n
 
     def is_group(self, config_path: str) -> bool:
         """Return whether a folder is a group of settings, and not one of images, for example."""
-        return not config_path or next((self.folder / config_path).glob("*.yaml"), None) is not None
+        return not config_path or bool(self._names(config_path))
 
     def available(self) -> bool:
         """Return whether the folder exists."""
@@ -77,8 +113,15 @@ class RecipeSource(ConfigSource):  # type: ignore[misc]  # Hydra's classes are n
 
     def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
         """Return the names of the files of a group."""
-        names = sorted(path.stem for path in (self.folder / config_path).glob("*.yaml"))
-        return names if results_filter in (None, ObjectType.CONFIG) else []
+        names = self._names(config_path)
+        return [*names] if results_filter in (None, ObjectType.CONFIG) else []
+
+    def _names(self, group: str) -> Sequence[str]:
+        self._refuse_outside(group, self.folder / group)
+        try:
+            return sorted(path.stem for path in (self.folder / group).glob("*.yaml"))
+        except (OSError, ValueError):  # a name that is too long, or that no file can have
+            return []
 
     def _file(self, config_path: str) -> Path | None:
         if self.recipe and config_path == self.recipe.name:
@@ -86,7 +129,56 @@ class RecipeSource(ConfigSource):  # type: ignore[misc]  # Hydra's classes are n
         path = self.folder / (
             config_path if config_path.endswith(".yaml") else f"{config_path}.yaml"
         )
-        return path if path.is_file() and path != self.recipe else None
+        self._refuse_outside(config_path, path)
+        try:
+            return path if path.is_file() and path != self.recipe else None
+        except (OSError, ValueError):
+            return None
+
+    def _refuse_outside(self, config_path: str, path: Path) -> None:
+        if self.roots is None:
+            return
+        try:
+            real = path.resolve()
+        except (OSError, ValueError, RuntimeError):
+            raise LeavesFolder(config_path) from None
+        if not any(real.is_relative_to(root) for root in self.roots):
+            raise LeavesFolder(config_path)
+
+
+class _Repository(CachingConfigRepository):  # type: ignore[misc]
+    """Hydra's view of the files, which counts them, and stands in for those that are not there."""
+
+    def __init__(self, delegate: Any) -> None:
+        super().__init__(delegate)
+        self.asked = self.counted = 0
+        self.stand_ins: set[str] = set()
+        """Files that are not there, and in whose place nothing is composed."""
+
+    def load_config(self, config_path: str) -> ConfigResult | None:
+        """Read a file, or return it as it was read before.
+
+        Raises:
+            ValueError: there are too many.
+        """
+        self.asked += 1
+        if self.asked > 3 * MOST_FILES:  # Hydra asks two or three times for each
+            raise ValueError(f"it names more than {MOST_FILES} files, those in files each time")
+        if config_path in self.stand_ins:
+            header = {"package": None}
+            return ConfigResult("main", config_path, OmegaConf.create(), header)
+        result = super().load_config(config_path)
+        files = [
+            file
+            for source in self.delegate.sources
+            for file in getattr(source, "files", {}).values()
+        ]
+        if len(files) > self.counted:
+            self.counted = len(files)
+            listed = [token for file in files for token in _references_in_defaults(file)]
+            if sum(token.value.count("${") for token in listed) > MOST_REFERENCES_IN_DEFAULTS:
+                raise ValueError(f"it has more than {MOST_REFERENCES_IN_DEFAULTS} references")
+        return result
 
 
 class Composer:
@@ -95,16 +187,17 @@ class Composer:
     Files are looked for beside the recipe, then in configs/, then in the shipped recipes.
     """
 
-    def __init__(self, recipe: Path) -> None:
+    def __init__(self, recipe: Path, *, trusted: bool = True) -> None:
         self._name = recipe.name
+        roots = None if trusted else allowed_roots(recipe)
         self.sources = [
-            RecipeSource("main", recipe),
-            RecipeSource("configs", share("configs")),
-            RecipeSource("recipes", share("recipes")),
+            RecipeSource("main", recipe, roots),
+            RecipeSource("configs", share("configs"), roots),
+            RecipeSource("recipes", share("recipes"), roots),
         ]
         self._loader = ConfigLoaderImpl(SimpleNamespace(get_path=list))
         schema = StructuredConfigSource("schema", "structured://")  # Hydra wants it last
-        self.repository: Any = CachingConfigRepository(self._loader.repository)
+        self.repository: Any = _Repository(self._loader.repository)
         self.repository.delegate.sources = [*self.sources, schema]
         """Hydra's view of the files: `group_exists`, `config_exists`, `get_group_options`."""
 
@@ -114,13 +207,29 @@ class Composer:
         return {path: file for source in self.sources for path, file in source.files.items()}
 
     def defaults_list(self, overrides: Sequence[Override], *, skip_missing: bool = False) -> Any:
-        """Return what the recipe is composed of, in order, with the overrides that set values."""
+        """Return what the recipe is composed of, in order, with the overrides that set values.
+
+        Raises:
+            ValueError: it is too much.
+        """
+        self.repository.asked = 0
         return create_defaults_list(
             self.repository, self._name, overrides, prepend_hydra=False, skip_missing=skip_missing
         )
 
     def compose(self, defaults: Any) -> DictConfig:
-        """Merge the files of a defaults list."""
+        """Merge the files of a defaults list.
+
+        Raises:
+            ValueError: they have too many values.
+        """
+        files = self.files
+        read = [files[path] for each in defaults.defaults if (path := each.config_path) in files]
+        if len(read) > MOST_FILES:
+            raise ValueError(f"it names more than {MOST_FILES} files, those in files each time")
+        if sum(file.size for file in read) > MOST_COMPOSED:
+            raise ValueError(f"its files have more than {MOST_COMPOSED} values and keys in all")
+        self.repository.asked = 0
         config: DictConfig = self._loader._compose_config_from_defaults_list(
             defaults.defaults, self.repository
         )
@@ -128,37 +237,61 @@ class Composer:
 
     @staticmethod
     def apply(override: Override, config: DictConfig) -> None:
-        """Set a value in place."""
-        ConfigLoaderImpl._apply_overrides_to_config([override], config)
+        """Set a value in place; its references are not followed yet."""
+        value = masked(override.value())
+        OmegaConf.update(config, override.key_or_group, value, merge=True, force_add=True)
 
 
-def _bad_reference(file: YamlFile) -> list[Diagnostic]:
-    """Return a finding for each value in which OmegaConf cannot read what `${` begins."""
-    findings = []
+def allowed_roots(recipe: Path) -> tuple[Path, ...]:
+    """Return the folders that a recipe that is not trusted may use."""
+    return tuple(folder.resolve() for folder in (recipe.parent, share("configs"), share("recipes")))
+
+
+def _bad_references(file: YamlFile, *, trusted: bool) -> Iterator[Diagnostic]:
+    """Yield a finding for each text in which OmegaConf cannot read what `${` begins."""
+    total = 0
     for node in (token for token in _scalars(file.root) if "${" in token.value):
-        try:
-            OmegaConf.create({"value": node.value})
-        except OmegaConfBaseException:
-            findings.append(
-                Diagnostic(
-                    "broken-reference",
-                    f"`{node.value}` is not a reference: they are ${{group.key}}",
-                    origin=file.place(node),
-                )
+        total += len(node.value)
+        if len(node.value) > LONGEST_REFERENCE or total > MOST_REFERENCE_TEXT:
+            message = (
+                f"{file.name} has texts with references of more than {LONGEST_REFERENCE}"
+                f" characters, or of more than {MOST_REFERENCE_TEXT} in all"
             )
-    return findings or [
-        Diagnostic(
-            "broken-reference",
-            f"{file.name} has a value that is no reference",
-            origin=Origin(file.name),
-        )
+            yield Diagnostic("broken-reference", message, origin=file.place(node))
+            return
+        try:
+            parse(node.value)
+        except (OmegaConfBaseException, RecursionError):
+            yield Diagnostic(
+                "broken-reference",
+                f"`{node.value}` is not a reference: they are ${{group.key}}",
+                origin=file.place(node),
+            )
+    for token in _references_in_defaults(file):
+        if not trusted and ":" in token.value.partition("${")[2]:
+            yield Diagnostic(
+                "bad-defaults-list",
+                f"`{token.value}` in a defaults list: with --untrusted nothing but a choice of the"
+                " list itself is followed there",
+                "write the file's name",
+                origin=file.place(token),
+            )
+
+
+def _references_in_defaults(file: YamlFile) -> list[yaml.ScalarNode]:
+    return [
+        token
+        for key, value in file.root.value
+        if key.value == "defaults"
+        for token in _scalars(value)
+        if "${" in token.value
     ]
 
 
 def _scalars(node: yaml.Node) -> Iterator[yaml.ScalarNode]:
     if isinstance(node, yaml.ScalarNode):
         yield node
-    else:
+    elif isinstance(node, yaml.CollectionNode):
         for child in node.value:
             for part in child if isinstance(child, tuple) else (child,):
                 yield from _scalars(part)

@@ -1,5 +1,6 @@
 """The files of recipes: shipped ones, in a package or beside it in a checkout, or the user's."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,6 +36,15 @@ def recipe_names() -> tuple[str, ...]:
             path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.yaml")
         )
     )
+
+
+def group_names(group: str) -> list[str]:
+    """Return the files of a group of configs/, as a defaults list names them."""
+    folder = share("configs") / group
+    try:
+        return sorted(path.stem for path in folder.glob("*.yaml"))
+    except (OSError, ValueError):  # a name that no folder can have
+        return []
 
 
 def find_recipe(recipe: str) -> RecipeFile:
@@ -73,6 +83,21 @@ def find_recipe(recipe: str) -> RecipeFile:
         ),
         fatal=True,
     )
+
+
+def refuse_link(path: Path) -> None:
+    """Refuse the file of a recipe that is not trusted, if a link leads out of its folder.
+
+    Raises:
+        Findings: `unreadable-file`.
+    """
+    here, given = Path.cwd().resolve(), Path(os.path.abspath(path))
+    folder = path.parent.resolve()
+    moved = given.is_relative_to(here) and not folder.is_relative_to(here)
+    if moved or not path.resolve().is_relative_to(folder):
+        message = f"`{path}` is behind a link that leads elsewhere, and is not trusted"
+        help = "give a file that is no link"
+        raise Findings(Diagnostic("unreadable-file", message, help), fatal=True)
 
 
 def _other_recipes(recipe: str, names: tuple[str, ...]) -> str:

@@ -5,7 +5,7 @@ import inspect
 import textwrap
 import types
 import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -199,6 +199,26 @@ def _bare(annotation: Any) -> Any:
 def nullable(annotation: Any) -> bool:
     """Return True if a setting may be null."""
     return type(None) in typing.get_args(annotation)
+
+
+def group_class(annotation: Any, values: Mapping[str, Any]) -> type[Settings] | None:
+    """Return the class of a group with these values; None where it is no group, or is not known."""
+    annotation = _bare(annotation)
+    if isinstance(annotation, type):
+        return annotation if issubclass(annotation, Settings) else None
+    if (
+        not isinstance(annotation, types.UnionType)
+        and typing.get_origin(annotation) is not typing.Union
+    ):
+        return None
+    return next(
+        (
+            each
+            for each in _classes(annotation)
+            if set(_tags(each)) & set(map(str, values.values()))
+        ),
+        None,
+    )
 
 
 def _classes(annotation: Any) -> Iterator[type[Settings]]:

@@ -1,9 +1,11 @@
 """Help for unknown keys, and for values of another type."""
 
 import json
+from functools import cache
 
 from vtool.config.megatron_versions import of_another_release
 from vtool.config.origins import COMMAND_LINE
+from vtool.config.schema import Settings
 from vtool.config.schema.megatron import DdpConfig
 from vtool.config.settings import Setting, Spot, all_settings, choices, nullable, takes
 from vtool.diagnostics import Origin
@@ -89,26 +91,40 @@ def meant_key(spot: Spot) -> str:
     if "." in key:
         outer, _, inner = key.partition(".")
         return f"in a file, groups are nested: `{outer}: {{{inner}: …}}`"
-    others = [
+    if others := _of_another_kind(spot):
+        words = dict.fromkeys(word for _, found in others for word in found)
+        return f"`{key}` is a setting of {others[0][0]}: {', '.join(words)}"
+    leaves = [name for owner in spot.owners for name in owner.model_fields]
+    return did_you_mean(likely_meant(spot)[:3]) or (
+        f"`{group}` has the settings {', '.join(leaves)}"
+        if group
+        else f"a recipe has the groups {', '.join(leaves)}"
+    )
+
+
+def _of_another_kind(spot: Spot) -> list[tuple[str, tuple[str, ...]]]:
+    """Return what tells apart the groups that have an unknown key, where another was chosen."""
+    return [
         next(
             (name, found)
             for name, field in member.model_fields.items()
             if (found := choices(field.annotation))
         )
         for member in spot.members
-        if key in member.model_fields and member not in spot.owners
+        if spot.keys[-1] in member.model_fields and member not in spot.owners
     ]
-    if others:
-        words = dict.fromkeys(word for _, found in others for word in found)
-        return f"`{key}` is a setting of {others[0][0]}: {', '.join(words)}"
+
+
+def likely_meant(spot: Spot) -> list[str]:
+    """Return the settings that an unknown key may have been meant for, likeliest first."""
+    key, group = spot.keys[-1], ".".join(spot.keys[:-1])
     prefix = f"{group}." if group else ""
     leaves = [name for owner in spot.owners for name in owner.model_fields]
     here = [f"{prefix}{name}" for name in leaves]
-    everything = [setting.name for setting in all_settings(spot.root)]
+    everything, values = _settings(spot.root)
     exact = [name for name in everything if name.rpartition(".")[2] == key]
     beside = [f"{prefix}{name}" for name in near(key, leaves)]
     likely = [*exact, *(beside or ending(key, everything))]
-    values = [setting.name for setting in all_settings(spot.root) if not setting.groups]
     likely = (
         likely
         or same_words(key, here)
@@ -116,11 +132,31 @@ def meant_key(spot: Spot) -> str:
         or overlapping(key, [name for name in here if name in values])
         or overlapping(key, values)
     )
-    return did_you_mean(list(dict.fromkeys(likely))[:3]) or (
-        f"`{group}` has the settings {', '.join(leaves)}"
-        if group
-        else f"a recipe has the groups {', '.join(leaves)}"
+    return list(dict.fromkeys(likely))
+
+
+@cache
+def _settings(root: type[Settings]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the names of all settings and groups, and those of the settings alone."""
+    found = tuple(all_settings(root))
+    return (
+        tuple(setting.name for setting in found),
+        tuple(setting.name for setting in found if not setting.groups),
     )
+
+
+def doubted(spot: Spot) -> set[tuple[str, ...]]:
+    """Return the places that an unknown key makes doubtful, where nothing is written.
+
+    Those that it may have been meant for; where that cannot be guessed, all of its group.
+    """
+    group = spot.keys[:-1]
+    if "." in spot.keys[-1]:
+        return {(*group, *spot.keys[-1].split("."))}
+    meant = {tuple(name.split(".")) for name in likely_meant(spot)}
+    if _of_another_kind(spot) or not meant:
+        return meant | ({group} if group else set())
+    return meant
 
 
 def what_it_needs(name: str, accepted: str) -> str:

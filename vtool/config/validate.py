@@ -1,18 +1,21 @@
 """Validation of plain values: pydantic's errors become findings, with places and suggestions."""
 
 import json
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from vtool.config.compose import Composed
-from vtool.config.origins import COMMAND_LINE, Origins
+from vtool.config.limits import MOST_FINDINGS
+from vtool.config.origins import COMMAND_LINE, Key, Origins
+from vtool.config.partial import partial
 from vtool.config.resources import shown
 from vtool.config.schema import KINDS, Run, Settings
 from vtool.config.settings import Spot, all_settings, choices, find_spot, nullable, takes
-from vtool.config.suggest import ANOTHER_FAMILY, better_value, meant_key, what_it_needs
+from vtool.config.suggest import ANOTHER_FAMILY, better_value, doubted, meant_key, what_it_needs
 from vtool.diagnostics import Diagnostic, Origin
 from vtool.diagnostics.near_miss import did_you_mean, near, one_of
 
@@ -45,9 +48,9 @@ class Checked:
     """The schema's judgement of a recipe."""
 
     run: Settings
-    """The settings; where there are findings, only the sound groups."""
+    """The settings; those without a valid value raise `NotValid` where they are read."""
     sound: frozenset[str]
-    """The groups without a finding."""
+    """The groups in which every setting has a valid value."""
     findings: tuple[Diagnostic, ...] = ()
     whole: bool = True
     """True if every value was validated."""
@@ -60,7 +63,7 @@ def validate(composed: Composed) -> Checked:
     # nothing else can be said of settings of no known kind
     if "kind" in values and values["kind"] not in list(KINDS):
         return Checked(
-            _partial(schema, values, set()),
+            partial(schema, {}, [(name,) for name in schema.model_fields]),
             frozenset(),
             (_unknown_kind(values["kind"], composed.origins),),
             whole=False,
@@ -68,27 +71,50 @@ def validate(composed: Composed) -> Checked:
     try:
         run = schema.model_validate_json(json.dumps(values, default=repr))
     except ValidationError as error:
-        errors = error.errors(include_url=False)
+        errors = [
+            each
+            for each in error.errors(include_url=False)
+            if not _is_unknown(each, find_spot(each["loc"], schema).keys, composed.unknown)
+        ]
     else:
-        if not unset:
+        if not unset and not composed.unknown:
             return Checked(run, frozenset(schema.model_fields))
         errors = []
-    findings = {
-        (finding.rule, finding.parameter): finding
-        for finding in (_left_open(name, composed.origins) for name in unset)
-    }
-    for each in errors:
-        if not _echoes(each):
-            finding = _finding(each, composed)
-            findings.setdefault((finding.rule, finding.parameter), finding)
-    unsound = {str(finding.parameter).partition(".")[0] for finding in findings.values()}
-    partial = _partial(schema, values, set(schema.model_fields) - unsound)
+    wrong = [each for each in errors if not _echoes(each)]
+    told = unset[:MOST_FINDINGS], wrong[: max(0, MOST_FINDINGS - len(unset))]
+    findings: dict[tuple[str, str | None], Diagnostic] = {}
+    for finding in (
+        *(_left_open(name, composed.origins) for name in told[0]),
+        *(_finding(each, composed) for each in told[1]),
+    ):
+        findings.setdefault((finding.rule, finding.parameter), finding)
+    broken = {*composed.unknown, *(tuple(name.split(".")) for name in unset)}
+    doubts: set[Key] = set()
+    strange: set[Key] = set()
+    for number, each in enumerate(errors):
+        spot = find_spot(each["loc"], schema)
+        if each["type"] != "extra_forbidden":
+            broken.add(spot.keys)
+        else:
+            strange.add(spot.keys)
+            doubts |= doubted(spot) if number < MOST_FINDINGS else {spot.keys[:1]}
+    listed = sorted(findings.values(), key=_order)
+    if more := len(unset) + len(wrong) - len(told[0]) - len(told[1]):
+        message = f"{more} more settings have findings like these"
+        listed.append(Diagnostic(listed[-1].rule, message, "mend those above first"))
     return Checked(
-        partial,
-        frozenset(schema.model_fields) - unsound,
-        tuple(sorted(findings.values(), key=_order)),
+        partial(schema, values, broken, doubts, strange),
+        frozenset(schema.model_fields) - {keys[0] for keys in (*broken, *doubts, *strange)},
+        tuple(listed),
         not any(each["type"] in _HIDES for each in errors),
     )
+
+
+def _is_unknown(error: ErrorDetails, keys: Key, unknown: Collection[Key]) -> bool:
+    """Return whether an error is of a value that is not known, and so may be none."""
+    around = [place for place in unknown if keys[: len(place)] == place]
+    of_what_is_there = error["type"] not in _MISSING | {"extra_forbidden", "union_tag_invalid"}
+    return bool(around) and (keys in around or not (of_what_is_there or keys[-1].isdigit()))
 
 
 def _order(finding: Diagnostic) -> tuple[bool, str, int, int]:
@@ -101,20 +127,6 @@ def schema_of(values: dict[str, Any]) -> type[Settings]:
     """Return the schema of a recipe's `kind`; of a run where that is missing or unknown."""
     kind = values.get("kind")
     return KINDS.get(kind, Run) if isinstance(kind, str) else Run
-
-
-def _partial(schema: type[Settings], values: dict[str, Any], groups: set[str]) -> Settings:
-    """Return the sound groups, so that a finding in one does not hide those of others."""
-    found = {}
-    for name, field in schema.model_fields.items():
-        if name in groups:
-            adapter: TypeAdapter[Any] = TypeAdapter(cast(Any, field.annotation))
-            found[name] = (
-                adapter.validate_json(json.dumps(values[name], default=repr))
-                if name in values
-                else field.default
-            )
-    return schema.model_construct(**found)
 
 
 def _finding(error: ErrorDetails, composed: Composed) -> Diagnostic:

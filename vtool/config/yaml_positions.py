@@ -3,9 +3,11 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import yaml
 
+from vtool.config.limits import DEEPEST, MOST_BYTES, MOST_DIGITS, MOST_VALUES
 from vtool.config.resources import shown
 from vtool.diagnostics import Diagnostic, Findings, Origin
 
@@ -17,9 +19,6 @@ _KINDS = {
     for kind in ("null", "bool", "int", "float", "str", "timestamp", "value", "seq", "map")
 }
 
-MOST_VALUES = 100_000
-"""The most values in one file. No recipe has a hundredth of it."""
-
 
 @dataclass(frozen=True, slots=True)
 class YamlFile:
@@ -29,6 +28,8 @@ class YamlFile:
     """The name in messages."""
     text: str
     root: yaml.MappingNode
+    size: int
+    """Values and keys in it, those of an alias each time."""
 
     def place(self, node: yaml.Node) -> Origin:
         """Return where a node begins."""
@@ -44,7 +45,16 @@ def read_yaml(path: Path) -> YamlFile:
     """
     name = shown(path)
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        with path.open("rb") as stream:
+            content = stream.read(MOST_BYTES + 1)
+        if len(content) > MOST_BYTES:
+            raise _refused(
+                "bad-yaml",
+                f"{name} has more than {MOST_BYTES} bytes, which no recipe needs",
+                Origin(name),
+            )
+        text = content.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
+        _refuse_depth(text, name)
         root = yaml.compose(text, _LOADER)
     except OSError as error:
         raise _refused(
@@ -58,8 +68,6 @@ def read_yaml(path: Path) -> YamlFile:
         ) from error
     except yaml.YAMLError as error:
         raise not_yaml(name, error) from error
-    except RecursionError as error:
-        raise _too_deep(name) from error
     if root is None:
         raise _refused("bad-yaml", f"{name} has no settings", Origin(name))
     if not isinstance(root, yaml.MappingNode):
@@ -69,12 +77,28 @@ def read_yaml(path: Path) -> YamlFile:
             _place(name, root.start_mark),
         )
     try:
-        _unfolded(root, {}, name)
+        size, _ = _unfolded(root, {}, name)
         if refusals := tuple(_refusals(root, name)):
             raise Findings(refusals, fatal=True)
     except RecursionError as error:
         raise _too_deep(name) from error
-    return YamlFile(name, text, root)
+    return YamlFile(name, text, root, size)
+
+
+def _refuse_depth(text: str, name: str) -> None:
+    """Refuse groups and lists in each other beyond `DEEPEST`, before a tree is made of them.
+
+    libyaml's own recursion ends the process at some 100,000.
+    """
+    depth = 0
+    for event in yaml.parse(text, _LOADER):
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+            if depth > DEEPEST:
+                mark = event.start_mark
+                raise _too_deep(name, _place(name, mark) if mark else None)
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
 
 
 def not_yaml(name: str, error: yaml.YAMLError) -> Findings:
@@ -96,6 +120,12 @@ def _refusals(node: yaml.Node, name: str) -> Iterator[Diagnostic]:
             f"{name} has a value of the kind `{tag}`, which no setting takes",
             origin=_place(name, node.start_mark),
         )
+    if node.tag == "tag:yaml.org,2002:int" and len(node.value) > MOST_DIGITS:
+        yield Diagnostic(
+            "bad-yaml",
+            f"{name} has an integer of {len(node.value)} characters, which no setting takes",
+            origin=_place(name, node.start_mark),
+        )
     if isinstance(node, yaml.SequenceNode):
         for child in node.value:
             yield from _refusals(child, name)
@@ -103,7 +133,7 @@ def _refusals(node: yaml.Node, name: str) -> Iterator[Diagnostic]:
         return
     first: dict[str, yaml.Node] = {}
     for key, value in node.value:
-        if not isinstance(key, yaml.ScalarNode):
+        if not isinstance(key, yaml.ScalarNode) or key.tag == "tag:yaml.org,2002:null":
             yield Diagnostic(
                 "bad-yaml",
                 f"{name} has a key that is not a word",
@@ -124,30 +154,41 @@ def _refusals(node: yaml.Node, name: str) -> Iterator[Diagnostic]:
         yield from _refusals(value, name)
 
 
-def _unfolded(node: yaml.Node, seen: dict[int, int], name: str) -> int:
-    """Count the values in a node, those of an alias each time.
+def _unfolded(node: yaml.Node, seen: dict[int, tuple[int, int]], name: str) -> tuple[int, int]:
+    """Return the values in a node, those of an alias each time, and how deep they lie.
 
     Nine aliases of nine, nine deep, are 400 million.
     """
     if id(node) not in seen:
-        seen[id(node)] = 0  # an alias that contains itself is found by walking it
+        seen[id(node)] = 0, 0  # an alias that contains itself is found by walking it
         inside = node.value if isinstance(node, yaml.CollectionNode) else ()
         children = [
-            each for entry in inside for each in (entry if isinstance(entry, tuple) else (entry,))
+            _unfolded(each, seen, name)
+            for entry in inside
+            for each in (entry if isinstance(entry, tuple) else (entry,))
         ]
-        seen[id(node)] = 1 + sum(_unfolded(child, seen, name) for child in children)
-        if seen[id(node)] > MOST_VALUES:
+        size = 1 + sum(size for size, _ in children)
+        depth = max((depth for _, depth in children), default=0)
+        seen[id(node)] = size, depth + isinstance(node, yaml.CollectionNode)
+        if size > MOST_VALUES:
             raise _refused(
                 "bad-yaml",
-                f"{name} has aliases that unfold to more than {MOST_VALUES} values",
+                f"{name} has more than {MOST_VALUES} values and keys, those of aliases each time",
                 _place(name, node.start_mark),
             )
+        if depth >= DEEPEST:
+            raise _too_deep(name, _place(name, node.start_mark))
     return seen[id(node)]
 
 
-def _too_deep(name: str) -> Findings:
+def _too_deep(name: str, origin: Origin | None = None) -> Findings:
     return _refused(
-        "bad-yaml", f"{name} is nested too deep, or has an alias that contains itself", Origin(name)
+        "bad-yaml",
+        (
+            f"{name} has more than {DEEPEST} groups or lists inside each other, or an alias that"
+            " contains itself"
+        ),
+        origin or Origin(name),
     )
 
 
@@ -155,6 +196,6 @@ def _refused(rule: str, message: str, origin: Origin) -> Findings:
     return Findings(Diagnostic(rule, message, origin=origin), fatal=True)
 
 
-def _place(name: str, mark: yaml.Mark) -> Origin:
+def _place(name: str, mark: Any) -> Origin:
     """YAML counts from 0."""
     return Origin(name, mark.line + 1, mark.column + 1)

@@ -1,9 +1,9 @@
 """The audit of a split: every row is encoded and checked, and kept or dropped for a reason."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from traceback import extract_tb
@@ -19,9 +19,13 @@ from vtool.data.loader import EncodedRows
 from vtool.data.row import Row, shown
 from vtool.data.sources import Rows
 from vtool.diagnostics import Diagnostic, Findings
+from vtool.diagnostics.printable import Lines
+from vtool.models.pictures import TRAITS
 
 # More findings of one rule than this are counted, not listed.
 LISTED = 20
+_NOT_OF_A_ROW = ("video-decoder-missing", "template-too-costly")
+"""Rules about the machine and the model's folder: no row is dropped for these."""
 ROW_RULES = (
     "labels-differ-from-answers",
     "image-token-mismatch",
@@ -47,6 +51,8 @@ class RowAudit:
     cut: int = 0
     ends: int = 0
     images_digest: int = 0
+    traits: tuple[str, ...] = ()
+    """Names of `TRAITS`: the losses of its pictures."""
     finding: Diagnostic | None = None
 
     @classmethod
@@ -61,6 +67,7 @@ class RowAudit:
             truncated=sample.truncated,
             cut=sample.cut,
             ends=sample.ends,
+            traits=sample.traits,
         )
 
 
@@ -99,6 +106,8 @@ class Ledger:
     images_digest: str
     """XXH3 of the kept rows' image and video files: a resumed run must see the same pictures."""
     videos: int
+    traits: Mapping[str, int] = field(default_factory=dict)
+    """Pictures and frames of which something is lost or changed, by the names of `TRAITS`."""
     findings: tuple[Diagnostic, ...] = ()
     """The findings of `vtool.audit` about the rows. Empty in a run, which raises or prints them."""
 
@@ -122,6 +131,7 @@ class Ledger:
             cut=(),
             ends=sum(audit.ends for audit in kept),
             images_digest=xxhash.xxh3_64(digests).hexdigest(),
+            traits=Counter(trait for audit in kept for trait in audit.traits),
         )
 
     @property
@@ -238,8 +248,18 @@ def _digest(row: Row) -> int:
 
 
 def inspect_rows(rows: EncodedRows, indices: Sequence[int], workers: int) -> list[RowAudit]:
-    """Encode and check rows, in as many processes as `data.workers` says."""
-    return list(DataLoader(_Inspector(rows), batch_size=None, sampler=indices, num_workers=workers))
+    """Encode and check rows, in as many processes as `data.workers` says.
+
+    A chat template that takes too long ends it: the others would wait for it as long.
+    """
+    audits = []
+    for audit in DataLoader(
+        _Inspector(rows), batch_size=None, sampler=indices, num_workers=workers
+    ):
+        audits.append(audit)
+        if audit.finding and audit.finding.rule == "template-too-costly":
+            break
+    return audits
 
 
 def build_ledger(
@@ -313,14 +333,18 @@ def warnings(ledger: Ledger, run: Run, split: str) -> Iterator[Diagnostic]:
     allowed = len(ledger.dropped) <= run.data.max_dropped_rows
     for rule, count in ledger.dropped_by_rule.items() if allowed else ():
         messages = [entry.message for entry in ledger.dropped if entry.rule == rule]
-        more = f"\n  … and {count - LISTED} more" if count > LISTED else ""
-        listed = "".join(f"\n  {message}" for message in messages[:LISTED])
-        yield Diagnostic(
-            rule,
-            f"data.{split}: {count} of {ledger.rows} rows dropped, as data.max_dropped_rows"
-            f" allows:{listed}{more}",
-            severity="note",
+        more = [f"… and {count - LISTED} more"] if count > LISTED else []
+        said = (
+            f"data.{split}: {count} of {ledger.rows} rows dropped, as data.max_dropped_rows allows:"
         )
+        yield Diagnostic(rule, Lines.of(said, [*messages[:LISTED], *more]), severity="note")
+    if ledger.traits:
+        counted = "; ".join(
+            f"{ledger.traits[name]} {words}"
+            for name, words in TRAITS.items()
+            if name in ledger.traits
+        )
+        yield Diagnostic("picture-converted", f"data.{split}: of its pictures, {counted}")
     if ledger.cut and (ledger.ends or split != "train"):  # else it is an error already
         listed = ", ".join(ledger.cut[:3]) + (", …" if len(ledger.cut) > 3 else "")
         message = (
@@ -352,7 +376,7 @@ def _unmatched(ledger: Ledger, max_new_tokens: int, split: str) -> Diagnostic | 
 
 
 def _droppable(finding: Diagnostic, settings: Data) -> bool:
-    if finding.rule == "video-decoder-missing":  # of the machine, not of the row
+    if finding.rule in _NOT_OF_A_ROW:
         return False
     return settings.on_overlong == "drop" if finding.rule == "overlong-row" else True
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from vtool.data.row import Row, refuse, shown
+from vtool.data.template_limits import LARGEST, LimitedTemplate, TooCostly
 from vtool.diagnostics import Findings
 from vtool.models.processor import Processor
 
@@ -39,6 +40,7 @@ class Chat:
     """Tokens of that answer, without its end token."""
 
 
+@LimitedTemplate()
 def render_chat(row: Row, processor: Processor, videos: Sequence[str] = ()) -> Chat:
     """Tokenize a chat, each answer by itself.
 
@@ -124,16 +126,22 @@ def render_prompt(
     )
 
 
+@LimitedTemplate()
 def render_question(row: Row, processor: Processor, videos: Sequence[str] = ()) -> tuple[int, ...]:
     """Return the token ids of a chat that waits for an answer."""
     whole = _render(row, len(row.messages), processor, prompt=True)
     return tuple(_tokenize(processor.tokenizer, _Videos(row, whole, videos, processor)(whole)))
 
 
+def all_texts(row: Row) -> list[str]:
+    """Return all that a row has of text: its messages', and its tools and reasoning as JSON."""
+    offered = [row.tools, *(message.get(key) for message in row.messages for key in _OFFERED)]
+    return [*row.texts(), *(json.dumps(value, ensure_ascii=False) for value in offered if value)]
+
+
 def control_tokens_in(row: Row, processor: Processor) -> list[str]:
     """Return the control tokens that a row's own text, tools or reasoning contains."""
-    offered = [row.tools, *(message.get(key) for message in row.messages for key in _OFFERED)]
-    texts = [*row.texts(), *(json.dumps(value, ensure_ascii=False) for value in offered if value)]
+    texts = all_texts(row)
     return [
         token
         for token in processor.tokenizer.all_special_tokens
@@ -166,7 +174,9 @@ def _check_nothing_is_lost(row: Row, whole: str, processor: Processor) -> None:
     for place, key, without in _offered(row):
         try:
             same = _render(without, len(row.messages), processor, prompt=False) == whole
-        except Findings:  # the template cannot do without it
+        except Findings as found:  # the template cannot do without it
+            if found.diagnostics[0].rule == "template-too-costly":
+                raise
             continue
         if same:
             where = f"{key} of turn {place + 1}" if place is not None else key
@@ -206,6 +216,12 @@ def _render(row: Row, turns: int, processor: Processor, *, prompt: bool) -> str:
         text: str = processor.tokenizer.apply_chat_template(
             row.messages[:turns], tools=row.tools, tokenize=False, add_generation_prompt=prompt
         )
+        if len(text) > LARGEST:
+            raise TooCostly(f"it writes {len(text):,} characters")
+    except TooCostly as error:
+        raise refuse(
+            "template-too-costly", f"{row.id}: the chat template is stopped: {error}", row.origin
+        ) from error
     except Exception as error:  # a template is a program, and raises whatever it likes
         raise refuse(
             "malformed-messages",

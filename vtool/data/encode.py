@@ -9,10 +9,12 @@ import torch
 from torch import Tensor
 
 from vtool.config.schema import Data
+from vtool.config.schema.data import MOST_TEXT_BYTES
 from vtool.data.chat import (
     IGNORED,
     Chat,
     Turn,
+    all_texts,
     control_tokens_in,
     render_chat,
     render_prompt,
@@ -69,6 +71,8 @@ class Sample:
     """Supervised tokens that the truncation has cost."""
     ends: int
     """Supervised turns whose last token, the end token, is among the labels."""
+    traits: tuple[str, ...] = ()
+    """Names of `vtool.models.pictures.TRAITS`: the losses of its pictures."""
 
     @property
     def supervised(self) -> int:
@@ -110,6 +114,7 @@ class _Visual:
     """The features, for each token that stands for them in the text."""
     token: int
     seconds: float = 0.0
+    traits: tuple[str, ...] = ()
 
 
 def encode(rows: Rows, index: int, processor: Processor, settings: Data) -> Sample:
@@ -119,12 +124,11 @@ def encode(rows: Rows, index: int, processor: Processor, settings: Data) -> Samp
         Findings: of the rules VT6xx, naming the row.
     """
     row = rows.row(index)
-    _check_text(row, processor)
+    _check_text(row, processor, settings.max_text_bytes)
     clips = _clips(row, processor)
     chat = render_chat(row, processor, _texts(clips, processor))
-    ids, labels, visuals = _expand(
-        chat.ids, chat.labels, row, _visuals(row, clips, processor), processor
-    )
+    shown = list(_visuals(row, clips, processor))
+    ids, labels, visuals = _expand(chat.ids, chat.labels, row, iter(shown), processor)
     truncated = settings.max_length is not None and len(ids) > settings.max_length
     cut, ends = 0, len(chat.turns)
     if truncated:
@@ -145,6 +149,7 @@ def encode(rows: Rows, index: int, processor: Processor, settings: Data) -> Samp
         truncated,
         cut,
         ends,
+        tuple(trait for visual in shown for trait in visual.traits),
     )
 
 
@@ -177,15 +182,27 @@ def encode_question(row: Row, processor: Processor) -> Prompt:
     return Prompt(0, torch.tensor(expanded), visuals, reference="")
 
 
-def _check_text(row: Row, processor: Processor) -> None:
+def _check_text(row: Row, processor: Processor, most_bytes: int = MOST_TEXT_BYTES) -> None:
+    texts = all_texts(row)
+    if sum(map(len, texts)) * 4 > most_bytes and (size := _bytes(texts)) > most_bytes:
+        raise refuse(
+            "too-much-text",
+            f"{row.id} has {size:,} bytes of text; data.max_text_bytes is {most_bytes:,}",
+            row.origin,
+            parameter="data.max_text_bytes",
+        )
     if found := control_tokens_in(row, processor):
         raise refuse(
             "control-token-in-text", f"{row.id}: the text contains {', '.join(found)}", row.origin
         )
 
 
+def _bytes(texts: Sequence[str]) -> int:
+    return sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
+
+
 def _clips(row: Row, processor: Processor) -> list[Clip]:
-    return [open_clip(row, video, processor.video) for video in row.videos]
+    return [open_clip(row, video, processor.video, processor.pictures) for video in row.videos]
 
 
 def _texts(clips: Sequence[Clip], processor: Processor) -> list[str]:
@@ -216,7 +233,7 @@ def _visuals(row: Row, clips: Sequence[Clip], processor: Processor) -> Iterator[
 
 
 def _image(row: Row, image: Any, processor: Processor) -> _Visual:
-    picture = load_picture(row, image, "broken-image", "its image")
+    picture, traits = load_picture(row, image, "broken-image", "its image", processor.pictures)
     try:
         encoded = processor.image_processor(images=[picture], return_tensors="pt")
     except ValueError as error:  # an image processor refuses an extreme aspect ratio
@@ -224,7 +241,8 @@ def _image(row: Row, image: Any, processor: Processor) -> _Visual:
     t, h, w = encoded["image_grid_thw"][0].tolist()
     # The vision tower merges merge_size² patches into one feature.
     features = t * h * w // processor.image_processor.merge_size**2
-    return _Visual("image", encoded["pixel_values"], (t, h, w), (features,), processor.ids.image)
+    token = processor.ids.image
+    return _Visual("image", encoded["pixel_values"], (t, h, w), (features,), token, traits=traits)
 
 
 def _video(row: Row, clip: Clip, processor: Processor) -> _Visual:
@@ -237,7 +255,13 @@ def _video(row: Row, clip: Clip, processor: Processor) -> _Visual:
     runs = (features,) * t if family.facts.separate_frames else (t * features,)
     token = processor.ids.image if family.facts.videos_are_images else processor.ids.video
     return _Visual(
-        "video", pixels, (t, h, w), runs, token, clip.seconds_per_grid(video.frames_per_patch)
+        "video",
+        pixels,
+        (t, h, w),
+        runs,
+        token,
+        clip.seconds_per_grid(video.frames_per_patch),
+        clip.traits,
     )
 
 

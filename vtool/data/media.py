@@ -7,6 +7,7 @@ from typing import Any
 
 from vtool.data.row import Row, Video, beside, refuse, shown
 from vtool.diagnostics import Origin
+from vtool.models.pictures import PictureReader, TooManyPixels, WideValues
 
 _CUT = "cut the clip out of the file first, or give its frames as a list"
 _FRAMES = "set data.video.fps and data.video.max_frames for all videos, or write this one's fps"
@@ -112,21 +113,33 @@ def locate_frame(given: Any, name: str, folder: Path, origin: Origin | None) -> 
     )
 
 
-def load_picture(row: Row, picture: Any, rule: str, unnamed: str) -> Any:
+def load_picture(
+    row: Row, picture: Any, rule: str, unnamed: str, reader: PictureReader
+) -> tuple[Any, tuple[str, ...]]:
     """Return an image or a frame as PIL has it at inference: upright by its EXIF tag, RGB.
 
     Args:
         rule: the rule that a picture breaks which cannot be decoded.
         unnamed: what a message calls a picture that is not a file.
-    """
-    from transformers.image_utils import load_image
 
+    Returns:
+        The picture, and its traits: names of `vtool.models.pictures.TRAITS`.
+    """
+    named = picture if isinstance(picture, str) and len(picture) < 200 else unnamed
     try:
-        return load_image(picture)
-    # Each decoder raises what its file format raises; PIL, where a file is cut off, or an image too
-    # large to be meant.
+        return reader.read(picture)
+    except WideValues as error:
+        message = f"{row.id}: {named} is {error}: as RGB, its values are cut to 0 to 255"
+        raise refuse(
+            "wide-image-values", message, row.origin, parameter="data.image.sixteen_bit"
+        ) from error
+    except TooManyPixels as error:
+        message = f"{row.id}: {named} is not decoded: {error}; at most {reader.most_pixels:,} are"
+        raise refuse(
+            "too-many-pixels", message, row.origin, parameter="data.image.max_decoded_pixels"
+        ) from error
+    # Each decoder raises what its file format raises; PIL, where a file is cut off.
     except Exception as error:
-        named = picture if isinstance(picture, str) and len(picture) < 200 else unnamed
         message = f"{row.id}: {named} cannot be decoded: {shown(error)}"
         raise refuse(rule, message, row.origin) from error
 

@@ -7,6 +7,7 @@ from typing import Any
 from vtool.data.media import load_picture
 from vtool.data.row import Row, Video, refuse, shown
 from vtool.diagnostics import Findings
+from vtool.models.pictures import PictureReader
 from vtool.models.video import VideoProcessor
 
 
@@ -22,6 +23,8 @@ class Clip:
     """All frames."""
     rate: float
     """Frames a second, of all frames."""
+    traits: tuple[str, ...] = ()
+    """Names of `vtool.models.pictures.TRAITS`: the losses of listed frames."""
 
     def seconds_per_grid(self, together: int) -> float:
         """Return the seconds of a patch along time (`second_per_grid_ts` of transformers)."""
@@ -36,8 +39,13 @@ class _Picture(Exception):
     """The file is a picture."""
 
 
-def open_clip(row: Row, video: Video, processor: VideoProcessor) -> Clip:
+def open_clip(
+    row: Row, video: Video, processor: VideoProcessor, pictures: PictureReader | None = None
+) -> Clip:
     """Decode what is shown of a video. Frames given as a list are all shown.
+
+    Args:
+        pictures: what reads the frames of a list.
 
     Raises:
         Findings: `broken-video`, `too-many-frames`, `video-decoder-missing`, naming the row.
@@ -47,7 +55,11 @@ def open_clip(row: Row, video: Video, processor: VideoProcessor) -> Clip:
     rate, count = video.fps or processor.fps, len(video.source)
     if count > (most := processor.most_listed_frames(rate)):
         raise _too_many(row, count, most, rate, processor)
-    frames = [load_picture(row, frame, "broken-video", "a frame") for frame in video.source]
+    loaded = [
+        load_picture(row, frame, "broken-video", "a frame", pictures or PictureReader())
+        for frame in video.source
+    ]
+    frames = [frame for frame, _ in loaded]
     sizes = list(dict.fromkeys(frame.size for frame in frames))
     if len(sizes) > 1:
         first = next(number for number, frame in enumerate(frames, 1) if frame.size == sizes[1])
@@ -56,7 +68,8 @@ def open_clip(row: Row, video: Video, processor: VideoProcessor) -> Clip:
             f" {first} has {_by(sizes[1])}"
         )
         raise refuse("broken-video", message, row.origin)
-    return Clip(frames, range(count), count, rate)
+    traits = tuple(trait for _, of_frame in loaded for trait in of_frame)
+    return Clip(frames, range(count), count, rate, traits)
 
 
 def _too_many(row: Row, count: int, most: int, rate: float, processor: VideoProcessor) -> Findings:

@@ -4,9 +4,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+from vtool.diagnostics.printable import printable
 from vtool.diagnostics.table import RULES
 
 Severity = Literal["error", "warning", "note"]
+_TEXTS = ("message", "help", "parameter", "expected", "seen")
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,14 +20,17 @@ class Origin:
     column: int | None = None
 
     def __str__(self) -> str:
-        return ":".join(
-            str(part) for part in (self.file, self.line, self.column) if part is not None
-        )
+        parts = (printable(self.file), self.line, self.column)
+        return ":".join(str(part) for part in parts if part is not None)
 
 
 @dataclass(frozen=True, slots=True)
 class Diagnostic:
-    """One finding. `rule` is a name of `RULES`, which gives its code and its usual severity."""
+    """One finding. `rule` is a name of `RULES`, which gives its code and its usual severity.
+
+    Its texts may quote what others have written: control characters are escaped in all of them.
+    A message of several lines is made by `Lines`.
+    """
 
     rule: str
     message: str
@@ -42,6 +47,11 @@ class Diagnostic:
         assert self.rule in RULES, f"no rule named {self.rule}"
         if self.severity is None:
             object.__setattr__(self, "severity", RULES[self.rule].severity)
+        for name in _TEXTS:
+            if (text := getattr(self, name)) is not None:
+                object.__setattr__(self, name, printable(text))
+        if self.tensors is not None:
+            object.__setattr__(self, "tensors", tuple(map(printable, self.tensors)))
 
     @property
     def code(self) -> str:

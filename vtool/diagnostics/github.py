@@ -6,6 +6,7 @@ Source: docs.github.com, "Workflow commands for GitHub Actions"; the escapes are
 
 from vtool.diagnostics.diagnostic import Diagnostic
 from vtool.diagnostics.places import file_of
+from vtool.diagnostics.printable import printable
 
 _LEVELS = {"error": "error", "warning": "warning", "note": "notice"}
 
@@ -13,8 +14,9 @@ _LEVELS = {"error": "error", "warning": "warning", "note": "notice"}
 def annotation(finding: Diagnostic) -> str:
     """Return a finding as one line, with line breaks and colons escaped."""
     origin = finding.origin
+    file = file_of(origin)
     properties = {
-        "file": file_of(origin),
+        "file": file and printable(file),
         "line": origin and origin.line,
         "col": origin and origin.column,
         "title": f"{finding.rule} ({finding.code})",

@@ -9,6 +9,7 @@ from typing import Any, TextIO
 
 from vtool.diagnostics.diagnostic import Diagnostic, Origin
 from vtool.diagnostics.github import annotation
+from vtool.diagnostics.printable import printable, printable_all
 from vtool.diagnostics.result import Result, count
 from vtool.version import __version__
 
@@ -79,7 +80,7 @@ def summary(results: Sequence[Result]) -> str:
 
 def as_json(results: Sequence[Result], command: str, options: Sequence[str] = ()) -> dict[str, Any]:
     """Return the one JSON layout of every checking command. Keys without a value are left out."""
-    return {
+    document: dict[str, Any] = {
         "version": 1,
         "tool": {
             "name": "vtool",
@@ -99,6 +100,8 @@ def as_json(results: Sequence[Result], command: str, options: Sequence[str] = ()
         ],
         "summary": count(results),
     }
+    # also what was measured, and what the command was given
+    return {key: printable_all(value) for key, value in document.items()}
 
 
 def _as_sarif(results: Sequence[Result], command: str) -> dict[str, Any]:
@@ -134,7 +137,7 @@ def _missed(result: Result) -> Iterator[str]:
             missed.setdefault(result.details.get(rule, {}).get("reason", ""), []).append(rule)
     for reason, rules in missed.items():
         yield (
-            f"not run: {', '.join(rules)} ({reason})"
+            f"not run: {', '.join(rules)} ({printable(reason)})"
             if reason
             else f"not run, because of the above: {', '.join(rules)}"
         )
@@ -175,6 +178,7 @@ def _excerpt(origin: Origin, locate: Locate) -> Iterator[str]:
                 .rstrip("\n")
                 .replace("\t", " ")
             )
+        line = "".join(letter if letter.isprintable() else "\ufffd" for letter in line)
     except (OSError, UnicodeDecodeError):
         return
     start = max(0, (origin.column or 1) - 60)  # a row of a rows file can be a page long

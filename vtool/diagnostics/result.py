@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from vtool.diagnostics.diagnostic import Diagnostic
+from vtool.diagnostics.printable import printable
 
 Verdict = Literal["clean", "unsafe", "failed", "not-run"]
 
@@ -25,6 +26,7 @@ class Result:
 
     def __post_init__(self) -> None:
         """Hold verdict, checks and findings against each other: printed, they say one thing."""
+        object.__setattr__(self, "subject", printable(self.subject))
         found = {finding.rule for finding in self.findings}
         failed = {rule for rule, state in self.checks.items() if state == "failed"}
         errors = {finding.rule for finding in self.findings if finding.severity == "error"}

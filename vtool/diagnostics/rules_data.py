@@ -121,6 +121,81 @@ RULES = (
         stage="row",
     ),
     Rule(
+        name="wide-image-values",
+        code="VT644",
+        summary="An image is greyscale of 16 or 32 bits, or in floating point.",
+        why=(
+            "Decoders and servers cut its values to 0 to 255, so that most of it turns white. Which"
+            " values are black and white the file does not say: a 16-bit file often holds 12 bits."
+        ),
+        bad="an X-ray in a 16-bit PNG",
+        good="data.image.sixteen_bit=scale data.image.sixteen_bit_range=[0,4095]",
+        fix=(
+            "Save it with 8 bits, as a server has to be given it too; or say which values are black"
+            " and white: data.image.sixteen_bit=scale data.image.sixteen_bit_range=[LOW,HIGH]."
+        ),
+        stage="row",
+    ),
+    Rule(
+        name="too-many-pixels",
+        code="VT645",
+        summary="An image has more pixels than data.image.max_decoded_pixels.",
+        why=(
+            "A file of a few bytes can ask for all memory of a machine. What is not decoded cannot"
+            " be trained on."
+        ),
+        bad="a PNG of 1 kB that says it has 60,000 × 60,000 pixels",
+        good="a photo of 8,000 × 6,000 pixels",
+        fix=(
+            "Shrink the image, or remove the row. Pillow decodes at most 178,956,970 pixels; up to"
+            " there, data.image.max_decoded_pixels can be raised."
+        ),
+        stage="row",
+    ),
+    Rule(
+        name="picture-converted",
+        code="VT646",
+        summary="Pictures lose something, or are turned, where they become upright and RGB.",
+        why=(
+            "It is what most tools do, and nobody says so: a drawing on a transparent background"
+            " may be shown to the model on black."
+        ),
+        bad="a logo in black on transparent pixels, which are black below",
+        good="the logo on white, without transparency",
+        fix=(
+            "Nothing, if it is meant. Else save the pictures as they are to be seen: upright, in"
+            " RGB, without transparency, one frame each."
+        ),
+        severity="note",
+        stage="row",
+    ),
+    Rule(
+        name="too-much-text",
+        code="VT647",
+        summary="A row has more text than data.max_text_bytes.",
+        why="Such a row is mostly a mistake, and its tokens take minutes and much memory.",
+        bad="a row into which a whole book collection was written by mistake",
+        good="data.max_text_bytes=50000000, where such rows are meant",
+        fix="Cut the row's text, or raise data.max_text_bytes.",
+        stage="row",
+    ),
+    Rule(
+        name="template-too-costly",
+        code="VT648",
+        summary="A chat template takes too long, or too much memory, for a row.",
+        why=(
+            "A template is a program that comes with a model's folder. One of a few bytes can run"
+            " for years."
+        ),
+        bad="a template with a loop of 100,000 in a loop of 100,000",
+        good="a template that goes through the messages once",
+        fix=(
+            "Look into chat_template.jinja of the model's folder, and replace it with that of the"
+            " model's authors. The row is named in case it is what is large."
+        ),
+        stage="row",
+    ),
+    Rule(
         name="placeholder-mismatch",
         code="VT605",
         summary="A row has more or fewer placeholders for images or videos than it has of these.",

@@ -91,6 +91,22 @@ _CANNOT_READ = (
             " `_self_` for the recipe's own settings."
         ),
     ),
+    Rule(
+        name="not-looked-at",
+        code="VT008",
+        summary=(
+            "With --untrusted, a setting depends on an environment variable, or on a file outside"
+            " of the recipe's folder, and is not checked."
+        ),
+        why=(
+            "Messages name values and files. A stranger's recipe, as in a pull request, could so"
+            " bring secrets of the machine into them."
+        ),
+        bad="vtool validate-config --untrusted digits 'run.dir=${oc.env:HOME}/run'",
+        good="vtool validate-config --untrusted digits run.dir=runs/mine",
+        fix="Nothing need be done. Without --untrusted it is checked, where the recipe is trusted.",
+        severity="note",
+    ),
 )
 
 _SCHEMA = (

@@ -12,6 +12,7 @@ from urllib.parse import quote
 from vtool.diagnostics.baseline import fingerprint
 from vtool.diagnostics.diagnostic import Diagnostic
 from vtool.diagnostics.places import file_of
+from vtool.diagnostics.printable import printable
 from vtool.diagnostics.result import Result
 from vtool.diagnostics.rule import Rule
 from vtool.diagnostics.table import RULES
@@ -103,7 +104,8 @@ def _invocation(results: Sequence[Result], command: str, place: dict[str, int]) 
         {
             "level": "warning",
             "message": {
-                "text": f"{result.subject}: {rule} was not run" + (f": {reason}" if reason else "")
+                "text": f"{result.subject}: {rule} was not run"
+                + (f": {printable(reason)}" if reason else "")
             },
             **(
                 {"associatedRule": {"id": RULES[rule].code, "index": place[rule]}}
@@ -125,4 +127,6 @@ def _invocation(results: Sequence[Result], command: str, place: dict[str, int]) 
 
 def _uri(path: str) -> str:
     # A colon would read as a scheme: vllm:BertModel.
+    # Bytes of a name that are no UTF-8 are halves of characters here.
+    path = printable(path)
     return Path(path).as_uri() if Path(path).is_absolute() else quote(path, safe="/")

@@ -46,7 +46,7 @@ def needs_of(recipe: str, overrides: Sequence[str] = ()) -> Needs:
     checked = validate(composed)
     own = tuple(
         finding
-        for finding in checked.findings
+        for finding in (*composed.findings, *checked.findings)
         if str(finding.parameter).partition(".")[0] in (*_LOOKED_AT, "kind")
     )
     if isinstance(checked.run, LoadCheck):

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import yaml
 
-from vtool.config.schema import Run
+from vtool.config.schema import Data, Run
 from vtool.data.collate import collate_prompts
 from vtool.data.encode import encode_question
 from vtool.data.messages_layout import TAG, VIDEO_TAG, parse_row
@@ -20,6 +20,7 @@ from vtool.models.adapters import CONFIG, add_saved_adapter, base_of_adapter
 from vtool.models.build import load_model
 from vtool.models.generate import answer_greedily
 from vtool.models.model_class import recorded_modeling
+from vtool.models.pictures import PictureReader
 from vtool.models.processor import load_processor
 
 
@@ -115,6 +116,8 @@ def predict(
     try:
         row = _row({TAG: images, VIDEO_TAG: videos}, text, system)
         processor = load_processor(export.folder, export.family, config_of=export.base)
+        if settings := _data_settings(export.folder):
+            processor = replace(processor, pictures=PictureReader.of(settings.image))
         prompt = encode_question(row, processor)
     except Findings as findings:
         here = "paths are relative to the folder you are in"
@@ -124,7 +127,8 @@ def predict(
         ]
         raise Findings(with_help, fatal=True) from findings
     model = load_exported(run, export)
-    inputs = collate_prompts([prompt], processor, _dropped_inputs(export.folder))
+    dropped = settings.drop_model_inputs if settings else ()
+    inputs = collate_prompts([prompt], processor, dropped)
     with torch.no_grad():
         return answer_greedily(model, processor, inputs, max_new_tokens)[0].strip()
 
@@ -163,16 +167,16 @@ def _row(shown: Mapping[str, Sequence[str]], question: str, system: str | None) 
     )
 
 
-def _dropped_inputs(folder: Path) -> tuple[str, ...]:
-    """Return the model inputs that the run of an export leaves out.
+def _data_settings(folder: Path) -> Data | None:
+    """Return how the run of an export has read its rows.
 
     A folder that stands alone says nothing about it.
     """
     try:
         settings = yaml.safe_load((folder.parent / "config.yaml").read_text())
-        return Run.model_validate_json(json.dumps(settings)).data.drop_model_inputs
+        return Run.model_validate_json(json.dumps(settings)).data
     except (OSError, ValueError, yaml.YAMLError):
-        return ()
+        return None
 
 
 def _first_question(run: Path) -> str:

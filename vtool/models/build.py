@@ -29,7 +29,9 @@ def model_config(settings: Model, processor: Processor, vocabulary: int | None =
     from transformers import AutoConfig
 
     if settings.starts_from == "pretrained":
-        return AutoConfig.from_pretrained(settings.path, local_files_only=True)
+        return AutoConfig.from_pretrained(
+            settings.path, local_files_only=True, trust_remote_code=False
+        )
     assert settings.size is not None, "a rule demands it"
     return load_family(settings.family).random_config(
         settings.size, vocabulary or len(processor.tokenizer), processor.ids
@@ -74,7 +76,7 @@ def build_model(
             settings.modeling,
         )
     else:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         kind = model_class(settings.family, settings.modeling)
         build = (
             AutoModelForImageTextToText.from_config

@@ -1,7 +1,7 @@
 """The processor: tokenizer, chat template, image and video processor, and their token ids."""
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +9,7 @@ from vtool.config.schema import Image, Model, Video
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.families.family import load_family
 from vtool.families.tokens import TokenIds, TokenNames
+from vtool.models.pictures import PictureReader
 from vtool.models.tokenizer import train_tokenizer
 from vtool.models.video import VideoProcessor, video_processor, video_settings_in
 
@@ -21,12 +22,13 @@ class Processor:
     image_processor: Any
     video: VideoProcessor
     ids: TokenIds
+    pictures: PictureReader = field(default_factory=PictureReader)
 
     @property
     def names(self) -> TokenNames:
         """The text of the tokens that stand in place of images and videos, and around them."""
         ids = asdict(self.ids)
-        names = [field.name for field in fields(TokenNames)]
+        names = [each.name for each in fields(TokenNames)]
         # most families have the same tokens around a video as around an image
         found = {
             name: ids[name] if ids[name] is not None else ids[name.replace("video", "vision")]
@@ -111,8 +113,12 @@ def load_processor(
     ]:
         raise Findings(_unusable(folder, f"there is no {', and no '.join(absent)}"))
     try:
-        config = AutoConfig.from_pretrained(config_of or folder, local_files_only=True)
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        config = AutoConfig.from_pretrained(
+            config_of or folder, local_files_only=True, trust_remote_code=False
+        )
+        tokenizer = AutoTokenizer.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False
+        )
         image_processor = known.image_processor_class().from_pretrained(
             folder, local_files_only=True
         )
@@ -136,13 +142,15 @@ def first_line(error: BaseException) -> str:
 
 
 def with_sizes(processor: Processor, image: Image, video: Video) -> Processor:
-    """Return the processor with these sizes of images, and sizes and lengths of videos."""
+    """Return the processor with these settings of images, and sizes and lengths of videos."""
     size = dict(processor.image_processor.size)
     for edge, pixels in (("shortest_edge", image.min_pixels), ("longest_edge", image.max_pixels)):
         if pixels is not None:
             size[edge] = pixels * processor.video.family.facts.frames_per_image
     processor.image_processor.size = size
-    return replace(processor, video=processor.video.with_settings(video))
+    return replace(
+        processor, video=processor.video.with_settings(video), pictures=PictureReader.of(image)
+    )
 
 
 def _unusable(folder: Path, what: str) -> Diagnostic:

@@ -195,6 +195,8 @@ def _settings(path: Path, notices: list[str]) -> tuple[Setting, ...]:
         return read_settings(_text(path))
     except FileNotFoundError:
         notices.append("config.yaml is not there: the settings are not known.")
+    except OSError as error:
+        notices.append(f"config.yaml cannot be read: {error.strerror}. The settings are not known.")
     except yaml.YAMLError as error:
         notices.append(
             f"config.yaml cannot be read: {str(error).splitlines()[0]}. The settings are not known."
@@ -208,7 +210,7 @@ def _json_object(path: Path, notices: list[str], meaning: str) -> dict[str, Any]
     except FileNotFoundError:
         notices.append(f"{path.name} is not there: {meaning}.")
         return None
-    except ValueError:
+    except (OSError, ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):
         notices.append(f"{path.name} is damaged or half written: {meaning}.")
@@ -222,6 +224,9 @@ def _json_lines(path: Path, notices: list[str]) -> list[dict[str, Any]]:
         lines = _text(path).split("\n")
     except FileNotFoundError:
         notices.append(f"{path.name} is not there: nothing of it is shown.")
+        return []
+    except OSError as error:
+        notices.append(f"{path.name} cannot be read: {error.strerror}. Nothing of it is shown.")
         return []
     rows, broken = [], []
     for position, line in enumerate(lines, start=1):
@@ -245,7 +250,7 @@ def parse_line(line: str) -> dict[str, Any] | None:
     """Return the JSON object of a line, or None where it holds none."""
     try:
         value = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
 

@@ -183,15 +183,16 @@ def _write_predictions(folder: RunFolder, rows: EncodedRows, answers: Sequence[A
 
 def _first_picture(row: Row, rows: EncodedRows) -> Any:
     """Return a row's first image, else the last frame shown of its first video, else None."""
+    processor = rows.processor
     if row.images:
-        return row.images[0]
-    return open_clip(row, row.videos[0], rows.processor.video).frames[-1] if row.videos else None
+        return processor.pictures.read(row.images[0])[0]
+    if not row.videos:
+        return None
+    return open_clip(row, row.videos[0], processor.video, processor.pictures).frames[-1]
 
 
 def _write_sample(folder: RunFolder, image: Any, index: int) -> Path:
-    from transformers.image_utils import load_image
-
-    picture = load_image(image)
+    picture = image.copy()
     picture.thumbnail((SAMPLE_SIDE, SAMPLE_SIDE))
     path = folder.samples / f"{index:05d}.png"
     picture.save(path)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from vtool.diagnostics import Diagnostic, Findings
+from vtool.diagnostics.printable import Lines
 from vtool.training.own_folder import has_marker, write_atomically
 from vtool.training.run_folder import RunFolder, reading
 from vtool.training.start import Start
@@ -43,9 +44,9 @@ def check_processor(folder: RunFolder) -> None:
     with reading(folder.processor):
         changes = list(_changes(before, _describe(folder.processor)))
     if changes:
-        more = f"\n  and {len(changes) - _SHOWN} more" if len(changes) > _SHOWN else ""
-        listed = "".join(f"\n  {change}" for change in changes[:_SHOWN])
-        message = f"{folder.processor} is not what the run began with:{listed}{more}"
+        more = [f"and {len(changes) - _SHOWN} more"] if len(changes) > _SHOWN else []
+        said = f"{folder.processor} is not what the run began with:"
+        message = Lines.of(said, [*changes[:_SHOWN], *more])
         raise Findings(Diagnostic("processor-changed", message, parameter="run.dir"))
 
 

@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import signal
 import sys
-import tempfile
 import threading
 import time
 import traceback
@@ -26,6 +25,7 @@ from vtool.config.schema import Run
 from vtool.devices import bind, keep_freed_memory, kind_of, place
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.engines.ranks import Ranks, SharedFindings
+from vtool.models.processor import first_line
 from vtool.profiling.after import missing_files
 from vtool.training.run_folder import RunFolder
 from vtool.training.session import Request
@@ -65,6 +65,10 @@ def launch(request: Request, report: Report) -> Outcome | None:
             if ranks.rank == 0:
                 raise
             raise SystemExit(1) from None  # rank 0 speaks for all
+        except RuntimeError as error:
+            if not _lost_a_peer(error):
+                raise
+            raise Findings(Diagnostic("rank-failed", _what_was_lost(ranks, error))) from error
         return outcome if ranks.rank == 0 else None
     if ranks.world > 1:
         message = (
@@ -99,7 +103,10 @@ def run_rank(request: Request, ranks: Ranks) -> Outcome:
             return train(request, replace(ranks, device=placement.device))
         finally:
             torch.set_num_threads(threads)
-    dist.init_process_group(placement.backend, timeout=PATIENCE)
+    try:
+        dist.init_process_group(placement.backend, timeout=PATIENCE)
+    except RuntimeError as error:  # gloo says it in many ways
+        raise _NotConnectedError(str(error)) from error
     outcome = train(request, replace(ranks, device=placement.device))
     dist.destroy_process_group()
     return outcome
@@ -124,7 +131,6 @@ def _check_bound(run: Run, nproc: int, *, outer: bool = False) -> None:
 
 
 def _launch_ranks(request: Request, nproc: int, report: Report) -> Outcome:
-    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
@@ -132,8 +138,7 @@ def _launch_ranks(request: Request, nproc: int, report: Report) -> Outcome:
     for name in ("torch.distributed.elastic", "torch.multiprocessing.spawn"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     place(request.run, 0, nproc)  # a device that is not there is said once, and not by each rank
-    # The launcher insists on a folder for logs, and would leave one in /tmp for each run.
-    with tempfile.TemporaryDirectory(prefix="vtool-launch-") as logs, _Forward() as forward:
+    with _Forward() as forward:
         config = LaunchConfig(
             min_nodes=1,
             max_nodes=1,
@@ -143,7 +148,7 @@ def _launch_ranks(request: Request, nproc: int, report: Report) -> Outcome:
             run_id=request.run.run.name,
             max_restarts=0,
             monitor_interval=0.2,
-            logs_specs=DefaultLogsSpecs(log_dir=logs),
+            logs_specs=_no_logs(),
             numa_options=bind(request.run, kind_of(request.run)),
             # those of stop.py are handled here: the ranks finish their step
             signals_to_handle="SIGQUIT",
@@ -175,6 +180,27 @@ def _launch_ranks(request: Request, nproc: int, report: Report) -> Outcome:
                 raise Findings(found) from error
             raise SystemExit(1) from None  # it has said why
     return outcomes[0]
+
+
+def _no_logs() -> Any:
+    """Return the launcher's settings for logs: none, as the ranks print to this terminal.
+
+    Its own would make a folder in the temporary directory, and a `kill -9` leave it there.
+    """
+    from torch.distributed.elastic.multiprocessing.api import LogsDest, LogsSpecs
+
+    class NoLogs(LogsSpecs):
+        @property
+        def root_log_dir(self) -> str:
+            return os.devnull
+
+        def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
+            for environment in envs.values():
+                environment["TORCHELASTIC_ERROR_FILE"] = ""
+            here = dict.fromkeys(envs, "")
+            return LogsDest(here, dict(here), error_files=dict.fromkeys(envs, os.devnull))
+
+    return NoLogs()
 
 
 def _guilt(failure: Any) -> tuple[int, int]:
@@ -215,11 +241,7 @@ def _rank_main(request: Request, report: Report, launcher: int) -> Outcome:
         # seventy lines of gloo's would hide whose fault it is, and that is told by the other rank
         # or the launcher
         if _lost_a_peer(error):
-            print(
-                f"rank {ranks.rank} has lost its connection to another rank:"
-                f" {str(error).splitlines()[0]}",
-                file=sys.stderr,
-            )
+            print(_what_was_lost(ranks, error), file=sys.stderr)
         else:
             traceback.print_exc()
         code = 2
@@ -230,6 +252,10 @@ def _rank_main(request: Request, report: Report, launcher: int) -> Outcome:
     os._exit(code)
 
 
+class _NotConnectedError(RuntimeError):
+    """The ranks could not connect to each other: a network that is not there, or a rank gone."""
+
+
 def _lost_a_peer(error: Exception) -> bool:
     """Return whether a collective failed because its peer's process ended (gloo, NCCL)."""
     phrases = (
@@ -238,7 +264,19 @@ def _lost_a_peer(error: Exception) -> bool:
         "Broken pipe",
         "remote process exited",
     )
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in phrases)
+    return isinstance(error, _NotConnectedError) or (
+        isinstance(error, RuntimeError) and any(words in str(error) for words in phrases)
+    )
+
+
+def _what_was_lost(ranks: Ranks, error: Exception) -> str:
+    what = (
+        "could not connect to the other ranks"
+        if isinstance(error, _NotConnectedError)
+        else "has lost its connection to another rank"
+    )
+    reason = first_line(error).partition(" This is typically caused by")[0]
+    return f"rank {ranks.rank} {what}: {reason}"
 
 
 def _end_with_launcher(launcher: int) -> None:

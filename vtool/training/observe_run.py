@@ -126,6 +126,12 @@ def _rows(session: Session) -> Iterator[Observed]:
         "data.image.max_pixels": size["longest_edge"] // session.family.facts.frames_per_image,
     }
     yield from observe_values(images, "the image processor")
+    pictures = {
+        "data.image.max_decoded_pixels": processor.pictures.most_pixels,
+        "data.image.sixteen_bit": "refuse" if processor.pictures.range is None else "scale",
+        "data.image.sixteen_bit_range": processor.pictures.range,
+    }
+    yield from observe_values(pictures, "what reads pictures")
     videos = {
         "data.video.fps": video.fps,
         "data.video.max_frames": video.most_frames(video.fps),

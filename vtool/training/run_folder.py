@@ -6,7 +6,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -111,7 +111,10 @@ class RunFolder:
     def unlock(self) -> None:
         """Release the folder, if this object holds it."""
         if self._lock is not None:
-            self._lock.close()
+            # Also where the disk says no: the lock has gone with the descriptor, and what stopped
+            # the run is told already.
+            with suppress(OSError):
+                self._lock.close()
             self._lock = None
 
     def set_aside_newer(self, checkpoint: Path | None) -> None:

@@ -123,7 +123,7 @@ def plan_rows(run: Run, ledger: Ledger) -> Plan:
     return Plan(len(ledger.kept), run.data.global_batch_size, run.run.seed)
 
 
-def count_steps(run: Run, plan: Plan) -> int:
+def count_steps(run: Run, plan: Plan, origins: Origins | None = None) -> int:
     """Return the number of steps of a whole run.
 
     Raises:
@@ -131,8 +131,11 @@ def count_steps(run: Run, plan: Plan) -> int:
     """
     total = run.train.steps or (run.train.epochs or 0) * plan.steps_per_epoch
     if 0 < run.optim.warmup_steps >= total:
-        message = f"optim.warmup_steps is {run.optim.warmup_steps}, and the run has {total} steps"
-        raise SharedFindings(Diagnostic("warmup-too-long", message, parameter="optim.warmup_steps"))
+        name = "optim.warmup_steps"
+        message = f"{name} is {run.optim.warmup_steps}, and the run has {total} steps"
+        help = f"set {name} below {total}, or raise train.epochs"
+        origin = origins.near(name) if origins else None
+        raise SharedFindings(Diagnostic("warmup-too-long", message, help, name, origin))
     return total
 
 

@@ -66,7 +66,7 @@ def set_up_run(
         _print_notes(_ignored_on_device(run, ranks))
 
     # before the run's folder has a config: a warm-up that is too long is no run
-    count_steps(run, plan_rows(run, ledgers["train"]))
+    count_steps(run, plan_rows(run, ledgers["train"]), request.origins)
     ranks.on_rank_zero(lambda: _write_run_files(folder, request, ledgers, start.began or folder))
 
     keep_class(run, folder, start, ranks)

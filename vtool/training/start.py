@@ -11,6 +11,7 @@ import yaml
 from vtool.config.schema import Run
 from vtool.config.settings import all_settings
 from vtool.diagnostics import Diagnostic, Findings
+from vtool.diagnostics.printable import Lines
 from vtool.models.processor import first_line
 from vtool.training.checkpoint import damage, newest
 from vtool.training.run_folder import RunFolder, reading
@@ -177,6 +178,10 @@ def _check_result(folder: RunFolder) -> None:
         problem = f"it has no number {', '.join(absent)}" if absent else None
         if problem is None and not isinstance(result["steps"], int):
             problem = "its steps are no whole number"
+    except PermissionError as error:  # it may be whole: nobody should remove it
+        message = f"{folder.result} cannot be read: {error.strerror}"
+        help = "have its permissions changed"
+        raise Findings(Diagnostic("not-a-run", message, help, "run.dir"), fatal=True) from error
     except (OSError, ValueError, AttributeError, TypeError, RecursionError) as error:
         problem = f"{type(error).__name__}: {first_line(error)}"
     if problem is not None:
@@ -269,9 +274,8 @@ def _leaves(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _taken(path: Path, changed: list[str]) -> Diagnostic:
-    listed = "\n".join(f"  {change}" for change in changed)
     return Diagnostic(
         "run-folder-taken",
-        f"{path} is a run with other settings:\n{listed}",
+        Lines.of(f"{path} is a run with other settings:", changed),
         parameter=changed[0].partition(":")[0],
     )

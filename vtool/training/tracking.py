@@ -7,11 +7,11 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from importlib import metadata
 from pathlib import Path
 from typing import Any, Protocol
 
 from vtool.config.schema import Tracker, Wandb
+from vtool.config.tracker_packages import missing_trackers
 from vtool.diagnostics import Diagnostic
 from vtool.engines.ranks import Ranks, SharedFindings
 from vtool.training.session import Request
@@ -79,18 +79,6 @@ from.
 """
 
 
-def _installed(package: str) -> bool:
-    """Return whether a package is installed.
-
-    `find_spec` would take a folder wandb/, which wandb itself makes where it runs, for the package.
-    """
-    try:
-        metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return False
-    return True
-
-
 def _fit(name: str) -> str:
     """Return a name without the characters that an id of wandb's must not have."""
     return "".join("-" if letter in "/\\#?%:" else letter for letter in name)[:128]
@@ -150,16 +138,8 @@ def open_trackers(request: Request, folder: Path, step: int, ranks: Ranks) -> It
         SharedFindings: `extra-not-installed`.
     """
     wanted: Sequence[Tracker] = request.run.tracking
-    missing = [
-        Diagnostic(
-            "extra-not-installed",
-            f"tracking: {tracker.kind} is not installed",
-            "pip install 'vtool[trackers]'",
-            "tracking",
-        )
-        for tracker in wanted
-        if not _installed(tracker.kind)
-    ]
+    # validate-config has told this already, of this machine; the run may be on another
+    missing = list(missing_trackers(request.run, request.origins))
     if missing:
         raise SharedFindings(missing)
 

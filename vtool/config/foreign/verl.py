@@ -13,6 +13,7 @@ from typing import Any, get_args
 
 import yaml
 from omegaconf import OmegaConf
+from omegaconf._utils import get_yaml_loader
 from omegaconf.errors import OmegaConfBaseException
 
 from vtool.config.compose import Composed
@@ -28,6 +29,7 @@ from vtool.config.foreign.verl_settings import (
     in_a_group,
 )
 from vtool.config.origins import Key, Origins, Place
+from vtool.config.references import follow, masked
 from vtool.config.resources import RecipeFile
 from vtool.config.schema import Model
 from vtool.config.schema.megatron import TransformerConfig
@@ -97,7 +99,9 @@ class _Theirs:
         return Diagnostic(rule, message, help, name, place.value if place else None)
 
 
-def read_verl(path: Path) -> tuple[Composed, tuple[Diagnostic, ...], Mapping[str, str]]:
+def read_verl(
+    path: Path, *, read_environment: bool = True
+) -> tuple[Composed, tuple[Diagnostic, ...], Mapping[str, str]]:
     """Read a YAML file of verl's SFT trainer, composed by Hydra or with a user's own keys alone.
 
     Returns:
@@ -117,7 +121,7 @@ def read_verl(path: Path) -> tuple[Composed, tuple[Diagnostic, ...], Mapping[str
             fatal=True,
         )
     file = read_yaml(path)
-    given, places = _flat(file)
+    given, places = _flat(file, read_environment)
     if found := next((name for name in given if name.startswith("actor_rollout_ref.")), None):
         raise Findings(
             Diagnostic(
@@ -166,16 +170,19 @@ def in_their_words(finding: Diagnostic, names: Mapping[str, str]) -> Diagnostic:
     )
 
 
-def _flat(file: YamlFile) -> tuple[dict[str, Any], dict[str, Place]]:
+def _flat(file: YamlFile, read_environment: bool) -> tuple[dict[str, Any], dict[str, Place]]:
     try:
-        config = OmegaConf.create(file.text)
-    except (yaml.YAMLError, OmegaConfBaseException) as error:
+        values = yaml.load(file.text, get_yaml_loader())  # a SafeLoader
+        OmegaConf.create(masked(values))
+    except (yaml.YAMLError, OmegaConfBaseException, ValueError, KeyError, TypeError) as error:
         raise Findings(
             Diagnostic(
                 "bad-yaml", f"{file.name}: {str(error).splitlines()[0]}", origin=Origin(file.name)
             ),
             fatal=True,
         ) from error
+    # What Hydra would have brought is not known from this file: None.
+    followed = follow(values, read_environment=read_environment)
     given: dict[str, Any] = {}
     places: dict[str, Place] = {}
 
@@ -187,12 +194,8 @@ def _flat(file: YamlFile) -> tuple[dict[str, Any], dict[str, Place]]:
             if isinstance(value, yaml.MappingNode) and value.value and name not in UNREAD:
                 walk(value, name)
             else:
-                try:
-                    found = OmegaConf.select(config, name)
-                # it refers to what Hydra would have brought: not known from this file
-                except OmegaConfBaseException:
-                    found = None
-                given[name] = OmegaConf.to_container(found) if OmegaConf.is_config(found) else found
+                place = tuple(name.split("."))
+                given[name] = None if place in followed.unread else followed.at(place)
                 places[name] = Place(
                     file.place(value),
                     file.place(key),

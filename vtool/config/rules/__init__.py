@@ -1,6 +1,7 @@
 """Rules VT2xx: settings that contradict each other, each a pure function of the settings."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from vtool.config.origins import Origins
 from vtool.config.rules import (
@@ -18,6 +19,7 @@ from vtool.config.rules import (
 )
 from vtool.config.rules.rule import SettingsRule
 from vtool.config.schema import Run
+from vtool.config.schema.base import NotValid
 from vtool.diagnostics import Diagnostic, Rule
 
 SETTINGS_RULES: tuple[SettingsRule, ...] = (
@@ -34,6 +36,7 @@ SETTINGS_RULES: tuple[SettingsRule, ...] = (
     images.image_longer_than_row,
     images.half_an_image,
     images.token_types_left_out,
+    images.sixteen_bit_range,
     model.conflicting_model_source,
     model.not_a_model_folder,
     model.not_a_model_class,
@@ -58,6 +61,7 @@ SETTINGS_RULES: tuple[SettingsRule, ...] = (
     paths.modeling_file,
     paths.resume_folder,
     ignored.size_of_a_folder,
+    ignored.range_that_is_not_used,
     ignored.evaluation_of_nothing,
     ignored.offload_to_itself,
     ignored.other_profilers_settings,
@@ -70,17 +74,27 @@ RULES: tuple[Rule, ...] = tuple(dict.fromkeys(each.rule for each in SETTINGS_RUL
 """Their texts; several checks may share a rule."""
 
 
-def check(run: Run, origins: Origins, sound: Collection[str]) -> Iterator[Diagnostic]:
-    """Yield the findings of every rule whose groups of settings are all among the sound ones."""
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Findings of the rules, and what kept some from running."""
+
+    findings: tuple[Diagnostic, ...]
+    missed: frozenset[str]
+    """Rules that did not run on everything: a setting that they read has no valid value."""
+    reasons: Mapping[str, str]
+    """By rule, why this machine cannot answer it."""
+
+
+def check(run: Run, origins: Origins) -> Outcome:
+    """Run every rule; one that reads a setting without a valid value stops there."""
+    findings: list[Diagnostic] = []
+    missed: set[str] = set()
+    reasons: dict[str, str] = {}
     for each in SETTINGS_RULES:
-        if each.can_run(sound):
-            yield from each.check(run, origins)
-
-
-def unanswered(run: Run, sound: Collection[str]) -> dict[str, str]:
-    """Return, by name of rule, why this machine cannot answer it."""
-    return {
-        each.rule.name: reason
-        for each in SETTINGS_RULES
-        if each.can_run(sound) and (reason := each.unanswerable(run))
-    }
+        try:
+            findings.extend(each.check(run, origins))
+            if reason := each.unanswerable(run):
+                reasons[each.rule.name] = reason
+        except NotValid:
+            missed.add(each.rule.name)
+    return Outcome(tuple(findings), frozenset(missed), reasons)

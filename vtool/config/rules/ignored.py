@@ -44,6 +44,20 @@ def rows_beside_tokens(run: Run, origins: Origins) -> Iterator[Diagnostic]:
         )
 
 
+@settings_rule(IGNORED_SETTING, groups=("data",))
+def range_that_is_not_used(run: Run, origins: Origins) -> Iterator[Diagnostic]:
+    """A range of values is of use only where they are scaled."""
+    name = "data.image.sixteen_bit_range"
+    if run.data.image.sixteen_bit_range is not None and run.data.image.sixteen_bit == "refuse":
+        yield Diagnostic(
+            "ignored-setting",
+            f"{name} is set, but data.image.sixteen_bit=refuse takes no picture that has such",
+            "set data.image.sixteen_bit=scale, or leave the range out",
+            name,
+            origins.near(name),
+        )
+
+
 @settings_rule(IGNORED_SETTING, groups=("model",))
 def size_of_a_folder(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     """A model that is loaded has a size of its own."""

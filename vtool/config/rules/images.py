@@ -242,3 +242,43 @@ def token_types_left_out(run: Run, origins: Origins) -> Iterator[Diagnostic]:
         origins.near(parameter),
         severity="warning" if silent else "error",
     )
+
+
+@settings_rule(
+    Rule(
+        name="sixteen-bit-range",
+        code="VT245",
+        summary=(
+            "data.image.sixteen_bit=scale has no range of values that become black and white, or an"
+            " empty one."
+        ),
+        why="Such a file does not say which values are black and white, and a guess is wrong.",
+        bad="data.image.sixteen_bit=scale",
+        good="data.image.sixteen_bit=scale data.image.sixteen_bit_range=[0,4095]",
+        fix=(
+            "Write the values of the device or the export that wrote the files: [0, 4095] for 12"
+            " bits, [0, 65535] for 16, [0.0, 1.0] for floating point."
+        ),
+    ),
+    groups=("data",),
+)
+def sixteen_bit_range(run: Run, origins: Origins) -> Iterator[Diagnostic]:
+    """Pictures of wide values are scaled from a range that somebody has declared."""
+    image, name = run.data.image, "data.image.sixteen_bit_range"
+    if image.sixteen_bit == "scale" and image.sixteen_bit_range is None:
+        yield Diagnostic(
+            "sixteen-bit-range",
+            "data.image.sixteen_bit is scale, and nothing says which values are black and white",
+            parameter="data.image.sixteen_bit",
+            origin=origins.near("data.image.sixteen_bit"),
+        )
+    if image.sixteen_bit_range is not None:
+        low, high = image.sixteen_bit_range
+        if not low < high:
+            yield Diagnostic(
+                "sixteen-bit-range",
+                f"{name} is [{low:g}, {high:g}]: the first is not below the second",
+                "write the value that becomes black, then the one that becomes white",
+                name,
+                origins.near(name),
+            )

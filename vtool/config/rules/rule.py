@@ -1,6 +1,6 @@
 """A rule of settings: its text, the groups of settings that it reads, and its check."""
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from vtool.config.origins import Origins
@@ -16,15 +16,14 @@ class SettingsRule:
 
     rule: Rule
     groups: tuple[str, ...]
-    """Groups of settings that it reads. It does not run where the schema has a finding in one."""
+    """Groups of settings that it reads."""
     check: Check
-    """Yield findings; a pure function of the settings."""
+    """Yield findings; a pure function of the settings.
+
+    It stops at a setting without a valid value, which raises `NotValid` where it is read.
+    """
     unanswerable: Callable[[Run], str | None] = lambda run: None
     """Return why this machine cannot answer it for a run; None where it can."""
-
-    def can_run(self, sound: Collection[str]) -> bool:
-        """Return whether every group that it reads is among the sound ones."""
-        return set(self.groups) <= set(sound)
 
 
 def settings_rule(

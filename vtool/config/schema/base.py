@@ -1,7 +1,7 @@
 """The base of every group of settings, and what a setting says of how it is known to arrive."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict
 
@@ -29,9 +29,31 @@ class NotReadable:
 Arrival = ReadBack | ActsLater | NotReadable
 
 
+class NotValid(Exception):
+    """A setting is read that has no valid value, or none that is known (`config/partial.py`)."""
+
+
 class Settings(BaseModel):
     """A group of settings: frozen, strict, and an unknown key is an error."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
     arrival: ClassVar[Arrival | None] = None
     """The proof that its settings arrive; `Annotated[…, ReadBack(…)]` gives that of one of them."""
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Raise `NotValid` for a setting that `partial` has left out."""
+            if name in type(self).model_fields:
+                raise NotValid(name)
+            return super().__getattr__(name)
+
+    def model_dump(self, **options: Any) -> dict[str, Any]:
+        """Return plain values.
+
+        Raises:
+            NotValid: a setting of this group has none.
+        """
+        for name in type(self).model_fields:
+            getattr(self, name)
+        return super().model_dump(**options)

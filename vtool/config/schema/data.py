@@ -9,6 +9,10 @@ from vtool.config.schema.formats import Source
 
 _BY_RUN = ReadBack("vtool.training.observe_run:observe_run")
 
+MOST_DECODED_PIXELS = 178_956_970
+"""Pixels above which Pillow, and vLLM with it, takes an image for a bomb."""
+MOST_TEXT_BYTES = 16 * 2**20
+
 ModelInput = Literal[
     "attention_mask",
     "mm_token_type_ids",
@@ -20,14 +24,29 @@ ModelInput = Literal[
 ]
 
 
+Value = Annotated[float, Field(allow_inf_nan=False)]
+
+
 class Image(Settings):
-    """The sizes of images, in pixels."""
+    """The sizes of images, in pixels, and what is done with more than 8 bits of grey."""
 
     arrival: ClassVar = _BY_RUN
     min_pixels: int | None = Field(default=None, gt=0)
     """Smaller images are enlarged to this many pixels. Default: what the image processor says."""
     max_pixels: int | None = Field(default=None, gt=0)
     """Larger images are shrunk to this many pixels. Default: what the image processor says."""
+    max_decoded_pixels: int = Field(default=MOST_DECODED_PIXELS, gt=0, le=MOST_DECODED_PIXELS)
+    """The most pixels of a file that is decoded; one with more is a finding. Pillow decodes no more
+    than the default, which is above any photo.
+    """
+    sixteen_bit: Literal["refuse", "scale"] = "refuse"
+    """The treatment of greyscale in 16 or 32 bits or in floating point, which RGB does not hold.
+
+    `scale`: `sixteen_bit_range` becomes the 8 bits from black to white.
+    """
+    sixteen_bit_range: tuple[Value, Value] | None = None
+    """With `scale`, the values that become black and white: [0, 4095] for 12 bits in a 16-bit file.
+    """
 
 
 class Video(Settings):
@@ -75,6 +94,8 @@ class Data(Settings):
     """The treatment of a row longer than `max_length`."""
     max_dropped_rows: int = Field(default=0, ge=0)
     """The most rows of a split that may be left out, for any reason; else the run is refused."""
+    max_text_bytes: int = Field(default=MOST_TEXT_BYTES, gt=0)
+    """The most bytes of a row's text in UTF-8, with its tools; one with more is a finding."""
     global_batch_size: Annotated[int, _BY_RUN] = Field(ge=1)
     """Rows of one optimizer step, over all ranks and micro-batches."""
     micro_batch_size: Annotated[int, _BY_RUN] = Field(default=1, ge=1)

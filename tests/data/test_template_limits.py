@@ -1,0 +1,117 @@
+"""Chat templates are programs of others: what takes too long or too much is a finding."""
+
+import signal
+from functools import cache
+from typing import Any
+
+import pytest
+
+from vtool.data.template_limits import LimitedTemplate, TooCostly
+from vtool.families import FAMILIES
+from vtool.families.family import load_family
+from vtool.models.tokenizer import chat_template, train_tokenizer
+
+CHAT = [{"role": "user", "content": "a b"}, {"role": "assistant", "content": "c"}]
+MILLION = "{% for i in range(100000) %}{% for j in range(100000) %}"
+COSTLY = {
+    "a loop of 10^10": MILLION + "{% endfor %}{% endfor %}",
+    "a loop that writes": MILLION + "x{% endfor %}{% endfor %}",
+    "calls of calls": (
+        "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}"
+    ),
+    "a power": "{{ 10 ** (10 ** 10) }}",
+    "a power of the row": "{{ (messages | length) ** (10 ** 10) }}",
+    "a product of numbers": (
+        "{% set ns = namespace(n=10) %}{% for i in range(100) %}{% set ns.n = ns.n * ns.n %}"
+        "{% endfor %}"
+    ),
+    "a text repeated": "{{ 'x' * 10 ** 10 }}",
+    "a text of the row repeated": "{{ 10 ** 10 * messages[0].content }}",
+    "a list repeated": "{{ ([1] * 10 ** 10) | length }}",
+    "a text that is doubled": (
+        "{% set ns = namespace(t='x' * 1000) %}{% for i in range(40) %}{% set ns.t = ns.t + ns.t %}"
+        "{% endfor %}"
+    ),
+    "a text that is joined to itself": (
+        "{% set ns = namespace(t='x' * 1000) %}{% for i in range(60) %}{% set ns.t = ns.t ~ ns.t %}"
+        "{% endfor %}"
+    ),
+    "a wide text": "{{ 'x' | center(10000000000) }}",
+    "a wide method": "{{ 'x'.ljust(10000000000) }}",
+    "a method by another name": "{{ ('x' | attr('rjust'))(10000000000) }}",
+    "zeros": "{{ 'x'.zfill(10000000000) }}",
+    "a percent format": "{{ '%10000000000d' % 1 }}",
+    "a percent format with a star": "{{ '%*d' % (10000000000, 1) }}",
+    "the filter format": "{{ '%10000000000d' | format(1) }}",
+    "a format": "{{ '{:10000000000}'.format(1) }}",
+    "a format in a format": "{{ '{:{}}'.format(1, 10000000000) }}",
+    "a format of a mapping": "{{ '{a:10000000000}'.format_map({'a': 1}) }}",
+    "indents": "{{ ('\n' * 1000000) | indent(9999) }}",
+    "tabs": "{{ ('\t' * 1000000).expandtabs(9999) }}",
+    "replacements": "{{ ('x' * 1000000) | replace('x', 'y' * 1000000) }}",
+    "a method that replaces": "{{ ('x' * 1000000).replace('x', 'y' * 1000000) }}",
+    "a filter that joins": "{{ range(100000) | list | join('y' * 1000000) }}",
+    "a method that joins": "{{ ('y' * 1000000).join(['a'] * 100000) }}",
+    "a filter by map": "{{ ['x'] | map('center', 10000000000) | list }}",
+    "lorem ipsum": "{{ lipsum(n=1000000) }}",
+    "batches": "{{ [1] | batch(10000000000, 1) | list }}",
+    "slices": "{{ [1] | slice(10000000000) | list }}",
+}
+
+
+@cache
+def tokenizer() -> Any:
+    return train_tokenizer(["a b c"], load_family("qwen2_5_vl").facts.token_names)
+
+
+def rendered(template: str) -> Any:
+    return tokenizer().apply_chat_template(CHAT, tokenize=False, chat_template=template)
+
+
+@pytest.mark.parametrize("name", COSTLY)
+def test_a_costly_template_is_stopped(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rendered("what is imported for a first template is not the template's own time")
+    monkeypatch.setattr("vtool.data.template_limits.SECONDS", 0.3)
+    with pytest.raises(TooCostly), LimitedTemplate():
+        rendered(COSTLY[name])
+    assert signal.getitimer(signal.ITIMER_VIRTUAL) == (0.0, 0.0)
+
+
+HEALTHY = {
+    **{name: chat_template(load_family(name).facts.token_names) for name in FAMILIES},
+    "formats": "{{ '%s %5d %r' % ('a', 7, 10000000) }}{{ '{:>8}'.format('a') }}{{ 2 ** 10 * 3 }}",
+    "numbers": "{{ 20250101 + 1 }}{{ '{}'.format(20250101) }}{{ '%d' | format(123456789) }}",
+    "filters": (
+        "{{ messages | tojson(indent=4) | indent(2) }}{{ 'a' | center(80) }}{{ 'ab'.replace('a', '')"
+        " }}{{ messages | map(attribute='content') | join(', ') }}{{ '-' * 80 }}"
+    ),
+    "generation": (
+        "{% for m in messages %}{% generation %}{{ m['role'] + m['content'] | trim }}"
+        "{% endgeneration %}{% endfor %}"
+    ),
+    "controls": (
+        "{% set ns = namespace(seen=false) %}{% for m in messages[::-1] %}{% if loop.first %}"
+        "{% continue %}{% endif %}{% set ns.seen = true %}{{ m.content.split(' ')[-1] }}{% break %}"
+        "{% endfor %}{{ ns.seen }}{{ strftime_now('%Y') }}{{ dict(a=1) }}"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_a_healthy_template_writes_what_it_writes_without_limits(name: str) -> None:
+    with LimitedTemplate():
+        limited = rendered(HEALTHY[name])
+    assert limited == rendered(HEALTHY[name])
+    assert limited
+
+
+def test_the_sandbox_stays_one() -> None:
+    escape = "{{ ''.__class__.__mro__ }}{{ messages.append(1) }}"
+    with pytest.raises(Exception, match=r"unsafe|not safely|__mro__|append"), LimitedTemplate():
+        rendered(escape)
+
+
+def test_a_template_that_is_refused_by_itself_is_no_costly_one() -> None:
+    with pytest.raises(Exception, match="roles must alternate") as caught, LimitedTemplate():
+        rendered("{{ raise_exception('roles must alternate') }}")
+    assert not isinstance(caught.value, TooCostly)

@@ -1,0 +1,32 @@
+"""The most that a recipe may be: far above any real one, and checked in less than two seconds.
+
+A recipe may come from a stranger, as in a pull request. What is larger is a finding, and is found
+before work is spent on it.
+"""
+
+MOST_BYTES = 500_000
+"""Bytes of one file."""
+MOST_VALUES = 4_000
+"""Values and keys of one file, those of an alias each time. The largest shipped recipe has 100."""
+MOST_COMPOSED = 12_000
+"""Values and keys of all files that a recipe is composed of."""
+DEEPEST = 30
+"""Groups and lists inside each other; the settings are 5 deep."""
+MOST_DIGITS = 100
+"""Characters of an integer."""
+MOST_FILES = 64
+"""Entries of all defaults lists of a recipe."""
+MOST_REFERENCES_IN_DEFAULTS = 16
+"""References in all defaults lists of a recipe. Two in each of thirty entries make 2³⁰."""
+LONGEST_REFERENCE = 2_000
+"""Characters of a text with a reference."""
+MOST_REFERENCE_TEXT = 40_000
+"""Characters of all texts with references in one file."""
+MOST_LINKS = 25
+"""References that lead to each other."""
+MOST_FOLLOWED = 500_000
+"""Characters and values that all references of a recipe lead to."""
+LONGEST_OVERRIDE = 20_000
+"""Characters of one KEY=VALUE."""
+MOST_FINDINGS = 100
+"""Findings of the schema that are told one by one."""

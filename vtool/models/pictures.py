@@ -1,0 +1,154 @@
+"""Reading of pictures: upright, in RGB, and never with values that RGB cannot hold."""
+
+import base64
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from io import BytesIO
+from typing import Any
+
+import numpy as np
+import PIL.Image
+import PIL.ImageOps
+
+from vtool.config.schema.data import MOST_DECODED_PIXELS, Image
+
+_ORIENTATION = 0x0112  # of EXIF: 1 is upright
+_WHITE_IS_ZERO, _PHOTOMETRIC = 0, 262  # of TIFF
+_SAMPLE_FORMAT, _UNSIGNED = 339, 1
+TRAITS = {
+    "alpha": "with transparency, which is left out (vLLM puts white behind it)",
+    "frames": "of several frames, of which the first is taken",
+    "CMYK": "in CMYK, turned into RGB without a color profile",
+    "16-bit": "with 16 bits a color, of which the upper 8 are taken",
+    "turned": "turned upright, as their EXIF tag says",
+    "clipped": ("with values outside of data.image.sixteen_bit_range, which became black or white"),
+    "flat": "of which all values became one grey in data.image.sixteen_bit_range",
+}
+"""The losses and changes of a picture that becomes RGB, by the names of traits."""
+
+
+class WideValues(ValueError):
+    """A picture has values that 8 bits do not hold, and nothing says their range."""
+
+
+class TooManyPixels(ValueError):
+    """A picture is not decoded, since it has more pixels than may be."""
+
+
+@dataclass(frozen=True, slots=True)
+class PictureReader:
+    """The reader that makes of a file the RGB picture that a model is shown."""
+
+    most_pixels: int = MOST_DECODED_PIXELS
+    """Pixels of a picture that is decoded."""
+    range: tuple[float, float] | None = None
+    """The values that become black and white in a picture of more than 8 bits of grey; None: such a
+    picture is refused."""
+
+    @classmethod
+    def of(cls, image: Image) -> "PictureReader":
+        """Return the reader that these settings ask for."""
+        scaled = image.sixteen_bit == "scale"
+        return cls(image.max_decoded_pixels, image.sixteen_bit_range if scaled else None)
+
+    def read(self, given: Any) -> tuple[Any, tuple[str, ...]]:
+        """Return a picture as transformers' `load_image` has it, and its traits.
+
+        These are names of `TRAITS`.
+
+        Args:
+            given: a path, a `data:` address, or a picture of PIL.
+
+        Raises:
+            WideValues, TooManyPixels, and whatever a decoder raises for its file format.
+        """
+        with _opened(given) as opened:
+            image = opened
+            if (pixels := image.width * image.height) > self.most_pixels:
+                raise TooManyPixels(
+                    f"it has {image.width:,} × {image.height:,} = {pixels:,} pixels"
+                )
+            if image.format == "EPS":
+                raise ValueError("it is PostScript, a program, which is not run")
+            if is_wide(image) and self.range is None:
+                raise WideValues(f"greyscale of more than 8 bits (PIL's mode {image.mode})")
+            tags = dict(getattr(image, "tag_v2", {}))  # of TIFF; decoding changes them
+            traits = list(_traits(image, tags))
+            if "turned" in traits:
+                image = PIL.ImageOps.exif_transpose(image)
+            if is_wide(image):
+                image, lost = self._narrowed(image, tags)
+                traits += lost
+            return image.convert("RGB"), tuple(traits)
+
+    def _narrowed(self, image: Any, tags: Mapping[int, Any]) -> tuple[Any, list[str]]:
+        """Return a picture of wide values with 8 bits of grey, and what was lost by it.
+
+        Black and white are the range's ends, and what is between is linear.
+        """
+        assert self.range is not None
+        if tags.get(_PHOTOMETRIC) == _WHITE_IS_ZERO:
+            raise ValueError("its tag says that 0 is white, which is not read in 16 bits and more")
+        pixels = np.asarray(image)
+        if pixels.dtype == np.int32 and tags and tags.get(_SAMPLE_FORMAT, (1,))[0] == _UNSIGNED:
+            pixels = pixels.view(np.uint32)
+        values = pixels.astype(np.float64)
+        if np.isnan(values).any():
+            raise ValueError("it has NaN among its values")
+        low, high = self.range
+        lost = ["clipped"] if values.min() < low or values.max() > high else []
+        grey = np.rint((values.clip(low, high) - low) / (high - low) * 255).astype(np.uint8)
+        if grey.min() == grey.max() and values.min() < values.max():
+            lost.append("flat")
+        return PIL.Image.fromarray(grey), lost
+
+
+def is_wide(image: Any) -> bool:
+    """Return if a picture has a mode that `convert("RGB")` cuts at 0 and 255."""
+    return str(image.mode).startswith(("F", "I"))
+
+
+def _traits(image: Any, tags: Mapping[int, Any]) -> Iterator[str]:
+    """Yield the traits that a picture's header tells.
+
+    The last is the EXIF tag, which may stand behind a PNG's pixels, so that these are read first;
+    those of a TIFF are turned by that.
+    """
+    if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:
+        yield "alpha"
+    if getattr(image, "is_animated", False):
+        yield "frames"
+    if image.mode == "CMYK":
+        yield "CMYK"
+    if not is_wide(image) and any(";16" in str(tile[3]) for tile in getattr(image, "tile", ())):
+        yield "16-bit"
+    image.load()
+    if (image.getexif().get(_ORIENTATION) or tags.get(_ORIENTATION, 1)) in range(2, 9):
+        yield "turned"
+
+
+@contextmanager
+def _opened(given: Any) -> Iterator[Any]:
+    """Open a picture, of which only the header is read."""
+    if not isinstance(given, str):
+        yield given
+        return
+    try:
+        with warnings.catch_warnings():
+            # from half of what `most_pixels` may be; there, the setting decides
+            warnings.simplefilter("ignore", PIL.Image.DecompressionBombWarning)
+            image = PIL.Image.open(_carried(given) if given.startswith("data:") else given)
+    except PIL.Image.DecompressionBombError as error:
+        raise TooManyPixels(f"Pillow says: {error}") from error
+    with image:
+        yield image
+
+
+def _carried(address: str) -> BytesIO:
+    """Return the bytes that a `data:` address carries."""
+    head, comma, code = address.partition(",")
+    if not comma or not head.startswith("data:image/"):
+        raise ValueError("a picture inside a row begins with data:image/…;base64,")
+    return BytesIO(base64.decodebytes(code.encode()))
