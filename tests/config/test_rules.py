@@ -4,9 +4,11 @@ the examples are those of `vtool explain`.
 """
 
 import json
+import os
 import shlex
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -464,3 +466,24 @@ def test_packing_for_a_model_with_windows_is_refused_before_anything_is_built() 
         )
     assert findings("digits", *of_a_folder, "data.micro_batch_tokens=23") == ()
     assert findings("digits", *of_a_folder[:2]) == ()
+
+
+@pytest.mark.parametrize(
+    "override",
+    ["model.path=closed/m", "checkpoint.resume=closed/r", "model.modeling=closed/m.py:A"],
+)
+def test_a_path_that_must_not_be_looked_at_is_told(
+    override: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.stat
+
+    def stat(path: Any, **how: Any) -> Any:
+        if "closed" in str(path):
+            raise PermissionError(13, "Permission denied", str(path))
+        return real(path, **how)
+
+    monkeypatch.setattr(os, "stat", stat)
+    found = [one for one in examine("digits", [override]).findings if one.rule == "path-not-found"]
+    assert len(found) == 1
+    assert "closed" in found[0].message
+    assert "Permission denied" in found[0].message

@@ -13,13 +13,15 @@ from torch.distributed.tensor import DTensor
 from tests.engines.ranks import run_ranks
 from tests.rows import mixed_rows, write_rows
 from tests.runs import messages, read_lines, request, session
+from vtool.config.load import load_run
 from vtool.data.collate import collate, filler
 from vtool.data.loader import load_steps, micro_batches
+from vtool.data.plan import Plan
 from vtool.diagnostics import Findings
 from vtool.engines.common import model_tensors, optimizer_tensors
 from vtool.engines.ranks import Ranks
 from vtool.training.finish import balance
-from vtool.training.session import Progress, Request, Session
+from vtool.training.session import Progress, Request, Session, count_steps
 from vtool.training.sft import train
 from vtool.training.step import train_step
 from vtool.training.stop import StopRequest
@@ -242,6 +244,17 @@ def test_a_warm_up_longer_than_the_epochs_is_refused(tmp_path: Path) -> None:
             Ranks(),
         )
     assert caught.value.diagnostics[0].rule == "warmup-too-long"
+
+
+def test_a_warm_up_that_is_too_long_is_told_with_its_place(tmp_path: Path) -> None:
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text("defaults: [digits]\ntrain: {steps: null, epochs: 2}\n")
+    loaded = load_run(str(recipe), ["optim.warmup_steps=6"])
+    with pytest.raises(Findings) as caught:
+        count_steps(loaded.run, Plan(32, 32, 0), loaded.origins)
+    (found,) = caught.value.diagnostics
+    assert (found.rule, str(found.origin)) == ("warmup-too-long", "command line")
+    assert found.help == "set optim.warmup_steps below 2, or raise train.epochs"
 
 
 def test_rows_that_cannot_be_used_stop_the_run_before_it_writes_a_config(tmp_path: Path) -> None:

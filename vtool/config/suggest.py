@@ -1,9 +1,11 @@
 """Help for unknown keys, and for values of another type."""
 
 import json
+from functools import cache
 
 from vtool.config.megatron_versions import of_another_release
 from vtool.config.origins import COMMAND_LINE
+from vtool.config.schema import Settings
 from vtool.config.schema.megatron import DdpConfig
 from vtool.config.settings import Setting, Spot, all_settings, choices, nullable, takes
 from vtool.diagnostics import Origin
@@ -119,11 +121,10 @@ def likely_meant(spot: Spot) -> list[str]:
     prefix = f"{group}." if group else ""
     leaves = [name for owner in spot.owners for name in owner.model_fields]
     here = [f"{prefix}{name}" for name in leaves]
-    everything = [setting.name for setting in all_settings(spot.root)]
+    everything, values = _settings(spot.root)
     exact = [name for name in everything if name.rpartition(".")[2] == key]
     beside = [f"{prefix}{name}" for name in near(key, leaves)]
     likely = [*exact, *(beside or ending(key, everything))]
-    values = [setting.name for setting in all_settings(spot.root) if not setting.groups]
     likely = (
         likely
         or same_words(key, here)
@@ -132,6 +133,16 @@ def likely_meant(spot: Spot) -> list[str]:
         or overlapping(key, values)
     )
     return list(dict.fromkeys(likely))
+
+
+@cache
+def _settings(root: type[Settings]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the names of all settings and groups, and those of the settings alone."""
+    found = tuple(all_settings(root))
+    return (
+        tuple(setting.name for setting in found),
+        tuple(setting.name for setting in found if not setting.groups),
+    )
 
 
 def doubted(spot: Spot) -> set[tuple[str, ...]]:

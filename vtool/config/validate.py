@@ -82,13 +82,12 @@ def validate(composed: Composed) -> Checked:
         errors = []
     wrong = [each for each in errors if not _echoes(each)]
     told = unset[:MOST_FINDINGS], wrong[: max(0, MOST_FINDINGS - len(unset))]
-    findings = {
-        (finding.rule, finding.parameter): finding
-        for finding in (
-            *(_left_open(name, composed.origins) for name in told[0]),
-            *(_finding(each, composed) for each in reversed(told[1])),
-        )
-    }
+    findings: dict[tuple[str, str | None], Diagnostic] = {}
+    for finding in (
+        *(_left_open(name, composed.origins) for name in told[0]),
+        *(_finding(each, composed) for each in told[1]),
+    ):
+        findings.setdefault((finding.rule, finding.parameter), finding)
     broken = {*composed.unknown, *(tuple(name.split(".")) for name in unset)}
     doubts: set[Key] = set()
     strange: set[Key] = set()

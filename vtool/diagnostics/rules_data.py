@@ -167,7 +167,7 @@ RULES = (
             " RGB, without transparency, one frame each."
         ),
         severity="note",
-        stage="split",
+        stage="row",
     ),
     Rule(
         name="too-much-text",

@@ -178,6 +178,10 @@ def _check_result(folder: RunFolder) -> None:
         problem = f"it has no number {', '.join(absent)}" if absent else None
         if problem is None and not isinstance(result["steps"], int):
             problem = "its steps are no whole number"
+    except PermissionError as error:  # it may be whole: nobody should remove it
+        message = f"{folder.result} cannot be read: {error.strerror}"
+        help = "have its permissions changed"
+        raise Findings(Diagnostic("not-a-run", message, help, "run.dir"), fatal=True) from error
     except (OSError, ValueError, AttributeError, TypeError, RecursionError) as error:
         problem = f"{type(error).__name__}: {first_line(error)}"
     if problem is not None:

@@ -397,3 +397,56 @@ def test_no_torch_is_imported(tmp_path: Path) -> None:
     assert {name.partition(".")[0] for name in done.stdout.split()}.isdisjoint(
         {"torch", "transformers", "pydantic", "hydra", "xxhash"}
     )
+
+
+def test_an_index_of_names_that_no_file_can_have_is_a_finding_that_fits_a_screen(
+    tmp_path: Path,
+) -> None:
+    long = "x" * 6000
+    folder(tmp_path / "model", model={"a": f32(2)})
+    index(
+        tmp_path / "model",
+        {"a": "model.safetensors", "b": f"sub/{long}", "c": long, "d": f"../{long}", long: "e/\0"},
+    )
+    result = audited(tmp_path / "model")
+    assert {finding.rule for finding in result.findings} == {"index-mismatch", "missing-shard"}
+    assert len(result.findings) == 4
+    assert all(len(finding.message) < 400 for finding in result.findings)
+    assert long in {name for finding in result.findings for name in finding.tensors or ()}
+
+
+@pytest.mark.parametrize("link", ["sub", "sub/m.safetensors"])
+def test_a_shard_behind_a_link_in_a_subfolder_is_outside(tmp_path: Path, link: str) -> None:
+    folder(tmp_path / "model")
+    folder(tmp_path / "other", m={"a": f32(2)})
+    (tmp_path / "model" / link).parent.mkdir(exist_ok=True)
+    (tmp_path / "model" / link).symlink_to(
+        tmp_path / "other" / Path(link).relative_to("sub"), target_is_directory=link == "sub"
+    )
+    index(tmp_path / "model", {"a": "sub/m.safetensors"})
+    assert findings(tmp_path / "model") == [("outside-link", "warning")]
+
+
+def test_a_link_in_a_subfolder_to_the_same_folder_is_none(tmp_path: Path) -> None:
+    folder(tmp_path / "model" / "blobs", m={"a": f32(2)})
+    folder(tmp_path / "model")
+    (tmp_path / "model" / "sub").symlink_to("blobs", target_is_directory=True)
+    index(tmp_path / "model", {"a": "sub/m.safetensors"})
+    passes(tmp_path / "model")
+
+
+def test_a_giant_config_is_not_read(tmp_path: Path) -> None:
+    folder(tmp_path / "model", model={"a": f32(2)})
+    with (tmp_path / "model" / "config.json").open("wb") as file:
+        file.truncate(2**40)
+    (finding,) = audited(tmp_path / "model").findings
+    assert (finding.rule, finding.severity) == ("no-config", "error")
+    assert "1,099,511,627,776 bytes" in finding.message
+
+
+def test_the_place_of_a_value_is_told_of_more_dimensions_than_numpy_has(tmp_path: Path) -> None:
+    values = np.array([1, np.inf], np.float32).tobytes()
+    folder(tmp_path / "model", model={"a": ("F32", (*[1] * 70, 2), values)})
+    (finding,) = audited(tmp_path / "model").findings
+    assert finding.rule == "nonfinite-value"
+    assert "the first at 1" in finding.message

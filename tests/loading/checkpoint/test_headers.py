@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import struct
 import tracemalloc
 from pathlib import Path
@@ -186,3 +187,153 @@ def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "model.safetensors")
     (finding,) = read_header(tmp_path / "model.safetensors")[1]
     assert finding.rule == "unreadable-weights"
+
+
+def accepted_by_safetensors(file: Path) -> bool:
+    try:
+        with safe_open(file, framework="np") as opened:
+            for name in opened.keys():  # noqa: SIM118
+                opened.get_slice(name).get_shape()
+                opened.get_tensor(name)
+    except (SafetensorError, ValueError, OverflowError, TypeError):
+        return False
+    return True
+
+
+ENTRY = '"dtype":"F32","shape":[1],"data_offsets":[0,4]'
+ODD = (
+    *(f'{{"{name}":{{{ENTRY}}}}}' for name in ("\\ud800", "\\udc00\\ud800", "\\ud83d\\ude00", "")),
+    *(
+        f'{{"__metadata__":{meta},"a":{{{ENTRY}}}}}'
+        for meta in ("null", "{}", "[]", "1", '{"a":1}')
+    ),
+    *(
+        f'{{"__metadata__":{{{meta}}},"a":{{{ENTRY}}}}}'
+        for meta in ('"\\udead":""', '"":"\\uD9AB"')
+    ),
+    *(
+        f'{{"a":{{{ENTRY},"more":{more}}}}}'
+        for more in (
+            *("1", "-0", "NaN", "Infinity", "-Infinity", "1e999", "-1e999", "1e308", "1e-999"),
+            *(
+                "9" * 19,
+                "9" * 30,
+                "9" * 308,
+                "9" * 309,
+                "1" + "0" * 308,
+                "9" * 4000,
+                "-" + "9" * 400,
+            ),
+            *("[" * depth + "]" * depth for depth in (1, 124, 125, 126, 127, 128, 300)),
+            *('{"k":' * depth + "1" + "}" * depth for depth in (1, 124, 125, 126, 127, 128, 300)),
+            *('"\\ud800"', '"\\ud83d\\ude00"', "null", "true", '{"\\udfff":1}'),
+        )
+    ),
+    *(
+        f'{{"a":{{"dtype":"F32","shape":{shape},"data_offsets":[0,{end}]}}}}'
+        for shape, end in (
+            *(("[1]", "4.0"), ("[1]", "4e0"), ("[-0]", "0"), ("[-0,1]", "0"), ("[1.0]", "4")),
+            *((f"[{2**63 - 1},{2**63 - 1},0]", "0"), (f"[0,{2**63 - 1},{2**63 - 1}]", "0")),
+            *((f"[{2**63},0]", "0"), (f"[{2**64 - 1},0]", "0"), (f"[{2**64},0]", "0")),
+            *(("[]", "4"), ("[1,1,1]", "4"), ("[0]", "0"), ("[true]", "4"), ('["1"]', "4")),
+        )
+    ),
+)
+
+
+@pytest.mark.parametrize("place", range(len(ODD)))
+def test_odd_headers_are_refused_where_safetensors_refuses_them(tmp_path: Path, place: int) -> None:
+    file, text = tmp_path / "a.safetensors", ODD[place]
+    file.write_bytes(raw(text, b"" if text.endswith("[0,0]}}") else bytes(4)))
+    assert (read_header(file)[1] == []) == accepted_by_safetensors(file), text[:200]
+
+
+PIECES = (
+    *(
+        '"a"',
+        '"b"',
+        '"\\ud800"',
+        '"\\ud834\\udd1e"',
+        '"__metadata__"',
+        "null",
+        "true",
+        "NaN",
+        "1e999",
+    ),
+    *(
+        "-0",
+        "0",
+        "4",
+        "8",
+        "1.0",
+        "9" * 25,
+        "9" * 400,
+        "[]",
+        "{}",
+        "[0,4]",
+        "[4,8]",
+        "[0,0]",
+        "[1]",
+    ),
+    *(
+        "[2]",
+        "[0]",
+        "[1,1]",
+        f"[{2**62},4,0]",
+        '"F32"',
+        '"I8"',
+        '"F64"',
+        '"f32"',
+        '"x"',
+        "Infinity",
+    ),
+)
+KEYS = ('"dtype"', '"shape"', '"data_offsets"', '"format"', '"more"')
+
+
+def damaged(chance: random.Random) -> str:
+    """A header of one or two tensors, in which some pieces are others."""
+
+    def perhaps(piece: str) -> str:
+        return chance.choice(PIECES) if chance.random() < 0.08 else piece
+
+    tensors = []
+    for name, begin in (('"a"', 0), ('"b"', 4))[: chance.choice((1, 2))]:
+        pairs = [(KEYS[0], '"F32"'), (KEYS[1], "[1]"), (KEYS[2], f"[{begin},{begin + 4}]")]
+        if chance.random() < 0.3:
+            pairs.append((chance.choice(KEYS[3:]), chance.choice(PIECES)))
+        body = ",".join(
+            f"{perhaps(key) if chance.random() < 0.1 else key}:{perhaps(value)}"
+            for key, value in pairs
+        )
+        tensors.append(f"{name}:{perhaps('{' + body + '}')}")
+    if chance.random() < 0.3:
+        tensors.insert(0, f'"__metadata__":{perhaps(chance.choice(("null", chr(123) + chr(125))))}')
+    return "{" + ",".join(tensors) + "}" + chance.choice(("", " ", "\n\t"))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_no_header_is_clean_that_safetensors_refuses_and_no_other_is_refused(
+    tmp_path: Path, seed: int
+) -> None:
+    chance, file = random.Random(seed), tmp_path / "a.safetensors"
+    kinds = {True: 0, False: 0}
+    for _ in range(200):
+        text = damaged(chance)
+        file.write_bytes(raw(text, bytes(8 if '"b":' in text else 4)))
+        findings = read_header(file)[1]
+        if "is there twice" in " ".join(finding.message for finding in findings):
+            continue  # refused here alone: readers differ in what they take
+        theirs = accepted_by_safetensors(file)
+        kinds[theirs] += 1
+        assert (findings == []) == theirs, text
+    assert min(kinds.values()) > 20
+
+
+def test_a_shape_of_many_large_sizes_is_refused_at_once(tmp_path: Path) -> None:
+    sizes = ",".join([str(2**62)] * 200_000)
+    text = f'{{"a":{{"dtype":"F32","shape":[{sizes}],"data_offsets":[0,4]}}}}'
+    ((rule, message),) = found(tmp_path, raw(text, bytes(4)))
+    assert rule == "bad-header"
+    assert "larger than any file" in message
+    assert len(message) < 400

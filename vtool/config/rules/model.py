@@ -1,6 +1,7 @@
 """Rules about where the weights come from."""
 
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -118,7 +119,7 @@ def not_a_model_folder(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     Whether its weights are whole is seen when they are loaded.
     """
     model = run.model
-    if model.path is None or not (folder := Path(model.path)).exists():
+    if model.path is None or not os.path.exists(folder := Path(model.path)):
         return
     problem, seen = _problem(folder, model.family)
     if problem:
@@ -185,7 +186,7 @@ def not_a_model_class(run: Run, origins: Origins) -> Iterator[Diagnostic]:
             SETTING,
             near,
         )
-    elif split_modeling(given)[0].is_file() and (found := check_modeling_file(given)):
+    elif os.path.isfile(split_modeling(given)[0]) and (found := check_modeling_file(given)):
         yield replace(found, origin=found.origin or near)
 
 

@@ -1,5 +1,6 @@
 """The rule about files and folders that a recipe names."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,7 +24,7 @@ PATH_NOT_FOUND = Rule(
 
 def _missing(name: str, given: str, origins: Origins, help: str | None) -> Diagnostic:
     path = Path(given)
-    what = "is a folder, not a file" if path.is_dir() else "is not there"
+    what = "is a folder, not a file" if os.path.isdir(path) else _why_missing(path)
     return Diagnostic(
         "path-not-found",
         (
@@ -37,11 +38,22 @@ def _missing(name: str, given: str, origins: Origins, help: str | None) -> Diagn
     )
 
 
+def _why_missing(path: Path) -> str:
+    """Return what keeps a file from being found."""
+    try:
+        os.stat(path)
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError) as error:
+        return f"cannot be looked at: {getattr(error, 'strerror', None) or error}"
+    return "is not there"
+
+
 def _beside(path: Path) -> str | None:
     """Return a question about files with a similar name in the same folder."""
     try:
-        beside = [each.name for each in path.parent.iterdir()] if not path.exists() else []
-    except OSError:
+        beside = [each.name for each in path.parent.iterdir()] if not os.path.exists(path) else []
+    except (OSError, ValueError):
         return None
     return did_you_mean(
         [str(path.with_name(name)) for name in near(path.name, beside) if path.name]
@@ -54,14 +66,14 @@ def rows_file(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     for split, entries in run.data.splits.items():
         for number, entry in enumerate(entries):
             for name, path in entry.files().items():
-                if not Path(path).is_file():
+                if not os.path.isfile(path):
                     yield _missing(f"data.{split}.{number}.{name}", path, origins, None)
 
 
 @settings_rule(PATH_NOT_FOUND, groups=("model",))
 def model_folder(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     """The model's folder is there."""
-    if run.model.path is not None and not Path(run.model.path).exists():
+    if run.model.path is not None and not os.path.exists(run.model.path):
         yield _missing(
             "model.path",
             run.model.path,
@@ -75,7 +87,7 @@ def modeling_file(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     """The modelling file is there."""
     if run.model.modeling is not None and is_well_formed(run.model.modeling):
         file, _ = split_modeling(run.model.modeling)
-        if not file.is_file():
+        if not os.path.isfile(file):
             yield _missing("model.modeling", str(file), origins, None)
 
 
@@ -83,7 +95,7 @@ def modeling_file(run: Run, origins: Origins) -> Iterator[Diagnostic]:
 def resume_folder(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     """The folder that the run continues from is there."""
     given = run.checkpoint.resume
-    if given not in ("auto", "never") and not Path(given).exists():
+    if given not in ("auto", "never") and not os.path.exists(given):
         yield _missing(
             "checkpoint.resume",
             given,

@@ -1,13 +1,24 @@
 """Findings about a file of a checkpoint folder."""
 
+import re
 from pathlib import Path
 from typing import Any
 
 from vtool.diagnostics import Diagnostic, Origin
+
+_LONG = re.compile(r"\S{400,}")
+"""Names of others that would fill pages: an index may have one of 6,000 characters."""
 
 
 def about_file(
     file: Path, rule: str, message: str, help: str | None = None, **more: Any
 ) -> Diagnostic:
     """Return a finding whose place is a file or folder; `more` are fields of `Diagnostic`."""
-    return Diagnostic(rule, message, help, origin=Origin(str(file)), **more)
+    for name in ("expected", "seen"):
+        if more.get(name):
+            more[name] = _LONG.sub(_ends, more[name])
+    return Diagnostic(rule, _LONG.sub(_ends, message), help, origin=Origin(str(file)), **more)
+
+
+def _ends(name: re.Match[str]) -> str:
+    return f"{name[0][:100]}…{name[0][-40:]}"

@@ -13,6 +13,7 @@ from vtool.loading.checkpoint.about_file import about_file
 from vtool.loading.checkpoint.duplicates import find_duplicates
 from vtool.loading.checkpoint.files import (
     Files,
+    is_file,
     is_weights,
     list_folder,
     not_safetensors,
@@ -122,8 +123,10 @@ def _headers(path: Path, files: Files) -> tuple[dict[str, Header], list[Diagnost
     below = [
         folder / name
         for name in (index.shards if index else ())
-        if "/" in name and (folder / name).is_file()
+        if "/" in name and is_file(folder / name)
     ]
+    for file in below:
+        findings += outside_link(file, folder)
     headers, unusable = {}, []
     for file in (*files.safetensors, *below):
         name = file.relative_to(folder).as_posix()
@@ -167,7 +170,9 @@ def _compare_files(
 def _nonfinite(found: NonFinite) -> Diagnostic:
     tensor, counts = found.tensor, {"NaN": found.nans, "infinite": found.infinities}
     seen = " and ".join(f"{count:,} {word}" for word, count in counts.items() if count)
-    place = [int(position) for position in np.unravel_index(found.first, tensor.shape)]
+    # numpy takes no more dimensions
+    known = len(tensor.shape) <= 32
+    place = list(map(int, np.unravel_index(found.first, tensor.shape))) if known else found.first
     # Attention masks that are saved with the weights hold -inf where nothing is attended to, and
     # mean it.
     mask = not found.nans and "mask" in tensor.name.rpartition(".")[2]

@@ -11,6 +11,8 @@ from vtool.loading.checkpoint import strict_json
 from vtool.loading.checkpoint.about_file import about_file
 from vtool.loading.words import listed
 
+LARGEST_CONFIG = 16 * 2**20
+"""Bytes of a config.json that is read: a hundred times what large ones have."""
 INDEX = "model.safetensors.index.json"
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _BESIDE_WEIGHTS = ("training_args", "optimizer", "scheduler", "rng_state", "scaler", "progress")
@@ -30,6 +32,14 @@ class Files:
 def is_weights(file: Path) -> bool:
     """Return True unless the name is that of an optimizer's state, or the like."""
     return not file.name.startswith(_BESIDE_WEIGHTS)
+
+
+def is_file(file: Path) -> bool:
+    """Return if there is such a file; a name longer than any can be is none."""
+    try:
+        return file.is_file()
+    except OSError:
+        return False
 
 
 def list_folder(folder: Path) -> tuple[Files, list[Diagnostic]]:
@@ -77,6 +87,8 @@ def _config(file: Path) -> list[Diagnostic]:
     if not file.is_file():
         return [bad("it is not a regular file")]
     try:
+        if (size := file.stat().st_size) > LARGEST_CONFIG:
+            return [bad(f"it has {size:,} bytes; at most {LARGEST_CONFIG:,} are read")]
         content, repeated = strict_json.parse(file.read_bytes())
     except OSError as error:
         return [bad(f"it cannot be read: {error.strerror}")]
@@ -88,19 +100,25 @@ def _config(file: Path) -> list[Diagnostic]:
 
 
 def outside_link(file: Path, folder: Path) -> Iterator[Diagnostic]:
-    """Yield a finding where a file is a link that leads out of its folder.
+    """Yield a finding where a file, or a folder that it is in, is a link out of its folder.
 
     A link into the blobs of the same Hugging Face cache is none.
     """
+    below = file.relative_to(folder)
+    links = [
+        link
+        for link in (folder / parent for parent in [below, *below.parents][:-1])
+        if link.is_symlink()
+    ]
     # a link to nothing is reported as missing-shard
-    if file.is_symlink() and file.exists():
+    if links and file.exists():
         target, real = file.resolve(), folder.resolve()
         homes = [real]
         if real.parent.name == "snapshots":
             homes.append(real.parent.parent / "blobs")
         if not any(map(target.is_relative_to, homes)):
-            message = f"{file.name} is a link to {target}, outside of the folder"
-            yield about_file(file, "outside-link", message, seen=os.readlink(file))
+            message = f"{below} is a link to {target}, outside of the folder"
+            yield about_file(file, "outside-link", message, seen=os.readlink(links[-1]))
 
 
 def not_safetensors(file: Path) -> Diagnostic:

@@ -4,7 +4,6 @@ The tensors' bytes follow without a gap. Source: the format's description and
 `SafeTensors::read_metadata` of https://github.com/huggingface/safetensors (0.8).
 """
 
-import math
 import os
 import reprlib
 import stat
@@ -121,7 +120,7 @@ def _length(descriptor: int, file: Path, size: int) -> int:
 def _content(descriptor: int, file: Path, length: int) -> tuple[dict[str, Any], list[str]]:
     """Return the JSON object, and the keys that it has twice; raise Findings where it is none."""
     try:
-        content, repeated = strict_json.parse(os.pread(descriptor, length, 8))
+        content, repeated = strict_json.parse(os.pread(descriptor, length, 8), as_safetensors=True)
     except ValueError as error:
         message = f"{file.name}: its header is not JSON: {error}"
         raise Findings(about_file(file, "bad-header", message)) from error
@@ -135,9 +134,9 @@ def _checked(
     file: Path, size: int, data: int, content: dict[str, Any], repeated: list[str]
 ) -> tuple[Header, list[Diagnostic]]:
     problems = [(f"`{name}` is there twice, and readers take the last", name) for name in repeated]
-    metadata = content.pop("__metadata__", {})
-    if not isinstance(metadata, dict) or not all(
-        isinstance(value, str) for value in metadata.values()
+    metadata = content.pop("__metadata__", None)
+    if metadata is not None and not (
+        isinstance(metadata, dict) and all(isinstance(value, str) for value in metadata.values())
     ):
         problems.append(("__metadata__ is not an object of strings", "__metadata__"))
     tensors = []
@@ -187,9 +186,9 @@ def _tensor(name: str, entry: object, data: int) -> Tensor:
     if len(offsets) != 2 or offsets[0] > offsets[1]:
         raise ValueError(f"its data_offsets {reprlib.repr(offsets)} are not a beginning and an end")
     begin, end = offsets
-    bits = math.prod(shape) * BITS[dtype]
-    if bits >= 2**63:
-        raise ValueError(f"its shape {reprlib.repr(shape)} is larger than any file")
+    if len(entry) > 3 and strict_json.depth(entry) >= strict_json.DEEPEST:
+        raise ValueError(f"its entry is nested deeper than {strict_json.DEEPEST} levels")
+    bits = _bits(shape, BITS[dtype])
     if bits != 8 * (end - begin):
         takes = f"{bits // 8:,} bytes" if bits % 8 == 0 else f"{bits:,} bits"
         raise ValueError(
@@ -197,6 +196,19 @@ def _tensor(name: str, entry: object, data: int) -> Tensor:
             f" {end - begin:,}"
         )
     return Tensor(name, dtype, tuple(shape), data + begin, data + end)
+
+
+def _bits(shape: list[int], bits: int) -> int:
+    """Return the bits of a tensor. None may be larger than any file, not even beside a 0.
+
+    Raises:
+        ValueError: it is; the product of all sizes was not made.
+    """
+    for size in filter(None, shape):
+        bits *= size
+        if bits >= 2**63:
+            raise ValueError(f"its shape {reprlib.repr(shape)} is larger than any file")
+    return 0 if 0 in shape else bits
 
 
 def _whole_numbers(entry: dict[str, Any], key: str) -> list[int]:
