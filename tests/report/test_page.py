@@ -213,6 +213,22 @@ def test_what_does_not_fit_together_is_said(run_folder: Path) -> None:
     assert "1 check failed: ledger-mismatch." in text
 
 
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        {"test_samples": -6, "test_exact_match": 0.5},
+        {"test_samples": float("inf"), "test_exact_match": 0.5},
+        {"test_samples": 0.25, "test_exact_match": 1.0},
+        {"checks": {"broken-row": ["passed"]}},
+    ],
+)
+def test_a_result_of_odd_values_still_has_a_page(run_folder: Path, damaged: dict[str, Any]) -> None:
+    file = run_folder / "result.json"
+    file.write_text(json.dumps(json.loads(file.read_text("utf-8")) | damaged), encoding="utf-8")
+    page = write_report([run_folder], run_folder / "odd.html").read_text("utf-8")
+    assert "there is no interval" in page or "checks" in damaged
+
+
 def test_an_image_elsewhere_or_damaged_is_not_shown(run_folder: Path) -> None:
     Image.new("RGB", (8, 8)).save(run_folder.parent / "secret.png")
     (run_folder / "samples" / "00001.png").write_bytes(b"\x89PNG\r\n\x1a\nnot an image")

@@ -1,6 +1,7 @@
 """The texts and tables of the page about one run, without HTML."""
 
 import shlex
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -126,7 +127,7 @@ def _test_exact_match(run: RunFiles) -> Stat:
     share, rows = number(result, "test_exact_match"), number(result, "test_samples")
     if share is None:
         return Stat("Test exact match", None, _why_untested(run))
-    if not rows or not 0 <= share <= 1:
+    if rows is None or not 1 <= rows < math.inf or not 0 <= share <= 1:
         return Stat(
             "Test exact match",
             percent(share),
@@ -161,7 +162,8 @@ def checks(run: RunFiles) -> list[Check]:
     rows = []
     for rule, said in found.items() if isinstance(found, dict) else ():
         texts = (RULES[rule].code, RULES[rule].summary) if rule in RULES else ("", "")
-        rows.append(Check(said if said in order else "not-run", rule, *texts))
+        state = said if isinstance(said, str) and said in order else "not-run"
+        rows.append(Check(state, rule, *texts))
     return sorted(rows, key=lambda check: order[check.state])
 
 
