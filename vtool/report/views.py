@@ -1,7 +1,7 @@
 """The texts and tables of the page about one run, without HTML."""
 
-import shlex
 import math
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -260,10 +260,12 @@ def notices(run: RunFiles) -> list[str]:
     )
     if run.predictions and share is not None and rows is not None:
         right = sum(prediction.correct for prediction in run.predictions)
-        if (right, len(run.predictions)) != (round(share * rows), rows):
+        said = share * rows
+        said = round(said) if math.isfinite(said) else said
+        if (right, len(run.predictions)) != (said, rows):
             found.append(
                 f"predictions.jsonl has {right:,} right of {len(run.predictions):,} rows, "
-                f"but result.json says {round(share * rows):,} of {in_words(rows)}."
+                f"but result.json says {said:,} of {in_words(rows)}."
             )
     found += [
         f"data.json: {split.name} does not add up: {split.sum}."
