@@ -369,7 +369,7 @@ class TestCommand:
             "error[setting-not-arrived VT301]: `optim.betas` asks for [0.9, 0.98], but AdamW, group"
             " 0 (and 1 more) has [0.9, 0.999]\n" in out
         )
-        assert "--> recipes/digits.yaml:20:10" in out
+        assert "--> recipes/digits.yaml:22:10" in out
         assert out.splitlines()[-1].endswith("1 failed")
 
     def test_objects_of_another_trainer_are_not_ours_to_build(self) -> None:
