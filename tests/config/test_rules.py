@@ -487,3 +487,15 @@ def test_a_path_that_must_not_be_looked_at_is_told(
     assert len(found) == 1
     assert "closed" in found[0].message
     assert "Permission denied" in found[0].message
+
+
+def test_a_giant_config_of_a_models_folder_is_not_read() -> None:
+    with Path("models/qwen/config.json").open("wb") as file:
+        file.truncate(2**40)
+    found = findings(
+        "rows",
+        "data.train=[{format: messages, path: rows/train.jsonl}]",
+        "model={path: models/qwen, size: null}",
+    )
+    (finding,) = [each for each in found if each.rule == "not-a-model-folder"]
+    assert "1,099,511,627,776 bytes" in finding.message

@@ -4,10 +4,12 @@ import io
 import json
 import random
 import unicodedata
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from vtool.cli.load_check_text import describe_subjects, digests, last_line
 from vtool.diagnostics import Diagnostic, Origin
 from vtool.diagnostics.printable import Lines, printable
 from vtool.diagnostics.render import as_json, render
@@ -82,6 +84,22 @@ def test_no_name_begins_a_line_of_its_own(format: str) -> None:
         text = printed(name, format)
         assert unsafe(text) == set()
         assert len(text.splitlines()) == lines
+
+
+def test_the_lines_beside_the_findings_of_load_check_are_escaped() -> None:
+    made = {"class": EVIL, "checkpoint": EVIL, "fields_guessed": {EVIL: EVIL}}
+    measured = {EVIL: {"bytes": 4, "xxh3_128": "00"}}
+    details = {
+        "subject": made,
+        "truncated-file": {"measured": measured},
+        "bad-header": {"reason": EVIL},
+    }
+    checks = {"nonfinite-value": "failed", "bad-header": "not-run"}
+    evil = replace(result(EVIL), details=details, checks=checks)
+    for lines in (describe_subjects([evil]), digests([evil]), [last_line([evil])]):
+        (line,) = lines
+        assert unsafe(line) == set()
+        assert line.count("\n") == 1
 
 
 def test_the_page_is_made_of_what_is_escaped() -> None:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vtool.diagnostics.printable import printable
 from vtool.diagnostics.result import Result
 from vtool.loading.words import listed
 
@@ -115,7 +116,7 @@ def describe_subjects(results: Sequence[Result]) -> Iterator[str]:
             why = f" ({made['no_twin']})" if "no_twin" in made else ""
             parts.append(f"{made['class']}{dtype}, checkpoint: {made['checkpoint']}{why}")
         if parts := [*parts, *_changed(result)]:
-            yield f"{result.subject}: {'; '.join(parts)}\n"
+            yield printable(f"{result.subject}: {'; '.join(parts)}") + "\n"
 
 
 def digests(results: Sequence[Result]) -> Iterator[str]:
@@ -124,10 +125,8 @@ def digests(results: Sequence[Result]) -> Iterator[str]:
         folder = result.details.get("subject", {}).get("folder", result.subject)
         measured = result.details.get("truncated-file", {}).get("measured", {})
         for file, found in measured.items():
-            yield (
-                f"{found['xxh3_128']} "
-                f" {folder if folder.endswith(file) else os.path.join(folder, file)}\n"
-            )
+            path = folder if folder.endswith(file) else os.path.join(folder, file)
+            yield f"{found['xxh3_128']}  {printable(path)}\n"
 
 
 def options(settings: "LoadCheck", checkpoint: Path | None) -> list[str]:
@@ -209,7 +208,7 @@ def _reasons(result: Result, rules: Sequence[str]) -> Iterator[str]:
     of: dict[str, list[str]] = {}
     for rule in rules:
         of.setdefault(
-            str(result.details.get(rule, {}).get("reason", "no reason is known")), []
+            printable(str(result.details.get(rule, {}).get("reason", "no reason is known"))), []
         ).append(rule)
     for reason, names in of.items():
         yield f"{', '.join(names) if len(names) <= SHOWN else f'{len(names)} checks'}: {reason}"
@@ -218,7 +217,7 @@ def _reasons(result: Result, rules: Sequence[str]) -> Iterator[str]:
 def _reason(result: Result) -> str:
     reasons = [str(detail["reason"]) for detail in result.details.values() if "reason" in detail]
     return (
-        reasons[0]
+        printable(reasons[0])
         if reasons
         else result.findings[0].message
         if result.findings

@@ -1,6 +1,5 @@
 """Rules about the engine `megatron`."""
 
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from vtool.config.rules.engine import NOT_BUILT_ON_ENGINE
 from vtool.config.rules.rule import settings_rule
 from vtool.config.schema import Megatron, Run
 from vtool.diagnostics import Diagnostic, Rule
+from vtool.families.images import read_json
 
 
 def no_megatron_core(run: Run) -> str | None:
@@ -25,7 +25,7 @@ def _language(folder: Path) -> megatron.Language | None:
     None where its config.json does not give them, which another rule finds.
     """
     try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        config = read_json(folder / "config.json")
         text = config.get("text_config", config)
         names = ("num_attention_heads", "num_key_value_heads", "num_hidden_layers")
         return megatron.Language(*(int(text[name]) for name in names))

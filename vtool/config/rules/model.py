@@ -12,7 +12,7 @@ from vtool.config.schema import Run
 from vtool.config.suggest import ANOTHER_FAMILY
 from vtool.diagnostics import Diagnostic, Rule
 from vtool.families import FAMILIES
-from vtool.families.images import patches_of_processor, patches_of_tower
+from vtool.families.images import LARGEST, patches_of_processor, patches_of_tower
 from vtool.families.modeling_file import (
     RULE,
     SETTING,
@@ -29,10 +29,12 @@ def _problem(folder: Path, family: str) -> tuple[str | None, str | None]:
     if not folder.is_dir():
         return "is a file, not a model's folder", None
     try:
+        if (size := (folder / "config.json").stat().st_size) > LARGEST:
+            raise ValueError(f"it has {size:,} bytes; at most {LARGEST:,} are read")
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except FileNotFoundError:
         return "has no config.json, and so is not a model's folder", None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         return f"has a config.json that cannot be read: {error}", None
     found = config.get("model_type") if isinstance(config, dict) else None
     if found == family:
