@@ -82,8 +82,8 @@ HEALTHY = {
     "formats": "{{ '%s %5d %r' % ('a', 7, 10000000) }}{{ '{:>8}'.format('a') }}{{ 2 ** 10 * 3 }}",
     "numbers": "{{ 20250101 + 1 }}{{ '{}'.format(20250101) }}{{ '%d' | format(123456789) }}",
     "filters": (
-        "{{ messages | tojson(indent=4) | indent(2) }}{{ 'a' | center(80) }}{{ 'ab'.replace('a', '')"
-        " }}{{ messages | map(attribute='content') | join(', ') }}{{ '-' * 80 }}"
+        "{{ messages | tojson(indent=4) | indent(2) }}{{ 'a' | center(80) }}"
+        "{{ 'ab'.replace('a', '') }}{{ messages | map(attribute='content') | join(', ') }}{{ '-' * 80 }}"
     ),
     "generation": (
         "{% for m in messages %}{% generation %}{{ m['role'] + m['content'] | trim }}"

@@ -297,7 +297,7 @@ RULES = (
         code="VT814",
         summary="The files in a run's processor/ are not those that the run began with.",
         why=(
-            "They are the model's config, the token ids, the chat template and the pixels' mean: the"
+            "They are the model's config, the token ids, the chat template and the pixels' mean: a"
             " run would go on as another model on other inputs, without an error."
         ),
         bad="hidden_act changed in runs/digits/processor/config.json before the run goes on",
@@ -312,7 +312,7 @@ RULES = (
         bad="a line of metrics.jsonl deleted before the run goes on",
         good="a line for each step",
         fix=(
-            "The run goes on: its weights do not depend on that file. Put a copy of the file back if"
+            "The run goes on: its weights do not depend on that file. Put a copy of it back if"
             " there is one, and check the disk."
         ),
         severity="warning",
