@@ -38,7 +38,8 @@ def _kills(tally: Tally) -> str:
     counts = tally.counts
     kinds = ", ".join(f"{counts[f'kills: {name}']:,} {name}" for name in _SIGNALS)
     return (
-        f"{counts['kills']:,} kills ({kinds}; {counts['kills at a named phase']:,} at a named phase,"
+        f"{counts['kills']:,} kills ({kinds};"
+        f" {counts['kills at a named phase']:,} at a named phase,"
         f" {counts['kills of one rank only']:,} of one rank only) of {counts['runs']:,} runs"
     )
 

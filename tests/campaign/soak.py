@@ -1,4 +1,4 @@
-"""A long run of a tiny model: memory, descriptors and threads of its processes stay what they are."""
+"""A long run of a tiny model: its processes' memory, descriptors and threads stay as they are."""
 
 import os
 import statistics

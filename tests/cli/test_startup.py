@@ -5,6 +5,8 @@ import sys
 
 import pytest
 
+from vtool.cli.app import main
+
 PRINT_MODULES = (
     "import sys, atexit; atexit.register(lambda: print(*sys.modules, file=sys.stderr)); from"
     " vtool.cli.app import main; main()"
@@ -83,3 +85,18 @@ def test_the_version_is_that_of_the_package() -> None:
         [sys.executable, "-m", "vtool", "--version"], capture_output=True, text=True, check=True
     )
     assert done.stdout == f"vtool {__version__}\n"
+
+
+def test_a_ctrl_c_before_the_command_runs_leaves_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The command line is still being built, or is ending."""
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("vtool.cli.app.app", interrupted)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 130
+    assert capsys.readouterr().err == "stopped\n"

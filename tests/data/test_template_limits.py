@@ -83,7 +83,8 @@ HEALTHY = {
     "numbers": "{{ 20250101 + 1 }}{{ '{}'.format(20250101) }}{{ '%d' | format(123456789) }}",
     "filters": (
         "{{ messages | tojson(indent=4) | indent(2) }}{{ 'a' | center(80) }}"
-        "{{ 'ab'.replace('a', '') }}{{ messages | map(attribute='content') | join(', ') }}{{ '-' * 80 }}"
+        "{{ 'ab'.replace('a', '') }}{{ messages | map(attribute='content') | join(', ') }}"
+        "{{ '-' * 80 }}"
     ),
     "generation": (
         "{% for m in messages %}{% generation %}{{ m['role'] + m['content'] | trim }}"

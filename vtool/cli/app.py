@@ -84,6 +84,9 @@ def main() -> None:
         if not isinstance(end.code, int | None):
             raise
         code = end.code or 0
+    except KeyboardInterrupt:  # before a command could take it, or after its end
+        sys.stderr.write("stopped\n")
+        code = 130
     except Exception:
         traceback.print_exc()
     if at_once:
