@@ -27,9 +27,14 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # Read by OpenMP when torch is imported. Tests compute with one thread on every machine: the order
 # of sums does not depend on the number of cores, and two workers do not spin against each other.
 os.environ["OMP_NUM_THREADS"] = "1"
-# A shell's background job ignores Ctrl-C, and so would all that tests start and then interrupt.
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# A shell's background job ignores Ctrl-C, and nohup a closed terminal: so would all that tests
+# start and then signal.
+for number, handler in (
+    (signal.SIGINT, signal.default_int_handler),
+    (signal.SIGHUP, signal.SIG_DFL),
+):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, handler)
 
 pytest_plugins = ["pytester"]
 

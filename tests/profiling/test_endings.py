@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from tests.profiling.runs import TORCH, annotations, break_rules, opened, write
 from tests.runs import read_lines
 from tests.training.test_resume import command, run, start_and_wait_for
+from vtool.training.own_folder import write_marker
 
 LONG = (
     "profiler=torch",
@@ -152,6 +153,7 @@ def test_ctrl_c_inside_the_interval_writes_what_was_recorded_and_the_command_goe
 @pytest.mark.full
 def test_a_folder_that_cannot_be_written_to_is_refused_before_the_first_step(folder: Path) -> None:
     (folder / "run").mkdir()
+    write_marker(folder / "run")  # a run's own folder
     (folder / "run/profile").write_text("a file is in the way")
     refused = run(*command(folder, "run", 1, *TORCH))
     assert refused.returncode == 1
