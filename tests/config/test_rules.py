@@ -16,7 +16,6 @@ from vtool.config import rules
 from vtool.config.load import RECIPE_RULES, examine
 from vtool.config.rules import SETTINGS_RULES
 from vtool.config.rules.rule import SettingsRule
-from vtool.config.schema import Run
 from vtool.diagnostics import RULES, Diagnostic, Findings, Rule
 
 # Examples that are the text of a recipe; the others are what is typed, a command or its arguments.
@@ -97,7 +96,6 @@ def test_every_rule_of_settings_that_a_file_has_is_listed_once() -> None:
     ]
     assert len(found) == len(SETTINGS_RULES)
     assert all(any(each is listed for listed in SETTINGS_RULES) for each in found)
-    assert {group for each in found for group in each.groups} <= set(Run.model_fields)
 
 
 def test_a_recipe_is_checked_against_every_rule_about_recipes_but_those_about_processes() -> None:

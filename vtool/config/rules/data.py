@@ -25,7 +25,6 @@ from vtool.diagnostics import Diagnostic, Rule
             " raise data.global_batch_size."
         ),
     ),
-    groups=("data", "launch", "engine"),
 )
 def micro_batch_larger_than_share(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     """A micro-batch fits into what one process gets of a step.
@@ -88,7 +87,6 @@ def micro_batch_larger_than_share(run: Run, origins: Origins) -> Iterator[Diagno
         good="data.on_overlong=truncate data.max_length=256",
         fix="Set data.max_length, or leave data.on_overlong out.",
     ),
-    groups=("data",),
 )
 def max_length_missing(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     """data.on_overlong is set only beside data.max_length."""
@@ -119,7 +117,6 @@ def max_length_missing(run: Run, origins: Origins) -> Iterator[Diagnostic]:
         good="data.packing=token_budget data.micro_batch_tokens=2048",
         fix="Give both, or neither; the budget is at least the longest row's tokens.",
     ),
-    groups=("data",),
 )
 def packing_budget(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     """Tokens are counted where rows are packed, and there alone; the longest row fits."""
@@ -168,7 +165,6 @@ def packing_budget(run: Run, origins: Origins) -> Iterator[Diagnostic]:
         fix="Hold rows back from data.train, and name only these.",
         severity="warning",
     ),
-    groups=("data",),
 )
 def evaluated_on_trained_rows(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     """No entry of data.validation or data.test is one of data.train, by another path or by name."""

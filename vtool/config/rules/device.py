@@ -65,7 +65,6 @@ def unbound(
             " --numa-binding."
         ),
     ),
-    groups=("device", "launch"),
 )
 def numa_unbound(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     """Something binds, on this kind of device and with so many processes.

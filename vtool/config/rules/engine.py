@@ -22,7 +22,7 @@ NOT_BUILT_ON_ENGINE = Rule(
 )
 
 
-@settings_rule(NOT_BUILT_ON_ENGINE, groups=("data", "model", "engine", "device"))
+@settings_rule(NOT_BUILT_ON_ENGINE)
 def packing_not_built(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     """Packed rows need attention by document, which not every engine, family and kernel has."""
     if (
@@ -70,7 +70,7 @@ def packing_not_built(run: Run, origins: Origins) -> Iterator[Diagnostic]:
             )
 
 
-@settings_rule(NOT_BUILT_ON_ENGINE, groups=("engine", "model"))
+@settings_rule(NOT_BUILT_ON_ENGINE)
 def modeling_on_megatron(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     """megatron-core computes with layers of its own, and would not use the user's class."""
     if run.model.modeling is not None and isinstance(run.engine, Megatron):
@@ -86,7 +86,7 @@ def modeling_on_megatron(run: Run, origins: Origins) -> Iterator[Diagnostic]:
         )
 
 
-@settings_rule(NOT_BUILT_ON_ENGINE, groups=("engine", "lora"))
+@settings_rule(NOT_BUILT_ON_ENGINE)
 def dropout_on_megatron(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     """Megatron-core's random states are not those of the other engines."""
     if isinstance(run.engine, Megatron) and run.lora is not None and run.lora.dropout:

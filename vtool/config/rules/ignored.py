@@ -19,7 +19,7 @@ IGNORED_SETTING = Rule(
 )
 
 
-@settings_rule(IGNORED_SETTING, groups=("data",))
+@settings_rule(IGNORED_SETTING)
 def rows_beside_tokens(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     """data.micro_batch_size is not written beside packing, which does not read it.
 
@@ -44,7 +44,7 @@ def rows_beside_tokens(run: Run, origins: Origins) -> Iterator[Diagnostic]:
         )
 
 
-@settings_rule(IGNORED_SETTING, groups=("data",))
+@settings_rule(IGNORED_SETTING)
 def range_that_is_not_used(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     """A range of values is of use only where they are scaled."""
     name = "data.image.sixteen_bit_range"
@@ -58,7 +58,7 @@ def range_that_is_not_used(run: Run, origins: Origins) -> Iterator[Diagnostic]:
         )
 
 
-@settings_rule(IGNORED_SETTING, groups=("model",))
+@settings_rule(IGNORED_SETTING)
 def size_of_a_folder(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     """A model that is loaded has a size of its own."""
     if (
@@ -75,7 +75,7 @@ def size_of_a_folder(run: Run, origins: Origins) -> Iterator[Diagnostic]:
         )
 
 
-@settings_rule(IGNORED_SETTING, groups=("data", "evaluation"))
+@settings_rule(IGNORED_SETTING)
 def evaluation_of_nothing(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     """Settings of the evaluation have rows to evaluate.
 
@@ -97,7 +97,7 @@ def evaluation_of_nothing(run: Run, origins: Origins) -> Iterator[Diagnostic]:
             )
 
 
-@settings_rule(IGNORED_SETTING, groups=("engine", "device"))
+@settings_rule(IGNORED_SETTING)
 def offload_to_itself(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     """On a CPU there is nothing to take weights away from.
 
@@ -116,7 +116,7 @@ def offload_to_itself(run: Run, origins: Origins) -> Iterator[Diagnostic]:
         )
 
 
-@settings_rule(IGNORED_SETTING, groups=("profiler",))
+@settings_rule(IGNORED_SETTING)
 def other_profilers_settings(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     """Settings of another tool than the one that is used.
 
@@ -146,7 +146,7 @@ def other_profilers_settings(run: Run, origins: Origins) -> Iterator[Diagnostic]
             )
 
 
-@settings_rule(IGNORED_SETTING, groups=("optim", "model"))
+@settings_rule(IGNORED_SETTING)
 def groups_of_frozen_parts(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     """The optimizer is told nothing about a part that it does not see."""
     for part in ("vision", "projector", "language"):
@@ -162,7 +162,7 @@ def groups_of_frozen_parts(run: Run, origins: Origins) -> Iterator[Diagnostic]:
             )
 
 
-@settings_rule(IGNORED_SETTING, groups=("optim",))
+@settings_rule(IGNORED_SETTING)
 def end_of_a_fall_that_is_none(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     """A learning rate that stays has no lowest value."""
     name = "optim.min_lr_ratio"

@@ -43,7 +43,6 @@ def _smallest_video(run: Run, patches: PatchSizes) -> int:
             " GLM-4V, 32 × 32 in Qwen3-VL and Qwen3.5."
         ),
     ),
-    groups=("data", "model"),
 )
 def pixel_bounds(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     """Some size of whole image tokens satisfies both bounds."""
@@ -106,7 +105,6 @@ def pixel_bounds(run: Run, origins: Origins) -> Iterator[Diagnostic]:
         good="data.max_length=2048 data.image.min_pixels=802816 data.image.max_pixels=1003520",
         fix="Lower data.image.max_pixels or data.video.max_pixels, or raise data.max_length.",
     ),
-    groups=("data", "model"),
 )
 def image_longer_than_row(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     """An image and a video fit into a row: the smallest must, and the largest had better."""
@@ -161,7 +159,6 @@ def image_longer_than_row(run: Run, origins: Origins) -> Iterator[Diagnostic]:
         good="data.drop_model_inputs=[pixel_values,image_grid_thw]",
         fix="Name both, to train without images, or neither.",
     ),
-    groups=("data",),
 )
 def half_an_image(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     """Pixels and their grid go together."""
@@ -209,7 +206,6 @@ def half_an_image(run: Run, origins: Origins) -> Iterator[Diagnostic]:
             " to train without images."
         ),
     ),
-    groups=("data", "model"),
 )
 def token_types_left_out(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     """The model gets the types of tokens as long as it gets images."""
@@ -260,7 +256,6 @@ def token_types_left_out(run: Run, origins: Origins) -> Iterator[Diagnostic]:
             " bits, [0, 65535] for 16, [0.0, 1.0] for floating point."
         ),
     ),
-    groups=("data",),
 )
 def sixteen_bit_range(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     """Pictures of wide values are scaled from a range that somebody has declared."""

@@ -48,7 +48,6 @@ def _end(name: str) -> str:
         good="'model.freeze={vision: true, projector: true}'",
         fix="Leave out the part that is to learn.",
     ),
-    groups=("model",),
 )
 def nothing_to_train(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     """Something is left that can learn."""
@@ -82,7 +81,6 @@ def nothing_to_train(run: Run, origins: Origins) -> Iterator[Diagnostic]:
             " merger.mlp.0 and merger.mlp.2. The head and the embedding get no adapter."
         ),
     ),
-    groups=("model", "lora"),
 )
 def lora_target(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     """Each name in lora.targets and lora.exclude is a linear layer's; some layer is adapted."""

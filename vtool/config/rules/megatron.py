@@ -55,7 +55,6 @@ def _findings(rule: str, found: Sequence[Problem], origins: Origins) -> Iterator
         good="engine=megatron engine.wrap_config.use_distributed_optimizer=true",
         fix="Say it in one place. What follows from another setting is filled in.",
     ),
-    groups=("engine", "model", "device"),
 )
 def ddp_conflict(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     """Nothing in wrap_config and ddp_config contradicts something else, or would be ignored."""
@@ -91,7 +90,6 @@ def ddp_conflict(run: Run, origins: Origins) -> Iterator[Diagnostic]:
             " 'vtool[megatron]'."
         ),
     ),
-    groups=("engine",),
     unanswerable=no_megatron_core,
 )
 def not_in_megatron_core(run: Run, origins: Origins) -> Iterator[Diagnostic]:
@@ -130,7 +128,6 @@ def not_in_megatron_core(run: Run, origins: Origins) -> Iterator[Diagnostic]:
             " value heads, pipeline the layers."
         ),
     ),
-    groups=("engine", "model", "launch"),
 )
 def parallel_sizes(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     """Every process gets an equal share.
@@ -149,7 +146,7 @@ def parallel_sizes(run: Run, origins: Origins) -> Iterator[Diagnostic]:
         )
 
 
-@settings_rule(NOT_BUILT_ON_ENGINE, groups=("engine", "model", "device", "lora"))
+@settings_rule(NOT_BUILT_ON_ENGINE)
 def not_built(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     """The engine does what is asked of it, on this device."""
     if isinstance(run.engine, Megatron):
@@ -182,7 +179,6 @@ def not_built(run: Run, origins: Origins) -> Iterator[Diagnostic]:
             " Transformer Engine installed."
         ),
     ),
-    groups=("engine", "device"),
 )
 def needs_transformer_engine(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     """Find settings that need Transformer Engine in a run on a CPU.

@@ -67,7 +67,6 @@ def _problem(folder: Path, family: str) -> tuple[str | None, str | None]:
         good="model.init=random",
         fix="`pretrained` needs model.path, and `random` needs model.size instead of it.",
     ),
-    groups=("model",),
 )
 def conflicting_model_source(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     """model.init, model.path and model.size say one thing."""
@@ -113,7 +112,6 @@ def conflicting_model_source(run: Run, origins: Origins) -> Iterator[Diagnostic]
             " save_pretrained or `vtool export` wrote."
         ),
     ),
-    groups=("model",),
 )
 def not_a_model_folder(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     """model.path holds a model of model.family.
@@ -169,7 +167,6 @@ def not_a_model_folder(run: Run, origins: Origins) -> Iterator[Diagnostic]:
             " model.modeling=FILE.py:CLASS."
         ),
     ),
-    groups=("model",),
 )
 def not_a_model_class(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     """model.modeling names a class that stands in a Python file.
@@ -212,7 +209,6 @@ def not_a_model_class(run: Run, origins: Origins) -> Iterator[Diagnostic]:
             " temporal_patch_size."
         ),
     ),
-    groups=("model",),
 )
 def patch_mismatch(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     """The image processor cuts images into the patches that the tower takes.

@@ -60,7 +60,7 @@ def _beside(path: Path) -> str | None:
     )
 
 
-@settings_rule(PATH_NOT_FOUND, groups=("data",))
+@settings_rule(PATH_NOT_FOUND)
 def rows_file(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     """Every file of rows is there."""
     for split, entries in run.data.splits.items():
@@ -70,7 +70,7 @@ def rows_file(run: Run, origins: Origins) -> Iterator[Diagnostic]:
                     yield _missing(f"data.{split}.{number}.{name}", path, origins, None)
 
 
-@settings_rule(PATH_NOT_FOUND, groups=("model",))
+@settings_rule(PATH_NOT_FOUND)
 def model_folder(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     """The model's folder is there."""
     if run.model.path is not None and not os.path.exists(run.model.path):
@@ -82,7 +82,7 @@ def model_folder(run: Run, origins: Origins) -> Iterator[Diagnostic]:
         )
 
 
-@settings_rule(PATH_NOT_FOUND, groups=("model",))
+@settings_rule(PATH_NOT_FOUND)
 def modeling_file(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     """The modelling file is there."""
     if run.model.modeling is not None and is_well_formed(run.model.modeling):
@@ -91,7 +91,7 @@ def modeling_file(run: Run, origins: Origins) -> Iterator[Diagnostic]:
             yield _missing("model.modeling", str(file), origins, None)
 
 
-@settings_rule(PATH_NOT_FOUND, groups=("checkpoint",))
+@settings_rule(PATH_NOT_FOUND)
 def resume_folder(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     """The folder that the run continues from is there."""
     given = run.checkpoint.resume

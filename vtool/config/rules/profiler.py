@@ -98,7 +98,6 @@ def wrong_device(
         good="profiler.profile_interval=[5,7] profiler.tool=torch",
         fix="Give both profiler.tool and profiler.profile_interval, or neither.",
     ),
-    groups=("profiler",),
 )
 def nothing_profiled(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     """A tool has an interval, an interval a tool, and somebody records."""
@@ -151,7 +150,6 @@ def nothing_profiled(run: Run, origins: Origins) -> Iterator[Diagnostic]:
             " them, up to the run's last step."
         ),
     ),
-    groups=("profiler", "train"),
 )
 def profile_interval(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     """The interval lies within the run, its warm-up too.
@@ -202,7 +200,6 @@ def profile_interval(run: Run, origins: Origins) -> Iterator[Diagnostic]:
         good="profiler=torch profiler.ranks=[0,1] launch.nproc=2 data.micro_batch_size=16",
         fix="Name ranks from 0 to one less than there are, or leave it out for all.",
     ),
-    groups=("profiler", "launch"),
 )
 def profiler_ranks(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     """Each rank is there, once."""
@@ -239,7 +236,6 @@ def profiler_ranks(run: Run, origins: Origins) -> Iterator[Diagnostic]:
             " memory for CUDA."
         ),
     ),
-    groups=("profiler", "device"),
 )
 def profiler_device(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     """The tool records this kind of device. That of `auto` is asked for when it has been chosen."""
@@ -257,7 +253,6 @@ def profiler_device(run: Run, origins: Origins) -> Iterator[Diagnostic]:
         good="profiler=npu profiler.npu.level=level1 profiler.npu.aic_metrics=PipeUtilization",
         fix="Set profiler.npu.level=level1 or level2, or leave profiler.npu.aic_metrics out.",
     ),
-    groups=("profiler",),
 )
 def npu_profiler_level(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     """Counters of AI cores come with level1 and level2; torch_npu drops them otherwise."""

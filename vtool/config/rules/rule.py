@@ -1,4 +1,4 @@
-"""A rule of settings: its text, the groups of settings that it reads, and its check."""
+"""A rule of settings: its text and its check."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -15,8 +15,6 @@ class SettingsRule:
     """A check of settings against each other, with the rule that its findings name."""
 
     rule: Rule
-    groups: tuple[str, ...]
-    """Groups of settings that it reads."""
     check: Check
     """Yield findings; a pure function of the settings.
 
@@ -29,8 +27,7 @@ class SettingsRule:
 def settings_rule(
     rule: Rule,
     *,
-    groups: tuple[str, ...],
     unanswerable: Callable[[Run], str | None] = lambda run: None,
 ) -> Callable[[Check], SettingsRule]:
     """Turn the check below into a `SettingsRule`, which `config/rules/__init__.py` lists."""
-    return lambda check: SettingsRule(rule, groups, check, unanswerable)
+    return lambda check: SettingsRule(rule, check, unanswerable)

@@ -18,7 +18,6 @@ from vtool.diagnostics import Diagnostic, Rule
         good="train.steps=null train.epochs=3",
         fix="Set one, and set the other to null.",
     ),
-    groups=("train",),
 )
 def steps_or_epochs(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     """Exactly one of train.steps and train.epochs is given."""
@@ -57,7 +56,6 @@ def steps_or_epochs(run: Run, origins: Origins) -> Iterator[Diagnostic]:
         good="train.steps=40 optim.warmup_steps=4",
         fix="Lower optim.warmup_steps below train.steps, or train longer.",
     ),
-    groups=("train", "optim"),
 )
 def warmup_too_long(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     """The warm-up ends before the training does.
@@ -90,7 +88,6 @@ def warmup_too_long(run: Run, origins: Origins) -> Iterator[Diagnostic]:
         good="evaluation.every_steps=null data.validation=[]",
         fix="Give data.validation, or set evaluation.every_steps to null.",
     ),
-    groups=("evaluation", "data"),
 )
 def evaluation_without_data(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     """A run that evaluates on the way has validation rows."""
