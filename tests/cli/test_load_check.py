@@ -401,10 +401,7 @@ def test_an_output_that_turns_out_not_to_be_takes_no_results_away(tmp_path: Path
 def test_what_is_stopped_tells_what_it_has(tmp_path: Path) -> None:
     page, known = tmp_path / "page.html", tmp_path / "known.json"
     more = ["--python", sys.executable, "jobs=1", "--html", str(page), "--baseline", str(known)]
-    # a shell that runs tests in the background has it ignored
-    heard = ["env", "--default-signal=INT"]
     command = [
-        *heard,
         sys.executable,
         "-m",
         "vtool",
