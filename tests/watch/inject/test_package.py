@@ -1,4 +1,4 @@
-"""The injected folder runs in any trainer's environment: its imports, and what it needs of Python."""
+"""The injected folder runs in any environment: its imports, and what it needs of Python."""
 
 import ast
 import sys
