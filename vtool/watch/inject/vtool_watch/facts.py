@@ -60,7 +60,7 @@ class Writer:
 
     @property
     def open(self) -> bool:
-        """Whether anything has been written."""
+        """Tell whether anything has been written."""
         return self._file is not None
 
     def write(self, kind: str, *, step: int = 0, model: int | None = None, **fact: Any) -> None:
@@ -81,7 +81,7 @@ class Writer:
 
     @property
     def failed(self) -> bool:
-        """Whether nothing is written any more."""
+        """Tell whether nothing is written any more."""
         return self._failed
 
     def _begin(self) -> None:

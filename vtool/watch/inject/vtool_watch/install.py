@@ -20,7 +20,7 @@ _SEARCHES = 8
 
 
 class Process:
-    """What is known in this process: the optimizers, and the models they train."""
+    """Everything known in this process: the optimizers, and the models they train."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings

@@ -1,4 +1,4 @@
-"""What a micro-batch taught: the fields of `micro`, from the solved positions."""
+"""The lesson of a micro-batch: the fields of `micro`, from the solved positions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROUNDING = {
 }
 """One rounding of an arithmetic, as the tolerances were measured with."""
 ROWS, TOKENS, MICROS = 4, 2048, 2
-"""How much is written of single tokens."""
+"""Bounds on what is written of single tokens."""
 
 
 @dataclass

@@ -52,7 +52,7 @@ def find_models(owned: Iterable[int]) -> list[Found]:
     sizes: dict[int, int] = {}
     for candidate in gc.get_objects():
         try:
-            if not isinstance(candidate, nn.Module):
+            if not issubclass(type(candidate), nn.Module):
                 continue
             if not hasattr(type(candidate), "get_output_embeddings"):
                 continue
@@ -229,7 +229,7 @@ def facts_of(found: Found, optimizer: Any, owned: set[int], seconds: float) -> d
 
 
 def is_compiled(found: Found) -> bool:
-    """Whether the model or its backbone is compiled as a whole."""
+    """Tell whether the model or its backbone is compiled as a whole."""
     return any(
         getattr(m, "_compiled_call_impl", None) is not None for m in (found.model, found.base)
     )

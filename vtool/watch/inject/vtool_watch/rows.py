@@ -13,7 +13,7 @@ VISUALS = (
     ("image_grid_thw", "pixel_values", "image_token_id"),
     ("video_grid_thw", "pixel_values_videos", "video_token_id"),
 )
-"""Of Qwen-VL, GLM-4V and those built like them: grids, patches, and the id of their places."""
+"""Grids, patches, and the id of their places, in Qwen-VL, GLM-4V and those built like them."""
 
 
 @dataclass(frozen=True)

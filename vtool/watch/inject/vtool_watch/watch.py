@@ -97,7 +97,7 @@ class Watch:
             self._before = [n for n, _ in arrival.nonzero_gradients(self.found, 8)]
 
     def _zeroed(self) -> bool:
-        """Whether gradients were thrown away since the last pass: no step will have them."""
+        """Tell whether gradients were thrown away since the last pass: no step will have them."""
         if any(r.g is None and r.why == "no backward pass" for r in self.capture.records):
             return False
         if self._witness is None:
