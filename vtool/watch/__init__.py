@@ -1,0 +1,1 @@
+"""What any trainer really teaches, read from its gradients (`vtool watch`)."""
