@@ -6,6 +6,7 @@ reader of safetensors, and plain loaders of a few lines that are written here.
 
 import copy
 import json
+import math
 import random
 import re
 import struct
@@ -116,7 +117,9 @@ def _refusal_of_header(file: Path) -> str | None:
     def read() -> None:
         with safe_open(file, "np") as opened:
             for name in opened.keys():  # noqa: SIM118  (it is no mapping)
-                opened.get_slice(name).get_shape()
+                sizes = [size for size in opened.get_slice(name).get_shape() if size]
+                if math.prod(sizes) >= 2**63:  # beside a 0; neither torch nor numpy makes it
+                    raise ValueError("a shape larger than any file")
 
     twice = any("twice" in finding.message for finding in headers.read_header(file)[1])
     return "a key twice" if twice else _reason(read)
@@ -237,7 +240,11 @@ def _refusal_of_yaml(file: Path) -> str | None:
 
 
 def _as_yaml(draw: random.Random, tree: Any) -> bytes:
-    content = yaml.safe_dump(tree, sort_keys=False, allow_unicode=True).encode("utf-8", "replace")
+    try:
+        text = yaml.safe_dump(tree, sort_keys=False, allow_unicode=True)
+    except RecursionError:  # deeper than PyYAML writes; JSON is YAML, too
+        return mutate.as_json(draw, tree)
+    content = text.encode("utf-8", "replace")
     return mutate.damage(draw, content) if draw.random() < 0.4 else content
 
 

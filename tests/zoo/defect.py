@@ -1,6 +1,7 @@
 """A defect: one real function replaced by one with upstream's mistake, and the check for it."""
 
 import inspect
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,6 +11,13 @@ from typing import Any, Protocol
 
 from tests import process_state
 from vtool.diagnostics import Diagnostic
+
+_INJECTED = "VTOOL_TEST_DEFECT"
+
+
+def injected() -> str | None:
+    """Return the name of the defect that this process has now."""
+    return os.environ.get(_INJECTED)
 
 
 class Look(Protocol):
@@ -52,12 +60,14 @@ class Defect:
         owner: Any = import_module(module)
         for each in owners:
             owner = getattr(owner, each)
+        os.environ[_INJECTED] = self.name
         own, kept = name in vars(owner), inspect.getattr_static(owner, name)
         before = process_state.snapshot()
         setattr(owner, name, self.wrong(getattr(owner, name)))
         try:
             yield
         finally:
+            del os.environ[_INJECTED]
             if own:
                 setattr(owner, name, kept)
             else:

@@ -1,20 +1,18 @@
 """The checks that the zoo runs: vtool's own, on runs as small as they can be."""
 
 import io
-import os
-import pickle
 import shutil
-import traceback
 from collections.abc import Callable, Sequence
-from contextlib import redirect_stdout
+from contextlib import nullcontext, redirect_stdout
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tests.engines.ranks import run_ranks
 from tests.loading import models
 from tests.rows import chat, mixed_rows, picture, write_rows
 from tests.runs import messages, request, session
+from tests.zoo.defect import injected
 from vtool.config.schema import Run
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.engines.ranks import Ranks
@@ -138,18 +136,18 @@ class Train:
 
 @dataclass(frozen=True, slots=True)
 class Ranked:
-    """The same on two ranks:
-
-    forked, so that they run the code that is here. Of what both say, what rank 0 does.
-    """
+    """The same on two ranks, which have the defect too. Of what both say, what rank 0 does."""
 
     overrides: tuple[str, ...] = ()
 
     def __call__(self, folder: Path) -> tuple[Diagnostic, ...]:
-        from vtool.training.sft import train
+        return on_ranks(2, _train, made(folder, *self.overrides))
 
-        asked = made(folder, *self.overrides)
-        return forked(folder, 2, lambda ranks: findings_of(lambda: train(asked, ranks).findings))
+
+def _train(ranks: Ranks, asked: Request) -> tuple[Diagnostic, ...]:
+    from vtool.training.sft import train
+
+    return findings_of(lambda: train(asked, ranks).findings)
 
 
 def prove(folder: Path, run: Run, rules: Sequence[str], ranks: Ranks) -> "list[ProofResult]":
@@ -164,7 +162,7 @@ def prove(folder: Path, run: Run, rules: Sequence[str], ranks: Ranks) -> "list[P
 
 @dataclass(frozen=True, slots=True)
 class Proved:
-    """One proof of `vtool verify RECIPE`, on one process or on forked ranks."""
+    """One proof of `vtool verify RECIPE`, on one process or on ranks, which have the defect too."""
 
     rule: str
     overrides: tuple[str, ...] = ()
@@ -172,13 +170,16 @@ class Proved:
 
     def __call__(self, folder: Path) -> tuple[Diagnostic, ...]:
         run = made(folder, *self.overrides).run
+        asked = (folder, run, self.rule)
+        if self.world == 1:
+            return _prove_one(Ranks(), *asked)
+        return on_ranks(self.world, _prove_one, *asked)
 
-        def work(ranks: Ranks) -> tuple[Diagnostic, ...]:
-            (proof,) = prove(folder, run, [self.rule], ranks)
-            assert ranks.rank or proof.state != "not-run", proof.reason
-            return (proof.finding,) if proof.finding else ()
 
-        return work(Ranks()) if self.world == 1 else forked(folder, self.world, work)
+def _prove_one(ranks: Ranks, folder: Path, run: Run, rule: str) -> tuple[Diagnostic, ...]:
+    (proof,) = prove(folder, run, [rule], ranks)
+    assert ranks.rank or proof.state != "not-run", proof.reason
+    return (proof.finding,) if proof.finding else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,43 +258,21 @@ class Exported:
         return findings_of(work)
 
 
-def forked(
-    folder: Path, world: int, work: Callable[[Ranks], tuple[Diagnostic, ...]]
-) -> tuple[Diagnostic, ...]:
-    """`work` on each of several gloo ranks;
+def on_ranks(world: int, work: Callable[..., Any], *asked: Any) -> tuple[Diagnostic, ...]:
+    """Return what rank 0 finds by `work(ranks, *asked)`, a function of a module.
 
-    what rank 0 gives. torch's own end, which aborts now and then after DDP, is left out.
+    A rank is not forked from this process, whose libraries have threads; it puts the defect that
+    is injected here into its own code.
     """
-    import torch.distributed as dist
+    found: list[tuple[Diagnostic, ...]] = run_ranks(_inject, world, injected(), work, asked)
+    return found[0]
 
-    children = []
-    for rank in range(world):
-        if not (child := os.fork()):
-            status = 1
-            try:
-                if dist.is_initialized():  # of the process that this one was forked from
-                    dist.destroy_process_group()
-                where = f"file://{folder}/rendezvous"
-                dist.init_process_group(
-                    "gloo",
-                    init_method=where,
-                    rank=rank,
-                    world_size=world,
-                    timeout=timedelta(seconds=60),
-                )
-                (folder / f"{rank}.pkl").write_bytes(
-                    pickle.dumps(work(Ranks(rank, world, rank, world)))
-                )
-                status = 0
-            except BaseException:
-                traceback.print_exc()
-            finally:
-                os._exit(status)
-        children.append(child)
-    statuses = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
-    assert statuses == [0] * world, f"ranks ended with {statuses}"
-    found: tuple[Diagnostic, ...] = pickle.loads((folder / "0.pkl").read_bytes())
-    return found
+
+def _inject(ranks: Ranks, defect: str | None, work: Callable[..., Any], asked: Any) -> Any:
+    from tests.zoo.zoo import DEFECTS
+
+    with next((one.inject() for one in DEFECTS if one.name == defect), nullcontext()):
+        return work(ranks, *asked)
 
 
 def instead_of(**given: Any) -> Callable[[Any], Any]:

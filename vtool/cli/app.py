@@ -55,6 +55,16 @@ def root(
     """Fine-tune vision-language models, and prove that nothing went silently wrong."""
 
 
+def is_interrupt(error: BaseException | None) -> bool:
+    """Check whether an exception came of a Ctrl-C that a library was ending its work for.
+
+    A `finally` of OmegaConf's, say, meets half-made objects, and raises AttributeError.
+    """
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error is not None
+
+
 def main() -> None:
     """Run the command line and end the process.
 
@@ -62,6 +72,7 @@ def main() -> None:
     """
     import io
     import os
+    import signal
     import sys
     import traceback
     from contextlib import suppress
@@ -90,8 +101,14 @@ def main() -> None:
     except KeyboardInterrupt:  # before a command could take it, or after its end
         sys.stderr.write("stopped\n")
         code = 130
-    except Exception:
-        traceback.print_exc()
+    except Exception as error:
+        if is_interrupt(error):
+            sys.stderr.write("stopped\n")
+            code = 130
+        else:
+            traceback.print_exc()
+    # A Ctrl-C from here on ends the process, without the tracebacks of what Python ends.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     if at_once:
         with suppress(BrokenPipeError):
             sys.stdout.flush()
