@@ -142,7 +142,7 @@ def run_command(
     return 128 - status if status < 0 else status
 
 
-def _restore(mask: "set[signal.Signals]") -> None:
+def _restore(mask: "set[int | signal.Signals]") -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 

@@ -110,7 +110,7 @@ def _token(facts: Facts, token: int, weight: float | None, other: int | None) ->
 
 def _text(facts: Facts, token: int) -> str:
     if facts.tokenizer is None:
-        return str(token)
+        return f"{token} "
     return str(facts.tokenizer.decode([token], skip_special_tokens=False)) or str(token)
 
 

@@ -83,9 +83,9 @@ def find_turns(folder: Path) -> Turns | str:
     header = _ids(tokenizer, before.rstrip())
     marks = [at for at, token in enumerate(header) if token in special]
     behind = next(iter(_ids(tokenizer, after.strip())), None)
-    if not marks or behind not in special:
+    if not marks or behind is None or behind not in special:
         return "the chat template marks turns by plain text"
-    return Turns(tuple(header[marks[-1] :]), int(behind), tokenizer)
+    return Turns(tuple(header[marks[-1] :]), behind, tokenizer)
 
 
 def _ids(tokenizer: Any, text: str) -> list[int]:

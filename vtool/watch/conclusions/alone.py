@@ -72,7 +72,7 @@ def _changes(facts: Facts) -> Outcome:
     at = document.get("first_apart")
     message = (
         f"{_of(len(wrong), len(compared))} are computed otherwise in their batch:"
-        f" {document['apart']:.2g} apart in step {int(one['step']) + 1}, row {document['row']}"
+        f" {document['apart']:.2g} apart in step {int(one['step']) + 1}, row {document['row'] + 1}"
         f"{f', from its token {at} on' if at is not None else ''} (rounding allows"
         f" {document['tolerance']:.1g})"
     )
@@ -94,7 +94,7 @@ def _positions(facts: Facts) -> Outcome:
     message = (
         f"{_of(len(wrong), len(known))} have other positions in their batch:"
         f" {document['positions_wrong']} of {document['tokens']} tokens in step"
-        f" {int(one['step']) + 1}, row {document['row']}"
+        f" {int(one['step']) + 1}, row {document['row'] + 1}"
     )
     return Outcome((found(POSITIONS, message),), measured={"documents": len(known)})
 

@@ -180,7 +180,7 @@ def _vectors(arrived: Sequence[Fact]) -> tuple[list[float], list[float]]:
     gradients = [one.get("norm_gradient") for one in arrived]
     if any(value is None for value in sums) or not any(gradients):
         return [], []
-    ours = [sum(float(v or 0) for v in values) for values in zip(*sums, strict=True)]  # type: ignore[arg-type]
+    ours = [sum(float(v or 0) for v in values) for values in zip(*sums, strict=True)]
     known: dict[int, float] = {}
     for gradient in gradients:
         for at, value in enumerate(gradient or ()):
@@ -284,7 +284,7 @@ def _not_adam(facts: Facts) -> Outcome:
 def _no_reference(facts: Facts) -> str:
     return (
         facts.skipped("reference")
-        or (facts.errors_of("arrived") or [None])[0]
+        or next(iter(facts.errors_of("arrived")), None)
         or f"there is no reference step of {facts.model.get('optimizer') or 'this optimizer'}"
     )
 
