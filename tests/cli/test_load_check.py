@@ -13,29 +13,10 @@ from pathlib import Path
 import pytest
 
 import tests.loading.models
-from tests.commands import Completed, run_vtool
+from tests.cli.load_check_commands import ROOT, load_check, results
 from tests.loading.checkpoint.folders import f32, folder
-from vtool.diagnostics.rules_loading import VLLM_CLASS_RULES
 
-ROOT = Path(__file__).parents[2]
 MODELS = tests.loading.models.__file__
-VLLM = os.environ.get("VTOOL_VLLM_PYTHON") or next(
-    (str(path) for path in [ROOT / ".vllm-venv/bin/python"] if path.exists()), None
-)
-needs_vllm = pytest.mark.skipif(VLLM is None, reason="`make vllm-env` builds what it needs")
-
-
-def load_check(*arguments: str, cwd: Path = ROOT) -> Completed:
-    return run_vtool(cwd, "load-check", *arguments)
-
-
-def results(*arguments: str, status: int) -> dict[str, object]:
-    done = load_check(*arguments, "--format", "json")
-    assert done.status == status, done.stderr
-    return {
-        result["subject"].rpartition(":")[2]: result
-        for result in json.loads(done.stdout)["results"]
-    }
 
 
 def test_a_function_of_a_file_is_judged_in_a_process_of_its_own() -> None:
@@ -193,91 +174,6 @@ def test_a_twin_of_transformers_goes_through_from_pretrained() -> None:
     assert found["checks"]["unwritten-parameter"] == "passed"
     assert found["checks"]["stale-reference"] == "not-run"
     assert found["details"]["subject"]["class"].endswith("LlamaForCausalLM")
-
-
-UNSAFE = {
-    "BertModel": "weights_list = list(weights)",
-    "ColPaliForRetrieval": "weights_list = list(weights)",
-    "Llama4ForConditionalGeneration": "other_weights.append((renamed, weight))",
-}
-"""The classes that vllm#42244 was followed by, each with the line that keeps tensors, in 0.32."""
-CLEAN = (
-    "LlamaForCausalLM",
-    "Qwen2_5_VLForConditionalGeneration",
-    "Qwen3MoeForCausalLM",
-    "MixtralForCausalLM",
-    "Gemma3ForCausalLM",
-    "WhisperForConditionalGeneration",
-    "NemotronH_Nano_VL_V2",
-)
-REAL = "sources=[owned,reusable_buffer,bucketed,shuffled,runai,runai_distributed]"
-
-
-@pytest.fixture(scope="module")
-def of_vllm() -> dict[str, object]:
-    """Ten classes by one command: importing vLLM takes longer than judging a class."""
-    return results(
-        *(f"vllm:{name}" for name in (*UNSAFE, *CLEAN)), REAL, "--python", str(VLLM), status=1
-    )
-
-
-@pytest.mark.full
-@needs_vllm
-def test_of_ten_classes_of_vllm_the_three_known_ones_are_found_with_their_lines(
-    of_vllm: dict[str, object],
-) -> None:
-    found = of_vllm
-    assert {name: found[name]["verdict"] for name in found} == dict.fromkeys(
-        UNSAFE, "unsafe"
-    ) | dict.fromkeys(CLEAN, "clean")
-    for name, line in UNSAFE.items():
-        finding = next(
-            each for each in found[name]["findings"] if each["rule"] == "stale-reference"
-        )
-        origin = finding["origin"]
-        assert Path(origin["file"]).read_text().splitlines()[origin["line"] - 1].strip() == line
-        detail = found[name]["details"]["stale-reference"]
-        assert "model.load_weights" in detail["reachable_via"]
-        assert "load_format=safetensors" in detail["protected_by"]
-    # what generates
-    assert found["LlamaForCausalLM"]["details"]["subject"]["class"].endswith(
-        ".llama.LlamaForCausalLM"
-    )
-    reasons = [found[name]["details"]["stale-reference"].get("reason", "") for name in found]
-    if any("No module" in reason for reason in reasons):
-        pytest.skip("the environment has no Run:ai streamer")
-    wrong = {
-        name: found[name]["details"]["stale-reference"]["measured"]["sources"] for name in found
-    }
-    for name, sources in wrong.items():
-        for told in (sources["runai"], *sources["runai_distributed"].split(", ")):
-            count = int(told.split(": ")[-1].split()[0])
-            assert (count > 0) == (name in UNSAFE), (name, sources)
-
-
-@pytest.mark.full
-@needs_vllm
-def test_classes_of_vllm_are_asked_on_ranks_quantised_and_processed(
-    of_vllm: dict[str, object],
-) -> None:
-    for name in ("LlamaForCausalLM", "Qwen3MoeForCausalLM"):
-        assert {of_vllm[name]["checks"][rule] for rule in VLLM_CLASS_RULES} == {"passed"}
-    assert of_vllm["LlamaForCausalLM"]["details"]["quantised-load"]["measured"] == {
-        "quantised_tensors": 14
-    }
-    assert of_vllm["LlamaForCausalLM"]["details"]["shard-mismatch"]["measured"]["parted"] > 0
-
-
-@pytest.mark.soak
-@needs_vllm
-def test_a_real_loader_finds_what_a_ring_of_more_buffers_does_not() -> None:
-    of_runai = ["slots=50", "sources=[owned,reusable_buffer,runai]", "checks=[stale-reference]"]
-    done = load_check("vllm:BertModel", *of_runai, "--python", str(VLLM), "--format", "json")
-    (found,) = json.loads(done.stdout)["results"]
-    if "No module" in found["details"]["stale-reference"].get("reason", ""):
-        pytest.skip("the environment has no Run:ai streamer")
-    assert found["verdict"] == "unsafe"
-    assert "read by runai, 20 tensors have other values" in found["findings"][0]["message"]
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 and what is dropped on the way, as upstream has dropped it, is found.
 """
 
-import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -496,8 +495,6 @@ def test_a_run_is_evaluated_when_and_as_it_is_asked(
     rows = f"data.validation=[{{format: messages, path: '{tmp_path / 'rows.jsonl'}'}}]"
     made = small(rows, "evaluation={every_steps: 2, batch_size: 3, generate: {max_new_tokens: 2}}")
     train(made, Ranks())
-    lines = [
-        json.loads(line) for line in (made.run.folder / "metrics.jsonl").read_text().splitlines()
-    ]
+    lines = read_lines(made.run.folder / "metrics.jsonl")
     assert [line["step"] for line in lines if "validation_nll" in line] == [2, 3]  # and at the end
     assert asked == [(3, 2), (1, 2)] * 2
