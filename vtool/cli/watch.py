@@ -132,7 +132,7 @@ def watch(
 
 
 class _Page:
-    """What is made of the facts, beside the findings that are printed."""
+    """Everything that is made of the facts, beside the findings that are printed."""
 
     def __init__(
         self, baseline: Path | None, html: Path | None, tokenizer: Path | None, format: Format

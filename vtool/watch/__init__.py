@@ -1,1 +1,1 @@
-"""What any trainer really teaches, read from its gradients (`vtool watch`)."""
+"""The watch of any trainer: what it really teaches, read from its gradients."""

@@ -15,7 +15,7 @@ from vtool.watch.picture import picture
 from vtool.watch.turns import find_turns, load_tokenizer
 
 _DAMAGED = (KeyError, TypeError, ValueError, AttributeError, IndexError, ZeroDivisionError)
-"""What facts of the wrong shape raise: they may come from anywhere."""
+"""Exceptions that facts of the wrong shape raise: they may come from anywhere."""
 
 
 def conclude_folder(folder: Path, subject: str, tokenizer: Path | None) -> list[Result]:

@@ -14,7 +14,7 @@ FORMAT = 1
 SINGLE = 2.0**-24
 """One rounding in float32."""
 _SLACK = 16.0
-"""How many roundings, divided by how far a token is from certain, a reading may be off."""
+"""Roundings, over how far a token is from certain, by which a reading may be off."""
 _DATA_PARALLEL = ("dp", "ddp", "fsdp", "data", "shard", "replicate")
 _LOOKS = {
     "learnt": ("before_step", "solve", "_enter", "_leave", "read"),
@@ -84,7 +84,7 @@ class Micro:
 
     @property
     def is_read(self) -> bool:
-        """Whether nearly every token lies on the line of a loss that is understood."""
+        """Tell whether nearly every token lies on the line of a loss that is understood."""
         return self.solved > 0 and int(self.fact.get("read", 0)) >= 0.9 * self.solved
 
     @property
@@ -93,7 +93,7 @@ class Micro:
 
     @property
     def measured(self) -> int:
-        """How many tokens are uncertain enough for their weight to be compared."""
+        """Count the tokens that are uncertain enough for their weight to be compared."""
         return int(self.fact.get("measured") or 0)
 
     @property
@@ -123,14 +123,14 @@ class Micro:
 
     @property
     def tolerance(self) -> float:
-        """The same of the median of them all."""
+        """The relative error of the median of them all."""
         floor = 0.1 if self.is_coarse else 1000 * self.unit
         usual = 2 * _SLACK * self.unit / max(_middle(self.fact.get("resolved")), floor)
         return usual / math.sqrt(max(1, self.measured)) + 4 * self.unit
 
     @property
     def is_uneven(self) -> bool:
-        """Whether measured tokens of this micro-batch have different weights."""
+        """Tell whether measured tokens of this micro-batch have different weights."""
         if not self.measured or self.low <= 0:
             return False
         return self.high / self.low - 1 > 2 * self.single
@@ -146,7 +146,7 @@ class Micro:
 
     @property
     def terms(self) -> dict[str, float]:
-        """What the loss has beside cross entropy, as parts of a token's weight."""
+        """Return what the loss has beside cross entropy, as parts of a token's weight."""
         if int(self.fact.get("odd") or 0) * 2 <= self.solved:
             return {}
         names = {"smooth": "label smoothing", "z": "a z-loss", "entropy": "an entropy term"}
@@ -169,7 +169,7 @@ class Micro:
         return (int(found["in_inputs"]), int(found["learnt"])) if found else None
 
     def learnt_of(self, tokens: Mapping[int, str]) -> dict[int, int]:
-        """How often each of these tokens was learnt."""
+        """Count how often each of these tokens was learnt."""
         found = self.fact.get("specials") or {}
         learnt = {int(token): int(counts["learnt"]) for token, counts in found.items()}
         return {token: n for token, n in learnt.items() if token in tokens and n}
@@ -221,7 +221,7 @@ class Facts:
     lines: tuple[Fact, ...]
     processes: tuple[Fact, ...]
     turns: Turns | None = None
-    """How the chat template marks answers, where the tokenizer is known."""
+    """The marks that the chat template puts around answers, where the tokenizer is known."""
     no_turns: str | None = None
     """Why it is not."""
     tokenizer: Any = None
@@ -233,7 +233,7 @@ class Facts:
 
     @property
     def model(self) -> Fact:
-        """What is known of the model, from the first process that has it."""
+        """Return what is known of the model, from the first process that has it."""
         return next(iter(self.of("model")), {})
 
     @property
@@ -246,7 +246,7 @@ class Facts:
 
     @property
     def world(self) -> int:
-        """How many ranks have rows of their own."""
+        """Count the ranks that have rows of their own."""
         return max((int(one.get("world") or 1) for one in self.processes), default=1)
 
     @property
@@ -276,7 +276,7 @@ class Facts:
 
     @property
     def is_judged(self) -> bool:
-        """Whether weights have both signs: of a preference, or of a policy's advantage."""
+        """Tell whether weights have both signs: of a preference, or of a policy's advantage."""
         return any(
             sum(row.negative for row in micro.rows) > 0 or (micro.measured > 0 and micro.low < 0)
             for micro in self.micros
@@ -328,7 +328,7 @@ class Facts:
             yield step, tuple(fact for fact in self.of(kind) if int(fact["step"]) == step)
 
     def is_read_to(self, steps: int) -> bool:
-        """Whether every rank has written all of its watched steps."""
+        """Tell whether every rank has written all of its watched steps."""
         over = dict.fromkeys(self.ranks, -1)
         for one in self.of("stepped"):
             over[int(one["rank"])] = max(over.get(int(one["rank"]), -1), int(one["step"]))
@@ -347,7 +347,7 @@ class Watched:
     """Lines that are no facts, but for the last of a file, which a killed process may cut."""
 
     def all_read(self, steps: int) -> bool:
-        """Whether the watched steps of every model are over."""
+        """Tell whether the watched steps of every model are over."""
         return bool(self.models) and all(facts.is_read_to(steps) for facts in self.models)
 
 

@@ -1,4 +1,4 @@
-"""What a page shows of the facts, as plain values."""
+"""The part of the facts that a page shows, as plain values."""
 
 from collections.abc import Mapping
 from typing import Any

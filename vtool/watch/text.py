@@ -1,4 +1,4 @@
-"""What was watched, in a few lines before the findings."""
+"""A few lines before the findings: what was watched."""
 
 from collections.abc import Iterator, Sequence
 

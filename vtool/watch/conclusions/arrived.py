@@ -134,7 +134,7 @@ STUCK = Rule(
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """What the way to the optimizer made of a step's gradients: a factor, and what is left."""
+    """The change that the way to the optimizer made of a step's gradients: a factor, and what is left."""
 
     factor: float
     misfit: float

@@ -1,4 +1,4 @@
-"""What is said where no facts can be read."""
+"""The rules of a folder in which no facts can be read."""
 
 from vtool.diagnostics import Rule
 

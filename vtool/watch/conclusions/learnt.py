@@ -1,4 +1,4 @@
-"""Which tokens are learnt: targets, and what a loss is made of."""
+"""The tokens that are learnt, and what the loss is made of."""
 
 from vtool.diagnostics import Rule
 from vtool.watch.conclusions.check import Check, Outcome, found

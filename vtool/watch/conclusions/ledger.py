@@ -41,7 +41,7 @@ SAME_ON_RANKS = Rule(
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """How often each row was seen."""
+    """The count of how often each row was seen."""
 
     times: Counter[str]
     data: int | None
@@ -64,7 +64,7 @@ class Ledger:
 
     @property
     def is_of_duplicates(self) -> bool:
-        """Whether each row was seen as often as the epochs say, times its copies in the data."""
+        """Tell whether each row was seen as often as the epochs say, times its copies in the data."""
         assert self.data
         epochs = self.seen / self.data
         copies = 0

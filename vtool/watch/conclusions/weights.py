@@ -1,4 +1,4 @@
-"""How much each learnt token weighs, against the others of its step and against one mean."""
+"""The weight of each learnt token, against the others of its step and against one mean."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -161,13 +161,13 @@ def _scale_of_step(facts: Facts, step: int, micros: Sequence[Micro]) -> tuple[fl
 
 @dataclass(frozen=True, slots=True)
 class _Scale:
-    """How many times a step's gradient is that of the mean over its tokens."""
+    """The number of times that a step's gradient is that of the mean over its tokens."""
 
     step: int
     times: float
     tolerance: float
     micro_batches: int
-    """Of each rank."""
+    """On each rank."""
 
     def is_(self, times: float) -> bool:
         return abs(self.times / times - 1) <= self.tolerance
