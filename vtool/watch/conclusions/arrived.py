@@ -134,7 +134,7 @@ STUCK = Rule(
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """The change that the way to the optimizer made of a step's gradients: a factor, and what is left."""
+    """The change of gradients on their way to the optimizer: a factor, and what is left."""
 
     factor: float
     misfit: float

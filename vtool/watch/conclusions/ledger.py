@@ -64,7 +64,7 @@ class Ledger:
 
     @property
     def is_of_duplicates(self) -> bool:
-        """Tell whether each row was seen as often as the epochs say, times its copies in the data."""
+        """Tell whether copies in the data explain how often each row was seen."""
         assert self.data
         epochs = self.seen / self.data
         copies = 0
