@@ -19,7 +19,7 @@ _OUTER = ("input_ids", "attention_mask", "position_ids", "pixel_values", "pixel_
 
 
 def quiet() -> bool:
-    """Tell whether a hook must do nothing here: in a compiler's trace, a CUDA graph, a recomputation."""
+    """Tell whether hooks do nothing here: while traced, recorded in a graph, or recomputed."""
     if torch.jit.is_tracing() or not torch.is_grad_enabled():
         return True
     if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
@@ -94,6 +94,7 @@ class Capture:
         for handle in self._handles:
             handle.remove()
         self._handles, self.records, self.ledger = [], [], []
+        self.looking = False
 
     def _guard(self, call: Any) -> Hook:
         def run(*given: Any) -> None:

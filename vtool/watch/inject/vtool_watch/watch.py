@@ -81,14 +81,15 @@ class Watch:
 
     def fail(self, where: str, error: BaseException) -> None:
         """Say an error; memory that ran out, or too many of them, ends the watch of the model."""
+        if self.off:
+            return
         out = isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError))
         out = out or "out of memory" in str(error).lower()
         self._errors += 1
         self.off = self.off or out or self._errors >= _MOST_ERRORS
         self.say("error", where=where, error=f"{type(error).__name__}: {error}"[:300], off=self.off)
         if self.off:
-            self.capture.looking = False
-            self.capture.records = []
+            self.capture.close()
 
     # ---- gradients between steps
     def _first_of_step(self) -> None:
@@ -117,8 +118,9 @@ class Watch:
         """Look at a step's passes and gradients."""
         looked = self.settings.looks_at(self.step)
         try:
-            self._describe(optimizer, owned)
-            self._write_ledger()
+            if not self.off:
+                self._describe(optimizer, owned)
+                self._write_ledger()
         except Exception as error:
             self.fail("ledger", error)
         if not looked:
@@ -192,7 +194,8 @@ class Watch:
             self.say("rows", **fact)
 
     def _look(self, optimizer: Any, records: list[Record], head: Any) -> None:
-        scale = _loss_scale(optimizer)
+        half = any("torch.float16" in (r.dtype, r.autocast) for r in records)
+        scale = _loss_scale(optimizer) if half else 1.0
         last = max((r.window for r in records), default=0)
         visible = bool(arrival.nonzero_gradients(self.found, 64))
         dropped = [r for r in records if r.window != last] if visible else []
