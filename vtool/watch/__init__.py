@@ -2,6 +2,7 @@
 
 import os
 import sys
+from importlib import import_module
 from pathlib import Path
 
 
@@ -42,10 +43,9 @@ def start(
     os.environ.update(WatchOptions(steps, every, tokens, memory, text).variables(made))
     if str(INJECT) not in sys.path:
         sys.path.insert(0, str(INJECT))
-    import torch.optim.optimizer
     from vtool_watch import install  # type: ignore[import-not-found]
 
-    install.install(torch.optim.optimizer)
+    install.install(import_module("torch.optim.optimizer"))  # no attribute of torch.optim
     return made
 
 

@@ -27,7 +27,7 @@ def with_tokens(fact: Fact) -> None:
                 "row": row,
                 "position": list(range(5, 5 + n)),
                 "target": [10 + 10 * row + at + 1 for at in range(5, 5 + n)],
-                "next": None,
+                "next": [10 + 10 * row + at + 1 for at in range(5, 5 + n)],
                 "weight": [weight] * (n - 1) + [-weight / 2],
                 "misfit": [0.0] * n,
                 "resolved": [1.0] * n,

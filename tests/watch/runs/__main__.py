@@ -10,7 +10,7 @@ import traceback
 from pathlib import Path
 
 from tests.watch.runs import healthy, planted
-from tests.watch.runs.loop import Recipe, tokenizer, train
+from tests.watch.runs.loop import Recipe, tokenizer, train, train_hf
 
 
 def recipes() -> dict[str, Recipe]:
@@ -34,11 +34,14 @@ def fork(recipe: Recipe, folder: Path, rank: int) -> int:
         os.environ |= {
             "VTOOL_WATCH_TO": str(folder),
             "VTOOL_WATCH_EVERY": str(recipe.every),
-            "RANK": str(rank),
-            "WORLD_SIZE": str(recipe.world),
-            "LOCAL_RANK": str(rank),
         }
-        train(recipe, folder, rank)
+        if recipe.world > 1:
+            ranks = {"RANK": rank, "WORLD_SIZE": recipe.world, "LOCAL_RANK": rank}
+            os.environ |= {name: str(value) for name, value in ranks.items()}
+        if recipe.trainer == "hf":
+            train_hf(recipe, folder)
+        else:
+            train(recipe, folder, rank)
         from vtool_watch import install  # type: ignore[import-not-found]
 
         install.current().end()  # what the interpreter does at its end

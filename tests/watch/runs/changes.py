@@ -158,9 +158,9 @@ def repeated(rows: list[Row]) -> list[Row]:
     return [*rows[: len(rows) // 2], *rows[: len(rows) - len(rows) // 2]]
 
 
-def first_rows_alone(rank: int, world: int, count: int) -> list[int]:
-    """Most rows never, one of them nine times."""
-    return [0] * 7 + [1, 2, 3, 4, 5][: max(0, count - 7)]
+def with_replacement(rank: int, world: int, count: int) -> list[int]:
+    """Draw rows of two epochs without looking at which were drawn."""
+    return random.Random(5).choices(range(count), k=2 * count)
 
 
 def all_rows(rank: int, world: int, count: int) -> list[int]:
@@ -230,6 +230,18 @@ def mean_of_rows(logits: Any, labels: Any, model: Any) -> Any:
         logits[:, :-1].float().transpose(1, 2), labels[:, 1:], reduction="none"
     )
     return (losses.sum(1) / (labels[:, 1:] >= 0).sum(1)).sum()
+
+
+def hf_mean_of_means(outputs: Any, labels: Any, num_items_in_batch: Any = None) -> Any:
+    """Average each micro-batch by itself."""
+    return hf_not_divided(outputs, labels) / 2
+
+
+def hf_not_divided(outputs: Any, labels: Any, num_items_in_batch: Any = None) -> Any:
+    """Average each micro-batch, and nothing more."""
+    from tests.watch.runs.loop import cross_entropy
+
+    return cross_entropy(outputs["logits"], labels, None) / (labels[:, 1:] >= 0).sum()
 
 
 def with_smoothing(logits: Any, labels: Any, model: Any) -> Any:
@@ -400,10 +412,10 @@ def new_head(model: Any, optimizer: Any) -> None:
     model.model.layers[1].mlp.down_proj = new
 
 
-def rate_of_nought(model: Any, optimizer: Any, step: int) -> None:
-    if step >= 3:
+def rate_of_nearly_nought(model: Any, optimizer: Any, step: int) -> None:
+    if step >= 2:
         for group in optimizer.param_groups:
-            group["lr"] = 0.0
+            group["lr"] = 1e-30
 
 
 def own_seed(model: Any) -> None:
@@ -423,6 +435,11 @@ def summed_over_ranks(model: Any, step: int, rank: int) -> None:
 
     for parameter in model.parameters():
         dist.all_reduce(parameter.grad)
+
+
+def averaged_over_ranks(model: Any, step: int, rank: int) -> None:
+    summed_over_ranks(model, step, rank)
+    averaged_twice(model, step, rank)
 
 
 def averaged_twice(model: Any, step: int, rank: int) -> None:

@@ -47,6 +47,17 @@ RUNS: dict[str, Recipe] = {
     "rows shuffled, two epochs": Recipe(epochs=True, order=changes.shuffled),
     "zero_grad that keeps zeros": Recipe(zero=False, after_step=changes.zeros),
     "looked at again later": Recipe(epochs=True, batch=1, accumulate=2, every=2),
+    "transformers' Trainer": Recipe(trainer="hf"),
+    "transformers' Trainer, bfloat16 autocast": Recipe(trainer="hf", autocast=True),
+    "transformers' Trainer, gradient checkpointing": Recipe(
+        trainer="hf", arguments={"gradient_checkpointing": True}
+    ),
+    "transformers' Trainer, LoRA": Recipe(trainer="hf", adapters=True),
+    "transformers' Trainer, packed": Recipe(trainer="hf", packed=True),
+    "transformers' Trainer, batches of one row, accumulation of 4": Recipe(
+        trainer="hf", batch=1, accumulate=4
+    ),
+    "transformers' Trainer, llama": Recipe(trainer="hf", family="llama"),
     "DDP, 2 ranks": Recipe(world=2),
     "DDP, 2 ranks, bfloat16 autocast": Recipe(world=2, autocast=True),
     "DDP, 2 ranks, clipped": Recipe(world=2, clip=0.1),

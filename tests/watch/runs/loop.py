@@ -86,6 +86,12 @@ class Recipe:
     packed: bool = False
     checkpointing: bool = False
     adapters: bool = False
+    trainer: str = "loop"
+    """A loop of one's own, or `hf`: transformers' Trainer."""
+    arguments: dict[str, Any] = field(default_factory=dict)
+    """Of transformers' Trainer."""
+    own_loss: Callable[..., Any] | None = None
+    """Trainer's compute_loss_func."""
     engine: str = "ddp"
     world: int = 1
     lr: float = 1e-3
@@ -224,7 +230,8 @@ def train(recipe: Recipe, folder: Path, rank: int = 0) -> None:
     made = recipe.data(rows(count, recipe.turns, image=recipe.image))
     loader = torch.utils.data.DataLoader(made, batch_size=recipe.batch)
     take = recipe.order or (lambda rank, world, n: list(range(rank, n, world)))
-    order = take(rank, recipe.world, count) * (2 if recipe.epochs else 1)
+    order = take(rank, recipe.world, count)
+    order *= 2 if recipe.epochs and len(order) <= count else 1
     waiting: list[Batch] = []
     step = 0
     for batch in batches(recipe, made, order):
@@ -233,6 +240,38 @@ def train(recipe: Recipe, folder: Path, rank: int = 0) -> None:
             _step(recipe, model, run, optimizer, waiting, step, rank)
             waiting, step = [], step + 1
     del loader
+
+
+def train_hf(recipe: Recipe, folder: Path) -> None:
+    """Train with transformers' Trainer, as a user would."""
+    import torch
+    from transformers import Trainer, TrainingArguments
+
+    torch.set_num_threads(1)
+    model = build(recipe, folder.parent)
+    given = {
+        "output_dir": str(folder / "out"),
+        "per_device_train_batch_size": recipe.batch,
+        "gradient_accumulation_steps": recipe.accumulate,
+        "max_steps": recipe.steps,
+        "learning_rate": recipe.lr,
+        "bf16": recipe.autocast,
+        "use_cpu": True,
+        "report_to": [],
+        "save_strategy": "no",
+        "disable_tqdm": True,
+        "remove_unused_columns": False,
+        **recipe.arguments,
+    }
+    made = recipe.data(rows(recipe.batch * recipe.accumulate * recipe.steps, recipe.turns))
+    collate = _pack if recipe.packed else _pad(recipe.padding)
+    Trainer(
+        model=model,
+        args=TrainingArguments(**given),
+        train_dataset=made,
+        data_collator=lambda taken: recipe.collated(collate(taken)),
+        compute_loss_func=recipe.own_loss,
+    ).train()
 
 
 def _engine(recipe: Recipe, model: Any) -> Any:

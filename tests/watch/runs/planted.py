@@ -68,6 +68,21 @@ RUNS: dict[str, Planted] = {
     "a mean of each rank, FSDP2": error(
         "token-weights-differ", divide=changes.mean_of_rank, world=2, engine="fsdp2"
     ),
+    "transformers' Trainer, a loss that averages each micro-batch": error(
+        "token-weights-differ", trainer="hf", own_loss=changes.hf_mean_of_means
+    ),
+    "transformers' Trainer, labels shifted twice": error(
+        "targets-not-next", trainer="hf", collated=changes.shifted_labels
+    ),
+    "transformers' Trainer, the end token masked": warning(
+        "end-of-turn-not-learnt", trainer="hf", data=changes.no_end
+    ),
+    "transformers' Trainer, label smoothing left over": note(
+        "loss-has-another-term", trainer="hf", arguments={"label_smoothing_factor": 0.1}
+    ),
+    "transformers' Trainer, packed, a mask of ones": error(
+        "row-changes-in-batch", trainer="hf", packed=True, collated=changes.mask_of_ones
+    ),
     "a mean of each row": note("token-weights-differ", loss=changes.mean_of_rows),
     "micro-batches not divided by their number": error(
         "gradient-scaled", divide=changes.not_divided
@@ -98,7 +113,7 @@ RUNS: dict[str, Planted] = {
         world=2,
         reduced=False,
         built=changes.own_seed,
-        before_step=changes.summed_over_ranks,
+        before_step=changes.averaged_over_ranks,
     ),
     "zero_grad forgotten": error("gradient-of-other-rows", zero=False),
     "a micro-batch lost": error(
@@ -130,13 +145,13 @@ RUNS: dict[str, Planted] = {
     "norms in no group": error("parameter-in-no-group", parameters=changes.without_norms),
     "a part replaced behind the optimizer": error("parameter-in-no-group", made=changes.new_head),
     "a part that nothing uses": note("parameter-without-gradient", built=changes.unused),
-    "a rate that falls to nought": warning(
+    "a rate that falls to nearly nought": warning(
         "parameter-stopped-moving",
         epochs=True,
         batch=1,
         accumulate=2,
         every=1,
-        after_step=changes.rate_of_nought,
+        after_step=changes.rate_of_nearly_nought,
     ),
     "padding seen": error("row-changes-in-batch", padding="left", collated=changes.no_mask),
     "packed, a mask of ones": error(
@@ -147,8 +162,8 @@ RUNS: dict[str, Planted] = {
     ),
     "positions two apart": error("row-positions-differ", collated=changes.stretched_positions),
     "a position twice": error("row-positions-differ", collated=changes.one_position_twice),
-    "some rows never": warning(
-        "rows-seen-unevenly", epochs=True, order=changes.first_rows_alone, batch=1
+    "rows drawn with replacement": warning(
+        "rows-seen-unevenly", epochs=True, order=changes.with_replacement, batch=1
     ),
     "half of the data twice": note(
         "rows-seen-unevenly", epochs=True, data=changes.repeated, order=changes.shuffled
