@@ -162,7 +162,8 @@ class Micro:
         if int(self.fact.get("odd") or 0) * 2 <= self.solved:
             return {}
         names = {"smooth": "label smoothing", "z": "a z-loss", "entropy": "an entropy term"}
-        parts = {names[name]: _middle(self.fact.get(name)) for name in names}
+        sign = {"smooth": -1}  # it is taken from the target
+        parts = {names[n]: sign.get(n, 1) * _middle(self.fact.get(n)) for n in names}
         least = 1e-2 if self.is_coarse else 1e-5
         return {name: part for name, part in parts.items() if abs(part) > least}
 
