@@ -17,6 +17,7 @@ from vtool.cli.report import report
 from vtool.cli.train import app as train
 from vtool.cli.validate_config import validate_config
 from vtool.cli.verify import verify
+from vtool.cli.watch import WatchCommand, watch
 from vtool.version import __version__
 
 app = typer.Typer(
@@ -31,6 +32,7 @@ app.add_typer(train, name="train")
 app.command()(validate_config)
 app.command()(load_check)
 app.command(cls=ExitAtOnceCommand)(verify)
+app.command(cls=WatchCommand)(watch)
 app.command()(export)
 app.command()(predict)
 app.command()(report)
@@ -76,11 +78,12 @@ def main() -> None:
     from contextlib import suppress
 
     # vtool fetches nothing at run time, and libraries' progress bars would break up its output.
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     # OpenMP's threads wait by spinning unless told not to: beside one other busy process, training
-    # was then 17 times slower.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # was then 17 times slower. A command that is watched keeps its own environment.
+    if sys.argv[1:2] != ["watch"]:
+        os.environ.setdefault("HF_HUB_OFFLINE", "1")
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     # A name that the terminal's encoding lacks is escaped; it must not end the command.
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):

@@ -92,7 +92,7 @@ def load_check(
             raise typer.BadParameter(str(error), param_hint="--all") from error
         if checkpoint is not None and not checkpoint.is_dir():
             raise typer.BadParameter(f"there is no folder {checkpoint}", param_hint="--checkpoint")
-        _can_write(baseline, html)
+        can_write(baseline, html)
         live = Live(sys.stderr, enabled=settings.subjects.all is not None)
         found: list[Progress] = []
         stopped = None
@@ -190,7 +190,7 @@ def _split_arguments(arguments: "Sequence[str]") -> tuple[list[str], list[str]]:
     return subjects, [text for text in arguments if text not in subjects]
 
 
-def _can_write(baseline: Path | None, html: Path | None) -> None:
+def can_write(baseline: Path | None, html: Path | None) -> None:
     """Check before anything is run that both files can be written."""
     from tempfile import TemporaryFile
 

@@ -16,6 +16,7 @@ _CLASSES = {
     "6": "Rows",
     "7": "Numbers",
     "8": "Runs",
+    "9": "Other trainers, watched",
 }
 _HEAD = """# Rules
 

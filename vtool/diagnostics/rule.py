@@ -12,7 +12,7 @@ class Rule:
     """The pattern that it finds, in a few hyphenated words: `unknown-key`."""
     code: str
     """VT0xx cannot read · 1xx schema · 2xx cross-field · 3xx live · 4xx loading · 5xx environment ·
-    6xx data · 7xx numerics · 8xx run.
+    6xx data · 7xx numerics · 8xx run · 9xx watched trainers.
     """
     summary: str
     """The problem, in one sentence."""

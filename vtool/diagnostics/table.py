@@ -16,6 +16,7 @@ SOURCES = (
     "vtool.diagnostics.rules_environment",
     "vtool.diagnostics.rules_run",
     "vtool.verification.proofs",
+    "vtool.watch.conclusions",
     "vtool.config.rules",
     "vtool.config.foreign.rules",
 )

@@ -1,0 +1,210 @@
+"""Facts of a healthy run, written by hand from docs/watch-facts.md, and changes to them."""
+
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+Fact = dict[str, Any]
+Change = Callable[[Fact], Iterable[Fact] | None]
+U = 2.0**-24
+LENGTHS = ((5, 7), (11, 13))
+"""Learnt tokens of each row of each micro-batch of a rank."""
+
+
+def q(value: float) -> list[float]:
+    return [value] * 4
+
+
+def model(rank: int) -> Fact:
+    return {
+        "kind": "model",
+        "class": "TinyForCausalLM",
+        "model_type": "tiny",
+        "name_or_path": "",
+        "optimizer": "AdamW",
+        "dtype": "torch.float32",
+        "parameters": 9,
+        "trainable": 9,
+        "in_no_group": [],
+        "n_in_no_group": 0,
+        "head": "lm_head",
+        "vocabulary": 100,
+        "hidden": 8,
+        "tied": False,
+        "cap": None,
+        "scale": 1.0,
+        "ends": [2],
+        "specials": {"image": [90], "pad": [0]},
+        "norm": "model.norm",
+        "sharded": False,
+        "mesh": None,
+        "adapters": False,
+        "compiled": False,
+        "seconds_to_find": 0.1,
+    }
+
+
+def micro(index: int, lengths: tuple[int, ...], weight: float) -> Fact:
+    n = sum(lengths)
+    return {
+        "kind": "micro",
+        "index": index,
+        "shape": [len(lengths), 20],
+        "supervised": n,
+        "solved": n,
+        "why": None,
+        "dtype": "torch.float32",
+        "autocast": None,
+        "u": U,
+        "names": ["input_ids"],
+        "sum": weight * n,
+        "weight": q(weight),
+        "misfit": q(2e-7),
+        "plain_misfit": q(2e-7),
+        "resolved": q(1.0),
+        "measured": n,
+        "measured_weight": q(weight),
+        "read": n,
+        "odd": 0,
+        "smooth": None,
+        "z": None,
+        "entropy": None,
+        "not_next": 0,
+        "is_plus": {"0": 0, "2": 0, "3": 0},
+        "ends": {"in_inputs": 2, "learnt": 2},
+        "specials": {
+            "90": {"in_inputs": 4, "learnt": 0},
+            "0": {"in_inputs": 3, "learnt": 0},
+        },
+        "rows": [],
+        "per_row": [
+            {
+                "row": row,
+                "n": length,
+                "solved": length,
+                "sum": weight * length,
+                "least": weight,
+                "greatest": weight,
+                "positive": length,
+                "negative": 0,
+            }
+            for row, length in enumerate(lengths)
+        ],
+        "per_token": [],
+    }
+
+
+def healthy(world: int = 1, steps: int = 3) -> list[Fact]:
+    """Return the facts of a run of one epoch in which nothing is wrong."""
+    facts: list[Fact] = []
+    rows = 2 * len(LENGTHS) * world * steps
+    tokens = world * sum(map(sum, LENGTHS))
+    for rank in range(world):
+        mine: list[Fact] = [
+            {"kind": "process", "model": None, "format": 1, "pid": 10 + rank, "world": world},
+            model(rank),
+        ]
+        for step in range(steps):
+            of_step: list[Fact] = []
+            for index, lengths in enumerate(LENGTHS):
+                data = [{"loader": "DataLoader", "rows": rows, "batch": 2, "drop_last": False}]
+                of_step.append(
+                    {
+                        "kind": "rows",
+                        "micro": index,
+                        "rows": [f"{rank}-{step}-{index}-{row}" for row in range(2)],
+                        "lengths": [20, 20],
+                        "data": data if step + index == 0 else None,
+                    }
+                )
+                of_step.append(micro(index, lengths, world / tokens))
+            of_step.append(
+                {
+                    "kind": "arrived",
+                    "norm": 1.0,
+                    "digest": f"g{step}",
+                    "tensors": {"a": f"a{step}", "b": f"b{step}"},
+                    "sharded": False,
+                    "no_gradient": [],
+                    "n_no_gradient": 0,
+                    "zero_gradient": [],
+                    "nonfinite": [],
+                    "n_nonfinite": 0,
+                    "norm_name": "model.norm",
+                    "norm_at": [0, 1, 2],
+                    "norm_sum": [1.0 + rank, -2.0, 0.5],
+                    "norm_gradient": [
+                        sum(1.0 + other for other in range(world)) / world,
+                        -2.0,
+                        0.5,
+                    ],
+                    "engine_factor": 1.0 if world == 1 else None,
+                    "engine_misfit": 1e-7 if world == 1 else None,
+                    "gradients_before": None,
+                }
+            )
+            of_step.append(
+                {
+                    "kind": "alone",
+                    "documents": [
+                        {
+                            "row": row,
+                            "begin": 0,
+                            "tokens": 20,
+                            "apart": 1e-7,
+                            "tolerance": 1e-5,
+                            "first_apart": None,
+                            "positions_wrong": 0,
+                            "images": 0,
+                        }
+                        for row in range(2)
+                    ],
+                    "worst_over_tolerance": 0.01,
+                    "precision": "torch.float32",
+                    "dropout": False,
+                }
+            )
+            of_step.append(
+                {
+                    "kind": "stepped",
+                    "reference": {"norm.weight": {"off": 1.0, "moved": 1.0, "elements": 8}},
+                    "frozen_that_moved": [],
+                    "n_frozen_that_moved": 0,
+                    "n_frozen": 1,
+                    "groups": [],
+                }
+            )
+            of_step.append(
+                {
+                    "kind": "drift",
+                    "digest": f"w{step}",
+                    "tensors": {"a": f"wa{step}"},
+                    "sharded": False,
+                    "stuck": [],
+                    "n_stuck": 0,
+                }
+            )
+            mine += [{**fact, "step": step} for fact in of_step]
+        mine.append({"kind": "ended", "steps": steps, "rows": rows, "reason": "exit"})
+        facts += [{"step": 0, "model": 0, **fact, "rank": rank} for fact in mine]
+    return facts
+
+
+def changed(facts: list[Fact], change: Change) -> list[Fact]:
+    """Return the facts after each was given to `change`, which may replace it by several."""
+    copies: list[Fact] = json.loads(json.dumps(facts))
+    out: list[Fact] = []
+    for fact in copies:
+        instead = change(fact)
+        out += [fact] if instead is None else list(instead)
+    return out
+
+
+def write(folder: Path, facts: list[Fact]) -> Path:
+    """Write facts as the processes do, a file for each rank."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for rank in {fact["rank"] for fact in facts}:
+        lines = [json.dumps(fact) for fact in facts if fact["rank"] == rank]
+        (folder / f"rank{rank}-{10 + rank}.jsonl").write_text("\n".join(lines) + "\n")
+    return folder

@@ -1,0 +1,206 @@
+"""The watched command is the user's: its output, its signals and its exit status stay its own."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.commands import run_vtool
+from tests.watch.made import changed, healthy, write
+from tests.watch.test_conclusions import PLANTED, on
+from vtool.watch.command import find_interpreter, isolated
+
+MEAN_OF_MEANS = PLANTED["mean of means"][1]
+
+
+def started(folder: Path, *arguments: str) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [sys.executable, "-m", "vtool", "watch", *arguments],
+        cwd=folder,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+    )
+
+
+@pytest.mark.parametrize(
+    ("script", "status"),
+    [("exit 0", 0), ("exit 7", 7), ("kill -TERM $$", 143), ("kill -KILL $$", 137)],
+)
+def test_the_exit_status_is_the_commands_own(tmp_path: Path, script: str, status: int) -> None:
+    done = run_vtool(tmp_path, "watch", "--", "sh", "-c", script)
+    assert done.status == status
+    assert "nothing-read" in done.stderr
+
+
+def test_the_commands_output_is_untouched(tmp_path: Path) -> None:
+    process = started(tmp_path, "--", "sh", "-c", "echo out; echo err >&2; cat")
+    out, err = process.communicate()
+    assert out == "out\n"
+    assert "err\n" in err
+    assert process.returncode == 0
+
+
+def test_the_environment_is_the_users_beside_the_watchs(tmp_path: Path) -> None:
+    process = started(tmp_path, "--to", "facts", "--steps", "5", "--no-text", "--", "env")
+    out, _ = process.communicate()
+    added = {line for line in out.splitlines() if line.startswith("VTOOL_WATCH")}
+    assert {
+        f"VTOOL_WATCH_TO={tmp_path / 'facts'}",
+        "VTOOL_WATCH_STEPS=5",
+        "VTOOL_WATCH_TEXT=0",
+    } <= added
+    (path,) = (line for line in out.splitlines() if line.startswith("PYTHONPATH="))
+    assert path.removeprefix("PYTHONPATH=").startswith(str(Path("vtool/watch/inject").absolute()))
+    for name in ("HF_HUB_OFFLINE", "OMP_WAIT_POLICY"):
+        assert (f"{name}=" in out) == (name in os.environ)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_reaches_the_command(tmp_path: Path, number: signal.Signals) -> None:
+    name = number.name.removeprefix("SIG")
+    script = f"sleep 30 >up 2>&1 & trap 'kill $!; echo got; exit 9' {name}; touch ready; wait"
+    process = started(tmp_path, "--", "sh", "-c", script)
+    while not (tmp_path / "ready").exists():
+        time.sleep(0.05)
+    process.send_signal(number)
+    out, _ = process.communicate()
+    assert out == "got\n"
+    assert process.returncode == 9
+
+
+def test_the_folder_is_its_owners_alone(tmp_path: Path) -> None:
+    run_vtool(tmp_path, "watch", "--to", "facts", "--", "true")
+    assert (tmp_path / "facts").stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "said"),
+    [
+        (["true"], 2, "put -- before the command: vtool watch -- true"),
+        (["--steps", "2", "python", "x.py"], 2, "vtool watch --steps 2 -- python x.py"),
+        ([], 2, "there is no command to watch"),
+        (["--"], 2, "there is no command to watch"),
+        (["--", "no-such-thing"], 127, "there is no command no-such-thing on the PATH"),
+        (["--", "./absent.sh"], 127, "the command ./absent.sh is not there"),
+        (["--", "./plain.txt"], 127, "cannot be run (chmod +x)"),
+        (["--to", "plain.txt", "--", "true"], 2, "plain.txt cannot be written into"),
+        (["--to", "earlier", "--", "true"], 2, "earlier has the facts of an earlier run"),
+        (["--to", "full", "--", "true"], 2, "full is not empty (a.txt)"),
+        (["--tokenizer", "full", "--", "true"], 2, "there is no full/tokenizer.json"),
+        (["--read", "earlier", "--", "true"], 2, "--read and a command do not go together"),
+        (["--read", "absent"], 2, "there is no folder absent"),
+        (["--steps", "0", "--", "true"], 2, "--steps"),
+        (["--html", "absent/page.html", "--", "true"], 2, "there is no folder absent"),
+    ],
+)
+def test_bad_input_is_one_clear_line(
+    tmp_path: Path, arguments: list[str], status: int, said: str
+) -> None:
+    (tmp_path / "plain.txt").write_text("text")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full/a.txt").touch()
+    write(tmp_path / "earlier", healthy())
+    done = run_vtool(tmp_path, "watch", *arguments)
+    assert done.status == status, done.output
+    assert said in re.sub(r"[\s│]+", " ", done.stderr)
+    assert "Traceback" not in done.output
+
+
+def test_an_interpreter_that_ignores_the_path_is_named(tmp_path: Path) -> None:
+    done = run_vtool(tmp_path, "watch", "--", sys.executable, "-I", "-c", "pass")
+    assert "-I makes this Python ignore PYTHONPATH" in done.stderr
+    assert done.status == 0
+    assert isolated(["python3", "-u", "-E", "x.py"]) == "-E"
+    assert isolated(["python3", "x.py", "-I"]) is None
+    assert isolated(["python", "-c", "-I"]) is None
+
+
+def test_a_script_says_which_python_runs_it(tmp_path: Path) -> None:
+    python = tmp_path / "venv/bin/python"
+    site = tmp_path / "venv/lib/python3.10/site-packages"
+    (site / "torch-2.5.1.dist-info").mkdir(parents=True)
+    python.parent.mkdir()
+    python.symlink_to(sys.executable)
+    script = tmp_path / "venv/bin/trainer"
+    for first in (f"#!{python}\n", f'#!/bin/sh\n\'\'\'exec\' "{python}" "$0" "$@"\n'):
+        script.write_text(first)
+        assert str(find_interpreter(str(script))) == f"Python 3.10 of {python}, torch 2.5.1"
+    script.write_text("#!/bin/bash\n")
+    assert find_interpreter(str(script)) is None
+
+
+def test_findings_change_the_exit_status_only_where_asked(tmp_path: Path) -> None:
+    wrong = write(tmp_path / "wrong", changed(healthy(), MEAN_OF_MEANS))
+    copy = ["sh", "-c", f"cp {wrong}/* $VTOOL_WATCH_TO"]
+    assert run_vtool(tmp_path, "watch", "--", *copy).status == 0
+    assert run_vtool(tmp_path, "watch", "--fail-on", "error", "--", *copy).status == 1
+    copy[-1] += "; exit 5"
+    assert run_vtool(tmp_path, "watch", "--fail-on", "error", "--", *copy).status == 5
+    assert run_vtool(tmp_path, "watch", "--fail-on", "error", "--", "true").status == 2
+    lost = write(tmp_path / "lost", changed(healthy(), PLANTED["bfloat16 weights"][1]))
+    copy = ["sh", "-c", f"cp {lost}/* $VTOOL_WATCH_TO"]
+    assert run_vtool(tmp_path, "watch", "--fail-on", "error", "--", *copy).status == 0
+    assert run_vtool(tmp_path, "watch", "--fail-on", "warning", "--", *copy).status == 1
+
+
+def test_facts_are_read_anywhere(tmp_path: Path) -> None:
+    write(tmp_path / "good", healthy(2))
+    write(tmp_path / "wrong", changed(healthy(), MEAN_OF_MEANS))
+    done = run_vtool(tmp_path, "watch", "--read", "good", "--html", "page.html")
+    assert done.status == 0
+    assert "108 learnt tokens" not in done.stdout
+    assert "216 learnt tokens read in 12 micro-batches of 3 steps" in done.stdout
+    assert "TinyForCausalLM" in (tmp_path / "page.html").read_text()
+    done = run_vtool(tmp_path, "watch", "--read", "wrong", "--baseline", "known.json")
+    assert done.status == 1 or "recorded" in done.stderr
+    done = run_vtool(tmp_path, "watch", "--read", "wrong", "--baseline", "known.json")
+    assert done.status == 0
+    assert "known from known.json" in done.stderr
+
+
+def test_an_error_ends_the_command_where_asked(tmp_path: Path) -> None:
+    wrong = write(tmp_path / "wrong", changed(healthy(), MEAN_OF_MEANS))
+    trap = "trap 'touch late.safetensors; exit 130' INT; "
+    script = f"{trap}cp {wrong}/* $VTOOL_WATCH_TO; while true; do sleep 0.1; done"
+    process = started(tmp_path, "--stop-on", "error", "--", "sh", "-c", script)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "ended after the watched steps by token-weights-differ" in err
+    assert "it saved late.safetensors then" in err
+
+
+def test_a_healthy_command_is_not_ended(tmp_path: Path) -> None:
+    good = write(tmp_path / "good", healthy())
+    script = f"cp {good}/* $VTOOL_WATCH_TO; sleep 1.5; exit 3"
+    done = run_vtool(tmp_path, "watch", "--stop-on", "error", "--", "sh", "-c", script)
+    assert done.status == 3
+
+
+def test_variables_are_printed_for_other_launchers(tmp_path: Path) -> None:
+    done = run_vtool(tmp_path, "watch", "--print-env", "--to", "facts here")
+    assert done.status == 0
+    shell = subprocess.run(
+        ["sh", "-c", f"{done.stdout}\nPYTHONPATH=/x; {done.stdout}\nenv"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert f"VTOOL_WATCH_TO={tmp_path / 'facts here'}" in shell.stdout
+    assert re.search(r"PYTHONPATH=\S+/vtool/watch/inject:/x", shell.stdout)
+
+
+def test_a_rule_that_is_certain_is_an_error_in_every_format(tmp_path: Path) -> None:
+    facts = changed(healthy(), on("micro", not_next=18, is_plus={"2": 18}))
+    write(tmp_path / "wrong", facts)
+    for form, word in (("json", '"targets-not-next"'), ("sarif", "VT901"), ("github", "::error")):
+        done = run_vtool(tmp_path, "watch", "--read", "wrong", "--format", form)
+        assert done.status == 1
+        assert word in done.stdout

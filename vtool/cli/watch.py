@@ -1,0 +1,270 @@
+"""The command `vtool watch [OPTIONS] -- COMMAND…`."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperCommand
+
+from vtool.cli.formats import Format
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from vtool.diagnostics.result import Result
+    from vtool.watch.folder import WatchOptions
+
+_COMMAND = "vtool.watch.command"
+
+
+class FailOn(StrEnum):
+    """The least severe finding that counts."""
+
+    error = "error"
+    warning = "warning"
+
+
+class StopOn(StrEnum):
+    """The finding that ends the command."""
+
+    error = "error"
+
+
+class WatchCommand(TyperCommand):
+    """A command that takes all behind `--` as it is: options there are another command's."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse what is before `--`, and keep what is behind it."""
+        split = args.index("--") if "--" in args else len(args)
+        ctx.meta[_COMMAND] = args[split + 1 :]
+        if split == len(args) and (words := self._command_of(args)):
+            here = " ".join(["vtool watch", *args[: -len(words)], "--", *words])
+            ctx.fail(f"put -- before the command: {here}")
+        return super().parse_args(ctx, args[:split])
+
+    def _command_of(self, args: list[str]) -> list[str]:
+        """Return the words from the first on that is neither an option nor an option's value."""
+        flags = {name: getattr(one, "is_flag", False) for one in self.params for name in one.opts}
+        position = 0
+        while position < len(args):
+            word = args[position]
+            if not word.startswith("-"):
+                return args[position:]
+            position += 1 if flags.get(word, True) else 2
+        return []
+
+
+def watch(
+    context: typer.Context,
+    to: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Where the facts go. Default: a fresh folder, watch-…."),
+    ] = None,
+    steps: Annotated[int, typer.Option(min=1, help="How many optimizer steps are read whole.")] = 3,
+    every: Annotated[
+        int, typer.Option(min=0, help="Look again every so many steps; 0 is never.")
+    ] = 0,
+    tokens: Annotated[
+        int, typer.Option(min=1, help="How many supervised tokens of a step are solved.")
+    ] = 4096,
+    memory: Annotated[
+        int, typer.Option(metavar="MIB", min=1, help="Memory on the device for what is held.")
+    ] = 1024,
+    text: Annotated[
+        bool, typer.Option("--text/--no-text", help="Keep the text of rows beside the ids.")
+    ] = True,
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="A folder with tokenizer.json. Default: that of the model."
+        ),
+    ] = None,
+    print_env: Annotated[
+        bool,
+        typer.Option("--print-env", help="Print the variables, for srun, Ray and containers."),
+    ] = False,
+    read: Annotated[
+        Path | None,
+        typer.Option(metavar="FACTS", help="Conclude from a folder of facts; nothing is started."),
+    ] = None,
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write a page.")] = None,
+    baseline: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Findings that FILE knows do not count; where it is not there, it is written.",
+        ),
+    ] = None,
+    fail_on: Annotated[
+        FailOn | None,
+        typer.Option(help="Exit with 1 for such a finding, with 2 if nothing could be read."),
+    ] = None,
+    stop_on: Annotated[
+        StopOn | None,
+        typer.Option(help="End the command, as Ctrl-C would, once the watched steps show one."),
+    ] = None,
+    format: Annotated[Format, typer.Option(help="How findings are printed.")] = Format.full,
+) -> None:
+    """Show what any trainer really teaches, read from its gradients.
+
+    The command behind -- runs as it is, with its own output and exit status.
+    """
+    import sys
+
+    from vtool.cli.load_check import can_write
+    from vtool.watch.folder import WatchOptions
+
+    command = list(context.meta[_COMMAND])
+    options = WatchOptions(steps, every, tokens, memory, text)
+    _check(command, read, print_env, to, tokenizer)
+    can_write(baseline, html)
+    page = _Page(baseline, html, tokenizer, format)
+    if read is not None:
+        results = page.conclude(read, sys.stdout, str(read))
+        raise typer.Exit(_exit_status(results, 0, fail_on or FailOn.error, page.failed))
+    if print_env:
+        _print_env(to, options)
+        return
+    status, folder = _run(command, to, options, stop_on, tokenizer)
+    results = page.conclude(folder, sys.stderr, " ".join(command)[:80])
+    raise typer.Exit(_exit_status(results, status, fail_on, page.failed))
+
+
+class _Page:
+    """Everything that is made of the facts, beside the findings that are printed."""
+
+    def __init__(
+        self, baseline: Path | None, html: Path | None, tokenizer: Path | None, format: Format
+    ) -> None:
+        self.baseline, self.html, self.tokenizer, self.format = baseline, html, tokenizer, format
+        self.failed: list[str] = []
+        """Lines about what could not be written."""
+
+    def conclude(self, folder: Path, stream: Any, subject: str) -> "Sequence[Result]":
+        """Conclude from a folder of facts, and print and write what follows."""
+        from vtool.cli.common import exit_on_findings, print_results
+        from vtool.diagnostics.render import MACHINE, as_json
+        from vtool.watch.conclude import conclude_folder
+        from vtool.watch.text import describe
+
+        with exit_on_findings("watch", subject, self.format):
+            concluded = conclude_folder(folder, subject, self.tokenizer)
+        results, lines = self._compare(concluded)
+        if self.format not in MACHINE:
+            stream.writelines(f"{line}\n" for line in describe(results))
+        print_results(results, "watch", self.format, stream)
+        if self.html is not None:
+            from vtool.report.watch import write_watch
+
+            try:
+                lines.append(f"page: {write_watch(as_json(results, 'watch'), self.html)}")
+            except OSError as error:
+                self.failed.append(f"{self.html} cannot be written: {error.strerror}")
+        for line in (*lines, *self.failed):
+            typer.echo(line, err=True)
+        return results
+
+    def _compare(self, results: "Sequence[Result]") -> "tuple[Sequence[Result], list[str]]":
+        from vtool.diagnostics import Findings
+        from vtool.diagnostics.baseline import compare
+
+        if self.baseline is None:
+            return results, []
+        try:
+            compared = compare(results, self.baseline)
+        except Findings as findings:
+            self.failed.append(str(findings))
+            return results, []
+        return compared.results, compared.lines(self.baseline)
+
+
+def _run(
+    command: "Sequence[str]",
+    to: Path | None,
+    options: "WatchOptions",
+    stop_on: StopOn | None,
+    tokenizer: Path | None,
+) -> tuple[int, Path]:
+    """Run the command under the watch; return its exit status and the folder of the facts."""
+    import os
+
+    from vtool.watch.command import find_command, find_interpreter, isolated, run_command
+    from vtool.watch.folder import environment, make_folder
+    from vtool.watch.stop import Stopper
+
+    try:
+        file = find_command(command[0])
+        folder = make_folder(to)
+    except ValueError as error:
+        _say(str(error))
+        raise typer.Exit(127 if "command" in str(error) else 2) from None
+    interpreter = find_interpreter(file)
+    _say(f"{file}{f' ({interpreter})' if interpreter else ''}; facts go to {folder}")
+    if option := isolated(command):
+        _say(f"{option} makes this Python ignore PYTHONPATH: nothing of it will be seen")
+    stopper = Stopper(folder, options.steps, tokenizer) if stop_on else None
+    try:
+        status = run_command(
+            file,
+            command,
+            environment(folder, options, os.environ),
+            stopper.look if stopper else None,
+        )
+    except OSError as error:
+        _say(f"{file} cannot be started: {error.strerror}")
+        raise typer.Exit(126) from None
+    if stopper and stopper.stopped:
+        _say(stopper.checkpoint())
+    return status, folder
+
+
+def _say(line: str) -> None:
+    typer.echo(f"vtool watch: {line}", err=True)
+
+
+def _print_env(to: Path | None, options: "WatchOptions") -> None:
+    from vtool.watch.folder import exports, make_folder
+
+    try:
+        typer.echo(exports(make_folder(to), options), nl=False)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--to") from error
+
+
+def _exit_status(
+    results: "Sequence[Result]", status: int, fail_on: FailOn | None, failed: "Sequence[str]"
+) -> int:
+    """Return the command's own status, unless that is 0 and something else is asked for."""
+    from vtool.diagnostics.result import count
+
+    if status or fail_on is None:
+        return status
+    if failed or all(result.verdict == "not-run" for result in results):
+        return 2
+    counts = count(results)
+    return int(counts["errors"] + (counts["warnings"] if fail_on is FailOn.warning else 0) > 0)
+
+
+def _check(
+    command: "Sequence[str]",
+    read: Path | None,
+    print_env: bool,
+    to: Path | None,
+    tokenizer: Path | None,
+) -> None:
+    """Check that there is one thing to do."""
+    asked = {"--read": read is not None, "--print-env": print_env, "a command": bool(command)}
+    given = [name for name, on in asked.items() if on]
+    if not given:
+        raise typer.BadParameter(
+            "there is no command to watch: vtool watch -- python train.py …", param_hint="COMMAND"
+        )
+    if len(given) > 1:
+        raise typer.BadParameter(f"{' and '.join(given)} do not go together", param_hint="COMMAND")
+    if read is not None and to is not None:
+        raise typer.BadParameter("nothing is written with --read", param_hint="--to")
+    if tokenizer is not None and not (tokenizer / "tokenizer.json").is_file():
+        raise typer.BadParameter(
+            f"there is no {tokenizer / 'tokenizer.json'}", param_hint="--tokenizer"
+        )

@@ -1,0 +1,1 @@
+"""The watch of any trainer: what it really teaches, read from its gradients."""

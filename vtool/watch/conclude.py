@@ -1,0 +1,109 @@
+"""From a folder of facts to results: what was found, what holds, and what was not looked at."""
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from vtool.diagnostics import Diagnostic, Findings
+from vtool.diagnostics.result import Result
+from vtool.watch.conclusions import CHECKS, NOT_FACTS, NOTHING_READ
+from vtool.watch.conclusions.check import Check, Outcome
+from vtool.watch.facts import Facts, Watched, read_facts
+from vtool.watch.picture import picture
+from vtool.watch.turns import find_turns, load_tokenizer
+
+_DAMAGED = (KeyError, TypeError, ValueError, AttributeError, IndexError, ZeroDivisionError)
+"""Exceptions that facts of the wrong shape raise: they may come from anywhere."""
+
+
+def conclude_folder(folder: Path, subject: str, tokenizer: Path | None) -> list[Result]:
+    """Conclude from a folder of facts: a result for each model that was trained.
+
+    Raises:
+        Findings: `not-a-folder-of-facts`.
+    """
+    try:
+        watched = read_facts(folder)
+    except (ValueError, OSError) as error:
+        raise Findings(Diagnostic(NOT_FACTS.name, str(error)), fatal=True) from error
+    return conclude(watched, subject, tokenizer)
+
+
+def conclude(watched: Watched, subject: str, tokenizer: Path | None = None) -> list[Result]:
+    """Conclude from the facts of each model."""
+    if not watched.models:
+        return [_nothing(watched, subject)]
+    several = len(watched.models) > 1
+    return [
+        conclude_model(
+            with_turns(facts, tokenizer),
+            f"{subject}: {facts.name} {facts.number}" if several else subject,
+            watched,
+        )
+        for facts in watched.models
+    ]
+
+
+def with_turns(facts: Facts, tokenizer: Path | None) -> Facts:
+    """Return the facts with how the chat template of a tokenizer marks answers."""
+    folder = tokenizer or Path(str(facts.model.get("name_or_path") or ""))
+    if not str(facts.model.get("name_or_path") or tokenizer or "") or not folder.is_dir():
+        return replace(facts, no_turns="the tokenizer is not known: --tokenizer DIR")
+    known = replace(facts, tokenizer=load_tokenizer(folder))
+    turns = find_turns(folder)
+    return replace(known, no_turns=turns) if isinstance(turns, str) else replace(known, turns=turns)
+
+
+def conclude_model(facts: Facts, subject: str, watched: Watched) -> Result:
+    """Conclude from the facts of one model."""
+    outcomes = {check.name: _outcome(check, facts) for check in CHECKS}
+    findings = [finding for outcome in outcomes.values() for finding in outcome.findings]
+    checks = {name: outcome.state for name, outcome in outcomes.items()}
+    details: dict[str, Mapping[str, Any]] = {}
+    for name, outcome in outcomes.items():
+        told: dict[str, Any] = {"measured": dict(outcome.measured)} if outcome.measured else {}
+        if checks[name] == "not-run":
+            told["reason"] = outcome.not_run
+        if told:
+            details[name] = told
+    with suppress(*_DAMAGED):
+        details["watch"] = picture(facts, watched)
+    errors = any(finding.severity == "error" for finding in findings)
+    if not errors and not any(micro.supervised and micro.is_read for micro in facts.micros):
+        why = (*watched.errors, *watched.blind, "no supervised token of it was read")[0]
+        findings.append(Diagnostic(NOTHING_READ.name, f"{facts.name}: {why}"))
+        # what was not learnt from was not looked at, whatever else is in order
+        checks = {name: state if state == "failed" else "not-run" for name, state in checks.items()}
+        return Result(subject, "not-run", checks, tuple(findings), details)
+    return Result(subject, "unsafe" if errors else "clean", checks, tuple(findings), details)
+
+
+def _outcome(check: Check, facts: Facts) -> Outcome:
+    try:
+        outcome = check.conclude(facts)
+    except _DAMAGED as error:
+        return Outcome(not_run=f"the facts are damaged: {type(error).__name__} {error}")
+    if outcome.findings or outcome.not_run:
+        return outcome
+    # what a look has found stands; where it was cut short, it is no pass
+    if errors := facts.errors_of(check.look):
+        return replace(outcome, not_run=errors[0])
+    return outcome
+
+
+def _nothing(watched: Watched, subject: str) -> Result:
+    if watched.errors:
+        why = f"the watch itself failed: {watched.errors[0]}"
+    elif watched.blind:
+        why = watched.blind[0]
+    elif watched.processes:
+        why = "no optimizer of a model with a language head was made"
+    else:
+        why = (
+            "no Python of the command made an optimizer of torch's, or PYTHONPATH did not reach it"
+        )
+    checks = dict.fromkeys((check.name for check in CHECKS), "not-run")
+    details = {check.name: {"reason": why} for check in CHECKS}
+    return Result(subject, "not-run", checks, (Diagnostic(NOTHING_READ.name, why),), details)

@@ -1,0 +1,102 @@
+"""Each row or packed document by itself, against what the batch made of it."""
+
+from vtool.diagnostics import Rule
+from vtool.watch.conclusions.check import Check, Outcome, found
+from vtool.watch.facts import Fact, Facts
+
+CHANGES = Rule(
+    name="row-changes-in-batch",
+    code="VT941",
+    summary="A row's hidden states are others in its batch than by itself, with the same weights.",
+    why=(
+        "Rows see each other, or padding, or another row's image: packed documents without their"
+        " borders are the usual way (transformers#39400, #46634, LLaMA-Factory#10659)."
+    ),
+    bad="packing: true, with an attention that is not told where documents end",
+    good="position_ids that begin anew and FlashAttention's lengths, or a block-diagonal mask",
+    fix=(
+        "Tell the attention where each document ends (in LLaMA-Factory: neat_packing), and give"
+        " padded rows their attention_mask. Experts with a capacity depend on their batch by"
+        " design."
+    ),
+)
+POSITIONS = Rule(
+    name="row-positions-differ",
+    code="VT942",
+    summary="Tokens of a row have other positions in its batch than by itself.",
+    why=(
+        "With positions of text alone a picture is a long line, and with those of a neighbor"
+        " distances are wrong; hidden states move by a few percent, and nothing looks broken"
+        " (axolotl#3817, Automodel#2172)."
+    ),
+    bad="position_ids = torch.arange(n) for a row with images, in a model with M-RoPE",
+    good="no position_ids, so that the model makes its own from image_grid_thw",
+    fix=(
+        "Let the model make them, or make them with its get_rope_index from the row's own grids;"
+        " in packed rows for each document anew."
+    ),
+)
+
+
+def _documents(facts: Facts) -> list[tuple[Fact, Fact]]:
+    return [(one, document) for one in facts.of("alone") for document in one["documents"]]
+
+
+def _why_not(facts: Facts) -> str:
+    errors = facts.errors_of("alone")
+    return facts.skipped("alone") or (errors[0] if errors else "no row was computed by itself")
+
+
+def _of(count: int, of: int, documents: str = "rows or documents") -> str:
+    return f"{count} of {of} {documents}"
+
+
+def _changes(facts: Facts) -> Outcome:
+    documents = _documents(facts)
+    compared = [
+        (one, document)
+        for one, document in documents
+        if not one.get("dropout") and document.get("apart") is not None
+    ]
+    if not compared:
+        dropout = any(one.get("dropout") for one, _ in documents)
+        return Outcome(not_run="dropout was on" if dropout else _why_not(facts))
+    ratio = [document["apart"] / max(document["tolerance"], 1e-30) for _, document in compared]
+    measured = {"documents": len(compared), "largest": f"{max(ratio):.2g} of what rounding allows"}
+    wrong = [
+        (one, document) for one, document in compared if document["apart"] > document["tolerance"]
+    ]
+    if not wrong:
+        return Outcome(measured=measured)
+    one, document = max(wrong, key=lambda each: each[1]["apart"] / max(each[1]["tolerance"], 1e-30))
+    at = document.get("first_apart")
+    message = (
+        f"{_of(len(wrong), len(compared))} are computed otherwise in their batch:"
+        f" {document['apart']:.2g} apart in step {int(one['step']) + 1}, row {document['row'] + 1}"
+        f"{f', from its token {at} on' if at is not None else ''} (rounding allows"
+        f" {document['tolerance']:.1g})"
+    )
+    return Outcome((found(CHANGES, message),), measured=measured)
+
+
+def _positions(facts: Facts) -> Outcome:
+    known = [
+        (one, document)
+        for one, document in _documents(facts)
+        if document.get("positions_wrong") is not None
+    ]
+    if not known:
+        return Outcome(not_run=facts.skipped("alone") or "no positions were seen")
+    wrong = [(one, document) for one, document in known if document["positions_wrong"]]
+    if not wrong:
+        return Outcome(measured={"documents": len(known)})
+    one, document = wrong[0]
+    message = (
+        f"{_of(len(wrong), len(known))} have other positions in their batch:"
+        f" {document['positions_wrong']} of {document['tokens']} tokens in step"
+        f" {int(one['step']) + 1}, row {document['row'] + 1}"
+    )
+    return Outcome((found(POSITIONS, message),), measured={"documents": len(known)})
+
+
+CHECKS = (Check(CHANGES, "alone", _changes), Check(POSITIONS, "alone", _positions))

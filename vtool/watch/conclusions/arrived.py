@@ -1,0 +1,393 @@
+"""The gradients as the optimizer gets them, and the step that it takes with them."""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from vtool.diagnostics import Rule
+from vtool.watch.conclusions.check import Check, Outcome, found
+from vtool.watch.facts import SINGLE, Fact, Facts
+
+RANKS_DIFFER = Rule(
+    name="gradients-differ-between-ranks",
+    code="VT921",
+    summary="Ranks that hold the same weights have different gradients when the optimizer steps.",
+    why=(
+        "Each rank then trains a model of its own, and the one that is saved has learnt a part of"
+        " the rows: a rank without images that left out a reduction, gradients changed on one rank"
+        " alone (verl#5881)."
+    ),
+    bad="with model.no_sync(): for every micro-batch, the last one too",
+    good="no_sync() for all micro-batches but the last",
+    fix=(
+        "Look at what a rank does between backward and step: no_sync, a branch that depends on its"
+        " rows, a parameter that DDP was told to ignore."
+    ),
+)
+OTHER_GRADIENT = Rule(
+    name="gradient-of-other-rows",
+    code="VT922",
+    summary="The gradient that the optimizer gets is not what this step's micro-batches left.",
+    why=(
+        "Gradients of an earlier step are still in it, or a micro-batch was lost on the way: the"
+        " model is updated by rows that it was not shown, or not by those that it was."
+    ),
+    bad="loss.backward(); optimizer.step(), without optimizer.zero_grad()",
+    good="optimizer.zero_grad() before the first micro-batch of each step",
+    fix=(
+        "Call zero_grad() once, between a step and the next forward pass; if something changes"
+        " gradients on purpose (noise, clipping of single elements), nothing is wrong."
+    ),
+)
+NOT_FINITE = Rule(
+    name="gradient-not-finite",
+    code="VT923",
+    summary="The optimizer steps with a gradient that is infinite or not a number.",
+    why=(
+        "The weights are not numbers from then on; the printed loss may hide it (transformers"
+        " replaces a NaN in its log by the mean of the others)."
+    ),
+    bad="optimizer.step() after a backward pass that overflowed",
+    good="a step that is left out when the norm of the gradient is not finite",
+    fix="Look for the row of that step; leave out steps whose norm is not finite.",
+)
+NOT_ADAM = Rule(
+    name="step-not-the-optimizers",
+    code="VT924",
+    summary="Weights after a step are not what AdamW makes of this gradient.",
+    why=(
+        "Something else than the optimizer changes weights, or it does not use the learning rate,"
+        " betas and decay that its groups say."
+    ),
+    bad="a hook after the step that scales weights, or an optimizer whose betas were dropped",
+    good="weights that only the optimizer changes",
+    fix="Look at hooks of the optimizer, at wrappers around it, and at what is loaded in between.",
+)
+LOST = Rule(
+    name="updates-lost-in-rounding",
+    code="VT925",
+    summary="Many weights do not move, though they have a gradient and an update: it rounds away.",
+    why=(
+        "In bfloat16 an update below 1/256 of a weight is lost. AdamW on 16-bit weights trains only"
+        " those that are small, and the loss still falls."
+    ),
+    bad="model.to(torch.bfloat16) and AdamW at a learning rate of 1e-5",
+    good="weights in float32 with bf16=True (autocast), or stochastic rounding",
+    fix=(
+        "Keep weights in float32 and compute in bfloat16, or train adapters in float32. With"
+        " stochastic rounding nothing is lost on average: then leave this."
+    ),
+    severity="warning",
+)
+FROZEN_MOVED = Rule(
+    name="frozen-parameter-moved",
+    code="VT926",
+    summary="A parameter that requires no gradient changed in a step.",
+    why="What is frozen is meant to stay: it is saved, merged and served as if it had.",
+    bad="weight decay or an average that is applied to every parameter",
+    good="requires_grad_(False), and weights that are the same to the byte",
+    fix="Look at what writes into parameters beside the optimizer: averages, ties, callbacks.",
+)
+NO_GROUP = Rule(
+    name="parameter-in-no-group",
+    code="VT927",
+    summary="A parameter requires a gradient, and no group of the optimizer has it.",
+    why="It is never trained, and nothing says so: gradients are computed and thrown away.",
+    bad="AdamW([p for n, p in model.named_parameters() if 'layers' in n])",
+    good="AdamW([p for p in model.parameters() if p.requires_grad])",
+    fix="Give it to the optimizer, or freeze it with requires_grad_(False).",
+)
+NO_GRADIENT = Rule(
+    name="parameter-without-gradient",
+    code="VT928",
+    summary="A parameter of the optimizer had no gradient, or one of zeros, in all watched steps.",
+    why="It is not trained by these rows: a tower without images, experts that nobody asked for.",
+    bad="a vision tower in steps that have only text",
+    good="every trained parameter with a gradient",
+    fix="Nothing, if no row of these steps uses it.",
+    severity="note",
+)
+DRIFT = Rule(
+    name="replicas-drift",
+    code="VT929",
+    summary="Ranks that should hold the same weights do not.",
+    why=(
+        "One copy is saved; the others were trained on their rows for nothing, and each step's"
+        " mean gradient is of several models."
+    ),
+    bad="weights drawn on each rank from a seed of its own, without DDP's broadcast",
+    good="weights that are the same on each rank after every step",
+    fix="Broadcast weights from rank 0 before the first step, and reduce every gradient.",
+)
+STUCK = Rule(
+    name="parameter-stopped-moving",
+    code="VT930",
+    summary="A parameter with a gradient has not moved since the step looked at before.",
+    why="It was trained at first, and something has stopped it: a rate of 0, a group replaced.",
+    bad="a schedule that ends at 0 while the run goes on",
+    good="weights that move as long as they have a gradient",
+    fix="Look at the learning rate of its group at that step.",
+    severity="warning",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """The change of gradients on their way to the optimizer: a factor, and what is left."""
+
+    factor: float
+    misfit: float
+    tolerance: float
+    by_value: bool
+    """Several coordinates have the greatest value: elements were clipped one by one."""
+
+
+def engine_of(facts: Facts, step: int) -> Engine | None:
+    """Return the factor between the micro-batches' gradient and the one that arrived.
+
+    Over all ranks that have rows of their own; None where it could not be measured.
+    """
+    arrived = [one for one in facts.of("arrived") if int(one["step"]) == step]
+    if facts.not_data_parallel or not arrived:
+        return None
+    world = facts.world
+    units = [micro.unit for micro in facts.micros if micro.step == step]
+    tokens = sum(micro.supervised for micro in facts.micros if micro.step == step)
+    unit = max(units, default=SINGLE)
+    tolerance = min(0.05, 16 * unit * math.sqrt(max(tokens, 1)))
+    one = arrived[0]
+    theirs, ours = _vectors(arrived)
+    if not theirs and world == 1 and one.get("engine_factor") is not None:
+        misfit = float(one.get("engine_misfit") or 0)
+        return Engine(float(one["engine_factor"]), misfit, tolerance, False)
+    if not theirs or len({int(one["rank"]) for one in arrived}) < world:
+        return None
+    square = sum(value * value for value in ours)
+    size = math.sqrt(sum(value * value for value in theirs))
+    if not square or not size:
+        return None
+    factor = sum(a * b for a, b in zip(theirs, ours, strict=True)) / square
+    rest = sum((a - factor * b) ** 2 for a, b in zip(theirs, ours, strict=True))
+    most = max(map(abs, theirs))
+    by_value = sum(abs(abs(value) - most) <= most * 1e-6 for value in theirs) > 2
+    return Engine(factor, math.sqrt(rest) / size, tolerance, by_value)
+
+
+def _vectors(arrived: Sequence[Fact]) -> tuple[list[float], list[float]]:
+    """Return the final norm's gradient that arrived, and the sum of what the ranks left."""
+    sums = [one.get("norm_sum") for one in arrived]
+    gradients = [one.get("norm_gradient") for one in arrived]
+    if any(value is None for value in sums) or not any(gradients):
+        return [], []
+    ours = [sum(float(v or 0) for v in values) for values in zip(*sums, strict=True)]
+    known: dict[int, float] = {}
+    for gradient in gradients:
+        for at, value in enumerate(gradient or ()):
+            if value is not None:
+                known.setdefault(at, float(value))
+    at_all = sorted(at for at in known if at < len(ours))
+    return [known[at] for at in at_all], [ours[at] for at in at_all]
+
+
+def _nothing(facts: Facts) -> str | None:
+    if errors := facts.errors_of("arrived"):
+        return errors[0]
+    if not facts.of("arrived"):
+        return facts.skipped("arrived") or "no step was reached"
+    return None
+
+
+def _named(names: Sequence[str], count: int) -> str:
+    rest = count - len(names[:3])
+    return ", ".join(names[:3]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def _ranks_differ(facts: Facts) -> Outcome:
+    if why := _nothing(facts):
+        return Outcome(not_run=why)
+    arrived = facts.of("arrived")
+    if len({one["rank"] for one in arrived}) < 2:
+        return Outcome(not_run="one rank alone has this model")
+    if any(one.get("sharded") for one in arrived) or facts.not_data_parallel:
+        return Outcome(not_run="gradients are shards: each rank has others")
+    for step, ones in facts.by_step("arrived"):
+        digests = Counter(one["digest"] for one in ones)
+        if len(digests) < 2:
+            continue
+        first = ones[0].get("tensors") or {}
+        names = [
+            name
+            for name in first
+            if any((one.get("tensors") or {}).get(name) != first[name] for one in ones)
+        ]
+        told = f": {_named(names, len(names))}" if names else ""
+        message = f"in step {step + 1} {len(ones)} ranks have {len(digests)} gradients{told}"
+        return Outcome((found(RANKS_DIFFER, message),))
+    return Outcome(measured={"ranks": len({one["rank"] for one in arrived})})
+
+
+def _other_gradient(facts: Facts) -> Outcome:
+    if why := _nothing(facts):
+        return Outcome(not_run=why)
+    engines = {step: engine_of(facts, step) for step, _ in facts.by_step("arrived")}
+    known = {step: one for step, one in engines.items() if one and not one.by_value}
+    if not known:
+        why = facts.skipped("engine") or "the final norm's gradient could not be recomputed"
+        return Outcome(not_run=why)
+    measured = {f"step {step + 1}": f"{one.misfit:.2g}" for step, one in known.items()}
+    for step, one in known.items():
+        if one.misfit <= one.tolerance:
+            continue
+        arrived = [fact for fact in facts.of("arrived") if int(fact["step"]) == step]
+        before = any(fact.get("gradients_before") for fact in arrived)
+        message = (
+            f"in step {step + 1} the final norm's gradient is {one.misfit:.2g} away from any"
+            f" multiple of what the micro-batches left (rounding allows {one.tolerance:.1g})"
+        ) + ("; gradients were there before its first forward pass" if before else "")
+        return Outcome((found(OTHER_GRADIENT, message),), measured=measured)
+    return Outcome(measured=measured)
+
+
+def _not_finite(facts: Facts) -> Outcome:
+    if why := _nothing(facts):
+        return Outcome(not_run=why)
+    for one in facts.of("arrived"):
+        if names := one.get("nonfinite"):
+            count = int(one.get("n_nonfinite") or len(names))
+            message = f"step {int(one['step']) + 1}, rank {one['rank']}: {_named(names, count)}"
+            return Outcome((found(NOT_FINITE, message),))
+    return Outcome()
+
+
+def _not_adam(facts: Facts) -> Outcome:
+    references = [
+        (one, name, tensor)
+        for one in facts.of("stepped")
+        for name, tensor in (one.get("reference") or {}).items()
+        if tensor.get("off") is not None
+    ]
+    if not references:
+        return Outcome(not_run=_no_reference(facts))
+    worst = max(references, key=lambda each: each[2]["off"])
+    off = float(worst[2]["off"])
+    measured = {"ulps": f"{off:.3g}", "tensors": len({name for _, name, _ in references})}
+    if off <= 16:
+        return Outcome(measured=measured)
+    message = (
+        f"{worst[1]} is {off:.3g} units in the last place away from AdamW's step"
+        f" {int(worst[0]['step']) + 1} in float64 (rounding allows 16)"
+    )
+    return Outcome((found(NOT_ADAM, message),), measured=measured)
+
+
+def _no_reference(facts: Facts) -> str:
+    return (
+        facts.skipped("reference")
+        or next(iter(facts.errors_of("arrived")), None)
+        or f"there is no reference step of {facts.model.get('optimizer') or 'this optimizer'}"
+    )
+
+
+def _lost(facts: Facts) -> Outcome:
+    shares = {
+        name: float(tensor["moved"])
+        for one in facts.of("stepped")
+        for name, tensor in (one.get("reference") or {}).items()
+        if tensor.get("moved") is not None
+    }
+    if not shares:
+        return Outcome(not_run=_no_reference(facts))
+    name = min(shares, key=lambda each: shares[each])
+    if shares[name] >= 0.8:
+        return Outcome(measured={"moved, at least": shares[name]})
+    message = (
+        f"of {name} only {shares[name]:.0%} of the elements that had an update moved; its dtype is"
+        f" {facts.model.get('dtype')}"
+    )
+    return Outcome((found(LOST, message),), measured={"moved, at least": shares[name]})
+
+
+def _frozen_moved(facts: Facts) -> Outcome:
+    stepped = facts.of("stepped")
+    if not stepped:
+        return Outcome(not_run=(facts.errors_of("arrived") or ["no step was reached"])[0])
+    if why := facts.skipped("frozen"):
+        return Outcome(not_run=why)
+    for one in stepped:
+        if names := one.get("frozen_that_moved"):
+            count = int(one.get("n_frozen_that_moved") or len(names))
+            message = f"in step {int(one['step']) + 1}: {_named(names, count)}"
+            return Outcome((found(FROZEN_MOVED, message),))
+    return Outcome(measured={"frozen": max(int(one.get("n_frozen") or 0) for one in stepped)})
+
+
+def _no_group(facts: Facts) -> Outcome:
+    models = facts.of("model")
+    orphans = [set(one.get("in_no_group") or ()) for one in models]
+    common = set.intersection(*orphans) if orphans else set()
+    if not common:
+        return Outcome()
+    most = max(int(one.get("n_in_no_group") or 0) for one in models)
+    message = f"{_named(sorted(common), most)}; the optimizer is {facts.model.get('optimizer')}"
+    return Outcome((found(NO_GROUP, message),))
+
+
+def _no_gradient(facts: Facts) -> Outcome:
+    if why := _nothing(facts):
+        return Outcome(not_run=why)
+    without = [
+        {*(one.get("no_gradient") or ()), *(one.get("zero_gradient") or ())}
+        for one in facts.of("arrived")
+    ]
+    names = sorted(set.intersection(*without))
+    if not names:
+        return Outcome()
+    return Outcome((found(NO_GRADIENT, f"in all watched steps: {_named(names, len(names))}"),))
+
+
+def _drift(facts: Facts) -> Outcome:
+    if not facts.of("drift"):
+        return Outcome(not_run="no digest of the weights was taken")
+    if any(one.get("sharded") for one in facts.of("drift")) or facts.not_data_parallel:
+        return Outcome(not_run="weights are shards: each rank has others")
+    if len({one["rank"] for one in facts.of("drift")}) < 2:
+        return Outcome(not_run="one rank alone has this model")
+    for step, ones in facts.by_step("drift"):
+        if len({one["digest"] for one in ones}) < 2:
+            continue
+        first = ones[0].get("tensors") or {}
+        names = [
+            name
+            for name in first
+            if any((one.get("tensors") or {}).get(name) != first[name] for one in ones)
+        ]
+        message = f"after step {step + 1} ranks differ in {_named(names, len(names)) or 'weights'}"
+        return Outcome((found(DRIFT, message),))
+    return Outcome()
+
+
+def _stuck(facts: Facts) -> Outcome:
+    looked = facts.of("drift")
+    if not looked:
+        return Outcome(not_run="no later step was looked at (--every)")
+    for one in looked:
+        if names := one.get("stuck"):
+            count = int(one.get("n_stuck") or len(names))
+            message = f"until step {int(one['step']) + 1}: {_named(names, count)}"
+            return Outcome((found(STUCK, message),))
+    return Outcome()
+
+
+CHECKS = (
+    Check(RANKS_DIFFER, "arrived", _ranks_differ),
+    Check(OTHER_GRADIENT, "arrived", _other_gradient),
+    Check(NOT_FINITE, "arrived", _not_finite),
+    Check(NOT_ADAM, "arrived", _not_adam),
+    Check(LOST, "arrived", _lost),
+    Check(FROZEN_MOVED, "arrived", _frozen_moved),
+    Check(NO_GROUP, "arrived", _no_group),
+    Check(NO_GRADIENT, "arrived", _no_gradient),
+    Check(DRIFT, "arrived", _drift),
+    Check(STUCK, "arrived", _stuck),
+)

@@ -1,0 +1,65 @@
+"""Preference and policy losses: what the signs and sizes of weights say."""
+
+from vtool.diagnostics import Rule
+from vtool.watch.conclusions.check import Check, Outcome, found
+from vtool.watch.conclusions.learnt import nothing_read, read
+from vtool.watch.facts import Facts, Micro
+
+JUDGED = Rule(
+    name="rows-judged",
+    code="VT908",
+    summary="Rows are pushed up and down, by a preference or an advantage; how is said.",
+    why=(
+        "DPO, GRPO and their kin differ in how they divide: by tokens of an answer, of the batch,"
+        " by a constant. The names of settings do not always say which is used."
+    ),
+    bad="loss_type=grpo, read as a mean over all tokens",
+    good="the normalization that the gradients show",
+    fix="Nothing: it is what the settings say, or is not.",
+    severity="note",
+)
+
+
+def _even(values: list[float], tolerance: float) -> bool:
+    low, high = min(values), max(values)
+    return low > 0 and high / low - 1 <= tolerance
+
+
+def _normalization(micros: list[Micro]) -> str:
+    """Return what sizes of weights are equal, over rows of the same step."""
+    rows = [(micro, row) for micro in micros for row in micro.rows if row.solved]
+    tolerance = 2 * max(micro.single for micro in micros)
+    inside = [
+        _even(sorted((abs(row.low), abs(row.high))), tolerance)
+        for _, row in rows
+        if row.low * row.high > 0
+    ]
+    if not inside or not all(inside):
+        return "tokens of one row have different weights"
+    sizes = [abs(row.middle) for _, row in rows]
+    if _even(sizes, tolerance):
+        return "all tokens weigh the same: a sum over each answer, or a mean over all tokens"
+    by_length = [abs(row.middle) * row.tokens for _, row in rows]
+    if _even(by_length, tolerance):
+        return "each answer weighs the same: a mean over the tokens of each"
+    each = [[abs(row.middle) for row in micro.learning_rows if row.solved] for micro in micros]
+    if len(each) > 1 and all(_even(sizes, tolerance) for sizes in each if sizes):
+        return "tokens of one micro-batch weigh the same, those of another do not"
+    return "rows weigh differently: by margins or advantages, of which one reading cannot be told"
+
+
+def _judged(facts: Facts) -> Outcome:
+    if why := nothing_read(facts):
+        return Outcome(not_run=why)
+    if not facts.is_judged:
+        return Outcome()
+    micros = [micro for micro in read(facts) if micro.learning_rows]
+    up = sum(row.positive > row.negative for micro in micros for row in micro.learning_rows)
+    down = sum(row.negative > row.positive for micro in micros for row in micro.learning_rows)
+    first = [micro for micro in micros if micro.step == micros[0].step] if micros else []
+    how = _normalization(first) if first else "rows were not told apart"
+    message = f"{up} rows are pushed up, {down} down; {how}"
+    return Outcome((found(JUDGED, message),), measured={"up": up, "down": down, "weights": how})
+
+
+CHECKS = (Check(JUDGED, "learnt", _judged),)

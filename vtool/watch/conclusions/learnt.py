@@ -1,0 +1,197 @@
+"""The tokens that are learnt, and what the loss is made of."""
+
+from vtool.diagnostics import Rule
+from vtool.watch.conclusions.check import Check, Outcome, found
+from vtool.watch.facts import Facts, Micro
+
+TARGETS = Rule(
+    name="targets-not-next",
+    code="VT901",
+    summary="What is learnt at a position is not the next token of its row.",
+    why=(
+        "Labels that are shifted twice, or not at all, still give a loss that falls: the model"
+        " learns to skip a token, or to copy one (trl#3091, transformers#46898)."
+    ),
+    bad="labels = input_ids[:, 1:], given to a model that shifts them again",
+    good="labels = input_ids.clone(), with -100 where nothing is to be learnt",
+    fix=(
+        "Shift the labels once: transformers' models do it themselves; a loss of your own gets"
+        " logits[:, :-1] and labels[:, 1:]."
+    ),
+)
+PLACEHOLDER = Rule(
+    name="placeholder-learnt",
+    code="VT902",
+    summary="Placeholders of images, videos or audio, or padding, are learnt as if they were text.",
+    why=(
+        "The model is taught to say <|image_pad|>, with as much weight as an image has tokens:"
+        " hundreds for each answer's few (the default of TRL for vision-language models)."
+    ),
+    bad="labels = input_ids.clone() for a row with images",
+    good="labels[labels == image_token_id] = -100",
+    fix=(
+        "Set the labels of these tokens to -100 in the collator. In TRL:"
+        " assistant_only_loss=True, or rows of prompt and completion."
+    ),
+)
+END_OF_TURN = Rule(
+    name="end-of-turn-not-learnt",
+    code="VT903",
+    summary="The token that ends an answer is in the rows, and never learnt.",
+    why=(
+        "The model is never told to stop, and answers go on until the limit: a mask that ends one"
+        " token early, or a padding token that is also the end token, looks the same in the loss"
+        " (Megatron-Bridge#4265, verl#3287)."
+    ),
+    bad="tokenizer.pad_token = tokenizer.eos_token, and labels that are -100 for every pad token",
+    good="a padding token of its own, or labels masked by attention_mask",
+    fix=(
+        "Let each answer's labels include its end token. If the rows are cut off or are no chats,"
+        " nothing is wrong."
+    ),
+    severity="warning",
+)
+OTHER_TERM = Rule(
+    name="loss-has-another-term",
+    code="VT904",
+    summary="The loss is cross entropy and something more, which was separated from it.",
+    why=(
+        "Label smoothing, a z-loss or an entropy bonus that nobody asked for changes what is"
+        " learnt; where it is meant, this is its size."
+    ),
+    bad="label_smoothing_factor=0.1, left over from another recipe",
+    good="label_smoothing_factor=0.0",
+    fix="Nothing, if it is meant.",
+    severity="note",
+)
+NOT_READ = Rule(
+    name="loss-not-read",
+    code="VT905",
+    summary="A micro-batch's gradient is none of a token-level loss of the head that is known.",
+    why=(
+        "Of distillation, an unknown head, or a scale of the logits that is not in the config"
+        " nothing is concluded; such tokens are never among what is right."
+    ),
+    bad="a loss between hidden states",
+    good="cross entropy of the model's own logits",
+    fix="Nothing: what could not be read is not judged.",
+    severity="note",
+)
+
+
+def read(facts: Facts) -> tuple[Micro, ...]:
+    """Return the micro-batches whose loss is read: their weights and targets are known."""
+    return tuple(micro for micro in facts.micros if micro.supervised and micro.is_read)
+
+
+def nothing_read(facts: Facts) -> str | None:
+    """Return why nothing can be concluded about what is learnt."""
+    if facts.errors_of("learnt"):
+        return facts.errors_of("learnt")[0]
+    if not read(facts):
+        return "no supervised token was read"
+    return None
+
+
+def _targets(facts: Facts) -> Outcome:
+    if why := nothing_read(facts):
+        return Outcome(not_run=why)
+    looked = [micro for micro in read(facts) if micro.not_next is not None]
+    if not looked:
+        return Outcome(not_run="the ids of the rows were not seen")
+    tokens = sum(micro.supervised for micro in looked)
+    wrong = sum(micro.not_next or 0 for micro in looked)
+    measured = {"tokens": tokens, "not the next": wrong}
+    if not wrong:
+        return Outcome(measured=measured)
+    shifts = {
+        "the token itself": sum(micro.shifted.get(0, 0) for micro in looked),
+        "the one after the next": sum(micro.shifted.get(2, 0) for micro in looked),
+        "two after the next": sum(micro.shifted.get(3, 0) for micro in looked),
+    }
+    likely = max(shifts, key=lambda name: shifts[name])
+    what = f"; {shifts[likely]} are {likely}" if shifts[likely] * 2 > wrong else ""
+    first = next(micro for micro in looked if micro.not_next)
+    return Outcome(
+        (
+            found(
+                TARGETS,
+                f"{wrong} of {tokens} learnt tokens are not the next token of their row{what}"
+                f" (first in {first})",
+            ),
+        ),
+        measured=measured | shifts,
+    )
+
+
+def _placeholders(facts: Facts) -> Outcome:
+    if why := nothing_read(facts):
+        return Outcome(not_run=why)
+    special = facts.placeholders
+    if not special:
+        return Outcome(not_run="the model's config names no placeholder")
+    learnt: dict[str, int] = {}
+    for micro in read(facts):
+        for token, times in micro.learnt_of(special).items():
+            name = f"{special[token]} ({token})"
+            learnt[name] = learnt.get(name, 0) + times
+    if not learnt:
+        return Outcome(measured={"placeholders": sorted(special.values())})
+    tokens = sum(micro.supervised for micro in read(facts))
+    told = ", ".join(f"{times} x {name}" for name, times in learnt.items())
+    message = f"of {tokens} learnt tokens, {told}: they stand for other things than text"
+    return Outcome((found(PLACEHOLDER, message),), measured={"learnt": learnt})
+
+
+def _end_of_turn(facts: Facts) -> Outcome:
+    if why := nothing_read(facts):
+        return Outcome(not_run=why)
+    looked = [micro for micro in read(facts) if micro.ends is not None]
+    present = sum(micro.ends[0] for micro in looked if micro.ends)
+    learnt = sum(micro.ends[1] for micro in looked if micro.ends)
+    if not looked or not present:
+        return Outcome(not_run="no row has an end token that the model's config names")
+    measured = {"in the rows": present, "learnt": learnt}
+    if learnt:
+        return Outcome(measured=measured)
+    message = f"{present} end tokens are in the rows that were read, and none of them is learnt"
+    return Outcome((found(END_OF_TURN, message),), measured=measured)
+
+
+def _other_term(facts: Facts) -> Outcome:
+    if why := nothing_read(facts):
+        return Outcome(not_run=why)
+    terms: dict[str, float] = {}
+    for micro in read(facts):
+        for name, part in micro.terms.items():
+            if abs(part) > abs(terms.get(name, 0.0)):
+                terms[name] = part
+    if not terms:
+        return Outcome()
+    told = ", ".join(f"{name} {part:+.4g}" for name, part in terms.items())
+    message = f"beside cross entropy, as parts of a token's weight: {told}"
+    return Outcome((found(OTHER_TERM, message),), measured=terms)
+
+
+def _not_read(facts: Facts) -> Outcome:
+    tried = [micro for micro in facts.micros if micro.supervised]
+    off = [micro for micro in tried if not micro.is_read]
+    if not tried:
+        return Outcome(not_run="no supervised token was read")
+    if not off:
+        return Outcome(measured={"micro-batches": len(tried)})
+    worst = max(off, key=lambda micro: micro.misfit)
+    message = (
+        f"{len(off)} of {len(tried)} micro-batches leave a gradient that is none of cross entropy"
+        f" over this head (misfit {worst.misfit:.2g} in {worst}): nothing is concluded from them"
+    )
+    return Outcome((found(NOT_READ, message),), measured={"not read": len(off)})
+
+
+CHECKS = (
+    Check(TARGETS, "learnt", _targets),
+    Check(PLACEHOLDER, "learnt", _placeholders),
+    Check(END_OF_TURN, "learnt", _end_of_turn),
+    Check(OTHER_TERM, "learnt", _other_term),
+    Check(NOT_READ, "learnt", _not_read),
+)

@@ -1,0 +1,150 @@
+"""The rows that the model was shown, over the whole run."""
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+
+from vtool.diagnostics import Rule
+from vtool.watch.conclusions.check import Check, Outcome, found
+from vtool.watch.facts import Facts
+
+UNEVEN = Rule(
+    name="rows-seen-unevenly",
+    code="VT951",
+    summary="Over whole epochs some rows were seen more often than others, or not at all.",
+    why=(
+        "A sampler that is not told the epoch, a loader that begins anew after a resume, workers"
+        " that all read the same shard: the run trains on a part of its data"
+        " (DALLE-pytorch#230, trl#4554)."
+    ),
+    bad="a data set of 1,000 rows of which 600 were seen, some of them three times",
+    good="each row once an epoch",
+    fix=(
+        "Look at the sampler, at set_epoch and at how workers split the data. If the same text is"
+        " in the data several times, or rows are drawn on purpose, nothing is wrong."
+    ),
+    severity="warning",
+)
+SAME_ON_RANKS = Rule(
+    name="ranks-see-same-rows",
+    code="VT952",
+    summary="Ranks that should share the data are shown the same rows.",
+    why=(
+        "All ranks but one compute what another has computed: the run costs N times as much as it"
+        " learns, and each row is seen N times an epoch."
+    ),
+    bad="DataLoader(rows, shuffle=True) with the same seed on each rank",
+    good="DataLoader(rows, sampler=DistributedSampler(rows))",
+    fix="Give each rank its own rows: DistributedSampler, or accelerate's prepare(loader).",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """The count of how often each row was seen."""
+
+    times: Counter[str]
+    data: int | None
+    """Rows of the data set, if one loader is known."""
+    left_out: int
+    """Rows that an epoch may leave out, because its last batch is not full."""
+
+    @property
+    def seen(self) -> int:
+        return sum(self.times.values())
+
+    @property
+    def not_held(self) -> str:
+        """Why rows cannot be held against the data set."""
+        if self.data is None:
+            return "the length of the data set is not known"
+        if len(self.times) > self.data:
+            return "rows are cut otherwise than the data set is"
+        return "the run was shorter than an epoch"
+
+    @property
+    def is_of_duplicates(self) -> bool:
+        """Tell whether copies in the data explain how often each row was seen."""
+        assert self.data
+        epochs = self.seen / self.data
+        copies = 0
+        for times in self.times.values():
+            least = max(1, math.ceil(times / math.ceil(epochs)))
+            if times < least * math.floor(epochs):
+                return False
+            copies += least
+        return copies <= self.data
+
+
+def ledger_of(facts: Facts) -> Ledger:
+    """Count the rows of all ranks."""
+    times = Counter(digest for one in facts.of("rows") for digest in one.get("rows") or ())
+    loaders = {
+        int(loader["rows"]): loader
+        for one in facts.of("rows")
+        for loader in one.get("data") or ()
+        if loader.get("rows")
+    }
+    if len(loaders) != 1:  # which of several is the one of an evaluation cannot be told
+        return Ledger(times, None, 0)
+    ((rows, loader),) = loaders.items()
+    batch = int(loader.get("batch") or 1) * facts.world
+    return Ledger(times, rows, batch - 1 if loader.get("drop_last") else 0)
+
+
+def _uneven(facts: Facts) -> Outcome:
+    if not facts.of("rows"):
+        return Outcome(not_run=facts.skipped("ledger") or "no row was seen")
+    if facts.not_data_parallel:
+        return Outcome(not_run=f"ranks share their rows ({facts.not_data_parallel})")
+    ledger = ledger_of(facts)
+    measured = {
+        "seen": ledger.seen,
+        "different": len(ledger.times),
+        "times": {f"{n} x": rows for n, rows in sorted(Counter(ledger.times.values()).items())},
+        "in the data": ledger.data,
+    }
+    if ledger.data is None or len(ledger.times) > ledger.data or ledger.seen < ledger.data:
+        return Outcome(not_run=ledger.not_held, measured=measured)
+    missing = ledger.data - len(ledger.times)
+    if missing <= ledger.left_out:
+        return Outcome(measured=measured)
+    most = ledger.times.most_common(1)[0][1]
+    told = (
+        f"{ledger.seen} rows were shown, of a data set of {ledger.data}: {len(ledger.times)}"
+        f" different ones, one of them {most} times"
+    )
+    if ledger.is_of_duplicates:
+        message = f"{told}; as it would be where the data has {missing} rows more than once"
+        return Outcome((found(UNEVEN, message, severity="note"),), measured=measured)
+    message = f"{told}, so {missing} never, or too seldom"
+    return Outcome((found(UNEVEN, message),), measured=measured)
+
+
+def _same(facts: Facts) -> Outcome:
+    if len(facts.ranks) < 2:
+        return Outcome(not_run="one rank alone has this model")
+    if facts.not_data_parallel:
+        return Outcome(not_run=f"ranks share their rows ({facts.not_data_parallel})")
+    by_rank = {
+        rank: Counter(
+            digest
+            for one in facts.of("rows")
+            if int(one["rank"]) == rank
+            for digest in one.get("rows") or ()
+        )
+        for rank in facts.ranks
+    }
+    first, *others = by_rank.values()
+    if not first or sum(first.values()) < 2 or any(other != first for other in others):
+        return Outcome(measured={"ranks": len(by_rank)})
+    message = f"all {len(by_rank)} ranks were shown the same {sum(first.values())} rows"
+    return Outcome((found(SAME_ON_RANKS, message, severity=_certain(facts)),))
+
+
+def _certain(facts: Facts) -> str:
+    """Return `error` where each rank averages by its own rows, `note` where a mesh may share."""
+    return "error" if facts.model.get("mesh") in (None, {}) else "warning"
+
+
+CHECKS = (Check(UNEVEN, "ledger", _uneven), Check(SAME_ON_RANKS, "ledger", _same))

@@ -1,0 +1,192 @@
+"""The learnt tokens against the turns of the chat, as its template marks them."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from vtool.diagnostics import Rule
+from vtool.watch.conclusions.check import Check, Outcome, found
+from vtool.watch.conclusions.learnt import nothing_read
+from vtool.watch.facts import Facts
+from vtool.watch.turns import Answer
+
+PROMPT = Rule(
+    name="prompt-learnt",
+    code="VT909",
+    summary="Tokens of prompts are learnt: the model is taught to say what users say.",
+    why=(
+        "A mask that is off by a turn, or that a template does not give, teaches parts of the"
+        " question beside the answer. Whole rows may be meant; parts of a prompt hardly are."
+    ),
+    bad="assistant_only_loss=True with a template that marks too much as generation",
+    good="labels of -100 for all that is not an answer",
+    fix=(
+        "Mask prompts in the collator: assistant_only_loss or rows of prompt and completion in TRL,"
+        " train_on_prompt: false in LLaMA-Factory."
+    ),
+    severity="warning",
+)
+PARTLY = Rule(
+    name="answer-partly-learnt",
+    code="VT910",
+    summary="The first token of every answer, or its end token, is left out of what is learnt.",
+    why=(
+        "A mask that is one token off still gives a loss that falls. Without the end token answers"
+        " do not end; without the first one, they do not begin as they should (verl#3287)."
+    ),
+    bad="labels[i] masked by the mask of token i + 1",
+    good="a mask that is shifted together with its labels",
+    fix="Shift mask and labels together, or not at all.",
+    severity="warning",
+)
+LEFT_OUT = Rule(
+    name="answers-left-out",
+    code="VT911",
+    summary="Of chats with several answers only some are learnt, always by their place.",
+    why="Where all turns are good, most of the data is thrown away; some tools do so by default.",
+    bad="a chat of 6 turns of which only the last answer is learnt",
+    good="every answer of it",
+    fix="Nothing, if it is meant; in LLaMA-Factory it is mask_history.",
+    severity="note",
+)
+_ENOUGH = 0.95
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """A row whose ids and learnt positions are both known."""
+
+    ids: tuple[int, ...]
+    learnt: frozenset[int]
+    """Positions of the tokens that are learnt."""
+    answers: tuple[Answer, ...]
+    framed: frozenset[int]
+    """Positions of marks around answers, which may be learnt with them."""
+
+    @property
+    def prompt(self) -> tuple[int, ...]:
+        """Positions of what is neither in an answer nor a mark around it."""
+        inside = {at for answer in self.answers for at in range(answer.begin, answer.end)}
+        return tuple(
+            at for at in range(1, len(self.ids)) if at not in inside and at not in self.framed
+        )
+
+
+def rows_of(facts: Facts) -> Iterator[Read]:
+    """Yield the rows whose every learnt token is known, and that have an answer."""
+    if facts.turns is None:
+        return
+    inputs = {
+        (int(one["step"]), int(one["rank"]), int(one.get("micro") or 0)): one["inputs"]
+        for one in facts.of("rows")
+        if one.get("inputs")
+    }
+    silent = facts.pads | facts.placeholders.keys()
+    for micro in facts.micros:
+        rows = inputs.get((micro.step, micro.rank, micro.index))
+        if not micro.is_read or micro.solved < micro.supervised or not rows:
+            continue
+        for tokens in micro.tokens:
+            if tokens.row >= len(rows) or len(tokens.position) >= 2048:
+                continue
+            ids = tuple(map(int, rows[tokens.row]))
+            learnt = frozenset(at + 1 for at in tokens.position)
+            answers = tuple(facts.turns.answers(ids))
+            if not answers or not learnt or max(learnt) >= len(ids) + 1:
+                continue
+            framed = {at for at, token in enumerate(ids) if token in silent}
+            for answer in answers:
+                framed.update(range(answer.begin - len(facts.turns.header) - 2, answer.begin))
+                framed.update(range(answer.end, answer.end + 2))
+            yield Read(ids, learnt, answers, frozenset(framed))
+
+
+def _nothing(facts: Facts, rows: list[Read]) -> str | None:
+    if why := nothing_read(facts):
+        return why
+    if facts.turns is None:
+        return facts.no_turns or "the tokenizer is not known: --tokenizer DIR"
+    if not rows:
+        return "no row has an answer as the chat template marks it, with all its learnt tokens"
+    return None
+
+
+def _prompt(facts: Facts) -> Outcome:
+    rows = list(rows_of(facts))
+    if why := _nothing(facts, rows):
+        return Outcome(not_run=why)
+    prompt = sum(len(row.prompt) for row in rows)
+    learnt = [at for row in rows for at in row.prompt if at in row.learnt]
+    measured = {"rows": len(rows), "tokens of prompts": prompt, "learnt": len(learnt)}
+    if not learnt:
+        return Outcome(measured=measured)
+    if len(learnt) >= _ENOUGH * prompt:
+        message = f"whole rows are learnt: {len(learnt)} tokens of prompts among them"
+        help = "nothing, if it is meant; " + PROMPT.fix[0].lower() + PROMPT.fix[1:]
+        return Outcome((found(PROMPT, message, help=help, severity="note"),), measured=measured)
+    first = next(row for row in rows if any(at in row.learnt for at in row.prompt))
+    assert facts.turns is not None
+    text = facts.turns.text([first.ids[at] for at in first.prompt if at in first.learnt][:12])
+    message = f"{len(learnt)} of {prompt} tokens of prompts are learnt, such as {text!r}"
+    return Outcome((found(PROMPT, message),), measured=measured)
+
+
+def _partly(facts: Facts) -> Outcome:
+    rows = list(rows_of(facts))
+    if why := _nothing(facts, rows):
+        return Outcome(not_run=why)
+    if facts.is_judged:
+        return Outcome(not_run="rows are judged, not copied")
+    taught = [
+        (row, answer)
+        for row in rows
+        for answer in row.answers
+        if answer.end - answer.begin > 2
+        and any(at in row.learnt for at in range(answer.begin, answer.end))
+    ]
+    ended = [(row, answer) for row, answer in taught if answer.ended]
+    first = sum(answer.begin in row.learnt for row, answer in taught)
+    last = sum(answer.end - 1 in row.learnt for row, answer in ended)
+    measured = {"answers": len(taught), "first token learnt": first, "end token learnt": last}
+    if len(taught) < 2:
+        return Outcome(not_run="fewer than two answers were seen whole", measured=measured)
+    told = [
+        f"the {name} of none of {count} answers is learnt"
+        for name, learnt, count in (
+            ("first token", first, len(taught)),
+            ("end token", last, len(ended)),
+        )
+        if not learnt and count > 1
+    ]
+    if not told:
+        return Outcome(measured=measured)
+    return Outcome((found(PARTLY, "; ".join(told)),), measured=measured)
+
+
+def _left_out(facts: Facts) -> Outcome:
+    rows = [row for row in rows_of(facts) if len(row.answers) > 1]
+    if why := _nothing(facts, list(rows_of(facts))):
+        return Outcome(not_run=why)
+    if not rows:
+        return Outcome(not_run="no row with several answers was read")
+    taught = [
+        [any(at in row.learnt for at in range(one.begin, one.end)) for one in row.answers]
+        for row in rows
+    ]
+    measured = {"rows": len(rows), "learnt": sum(map(sum, taught)), "of": sum(map(len, taught))}
+    if all(map(all, taught)):
+        return Outcome(measured=measured)
+    if all(one[-1] and not any(one[:-1]) for one in taught):
+        message = f"only the last answer is learnt, in all {len(rows)} rows with several"
+    elif all(one[0] and not any(one[1:]) for one in taught):
+        message = f"only the first answer is learnt, in all {len(rows)} rows with several"
+        return Outcome((found(LEFT_OUT, message, severity="warning"),), measured=measured)
+    else:
+        message = f"{measured['learnt']} of {measured['of']} answers are learnt"
+    return Outcome((found(LEFT_OUT, message),), measured=measured)
+
+
+CHECKS = (
+    Check(PROMPT, "learnt", _prompt),
+    Check(PARTLY, "learnt", _partly),
+    Check(LEFT_OUT, "learnt", _left_out),
+)

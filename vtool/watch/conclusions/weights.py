@@ -1,0 +1,238 @@
+"""The weight of each learnt token, against the others of its step and against one mean."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from vtool.diagnostics import Diagnostic, Rule
+from vtool.watch.conclusions.arrived import engine_of
+from vtool.watch.conclusions.check import Check, Outcome, found
+from vtool.watch.conclusions.learnt import nothing_read, read
+from vtool.watch.facts import Facts, Micro, Row
+
+DIFFER = Rule(
+    name="token-weights-differ",
+    code="VT906",
+    summary="Tokens of one optimizer step weigh more than others, by where they happen to be.",
+    why=(
+        "A mean over each micro-batch or rank, and then over these, weighs a token by how many"
+        " others are beside it: short answers count more, and the result depends on batch size,"
+        " accumulation and ranks (transformers#34191, #34242, #37766, LLaMA-Factory#7443)."
+    ),
+    bad="loss = cross_entropy(...) / gradient_accumulation_steps, over micro-batches of any size",
+    good="loss = cross_entropy(..., reduction='sum') / tokens_of_the_step",
+    fix=(
+        "Divide the sum of each micro-batch's loss by the tokens of the whole step, over all ranks."
+        " Where the trainer cannot, use one micro-batch a step: the full batch size and"
+        " gradient_accumulation_steps=1."
+    ),
+)
+SCALED = Rule(
+    name="gradient-scaled",
+    code="VT907",
+    summary="The gradient of a step is not that of the mean over its tokens, but several times it.",
+    why=(
+        "A loss that is not divided by the accumulation, or a sum over ranks, makes the gradient k"
+        " times too large: it is clipped at every step, and the learning rate means something else"
+        " (transformers#37766, #34576)."
+    ),
+    bad="loss.backward() for each of 4 micro-batches, without dividing by 4",
+    good="(loss / 4).backward()",
+    fix="Divide the loss once, by the tokens (or the micro-batches and ranks) of the step.",
+)
+
+_MICRO_HELP = (
+    "the loss is averaged over each micro-batch by itself. Until the trainer divides by the tokens"
+    " of the whole step (num_items_in_batch in transformers, which this model's class may not"
+    " take), gradient_accumulation_steps=1 with a larger batch avoids it"
+)
+_RANK_HELP = (
+    "each rank divides by its own tokens. average_tokens_across_devices=True avoids it in"
+    " transformers; in a loop of your own, all-reduce the number of tokens first"
+)
+
+
+def _spread(pairs: Sequence[tuple[float, float]]) -> float:
+    """Return how many times the largest value is the smallest, or 1 within their tolerances."""
+    low, high = min(pairs), max(pairs)
+    if low[0] <= 0 or high[0] / low[0] - 1 <= low[1] + high[1]:
+        return 1.0
+    return high[0] / low[0]
+
+
+def _steps(facts: Facts) -> list[tuple[int, list[Micro]]]:
+    micros = read(facts)
+    return [
+        (step, [micro for micro in micros if micro.step == step])
+        for step in sorted({micro.step for micro in micros})
+    ]
+
+
+def _by_row(micros: Sequence[Micro]) -> bool:
+    """Tell whether weights are 1/n of each row's n tokens, where rows and micro-batches differ."""
+    rows = [(micro, row) for micro in micros for row in micro.rows if row.tokens]
+    if not rows or all(len(micro.learning_rows) <= 1 for micro in micros):
+        return False
+    if any(_uneven(micro, row) for micro, row in rows):
+        return False
+    return _spread([(row.middle * row.tokens, micro.single) for micro, row in rows]) == 1
+
+
+def _uneven(micro: Micro, row: Row) -> bool:
+    """Tell whether tokens of one row have different weights."""
+    return row.low <= 0 or row.high / row.low - 1 > 2 * micro.single
+
+
+def _explained(micros: Sequence[Micro]) -> tuple[str, str] | None:
+    """Return by what rule weights differ between micro-batches or ranks, and what avoids it."""
+    ranks = {
+        rank: sum(micro.supervised for micro in micros if micro.rank == rank)
+        for rank in {micro.rank for micro in micros}
+    }
+    if _spread([(micro.weight * micro.supervised, micro.tolerance) for micro in micros]) == 1:
+        return "as 1/n of the n learnt tokens of its own micro-batch", _MICRO_HELP
+    if len(ranks) > 1 and (
+        _spread([(micro.weight * ranks[micro.rank], micro.tolerance) for micro in micros]) == 1
+    ):
+        return "as 1/n of the n learnt tokens of its own rank", _RANK_HELP
+    return None
+
+
+def _differ_in_step(step: int, micros: Sequence[Micro]) -> Diagnostic | None:
+    within = [micro for micro in micros if micro.is_uneven]
+    ratio = _spread([(micro.weight, micro.tolerance) for micro in micros])
+    if ratio == 1 and not within:
+        return None
+    where = f"in step {step + 1}"
+    if _by_row(micros):
+        message = (
+            f"{where} each token weighs 1/n of the n learnt tokens of its row: every row counts the"
+            " same, whatever its length"
+        )
+        help = "nothing, if a mean over rows is meant; otherwise divide by the tokens of the step"
+        return found(DIFFER, message, help=help, severity="note")
+    if within:
+        micro = within[0]
+        message = (
+            f"{where} tokens of one micro-batch have weights from {micro.low:.4g} to"
+            f" {micro.high:.4g}: the loss weighs tokens, or rows"
+        )
+        return found(DIFFER, message, help="nothing, if that is meant", severity="note")
+    counts = f"{len(micros)} micro-batches"
+    ranks = len({micro.rank for micro in micros})
+    counts += f" on {ranks} ranks" if ranks > 1 else ""
+    told = f"{where} some tokens weigh {ratio:.4f} times others, over {counts}"
+    if explained := _explained(micros):
+        by, help = explained
+        return found(DIFFER, f"{told}: each weighs {by}", help=help)
+    message = f"{told}; by no rule that is known here"
+    return found(DIFFER, message, severity="warning")
+
+
+def _differ(facts: Facts) -> Outcome:
+    if why := nothing_read(facts):
+        return Outcome(not_run=why)
+    if facts.is_judged:
+        return Outcome(not_run="weights have both signs: rows are judged, not copied")
+    found_in = []
+    for step, micros in _steps(facts):
+        if all(micro.measured for micro in micros) and (one := _differ_in_step(step, micros)):
+            found_in.append(one)
+    if not any(micro.measured for micro in read(facts)):
+        return Outcome(not_run="the model is certain of every token: no weight can be measured")
+    if len(read(facts)) == 1 and not found_in:
+        return Outcome(measured={"micro-batches": 1})
+    graver = sorted(found_in, key=lambda one: ("error", "warning", "note").index(str(one.severity)))
+    return Outcome(tuple(graver[:1]), measured={"steps": len(_steps(facts))})
+
+
+def _scale_of_step(facts: Facts, step: int, micros: Sequence[Micro]) -> tuple[float, float] | None:
+    """Return how many times the gradient is that of the mean over all tokens, and its tolerance."""
+    if not all(micro.total is not None for micro in micros):
+        return None
+    total = sum(micro.total or 0.0 for micro in micros)
+    tolerance = max(micro.tolerance for micro in micros) * 2
+    if facts.world != len({micro.rank for micro in micros}):
+        return None
+    arrival = engine_of(facts, step)
+    if arrival is None or arrival.misfit > arrival.tolerance:
+        return total / facts.world, tolerance
+    return total * arrival.factor, tolerance + arrival.tolerance
+
+
+@dataclass(frozen=True, slots=True)
+class _Scale:
+    """The number of times that a step's gradient is that of the mean over its tokens."""
+
+    step: int
+    times: float
+    tolerance: float
+    micro_batches: int
+    """On each rank."""
+
+    def is_(self, times: float) -> bool:
+        return abs(self.times / times - 1) <= self.tolerance
+
+
+def _scales(facts: Facts) -> list[_Scale]:
+    found = []
+    for step, micros in _steps(facts):
+        if (scale := _scale_of_step(facts, step, micros)) is not None:
+            each = len(micros) // max(1, len({micro.rank for micro in micros}))
+            found.append(_Scale(step, *scale, each))
+    return found
+
+
+def _scaled(facts: Facts) -> Outcome:
+    if why := nothing_read(facts):
+        return Outcome(not_run=why)
+    if facts.is_judged:
+        return Outcome(not_run="weights have both signs: their sum is no mean")
+    if shared := facts.not_data_parallel:
+        return Outcome(not_run=f"ranks share their rows ({shared})")
+    scales = _scales(facts)
+    if not scales:
+        return Outcome(not_run="not every learnt token of a step could be measured")
+    measured = {f"step {one.step + 1}": f"{one.times:.6g}" for one in scales}
+    finding = _too_large(facts, scales) or _too_small(facts, scales) or _other_scale(scales)
+    return Outcome((finding,) if finding else (), measured=measured)
+
+
+def _too_large(facts: Facts, scales: Sequence[_Scale]) -> Diagnostic | None:
+    for one in scales:
+        each = one.micro_batches
+        names = {each: "micro-batches", facts.world: "ranks", each * facts.world: "passes"}
+        for times, name in names.items():
+            if times > 1 and one.is_(times):
+                message = (
+                    f"the gradient of step {one.step + 1} is {one.times:.4g} times that of the mean"
+                    f" over its tokens: it has {times} {name}, and is not divided by them"
+                )
+                return found(SCALED, message)
+    return None
+
+
+def _too_small(facts: Facts, scales: Sequence[_Scale]) -> Diagnostic | None:
+    names = {scales[0].micro_batches: "micro-batches", facts.world: "ranks"}
+    for times, name in names.items():
+        # clipping, which makes a gradient smaller too, differs from step to step
+        if times > 1 and len(scales) > 1 and all(one.is_(1 / times) for one in scales):
+            message = (
+                f"the gradient of every step is 1/{times} of that of the mean over its tokens: it"
+                f" has {times} {name}, and is divided by them twice"
+            )
+            return found(SCALED, message)
+    return None
+
+
+def _other_scale(scales: Sequence[_Scale]) -> Diagnostic | None:
+    first = scales[0]
+    if any(not one.is_(first.times) for one in scales) or first.is_(1):
+        return None
+    if first.times < 1 and len(scales) < 2:
+        return None
+    message = f"the gradient is {first.times:.4g} times that of the mean over a step's tokens"
+    help = "nothing, if the loss is meant to be so; AdamW hardly sees it, clipping does"
+    return found(SCALED, message, help=help, severity="note")
+
+
+CHECKS = (Check(DIFFER, "learnt", _differ), Check(SCALED, "learnt", _scaled))

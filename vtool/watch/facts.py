@@ -1,0 +1,402 @@
+"""The facts of a watched run, read from its folder (docs/watch-facts.md is their format)."""
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vtool.watch.folder import FACTS
+from vtool.watch.turns import Turns
+
+FORMAT = 1
+SINGLE = 2.0**-24
+"""One rounding in float32."""
+_SLACK = 16.0
+"""Roundings, over how far a token is from certain, by which a reading may be off."""
+_DATA_PARALLEL = ("dp", "ddp", "fsdp", "data", "shard", "replicate")
+_LOOKS = {
+    "learnt": ("before_step", "solve", "_enter", "_leave", "read"),
+    "arrived": ("arrived", "after_step"),
+    "alone": ("alone",),
+    "ledger": ("ledger",),
+}
+
+Fact = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """The learnt tokens of one row of a micro-batch."""
+
+    tokens: int
+    solved: int
+    total: float
+    low: float
+    high: float
+    positive: int
+    negative: int
+
+    @property
+    def middle(self) -> float:
+        """The mean weight."""
+        return self.total / self.solved if self.solved else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """The learnt tokens of a row, one by one."""
+
+    row: int
+    position: tuple[int, ...]
+    target: tuple[int, ...]
+    next: tuple[int, ...] | None
+    weight: tuple[float, ...]
+    resolved: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Micro:
+    """One forward and backward pass of a step that was read."""
+
+    step: int
+    rank: int
+    index: int
+    supervised: int
+    fact: Fact
+
+    def __str__(self) -> str:
+        return f"step {self.step + 1}, micro-batch {self.index + 1}, rank {self.rank}"
+
+    @property
+    def unit(self) -> float:
+        """One rounding of the coarsest arithmetic that was used."""
+        return float(self.fact.get("u") or SINGLE)
+
+    @property
+    def is_coarse(self) -> bool:
+        return self.unit > 4 * SINGLE
+
+    @property
+    def solved(self) -> int:
+        return int(self.fact.get("solved", self.supervised))
+
+    @property
+    def is_read(self) -> bool:
+        """Tell whether nearly every token lies on the line of a loss that is understood."""
+        return self.solved > 0 and int(self.fact.get("read", 0)) >= 0.9 * self.solved
+
+    @property
+    def misfit(self) -> float:
+        return _middle(self.fact.get("misfit"))
+
+    @property
+    def measured(self) -> int:
+        """Count the tokens that are uncertain enough for their weight to be compared."""
+        return int(self.fact.get("measured") or 0)
+
+    @property
+    def _weights(self) -> Sequence[float]:
+        found = self.fact.get("measured_weight") or self.fact.get("weight") or (0.0,) * 4
+        return [0.0 if value is None else float(value) for value in found]
+
+    @property
+    def low(self) -> float:
+        return self._weights[0]
+
+    @property
+    def weight(self) -> float:
+        """The median weight of the tokens that are measured."""
+        return self._weights[1]
+
+    @property
+    def high(self) -> float:
+        return self._weights[3]
+
+    @property
+    def single(self) -> float:
+        """The relative error that rounding may leave in the weight of one measured token."""
+        least = (self.fact.get("resolved") or (0.0,))[0] or 0.0
+        floor = 0.1 if self.is_coarse else 1000 * self.unit
+        return 2 * _SLACK * self.unit / max(least, floor)
+
+    @property
+    def tolerance(self) -> float:
+        """The relative error of the median of them all."""
+        floor = 0.1 if self.is_coarse else 1000 * self.unit
+        usual = 2 * _SLACK * self.unit / max(_middle(self.fact.get("resolved")), floor)
+        return usual / math.sqrt(max(1, self.measured)) + 4 * self.unit
+
+    @property
+    def is_uneven(self) -> bool:
+        """Tell whether measured tokens of this micro-batch have different weights."""
+        if not self.measured or self.low <= 0:
+            return False
+        return self.high / self.low - 1 > 2 * self.single
+
+    @property
+    def total(self) -> float | None:
+        """The sum of all weights, or None where too few tokens say what it is."""
+        if not self.is_uneven and self.measured and self.low > 0:
+            return self.weight * self.supervised
+        if self.solved == self.supervised and self.measured >= 0.9 * self.solved:
+            return float(self.fact.get("sum") or 0.0)
+        return None
+
+    @property
+    def terms(self) -> dict[str, float]:
+        """Return what the loss has beside cross entropy, as parts of a token's weight."""
+        if int(self.fact.get("odd") or 0) * 2 <= self.solved:
+            return {}
+        names = {"smooth": "label smoothing", "z": "a z-loss", "entropy": "an entropy term"}
+        parts = {names[name]: _middle(self.fact.get(name)) for name in names}
+        least = 1e-2 if self.is_coarse else 1e-5
+        return {name: part for name, part in parts.items() if abs(part) > least}
+
+    @property
+    def not_next(self) -> int | None:
+        found = self.fact.get("not_next")
+        return None if found is None else int(found)
+
+    @property
+    def shifted(self) -> dict[int, int]:
+        return {int(name): int(n) for name, n in (self.fact.get("is_plus") or {}).items()}
+
+    @property
+    def ends(self) -> tuple[int, int] | None:
+        found = self.fact.get("ends")
+        return (int(found["in_inputs"]), int(found["learnt"])) if found else None
+
+    def learnt_of(self, tokens: Mapping[int, str]) -> dict[int, int]:
+        """Count how often each of these tokens was learnt."""
+        found = self.fact.get("specials") or {}
+        learnt = {int(token): int(counts["learnt"]) for token, counts in found.items()}
+        return {token: n for token, n in learnt.items() if token in tokens and n}
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        return tuple(
+            Row(
+                int(row["n"]),
+                int(row.get("solved", row["n"])),
+                float(row.get("sum") or 0.0),
+                float(row.get("least") or 0.0),
+                float(row.get("greatest") or 0.0),
+                int(row.get("positive") or 0),
+                int(row.get("negative") or 0),
+            )
+            for row in self.fact.get("per_row") or ()
+        )
+
+    @property
+    def learning_rows(self) -> tuple[Row, ...]:
+        return tuple(row for row in self.rows if row.tokens)
+
+    @property
+    def tokens(self) -> tuple[Tokens, ...]:
+        return tuple(
+            Tokens(
+                int(one["row"]),
+                tuple(one["position"]),
+                tuple(one["target"]),
+                tuple(one["next"]) if one.get("next") is not None else None,
+                tuple(value or 0.0 for value in one["weight"]),
+                tuple(value or 0.0 for value in one.get("resolved") or ()),
+            )
+            for one in self.fact.get("per_token") or ()
+        )
+
+
+def _middle(quantiles: Sequence[float | None] | None) -> float:
+    """Return a median; infinity where there is none to be had."""
+    return float(quantiles[1]) if quantiles and quantiles[1] is not None else math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """All that is known of one watched model, over all processes."""
+
+    number: int
+    lines: tuple[Fact, ...]
+    processes: tuple[Fact, ...]
+    turns: Turns | None = None
+    """The marks that the chat template puts around answers, where the tokenizer is known."""
+    no_turns: str | None = None
+    """Why it is not."""
+    tokenizer: Any = None
+    """A `tokenizers.Tokenizer`, where the folder is known."""
+
+    def of(self, kind: str) -> tuple[Fact, ...]:
+        """All facts of a kind."""
+        return tuple(line for line in self.lines if line["kind"] == kind)
+
+    @property
+    def model(self) -> Fact:
+        """Return what is known of the model, from the first process that has it."""
+        return next(iter(self.of("model")), {})
+
+    @property
+    def name(self) -> str:
+        return str(self.model.get("class") or "no model")
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        return tuple(sorted({int(line["rank"]) for line in self.of("model")}))
+
+    @property
+    def world(self) -> int:
+        """Count the ranks that have rows of their own."""
+        return max((int(one.get("world") or 1) for one in self.processes), default=1)
+
+    @property
+    def not_data_parallel(self) -> str | None:
+        """The dimension of the mesh along which ranks share their rows, if there is one."""
+        mesh: Mapping[str, int] = self.model.get("mesh") or {}
+        for name, size in mesh.items():
+            # a mesh without names is that of FSDP2 by itself
+            named = name not in ("", "None", "0", "dim_0")
+            if named and int(size) > 1 and not any(one in name.lower() for one in _DATA_PARALLEL):
+                return f"{name}={size}"
+        return None
+
+    @property
+    def micros(self) -> tuple[Micro, ...]:
+        return tuple(
+            Micro(
+                int(fact["step"]),
+                int(fact["rank"]),
+                int(fact["index"]),
+                int(fact.get("supervised") or 0),
+                fact,
+            )
+            for fact in self.of("micro")
+            if not fact.get("why")
+        )
+
+    @property
+    def is_judged(self) -> bool:
+        """Tell whether weights have both signs: of a preference, or of a policy's advantage."""
+        return any(
+            sum(row.negative for row in micro.rows) > 0 or (micro.measured > 0 and micro.low < 0)
+            for micro in self.micros
+            if micro.is_read
+        )
+
+    @property
+    def placeholders(self) -> dict[int, str]:
+        """Tokens that stand for images and the like, by id."""
+        return {
+            int(token): str(kind)
+            for kind, tokens in (self.model.get("specials") or {}).items()
+            if kind != "pad"
+            for token in tokens
+        }
+
+    @property
+    def pads(self) -> frozenset[int]:
+        """Padding tokens that are not end tokens as well."""
+        found = (self.model.get("specials") or {}).get("pad") or ()
+        return frozenset(map(int, found)) - self.ends
+
+    @property
+    def ends(self) -> frozenset[int]:
+        return frozenset(map(int, self.model.get("ends") or ()))
+
+    def errors_of(self, look: str) -> list[str]:
+        """Return why a look has not been completed: errors of the watch, and what it skipped."""
+        mine = _LOOKS[look]
+        others = [name for key, names in _LOOKS.items() if key != look for name in names]
+        failed = [
+            f"an error of the watch: {fact.get('where')}: {fact.get('error')}"
+            for fact in self.of("error")
+            if fact.get("off") or fact.get("where") in mine or fact.get("where") not in others
+        ]
+        return failed
+
+    def skipped(self, what: str) -> str | None:
+        """Return why something could not be looked at."""
+        for fact in self.of("skipped"):
+            if fact.get("what") == what:
+                return str(fact.get("why"))
+        return None
+
+    def by_step(self, kind: str) -> Iterator[tuple[int, tuple[Fact, ...]]]:
+        """Yield facts of a kind by their steps."""
+        steps = sorted({int(fact["step"]) for fact in self.of(kind)})
+        for step in steps:
+            yield step, tuple(fact for fact in self.of(kind) if int(fact["step"]) == step)
+
+    def is_read_to(self, steps: int) -> bool:
+        """Tell whether every rank has written all of its watched steps."""
+        over = dict.fromkeys(self.ranks, -1)
+        for one in self.of("stepped"):
+            over[int(one["rank"])] = max(over.get(int(one["rank"]), -1), int(one["step"]))
+        return bool(over) and min(over.values()) >= steps - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """All facts of a folder: one `Facts` for each model that was trained."""
+
+    processes: tuple[Fact, ...]
+    models: tuple[Facts, ...]
+    blind: tuple[str, ...]
+    errors: tuple[str, ...]
+    damaged: int = 0
+    """Lines that are no facts, but for the last of a file, which a killed process may cut."""
+
+    def all_read(self, steps: int) -> bool:
+        """Tell whether the watched steps of every model are over."""
+        return bool(self.models) and all(facts.is_read_to(steps) for facts in self.models)
+
+
+def read_facts(folder: Path) -> Watched:
+    """Read a folder of facts.
+
+    Raises:
+        ValueError: it is not there, has no facts, or facts of another format.
+    """
+    if not folder.is_dir():
+        raise ValueError(f"there is no folder {folder}")
+    files = sorted(folder.glob(FACTS))
+    lines: list[Fact] = []
+    damaged = 0
+    for file in files:
+        found, wrong = _read_file(file)
+        lines += found
+        damaged += wrong
+    processes = tuple(line for line in lines if line["kind"] == "process")
+    for process in processes:
+        if process.get("format", FORMAT) != FORMAT:
+            raise ValueError(
+                f"{folder} has facts of format {process['format']}, and this vtool reads format"
+                f" {FORMAT}; read them with the vtool that wrote them"
+            )
+    numbers = sorted({line["model"] for line in lines if line.get("model") is not None})
+    models = tuple(
+        Facts(number, tuple(line for line in lines if line.get("model") == number), processes)
+        for number in numbers
+    )
+    return Watched(
+        processes,
+        tuple(facts for facts in models if facts.of("model")),
+        tuple(dict.fromkeys(str(line.get("why")) for line in lines if line["kind"] == "blind")),
+        tuple(
+            f"{line.get('where')}: {line.get('error')}" for line in lines if line["kind"] == "error"
+        ),
+        damaged,
+    )
+
+
+def _read_file(file: Path) -> tuple[list[Fact], int]:
+    found: list[Fact] = []
+    wrong = 0
+    texts = file.read_text(encoding="utf-8", errors="replace").splitlines()
+    for number, text in enumerate(texts, 1):
+        try:
+            line = json.loads(text)
+            found.append({**line, "kind": line["kind"], "step": line.get("step") or 0})
+        except (ValueError, KeyError, TypeError):
+            wrong += number < len(texts)  # the last line of a killed process may be half of one
+    return found, wrong

@@ -1,0 +1,64 @@
+"""Lets a Python that imports torch's optimizers watch itself. This folder stands on PYTHONPATH.
+
+Python imports this file when it starts. It imports no torch: a finder waits for
+`torch.optim.optimizer`, and steps aside once that is there. Another `sitecustomize` further down
+the path is run as ever.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import os
+import sys
+
+_HERE = os.path.dirname(os.path.abspath(__file__))
+_AWAITED = "torch.optim.optimizer"
+
+
+def _install(module):  # type: ignore[no-untyped-def]
+    """Hook into torch's optimizers; what goes wrong is said, and is not the program's."""
+    try:
+        from vtool_watch import install  # type: ignore[import-not-found]
+
+        install.install(module)
+    except Exception as error:
+        sys.stderr.write(f"vtool watch: not installed: {error!r}\n")
+
+
+class _AfterOptimizer(importlib.abc.MetaPathFinder):
+    """Finds `torch.optim.optimizer` as Python would, and installs the watch behind it."""
+
+    def find_spec(self, name, path=None, target=None):  # type: ignore[no-untyped-def]
+        """Return the module's spec, with a loader that installs the watch after it."""
+        if name != _AWAITED:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path)
+        if spec is None or spec.loader is None:
+            return None
+        run = spec.loader.exec_module
+
+        def exec_module(module):  # type: ignore[no-untyped-def]
+            run(module)
+            sys.meta_path[:] = [f for f in sys.meta_path if not isinstance(f, _AfterOptimizer)]
+            _install(module)
+
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+def _run_hidden() -> None:
+    """Run the `sitecustomize` that this one hides."""
+    path = [entry for entry in sys.path if os.path.abspath(entry or ".") != _HERE]
+    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", path)
+    if spec is not None and spec.loader is not None:
+        spec.loader.exec_module(importlib.util.module_from_spec(spec))
+
+
+if os.environ.get("VTOOL_WATCH_TO"):
+    if _AWAITED in sys.modules:
+        _install(sys.modules[_AWAITED])
+    else:
+        sys.meta_path.insert(0, _AfterOptimizer())
+_run_hidden()

@@ -1,0 +1,233 @@
+"""Each text of a captured batch computed again by itself, and held against what the batch had."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .learnt import Record
+from .model import Found
+from .rows import Document, documents, visual_owners, visuals_of
+
+TEXTS, DRAWS = 4, 2
+
+
+class NotRun(Exception):
+    """Says why rows cannot be computed by themselves."""
+
+
+def compare(found: Found, record: Record) -> dict[str, Any]:
+    """Return the fields of `alone`.
+
+    Tolerance: what moving the output of every layer by one rounding of the arithmetic does, times
+    the root of the longest sum in float32, whose terms are rounded one by one; times 2 in 16 bits,
+    where sums are taken in float32 and rounded once. No weight is touched.
+
+    Raises:
+        NotRun: the batch, or the model as it is kept, does not allow it.
+    """
+    if not record.alone.get("inputs"):
+        raise NotRun("nothing was kept of the micro-batch (VTOOL_WATCH_MIB)")
+    inputs, hidden = record.alone["inputs"], record.alone["hidden"]
+    _refuse(found, inputs)
+    ids = inputs["input_ids"]
+    texts = documents(inputs, ids)
+    owners = visual_owners(inputs, ids, texts, found.model.config)
+    if owners is None:
+        raise NotRun("images cannot be given to rows here")
+    base = found.base
+    was_training = base.training
+    with _still(found, hidden.device), _precision(hidden, record.autocast):
+        heard: dict[str, Any] = {}
+        with _listening(base, heard):
+            alone, positions = [], []
+            for number, text in enumerate(texts[:TEXTS]):
+                heard.clear()
+                alone.append(_run(base, inputs, owners, number, text))
+                positions.append(heard.get("positions"))
+        eps = _eps(base, record.autocast)
+        moved = 0.0
+        for draw in range(DRAWS):
+            shaken = _shaken(base, inputs, owners, texts[:2], eps, draw)
+            for one, other in zip(alone, shaken):
+                moved = max(moved, _apart(other, one))
+    low = eps > 1e-5
+    longest = max((p.shape[-1] for p in base.parameters() if p.dim() > 1), default=1)
+    compared: list[dict[str, Any]] = []
+    for number, (text, one, own) in enumerate(zip(texts, alone, positions)):
+        wide = 2.0 if low else math.sqrt(max(longest, len(text)))
+        tolerance = max(moved, eps / 2) * wide
+        columns = text.columns.to(hidden.device)
+        batch = hidden[text.row, columns]
+        size = one.double().norm(dim=-1).clamp_min(1e-30)
+        each = (batch.double() - one.double()).norm(dim=-1) / size
+        beyond = (each > 10 * tolerance).nonzero()[:, 0].tolist()
+        compared.append(
+            {
+                "row": text.row,
+                "begin": int(text.columns[0]),
+                "tokens": len(text),
+                "apart": _apart(batch, one),
+                "tolerance": tolerance,
+                "first_apart": beyond[0] if beyond else None,
+                "positions_wrong": _wrong(record.alone.get("positions"), own, text),
+                "images": sum(owner.count(number) for owner in owners.values()),
+            }
+        )
+    ratios = [each["apart"] / each["tolerance"] for each in compared]
+    return {
+        "documents": compared,
+        "worst_over_tolerance": max(ratios) if ratios else None,
+        "precision": record.autocast or str(hidden.dtype),
+        "dropout": was_training and _drops(base),
+    }
+
+
+def _refuse(found: Found, inputs: dict[str, Any]) -> None:
+    if not isinstance(inputs.get("input_ids"), Tensor):
+        raise NotRun("the model is not given ids")
+    if inputs.get("embeddings_given") and any(name.startswith("pixel") for name in inputs):
+        raise NotRun("the backbone is given embeddings with images in them")
+    if any(hasattr(p, "full_tensor") for p in found.base.parameters()):
+        raise NotRun("the weights are sharded: a forward pass would be a collective")
+    for name in ("inputs_embeds", "encoder_outputs", "decoder_input_ids", "input_features"):
+        if isinstance(inputs.get(name), Tensor) and not inputs.get("embeddings_given"):
+            raise NotRun(f"the model is given {name}")
+
+
+def _run(
+    base: Any, inputs: dict[str, Any], owners: dict[str, list[int]], number: int, text: Document
+) -> Tensor:
+    columns = text.columns.to(inputs["input_ids"].device)
+    given = {"input_ids": inputs["input_ids"][text.row, columns][None], "use_cache": False}
+    given.update(visuals_of(inputs, owners, number))
+    for name in ("mm_token_type_ids", "token_type_ids"):
+        if isinstance(inputs.get(name), Tensor):
+            given[name] = inputs[name][text.row, columns][None]
+    seconds, videos = inputs.get("second_per_grid_ts"), owners.get("pixel_values_videos", [])
+    if isinstance(seconds, Tensor) and number in videos:
+        given["second_per_grid_ts"] = seconds[[k for k, n in enumerate(videos) if n == number]]
+    out = base(**given)
+    hidden: Tensor = out.last_hidden_state if hasattr(out, "last_hidden_state") else out[0]
+    return hidden[0].detach()
+
+
+def _shaken(
+    base: Any,
+    inputs: dict[str, Any],
+    owners: dict[str, list[int]],
+    texts: list[Document],
+    eps: float,
+    draw: int,
+) -> list[Tensor]:
+    """Return the texts' hidden states with each layer's output moved by one rounding."""
+    generators: dict[torch.device, torch.Generator] = {}
+
+    def shake(module: Any, args: Any, output: Any) -> Any:
+        if not isinstance(output, Tensor) or not output.is_floating_point():
+            return None
+        generator = generators.get(output.device)
+        if generator is None:
+            generator = torch.Generator(output.device).manual_seed(draw + 1)
+            generators[output.device] = generator
+        sign = torch.randint(
+            0, 2, output.shape, generator=generator, device=output.device, dtype=torch.int8
+        )
+        return output * (1 + (2 * sign - 1).to(output.dtype) * eps)
+
+    leaves = [m for m in base.modules() if next(m.parameters(recurse=False), None) is not None]
+    handles = [m.register_forward_hook(shake) for m in leaves]
+    try:
+        return [_run(base, inputs, owners, k, text) for k, text in enumerate(texts)]
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
+def _still(found: Found, device: torch.device) -> Iterator[None]:
+    """Keep what a forward pass of ours could change: modes, random states, gradients."""
+    modes = [(m, m.training) for m in found.model.modules()]
+    cuda = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=cuda), torch.no_grad():
+        try:
+            for module, _ in modes:
+                module.training = False
+            yield
+        finally:
+            for module, mode in modes:
+                module.training = mode
+
+
+@contextmanager
+def _precision(hidden: Tensor, autocast: str | None) -> Iterator[None]:
+    device = hidden.device.type
+    if autocast is None:
+        with torch.autocast(device, enabled=False):
+            yield
+    else:
+        dtype = getattr(torch, autocast.rsplit(".", maxsplit=1)[-1])
+        with torch.autocast(device, dtype=dtype, cache_enabled=False):
+            yield
+
+
+@contextmanager
+def _listening(base: Any, into: dict[str, Any]) -> Iterator[None]:
+    """Keep the positions that the text's rotary embedding is called with."""
+
+    def hook(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        given = kwargs.get("position_ids", args[1] if len(args) > 1 else None)
+        if isinstance(given, Tensor):
+            into["positions"] = given.detach()
+
+    handles = [
+        m.register_forward_pre_hook(hook, with_kwargs=True)
+        for n, m in base.named_modules()
+        if type(m).__name__.endswith("RotaryEmbedding")
+        and "vis" not in n
+        and "Vision" not in type(m).__name__
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _wrong(batch: Any, own: Any, text: Document) -> int | None:
+    """Return at how many places positions differ, up to a constant: None if they are unknown."""
+    if not isinstance(batch, Tensor) or not isinstance(own, Tensor):
+        return None
+    if batch.dim() < 2 or own.dim() != batch.dim() or own.shape[-1] != len(text):
+        return None
+    batch, own = batch.cpu(), own.cpu()
+    if batch.shape[-1] <= int(text.columns[-1]):
+        return None
+    mine = batch[..., min(text.row, batch.shape[-2] - 1), :][..., text.columns]
+    apart = (mine - own[..., 0, :]).reshape(-1, len(text))
+    return int((apart != apart[:, :1]).any(0).sum() + (apart[:, 0] != apart[0, 0]).any())
+
+
+def _apart(one: Tensor, other: Tensor) -> float:
+    size = other.double().norm().clamp_min(1e-30)
+    return float((one.double() - other.double()).norm() / size)
+
+
+def _eps(base: Any, autocast: str | None) -> float:
+    kept = next(p for p in base.parameters() if p.is_floating_point()).dtype
+    used = getattr(torch, autocast.rsplit(".", maxsplit=1)[-1]) if autocast else kept
+    return float(torch.finfo(used).eps)
+
+
+def _drops(base: Any) -> bool:
+    if any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in base.modules()):
+        return True
+    return any(
+        isinstance(value := getattr(m, "attention_dropout", None), float) and value > 0
+        for m in base.modules()
+    )

@@ -1,0 +1,245 @@
+"""Gradients and weights as they arrive: digests, the engine's part, a reference step of AdamW."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .model import Found, local
+from .rows import digest_of, digests, sampled_checksum
+
+NAMES, TENSORS, COORDINATES = 20, 512, 256
+_REFERENCE_ELEMENTS = 1 << 20
+
+
+def gradient_facts(found: Found) -> dict[str, Any]:
+    """Return the fields of `arrived` that need this process's gradients alone."""
+    named = [(n, p) for n, p in found.model.named_parameters() if p.requires_grad]
+    with_gradient = [(n, p.grad) for n, p in named if p.grad is not None]
+    none = [n for n, p in named if p.grad is None]
+    flags = []
+    for _, gradient in with_gradient:
+        g = local(gradient)
+        g = g._values() if g.is_sparse else g
+        size = g.double().pow(2).sum() if g.numel() < 1 << 24 else g.norm(dtype=torch.float32) ** 2
+        flags.append(
+            torch.stack([size.double(), (g != 0).any().double(), g.isfinite().all().double()])
+        )
+    seen = _together(flags)
+    names = [n for n, _ in with_gradient]
+    zero = [n for n, row in zip(names, seen) if row[1] == 0]
+    bad = [n for n, row in zip(names, seen) if row[2] == 0]
+    each = digests([sampled_checksum(_dense(local(g))) for _, g in with_gradient])
+    return {
+        "norm": sum(row[0] for row in seen) ** 0.5,
+        "digest": digest_of("".join(each).encode()),
+        "tensors": dict(list(zip(names, each))[:TENSORS]),
+        "sharded": any(hasattr(p, "full_tensor") for _, p in named),
+        "no_gradient": none[:NAMES],
+        "n_no_gradient": len(none),
+        "zero_gradient": zero[:NAMES],
+        "n_zero_gradient": len(zero),
+        "nonfinite": bad[:NAMES],
+        "n_nonfinite": len(bad),
+    }
+
+
+def _dense(tensor: Tensor) -> Tensor:
+    return tensor.to_dense() if tensor.is_sparse else tensor
+
+
+def _together(rows: list[Tensor]) -> list[list[float]]:
+    if not rows:
+        return []
+    devices = {row.device for row in rows}
+    if len(devices) > 1:
+        rows = [row.cpu() for row in rows]
+    return [[float(x) for x in row] for row in torch.stack(rows).cpu().tolist()]
+
+
+def norm_facts(found: Found, sums: list[Tensor], scale: float, world: int) -> dict[str, Any]:
+    """Return the fields of `arrived` on the final norm's weight."""
+    weight, gradient = found.norm.weight, found.norm.weight.grad
+    total = torch.stack([each.cpu() for each in sums]).sum(0) / scale
+    size = len(total)
+    at = torch.linspace(0, size - 1, min(size, COORDINATES)).long()
+    begin, part = shard_of(weight, gradient)
+    values: list[float | None] = [
+        float(part[i - begin]) if begin <= i < begin + len(part) else None for i in at.tolist()
+    ]
+    fact: dict[str, Any] = {
+        "norm_name": found.norm_name,
+        "norm_at": at.tolist(),
+        "norm_sum": [float(x) for x in total[at]],
+        "norm_gradient": values,
+        "engine_factor": None,
+        "engine_misfit": None,
+    }
+    if world == 1 and len(part) == size:
+        theirs, ours = part.double().cpu(), total
+        factor = (theirs @ ours) / (ours @ ours).clamp_min(1e-300)
+        fact["engine_factor"] = float(factor)
+        fact["engine_misfit"] = float((theirs - factor * ours).norm() / theirs.norm())
+    return fact
+
+
+def shard_of(parameter: Any, tensor: Any) -> tuple[int, Tensor]:
+    """Return where this process's part of a vector begins, and the part, on the CPU."""
+    part = local(tensor).double().cpu()
+    if not hasattr(tensor, "full_tensor"):
+        return 0, part
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    placements = tensor.placements
+    if all(isinstance(each, Replicate) for each in placements):
+        return 0, part
+    if not all(isinstance(each, (Replicate, Shard)) for each in placements):
+        raise ValueError(f"its gradient is kept as {placements}")
+    _, offset = compute_local_shape_and_global_offset(
+        parameter.shape, tensor.device_mesh, placements
+    )
+    return int(offset[0]), part
+
+
+class Frozen:
+    """Checksums of what is not trained, to see whether it moves."""
+
+    def __init__(self, found: Found) -> None:
+        self.found = found
+        self.sums = self._sums()
+
+    def _sums(self) -> dict[str, str]:
+        named = [(n, p) for n, p in self.found.model.named_parameters() if not p.requires_grad]
+        each = digests([sampled_checksum(local(p), 1 << 16) for _, p in named])
+        return dict(zip([n for n, _ in named], each))
+
+    def moved(self) -> list[str]:
+        """Return the names of those that changed since, and keep how they are now."""
+        before, self.sums = self.sums, self._sums()
+        return [n for n, value in self.sums.items() if before.get(n, value) != value]
+
+
+class Reference:
+    """A few small tensors before a step, and where AdamW in float64 would take them."""
+
+    def __init__(self, found: Found, optimizer: Any) -> None:
+        self.optimizer = optimizer
+        self.why = _unlike_adamw(optimizer)
+        self.before: dict[str, tuple[Any, Tensor, Tensor, dict[str, Any], dict[str, Any]]] = {}
+        if self.why is not None:
+            return
+        groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
+        named = {
+            n: p
+            for n, p in found.model.named_parameters()
+            if id(p) in groups and p.grad is not None and not p.grad.is_sparse
+        }
+        sizes = {n: local(p).numel() for n, p in named.items()}
+        sized = sorted((k, n) for n, k in sizes.items() if 0 < k <= _REFERENCE_ELEMENTS)
+        middle = len(sized) // 2
+        for name in {n for _, n in sized[:2] + sized[middle : middle + 2]}:
+            p = named[name]
+            state = {
+                k: local(v).clone() if isinstance(v, Tensor) else v
+                for k, v in optimizer.state.get(p, {}).items()
+            }
+            group = {k: v for k, v in groups[id(p)].items() if k != "params"}
+            self.before[name] = (p, local(p).clone(), local(p.grad).clone(), state, group)
+
+    def facts(self) -> dict[str, Any] | None:
+        """Return `reference` of `stepped`: how far each is from its reference step."""
+        if self.why is not None or not self.before:
+            return None
+        found = {}
+        for name, (p, was, gradient, state, group) in self.before.items():
+            now, x = local(p).double(), adamw(was, gradient, state, group, self.optimizer)
+            lr = float(group["lr"])
+            ulp = torch.finfo(was.dtype).eps * was.abs().double().clamp_min(max(lr, 1e-30))
+            due = (gradient != 0) & (x != was.double())
+            moved = ((now != was.double()) & due).sum() / due.sum().clamp_min(1)
+            found[name] = {
+                "off": float(((now - x).abs() / ulp).max()),
+                "moved": float(moved) if bool(due.any()) else None,
+                "elements": was.numel(),
+                "dtype": str(was.dtype),
+            }
+        return found
+
+
+def _unlike_adamw(optimizer: Any) -> str | None:
+    name = type(optimizer).__name__
+    if type(optimizer) not in (torch.optim.AdamW, torch.optim.Adam):
+        return f"the optimizer is {name}, not torch's AdamW or Adam"
+    for group in optimizer.param_groups:
+        for key in ("amsgrad", "maximize"):
+            if group.get(key):
+                return f"{name} with {key}"
+    return None
+
+
+def adamw(
+    w: Tensor, gradient: Tensor, state: dict[str, Any], group: dict[str, Any], optimizer: Any
+) -> Tensor:
+    """Return where one step takes a weight, in float64."""
+    b1, b2 = (float(b) for b in group["betas"])
+    lr, eps, decay = float(group["lr"]), float(group["eps"]), float(group["weight_decay"])
+    x, g = w.double(), gradient.double()
+    m = state["exp_avg"].double() if "exp_avg" in state else torch.zeros_like(x)
+    v = state["exp_avg_sq"].double() if "exp_avg_sq" in state else torch.zeros_like(x)
+    step = float(state.get("step", 0)) + 1
+    decoupled = isinstance(optimizer, torch.optim.AdamW) or group.get("decoupled_weight_decay")
+    if decoupled:
+        x = x * (1 - lr * decay)
+    else:
+        g = g + decay * x
+    m, v = b1 * m + (1 - b1) * g, b2 * v + (1 - b2) * g * g
+    denominator = (v / (1 - b2**step)).sqrt() + eps
+    end: Tensor = x - lr * (m / (1 - b1**step)) / denominator
+    return end
+
+
+def group_facts(optimizer: Any) -> list[dict[str, Any]]:
+    """Return `groups` of `stepped`."""
+    found = []
+    for group in optimizer.param_groups[:64]:
+        fact: dict[str, Any] = {"tensors": len(group["params"])}
+        for key in ("lr", "eps", "weight_decay", "momentum"):
+            if key in group:
+                fact[key] = float(group[key])
+        if "betas" in group:
+            fact["betas"] = [float(b) for b in group["betas"]]
+        found.append(fact)
+    return found
+
+
+class Weights:
+    """Digests of the weights, from one look to the next."""
+
+    def __init__(self) -> None:
+        self.before: dict[str, str] = {}
+
+    def facts(self, found: Found, moving: set[str]) -> dict[str, Any]:
+        """Return the fields of `drift`; `moving`: names that had a gradient and a learning rate."""
+        named = list(found.model.named_parameters())
+        each = digests([sampled_checksum(local(p)) for _, p in named])
+        now = dict(zip([n for n, _ in named], each))
+        stuck = [n for n in now if n in moving and self.before.get(n) == now[n]]
+        self.before = now
+        return {
+            "digest": digest_of("".join(each).encode()),
+            "tensors": dict(list(now.items())[:TENSORS]),
+            "sharded": any(hasattr(p, "full_tensor") for _, p in named),
+            "stuck": stuck[:NAMES],
+            "n_stuck": len(stuck),
+        }
+
+
+def nonzero_gradients(found: Found, most: int) -> list[tuple[str, Any]]:
+    """Return trained parameters, evenly taken, whose gradient is there and is not zero."""
+    named = [(n, p) for n, p in found.model.named_parameters() if p.requires_grad]
+    picked = [(n, p) for n, p in named[:: max(1, len(named) // most)] if p.grad is not None]
+    flags = [(local(p.grad) != 0).any() for _, p in picked if not p.grad.is_sparse]
+    return [pair for pair, flag in zip(picked, flags) if bool(flag)]

@@ -1,0 +1,253 @@
+"""Holds, for the passes of a step that is looked at, hidden states and what comes back to them."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .learnt import Record
+from .model import Found
+from .norm import of_norm
+from .rows import Seen, keep
+from .settings import Settings
+
+_OUTER = ("input_ids", "attention_mask", "position_ids", "pixel_values", "pixel_values_videos")
+
+
+def quiet() -> bool:
+    """Tell whether hooks do nothing here: while traced, recorded in a graph, or recomputed."""
+    if torch.jit.is_tracing() or not torch.is_grad_enabled():
+        return True
+    if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+        return True
+    running = getattr(torch._C, "_current_graph_task_id", None)
+    return running is not None and running() != -1
+
+
+class Hook:
+    """A module's hook, which a copy and a pickle of the module do not take along."""
+
+    def __init__(self, call: Any) -> None:
+        self.call = call
+
+    def __call__(self, *given: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
+        self.call(*given)
+
+    def __reduce__(self) -> Any:
+        return getattr, (contextlib.nullcontext(), "__exit__")  # takes anything, does nothing
+
+
+class Capture:
+    """Hooks of one model. What it gathers is taken at the optimizer's step."""
+
+    def __init__(self, found: Found, settings: Settings, fail: Any) -> None:
+        self.found, self.settings, self._fail = found, settings, fail
+        self.looking = False
+        self.want_alone = False
+        self.records: list[Record] = []
+        self.ledger: list[Seen] = []
+        self.skipped: dict[str, str] = {}
+        self.window = 0
+        self.kept = 0
+        self.share = 0
+        """Positions for each micro-batch, once their number is known."""
+        self.heard: dict[str, Any] = {}
+        self._outer: dict[str, Any] = {}
+        self._pending: tuple[dict[str, Any], Seen | None] | None = None
+        self._norm: tuple[Tensor, Tensor] | None = None
+        self._micro = 0
+        self._names = list(inspect.signature(type(found.base).forward).parameters)[1:]
+        self.first_of_step: Any = None
+        """Called before the first pass of a step."""
+        self.zeroed: Any = None
+        """Called between passes; whether the gradients so far were thrown away."""
+        self._handles = self._listen()
+
+    def _listen(self) -> list[Any]:
+        found = self.found
+        wrap = self._guard if not self.settings.compiled else self._broken
+        handles = [
+            found.base.register_forward_pre_hook(wrap(self._enter), with_kwargs=True),
+            found.base.register_forward_hook(wrap(self._leave)),
+        ]
+        if found.base is not found.model:
+            before = wrap(self._outside)
+            handles.append(found.model.register_forward_pre_hook(before, with_kwargs=True))
+        if found.norm is not None:
+            handles.append(found.norm.register_forward_hook(wrap(self._at_norm)))
+        for name, module in found.base.named_modules():
+            kind = type(module).__name__
+            if kind.endswith("RotaryEmbedding") and "vis" not in name and "Vision" not in kind:
+                handles.append(
+                    module.register_forward_pre_hook(wrap(self._at_rotary), with_kwargs=True)
+                )
+        return handles
+
+    def close(self) -> None:
+        """Take all hooks away."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles, self.records, self.ledger = [], [], []
+        self.looking = False
+
+    def _guard(self, call: Any) -> Hook:
+        def run(*given: Any) -> None:
+            try:
+                if not quiet():
+                    call(*given)
+            except Exception as error:
+                self._pending = None
+                self._fail(call.__name__.strip("_"), error)
+
+        return Hook(run)
+
+    def _broken(self, call: Any) -> Any:
+        """Return a hook that breaks a compiler's graph: asked for by VTOOL_WATCH_COMPILED=1."""
+        inner = self._guard(call).call
+        disable = torch._dynamo.disable
+        return disable(inner)
+
+    # ---- before and behind the backbone
+    def _outside(self, module: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        self._outer = {name: kwargs.get(name) for name in _OUTER}
+        if args and isinstance(args[0], Tensor) and self._outer["input_ids"] is None:
+            self._outer["input_ids"] = args[0]
+
+    def _enter(self, module: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        self._pending = None
+        self._norm = None
+        given = {**dict(zip(self._names, args)), **kwargs}
+        outer, self._outer = self._outer, {}
+        ids = given.get("input_ids")
+        ids = given.get("decoder_input_ids") if ids is None else ids
+        if ids is None and outer.get("input_ids") is not None:  # it is given embeddings
+            given = {**given, **{k: v for k, v in outer.items() if v is not None}}
+            given["embeddings_given"] = True
+            ids = outer["input_ids"]
+        if not self.records and self._micro == 0 and self.first_of_step is not None:
+            self.first_of_step()
+        if self.looking and self.records and self.zeroed is not None and self.zeroed():
+            self.window += 1
+        seen = None
+        if isinstance(ids, Tensor) and ids.dim() == 2 and not hasattr(ids, "full_tensor"):
+            seen = keep(given, ids, self._micro)
+            self.ledger.append(seen)
+        else:
+            self.skipped.setdefault("ledger", "the model is not given ids of rows × positions")
+        self._micro += 1
+        if self.looking:
+            self._pending = ({**given, "input_ids": ids}, seen)
+
+    def _at_norm(self, module: Any, args: Any, output: Any) -> None:
+        if self.looking and args and isinstance(args[0], Tensor) and isinstance(output, Tensor):
+            self._norm = (args[0].detach(), output.detach())
+
+    def _at_rotary(self, module: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        given = kwargs.get("position_ids", args[1] if len(args) > 1 else None)
+        if isinstance(given, Tensor) and self.looking:
+            self.heard["positions"] = given.detach()
+
+    def _leave(self, module: Any, args: Any, output: Any) -> None:
+        if self._pending is None:
+            return
+        (given, seen), self._pending = self._pending, None
+        hidden = getattr(output, "last_hidden_state", None)
+        hidden = hidden if hidden is not None else output[0] if isinstance(output, tuple) else None
+        norm, self._norm = self._norm, None
+        if not isinstance(hidden, Tensor) or hidden.shape[-1] != self.found.hidden:
+            self.skipped.setdefault("learnt", "the backbone gives no last hidden state")
+            return
+        if hasattr(hidden, "full_tensor"):
+            self.skipped.setdefault("learnt", "hidden states are split over ranks (DTensor)")
+            return
+        if not hidden.requires_grad:
+            self.skipped.setdefault("learnt", "no gradient comes back to the last hidden state")
+            return
+        device = hidden.device.type
+        cast = torch.is_autocast_enabled(device)
+        record = Record(
+            index=len(self.records),
+            shape=tuple(hidden.shape[:-1]),
+            autocast=str(torch.get_autocast_dtype(device)) if cast else None,
+            names=sorted(n for n, v in given.items() if isinstance(v, Tensor) or v is True),
+            seen=seen,
+            window=self.window,
+        )
+        held = hidden.detach()
+        if self.want_alone and not self.records and held.nbytes <= self.settings.budget // 4:
+            record.alone = {
+                "inputs": {n: v for n, v in given.items() if isinstance(v, Tensor) or v is True},
+                "hidden": held.clone(),
+                "positions": self.heard.get("positions"),
+            }
+        self.records.append(record)
+        if norm is not None and norm[1].data_ptr() != held.data_ptr():
+            norm = None  # something stands between the norm and the head
+        version = hidden._version
+
+        def read(gradient: Tensor) -> None:
+            try:
+                if held._version != version:
+                    record.why = "the hidden states were changed in place"
+                else:
+                    self._read(record, held, gradient, norm)
+            except Exception as error:
+                record.why = "an error"
+                self._fail("read", error)
+
+        hidden.register_hook(read)
+
+    def _read(
+        self,
+        record: Record,
+        held: Tensor,
+        gradient: Tensor,
+        norm: tuple[Tensor, Tensor] | None,
+    ) -> None:
+        """Keep the positions that have a gradient, or some of them."""
+        flat, h = gradient.detach().flatten(0, -2), held.flatten(0, -2)
+        live = (flat != 0).any(-1)
+        at = live.nonzero()[:, 0]
+        if record.g is not None:  # a second backward pass through the same graph
+            record.why, record.g, record.h = "two backward passes", None, None
+            return
+        record.dtype, record.supervised = str(gradient.dtype), len(at)
+        if len(record.shape) == 2:
+            counts = torch.bincount(at // record.shape[-1], minlength=record.shape[0]).tolist()
+            record.alone["row_counts"] = dict(enumerate(counts))
+        room = self.settings.tokens - self.kept
+        size = 2 * h.shape[-1] * max(h.element_size(), flat.element_size())
+        room = min(room, self.settings.budget // 2 // size - self.kept)
+        most = max(room // 2, min(room, self.share)) if len(at) > room // 2 else room
+        if len(at) > max(most, 0):
+            if most < 1:
+                record.why = "no room for its positions (VTOOL_WATCH_TOKENS, VTOOL_WATCH_MIB)"
+                return
+            at = at[torch.linspace(0, len(at) - 1, most, device=at.device).long()]
+        record.at, record.h, record.g = at, h[at], flat[at]
+        self.kept += len(at)
+        record.why = None if len(at) else "no position has a gradient"
+        if norm is not None and self.found.norm is not None:
+            try:
+                record.norm_sum = of_norm(self.found.norm, norm[0], gradient.detach())
+            except Exception as error:
+                self.skipped.setdefault("engine", f"the final norm cannot be run again: {error!r}")
+
+    def take(self) -> list[Record]:
+        """Return the step's records, and begin anew."""
+        records, self.records = self.records, []
+        self.kept, self._micro = 0, 0
+        if records:
+            self.share = self.settings.tokens // len(records)
+        return records
+
+    def take_ledger(self) -> list[Seen]:
+        """Return the batches seen since."""
+        seen, self.ledger = self.ledger, []
+        return seen

@@ -1,0 +1,124 @@
+"""Writes facts: a line of JSON each, into a file of the process's own."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import socket
+import sys
+import time
+from typing import Any
+
+import torch
+
+from .settings import FORMAT, Settings
+
+
+def rank_and_world() -> tuple[int, int]:
+    """Return this process's rank and how many there are, asking torch before the environment."""
+    distributed = torch.distributed
+    if distributed.is_available() and distributed.is_initialized():
+        return distributed.get_rank(), distributed.get_world_size()
+    for rank, world in (
+        ("RANK", "WORLD_SIZE"),
+        ("SLURM_PROCID", "SLURM_NTASKS"),
+        ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ):
+        try:
+            return int(os.environ[rank]), int(os.environ.get(world, "1"))
+        except (KeyError, ValueError):
+            continue
+    return 0, 1
+
+
+def finite(value: Any) -> Any:
+    """Return a value with None for every number that JSON cannot say."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {str(key): finite(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(each) for each in value]
+    return value
+
+
+class Writer:
+    """Appends facts to this process's file, which the first of them makes.
+
+    A fork of the process writes nothing. Neither does anything after a write that failed, which is
+    said once, on standard error.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.pid = os.getpid()
+        self.rows = 0
+        self._file: int | None = None
+        self._failed = False
+
+    @property
+    def open(self) -> bool:
+        """Tell whether anything has been written."""
+        return self._file is not None
+
+    def write(self, kind: str, *, step: int = 0, model: int | None = None, **fact: Any) -> None:
+        """Write one fact; nothing that goes wrong leaves this function."""
+        if self._failed or os.getpid() != self.pid:
+            return
+        try:
+            if self._file is None:
+                self._begin()
+            self._line(kind, step, model, fact)
+            self.rows += kind == "rows"
+        except Exception as error:  # a full disk, a folder that cannot be written into, …
+            self._failed = True
+            try:
+                sys.stderr.write(f"vtool watch: facts are no longer written: {error!r}\n")
+            except Exception:  # standard error may be closed: then nobody hears of it
+                self._failed = True
+
+    @property
+    def failed(self) -> bool:
+        """Tell whether nothing is written any more."""
+        return self._failed
+
+    def _begin(self) -> None:
+        os.makedirs(self.settings.folder, mode=0o700, exist_ok=True)
+        rank, world = rank_and_world()
+        path = os.path.join(self.settings.folder, f"rank{rank}-{self.pid}.jsonl")
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        transformers = sys.modules.get("transformers")
+        settings = self.settings
+        self._line(
+            "process",
+            0,
+            None,
+            {
+                "format": FORMAT,
+                "pid": self.pid,
+                "local_rank": int(os.environ.get("LOCAL_RANK", "0") or 0),
+                "world": world,
+                "argv": [str(word)[:300] for word in getattr(sys, "argv", [])][:40],
+                "executable": sys.executable,
+                "python": platform.python_version(),
+                "torch": torch.__version__,
+                "transformers": getattr(transformers, "__version__", None),
+                "host": socket.gethostname(),
+                "time": time.time(),
+                "steps": settings.steps,
+                "every": settings.every,
+                "tokens": settings.tokens,
+                "mib": settings.mib,
+                "text": settings.text,
+            },
+        )
+
+    def _line(self, kind: str, step: int, model: int | None, fact: dict[str, Any]) -> None:
+        assert self._file is not None
+        rank = rank_and_world()[0]
+        line = {"kind": kind, "step": step, "rank": rank, "model": model, **finite(fact)}
+        data = (json.dumps(line, allow_nan=False) + "\n").encode()
+        while data:
+            data = data[os.write(self._file, data) :]

@@ -1,0 +1,205 @@
+"""Hooks into torch's optimizers: a model is found by the optimizer that trains it."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import os
+import sys
+import time
+import weakref
+from typing import Any
+
+from .facts import Writer
+from .model import find_models
+from .settings import Settings, from_environment
+from .watch import Watch
+
+_SEARCHES = 8
+"""Searches among all objects, in a process: each takes a part of a second."""
+
+
+class Process:
+    """Everything known in this process: the optimizers, and the models they train."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.writer = Writer(settings)
+        self.pid = os.getpid()
+        self.watches: list[Watch] = []
+        self.optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.searches = 0
+        self.steps = 0
+        self.blind = False
+        self._ended = False
+
+    def made(self, optimizer: Any) -> None:
+        """Look for the model of an optimizer that was just made."""
+        self.optimizers.add(optimizer)
+        own = _parameters(optimizer)
+        if not own or any(own & _of_model(w) for w in self.watches):
+            return
+        self.search(optimizer, own)
+
+    def search(self, optimizer: Any, own: set[int]) -> None:
+        """Find models that own some parameters, and watch them."""
+        if self.searches >= _SEARCHES:
+            return
+        self.searches += 1
+        begin = time.perf_counter()
+        for found in find_models(own):
+            if any(found.head is w.found.head for w in self.watches):
+                continue
+            watch = Watch(found, optimizer, self.settings, self.writer, len(self.watches))
+            watch.seconds = time.perf_counter() - begin
+            self.watches.append(watch)
+
+    def owners(self, optimizer: Any) -> list[Watch]:
+        """Return the watches whose steps an optimizer makes."""
+        driven = [w for w in self.watches if w.driver == id(optimizer)]
+        if driven or not self.watches:
+            return driven
+        alive = {id(each) for each in self.optimizers}
+        own = _parameters(optimizer)
+        for watch in self.watches:  # its optimizer was made anew, or is wrapped by this one
+            if (watch.driver not in alive or watch.step == 0) and own & _of_model(watch):
+                watch.driver = id(optimizer)
+                driven.append(watch)
+        return driven
+
+    def owned(self) -> set[int]:
+        """Return the parameters (by `id`) that any optimizer owns."""
+        return {p for each in self.optimizers for p in _parameters(each)}
+
+    def before_step(self, optimizer: Any) -> None:
+        """Look at a step that is about to be made."""
+        if os.getpid() != self.pid:
+            return
+        self.steps += 1
+        watches = self.owners(optimizer)
+        if not watches and not self.watches and self.steps == 1:
+            self.optimizers.add(optimizer)
+            self.search(optimizer, _parameters(optimizer))
+            watches = self.owners(optimizer)
+        if not watches:
+            self._say_blind(optimizer)
+            return
+        for watch in watches:
+            watch.before_step(optimizer, self.owned)
+
+    def after_step(self, optimizer: Any) -> None:
+        """Look at a step that was made."""
+        if os.getpid() != self.pid:
+            return
+        for watch in self.owners(optimizer):
+            watch.after_step(optimizer)
+
+    def _say_blind(self, optimizer: Any) -> None:
+        if self.blind or self.watches:
+            return
+        self.blind = True
+        name = type(optimizer).__name__
+        self.writer.write(
+            "blind", why=f"{name} trains no model with a language head that could be found"
+        )
+
+    def end(self) -> None:
+        """Say that the process is over."""
+        if self._ended or os.getpid() != self.pid or not self.writer.open:
+            return
+        self._ended = True
+        for watch in self.watches:
+            try:
+                watch._write_ledger()
+            except Exception as error:
+                watch.fail("ledger", error)
+        steps = max((w.step for w in self.watches), default=self.steps)
+        off = bool(self.watches) and all(w.off for w in self.watches)
+        reason = "off" if off else "stopped" if _stopped(self.settings) else "exit"
+        self.writer.write("ended", step=steps, steps=steps, rows=self.writer.rows, reason=reason)
+
+
+def _stopped(settings: Settings) -> bool:
+    return bool(settings.stop) and os.path.exists(str(settings.stop))
+
+
+def _parameters(optimizer: Any) -> set[int]:
+    return {id(p) for group in optimizer.param_groups for p in group["params"]}
+
+
+def _of_model(watch: Watch) -> set[int]:
+    return {id(p) for p in watch.found.model.parameters()}
+
+
+class _State:
+    """Holds this process's part: one that is forked off starts without."""
+
+    process: Process | None = None
+    installed = False
+
+
+def current() -> Process | None:
+    """Return this process's part, a new one where the process was forked off."""
+    if _State.process is not None and _State.process.pid != os.getpid():
+        for watch in _State.process.watches:
+            watch.capture.close()
+        _State.process = None
+    if _State.process is None:
+        settings = from_environment()
+        if settings is not None:
+            _State.process = Process(settings)
+            atexit.register(_guarded(_State.process.end))
+    return _State.process
+
+
+def _guarded(call: Any) -> Any:
+    @functools.wraps(call)
+    def run(*args: Any) -> None:
+        try:
+            call(*args)
+        except Exception as error:
+            try:
+                if _State.process is not None:
+                    where = getattr(call, "__name__", "?")
+                    text = f"{type(error).__name__}: {error}"[:300]
+                    _State.process.writer.write("error", where=where, error=text, off=False)
+            except Exception as second:
+                sys.stderr.write(f"vtool watch: {second!r}\n")
+
+    return run
+
+
+@_guarded
+def _made(optimizer: Any) -> None:
+    process = current()
+    if process is not None:
+        process.made(optimizer)
+
+
+@_guarded
+def _before(optimizer: Any, args: Any, kwargs: Any) -> None:
+    if _State.process is not None:
+        _State.process.before_step(optimizer)
+
+
+@_guarded
+def _after(optimizer: Any, args: Any, kwargs: Any) -> None:
+    if _State.process is not None:
+        _State.process.after_step(optimizer)
+
+
+def install(module: Any) -> None:
+    """Hook into `torch.optim.optimizer`, once in a process."""
+    if _State.installed:
+        return
+    _State.installed = True
+    init = module.Optimizer.__init__
+
+    @functools.wraps(init)
+    def patched(self: Any, params: Any, defaults: Any) -> None:
+        init(self, params, defaults)
+        _made(self)
+
+    module.Optimizer.__init__ = patched
+    module.register_optimizer_step_pre_hook(_before)
+    module.register_optimizer_step_post_hook(_after)

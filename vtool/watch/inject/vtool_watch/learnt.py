@@ -1,0 +1,206 @@
+"""The lesson of a micro-batch: the fields of `micro`, from the solved positions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .model import Found
+from .rows import Seen, digest_of, row_mask
+from .solve import SLACK, Solution
+
+ROUNDING = {
+    "torch.float64": 2.0**-53,
+    "torch.float32": 2.0**-24,
+    "torch.float16": 2.0**-12,
+    "torch.bfloat16": 2.0**-9,
+}
+"""One rounding of an arithmetic, as the tolerances were measured with."""
+ROWS, TOKENS, MICROS = 4, 2048, 2
+"""Bounds on what is written of single tokens."""
+
+
+@dataclass
+class Record:
+    """A forward and backward pass of the model, as far as it was seen."""
+
+    index: int
+    shape: tuple[int, ...]
+    autocast: str | None
+    names: list[str]
+    seen: Seen | None
+    window: int = 0
+    dtype: str = ""
+    supervised: int = 0
+    at: Tensor | None = None
+    """Places, of those flattened, that are to be solved."""
+    h: Tensor | None = None
+    g: Tensor | None = None
+    norm_sum: Tensor | None = None
+    why: str | None = "no backward pass"
+    alone: dict[str, Any] = field(default_factory=dict)
+    """For the first record: the inputs, the hidden states and the positions."""
+
+
+def rounding(record: Record, weights: torch.dtype, solved_in: torch.dtype) -> float:
+    """Return one rounding of the coarsest arithmetic that was used."""
+    used = [record.dtype, str(weights)] + ([record.autocast] if record.autocast else [])
+    coarsest = max(ROUNDING.get(name, 2.0**-9) for name in used)
+    if record.h is not None and record.h.is_cuda and coarsest < 2.0**-12:
+        matmul = torch.backends.cuda.matmul
+        coarsest = 2.0**-11 if matmul.allow_tf32 else coarsest
+    return max(coarsest, 2.0**-22) if solved_in == torch.float32 else coarsest
+
+
+def next_ids(ids: Tensor, at: Tensor) -> Tensor:
+    """Return the id after each place of flattened ids; −1 at a row's end."""
+    following = torch.full_like(ids, -1)
+    following[:, :-1] = ids[:, 1:]
+    return following.flatten()[at.to(ids.device)]
+
+
+def quantiles(x: Tensor) -> list[float] | None:
+    """Return least, median, 99th percentile and greatest of what is finite."""
+    x = x[torch.isfinite(x)].double().flatten()
+    if not len(x):
+        return None
+    x = x.sort().values
+    n = len(x)
+    return [float(f"{float(x[k]):.9g}") for k in (0, n // 2, min(n - 1, int(0.99 * n)), n - 1)]
+
+
+def micro_facts(
+    record: Record, solved: Solution | None, found: Found, u: float, *, text: bool, scale: float
+) -> dict[str, Any]:
+    """Return the fields of `micro`; weights are divided by the loss's scale."""
+    fact: dict[str, Any] = {
+        "index": record.index,
+        "shape": list(record.shape),
+        "supervised": record.supervised,
+        "solved": 0 if solved is None else len(solved.weight),
+        "why": record.why,
+    }
+    if solved is None or record.at is None:
+        return fact
+    cpu = Solution(*(each.cpu() for each in vars(solved).values()))
+    w = cpu.weight.double() / scale
+    sure = cpu.resolved > (1000 * u if u < 1e-4 else 0.1)
+    plain = (cpu.plain_misfit * cpu.resolved <= SLACK * u) | (cpu.plain_misfit <= SLACK * u)
+    read = (cpu.misfit * cpu.resolved <= SLACK * u) | (cpu.misfit <= SLACK * u)
+    odd = ~plain
+    fact.update(
+        dtype=record.dtype,
+        autocast=record.autocast,
+        u=u,
+        names=record.names,
+        loss_scale=scale,
+        sum=float(w.sum()),
+        weight=quantiles(w),
+        misfit=quantiles(cpu.misfit),
+        plain_misfit=quantiles(cpu.plain_misfit),
+        resolved=quantiles(cpu.resolved),
+        measured=int(sure.sum()),
+        measured_weight=quantiles(w[sure]),
+        read=int(read.sum()),
+        odd=int(odd.sum()),
+    )
+    for name in ("smooth", "z", "entropy"):
+        fact[name] = quantiles((getattr(cpu, name) / cpu.weight)[odd]) if bool(odd.any()) else None
+    fact.update(_of_ids(record, cpu, w, sure & read, found, text=text))
+    return fact
+
+
+def _of_ids(
+    record: Record, solved: Solution, w: Tensor, sure: Tensor, found: Found, *, text: bool
+) -> dict[str, Any]:
+    assert record.at is not None
+    at = record.at.cpu()
+    length = record.shape[-1]
+    rows = at // length
+    seen = record.seen
+    if seen is None or tuple(seen.ids.shape) != tuple(record.shape):
+        return {
+            **dict.fromkeys(("not_next", "is_plus", "ends", "specials", "rows")),
+            "per_row": _per_row(rows, w, record),
+            "per_token": [],
+        }
+    ids = seen.ids.cpu()
+    inputs = {n: v.cpu() if isinstance(v, Tensor) else v for n, v in seen.inputs.items()}
+    keep = row_mask(inputs, ids)
+    following, target = next_ids(ids, at), solved.target
+    wrong = sure & (target != following)
+    plus = {}
+    for distance in (0, 2, 3):
+        there = (at + distance).clamp_max(ids.numel() - 1)
+        plus[str(distance)] = int((wrong & (ids.flatten()[there] == target)).sum())
+    ends = torch.tensor(found.ends, dtype=ids.dtype)
+    special = {}
+    for token in sorted({token for each in found.specials.values() for token in each}):
+        learnt, given = int((sure & (target == token)).sum()), int((ids[keep] == token).sum())
+        if learnt or given:
+            special[str(token)] = {"in_inputs": given, "learnt": learnt}
+    return {
+        "not_next": int(wrong.sum()),
+        "is_plus": plus,
+        "ends": {
+            "in_inputs": int(torch.isin(ids[keep], ends).sum()),
+            "learnt": int(torch.isin(target, ends).sum()),
+        },
+        "specials": special,
+        "rows": [digest_of(row[m].numpy().tobytes()) for row, m in zip(ids, keep)],
+        "per_row": _per_row(rows, w, record),
+        "per_token": _per_token(record, solved, w, following if text else None),
+    }
+
+
+def _per_row(rows: Tensor, w: Tensor, record: Record) -> list[dict[str, Any]]:
+    found = []
+    counts = record.alone.get("row_counts") or {}
+    for row in range(min(64, record.shape[0])):
+        mine = w[rows == row]
+        if not len(mine):
+            continue
+        found.append(
+            {
+                "row": row,
+                "n": counts.get(row, len(mine)),
+                "solved": len(mine),
+                "sum": float(mine.sum()),
+                "least": float(mine.min()),
+                "greatest": float(mine.max()),
+                "positive": int((mine > 0).sum()),
+                "negative": int((mine < 0).sum()),
+            }
+        )
+    return found
+
+
+def _per_token(
+    record: Record, solved: Solution, w: Tensor, following: Tensor | None
+) -> list[dict[str, Any]]:
+    if record.index >= MICROS or record.at is None:
+        return []
+    at, length = record.at.cpu(), record.shape[-1]
+    found = []
+
+    def short(values: Tensor) -> list[float]:
+        return [float(f"{value:.6g}") for value in values.tolist()]
+
+    for row in range(min(ROWS, record.shape[0])):
+        mine = (at // length == row).nonzero()[:TOKENS, 0]
+        if len(mine):
+            found.append(
+                {
+                    "row": row,
+                    "position": (at[mine] % length).tolist(),
+                    "target": solved.target[mine].tolist(),
+                    "next": None if following is None else following[mine].tolist(),
+                    "weight": short(w[mine]),
+                    "misfit": short(solved.misfit[mine]),
+                    "resolved": short(solved.resolved[mine]),
+                }
+            )
+    return found

@@ -1,0 +1,235 @@
+"""Finds the model that an optimizer trains, and its parts: backbone, head, final norm."""
+
+from __future__ import annotations
+
+import gc
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .solve import Head
+
+_NORMS = ("norm", "final_layernorm", "final_layer_norm", "ln_f", "final_norm", "norm_f")
+_SPECIAL = re.compile(r"(image|video|audio|vision|pad)\w*_(?:token_)?(?:id|index)$|pad_token_id$")
+
+
+class Unreadable(Exception):
+    """Says why a part of a model cannot be looked at."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """A model with a language head, and what its config says of the logits."""
+
+    model: Any
+    base: Any
+    head: Any
+    head_name: str
+    cap: float | None
+    scale: float
+    norm_name: str | None
+    norm: Any
+    ends: tuple[int, ...]
+    specials: dict[str, list[int]]
+
+    @property
+    def hidden(self) -> int:
+        """Width of what the head is given."""
+        return int(_weight_shape(self.head)[1])
+
+
+def find_models(owned: Iterable[int]) -> list[Found]:
+    """Return the models with a language head that own one of the parameters (by `id`).
+
+    Of models around one head, the largest is taken.
+    """
+    owned = set(owned)
+    found: dict[int, Found] = {}
+    sizes: dict[int, int] = {}
+    for candidate in gc.get_objects():
+        try:
+            if not issubclass(type(candidate), nn.Module):
+                continue
+            if not hasattr(type(candidate), "get_output_embeddings"):
+                continue
+            parameters = list(candidate.parameters())
+            if not any(id(parameter) in owned for parameter in parameters):
+                continue
+            module: Any = candidate
+            head = module.get_output_embeddings()
+            if head is None or not _has_weight(head):
+                continue
+            if sizes.get(id(head), -1) < len(parameters):
+                found[id(head)] = describe(candidate, head)
+                sizes[id(head)] = len(parameters)
+        except ReferenceError:  # a dead proxy
+            continue
+        except Exception:  # proxies that raise at any touch, half-built modules: not the model
+            continue
+    return list(found.values())
+
+
+def _has_weight(head: Any) -> bool:
+    return getattr(head, "weight", None) is not None or bool(getattr(head, "modules_to_save", None))
+
+
+def _weight_shape(head: Any) -> torch.Size:
+    saved = getattr(head, "modules_to_save", None)
+    inner = saved[next(iter(saved))] if saved is not None and len(saved) else head
+    shape: torch.Size = inner.weight.shape
+    return shape
+
+
+def describe(model: Any, head: Any) -> Found:
+    """Return the parts of a model."""
+    base = model.base_model
+    for _ in range(3):  # a wrapper whose base is itself a model with a head
+        inner = getattr(base, "base_model", base)
+        if inner is base or getattr(base, "get_output_embeddings", lambda: None)() is None:
+            break
+        base = inner
+    config = model.config
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    scale = float(getattr(text, "logit_scale", None) or 1.0)
+    scale /= float(getattr(text, "logits_scaling", None) or 1.0)
+    name = next((n for n, m in model.named_modules() if m is head), type(head).__name__)
+    norm_name, norm = _final_norm(base)
+    generation = getattr(model, "generation_config", None)
+    ends = getattr(generation, "eos_token_id", None)
+    if ends is None:
+        ends = getattr(text, "eos_token_id", None)
+    return Found(
+        model=model,
+        base=base,
+        head=head,
+        head_name=name,
+        cap=getattr(text, "final_logit_softcapping", None) or None,
+        scale=scale,
+        norm_name=norm_name,
+        norm=norm,
+        ends=tuple(ends) if isinstance(ends, (list, tuple)) else () if ends is None else (ends,),
+        specials=_specials(config, text),
+    )
+
+
+def _final_norm(base: Any) -> tuple[str | None, Any]:
+    ends = [
+        (name, module)
+        for name, module in base.named_modules()
+        if name.split(".")[-1] in _NORMS
+        and isinstance(getattr(module, "weight", None), Tensor)
+        and not re.search(r"vis|audio|encoder|tower|layers\.|\.h\.|blocks\.", name)
+    ]
+    return ends[-1] if ends else (None, None)
+
+
+def _specials(*configs: Any) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for config in configs:
+        for key, value in vars(config).items():
+            if isinstance(value, int) and not isinstance(value, bool) and _SPECIAL.search(key):
+                name = re.sub(r"_(token_)?(id|index)$", "", key)
+                if value >= 0 and value not in found.get(name, []):
+                    found.setdefault(name, []).append(value)
+    return found
+
+
+def whole(tensor: Any) -> Any:
+    """Return a tensor without its shards: a collective where it has some."""
+    if not hasattr(tensor, "full_tensor"):
+        return tensor.detach()
+    with torch.no_grad():
+        return tensor.full_tensor().detach()
+
+
+def local(tensor: Tensor) -> Tensor:
+    """Return what this process holds of a tensor."""
+    detached: Any = tensor.detach()
+    found: Tensor = detached.to_local() if hasattr(detached, "to_local") else detached
+    return found
+
+
+def head_tensors(found: Found) -> list[Tensor]:
+    """Return the tensors that the head is made of: weight, and bias if it has one.
+
+    Raises:
+        Unreadable: they are not a matrix that can be read.
+    """
+    head = found.head
+    saved = getattr(head, "modules_to_save", None)
+    if saved is not None and len(saved):
+        names = [n for n in getattr(head, "active_adapters", ()) if n in saved] or list(saved)
+        head = saved[names[0]]
+    if hasattr(head, "get_delta_weight") and not getattr(head, "merged", False):
+        raise Unreadable("an adapter is on the head itself")
+    weight = getattr(head, "weight", None)
+    if weight is None or weight.dim() != 2 or not weight.is_floating_point():
+        how = "no weight" if weight is None else f"{weight.dtype}, {weight.dim()} dimensions"
+        raise Unreadable(
+            f"the head's weight is not a matrix of numbers here ({how}): quantized,"
+            " or kept in pieces by FSDP1 or ZeRO-3"
+        )
+    bias = getattr(head, "bias", None)
+    return [weight] if bias is None else [weight, bias]
+
+
+def as_head(found: Found, tensors: list[Tensor]) -> Head:
+    """Return what is solved with, of the head's whole tensors."""
+    return Head(tensors[0], tensors[1] if len(tensors) > 1 else None, found.scale, found.cap)
+
+
+def mesh_of(tensors: Iterable[Any]) -> dict[str, int] | None:
+    """Return the mesh of the first DTensor among some, as {dimension: size}."""
+    for tensor in tensors:
+        mesh = getattr(tensor, "device_mesh", None)
+        if mesh is not None:
+            names = mesh.mesh_dim_names or tuple(str(k) for k in range(mesh.ndim))
+            return {str(n): int(mesh.size(k)) for k, n in enumerate(names)}
+    return None
+
+
+def facts_of(found: Found, optimizer: Any, owned: set[int], seconds: float) -> dict[str, Any]:
+    """Return the fields of `model`."""
+    model, config = found.model, found.model.config
+    named = list(model.named_parameters())
+    lost = [n for n, p in named if p.requires_grad and id(p) not in owned]
+    embedding = model.get_input_embeddings()
+    shape = _weight_shape(found.head)
+    mesh = mesh_of(p for _, p in named)
+    return {
+        "class": type(model).__name__,
+        "model_type": getattr(config, "model_type", None),
+        "name_or_path": getattr(config, "_name_or_path", None) or None,
+        "optimizer": type(optimizer).__name__,
+        "dtype": str(named[0][1].dtype),
+        "parameters": len(named),
+        "trainable": sum(p.requires_grad for _, p in named),
+        "in_no_group": lost[:20],
+        "n_in_no_group": len(lost),
+        "head": found.head_name,
+        "vocabulary": int(shape[0]),
+        "hidden": int(shape[-1]),
+        "tied": getattr(embedding, "weight", None) is getattr(found.head, "weight", 0),
+        "cap": found.cap,
+        "scale": found.scale,
+        "ends": list(found.ends),
+        "specials": found.specials,
+        "norm": found.norm_name,
+        "sharded": mesh is not None,
+        "mesh": mesh,
+        "adapters": bool(getattr(model, "peft_config", None))
+        or any(type(m).__module__.startswith("peft.") for m in model.modules()),
+        "compiled": is_compiled(found),
+        "seconds_to_find": round(seconds, 3),
+    }
+
+
+def is_compiled(found: Found) -> bool:
+    """Tell whether the model or its backbone is compiled as a whole."""
+    return any(
+        getattr(m, "_compiled_call_impl", None) is not None for m in (found.model, found.base)
+    )

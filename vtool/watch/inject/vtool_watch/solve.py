@@ -1,0 +1,238 @@
+"""Reads, from a last hidden state and its gradient, which token was learnt and with what weight.
+
+z = f(W h + b), where f is the identity, a scale, or a soft cap. Token-level cross entropy with
+target t and weight w leaves in h the gradient w · Jᵀ(p − e_t), with J = ∂z/∂h. What may be added
+to it densely lies in three more known directions: label smoothing (the mean row of the head),
+z-loss (Jᵀp), an entropy term (Jᵀ p (log p + H)).
+
+The head is read in blocks of rows, in its own dtype, so no copy of it is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+SLACK = 16
+"""Roundings off the line, over `resolved`, that a token of a plain loss may be (≤ 8 were seen)."""
+_TINY = 1e-30
+_BLOCK_BYTES = 64 << 20
+
+
+@dataclass(frozen=True)
+class Head:
+    """The weights that make logits of a hidden state, and what is done to the logits."""
+
+    weight: Tensor
+    bias: Tensor | None = None
+    scale: float = 1.0
+    cap: float | None = None
+
+
+@dataclass(frozen=True)
+class Solution:
+    """Per position: see `micro` in docs/watch-facts.md."""
+
+    target: Tensor
+    weight: Tensor
+    misfit: Tensor
+    plain_misfit: Tensor
+    resolved: Tensor
+    smooth: Tensor
+    z: Tensor
+    entropy: Tensor
+
+
+def precision_for(head: Tensor, rounding: float) -> torch.dtype:
+    """Return the dtype to solve in: float64 where the trainer's roundings are as fine as float32's.
+
+    A GPU's float64 is slow, so there it is float32 for a large head.
+    """
+    large = head.numel() > 1 << 23
+    if large and (head.device.type != "cpu" or rounding > 1e-6):
+        return torch.float32
+    return torch.float64 if head.device.type in ("cpu", "cuda") else torch.float32
+
+
+def solve(
+    h: Tensor,
+    g: Tensor,
+    head: Head,
+    guess: Tensor | None,
+    rounding: float,
+    dtype: torch.dtype = torch.float64,
+    block_bytes: int = _BLOCK_BYTES,
+) -> Solution:
+    """Solve each position of h [K, H] and its gradient g [K, H].
+
+    Args:
+        h: last hidden states.
+        g: their gradients.
+        head: what makes the logits.
+        guess: the token to try first, [K] (the row's next token; −1: none). It is kept where
+            rounding explains what is left: a token of which the model is sure leaves next to no
+            gradient, and a search among all tokens would name another one.
+        rounding: one rounding of the trainer's arithmetic (2⁻²⁴ in float32).
+        dtype: what is computed in.
+        block_bytes: about what a block of logits, and one of the head's rows, may hold.
+    """
+    size = torch.finfo(dtype).bits // 8
+    positions = max(8, min(512, block_bytes // (head.weight.shape[0] * size)))
+    parts = []
+    with torch.no_grad(), torch.autocast(h.device.type, enabled=False):
+        for at in range(0, h.shape[0], positions):
+            to = at + positions
+            tried = None if guess is None else guess[at:to]
+            block = _Block(h[at:to].to(dtype), g[at:to].to(dtype), head, block_bytes // size)
+            parts.append(block.solve(tried, rounding))
+    if not parts:
+        none, ids = h.new_zeros(0, dtype=dtype), h.new_zeros(0, dtype=torch.long)
+        return Solution(ids, none, none, none, none, none, none, none)
+    return Solution(*(torch.cat(each) for each in zip(*parts)))
+
+
+class _Block:
+    """Solves a block of positions against the head, in blocks of its rows."""
+
+    def __init__(self, h: Tensor, g: Tensor, head: Head, elements: int) -> None:
+        self.g, self.head, self.dtype = g, head, h.dtype
+        self.rows = max(256, elements // h.shape[1])
+        self.z = h.new_empty(h.shape[0], head.weight.shape[0])
+        for begin, end, weight in self._weights():
+            torch.matmul(h, weight.T, out=self.z[:, begin:end])
+        if head.bias is not None:
+            self.z += head.bias.detach().to(self.dtype)
+        if head.scale != 1.0:
+            self.z *= head.scale
+        if head.cap:
+            self.z.div_(head.cap).tanh_().mul_(head.cap)
+        self.log_sum = self.z.logsumexp(-1, keepdim=True)
+        self.mean_of_p = self._back(self._p)
+
+    def _weights(self) -> Iterator[tuple[int, int, Tensor]]:
+        weight = self.head.weight
+        for begin in range(0, weight.shape[0], self.rows):
+            end = min(begin + self.rows, weight.shape[0])
+            yield begin, end, weight[begin:end].detach().to(self.dtype)
+
+    def _p(self, begin: int, end: int) -> Tensor:
+        return (self.z[:, begin:end] - self.log_sum).exp_()
+
+    def _slope(self, at: Tensor | slice) -> Tensor | float:
+        """Return ∂z/∂(Wh) there: a number where it is constant."""
+        if not self.head.cap:
+            return self.head.scale
+        z = self.z[:, at] if isinstance(at, slice) else self.z.gather(1, at[:, None])[:, 0]
+        return (1 - (z / self.head.cap) ** 2) * self.head.scale
+
+    def _back(self, of, at: Tensor | None = None) -> Tensor:  # type: ignore[no-untyped-def]
+        """Return Jᵀx, where `of` gives the columns of x from one id to another."""
+        total = torch.zeros_like(self.g)
+        for begin, end, weight in self._weights():
+            total += (of(begin, end) * self._slope(slice(begin, end))) @ weight
+        return total if at is None else total[at]
+
+    def solve(self, guess: Tensor | None, rounding: float) -> tuple[Tensor, ...]:
+        """Return the fields of `Solution`, in their order."""
+        every = torch.arange(self.g.shape[0], device=self.g.device)
+        target = torch.zeros_like(every) if guess is None else guess.clamp_min(0)
+        weight, off, resolved = self._line(target)
+        search = _beyond(off, resolved, rounding)
+        if guess is not None:
+            search |= guess < 0
+        else:
+            search |= True
+        if bool(search.any()):
+            target = target.clone()
+            target[search] = self._best(every[search])
+            weight, off, resolved = self._line(target)
+        plain = off.clone()
+        extra = self.g.new_zeros(3, len(every))
+        odd = every[_beyond(off, resolved, rounding)]
+        if len(odd):
+            found, parts, left = self._dense(odd)
+            better = left < off[odd]
+            odd, found, parts, left = odd[better], found[better], parts[better], left[better]
+            target, weight, off = target.clone(), weight.clone(), off.clone()
+            target[odd], off[odd] = found, left
+            # the target's part and the smoothed part are one weight
+            weight[odd] = -parts[:, 1] - parts[:, 2]
+            extra[:, odd] = torch.stack([parts[:, 2], parts[:, :3].sum(1), parts[:, 3]])
+        return target, weight, off, plain, resolved, extra[0], extra[1], extra[2]
+
+    def _row(self, target: Tensor, at: Tensor | None = None) -> Tensor:
+        """Return Jᵀe of each position's token."""
+        row = self.head.weight[target].detach().to(self.dtype)
+        if not self.head.cap:
+            return row * self.head.scale
+        z = (self.z if at is None else self.z[at]).gather(1, target[:, None])
+        return row * ((1 - (z / self.head.cap) ** 2) * self.head.scale)
+
+    def _line(self, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return weight, misfit and `resolved` of one token for each position."""
+        row = self._row(target)
+        d = self.mean_of_p - row
+        weight = (self.g * d).sum(-1) / (d * d).sum(-1).clamp_min(_TINY)
+        left = (self.g - weight[:, None] * d).norm(dim=-1)
+        size = self.g.norm(dim=-1).clamp_min(_TINY)
+        return weight, left / size, d.norm(dim=-1) / row.norm(dim=-1).clamp_min(_TINY)
+
+    def _best(self, at: Tensor) -> Tensor:
+        """Return the token whose line is nearest, among all, for some positions."""
+        g, m = self.g[at], self.mean_of_p[at]
+        gm, mm = (g * m).sum(-1, keepdim=True), (m * m).sum(-1, keepdim=True)
+        most, best = g.new_full((len(at),), -1.0), torch.zeros_like(at)
+        for begin, end, weight in self._weights():
+            slope = self._slope(slice(begin, end))
+            slope = slope[at] if isinstance(slope, Tensor) else slope
+            along = (gm - (g @ weight.T) * slope) ** 2
+            size = mm - 2 * (m @ weight.T) * slope + (weight * weight).sum(-1) * slope * slope
+            value, index = (along / size.clamp_min(_TINY)).max(-1)
+            best = torch.where(value > most, index + begin, best)
+            most = torch.maximum(most, value)
+        return best
+
+    def _dense(self, at: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return token, parts (of Jᵀp, its row, the mean row, the entropy's) and misfit."""
+        ones = torch.ones((1, 1), dtype=self.dtype, device=self.g.device)
+        count = self.head.weight.shape[0]
+        mean = self._back(lambda b, e: (ones / count).expand(len(self.g), e - b), at)
+        inner = sum(
+            (self._p(b, e) * (self.z[:, b:e] - self.log_sum)).sum(-1, keepdim=True)
+            for b, e, _ in self._weights()
+        )
+        entropy = self._back(
+            lambda b, e: self._p(b, e) * (self.z[:, b:e] - self.log_sum - inner), at
+        )
+        g, m = self.g[at], self.mean_of_p[at]
+        basis = torch.stack([m, mean, entropy], -1)
+        basis = torch.linalg.qr(basis / basis.norm(dim=1, keepdim=True).clamp_min(_TINY)).Q
+        rest = g - (basis @ (basis.mT @ g.unsqueeze(-1)))[..., 0]
+        most, best = g.new_full((len(at),), -1.0), torch.zeros_like(at)
+        for begin, end, weight in self._weights():
+            slope = self._slope(slice(begin, end))
+            slope = slope[at] if isinstance(slope, Tensor) else slope
+            inside = sum(((basis[:, :, k] @ weight.T) * slope) ** 2 for k in range(basis.shape[-1]))
+            left = ((weight * weight).sum(-1) * slope * slope - inside).clamp_min(_TINY)
+            value, index = (((rest @ weight.T) * slope) ** 2 / left).max(-1)
+            best = torch.where(value > most, index + begin, best)
+            most = torch.maximum(most, value)
+        parts, left = _fit(g, torch.stack([m, self._row(best, at), mean, entropy], -1))
+        return best, parts, left
+
+
+def _beyond(off: Tensor, resolved: Tensor, rounding: float) -> Tensor:
+    return (off * resolved > SLACK * rounding) & (off > SLACK * rounding)
+
+
+def _fit(g: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
+    """Return least squares of g [K, H] by columns [K, H, C], and what is left, relative to g."""
+    size = columns.norm(dim=1, keepdim=True).clamp_min(_TINY)
+    scaled = (columns / size).cpu()  # a few small systems: the CPU's solver takes any rank
+    driver = torch.linalg.lstsq(scaled, g.cpu().unsqueeze(-1), driver="gelsd")
+    parts = driver.solution[..., 0].to(g.device)
+    left = g - ((columns / size) * parts[:, None, :]).sum(-1)
+    return parts / size[:, 0, :], left.norm(dim=-1) / g.norm(dim=-1).clamp_min(_TINY)

@@ -1,0 +1,362 @@
+"""One watched model: what is written before and behind each step of its optimizer."""
+
+from __future__ import annotations
+
+import gc
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from . import alone, arrival
+from .capture import Capture
+from .facts import Writer, rank_and_world
+from .learnt import Record, micro_facts, next_ids, rounding
+from .model import (
+    Found,
+    Unreadable,
+    as_head,
+    facts_of,
+    head_tensors,
+    is_compiled,
+    local,
+    whole,
+)
+from .ranks import Agreement, agreement, ranks_of
+from .rows import ledger
+from .settings import Settings
+from .solve import precision_for, solve
+
+_MOST_ERRORS = 3
+
+
+class Watch:
+    """Looks at a model's steps. None of its methods raises."""
+
+    def __init__(
+        self, found: Found, optimizer: Any, settings: Settings, writer: Writer, number: int
+    ) -> None:
+        self.found, self.settings, self.writer, self.number = found, settings, writer, number
+        self.driver = id(optimizer)
+        self.step = 0
+        self.off = False
+        self.seconds = 0.0
+        self._errors = 0
+        self._described = False
+        self._alone_done = False
+        self._said: set[tuple[str, str]] = set()
+        self._agreement: Agreement | None = None
+        self._asked = False
+        self._frozen: arrival.Frozen | None = None
+        self._reference: arrival.Reference | None = None
+        self._weights = arrival.Weights()
+        self._moving: set[str] | None = None
+        self._before: list[str] | None = None
+        self._witness: Any = None
+        self.capture = Capture(found, settings, self.fail)
+        self.capture.first_of_step = self._first_of_step
+        self.capture.zeroed = self._zeroed
+        self._aim()
+
+    def _aim(self) -> None:
+        """Set what the next step's passes are to keep."""
+        stop = self.settings.stop
+        look = not self.off and self.settings.looks_at(self.step)
+        self.capture.looking = look and not (stop and os.path.exists(stop))
+        again = self.step >= self.settings.steps
+        self.capture.want_alone = self.settings.alone and (again or not self._alone_done)
+
+    # ---- what is said
+    def say(self, kind: str, **fact: Any) -> None:
+        """Write a fact of this model."""
+        self.writer.write(kind, step=self.step, model=self.number, **fact)
+
+    def skip(self, what: str, why: str) -> None:
+        """Say once that something could not be looked at."""
+        if (what, why) not in self._said:
+            self._said.add((what, why))
+            self.say("skipped", what=what, why=why)
+
+    def fail(self, where: str, error: BaseException) -> None:
+        """Say an error; memory that ran out, or too many of them, ends the watch of the model."""
+        if self.off:
+            return
+        out = isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError))
+        out = out or "out of memory" in str(error).lower()
+        self._errors += 1
+        self.off = self.off or out or self._errors >= _MOST_ERRORS
+        self.say("error", where=where, error=f"{type(error).__name__}: {error}"[:300], off=self.off)
+        if self.off:
+            self.capture.close()
+
+    # ---- gradients between steps
+    def _first_of_step(self) -> None:
+        self._witness = None
+        if self.capture.looking and self.step > 0:
+            self._before = [n for n, _ in arrival.nonzero_gradients(self.found, 8)]
+
+    def _zeroed(self) -> bool:
+        """Tell whether gradients were thrown away since the last pass: no step will have them."""
+        if any(r.g is None and r.why == "no backward pass" for r in self.capture.records):
+            return False
+        if self._witness is None:
+            there = arrival.nonzero_gradients(self.found, 64)
+            if not there:
+                return True
+            self._witness = there[0][1]
+            return False
+        gradient = self._witness.grad
+        if gradient is None or not bool((local(gradient) != 0).any()):
+            self._witness = None
+            return True
+        return False
+
+    # ---- before the step: weights are still those of the passes, and all ranks meet
+    def before_step(self, optimizer: Any, owned: Callable[[], set[int]]) -> None:
+        """Look at a step's passes and gradients."""
+        looked = self.settings.looks_at(self.step)
+        try:
+            if not self.off:
+                self._describe(optimizer, owned)
+                self._write_ledger()
+        except Exception as error:
+            self.fail("ledger", error)
+        if not looked:
+            self.capture.take()
+            return
+        begin = time.perf_counter()
+        head = self._whole_head()  # ranks agree on it: also where this rank's watch is off
+        records = self.capture.take()
+        if self.off or not self.capture.looking:
+            return
+        try:
+            with torch.no_grad():
+                self._look(optimizer, records, head)
+        except Exception as error:
+            self.fail("before_step", error)
+        self.seconds += time.perf_counter() - begin
+
+    def _whole_head(self) -> Any:  # noqa: PLR0911
+        """Return the head's whole tensors, or None where they cannot be read."""
+        try:
+            tensors = head_tensors(self.found)
+            sharded = [t for t in tensors if hasattr(t, "full_tensor")]
+            size = sum(t.numel() * t.element_size() for t in sharded)
+        except Unreadable as why:
+            self.skip("head", str(why))
+            return None
+        except Exception as error:
+            self.fail("head", error)
+            return None
+        if not sharded:
+            return tensors
+        ready = not self.off and self.capture.looking and not self.writer.failed
+        if ready and size > self.settings.budget:
+            ready = False
+            self.skip("head", f"its {size >> 20} MiB are more than VTOOL_WATCH_MIB")
+        try:
+            if self._agreement is None and not self._asked:
+                self._asked = True
+                self._agreement = agreement(self.settings.wait, f"vtool_watch/{self.number}")
+            if self._agreement is None:
+                self.skip("head", "it is sharded, and the ranks have no store to agree by")
+                return None
+            ranks = sorted({rank for t in sharded for rank in ranks_of(t)})
+            if not self._agreement.decide(f"head/{self.step}", ranks, ready):
+                self.skip("ranks", self._agreement.over or "a rank does not look at this step")
+                return None
+            return [whole(t) for t in tensors]
+        except Exception as error:
+            self.fail("head", error)
+            return None
+
+    def _describe(self, optimizer: Any, owned: Callable[[], set[int]]) -> None:
+        if self._described:
+            return
+        self._described = True
+        self.say("model", **facts_of(self.found, optimizer, owned(), self.seconds))
+        if is_compiled(self.found) and not self.settings.compiled:
+            why = "the model is compiled; hooks inside would change what the compiler makes"
+            self.skip("learnt", why + " (VTOOL_WATCH_COMPILED=1 allows it)")
+
+    def _write_ledger(self) -> None:
+        batches = self.capture.take_ledger()
+        for what, why in self.capture.skipped.items():
+            self.skip(what, why)
+        for number, seen in enumerate(batches):
+            fact = ledger(seen, self.found.model.config)
+            if number == 0 and self.step == 0:
+                fact["data"] = loaders()
+            if number == 0 and self.settings.looks_at(self.step) and self.settings.text:
+                fact["inputs"] = seen.ids[:8, :4096].cpu().tolist()
+            self.say("rows", **fact)
+
+    def _look(self, optimizer: Any, records: list[Record], head: Any) -> None:
+        half = any("torch.float16" in (r.dtype, r.autocast) for r in records)
+        scale = _loss_scale(optimizer) if half else 1.0
+        last = max((r.window for r in records), default=0)
+        visible = bool(arrival.nonzero_gradients(self.found, 64))
+        dropped = [r for r in records if r.window != last] if visible else []
+        if dropped:
+            records = [r for r in records if r.window == last]
+            self.skip("learnt", f"{len(dropped)} passes whose gradients were thrown away")
+        self._learnt(records, head, scale)
+        try:
+            self._arrived(records, scale)
+        except Exception as error:
+            self.fail("arrived", error)
+        self._alone(records)
+        self._reference = arrival.Reference(self.found, optimizer)
+        if self._reference.why is not None:
+            self.skip("reference", self._reference.why)
+        if self._frozen is None or self.step >= self.settings.steps:
+            self._frozen = arrival.Frozen(self.found)
+
+    def _learnt(self, records: list[Record], head: Any, scale: float) -> None:
+        begin, tokens, precision = time.perf_counter(), 0, None
+        for number, record in enumerate(records):
+            record.index, solved, u = number, None, 0.0
+            if record.g is not None and len(record.g) and head is not None:
+                assert record.at is not None
+                assert record.h is not None
+                u = rounding(record, head[0].dtype, torch.float64)
+                dtype = precision_for(head[0], u)
+                u = rounding(record, head[0].dtype, dtype)
+                guess = None
+                if record.seen is not None and tuple(record.seen.ids.shape) == record.shape:
+                    guess = next_ids(record.seen.ids, record.at).to(record.h.device)
+                room = max(16 << 20, min(64 << 20, self.settings.budget // 8))
+                solved = solve(record.h, record.g, as_head(self.found, head), guess, u, dtype, room)
+                tokens, precision = tokens + len(record.g), str(dtype)
+            elif head is None and record.why is None:
+                record.why = "the head could not be read"
+            text = self.settings.text
+            fact = micro_facts(record, solved, self.found, u, text=text, scale=scale)
+            record.h = record.g = None
+            self.say("micro", **fact)
+        seconds = round(time.perf_counter() - begin, 3)
+        self.say("solved", seconds=seconds, tokens=tokens, precision=precision)
+
+    def _arrived(self, records: list[Record], scale: float) -> None:
+        fact = arrival.gradient_facts(self.found)
+        fact["gradients_before"], self._before = self._before, None
+        none = ("norm_name", "norm_at", "norm_sum", "norm_gradient")
+        fact.update(dict.fromkeys((*none, "engine_factor", "engine_misfit")))
+        norm = self.found.norm
+        back = [r for r in records if r.supervised]
+        sums = [r.norm_sum for r in back if r.norm_sum is not None]
+        if norm is None:
+            self.skip("engine", "no final norm was found")
+        elif not norm.weight.requires_grad:
+            self.skip("engine", f"{self.found.norm_name}.weight is not trained")
+        elif norm.weight.grad is None:
+            self.skip("engine", f"{self.found.norm_name}.weight has no .grad at the step")
+        elif not sums or len(sums) < len(back):
+            self.skip("engine", "not every pass was seen at the final norm")
+        else:
+            try:
+                world = rank_and_world()[1]
+                fact.update(arrival.norm_facts(self.found, sums, scale, world))
+            except Exception as error:
+                self.skip("engine", f"{type(error).__name__}: {error}"[:200])
+        self.say("arrived", **fact)
+
+    def _alone(self, records: list[Record]) -> None:
+        record = records[0] if records else None
+        if not self.capture.want_alone or record is None:
+            return
+        kept = record.alone
+        try:
+            if not kept.get("inputs"):
+                raise alone.NotRun("the first micro-batch was not kept (VTOOL_WATCH_MIB)")
+            fact = alone.compare(self.found, record)
+            self._alone_done = self._alone_done or len(fact["documents"]) > 1
+            self.say("alone", **fact)
+        except alone.NotRun as why:
+            self.skip("alone", str(why))
+            self._alone_done = True
+        except Exception as error:
+            self._alone_done = True
+            self.fail("alone", error)
+        record.alone = {}
+
+    # ---- behind the step
+    def after_step(self, optimizer: Any) -> None:
+        """Look at what a step did to the weights."""
+        reference, self._reference = self._reference, None
+        try:
+            if reference is not None and not self.off:
+                with torch.no_grad():
+                    self._stepped(optimizer, reference)
+        except Exception as error:
+            self.fail("after_step", error)
+        self.step += 1
+        try:
+            self._aim()
+        except Exception as error:
+            self.fail("aim", error)
+
+    def _stepped(self, optimizer: Any, reference: arrival.Reference) -> None:
+        assert self._frozen is not None
+        moved = self._frozen.moved()
+        self.say(
+            "stepped",
+            reference=reference.facts(),
+            frozen_that_moved=moved[: arrival.NAMES],
+            n_frozen_that_moved=len(moved),
+            n_frozen=len(self._frozen.sums),
+            groups=arrival.group_facts(optimizer),
+        )
+        going = {
+            id(p) for group in optimizer.param_groups if float(group.get("lr", 0)) > 0
+            for p in group["params"]
+        }  # fmt: skip
+        moving = {
+            n
+            for n, p in self.found.model.named_parameters()
+            if id(p) in going and p.grad is not None and bool((local(p.grad) != 0).any())
+        }
+        since = moving if self._moving is None else moving & self._moving
+        self.say("drift", **self._weights.facts(self.found, since))
+        self._moving = moving
+
+
+def _loss_scale(optimizer: Any) -> float:
+    """Return what a GradScaler multiplied the loss by: gradients are divided by it at the step."""
+    for each in gc.get_objects():
+        if not type(each).__name__.endswith("GradScaler"):
+            continue
+        if not isinstance(each, torch.amp.GradScaler) or not each.is_enabled():
+            continue
+        if id(optimizer) in each._per_optimizer_states:
+            return float(each.get_scale())
+    return 1.0
+
+
+def loaders() -> list[dict[str, Any]]:
+    """Return the data loaders alive."""
+    found = []
+    for each in gc.get_objects():
+        try:
+            kind = type(each).__name__
+            if not kind.startswith("DataLoader") or not hasattr(type(each), "__iter__"):
+                continue
+            if not hasattr(each, "dataset"):
+                continue
+            data = each.dataset
+            found.append(
+                {
+                    "loader": kind,
+                    "dataset": type(data).__name__,
+                    "rows": len(data) if hasattr(data, "__len__") else None,
+                    "batch": getattr(each, "batch_size", None),
+                    "sampler": type(getattr(each, "sampler", None)).__name__,
+                    "drop_last": getattr(each, "drop_last", None),
+                    "workers": getattr(each, "num_workers", None),
+                }
+            )
+        except Exception:  # a half-built one, a proxy
+            continue
+    return found[:8]

@@ -1,0 +1,130 @@
+"""The part of the facts that a page shows, as plain values."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from vtool.watch.conclusions.arrived import engine_of
+from vtool.watch.facts import Facts, Micro, Tokens, Watched
+
+_ROWS, _TOKENS, _BARS, _DOCUMENTS = 8, 600, 256, 64
+
+
+def picture(facts: Facts, watched: Watched) -> dict[str, Any]:
+    """Return the first rows token by token, weights by micro-batch, documents, and the rest."""
+    model = facts.model
+    process: Mapping[str, Any] = next(iter(watched.processes), {})
+    solved = [float(one.get("seconds") or 0) for one in facts.of("solved")]
+    return {
+        "model": {
+            name: model[name]
+            for name in ("class", "name_or_path", "dtype", "optimizer", "head", "vocabulary")
+            if model.get(name) is not None
+        },
+        "process": {
+            name: process[name]
+            for name in ("executable", "python", "torch", "transformers", "world")
+            if process.get(name) is not None
+        },
+        "ranks": len(facts.ranks),
+        "steps": len({micro.step for micro in facts.micros}),
+        "micro_batches": len(facts.micros),
+        "tokens": sum(micro.supervised for micro in facts.micros if micro.is_read),
+        "seconds": round(sum(solved), 3),
+        "bars": [_bar(micro) for micro in facts.micros if micro.supervised][:_BARS],
+        "rows": _rows(facts)[:_ROWS],
+        "documents": _documents(facts),
+        "factors": {
+            f"step {step + 1}": engine.factor
+            for step, _ in facts.by_step("arrived")
+            if (engine := engine_of(facts, step))
+        },
+        "errors": list(watched.errors),
+        "damaged": watched.damaged,
+    }
+
+
+def _bar(micro: Micro) -> dict[str, Any]:
+    return {
+        "step": micro.step,
+        "rank": micro.rank,
+        "micro": micro.index,
+        "tokens": micro.supervised,
+        "read": micro.is_read,
+        "measured": micro.measured,
+        "weight": micro.weight,
+        "sum": micro.total,
+    }
+
+
+def _rows(facts: Facts) -> list[dict[str, Any]]:
+    inputs = {
+        (int(one["step"]), int(one["rank"]), int(one.get("micro") or 0)): one["inputs"]
+        for one in facts.of("rows")
+        if one.get("inputs")
+    }
+    found = []
+    for micro in facts.micros:
+        ids = inputs.get((micro.step, micro.rank, micro.index)) or []
+        for tokens in micro.tokens:
+            row = [int(token) for token in ids[tokens.row]] if tokens.row < len(ids) else None
+            found.append(
+                {
+                    "step": micro.step,
+                    "rank": micro.rank,
+                    "micro": micro.index,
+                    "row": tokens.row,
+                    "cut": len(row) > _TOKENS if row else False,
+                    "tokens": _tokens(facts, tokens, row),
+                }
+            )
+        if len(found) >= _ROWS:
+            break
+    return found
+
+
+def _tokens(facts: Facts, tokens: Tokens, row: list[int] | None) -> list[dict[str, Any]]:
+    """Return the tokens of a row: each with its weight as a target, or None where it is none."""
+    weights = dict(
+        zip(
+            (at + 1 for at in tokens.position),
+            zip(tokens.target, tokens.weight, strict=True),
+            strict=True,
+        )
+    )
+    if row is None:
+        shown = sorted(weights)[:_TOKENS]
+        return [_token(facts, weights[at][0], weights[at][1], None) for at in shown]
+    found = []
+    for at, token in enumerate(row[:_TOKENS]):
+        target, weight = weights.get(at, (token, None))
+        found.append(_token(facts, token, weight, target if target != token else None))
+    return found
+
+
+def _token(facts: Facts, token: int, weight: float | None, other: int | None) -> dict[str, Any]:
+    one: dict[str, Any] = {"text": _text(facts, token), "weight": weight}
+    if other is not None:
+        one["learnt"] = _text(facts, other)
+    return one
+
+
+def _text(facts: Facts, token: int) -> str:
+    if facts.tokenizer is None:
+        return f"{token} "
+    return str(facts.tokenizer.decode([token], skip_special_tokens=False)) or str(token)
+
+
+def _documents(facts: Facts) -> list[dict[str, Any]]:
+    return [
+        {
+            "step": int(one["step"]),
+            "rank": int(one["rank"]),
+            "dropout": bool(one.get("dropout")),
+            **{
+                name: document.get(name)
+                for name in ("row", "begin", "tokens", "apart", "tolerance", "positions_wrong")
+            },
+        }
+        for one in facts.of("alone")
+        for document in one.get("documents") or ()
+    ][:_DOCUMENTS]

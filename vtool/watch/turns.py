@@ -1,0 +1,145 @@
+"""Answers within the ids of a row, found by the marks that the chat template puts around them."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_ASKED, _ANSWERED = ("Qxvq", "Wjmz"), ("Zkyw", "Hbpf")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The tokens of one answer: `ids[begin:end]`, its end token the last, if it is there."""
+
+    begin: int
+    end: int
+    ended: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """The ids before an answer, and the token after it."""
+
+    header: tuple[int, ...]
+    end: int
+    tokenizer: Any
+    """A `tokenizers.Tokenizer`."""
+
+    def answers(self, ids: Sequence[int]) -> list[Answer]:
+        """Return the answers in a row, in order."""
+        found, at, size = [], 0, len(self.header)
+        while at + size <= len(ids):
+            if tuple(ids[at : at + size]) != self.header:
+                at += 1
+                continue
+            begin = at + size
+            while begin < len(ids) and not self.text(ids[begin : begin + 1]).strip():
+                begin += 1  # line ends behind the header
+            end = begin
+            while end < len(ids) and ids[end] != self.end:
+                end += 1
+            ended = end < len(ids)
+            if end > begin or ended:
+                found.append(Answer(begin, end + ended, ended))
+            at = max(end, at + 1)
+        return found
+
+    def text(self, ids: Sequence[int]) -> str:
+        """Return the text of some tokens, marks included."""
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=False))
+
+
+def load_tokenizer(folder: Path) -> Any | None:
+    """Return the `tokenizers.Tokenizer` of a model's folder, or None where it has none."""
+    from tokenizers import Tokenizer
+
+    file = folder / "tokenizer.json"
+    try:
+        return Tokenizer.from_file(str(file)) if file.is_file() else None
+    except Exception:  # tokenizers raises plain Exception for a file that it cannot read
+        return None
+
+
+def find_turns(folder: Path) -> Turns | str:
+    """Return how the chat template of a folder marks answers, or why that is not known."""
+    tokenizer = load_tokenizer(folder)
+    if tokenizer is None:
+        return f"there is no tokenizer.json in {folder} that can be read"
+    template = _template(folder)
+    if template is None:
+        return f"{folder} has no chat template"
+    try:
+        text = _render(template, folder)
+    except Exception as error:  # a template may raise anything
+        return f"the chat template cannot be rendered: {error}"
+    places = [text.find(word) for word in (_ASKED[0], _ANSWERED[0], _ASKED[1], _ANSWERED[1])]
+    if -1 in places or places != sorted(places):
+        return "the chat template does not keep turns in order"
+    before = text[places[0] + len(_ASKED[0]) : places[1]]
+    after = text[places[1] + len(_ANSWERED[0]) : places[2]]
+    special = set(tokenizer.get_added_tokens_decoder())
+    header = _ids(tokenizer, before.rstrip())
+    marks = [at for at, token in enumerate(header) if token in special]
+    behind = next(iter(_ids(tokenizer, after.strip())), None)
+    if not marks or behind is None or behind not in special:
+        return "the chat template marks turns by plain text"
+    return Turns(tuple(header[marks[-1] :]), behind, tokenizer)
+
+
+def _ids(tokenizer: Any, text: str) -> list[int]:
+    return list(tokenizer.encode(text, add_special_tokens=False).ids)
+
+
+def _template(folder: Path) -> str | None:
+    file = folder / "chat_template.jinja"
+    if file.is_file():
+        return file.read_text(encoding="utf-8")
+    for name in ("tokenizer_config.json", "chat_template.json"):
+        try:
+            found = json.loads((folder / name).read_text(encoding="utf-8")).get("chat_template")
+        except (OSError, ValueError, AttributeError):
+            continue
+        if isinstance(found, list):
+            found = {one.get("name"): one.get("template") for one in found}.get("default")
+        if isinstance(found, str):
+            return found
+    return None
+
+
+def _render(template: str, folder: Path) -> str:
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=["jinja2.ext.loopcontrols", "vtool.watch.generation.Generation"],
+    )
+    environment.globals["raise_exception"] = _raise
+    environment.globals["strftime_now"] = lambda _: ""
+    environment.filters["tojson"] = lambda value, **_: json.dumps(value, ensure_ascii=False)
+    messages = [
+        {"role": role, "content": text}
+        for asked, answered in zip(_ASKED, _ANSWERED, strict=True)
+        for role, text in (("user", asked), ("assistant", answered))
+    ]
+    named: dict[str, Any] = {}
+    for token in ("bos_token", "eos_token", "pad_token", "unk_token"):
+        named[token] = _token(folder, token)
+    return environment.from_string(template).render(
+        messages=messages, add_generation_prompt=False, tools=None, documents=None, **named
+    )
+
+
+def _raise(message: str) -> None:
+    raise ValueError(message)
+
+
+def _token(folder: Path, name: str) -> str:
+    try:
+        found = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))[name]
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+    found = found.get("content") if isinstance(found, dict) else found
+    return found if isinstance(found, str) else ""
