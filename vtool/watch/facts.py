@@ -289,7 +289,7 @@ class Facts:
         return {
             int(token): str(kind)
             for kind, tokens in (self.model.get("specials") or {}).items()
-            if kind != "pad"
+            if kind in ("image", "video", "audio")
             for token in tokens
         }
 
