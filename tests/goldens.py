@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tests.config.test_golden import GOLDEN, effective
 from tests.verification import proofs_page
+from tests.watch import tables
 from tests.zoo import zoo
 from vtool.config.json_schema import recipe_schema
 from vtool.config.resources import recipe_names, share
@@ -26,6 +27,7 @@ def generated() -> dict[Path, str]:
         share("configs") / "recipe.schema.json": f"{schema}\n",
         ROOT / "docs/rules.md": as_markdown(),
         ROOT / "docs/verify.md": proofs_page.renew(proofs_page.PAGE.read_text(encoding="utf-8")),
+        ROOT / "docs/watch.md": tables.renew(tables.PAGE.read_text(encoding="utf-8")),
         ROOT / "docs/zoo.md": zoo.page(),
         ROOT / "README.md": _with_figures((ROOT / "README.md").read_text(encoding="utf-8")),
     }

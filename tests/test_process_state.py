@@ -80,6 +80,7 @@ def test_imports():
 """
 
 
+@pytest.mark.full
 def test_a_module_that_a_test_is_the_first_to_import_is_no_leak(
     pytester: pytest.Pytester,
 ) -> None:

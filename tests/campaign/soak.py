@@ -22,7 +22,10 @@ class Sample:
 
     step: int
     memory: int
-    """Bytes of the process itself and its workers that no other process has."""
+    """Bytes of the process itself and its workers that are no file's. Those that a forked process
+    shares with its parent count in both: that it writes to one of them later is no growth."""
+    own: int
+    """Bytes of them that no other process has."""
     descriptors: int
     threads: int
 
@@ -86,17 +89,18 @@ def _sample(pid: int, step: int) -> Sample | None:
     try:
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
         pids = [pid, *map(int, children)]
-        memory = sum(_unshared(each) for each in pids)
+        memory = sum(_bytes(each, "Anonymous:") for each in pids)
+        own = sum(_bytes(each, "Private_") for each in pids)
         descriptors = sum(len(os.listdir(f"/proc/{each}/fd")) for each in pids)
         threads = sum(len(os.listdir(f"/proc/{each}/task")) for each in pids)
     except (OSError, ValueError):
         return None
-    return Sample(step, memory, descriptors, threads)
+    return Sample(step, memory, own, descriptors, threads)
 
 
-def _unshared(pid: int) -> int:
+def _bytes(pid: int, kind: str) -> int:
     text = Path(f"/proc/{pid}/smaps_rollup").read_text()
-    sizes = [line.split() for line in text.splitlines() if line.startswith("Private_")]
+    sizes = [line.split() for line in text.splitlines() if line.startswith(kind)]
     return sum(int(words[1]) for words in sizes) * 1024
 
 
@@ -107,13 +111,18 @@ def _judge(tally: Tally, samples: Sequence[Sample], steps: int) -> None:
     if min(len(early), len(late)) < LEAST_SAMPLES:
         tally.measured["soak"] = f"too short to judge: {len(early)} and {len(late)} samples"
         return
+    own = _middle(early, "own")
     for name in ("memory", "descriptors", "threads"):
-        before, after = (
-            statistics.median(getattr(s, name) for s in part) for part in (early, late)
-        )
-        grown = after / before - 1
+        before, after = _middle(early, name), _middle(late, name)
+        # of memory, as a share of what is the run's own: the rest is that of what it began from
+        grown = (after - before) / (own if name == "memory" else before)
         unit, scale = (" MiB", 2**20) if name == "memory" else ("", 1)
-        shown = f"{before / scale:.1f} → {after / scale:.1f}{unit} ({grown:+.2%})"
+        shown = f"{before / scale:.1f} → {after / scale:.1f}{unit} ({grown:+.2%}"
+        shown += f" of {own / scale:.0f} MiB)" if name == "memory" else ")"
         tally.measured[name] = shown
         if grown > FLAT:
             tally.problem(f"{name} grow", shown)
+
+
+def _middle(samples: Sequence[Sample], name: str) -> float:
+    return statistics.median(getattr(one, name) for one in samples)

@@ -32,6 +32,7 @@ def imported(*arguments: str) -> set[str]:
         ["train", "--help"],
         ["validate-config", "--help"],
         ["load-check", "--help"],
+        ["watch", "--help"],
         ["explain", "--help"],
         ["doctor", "--help"],
     ],

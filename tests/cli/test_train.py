@@ -86,6 +86,7 @@ def test_the_effective_config_is_a_recipe_of_the_same_run(trained: tuple[Path, s
     )
 
 
+@pytest.mark.full
 def test_a_model_folder_is_fine_tuned(trained: tuple[Path, str]) -> None:
     folder, _ = trained
     arguments = [
@@ -152,7 +153,10 @@ def test_a_folder_that_is_no_run_is_told(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "preflight",
-    [("--no-preflight",), pytest.param((), marks=pytest.mark.soak)],
+    [
+        pytest.param(("--no-preflight",), marks=pytest.mark.full),
+        pytest.param((), marks=pytest.mark.soak),
+    ],
     ids=["straight away", "proved first"],
 )
 def test_rows_of_ones_own_train_on_two_ranks(tmp_path: Path, preflight: tuple[str, ...]) -> None:

@@ -332,6 +332,7 @@ def test_a_class_that_cannot_be_made_again_has_not_passed() -> None:
         check_load_weights(once, models.checkpoint())
 
 
+@pytest.mark.full
 def test_a_fixture_is_there_for_model_authors(pytester: pytest.Pytester) -> None:
     pytester.makepyfile("""
         import torch

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.zoo.defect import Defect, Look
-from tests.zoo.looks import EveryProof, Family, Proved
+from tests.zoo.looks import EveryProof, Proved
 from tests.zoo.zoo import DEFECTS, LOOKS, PROVED, ask, ask_with, figures, is_caught, page, said
 from vtool.diagnostics import RULES
 
@@ -24,18 +24,8 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def cost(look: Look) -> list[pytest.MarkDecorator]:
-    """Leave to `make test-all` a healthy proof that the first family's proofs make too, and all
-    proofs of the other families.
-    """
-    of_family = [one for one in LOOKS if isinstance(one, Family)]
-    again = look in of_family[1:] or (isinstance(look, Proved) and look.world == 1)
-    return [pytest.mark.full] if again else []
-
-
-@pytest.mark.parametrize(
-    "look", [pytest.param(look, marks=cost(look), id=named(look)) for look in LOOKS]
-)
+@pytest.mark.full
+@pytest.mark.parametrize("look", [pytest.param(look, id=named(look)) for look in LOOKS])
 def test_of_healthy_code_a_check_says_nothing(look: Look) -> None:
     found = ask(look)
     assert not found, said(found)

@@ -10,6 +10,7 @@ from vtool.diagnostics import Diagnostic, Findings
 from vtool.diagnostics.result import Result
 from vtool.watch.conclusions import CHECKS, NOT_FACTS, NOTHING_READ
 from vtool.watch.conclusions.check import Check, Outcome
+from vtool.watch.conclusions.learnt import nothing_read
 from vtool.watch.facts import Facts, Watched, read_facts
 from vtool.watch.picture import picture
 from vtool.watch.turns import find_turns, load_tokenizer
@@ -72,7 +73,7 @@ def conclude_model(facts: Facts, subject: str, watched: Watched) -> Result:
         details["watch"] = picture(facts, watched)
     errors = any(finding.severity == "error" for finding in findings)
     if not errors and not any(micro.supervised and micro.is_read for micro in facts.micros):
-        why = (*watched.errors, *watched.blind, "no supervised token of it was read")[0]
+        why = (*watched.errors, *watched.blind, nothing_read(facts) or "nothing was read")[0]
         findings.append(Diagnostic(NOTHING_READ.name, f"{facts.name}: {why}"))
         # what was not learnt from was not looked at, whatever else is in order
         checks = {name: state if state == "failed" else "not-run" for name, state in checks.items()}

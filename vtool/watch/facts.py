@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,9 @@ _LOOKS = {
     "alone": ("alone",),
     "ledger": ("ledger",),
 }
+
+_NOT_READ = ("lengths", "row_of")
+"""Fields of every pass that no conclusion needs."""
 
 Fact = Mapping[str, Any]
 
@@ -54,6 +57,15 @@ class Tokens:
     next: tuple[int, ...] | None
     weight: tuple[float, ...]
     resolved: tuple[float, ...]
+
+    def is_of(self, ids: Sequence[int]) -> bool:
+        """Tell whether these are tokens of a row with these ids."""
+        if self.next is None:
+            return False
+        following = zip(self.position, self.next, strict=True)
+        return all(
+            ids[at + 1] == token for at, token in following if at + 1 < len(ids) and token >= 0
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +162,8 @@ class Micro:
         if int(self.fact.get("odd") or 0) * 2 <= self.solved:
             return {}
         names = {"smooth": "label smoothing", "z": "a z-loss", "entropy": "an entropy term"}
-        parts = {names[name]: _middle(self.fact.get(name)) for name in names}
+        sign = {"smooth": -1}  # it is taken from the target
+        parts = {names[n]: sign.get(n, 1) * _middle(self.fact.get(n)) for n in names}
         least = 1e-2 if self.is_coarse else 1e-5
         return {name: part for name, part in parts.items() if abs(part) > least}
 
@@ -218,7 +231,8 @@ class Facts:
     """All that is known of one watched model, over all processes."""
 
     number: int
-    lines: tuple[Fact, ...]
+    lines: Mapping[str, tuple[Fact, ...]]
+    """By their kind."""
     processes: tuple[Fact, ...]
     turns: Turns | None = None
     """The marks that the chat template puts around answers, where the tokenizer is known."""
@@ -229,7 +243,7 @@ class Facts:
 
     def of(self, kind: str) -> tuple[Fact, ...]:
         """All facts of a kind."""
-        return tuple(line for line in self.lines if line["kind"] == kind)
+        return self.lines.get(kind, ())
 
     @property
     def model(self) -> Fact:
@@ -289,7 +303,7 @@ class Facts:
         return {
             int(token): str(kind)
             for kind, tokens in (self.model.get("specials") or {}).items()
-            if kind != "pad"
+            if kind in ("image", "video", "audio")
             for token in tokens
         }
 
@@ -302,6 +316,16 @@ class Facts:
     @property
     def ends(self) -> frozenset[int]:
         return frozenset(map(int, self.model.get("ends") or ()))
+
+    def ids_of(self, micro: Micro, tokens: Tokens) -> tuple[int, ...] | None:
+        """Return the ids of a row, if they were kept and are those of its learnt tokens."""
+        for one in self.of("inputs"):
+            place = int(one["step"]), int(one["rank"]), int(one.get("micro") or 0)
+            rows = one.get("inputs")
+            if rows and place == (micro.step, micro.rank, micro.index) and tokens.row < len(rows):
+                ids = tuple(map(int, rows[tokens.row]))
+                return ids if tokens.is_of(ids) else None
+        return None
 
     def errors_of(self, look: str) -> list[str]:
         """Return why a look has not been completed: errors of the watch, and what it skipped."""
@@ -375,7 +399,7 @@ def read_facts(folder: Path) -> Watched:
             )
     numbers = sorted({line["model"] for line in lines if line.get("model") is not None})
     models = tuple(
-        Facts(number, tuple(line for line in lines if line.get("model") == number), processes)
+        Facts(number, _by_kind(line for line in lines if line.get("model") == number), processes)
         for number in numbers
     )
     return Watched(
@@ -389,6 +413,16 @@ def read_facts(folder: Path) -> Watched:
     )
 
 
+def _by_kind(lines: Iterable[Fact]) -> dict[str, tuple[Fact, ...]]:
+    """Sort facts; `inputs` has those of `rows`, which a long run has many of, that hold ids."""
+    kinds: dict[str, list[Fact]] = {}
+    for line in lines:
+        kinds.setdefault(line["kind"], []).append(line)
+        if line.get("inputs"):
+            kinds.setdefault("inputs", []).append(line)
+    return {kind: tuple(of_kind) for kind, of_kind in kinds.items()}
+
+
 def _read_file(file: Path) -> tuple[list[Fact], int]:
     found: list[Fact] = []
     wrong = 0
@@ -396,7 +430,10 @@ def _read_file(file: Path) -> tuple[list[Fact], int]:
     for number, text in enumerate(texts, 1):
         try:
             line = json.loads(text)
-            found.append({**line, "kind": line["kind"], "step": line.get("step") or 0})
+            line |= {"kind": line["kind"], "step": line.get("step") or 0}
+            for name in _NOT_READ:
+                line.pop(name, None)
+            found.append(line)
         except (ValueError, KeyError, TypeError):
             wrong += number < len(texts)  # the last line of a killed process may be half of one
     return found, wrong

@@ -1,6 +1,6 @@
 """The part of the facts that a page shows, as plain values."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vtool.watch.conclusions.arrived import engine_of
@@ -57,16 +57,10 @@ def _bar(micro: Micro) -> dict[str, Any]:
 
 
 def _rows(facts: Facts) -> list[dict[str, Any]]:
-    inputs = {
-        (int(one["step"]), int(one["rank"]), int(one.get("micro") or 0)): one["inputs"]
-        for one in facts.of("rows")
-        if one.get("inputs")
-    }
     found = []
     for micro in facts.micros:
-        ids = inputs.get((micro.step, micro.rank, micro.index)) or []
         for tokens in micro.tokens:
-            row = [int(token) for token in ids[tokens.row]] if tokens.row < len(ids) else None
+            row = facts.ids_of(micro, tokens)
             found.append(
                 {
                     "step": micro.step,
@@ -82,7 +76,7 @@ def _rows(facts: Facts) -> list[dict[str, Any]]:
     return found
 
 
-def _tokens(facts: Facts, tokens: Tokens, row: list[int] | None) -> list[dict[str, Any]]:
+def _tokens(facts: Facts, tokens: Tokens, row: Sequence[int] | None) -> list[dict[str, Any]]:
     """Return the tokens of a row: each with its weight as a target, or None where it is none."""
     weights = dict(
         zip(

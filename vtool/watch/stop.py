@@ -21,11 +21,14 @@ class Stopper:
         self.stopped: float | None = None
         self.rule = ""
         self._concluded = False
+        self._next, self._wait = 0.0, 0.5
 
     def look(self, process: "subprocess.Popen[bytes]") -> None:
         """Conclude once all watched steps are read, and interrupt the command for an error."""
-        if self._concluded:
+        if self._concluded or time.monotonic() < self._next:
             return
+        self._wait = min(60.0, 1.2 * self._wait)  # a run that is never read has ever more to read
+        self._next = time.monotonic() + self._wait
         watched = read_facts(self.folder)
         if not watched.all_read(self.steps):
             return

@@ -124,10 +124,10 @@ STUCK = Rule(
     name="parameter-stopped-moving",
     code="VT930",
     summary="A parameter with a gradient has not moved since the step looked at before.",
-    why="It was trained at first, and something has stopped it: a rate of 0, a group replaced.",
-    bad="a schedule that ends at 0 while the run goes on",
-    good="weights that move as long as they have a gradient",
-    fix="Look at the learning rate of its group at that step.",
+    why="It was trained at first, and something has stopped it: its rate, or what writes it back.",
+    bad="a learning rate of 1e-30, or old weights that are written back after each step",
+    good="weights that move as long as they have a gradient and a rate",
+    fix="Look at the learning rate of its group at that step, and at what else writes weights.",
     severity="warning",
 )
 
@@ -149,7 +149,7 @@ def engine_of(facts: Facts, step: int) -> Engine | None:
     Over all ranks that have rows of their own; None where it could not be measured.
     """
     arrived = [one for one in facts.of("arrived") if int(one["step"]) == step]
-    if facts.not_data_parallel or not arrived:
+    if facts.not_data_parallel or not arrived or _untrained_norm(facts):
         return None
     world = facts.world
     units = [micro.unit for micro in facts.micros if micro.step == step]
@@ -172,6 +172,39 @@ def engine_of(facts: Facts, step: int) -> Engine | None:
     most = max(map(abs, theirs))
     by_value = sum(abs(abs(value) - most) <= most * 1e-6 for value in theirs) > 2
     return Engine(factor, math.sqrt(rest) / size, tolerance, by_value)
+
+
+def _untrained_norm(facts: Facts) -> str | None:
+    """Return the name of the final norm's weight, where no optimizer has it."""
+    lost = [str(name) for one in facts.of("model") for name in one.get("in_no_group") or ()]
+    norm = str(facts.model.get("norm") or "no norm")
+    return next((name for name in lost if f".{name}".endswith(f".{norm}.weight")), None)
+
+
+def _gradients_differ(facts: Facts) -> bool:
+    """Tell whether ranks that hold the same weights have different gradients in a step."""
+    if facts.not_data_parallel or any(one.get("sharded") for one in facts.of("arrived")):
+        return False
+    return any(len({one["digest"] for one in ones}) > 1 for _, ones in facts.by_step("arrived"))
+
+
+def _thrown_away(facts: Facts) -> tuple[int, int] | None:
+    """Return how many of a step's passes left nothing, if some did in every step, and of how many.
+
+    One step alone may be one that a loss scaler gave up.
+    """
+    why = [str(one.get("why")) for one in facts.of("skipped") if one.get("what") == "learnt"]
+    steps = {(micro.step, micro.rank) for micro in facts.micros}
+    if len(steps) < 2 or not any("thrown away" in one for one in why):
+        return None
+    lost = []
+    for step, rank in steps:
+        here = [
+            [one for one in facts.of(kind) if (int(one["step"]), int(one["rank"])) == (step, rank)]
+            for kind in ("rows", "micro")
+        ]
+        lost.append((len(here[0]) - len(here[1]), len(here[0])))
+    return min(lost) if min(lost)[0] > 0 else None
 
 
 def _vectors(arrived: Sequence[Fact]) -> tuple[list[float], list[float]]:
@@ -230,10 +263,23 @@ def _ranks_differ(facts: Facts) -> Outcome:
 def _other_gradient(facts: Facts) -> Outcome:
     if why := _nothing(facts):
         return Outcome(not_run=why)
+    if lost := _thrown_away(facts):
+        message = (
+            f"in every step the gradients of {lost[0]} of {lost[1]} passes were thrown away before"
+            " the optimizer saw them"
+        )
+        return Outcome((found(OTHER_GRADIENT, message),))
+    if _gradients_differ(facts):
+        return Outcome(not_run="each rank has another gradient")
     engines = {step: engine_of(facts, step) for step, _ in facts.by_step("arrived")}
     known = {step: one for step, one in engines.items() if one and not one.by_value}
     if not known:
-        why = facts.skipped("engine") or "the final norm's gradient could not be recomputed"
+        norm = _untrained_norm(facts)
+        why = (
+            f"no optimizer has {norm}"
+            if norm
+            else facts.skipped("engine") or "the final norm's gradient could not be recomputed"
+        )
         return Outcome(not_run=why)
     measured = {f"step {step + 1}": f"{one.misfit:.2g}" for step, one in known.items()}
     for step, one in known.items():
@@ -353,6 +399,8 @@ def _drift(facts: Facts) -> Outcome:
         return Outcome(not_run="weights are shards: each rank has others")
     if len({one["rank"] for one in facts.of("drift")}) < 2:
         return Outcome(not_run="one rank alone has this model")
+    if _gradients_differ(facts):
+        return Outcome(not_run="each rank has another gradient: weights differ by that")
     for step, ones in facts.by_step("drift"):
         if len({one["digest"] for one in ones}) < 2:
             continue

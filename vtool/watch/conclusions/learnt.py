@@ -88,9 +88,11 @@ def nothing_read(facts: Facts) -> str | None:
     """Return why nothing can be concluded about what is learnt."""
     if facts.errors_of("learnt"):
         return facts.errors_of("learnt")[0]
-    if not read(facts):
-        return "no supervised token was read"
-    return None
+    if read(facts):
+        return None
+    reasons = (facts.skipped(what) for what in ("learnt", "head", "ranks"))
+    passes = (str(one["why"]) for one in facts.of("micro") if one.get("why"))
+    return next(filter(None, (*reasons, *passes)), "no supervised token was read")
 
 
 def _targets(facts: Facts) -> Outcome:
@@ -128,9 +130,9 @@ def _placeholders(facts: Facts) -> Outcome:
     if why := nothing_read(facts):
         return Outcome(not_run=why)
     special = facts.placeholders
-    if not special:
-        return Outcome(not_run="the model's config names no placeholder")
-    learnt: dict[str, int] = {}
+    if not special and not facts.pads:
+        return Outcome(not_run="the model's config names no placeholder, and no padding token")
+    learnt = {"padding": padding} if (padding := _padding(facts)) else {}
     for micro in read(facts):
         for token, times in micro.learnt_of(special).items():
             name = f"{special[token]} ({token})"
@@ -143,6 +145,16 @@ def _placeholders(facts: Facts) -> Outcome:
     return Outcome((found(PLACEHOLDER, message),), measured={"learnt": learnt})
 
 
+def _padding(facts: Facts) -> int:
+    """Count padding that is learnt behind padding: one such token may end a document."""
+    count = 0
+    for tokens in (tokens for micro in read(facts) for tokens in micro.tokens):
+        pairs = zip(tokens.position, tokens.target, strict=True)
+        pads = {at for at, target in pairs if target in facts.pads}
+        count += sum(at - 1 in pads for at in pads)
+    return count
+
+
 def _end_of_turn(facts: Facts) -> Outcome:
     if why := nothing_read(facts):
         return Outcome(not_run=why)
@@ -151,6 +163,8 @@ def _end_of_turn(facts: Facts) -> Outcome:
     learnt = sum(micro.ends[1] for micro in looked if micro.ends)
     if not looked or not present:
         return Outcome(not_run="no row has an end token that the model's config names")
+    if not learnt and any(micro.solved < micro.supervised for micro in looked):
+        return Outcome(not_run="only some of the learnt tokens were solved (--tokens)")
     measured = {"in the rows": present, "learnt": learnt}
     if learnt:
         return Outcome(measured=measured)

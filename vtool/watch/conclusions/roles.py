@@ -49,6 +49,8 @@ LEFT_OUT = Rule(
     severity="note",
 )
 _ENOUGH = 0.95
+_MOST_TOKENS = 2048
+"""Learnt tokens of a row that are written one by one; a row with as many may have more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,20 +77,14 @@ def rows_of(facts: Facts) -> Iterator[Read]:
     """Yield the rows whose every learnt token is known, and that have an answer."""
     if facts.turns is None:
         return
-    inputs = {
-        (int(one["step"]), int(one["rank"]), int(one.get("micro") or 0)): one["inputs"]
-        for one in facts.of("rows")
-        if one.get("inputs")
-    }
     silent = facts.pads | facts.placeholders.keys()
     for micro in facts.micros:
-        rows = inputs.get((micro.step, micro.rank, micro.index))
-        if not micro.is_read or micro.solved < micro.supervised or not rows:
+        if not micro.is_read or micro.solved < micro.supervised:
             continue
         for tokens in micro.tokens:
-            if tokens.row >= len(rows) or len(tokens.position) >= 2048:
+            ids = facts.ids_of(micro, tokens)
+            if ids is None or len(tokens.position) >= _MOST_TOKENS:
                 continue
-            ids = tuple(map(int, rows[tokens.row]))
             learnt = frozenset(at + 1 for at in tokens.position)
             answers = tuple(facts.turns.answers(ids))
             if not answers or not learnt or max(learnt) >= len(ids) + 1:

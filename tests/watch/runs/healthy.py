@@ -1,0 +1,70 @@
+"""Runs in which nothing is wrong: neither an error nor a warning may be found in them."""
+
+from tests.watch.runs import changes
+from tests.watch.runs.loop import FAMILIES, Recipe
+
+RUNS: dict[str, Recipe] = {
+    **{f"{family}, float32": Recipe(family=family) for family in FAMILIES},
+    **{
+        f"{family}, bfloat16 autocast": Recipe(family=family, autocast=True)
+        for family in ("qwen2", "gemma2", "granite", "llama")
+    },
+    "bfloat16 weights, a large rate": Recipe(dtype="bfloat16", lr=0.05),
+    "one micro-batch a step": Recipe(accumulate=1),
+    "five micro-batches a step": Recipe(accumulate=5),
+    "batches of one row": Recipe(batch=1, accumulate=3),
+    "batches of four rows": Recipe(batch=4),
+    "left padding": Recipe(padding="left", collated=changes.positions_of_mask),
+    "left padding, bfloat16 autocast": Recipe(
+        padding="left", collated=changes.positions_of_mask, autocast=True
+    ),
+    "packed rows": Recipe(packed=True),
+    "packed rows, bfloat16 autocast": Recipe(packed=True, autocast=True),
+    "packed rows, eager attention": Recipe(packed=True, attention="eager"),
+    "packed rows, bfloat16 weights": Recipe(packed=True, dtype="bfloat16", lr=0.05),
+    "eager attention": Recipe(attention="eager"),
+    "gradient checkpointing": Recipe(checkpointing=True),
+    "gradient checkpointing, packed": Recipe(checkpointing=True, packed=True),
+    "clipped": Recipe(clip=0.1),
+    "clipped, accumulated, bfloat16 autocast": Recipe(clip=0.1, accumulate=3, autocast=True),
+    "a frozen layer": Recipe(built=changes.freeze_first_layer),
+    "frozen embeddings": Recipe(built=changes.freeze_embeddings),
+    "LoRA": Recipe(adapters=True),
+    "LoRA, bfloat16 autocast": Recipe(adapters=True, autocast=True),
+    "LoRA, packed": Recipe(adapters=True, packed=True),
+    "tied embeddings": Recipe(config={"tie_word_embeddings": True}),
+    "chats of three turns": Recipe(turns=3),
+    "chats of three turns, packed": Recipe(turns=3, packed=True),
+    "images masked": Recipe(image=True),
+    "whole rows learnt": Recipe(data=changes.whole_rows),
+    "the loss a sum, gradients divided": Recipe(
+        divide=lambda tokens, index, everyone, world: 1.0,
+        before_step=changes.divide_gradients(1 / 40),
+    ),
+    "SGD": Recipe(optimizer=changes.sgd),
+    "two groups, decay on matrices alone": Recipe(optimizer=changes.two_groups),
+    "two epochs": Recipe(epochs=True, accumulate=2),
+    "rows shuffled, two epochs": Recipe(epochs=True, order=changes.shuffled),
+    "zero_grad that keeps zeros": Recipe(zero=False, after_step=changes.zeros),
+    "looked at again later": Recipe(epochs=True, batch=1, accumulate=2, every=2),
+    "transformers' Trainer": Recipe(trainer="hf"),
+    "transformers' Trainer, bfloat16 autocast": Recipe(trainer="hf", autocast=True),
+    "transformers' Trainer, gradient checkpointing": Recipe(
+        trainer="hf", arguments={"gradient_checkpointing": True}
+    ),
+    "transformers' Trainer, LoRA": Recipe(trainer="hf", adapters=True),
+    "transformers' Trainer, packed": Recipe(trainer="hf", packed=True),
+    "transformers' Trainer, batches of one row, accumulation of 4": Recipe(
+        trainer="hf", batch=1, accumulate=4
+    ),
+    "transformers' Trainer, llama": Recipe(trainer="hf", family="llama"),
+    "DDP, 2 ranks": Recipe(world=2),
+    "DDP, 2 ranks, bfloat16 autocast": Recipe(world=2, autocast=True),
+    "DDP, 2 ranks, clipped": Recipe(world=2, clip=0.1),
+    "DDP, 2 ranks, packed": Recipe(world=2, packed=True),
+    "DDP, 2 ranks, LoRA": Recipe(world=2, adapters=True),
+    "DDP, 2 ranks, two epochs": Recipe(world=2, epochs=True, order=changes.shared),
+    "FSDP2, 2 ranks": Recipe(world=2, engine="fsdp2"),
+    "FSDP2, 2 ranks, packed": Recipe(world=2, engine="fsdp2", packed=True),
+    "FSDP2, 2 ranks, clipped": Recipe(world=2, engine="fsdp2", clip=0.1),
+}

@@ -1,0 +1,323 @@
+"""A loop of a user's own that knows nothing of the watch, with what may vary in it and go wrong."""
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+PAD, START, END, USER, ASSISTANT, NEWLINE, IMAGE = range(7)
+WORDS, VOCABULARY = 20, 160
+TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+)
+FAMILIES = {
+    "qwen2": ("Qwen2", {}),
+    "llama": ("Llama", {}),
+    "mistral": ("Mistral", {"sliding_window": None}),
+    "phi3": ("Phi3", {"pad_token_id": PAD}),
+    "gemma2": (
+        "Gemma2",
+        {"head_dim": 16, "final_logit_softcapping": 5.0, "tie_word_embeddings": True},
+    ),
+    "granite": ("Granite", {"logits_scaling": 8.0}),
+    "cohere": ("Cohere", {"logit_scale": 0.25, "tie_word_embeddings": True}),
+    "olmo2": ("Olmo2", {}),
+}
+Row = dict[str, list[int]]
+Batch = dict[str, Any]
+
+
+def tokenizer(folder: Path) -> None:
+    """Write the tokenizer of these rows: words, marks of turns, a template."""
+    import json
+
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
+
+    marks = {"<pad>": PAD, "<|im_start|>": START, "<|im_end|>": END, "<image>": IMAGE}
+    words = {"user": USER, "assistant": ASSISTANT, "\n": NEWLINE}
+    words |= {f"w{number}": number for number in range(7, VOCABULARY)}
+    made = Tokenizer(models.WordLevel({**marks, **words}, unk_token="<pad>"))
+    made.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(" +"), "removed"),
+            pre_tokenizers.Split("\n", "isolated"),
+        ]
+    )
+    made.decoder = decoders.Fuse()
+    made.add_special_tokens([AddedToken(mark, special=True, normalized=False) for mark in marks])
+    folder.mkdir(parents=True, exist_ok=True)
+    made.save(str(folder / "tokenizer.json"))
+    config = {"chat_template": TEMPLATE, "eos_token": "<|im_end|>", "pad_token": "<pad>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+
+
+def rows(count: int, turns: int = 1, seed: int = 0, image: bool = False) -> list[Row]:
+    """Make chats; what is learnt is answers and their end tokens."""
+    draw, made = random.Random(seed), []
+    for _ in range(count):
+        ids: list[int] = []
+        labels: list[int] = []
+        for _ in range(turns):
+            asked = [draw.randrange(WORDS, VOCABULARY) for _ in range(draw.randint(2, 6))]
+            if image:
+                asked = [IMAGE] * 4 + asked
+            prompt = [START, USER, NEWLINE, *asked, END, NEWLINE, START, ASSISTANT, NEWLINE]
+            words = [draw.randrange(WORDS, VOCABULARY) for _ in range(draw.randint(2, 14))]
+            ids += [*prompt, *words, END, NEWLINE]
+            labels += [-100] * len(prompt) + [*words, END, -100]
+        made.append({"input_ids": ids, "labels": labels})
+    return made
+
+
+@dataclass
+class Recipe:
+    """A run, with nothing wrong in it unless something is changed."""
+
+    family: str = "qwen2"
+    config: dict[str, Any] = field(default_factory=dict)
+    dtype: str = "float32"
+    autocast: bool = False
+    attention: str = "sdpa"
+    batch: int = 2
+    accumulate: int = 2
+    steps: int = 3
+    padding: str = "right"
+    packed: bool = False
+    checkpointing: bool = False
+    adapters: bool = False
+    trainer: str = "loop"
+    """A loop of one's own, or `hf`: transformers' Trainer."""
+    arguments: dict[str, Any] = field(default_factory=dict)
+    """Of transformers' Trainer."""
+    own_loss: Callable[..., Any] | None = None
+    """Trainer's compute_loss_func."""
+    engine: str = "ddp"
+    world: int = 1
+    lr: float = 1e-3
+    clip: float | None = None
+    turns: int = 1
+    image: bool = False
+    epochs: bool = False
+    """Over the whole data, twice, instead of three steps."""
+    every: int = 0
+    data: Callable[[list[Row]], list[Row]] = lambda rows: rows
+    order: Callable[[int, int, int], list[int]] | None = None
+    """Which rows a rank has: (rank, world, number of rows)."""
+    collated: Callable[[Batch], Batch] = lambda batch: batch
+    loss: Callable[[Any, Any, Any], Any] | None = None
+    """The sum over tokens: (logits, labels, model)."""
+    divide: Callable[[list[int], int, int, int], float] | None = None
+    """The divisor: (tokens of this rank's micro-batches, index, tokens of all ranks, world)."""
+    built: Callable[[Any], None] = lambda model: None
+    parameters: Callable[[Any], list[Any]] = lambda model: [
+        p for p in model.parameters() if p.requires_grad
+    ]
+    optimizer: Callable[[list[Any], float], Any] | None = None
+    made: Callable[[Any, Any], None] = lambda model, optimizer: None
+    reduced: bool = True
+    """DDP reduces gradients over ranks."""
+    after_backward: Callable[[Any, int, int], None] = lambda model, step, index: None
+    before_step: Callable[[Any, int, int], None] = lambda model, step, rank: None
+    after_step: Callable[[Any, Any, int], None] = lambda model, optimizer, step: None
+    zero: bool = True
+
+
+def build(recipe: Recipe, folder: Path) -> Any:
+    """Build a tiny model of the recipe's family."""
+    import torch
+    import transformers
+
+    name, config = FAMILIES[recipe.family]
+    torch.manual_seed(0)
+    settings = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "bos_token_id": START,
+        "eos_token_id": END,
+        "pad_token_id": PAD,
+        "attn_implementation": "eager" if recipe.family == "gemma2" else recipe.attention,
+    } | config
+    made = getattr(transformers, f"{name}Config")(**settings)
+    for key, value in recipe.config.items():
+        setattr(made, key, value)
+    made._name_or_path = str(folder)
+    if recipe.image:
+        made.image_token_id = IMAGE
+    model = getattr(transformers, f"{name}ForCausalLM")(made).to(getattr(torch, recipe.dtype))
+    model.config._name_or_path = str(folder)
+    if recipe.adapters:
+        from peft import LoraConfig, get_peft_model
+
+        model = get_peft_model(model, LoraConfig(r=4, target_modules=["q_proj", "v_proj"]))
+    if recipe.checkpointing:
+        model.gradient_checkpointing_enable()
+    recipe.built(model)
+    return model.train()
+
+
+def batches(recipe: Recipe, made: list[Row], order: list[int]) -> Iterator[Batch]:
+    """Yield micro-batches."""
+    for begin in range(0, len(order) - recipe.batch + 1, recipe.batch):
+        taken = [made[at] for at in order[begin : begin + recipe.batch]]
+        yield recipe.collated((_pack if recipe.packed else _pad(recipe.padding))(taken))
+
+
+def _pad(side: str) -> Callable[[list[Row]], Batch]:
+    import torch
+
+    def collate(taken: list[Row]) -> Batch:
+        longest = max(len(row["input_ids"]) for row in taken)
+        out: dict[str, list[list[int]]] = {"input_ids": [], "labels": [], "attention_mask": []}
+        for row in taken:
+            n = len(row["input_ids"])
+            fill = longest - n
+            for key, value, empty in (
+                ("input_ids", row["input_ids"], PAD),
+                ("labels", row["labels"], -100),
+                ("attention_mask", [1] * n, 0),
+            ):
+                rest = [empty] * fill
+                out[key].append([*rest, *value] if side == "left" else [*value, *rest])
+        return {key: torch.tensor(value) for key, value in out.items()}
+
+    return collate
+
+
+def _pack(taken: list[Row]) -> Batch:
+    import torch
+
+    ids = [token for row in taken for token in row["input_ids"]]
+    labels = [label for row in taken for label in [-100, *row["labels"][1:]]]
+    positions = [at for row in taken for at in range(len(row["input_ids"]))]
+    made = {"input_ids": [ids], "labels": [labels], "position_ids": [positions]}
+    return {key: torch.tensor(value) for key, value in made.items()}
+
+
+def cross_entropy(logits: Any, labels: Any, model: Any) -> Any:
+    """Return the sum over learnt tokens."""
+    import torch.nn.functional as F  # noqa: N812
+
+    flat = logits[:, :-1].float().flatten(0, 1)
+    return F.cross_entropy(flat, labels[:, 1:].flatten(), reduction="sum")
+
+
+def over_all(tokens: list[int], index: int, everyone: int, world: int) -> float:
+    """Divide by the tokens of all ranks: what makes a mean over the step."""
+    return everyone / world
+
+
+def train(recipe: Recipe, folder: Path, rank: int = 0) -> None:
+    """Train as a user would."""
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    if recipe.world > 1:
+        store = f"file://{folder}/store"
+        dist.init_process_group("gloo", store, rank=rank, world_size=recipe.world)
+    model = build(recipe, folder.parent)
+    run = _engine(recipe, model)
+    make = recipe.optimizer or (lambda own, lr: torch.optim.AdamW(own, lr=lr))
+    optimizer = make(recipe.parameters(model), recipe.lr)
+    recipe.made(model, optimizer)
+    per_step = recipe.batch * recipe.accumulate
+    count = 12 * recipe.world if recipe.epochs else per_step * recipe.steps * recipe.world
+    made = recipe.data(rows(count, recipe.turns, image=recipe.image))
+    loader = torch.utils.data.DataLoader(made, batch_size=recipe.batch)
+    take = recipe.order or (lambda rank, world, n: list(range(rank, n, world)))
+    order = take(rank, recipe.world, count)
+    order *= 2 if recipe.epochs and len(order) <= count else 1
+    waiting: list[Batch] = []
+    step = 0
+    for batch in batches(recipe, made, order):
+        waiting.append(batch)
+        if len(waiting) == recipe.accumulate:
+            _step(recipe, model, run, optimizer, waiting, step, rank)
+            waiting, step = [], step + 1
+    del loader
+
+
+def train_hf(recipe: Recipe, folder: Path) -> None:
+    """Train with transformers' Trainer, as a user would."""
+    import torch
+    from transformers import Trainer, TrainingArguments
+
+    torch.set_num_threads(1)
+    model = build(recipe, folder.parent)
+    given = {
+        "output_dir": str(folder / "out"),
+        "per_device_train_batch_size": recipe.batch,
+        "gradient_accumulation_steps": recipe.accumulate,
+        "max_steps": recipe.steps,
+        "learning_rate": recipe.lr,
+        "bf16": recipe.autocast,
+        "use_cpu": True,
+        "report_to": [],
+        "save_strategy": "no",
+        "disable_tqdm": True,
+        "remove_unused_columns": False,
+        **recipe.arguments,
+    }
+    made = recipe.data(rows(recipe.batch * recipe.accumulate * recipe.steps, recipe.turns))
+    collate = _pack if recipe.packed else _pad(recipe.padding)
+    Trainer(
+        model=model,
+        args=TrainingArguments(**given),
+        train_dataset=made,
+        data_collator=lambda taken: recipe.collated(collate(taken)),
+        compute_loss_func=recipe.own_loss,
+    ).train()
+
+
+def _engine(recipe: Recipe, model: Any) -> Any:
+    import torch
+
+    if recipe.world == 1:
+        return model
+    if recipe.engine == "ddp" and recipe.reduced:
+        return torch.nn.parallel.DistributedDataParallel(model)
+    if recipe.engine == "fsdp2":
+        from torch.distributed.fsdp import fully_shard
+
+        for layer in model.model.layers:
+            fully_shard(layer)
+        fully_shard(model)
+    return model
+
+
+def _step(
+    recipe: Recipe,
+    model: Any,
+    run: Any,
+    optimizer: Any,
+    waiting: list[Batch],
+    step: int,
+    rank: int,
+) -> None:
+    import torch
+    import torch.distributed as dist
+
+    tokens = [int((batch["labels"][:, 1:] >= 0).sum()) for batch in waiting]
+    total = torch.tensor(sum(tokens))
+    if recipe.world > 1:
+        dist.all_reduce(total)
+    for index, batch in enumerate(waiting):
+        given = {key: value for key, value in batch.items() if key != "labels"}
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=recipe.autocast):
+            logits = run(**given, use_cache=False).logits
+        summed = (recipe.loss or cross_entropy)(logits, batch["labels"], model)
+        divisor = (recipe.divide or over_all)(tokens, index, int(total), recipe.world)
+        (summed / divisor).backward()
+        recipe.after_backward(model, step, index)
+    if recipe.clip:
+        torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.clip)
+    recipe.before_step(model, step, rank)
+    optimizer.step()
+    recipe.after_step(model, optimizer, step)
+    if recipe.zero:
+        optimizer.zero_grad()

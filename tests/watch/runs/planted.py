@@ -1,0 +1,172 @@
+"""Runs with one mistake each, and the rule that is for it."""
+
+from dataclasses import dataclass
+
+from tests.watch.runs import changes
+from tests.watch.runs.loop import Recipe
+
+
+@dataclass(frozen=True)
+class Planted:
+    rule: str
+    severity: str
+    recipe: Recipe
+    also: tuple[str, ...] = ()
+    """Errors that follow from the mistake too."""
+
+
+def error(rule: str, **settings: object) -> Planted:
+    return Planted(rule, "error", Recipe(**settings))  # type: ignore[arg-type]
+
+
+def warning(rule: str, **settings: object) -> Planted:
+    return Planted(rule, "warning", Recipe(**settings))  # type: ignore[arg-type]
+
+
+def note(rule: str, **settings: object) -> Planted:
+    return Planted(rule, "note", Recipe(**settings))  # type: ignore[arg-type]
+
+
+RUNS: dict[str, Planted] = {
+    "labels shifted twice": error("targets-not-next", collated=changes.shifted_labels),
+    "labels shifted twice, bfloat16 autocast": error(
+        "targets-not-next", collated=changes.shifted_labels, autocast=True
+    ),
+    "labels not shifted": error("targets-not-next", loss=changes.unshifted),
+    "the tokens of an image learnt": error(
+        "placeholder-learnt", data=changes.image_learnt, image=True
+    ),
+    "whole rows learnt, images too": error(
+        "placeholder-learnt", data=changes.whole_rows, image=True
+    ),
+    "padding learnt": error("placeholder-learnt", collated=changes.padding_learnt),
+    "the end token masked": warning("end-of-turn-not-learnt", data=changes.no_end),
+    "padding is the end token, and masked": warning(
+        "end-of-turn-not-learnt", collated=changes.padding_is_end
+    ),
+    "the mask one token late": warning("answer-partly-learnt", data=changes.late_mask),
+    "the mask one token early": warning("answer-partly-learnt", data=changes.early_mask),
+    "parts of prompts learnt": warning("prompt-learnt", data=changes.part_of_prompt),
+    "whole rows learnt": note("prompt-learnt", data=changes.whole_rows),
+    "the first answer alone": warning("answers-left-out", turns=3, data=changes.only_answer(0)),
+    "the last answer alone": note("answers-left-out", turns=3, data=changes.only_answer(-1)),
+    "a mean of means": error("token-weights-differ", divide=changes.mean_of_micro),
+    "a mean of means, batches of one row": error(
+        "token-weights-differ", divide=changes.mean_of_micro, batch=1, accumulate=3
+    ),
+    "a mean of means, bfloat16 autocast": error(
+        "token-weights-differ", divide=changes.mean_of_micro, autocast=True
+    ),
+    "a mean of means, bfloat16 weights": error(
+        "token-weights-differ", divide=changes.mean_of_micro, dtype="bfloat16", lr=0.05
+    ),
+    "a mean of means, LoRA": error(
+        "token-weights-differ", divide=changes.mean_of_micro, adapters=True
+    ),
+    "a mean of means, DDP": error("token-weights-differ", divide=changes.mean_of_micro, world=2),
+    "a mean of each rank, DDP": error("token-weights-differ", divide=changes.mean_of_rank, world=2),
+    "a mean of each rank, FSDP2": error(
+        "token-weights-differ", divide=changes.mean_of_rank, world=2, engine="fsdp2"
+    ),
+    "transformers' Trainer, a loss that averages each micro-batch": error(
+        "token-weights-differ", trainer="hf", own_loss=changes.hf_mean_of_means
+    ),
+    "transformers' Trainer, labels shifted twice": error(
+        "targets-not-next", trainer="hf", collated=changes.shifted_labels
+    ),
+    "transformers' Trainer, the end token masked": warning(
+        "end-of-turn-not-learnt", trainer="hf", data=changes.no_end
+    ),
+    "transformers' Trainer, label smoothing left over": note(
+        "loss-has-another-term", trainer="hf", arguments={"label_smoothing_factor": 0.1}
+    ),
+    "transformers' Trainer, packed, a mask of ones": error(
+        "row-changes-in-batch", trainer="hf", packed=True, collated=changes.mask_of_ones
+    ),
+    "a mean of each row": note("token-weights-differ", loss=changes.mean_of_rows),
+    "micro-batches not divided by their number": error(
+        "gradient-scaled", divide=changes.not_divided
+    ),
+    "micro-batches divided twice": error("gradient-scaled", divide=changes.divided_twice),
+    "not divided by ranks, DDP": error("gradient-scaled", divide=changes.not_by_world, world=2),
+    "gradients doubled on the way": error(
+        "gradient-scaled", before_step=changes.scale_gradients(2.0)
+    ),
+    "summed over ranks": error(
+        "gradient-scaled", world=2, reduced=False, before_step=changes.summed_over_ranks
+    ),
+    "averaged over ranks twice": error(
+        "gradient-scaled", world=2, before_step=changes.averaged_twice
+    ),
+    "label smoothing left over": note("loss-has-another-term", loss=changes.with_smoothing),
+    "a z-loss": note("loss-has-another-term", loss=changes.with_z),
+    "an entropy bonus": note("loss-has-another-term", loss=changes.with_entropy),
+    "distillation": note("loss-not-read", loss=changes.distilled),
+    "a cap that no config names": note("loss-not-read", loss=changes.hidden_cap),
+    "a preference": note("rows-judged", loss=changes.preferred),
+    "a rank's gradients changed": error(
+        "gradients-differ-between-ranks", world=2, before_step=changes.scale_gradients(1.01, 1)
+    ),
+    "gradients never reduced": error("gradients-differ-between-ranks", world=2, reduced=False),
+    "replicas drawn apart": error(
+        "replicas-drift",
+        world=2,
+        reduced=False,
+        built=changes.own_seed,
+        before_step=changes.averaged_over_ranks,
+    ),
+    "zero_grad forgotten": error("gradient-of-other-rows", zero=False),
+    "a micro-batch lost": error(
+        "gradient-of-other-rows", after_backward=changes.lose_first_micro, accumulate=3
+    ),
+    "noise on gradients": error("gradient-of-other-rows", before_step=changes.noise),
+    "a gradient of other coordinates": error(
+        "gradient-of-other-rows", before_step=changes.norm_elsewhere
+    ),
+    "a gradient that is not a number": error(
+        "gradient-not-finite", after_backward=changes.not_a_number
+    ),
+    "weights shrunk in a hook": error(
+        "step-not-the-optimizers", made=changes.post_hook(changes.shrink_weights)
+    ),
+    "an average copied back": error(
+        "step-not-the-optimizers", made=changes.post_hook(changes.average_weights)
+    ),
+    "betas dropped": error("step-not-the-optimizers", made=changes.other_betas),
+    "bfloat16 weights, a small rate": warning(
+        "updates-lost-in-rounding", dtype="bfloat16", lr=1e-5
+    ),
+    "a frozen layer moved": error(
+        "frozen-parameter-moved",
+        built=changes.freeze_first_layer,
+        made=changes.post_hook(changes.touch_frozen),
+    ),
+    "a layer in no group": error("parameter-in-no-group", parameters=changes.without_last_layer),
+    "norms in no group": error("parameter-in-no-group", parameters=changes.without_norms),
+    "a part replaced behind the optimizer": error("parameter-in-no-group", made=changes.new_head),
+    "a part that nothing uses": note("parameter-without-gradient", built=changes.unused),
+    "a rate that falls to nearly nought": warning(
+        "parameter-stopped-moving",
+        epochs=True,
+        batch=1,
+        accumulate=2,
+        every=1,
+        after_step=changes.rate_of_nearly_nought,
+    ),
+    "padding seen": error("row-changes-in-batch", padding="left", collated=changes.no_mask),
+    "packed, a mask of ones": error(
+        "row-changes-in-batch", packed=True, collated=changes.mask_of_ones
+    ),
+    "packed, a mask of ones, bfloat16 autocast": error(
+        "row-changes-in-batch", packed=True, collated=changes.mask_of_ones, autocast=True
+    ),
+    "positions two apart": error("row-positions-differ", collated=changes.stretched_positions),
+    "a position twice": error("row-positions-differ", collated=changes.one_position_twice),
+    "rows drawn with replacement": warning(
+        "rows-seen-unevenly", epochs=True, order=changes.with_replacement, batch=1
+    ),
+    "half of the data twice": note(
+        "rows-seen-unevenly", epochs=True, data=changes.repeated, order=changes.shuffled
+    ),
+    "the same rows on each rank": error("ranks-see-same-rows", world=2, order=changes.all_rows),
+}

@@ -1,0 +1,67 @@
+"""The watch in a process that is running already: a notebook, a loop of one's own."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from vtool.watch import start
+from vtool.watch.conclude import conclude_folder
+
+ROOT = Path(__file__).parents[2]
+LIGHT = {"torch", "transformers", "pydantic", "jinja2", "typer", "yaml"}
+NOTEBOOK = """
+import sys
+from pathlib import Path
+import torch.optim  # as a notebook has, long before
+import vtool.watch
+vtool.watch.start(sys.argv[1] + "/facts", steps=2)
+from tests.watch.runs.loop import Recipe, train
+train(Recipe(), Path(sys.argv[1]) / "run")
+"""
+
+
+def test_importing_it_is_light() -> None:
+    program = "import vtool.watch, sys, json; print(json.dumps(list(sys.modules)))"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    assert LIGHT.isdisjoint(json.loads(done.stdout))
+
+
+def test_conclusions_need_no_torch() -> None:
+    program = "import vtool.watch.conclude, sys, json; print(json.dumps(list(sys.modules)))"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    assert {"torch", "transformers", "numpy"}.isdisjoint(json.loads(done.stdout))
+
+
+def test_a_process_is_watched_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("VTOOL_WATCH_TO", "/elsewhere")
+    with pytest.raises(RuntimeError, match="already, to /elsewhere"):
+        start(tmp_path / "facts")
+
+
+def test_a_folder_with_something_in_it_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").touch()
+    with pytest.raises(ValueError, match="is not empty"):
+        start(tmp_path)
+    assert "VTOOL_WATCH_TO" not in os.environ
+
+
+@pytest.mark.full
+def test_a_loop_in_a_notebook_is_read(tmp_path: Path) -> None:
+    own = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    subprocess.run(
+        [sys.executable, "-c", NOTEBOOK, str(tmp_path)],
+        env={**own, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        check=True,
+        cwd=tmp_path,
+    )
+    (result,) = conclude_folder(tmp_path / "facts", "notebook", None)
+    assert (result.verdict, result.findings) == ("clean", ())
+    assert result.details["watch"]["steps"] == 2
