@@ -95,6 +95,8 @@ class Capture:
             handle.remove()
         self._handles, self.records, self.ledger = [], [], []
         self.looking = False
+        self.first_of_step = self.zeroed = None
+        self._outer, self._pending, self._norm, self.heard = {}, None, None, {}
 
     def _guard(self, call: Any) -> Hook:
         def run(*given: Any) -> None:

@@ -15,8 +15,8 @@ from .model import find_models
 from .settings import Settings, from_environment
 from .watch import Watch
 
-_SEARCHES = 8
-"""Searches among all objects, in a process: each takes a part of a second."""
+_SECONDS = 30.0
+"""Time for all searches of a process: each goes through every object, in a part of a second."""
 
 
 class Process:
@@ -28,31 +28,54 @@ class Process:
         self.pid = os.getpid()
         self.watches: list[Watch] = []
         self.optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
-        self.searches = 0
+        self.searched = 0.0
+        self.found = 0
+        self.longest = 0
+        """Steps of the model that made most, of those that are gone."""
         self.steps = 0
         self.blind = False
         self._ended = False
 
     def made(self, optimizer: Any) -> None:
         """Look for the model of an optimizer that was just made."""
-        self.optimizers.add(optimizer)
+        self.know(optimizer)
         own = _parameters(optimizer)
         if not own or any(own & _of_model(w) for w in self.watches):
             return
         self.search(optimizer, own)
 
+    def know(self, optimizer: Any) -> None:
+        """Remember an optimizer for as long as it lives."""
+        if optimizer not in self.optimizers:
+            self.optimizers.add(optimizer)
+            gone = weakref.finalize(optimizer, _guarded(self.gone), id(optimizer))
+            gone.atexit = False
+
     def search(self, optimizer: Any, own: set[int]) -> None:
         """Find models that own some parameters, and watch them."""
-        if self.searches >= _SEARCHES:
+        if self.searched >= _SECONDS:
             return
-        self.searches += 1
         begin = time.perf_counter()
         for found in find_models(own):
             if any(found.head is w.found.head for w in self.watches):
                 continue
-            watch = Watch(found, optimizer, self.settings, self.writer, len(self.watches))
+            watch = Watch(found, optimizer, self.settings, self.writer, self.found)
+            self.found += 1
             watch.seconds = time.perf_counter() - begin
             self.watches.append(watch)
+        self.searched += time.perf_counter() - begin
+
+    def gone(self, optimizer_id: int) -> None:
+        """Let go of models whose optimizer is no more: nothing of ours keeps a model alive."""
+        for watch in [w for w in self.watches if w.driver == optimizer_id]:
+            mine = _of_model(watch)
+            heirs = [o for o in self.optimizers if id(o) != optimizer_id and _parameters(o) & mine]
+            if heirs:
+                watch.driver = id(heirs[0])
+            else:
+                self.watches.remove(watch)
+                self.longest = max(self.longest, watch.step)
+                watch.end()
 
     def owners(self, optimizer: Any) -> list[Watch]:
         """Return the watches whose steps an optimizer makes."""
@@ -78,7 +101,7 @@ class Process:
         self.steps += 1
         watches = self.owners(optimizer)
         if not watches and not self.watches and self.steps == 1:
-            self.optimizers.add(optimizer)
+            self.know(optimizer)
             self.search(optimizer, _parameters(optimizer))
             watches = self.owners(optimizer)
         if not watches:
@@ -95,7 +118,7 @@ class Process:
             watch.after_step(optimizer)
 
     def _say_blind(self, optimizer: Any) -> None:
-        if self.blind or self.watches:
+        if self.blind or self.found:
             return
         self.blind = True
         name = type(optimizer).__name__
@@ -109,11 +132,9 @@ class Process:
             return
         self._ended = True
         for watch in self.watches:
-            try:
-                watch._write_ledger()
-            except Exception as error:
-                watch.fail("ledger", error)
-        steps = max((w.step for w in self.watches), default=self.steps)
+            watch.end()
+        steps = max((w.step for w in self.watches), default=0)
+        steps = max(steps, self.longest) if self.found else self.steps
         off = bool(self.watches) and all(w.off for w in self.watches)
         reason = "off" if off else "stopped" if _stopped(self.settings) else "exit"
         self.writer.write("ended", step=steps, steps=steps, rows=self.writer.rows, reason=reason)

@@ -282,6 +282,16 @@ class Watch:
             self.fail("alone", error)
         record.alone = {}
 
+    def end(self) -> None:
+        """Write what is left of the ledger, and let go of the model."""
+        try:
+            if not self.off:
+                self._write_ledger()
+        except Exception as error:
+            self.fail("ledger", error)
+        self.capture.close()
+        self.capture._fail = _nothing
+
     # ---- behind the step
     def after_step(self, optimizer: Any) -> None:
         """Look at what a step did to the weights."""
@@ -321,6 +331,10 @@ class Watch:
         since = moving if self._moving is None else moving & self._moving
         self.say("drift", **self._weights.facts(self.found, since))
         self._moving = moving
+
+
+def _nothing(*_: Any) -> None:
+    """Take what a model that was let go still says."""
 
 
 def _loss_scale(optimizer: Any) -> float:

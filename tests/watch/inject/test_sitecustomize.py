@@ -1,0 +1,107 @@
+"""The folder on PYTHONPATH: what starts, what does not, and that a program runs as it would."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import vtool
+from tests.watch.inject import tiny
+
+ROOT = Path(__file__).parents[3]
+INJECT = Path(vtool.__file__).parent / "watch/inject"
+TRAINS = """
+import hashlib, torch
+from tests.watch.inject import tiny
+model = tiny.make()
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+for step in range(2):
+    loss, n = tiny.loss_of(model, tiny.batch([9, 7], step))
+    (loss / n).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+weights = b"".join(p.detach().numpy().tobytes() for p in model.parameters())
+print(hashlib.sha256(weights).hexdigest())
+"""
+
+
+def run(
+    *options: str,
+    code: str = TRAINS,
+    facts: Path | None = None,
+    path: tuple[Path, ...] = (),
+    **variables: str,
+) -> subprocess.CompletedProcess[str]:
+    own = {k: v for k, v in os.environ.items() if not k.startswith("VTOOL_WATCH")}
+    if facts is not None:
+        variables["VTOOL_WATCH_TO"] = str(facts)
+    folders = [str(INJECT), *map(str, path), str(ROOT)]
+    own["PYTHONPATH"] = os.pathsep.join(folders)
+    command = [sys.executable, *options, "-c", code]
+    return subprocess.run(
+        command, env={**own, **variables}, capture_output=True, text=True, check=False, cwd=ROOT
+    )
+
+
+def test_a_program_is_watched_and_comes_out_the_same(tmp_path: Path) -> None:
+    plain, watched = run(), run(facts=tmp_path / "facts")
+    assert (watched.returncode, watched.stderr) == (0, "")
+    assert watched.stdout == plain.stdout
+    kinds = [f["kind"] for f in tiny.facts(tmp_path / "facts")]
+    assert kinds[0] == "process"
+    assert kinds[-1] == "ended"
+    assert kinds.count("micro") == 2
+
+
+def test_another_sitecustomize_on_the_path_still_runs(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("print('the other one')\n")
+    done = run(code="pass", facts=tmp_path / "facts", path=(tmp_path,))
+    assert done.stdout == "the other one\n"
+    assert run(code="pass", path=(tmp_path,)).stdout == "the other one\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "kinds"),
+    [
+        ("import json", []),
+        ("import torch", []),
+        (
+            "import torch\n"
+            "w = torch.nn.Linear(2, 2)\n"
+            "o = torch.optim.SGD(w.parameters(), lr=0.1)\n"
+            "w(torch.ones(1, 2)).sum().backward()\n"
+            "o.step()\n",
+            ["process", "blind", "ended"],
+        ),
+    ],
+    ids=["no torch", "no optimizer", "no language model"],
+)
+def test_what_trains_no_language_model_leaves_little(
+    tmp_path: Path, code: str, kinds: list[str]
+) -> None:
+    done = run(code=code, facts=tmp_path / "facts")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [f["kind"] for f in tiny.facts(tmp_path / "facts")] == kinds
+
+
+def test_an_isolated_interpreter_is_left_alone(tmp_path: Path) -> None:
+    code = "import sys, torch.optim; print(any('vtool' in name for name in sys.modules))"
+    done = run("-I", code=code, facts=tmp_path / "facts")
+    assert (done.returncode, done.stdout.strip()) == (0, "False")
+
+
+def test_a_folder_that_cannot_be_written_into_costs_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    done = run(facts=tmp_path / "file" / "facts")
+    assert done.returncode == 0
+    assert done.stdout == run().stdout
+    assert done.stderr.count("\n") == 1
+    assert done.stderr.startswith("vtool watch: facts are no longer written")
+
+
+def test_a_program_that_fails_keeps_its_exit_status(tmp_path: Path) -> None:
+    done = run(code=TRAINS + "\nraise SystemExit(7)", facts=tmp_path / "facts")
+    assert done.returncode == 7
+    assert tiny.facts(tmp_path / "facts")[-1]["kind"] == "ended"
