@@ -235,6 +235,17 @@ def test_the_message_of_a_mean_of_means_has_the_ratio_and_what_avoids_it(tmp_pat
     assert "gradient_accumulation_steps=1" in str(finding.help)
 
 
+def test_rows_of_one_length_are_no_mean_over_rows(tmp_path: Path) -> None:
+    """Rows of 6 tokens in one micro-batch and of 12 in the other: it is a mean of means."""
+    facts = changed(healthy(), PLANTED["mean of means"][1])
+    for fact in facts:
+        for row in fact.get("per_row") or ():
+            row["n"] = row["solved"] = 6 * (fact["index"] + 1)
+            row["sum"] = row["least"] * row["n"]
+    result = conclude(tmp_path, facts)
+    assert rules(result) == {"token-weights-differ": "error"}
+
+
 def test_a_divisor_of_each_rank_is_told_from_one_of_each_micro_batch(tmp_path: Path) -> None:
     facts = changed(healthy(2), weigh(lambda f: (2 if f["rank"] else 1) / 36))
     for fact in facts:

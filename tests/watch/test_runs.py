@@ -77,11 +77,13 @@ def concluded(folder: Path, name: str) -> Result:
     return result
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", QUICK_HEALTHY)
 def test_nothing_is_found_in_a_healthy_run(quick: Path, name: str) -> None:
     is_healthy(quick, name)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", QUICK_PLANTED)
 def test_a_mistake_in_a_run_is_found_by_its_rule(quick: Path, name: str) -> None:
     is_found(quick, name)

@@ -15,6 +15,8 @@ SINGLE = 2.0**-24
 """One rounding in float32."""
 _SLACK = 16.0
 """Roundings, over how far a token is from certain, by which a reading may be off."""
+_SAME = 1e-3
+"""A ratio of weights that nobody would ask for on purpose: dense terms leave a part of it."""
 _DATA_PARALLEL = ("dp", "ddp", "fsdp", "data", "shard", "replicate")
 _LOOKS = {
     "learnt": ("before_step", "solve", "_enter", "_leave", "read"),
@@ -145,7 +147,7 @@ class Micro:
         """Tell whether measured tokens of this micro-batch have different weights."""
         if not self.measured or self.low <= 0:
             return False
-        return self.high / self.low - 1 > 2 * self.single
+        return self.high / self.low - 1 > max(2 * self.single, _SAME)
 
     @property
     def total(self) -> float | None:

@@ -54,6 +54,9 @@ RUNS: dict[str, Planted] = {
     "a mean of means, batches of one row": error(
         "token-weights-differ", divide=changes.mean_of_micro, batch=1, accumulate=3
     ),
+    "a mean of means, rows of one length in each micro-batch": error(
+        "token-weights-differ", divide=changes.mean_of_micro, data=changes.lengths_in_pairs
+    ),
     "a mean of means, bfloat16 autocast": error(
         "token-weights-differ", divide=changes.mean_of_micro, autocast=True
     ),

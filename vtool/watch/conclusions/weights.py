@@ -70,7 +70,8 @@ def _steps(facts: Facts) -> list[tuple[int, list[Micro]]]:
 def _by_row(micros: Sequence[Micro]) -> bool:
     """Tell whether weights are 1/n of each row's n tokens, where rows and micro-batches differ."""
     rows = [(micro, row) for micro in micros for row in micro.rows if row.tokens]
-    if not rows or all(len(micro.learning_rows) <= 1 for micro in micros):
+    # where rows of a micro-batch are as long as each other, 1/n of a row is 1/n of the micro-batch
+    if all(len({row.tokens for row in micro.learning_rows}) <= 1 for micro in micros):
         return False
     if any(_uneven(micro, row) for micro, row in rows):
         return False
