@@ -133,6 +133,13 @@ def visuals_of(
     return given
 
 
+def _ids_of(ids: Tensor, text: Document) -> Tensor:
+    """Return the ids of one text; those that stand together are not gathered one by one."""
+    begin, end = int(text.columns[0]), int(text.columns[-1]) + 1
+    together = end - begin == len(text)
+    return ids[text.row, begin:end] if together else ids[text.row, text.columns]
+
+
 def checksum(tensor: Tensor) -> Tensor:
     """Return two integers that a tensor's bytes decide, on its device: nothing waits for it."""
     flat = tensor.detach().contiguous().reshape(-1)
@@ -233,7 +240,7 @@ def ledger(seen: Seen, config: Any) -> dict[str, Any]:
     return {
         "micro": seen.micro,
         "rows": [
-            digest_of(ids[text.row, text.columns].numpy().tobytes() + "".join(more).encode())
+            digest_of(_ids_of(ids, text).numpy().tobytes() + "".join(more).encode())
             for text, more in zip(texts, own)
         ],
         "lengths": [len(text) for text in texts],
