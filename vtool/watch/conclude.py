@@ -103,7 +103,8 @@ def _nothing(watched: Watched, subject: str) -> Result:
         why = "no optimizer of a model with a language head was made"
     else:
         why = (
-            "no Python of the command made an optimizer of torch's, or PYTHONPATH did not reach it"
+            "no Python of the command came to a step of an optimizer of torch's, or PYTHONPATH did"
+            " not reach it"
         )
     checks = dict.fromkeys((check.name for check in CHECKS), "not-run")
     details = {check.name: {"reason": why} for check in CHECKS}

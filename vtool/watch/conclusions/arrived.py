@@ -419,6 +419,8 @@ def _stuck(facts: Facts) -> Outcome:
     looked = facts.of("drift")
     if not looked:
         return Outcome(not_run="no later step was looked at (--every)")
+    if any(one.get("nonfinite") for one in facts.of("arrived")):
+        return Outcome(not_run="gradients are not finite: weights are no numbers from then on")
     for one in looked:
         if names := one.get("stuck"):
             count = int(one.get("n_stuck") or len(names))

@@ -194,6 +194,8 @@ def _not_read(facts: Facts) -> Outcome:
         return Outcome(not_run="no supervised token was read")
     if not off:
         return Outcome(measured={"micro-batches": len(tried)})
+    if any(one.get("nonfinite") for one in facts.of("arrived")):
+        return Outcome(not_run="gradients are not finite")
     worst = max(off, key=lambda micro: micro.misfit)
     message = (
         f"{len(off)} of {len(tried)} micro-batches leave a gradient that is none of cross entropy"
