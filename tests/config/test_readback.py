@@ -94,9 +94,8 @@ def test_what_nothing_is_asked_of_is_let_be_and_what_nothing_is_seen_of_is_named
 
 
 def test_defaults_that_mean_something_elsewhere_are_not_asked() -> None:
-    asked = expected_settings(
-        load_run("digits", ["data.image={min_pixels: null, max_pixels: null}"]).run
-    )
+    overrides = ["data.image={min_pixels: null, max_pixels: null}", "device.threads=null"]
+    asked = expected_settings(load_run("digits", overrides).run)
     assert asked.keys().isdisjoint(
         {
             "launch.nproc",

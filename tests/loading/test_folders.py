@@ -13,7 +13,8 @@ import pytest
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from tests.cli.test_load_check import MODELS, ROOT, VLLM, load_check, needs_vllm
+import tests.loading.models
+from tests.cli.load_check_commands import ROOT, VLLM, load_check, needs_vllm
 from tests.export.test_huggingface import trained
 from tests.loading.checkpoint.folders import TWO, encode, f32, folder, raw, sharded
 from tests.rows import mixed_rows, write_rows
@@ -26,6 +27,7 @@ from vtool.loading.probe.quantized import QUANTIZATION_CONFIG
 from vtool.verification.context import build_proof_context
 
 Found = dict[str, object]
+MODELS = tests.loading.models.__file__
 FILES_ALONE = "limits.memory_mib=64"
 """Keeps a class from being asked, whose framework takes more:
 

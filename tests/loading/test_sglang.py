@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.test_load_check import results
+from tests.cli.load_check_commands import results
 
 ENVIRONMENT = Path(__file__).parents[2] / ".vllm-venv"
 BUILT = str(ENVIRONMENT / "bin/python") if (ENVIRONMENT / "sglang").exists() else None

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.test_load_check import VLLM, needs_vllm
+from tests.cli.load_check_commands import VLLM, needs_vllm
 from vtool.loading.probe import sglang_stubs, vllm_stubs
 from vtool.loading.probe.stubs import STUBS, Stub
 
