@@ -1,4 +1,4 @@
-"""A loop with accelerate as its guides have it, for `accelerate launch`: prints a digest of weights.
+"""A loop with accelerate as its guides have it: prints a digest of its final weights.
 
 usage: accelerate_loop.py mean|tokens     how the loss is divided: by micro-batch, or by all tokens
 """

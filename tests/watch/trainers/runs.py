@@ -118,6 +118,9 @@ SMOOTHED = ("loss-has-another-term", "note")
 JUDGED = ("rows-judged", "note")
 WHOLE = ("prompt-learnt", "note")
 WEIGHED = ("token-weights-differ", "note")
+FIRST_LOST = ("answer-partly-learnt", "warning")
+NEXT_ROW = ("targets-not-next", "error")
+"""The last position of a row learns the first token of the next one."""
 
 RUNS: dict[str, Run] = {
     "LLaMA-Factory": llamafactory(),
@@ -146,7 +149,5 @@ RUNS: dict[str, Run] = {
     ),
     "verl, LoRA": verl(**{"model.lora_rank": 4}),
     "verl, a loss that averages each micro-batch": verl(MEANS, mistake="means"),
-    "verl, a loss mask one token late": verl(
-        ("answer-partly-learnt", "warning"), mistake="mask_late"
-    ),
+    "verl, a loss mask one token late": verl(FIRST_LOST, NEXT_ROW, mistake="mask_late"),
 }

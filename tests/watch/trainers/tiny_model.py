@@ -20,7 +20,20 @@ TEMPLATE = (
     "{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-WORDS = "the square is red green blue what color hello how are you fine thanks no yes".split()
+WORDS = (
+    "the",
+    "square",
+    "is",
+    "red",
+    "green",
+    "blue",
+    "what",
+    "color",
+    "hello",
+    "fine",
+    "no",
+    "yes",
+)
 
 
 def make_model(folder: Path) -> None:

@@ -1,6 +1,7 @@
 """A plug-in of verl for machines without an accelerator: its FSDP engine on the CPU.
 
-verl imports it in every process where VERL_USE_EXTERNAL_MODULES names it.
+verl imports it in every process where VERL_USE_EXTERNAL_MODULES names it. It sets a seed: verl
+draws adapters without one.
 """
 
 import contextlib
@@ -64,6 +65,7 @@ class Cpu(PlatformBase):
     set_allocator_settings = empty_cache = profiler_start = profiler_stop = cudart = _nothing
 
 
+torch.manual_seed(0)
 set_platform(Cpu())
 
 from verl.utils import distributed  # noqa: E402
@@ -78,6 +80,6 @@ def start_group(timeout_second: int = 0) -> tuple[int, int, int]:
 
 
 distributed.initialize_global_process_group = start_group
-EngineRegistry.register(
-    model_type="language_model", backend=["fsdp", "fsdp2"], device=["cpu"]
-)(FSDPEngineWithLMHead)
+EngineRegistry.register(model_type="language_model", backend=["fsdp", "fsdp2"], device=["cpu"])(
+    FSDPEngineWithLMHead
+)
