@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from tests.watch.trainers.runs import HERE, RUNS, Run
@@ -27,7 +28,8 @@ def run(one: Run, made: Path, to: Path, facts: Path | None) -> dict[str, bytes]:
     )
     assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
     files = sorted((to / "out").rglob("*model.safetensors"))
-    return {k: v.numpy().tobytes() for file in files for k, v in load_file(file).items()}
+    tensors = {k: v for file in files for k, v in load_file(file).items()}
+    return {k: v.view(torch.uint8).numpy().tobytes() for k, v in tensors.items()}
 
 
 @pytest.fixture(scope="module")

@@ -34,6 +34,8 @@ class Process:
         """Steps of the model that made most, of those that are gone."""
         self.steps = 0
         self.blind = False
+        self.inside: set[int] = set()
+        """Optimizers (by `id`) in a step whose closure has yet to make its passes."""
         self._ended = False
 
     def made(self, optimizer: Any) -> None:
@@ -117,6 +119,11 @@ class Process:
         for watch in self.owners(optimizer):
             watch.after_step(optimizer)
 
+    def missed_step(self, optimizer: Any) -> None:
+        """Leave out a step whose closure was never called: its passes were made before it."""
+        for watch in self.owners(optimizer):
+            watch.leave_out("the optimizer did not call the closure that it was given")
+
     def _say_blind(self, optimizer: Any) -> None:
         if self.blind or self.found:
             return
@@ -175,9 +182,9 @@ def current() -> Process | None:
 
 def _guarded(call: Any) -> Any:
     @functools.wraps(call)
-    def run(*args: Any) -> None:
+    def run(*args: Any) -> Any:
         try:
-            call(*args)
+            return call(*args)
         except Exception as error:
             try:
                 if _State.process is not None:
@@ -186,6 +193,7 @@ def _guarded(call: Any) -> Any:
                     _State.process.writer.write("error", where=where, error=text, off=False)
             except Exception as second:
                 sys.stderr.write(f"vtool watch: {second!r}\n")
+            return None
 
     return run
 
@@ -198,15 +206,45 @@ def _made(optimizer: Any) -> None:
 
 
 @_guarded
-def _before(optimizer: Any, args: Any, kwargs: Any) -> None:
-    if _State.process is not None:
-        _State.process.before_step(optimizer)
+def _before(optimizer: Any, args: Any, kwargs: Any) -> Any:
+    """Look at a step; where a closure makes its passes (as in Lightning), behind these."""
+    process = _State.process
+    if process is None:
+        return None
+    closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+    if not callable(closure):
+        process.before_step(optimizer)
+        return None
+    process.inside.add(id(optimizer))
+
+    @functools.wraps(closure)
+    def run(*given: Any, **named: Any) -> Any:
+        result = closure(*given, **named)
+        _look_inside(optimizer)
+        return result
+
+    if "closure" in kwargs:
+        return args, {**kwargs, "closure": run}
+    return (args[0], run, *args[2:]), kwargs
+
+
+@_guarded
+def _look_inside(optimizer: Any) -> None:
+    process = _State.process
+    if process is not None and id(optimizer) in process.inside:
+        process.inside.discard(id(optimizer))
+        process.before_step(optimizer)
 
 
 @_guarded
 def _after(optimizer: Any, args: Any, kwargs: Any) -> None:
-    if _State.process is not None:
-        _State.process.after_step(optimizer)
+    process = _State.process
+    if process is None:
+        return
+    if id(optimizer) in process.inside:
+        process.inside.discard(id(optimizer))
+        process.missed_step(optimizer)
+    process.after_step(optimizer)
 
 
 def install(module: Any) -> None:

@@ -292,9 +292,19 @@ class Watch:
         self.capture.close()
         self.capture._fail = _nothing
 
+    def leave_out(self, why: str) -> None:
+        """Drop the passes of a step that cannot be looked at."""
+        try:
+            if not self.off:
+                self._write_ledger()
+                self.skip("learnt", why)
+        except Exception as error:
+            self.fail("ledger", error)
+
     # ---- behind the step
     def after_step(self, optimizer: Any) -> None:
         """Look at what a step did to the weights."""
+        self.capture.take()  # passes within the step: a closure that is called again
         reference, self._reference = self._reference, None
         try:
             if reference is not None and not self.off:
