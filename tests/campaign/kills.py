@@ -41,10 +41,6 @@ PHASES = {
 """What a kill can come before or after, by name."""
 
 
-_OF_A_WORKER = ("EOFError", "ConnectionResetError")
-"""Printed by torch in a data worker that was handing over a tensor when its rank was killed -9."""
-
-
 @dataclass(frozen=True, slots=True)
 class Kill:
     """One kill of a run: when, by what, and of which rank (None: of all)."""
@@ -110,7 +106,7 @@ def trial(tally: Tally, straights: runs.Straights, variant: runs.Variant) -> Non
         if done.hung:
             wrong("a killed run hangs", done)
         name = template.traceback_in(done.printed)
-        if name and not (kill.number == signal.SIGKILL and name in _OF_A_WORKER):
+        if name and not (kill.number == signal.SIGKILL and _is_of_a_worker(done.printed)):
             wrong(f"a traceback of {name}", done)
         if not hit or (place / runs.RUN / "result.json").exists():
             break
@@ -174,3 +170,12 @@ def _at_phase(kill: Kill) -> None:
         return result
 
     setattr(owner, name, watched)
+
+
+def _is_of_a_worker(printed: str) -> bool:
+    """Tell whether the last traceback is of a data worker that has lost its rank to `kill -9`.
+
+    It, and a thread of it, were handing over a tensor by means of `multiprocessing`; the worker may
+    have been killed while it was printing.
+    """
+    return "/multiprocessing/" in printed.rpartition("Traceback (most recent call last)")[2]

@@ -117,8 +117,10 @@ def _refusal_of_header(file: Path) -> str | None:
     def read() -> None:
         with safe_open(file, "np") as opened:
             for name in opened.keys():  # noqa: SIM118  (it is no mapping)
-                sizes = [size for size in opened.get_slice(name).get_shape() if size]
-                if math.prod(sizes) >= 2**63:  # beside a 0; neither torch nor numpy makes it
+                part = opened.get_slice(name)
+                sizes = [size for size in part.get_shape() if size]
+                bits = re.search(r"\d+", part.get_dtype())  # F32, BF16, F8_E4M3; BOOL has none
+                if math.prod(sizes) * int(bits[0] if bits else 8) >= 8 * 2**63:  # beside a 0
                     raise ValueError("a shape larger than any file")
 
     twice = any("twice" in finding.message for finding in headers.read_header(file)[1])

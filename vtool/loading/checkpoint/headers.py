@@ -199,14 +199,15 @@ def _tensor(name: str, entry: object, data: int) -> Tensor:
 
 
 def _bits(shape: list[int], bits: int) -> int:
-    """Return the bits of a tensor. None may be larger than any file, not even beside a 0.
+    """Return the bits of a tensor.
 
     Raises:
-        ValueError: it is; the product of all sizes was not made.
+        ValueError: the sizes, without those that are 0, are more bytes than numpy makes an array
+            of; the product of all of them was not made.
     """
     for size in filter(None, shape):
         bits *= size
-        if bits >= 2**63:
+        if bits >= 8 * 2**63:
             raise ValueError(f"its shape {reprlib.repr(shape)} is larger than any file")
     return 0 if 0 in shape else bits
 
