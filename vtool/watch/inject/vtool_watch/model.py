@@ -53,7 +53,7 @@ def find_models(owned: Iterable[int]) -> list[Found]:
     """
     owned = set(owned)
     found: dict[int, Found] = {}
-    sizes: dict[int, int] = {}
+    sizes: dict[int, tuple[int, int]] = {}
     for candidate in gc.get_objects():
         try:
             if not issubclass(type(candidate), nn.Module):
@@ -72,9 +72,10 @@ def find_models(owned: Iterable[int]) -> list[Found]:
                 if layout is None:
                     continue
             key = id(head if layout is None else layout.gpt)
-            if sizes.get(key, -1) < len(parameters):
+            size = len(parameters), sum(1 for _ in module.modules())
+            if sizes.get(key, (-1, -1)) < size:
                 found[key] = describe(module, head) if layout is None else of_gpt(module, layout)
-                sizes[key] = len(parameters)
+                sizes[key] = size
         except ReferenceError:  # a dead proxy
             continue
         except Exception:  # proxies that raise at any touch, half-built modules: not the model
