@@ -7,11 +7,13 @@ WORKERS ?= 2
 PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadscope -rs
 # Settings for `make demo`, as in: make demo DEMO="train.steps=60 run.name=short"
 DEMO ?=
+# Trainers for `make trainers-env`, as in: make trainers-env TRAINERS=verl
+TRAINERS ?= llamafactory swift verl
 # Options for `make campaign`, as in: make campaign CAMPAIGN="--minutes 120 --seed 7"
 CAMPAIGN ?=
 
 .PHONY: help demo test test-all test-rest check bench soak campaign zoo \
-	goldens vllm-env sglang-env clean
+	goldens vllm-env sglang-env trainers-env clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -65,8 +67,10 @@ vllm-env: .vllm-venv/installed  ## install vLLM for the CPU (3.5 GB): load-check
 
 sglang-env: .vllm-venv/sglang  ## add SGLang to that environment: load-check sglang:…
 
+trainers-env: $(TRAINERS:%=.trainers/%/installed)  ## install LLaMA-Factory, ms-swift, verl (6 GB)
+
 clean:  ## remove .venv and caches; runs/ stays
-	rm -rf .venv .vllm-venv build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+	rm -rf .venv .vllm-venv .trainers build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv
@@ -97,4 +101,16 @@ clean:  ## remove .venv and caches; runs/ stays
 .vllm-venv/sglang: .vllm-venv/installed
 	.vllm-venv/bin/python -m pip install --quiet --disable-pip-version-check orjson ipython gguf
 	.vllm-venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps sglang==0.5.23
+	@touch $@
+
+# Each trainer has its own versions of transformers, so each has an environment of its own. What it
+# needs is named whole: pip would bring CUDA's build of torch along with torchvision. LLaMA-Factory
+# imports torchaudio at its start, which has no build for a CPU, and uses it for sound alone.
+.trainers/%/installed: tests/watch/trainers/%.txt
+	$(PYTHON) -m venv .trainers/$*
+	.trainers/$*/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
+	.trainers/$*/bin/python -m pip install --quiet --disable-pip-version-check --no-deps \
+	    --requirement $<
+	site=$$(.trainers/$*/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') && \
+	    if [ $* = llamafactory ]; then : > "$$site/torchaudio.py"; fi
 	@touch $@

@@ -10,6 +10,7 @@ from vtool.diagnostics import Findings
 from vtool.diagnostics.result import Result
 from vtool.watch.conclude import conclude_folder
 from vtool.watch.conclusions import CHECKS
+from vtool.watch.text import describe
 
 PER_MICRO = {index: sum(lengths) for index, lengths in enumerate(LENGTHS)}
 
@@ -326,6 +327,41 @@ def test_a_folder_without_a_model_says_why(tmp_path: Path) -> None:
     assert (result.verdict, rules(result)) == ("not-run", {"nothing-read": "note"})
     blind = {"kind": "blind", "why": "no head was found", "step": 0, "rank": 0, "model": None}
     assert "no head was found" in conclude(tmp_path / "blind", [*facts, blind]).findings[0].message
+
+
+@pytest.mark.parametrize(("times", "found"), [(2, False), (3, True)])
+def test_padding_that_ends_turns_too_is_learnt_from_its_third_on(
+    tmp_path: Path, times: int, found: bool
+) -> None:
+    tokens: Fact = {"row": 0, "position": [], "target": [], "next": [], "weight": []}
+    for at in range(times):
+        tokens["position"].append(5 + at)
+        tokens["target"].append(0)
+        tokens["weight"].append(0.1)
+    tokens |= {"next": tokens["target"], "misfit": [0.0] * times, "resolved": [1.0] * times}
+
+    def change(fact: Fact) -> None:
+        on("model", ends=[0, 2], specials={"pad": [0]})(fact)
+        on("micro", per_token=[tokens])(fact)
+
+    result = conclude(tmp_path, changed(healthy(), change))
+    assert (rules(result) == {"placeholder-learnt": "error"}) is found, result.findings
+    assert result.checks["placeholder-learnt"] == ("failed" if found else "passed")
+
+
+def test_the_first_row_is_shown_where_it_is_learnt() -> None:
+    def of(text: str, weight: float | None = None) -> Fact:
+        return {"text": text, "weight": weight}
+
+    prompt, answer = [of(f"asked{at} ") for at in range(99)], [of("fine"), of("<end>")]
+    pads = [of("<pad>") for _ in range(50)]
+    told = [of(one["text"], 0.1) for one in answer]
+    seen = {"model": {}, "ranks": 1, "tokens": 2, "micro_batches": 1, "steps": 1, "damaged": 0}
+    shown = {**seen, "rows": [{"tokens": [*prompt, *told, *pads]}]}
+    *_, line = describe([Result("run", "clean", {}, (), {"watch": shown})])
+    assert "asked0" in line
+    assert " … " in line
+    assert line.endswith("⟦fine<end>⟧<pad> x 50")
 
 
 def test_two_models_are_two_results(tmp_path: Path) -> None:

@@ -22,6 +22,20 @@ vtool.watch.start(sys.argv[1] + "/facts", steps=2)
 from tests.watch.runs.loop import Recipe, train
 train(Recipe(), Path(sys.argv[1]) / "run")
 """
+TRAINER = """
+import sys
+from pathlib import Path
+import torch.optim
+from transformers import Trainer
+from vtool.watch.callback import WatchCallback
+from tests.watch.runs import changes, loop
+init = Trainer.__init__
+def with_callback(self, **given):
+    init(self, **given, callbacks=[WatchCallback(sys.argv[1] + "/facts")])
+Trainer.__init__ = with_callback
+recipe = loop.Recipe(trainer="hf", own_loss=changes.hf_mean_of_means)
+loop.train_hf(recipe, Path(sys.argv[1]) / "run")
+"""
 
 
 TRIAL = """
@@ -101,3 +115,18 @@ def test_a_pause_within_a_pause_ends_with_the_outer_one() -> None:
             pass
         assert os.environ["VTOOL_WATCH_PAUSED"]
     assert "VTOOL_WATCH_PAUSED" not in os.environ
+
+
+@pytest.mark.full
+def test_a_callback_of_transformers_trainer_prints_what_is_found(tmp_path: Path) -> None:
+    own = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        [sys.executable, "-c", TRAINER, str(tmp_path)],
+        env={**own, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=tmp_path,
+    )
+    assert "watched: Qwen2ForCausalLM" in done.stderr
+    assert "error[token-weights-differ VT906]" in done.stderr

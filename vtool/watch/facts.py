@@ -312,8 +312,12 @@ class Facts:
     @property
     def pads(self) -> frozenset[int]:
         """Padding tokens that are not end tokens as well."""
-        found = (self.model.get("specials") or {}).get("pad") or ()
-        return frozenset(map(int, found)) - self.ends
+        return self.padding - self.ends
+
+    @property
+    def padding(self) -> frozenset[int]:
+        """Padding tokens, also those that end a turn."""
+        return frozenset(map(int, (self.model.get("specials") or {}).get("pad") or ()))
 
     @property
     def ends(self) -> frozenset[int]:

@@ -1,11 +1,12 @@
 """A few lines before the findings: what was watched."""
 
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 
 from vtool.diagnostics.printable import printable_line
 from vtool.diagnostics.result import Result
 
-_MOST = 240
+_MOST, _REPEATS = 160, 4
 
 
 def describe(results: Sequence[Result]) -> Iterator[str]:
@@ -30,12 +31,15 @@ def describe(results: Sequence[Result]) -> Iterator[str]:
 
 
 def _row(tokens: Sequence[dict[str, object]]) -> str:
-    text, inside = "", False
-    for token in tokens:
-        learnt = token["weight"] is not None
-        text += ("⟦" if learnt else "⟧") if learnt != inside else ""
-        inside = learnt
-        text += str(token["text"])
-    text += "⟧" if inside else ""
+    """Return the text of a row, what is long in it cut in its middle, and repeats counted."""
+    text = ""
+    for learnt, part in groupby(tokens, key=lambda token: token["weight"] is not None):
+        inner = ""
+        for word, times in groupby(str(token["text"]) for token in part):
+            count = sum(1 for _ in times)
+            inner += word * count if count < _REPEATS else f"{word} x {count}"
+        if len(inner) > _MOST:
+            inner = f"{inner[: _MOST // 2]} … {inner[-_MOST // 2 :]}"
+        text += f"⟦{inner}⟧" if learnt else inner
     text = text.replace("\n", "⏎")
-    return text if len(text) <= _MOST else f"{text[: _MOST // 2]} … {text[-_MOST // 2 :]}"
+    return text if len(text) <= 4 * _MOST else f"{text[: 4 * _MOST]} …"

@@ -420,6 +420,20 @@ def test_the_folder_is_the_owners_alone(tmp_path: Path) -> None:
     assert (tmp_path / "facts").stat().st_mode & 0o777 == 0o700
 
 
+def test_loaders_of_other_packages_are_known_by_their_name() -> None:
+    class StatefulDataLoader:
+        """As torchdata has it, and verl uses it: no class of torch's."""
+
+        dataset, batch_size = range(7), 2
+
+        def __iter__(self) -> Iterator[int]:
+            return iter(self.dataset)
+
+    kept = StatefulDataLoader()
+    (one,) = [each for each in watch.loaders() if each["loader"] == "StatefulDataLoader"]
+    assert (one["rows"], one["batch"]) == (7, kept.batch_size)
+
+
 def test_a_stop_file_ends_the_looks(tmp_path: Path) -> None:
     stop = tmp_path / "stop"
     loop = Loop(tmp_path, stop=str(stop))

@@ -130,7 +130,7 @@ def _placeholders(facts: Facts) -> Outcome:
     if why := nothing_read(facts):
         return Outcome(not_run=why)
     special = facts.placeholders
-    if not special and not facts.pads:
+    if not special and not facts.padding:
         return Outcome(not_run="the model's config names no placeholder, and no padding token")
     learnt = {"padding": padding} if (padding := _padding(facts)) else {}
     for micro in read(facts):
@@ -146,12 +146,15 @@ def _placeholders(facts: Facts) -> Outcome:
 
 
 def _padding(facts: Facts) -> int:
-    """Count padding that is learnt behind padding: one such token may end a document."""
+    """Count padding that is learnt behind padding: one such token may end a document.
+
+    Of a token that ends turns too, the second may be one more end: it counts from the third on.
+    """
     count = 0
     for tokens in (tokens for micro in read(facts) for tokens in micro.tokens):
-        pairs = zip(tokens.position, tokens.target, strict=True)
-        pads = {at for at, target in pairs if target in facts.pads}
-        count += sum(at - 1 in pads for at in pads)
+        pairs = dict(zip(tokens.position, tokens.target, strict=True))
+        pads = {at for at, target in pairs.items() if target in facts.padding}
+        count += sum(at - 1 in pads and (at - 2 in pads or pairs[at] in facts.pads) for at in pads)
     return count
 
 

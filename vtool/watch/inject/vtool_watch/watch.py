@@ -374,7 +374,7 @@ def loaders() -> list[dict[str, Any]]:
     for each in gc.get_objects():
         try:
             kind = type(each).__name__
-            if not kind.startswith("DataLoader") or not hasattr(type(each), "__iter__"):
+            if "DataLoader" not in kind or not hasattr(type(each), "__iter__"):
                 continue
             if not hasattr(each, "dataset"):
                 continue

@@ -1,0 +1,44 @@
+"""The watch as a callback of transformers' Trainer, and of the trainers that are built on it."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerCallback
+
+from vtool.diagnostics.render import render
+from vtool.watch import start
+from vtool.watch.conclude import conclude_folder
+from vtool.watch.text import describe
+
+
+class WatchCallback(TrainerCallback):  # type: ignore[misc]
+    """Watches from when it is made, and prints what was found when the training ends.
+
+    `Trainer(…, callbacks=[WatchCallback("facts")])`, in a notebook or a script.
+    """
+
+    def __init__(
+        self, folder: str | Path, *, tokenizer: str | Path | None = None, **options: Any
+    ) -> None:
+        """Begin to watch this process.
+
+        Args:
+            folder: where the facts go; it must be empty, or not be there yet.
+            tokenizer: a folder with tokenizer.json, if it is not the model's.
+            options: as those of `vtool.watch.start`.
+
+        Raises:
+            ValueError: the folder is not empty, or cannot be written into.
+            RuntimeError: this process is watched already.
+        """
+        self.folder = start(folder, **options)
+        self.tokenizer = Path(tokenizer) if tokenizer is not None else None
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        """Print the findings, on the first rank alone."""
+        if not state.is_world_process_zero:
+            return
+        results = conclude_folder(self.folder, str(self.folder), self.tokenizer)
+        sys.stderr.writelines(f"{line}\n" for line in describe(results))
+        render(results, "full", command="watch", stream=sys.stderr)
