@@ -94,7 +94,7 @@ def layout_of(candidate: Any) -> Layout | None:
             continue
         parallel, config = _state(), getattr(candidate, "config", None)
         size = parallel.get_tensor_model_parallel_world_size()
-        text = config.get_text_config() if hasattr(config, "get_text_config") else None
+        text = text_of(config) if hasattr(config, "get_text_config") else None
         return Layout(
             gpt=module,
             vocabulary=getattr(text, "vocab_size", None),
@@ -126,6 +126,12 @@ def _mro(module: Any) -> Any:
 
 def _state() -> Any:
     return sys.modules["megatron.core.parallel_state"]
+
+
+def text_of(config: Any) -> Any:
+    """Return the config of a model's language model, in transformers' models of several parts."""
+    get = getattr(config, "get_text_config", None)
+    return config if get is None else get()
 
 
 def is_owned(parameter: Any, owned: set[int]) -> bool:

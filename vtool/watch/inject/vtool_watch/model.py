@@ -97,7 +97,7 @@ def _weight_shape(head: Any) -> torch.Size:
 def of_gpt(model: Any, layout: Layout) -> Found:
     """Return the parts of a model whose language model is Megatron-core's."""
     gpt, config = layout.gpt, getattr(model, "config", None)
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    text = megatron.text_of(config)
     name = next((n for n, m in model.named_modules() if m is gpt.output_layer), "output_layer")
     norm = getattr(gpt.decoder, "final_layernorm", None)
     norm_name = next((n for n, m in model.named_modules() if norm is not None and m is norm), None)
@@ -133,7 +133,7 @@ def describe(model: Any, head: Any) -> Found:
             break
         base = inner
     config = model.config
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    text = megatron.text_of(config)
     scale = float(getattr(text, "logit_scale", None) or 1.0)
     scale /= float(getattr(text, "logits_scaling", None) or 1.0)
     name = next((n for n, m in model.named_modules() if m is head), type(head).__name__)
