@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from vtool.watch import start
+from vtool.watch import paused, start
 from vtool.watch.conclude import conclude_folder
 
 ROOT = Path(__file__).parents[2]
@@ -35,6 +35,18 @@ def with_callback(self, **given):
 Trainer.__init__ = with_callback
 recipe = loop.Recipe(trainer="hf", own_loss=changes.hf_mean_of_means)
 loop.train_hf(recipe, Path(sys.argv[1]) / "run")
+"""
+
+
+TRIAL = """
+import sys
+from pathlib import Path
+import vtool.watch
+vtool.watch.start(sys.argv[1] + "/facts", steps=2)
+from tests.watch.runs.loop import Recipe, train
+with vtool.watch.paused():
+    train(Recipe(), Path(sys.argv[1]) / "trial")
+print("trained")
 """
 
 
@@ -79,6 +91,30 @@ def test_a_loop_in_a_notebook_is_read(tmp_path: Path) -> None:
     (result,) = conclude_folder(tmp_path / "facts", "notebook", None)
     assert (result.verdict, result.findings) == ("clean", ())
     assert result.details["watch"]["steps"] == 2
+
+
+@pytest.mark.full
+def test_a_trial_is_left_out(tmp_path: Path) -> None:
+    own = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        [sys.executable, "-c", TRIAL, str(tmp_path)],
+        env={**own, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        check=True,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert "trained" in done.stdout
+    (result,) = conclude_folder(tmp_path / "facts", "trial", None)
+    assert result.verdict == "not-run"
+
+
+def test_a_pause_within_a_pause_ends_with_the_outer_one() -> None:
+    with paused():
+        with paused():
+            pass
+        assert os.environ["VTOOL_WATCH_PAUSED"]
+    assert "VTOOL_WATCH_PAUSED" not in os.environ
 
 
 @pytest.mark.full

@@ -2,8 +2,12 @@
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
+
+_PAUSED = "VTOOL_WATCH_PAUSED"
 
 
 def start(
@@ -49,4 +53,21 @@ def start(
     return made
 
 
-__all__ = ["start"]
+@contextmanager
+def paused() -> Iterator[None]:
+    """Leave out what is trained meanwhile, here and in processes that are started: trials, tests.
+
+    It does nothing in a process that is not watched.
+    """
+    before = os.environ.get(_PAUSED)
+    os.environ[_PAUSED] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_PAUSED]
+        else:
+            os.environ[_PAUSED] = before
+
+
+__all__ = ["paused", "start"]

@@ -340,6 +340,24 @@ def test_models_trained_one_after_another_have_a_number_each(tmp_path: Path) -> 
     assert [f["model"] for f in tiny.facts(tmp_path, "solved")] == list(range(4))
 
 
+def test_the_optimizer_of_the_backbone_is_followed_where_another_part_has_its_own(
+    tmp_path: Path,
+) -> None:
+    process = Process(Settings(str(tmp_path)))
+    model = tiny.make()
+    embed = list(model.model.embed.parameters())
+    rest = [p for p in model.parameters() if all(p is not each for each in embed)]
+    head = torch.optim.AdamW(model.lm_head.parameters())
+    process.made(head)
+    assert [w.driver for w in process.watches] == [id(head)]
+    base = torch.optim.AdamW(p for p in rest if p is not model.lm_head.weight)
+    process.made(base)
+    assert [w.driver for w in process.watches] == [id(base)]
+    later = torch.optim.AdamW(embed)
+    process.made(later)
+    assert [w.driver for w in process.watches] == [id(base)]
+
+
 def test_a_full_disk_ends_the_facts_and_not_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -181,9 +181,18 @@ def _untrained_norm(facts: Facts) -> str | None:
     return next((name for name in lost if f".{name}".endswith(f".{norm}.weight")), None)
 
 
+def _shared(facts: Facts, kind: str, what: str) -> str | None:
+    """Return why ranks are not to be held against each other, or None."""
+    if facts.not_data_parallel:
+        return f"ranks share the model ({facts.not_data_parallel})"
+    if any(one.get("sharded") for one in facts.of(kind)):
+        return f"{what} are shards: each rank has others"
+    return None
+
+
 def _gradients_differ(facts: Facts) -> bool:
     """Tell whether ranks that hold the same weights have different gradients in a step."""
-    if facts.not_data_parallel or any(one.get("sharded") for one in facts.of("arrived")):
+    if _shared(facts, "arrived", "gradients"):
         return False
     return any(len({one["digest"] for one in ones}) > 1 for _, ones in facts.by_step("arrived"))
 
@@ -242,8 +251,8 @@ def _ranks_differ(facts: Facts) -> Outcome:
     arrived = facts.of("arrived")
     if len({one["rank"] for one in arrived}) < 2:
         return Outcome(not_run="one rank alone has this model")
-    if any(one.get("sharded") for one in arrived) or facts.not_data_parallel:
-        return Outcome(not_run="gradients are shards: each rank has others")
+    if why := _shared(facts, "arrived", "gradients"):
+        return Outcome(not_run=why)
     for step, ones in facts.by_step("arrived"):
         digests = Counter(one["digest"] for one in ones)
         if len(digests) < 2:
@@ -275,10 +284,13 @@ def _other_gradient(facts: Facts) -> Outcome:
     known = {step: one for step, one in engines.items() if one and not one.by_value}
     if not known:
         norm = _untrained_norm(facts)
+        share = facts.not_data_parallel
         why = (
             f"no optimizer has {norm}"
             if norm
-            else facts.skipped("engine") or "the final norm's gradient could not be recomputed"
+            else facts.skipped("engine")
+            or (f"ranks share the model ({share})" if share else None)
+            or "the final norm's gradient could not be recomputed"
         )
         return Outcome(not_run=why)
     measured = {f"step {step + 1}": f"{one.misfit:.2g}" for step, one in known.items()}
@@ -395,8 +407,8 @@ def _no_gradient(facts: Facts) -> Outcome:
 def _drift(facts: Facts) -> Outcome:
     if not facts.of("drift"):
         return Outcome(not_run="no digest of the weights was taken")
-    if any(one.get("sharded") for one in facts.of("drift")) or facts.not_data_parallel:
-        return Outcome(not_run="weights are shards: each rank has others")
+    if why := _shared(facts, "drift", "weights"):
+        return Outcome(not_run=why)
     if len({one["rank"] for one in facts.of("drift")}) < 2:
         return Outcome(not_run="one rank alone has this model")
     if _gradients_differ(facts):
@@ -421,6 +433,8 @@ def _stuck(facts: Facts) -> Outcome:
         return Outcome(not_run="no later step was looked at (--every)")
     if any(one.get("nonfinite") for one in facts.of("arrived")):
         return Outcome(not_run="gradients are not finite: weights are no numbers from then on")
+    if _lost(facts).findings:
+        return Outcome(not_run="updates are lost in rounding")
     for one in looked:
         if names := one.get("stuck"):
             count = int(one.get("n_stuck") or len(names))

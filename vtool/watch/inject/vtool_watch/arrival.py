@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .megatron import gradient_of
 from .model import Found, local
 from .rows import digest_of, digests, sampled_checksum
 
@@ -17,8 +18,9 @@ _REFERENCE_ELEMENTS = 1 << 20
 def gradient_facts(found: Found) -> dict[str, Any]:
     """Return the fields of `arrived` that need this process's gradients alone."""
     named = [(n, p) for n, p in found.model.named_parameters() if p.requires_grad]
-    with_gradient = [(n, p.grad) for n, p in named if p.grad is not None]
-    none = [n for n, p in named if p.grad is None]
+    given = [(n, gradient_of(p)) for n, p in named]
+    with_gradient = [(n, g) for n, g in given if g is not None]
+    none = [n for n, g in given if g is None]
     flags = []
     for _, gradient in with_gradient:
         g = local(gradient)
@@ -61,7 +63,7 @@ def _together(rows: list[Tensor]) -> list[list[float]]:
 
 def norm_facts(found: Found, sums: list[Tensor], scale: float, world: int) -> dict[str, Any]:
     """Return the fields of `arrived` on the final norm's weight."""
-    weight, gradient = found.norm.weight, found.norm.weight.grad
+    weight, gradient = found.norm.weight, gradient_of(found.norm.weight)
     total = torch.stack([each.cpu() for each in sums]).sum(0) / scale
     size = len(total)
     at = torch.linspace(0, size - 1, min(size, COORDINATES)).long()
@@ -240,6 +242,7 @@ class Weights:
 def nonzero_gradients(found: Found, most: int) -> list[tuple[str, Any]]:
     """Return trained parameters, evenly taken, whose gradient is there and is not zero."""
     named = [(n, p) for n, p in found.model.named_parameters() if p.requires_grad]
-    picked = [(n, p) for n, p in named[:: max(1, len(named) // most)] if p.grad is not None]
-    flags = [(local(p.grad) != 0).any() for _, p in picked if not p.grad.is_sparse]
-    return [pair for pair, flag in zip(picked, flags) if bool(flag)]
+    some = [(n, p, gradient_of(p)) for n, p in named[:: max(1, len(named) // most)]]
+    picked = [(n, p, g) for n, p, g in some if g is not None and not g.is_sparse]
+    flags = [(local(g) != 0).any() for _, _, g in picked]
+    return [(n, p) for (n, p, _), flag in zip(picked, flags) if bool(flag)]

@@ -78,7 +78,10 @@ class Capture:
         ]
         if found.base is not found.model:
             before = wrap(self._outside)
-            handles.append(found.model.register_forward_pre_hook(before, with_kwargs=True))
+            # before hooks of the model's own: a pipeline's later stages take the ids away
+            handles.append(
+                found.model.register_forward_pre_hook(before, with_kwargs=True, prepend=True)
+            )
         if found.norm is not None:
             handles.append(found.norm.register_forward_hook(wrap(self._at_norm)))
         for name, module in found.base.named_modules():
@@ -160,7 +163,8 @@ class Capture:
             return
         (given, seen), self._pending = self._pending, None
         hidden = getattr(output, "last_hidden_state", None)
-        hidden = hidden if hidden is not None else output[0] if isinstance(output, tuple) else None
+        if hidden is None:
+            hidden = output[0] if isinstance(output, tuple) else output
         norm, self._norm = self._norm, None
         if not isinstance(hidden, Tensor) or hidden.shape[-1] != self.found.hidden:
             self.skipped.setdefault("learnt", "the backbone gives no last hidden state")
@@ -171,11 +175,15 @@ class Capture:
         if not hidden.requires_grad:
             self.skipped.setdefault("learnt", "no gradient comes back to the last hidden state")
             return
+        layout = self.found.layout
+        if layout is not None and layout.sizes["cp"] > 1:
+            self.skipped.setdefault("learnt", "ranks share each row (context parallelism)")
+            return
         device = hidden.device.type
         cast = torch.is_autocast_enabled(device)
         record = Record(
             index=len(self.records),
-            shape=tuple(hidden.shape[:-1]),
+            shape=self._shape(hidden, given.get("input_ids")),
             autocast=str(torch.get_autocast_dtype(device)) if cast else None,
             names=sorted(n for n, v in given.items() if isinstance(v, Tensor) or v is True),
             seen=seen,
@@ -205,6 +213,14 @@ class Capture:
 
         hidden.register_hook(read)
 
+    def _shape(self, hidden: Tensor, ids: Any) -> tuple[int, ...]:
+        """Return rows × positions of the whole micro-batch."""
+        layout = self.found.layout
+        if layout is None:
+            return tuple(hidden.shape[:-1])
+        length = hidden.shape[0] * (layout.tensor if layout.shares_tokens else 1)
+        return hidden.shape[1], ids.shape[-1] if isinstance(ids, Tensor) else length
+
     def _read(
         self,
         record: Record,
@@ -213,9 +229,21 @@ class Capture:
         norm: tuple[Tensor, Tensor] | None,
     ) -> None:
         """Keep the positions that have a gradient, or some of them."""
-        flat, h = gradient.detach().flatten(0, -2), held.flatten(0, -2)
+        places = None
+        if self.found.layout is not None:  # [S, B, H], of which this rank may have a part of S
+            begin = self.found.layout.begin(held.shape[0])
+            gradient_of_rows, held = gradient.detach().transpose(0, 1), held.transpose(0, 1)
+            columns = torch.arange(begin, begin + held.shape[1], device=held.device)
+            rows = torch.arange(held.shape[0], device=held.device)[:, None] * record.shape[-1]
+            inside = columns < record.shape[-1]  # rows may be padded to be shared out
+            places = (rows + columns[inside]).flatten()
+            flat = gradient_of_rows[:, inside].flatten(0, -2)
+            h = held[:, inside].flatten(0, -2)
+        else:
+            flat, h = gradient.detach().flatten(0, -2), held.flatten(0, -2)
         live = (flat != 0).any(-1)
-        at = live.nonzero()[:, 0]
+        here = live.nonzero()[:, 0]
+        at = here if places is None else places[here]
         if record.g is not None:  # a second backward pass through the same graph
             record.why, record.g, record.h = "two backward passes", None, None
             return
@@ -231,8 +259,9 @@ class Capture:
             if most < 1:
                 record.why = "no room for its positions (VTOOL_WATCH_TOKENS, VTOOL_WATCH_MIB)"
                 return
-            at = at[torch.linspace(0, len(at) - 1, most, device=at.device).long()]
-        record.at, record.h, record.g = at, h[at], flat[at]
+            some = torch.linspace(0, len(at) - 1, most, device=at.device).long()
+            at, here = at[some], here[some]
+        record.at, record.h, record.g = at, h[here], flat[here]
         self.kept += len(at)
         record.why = None if len(at) else "no position has a gradient"
         if norm is not None and self.found.norm is not None:

@@ -42,9 +42,18 @@ class Process:
         """Look for the model of an optimizer that was just made."""
         self.know(optimizer)
         own = _parameters(optimizer)
-        if not own or any(own & _of_model(w) for w in self.watches):
-            return
-        self.search(optimizer, own)
+        known = [w for w in self.watches if own & _of_model(w)]
+        for watch in known:
+            self._lead(watch, optimizer, own)
+        if own and not known:
+            self.search(optimizer, own)
+
+    def _lead(self, watch: Watch, optimizer: Any, own: set[int]) -> None:
+        """Have a watch follow the optimizer of its backbone, where a tower has one of its own."""
+        before = [o for o in self.optimizers if id(o) == watch.driver]
+        base = _ids(watch.found.base)
+        if watch.step == 0 and own & base and not any(_parameters(o) & base for o in before):
+            watch.driver = id(optimizer)
 
     def know(self, optimizer: Any) -> None:
         """Remember an optimizer for as long as it lives."""
@@ -156,7 +165,14 @@ def _parameters(optimizer: Any) -> set[int]:
 
 
 def _of_model(watch: Watch) -> set[int]:
-    return {id(p) for p in watch.found.model.parameters()}
+    return _ids(watch.found.model)
+
+
+def _ids(module: Any) -> set[int]:
+    """Return a module's parameters by `id`, and what an optimizer updates in their place."""
+    found = {id(p) for p in module.parameters()}
+    copies = (getattr(p, "main_param", None) for p in module.parameters())
+    return found | {id(copy) for copy in copies if copy is not None}
 
 
 class _State:
@@ -198,9 +214,13 @@ def _guarded(call: Any) -> Any:
     return run
 
 
+def _paused() -> bool:
+    return bool(os.environ.get("VTOOL_WATCH_PAUSED"))
+
+
 @_guarded
 def _made(optimizer: Any) -> None:
-    process = current()
+    process = None if _paused() else current()
     if process is not None:
         process.made(optimizer)
 
@@ -209,7 +229,7 @@ def _made(optimizer: Any) -> None:
 def _before(optimizer: Any, args: Any, kwargs: Any) -> Any:
     """Look at a step; where a closure makes its passes (as in Lightning), behind these."""
     process = _State.process
-    if process is None:
+    if process is None or _paused():
         return None
     closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
     if not callable(closure):
@@ -239,7 +259,7 @@ def _look_inside(optimizer: Any) -> None:
 @_guarded
 def _after(optimizer: Any, args: Any, kwargs: Any) -> None:
     process = _State.process
-    if process is None:
+    if process is None or _paused():
         return
     if id(optimizer) in process.inside:
         process.inside.discard(id(optimizer))

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from . import megatron
+from .megatron import Layout
 from .solve import Head
 
 _NORMS = ("norm", "final_layernorm", "final_layer_norm", "ln_f", "final_norm", "norm_f")
@@ -35,6 +37,8 @@ class Found:
     norm: Any
     ends: tuple[int, ...]
     specials: dict[str, list[int]]
+    layout: Layout | None = None
+    """Of Megatron-core."""
 
     @property
     def hidden(self) -> int:
@@ -49,23 +53,29 @@ def find_models(owned: Iterable[int]) -> list[Found]:
     """
     owned = set(owned)
     found: dict[int, Found] = {}
-    sizes: dict[int, int] = {}
+    sizes: dict[int, tuple[int, int]] = {}
     for candidate in gc.get_objects():
         try:
             if not issubclass(type(candidate), nn.Module):
                 continue
-            if not hasattr(type(candidate), "get_output_embeddings"):
-                continue
-            parameters = list(candidate.parameters())
-            if not any(id(parameter) in owned for parameter in parameters):
-                continue
             module: Any = candidate
-            head = module.get_output_embeddings()
-            if head is None or not _has_weight(head):
+            speaks = hasattr(type(candidate), "get_output_embeddings")
+            if not speaks and not megatron.is_there():
                 continue
-            if sizes.get(id(head), -1) < len(parameters):
-                found[id(head)] = describe(candidate, head)
-                sizes[id(head)] = len(parameters)
+            parameters = list(module.parameters())
+            if not any(megatron.is_owned(parameter, owned) for parameter in parameters):
+                continue
+            head = module.get_output_embeddings() if speaks else None
+            layout = None
+            if head is None or not _has_weight(head):
+                layout = megatron.layout_of(module)
+                if layout is None:
+                    continue
+            key = id(head if layout is None else layout.gpt)
+            size = len(parameters), sum(1 for _ in module.modules())
+            if sizes.get(key, (-1, -1)) < size:
+                found[key] = describe(module, head) if layout is None else of_gpt(module, layout)
+                sizes[key] = size
         except ReferenceError:  # a dead proxy
             continue
         except Exception:  # proxies that raise at any touch, half-built modules: not the model
@@ -84,6 +94,36 @@ def _weight_shape(head: Any) -> torch.Size:
     return shape
 
 
+def of_gpt(model: Any, layout: Layout) -> Found:
+    """Return the parts of a model whose language model is Megatron-core's."""
+    gpt, config = layout.gpt, getattr(model, "config", None)
+    text = megatron.text_of(config)
+    name = next((n for n, m in model.named_modules() if m is gpt.output_layer), "output_layer")
+    norm = getattr(gpt.decoder, "final_layernorm", None)
+    norm_name = next((n for n, m in model.named_modules() if norm is not None and m is norm), None)
+    return Found(
+        model=model,
+        base=gpt.decoder,
+        head=megatron.Head(layout),
+        head_name=name,
+        cap=None,
+        scale=1.0,
+        norm_name=norm_name,
+        norm=norm,
+        ends=_ends(model, text),
+        specials=_specials(config, text) if config is not None else {},
+        layout=layout,
+    )
+
+
+def _ends(model: Any, text: Any) -> tuple[int, ...]:
+    generation = getattr(model, "generation_config", None)
+    ends = getattr(generation, "eos_token_id", None)
+    if ends is None:
+        ends = getattr(text, "eos_token_id", None)
+    return tuple(ends) if isinstance(ends, (list, tuple)) else () if ends is None else (ends,)
+
+
 def describe(model: Any, head: Any) -> Found:
     """Return the parts of a model."""
     base = model.base_model
@@ -93,15 +133,11 @@ def describe(model: Any, head: Any) -> Found:
             break
         base = inner
     config = model.config
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    text = megatron.text_of(config)
     scale = float(getattr(text, "logit_scale", None) or 1.0)
     scale /= float(getattr(text, "logits_scaling", None) or 1.0)
     name = next((n for n, m in model.named_modules() if m is head), type(head).__name__)
     norm_name, norm = _final_norm(base)
-    generation = getattr(model, "generation_config", None)
-    ends = getattr(generation, "eos_token_id", None)
-    if ends is None:
-        ends = getattr(text, "eos_token_id", None)
     return Found(
         model=model,
         base=base,
@@ -111,7 +147,7 @@ def describe(model: Any, head: Any) -> Found:
         scale=scale,
         norm_name=norm_name,
         norm=norm,
-        ends=tuple(ends) if isinstance(ends, (list, tuple)) else () if ends is None else (ends,),
+        ends=_ends(model, text),
         specials=_specials(config, text),
     )
 
@@ -160,6 +196,8 @@ def head_tensors(found: Found) -> list[Tensor]:
         Unreadable: they are not a matrix that can be read.
     """
     head = found.head
+    if found.layout is not None:
+        return [found.layout.local_head()]
     saved = getattr(head, "modules_to_save", None)
     if saved is not None and len(saved):
         names = [n for n in getattr(head, "active_adapters", ()) if n in saved] or list(saved)
@@ -192,14 +230,20 @@ def mesh_of(tensors: Iterable[Any]) -> dict[str, int] | None:
     return None
 
 
-def facts_of(found: Found, optimizer: Any, owned: set[int], seconds: float) -> dict[str, Any]:
-    """Return the fields of `model`."""
-    model, config = found.model, found.model.config
+def facts_of(
+    found: Found, optimizer: Any, owned: set[int], seconds: float, shared_out: bool
+) -> dict[str, Any]:
+    """Return the fields of `model`; `shared_out`: the optimizer has shares of parameters."""
+    model, config = found.model, getattr(found.model, "config", None)
     named = list(model.named_parameters())
-    lost = [n for n, p in named if p.requires_grad and id(p) not in owned]
-    embedding = model.get_input_embeddings()
+    lost = [
+        n
+        for n, p in named
+        if p.requires_grad and not shared_out and not megatron.is_owned(p, owned)
+    ]
     shape = _weight_shape(found.head)
-    mesh = mesh_of(p for _, p in named)
+    mesh = mesh_of(p for _, p in named) if found.layout is None else found.layout.sizes
+    vocabulary = int(shape[0]) if found.layout is None else found.layout.rows(int(shape[0]))
     return {
         "class": type(model).__name__,
         "model_type": getattr(config, "model_type", None),
@@ -211,21 +255,28 @@ def facts_of(found: Found, optimizer: Any, owned: set[int], seconds: float) -> d
         "in_no_group": lost[:20],
         "n_in_no_group": len(lost),
         "head": found.head_name,
-        "vocabulary": int(shape[0]),
+        "vocabulary": vocabulary,
         "hidden": int(shape[-1]),
-        "tied": getattr(embedding, "weight", None) is getattr(found.head, "weight", 0),
+        "tied": _is_tied(found),
         "cap": found.cap,
         "scale": found.scale,
         "ends": list(found.ends),
         "specials": found.specials,
         "norm": found.norm_name,
-        "sharded": mesh is not None,
+        "sharded": shared_out if found.layout is not None else mesh is not None,
         "mesh": mesh,
         "adapters": bool(getattr(model, "peft_config", None))
         or any(type(m).__module__.startswith("peft.") for m in model.modules()),
         "compiled": is_compiled(found),
         "seconds_to_find": round(seconds, 3),
     }
+
+
+def _is_tied(found: Found) -> bool:
+    if found.layout is not None:
+        return bool(getattr(found.layout.gpt, "share_embeddings_and_output_weights", False))
+    embedding = found.model.get_input_embeddings()
+    return getattr(embedding, "weight", None) is getattr(found.head, "weight", 0)
 
 
 def is_compiled(found: Found) -> bool:

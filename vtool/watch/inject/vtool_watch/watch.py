@@ -14,6 +14,7 @@ from . import alone, arrival
 from .capture import Capture
 from .facts import Writer, rank_and_world
 from .learnt import Record, micro_facts, next_ids, rounding
+from .megatron import gradient_of, is_shared_out
 from .model import (
     Found,
     Unreadable,
@@ -45,6 +46,7 @@ class Watch:
         self.seconds = 0.0
         self._errors = 0
         self._described = False
+        self._shared_out = False
         self._alone_done = False
         self._said: set[tuple[str, str]] = set()
         self._agreement: Agreement | None = None
@@ -107,7 +109,7 @@ class Watch:
                 return True
             self._witness = there[0][1]
             return False
-        gradient = self._witness.grad
+        gradient = gradient_of(self._witness)
         if gradient is None or not bool((local(gradient) != 0).any()):
             self._witness = None
             return True
@@ -142,8 +144,11 @@ class Watch:
         """Return the head's whole tensors, or None where they cannot be read."""
         try:
             tensors = head_tensors(self.found)
-            sharded = [t for t in tensors if hasattr(t, "full_tensor")]
+            layout = self.found.layout
+            cut = layout is not None and layout.tensor > 1
+            sharded = [t for t in tensors if cut or hasattr(t, "full_tensor")]
             size = sum(t.numel() * t.element_size() for t in sharded)
+            size *= layout.tensor if layout is not None else 1
         except Unreadable as why:
             self.skip("head", str(why))
             return None
@@ -151,7 +156,7 @@ class Watch:
             self.fail("head", error)
             return None
         if not sharded:
-            return tensors
+            return tensors if layout is None else [layout.whole_head()]
         ready = not self.off and self.capture.looking and not self.writer.failed
         if ready and size > self.settings.budget:
             ready = False
@@ -163,11 +168,14 @@ class Watch:
             if self._agreement is None:
                 self.skip("head", "it is sharded, and the ranks have no store to agree by")
                 return None
-            ranks = sorted({rank for t in sharded for rank in ranks_of(t)})
-            if not self._agreement.decide(f"head/{self.step}", ranks, ready):
+            if layout is not None:
+                ranks = layout.ranks
+            else:
+                ranks = sorted({rank for t in sharded for rank in ranks_of(t)})
+            if not self._agreement.decide(f"head/{ranks[0]}/{self.step}", ranks, ready):
                 self.skip("ranks", self._agreement.over or "a rank does not look at this step")
                 return None
-            return [whole(t) for t in tensors]
+            return [whole(t) for t in tensors] if layout is None else [layout.whole_head()]
         except Exception as error:
             self.fail("head", error)
             return None
@@ -176,7 +184,9 @@ class Watch:
         if self._described:
             return
         self._described = True
-        self.say("model", **facts_of(self.found, optimizer, owned(), self.seconds))
+        self._shared_out = self.found.layout is not None and is_shared_out(optimizer)
+        described = facts_of(self.found, optimizer, owned(), self.seconds, self._shared_out)
+        self.say("model", **described)
         if is_compiled(self.found) and not self.settings.compiled:
             why = "the model is compiled; hooks inside would change what the compiler makes"
             self.skip("learnt", why + " (VTOOL_WATCH_COMPILED=1 allows it)")
@@ -241,6 +251,7 @@ class Watch:
 
     def _arrived(self, records: list[Record], scale: float) -> None:
         fact = arrival.gradient_facts(self.found)
+        fact["sharded"] = fact["sharded"] or self._shared_out
         fact["gradients_before"], self._before = self._before, None
         none = ("norm_name", "norm_at", "norm_sum", "norm_gradient")
         fact.update(dict.fromkeys((*none, "engine_factor", "engine_misfit")))
@@ -251,8 +262,10 @@ class Watch:
             self.skip("engine", "no final norm was found")
         elif not norm.weight.requires_grad:
             self.skip("engine", f"{self.found.norm_name}.weight is not trained")
-        elif norm.weight.grad is None:
-            self.skip("engine", f"{self.found.norm_name}.weight has no .grad at the step")
+        elif gradient_of(norm.weight) is None:
+            self.skip("engine", f"{self.found.norm_name}.weight has no gradient at the step")
+        elif self._shared_out:
+            self.skip("engine", "the optimizer has shares of gradients (distributed optimizer)")
         elif not sums or len(sums) < len(back):
             self.skip("engine", "not every pass was seen at the final norm")
         else:
@@ -269,6 +282,8 @@ class Watch:
             return
         kept = record.alone
         try:
+            if self.found.layout is not None:
+                raise alone.NotRun("a pass through Megatron-core is of all ranks")
             if not kept.get("inputs"):
                 raise alone.NotRun("the first micro-batch was not kept (VTOOL_WATCH_MIB)")
             fact = alone.compare(self.found, record)
@@ -336,10 +351,14 @@ class Watch:
         moving = {
             n
             for n, p in self.found.model.named_parameters()
-            if id(p) in going and p.grad is not None and bool((local(p.grad) != 0).any())
+            if id(p) in going
+            and (gradient := gradient_of(p)) is not None
+            and bool((local(gradient) != 0).any())
         }
         since = moving if self._moving is None else moving & self._moving
-        self.say("drift", **self._weights.facts(self.found, since))
+        drift = self._weights.facts(self.found, since)
+        drift["sharded"] = drift["sharded"] or self._shared_out
+        self.say("drift", **drift)
         self._moving = moving
 
 
