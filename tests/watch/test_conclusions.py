@@ -314,6 +314,25 @@ def test_an_error_of_the_watch_leaves_nothing_passed(tmp_path: Path) -> None:
     assert "boom" in str(result.details["targets-not-next"]["reason"])
 
 
+def test_weights_stuck_by_rounding_are_no_finding_of_their_own(tmp_path: Path) -> None:
+    def change(fact: Fact) -> None:
+        on("drift", stuck=["a"], n_stuck=1)(fact)
+        on("stepped", reference={"a": {"off": 0.5, "moved": 0.4, "elements": 8}})(fact)
+
+    result = conclude(tmp_path, changed(healthy(), change))
+    assert rules(result) == {"updates-lost-in-rounding": "warning"}
+    assert result.checks["parameter-stopped-moving"] == "not-run"
+
+
+def test_of_gradients_that_differ_on_ranks_no_scale_is_taken(tmp_path: Path) -> None:
+    def change(fact: Fact) -> None:
+        mine = [float(2 * (1 + fact["rank"])), -4.0, 1.0]
+        on("arrived", digest=f"{fact['rank']}", norm_gradient=mine)(fact)
+
+    result = conclude(tmp_path, changed(healthy(2), change))
+    assert rules(result) == {"gradients-differ-between-ranks": "error"}
+
+
 def test_what_one_look_lacks_does_not_unmake_another(tmp_path: Path) -> None:
     wrong = {"kind": "error", "where": "alone", "error": "boom", "off": False}
     result = conclude(tmp_path, [*healthy(), {**wrong, "step": 1, "rank": 0, "model": 0}])

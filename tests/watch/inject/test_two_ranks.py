@@ -9,6 +9,7 @@ import pytest
 
 import vtool
 from tests.watch.inject import tiny
+from vtool.watch.conclude import conclude_folder
 
 ROOT = Path(__file__).parents[3]
 INJECT = Path(vtool.__file__).parent / "watch/inject"
@@ -51,6 +52,15 @@ def test_both_ranks_are_read_and_the_weights_are_the_same(tmp_path: Path, kind: 
         factor = sum(a * b for a, b in zip(ours, theirs, strict=True)) / sum(a * a for a in ours)
         assert factor == pytest.approx(0.5, abs=1e-6)
     assert tiny.facts(tmp_path / "facts", "error") == []
+
+
+@pytest.mark.full
+def test_what_fsdp1_keeps_in_pieces_is_not_run_and_no_finding(tmp_path: Path) -> None:
+    assert run("fsdp1", tmp_path / "facts") == run("fsdp1", None)
+    assert tiny.facts(tmp_path / "facts", "error") == []
+    (result,) = conclude_folder(tmp_path / "facts", "fsdp1", None)
+    assert (result.verdict, {one.rule for one in result.findings}) == ("not-run", {"nothing-read"})
+    assert "in pieces by FSDP1" in result.findings[0].message
 
 
 @pytest.mark.full

@@ -1,6 +1,6 @@
 """A plain loop on two ranks, for torchrun: prints a digest of the final weights.
 
-usage: two_ranks.py ddp|fsdp2 [break: raises|silent]: rank 1's watch fails, or is not there
+usage: two_ranks.py ddp|fsdp2|fsdp1 [break: raises|silent]: rank 1's watch fails, or is not there
 """
 
 import hashlib
@@ -29,6 +29,11 @@ model = tiny.make()
 run = model
 if kind == "ddp":
     run = torch.nn.parallel.DistributedDataParallel(model)
+elif kind == "fsdp1":
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    here = torch.device("cpu")
+    run = FullyShardedDataParallel(model, device_id=here, use_orig_params=True)
 else:
     from torch.distributed.fsdp import fully_shard
 

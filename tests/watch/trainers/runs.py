@@ -119,6 +119,8 @@ JUDGED = ("rows-judged", "note")
 WHOLE = ("prompt-learnt", "note")
 WEIGHED = ("token-weights-differ", "note")
 FIRST_LOST = ("answer-partly-learnt", "warning")
+LOST = ("updates-lost-in-rounding", "warning")
+APART = ("gradients-differ-between-ranks", "error")
 NEXT_ROW = ("targets-not-next", "error")
 """The last position of a row learns the first token of the next one."""
 
@@ -137,8 +139,9 @@ RUNS: dict[str, Run] = {
     "LLaMA-Factory, DPO": llamafactory(JUDGED, stage="dpo", dataset="pairs"),
     "ms-swift": swift(),
     "ms-swift, LoRA": swift(tuner_type="lora", lora_rank=4),
-    "ms-swift, bfloat16": swift(torch_dtype="bfloat16", bf16=True, use_cpu=True),
-    "ms-swift, two ranks": swift(ranks=2, ddp_backend="gloo"),
+    "ms-swift, bfloat16 weights": swift(LOST, torch_dtype="bfloat16", bf16=True, use_cpu=True),
+    "ms-swift, two ranks": swift(ranks=2, ddp_backend="gloo", use_cpu=True),
+    "ms-swift, two ranks without use_cpu": swift(APART, MEANS, ranks=2, ddp_backend="gloo"),
     "ms-swift, label_smoothing_factor": swift(MEANS, SMOOTHED, label_smoothing_factor=0.1),
     "ms-swift, DPO": swift(JUDGED, kind="rlhf", rlhf_type="dpo", dataset="{made}/pairs.jsonl"),
     "verl": verl(),

@@ -190,7 +190,7 @@ def _shared(facts: Facts, kind: str, what: str) -> str | None:
     return None
 
 
-def _gradients_differ(facts: Facts) -> bool:
+def gradients_differ(facts: Facts) -> bool:
     """Tell whether ranks that hold the same weights have different gradients in a step."""
     if _shared(facts, "arrived", "gradients"):
         return False
@@ -278,7 +278,7 @@ def _other_gradient(facts: Facts) -> Outcome:
             " the optimizer saw them"
         )
         return Outcome((found(OTHER_GRADIENT, message),))
-    if _gradients_differ(facts):
+    if gradients_differ(facts):
         return Outcome(not_run="each rank has another gradient")
     engines = {step: engine_of(facts, step) for step, _ in facts.by_step("arrived")}
     known = {step: one for step, one in engines.items() if one and not one.by_value}
@@ -411,7 +411,7 @@ def _drift(facts: Facts) -> Outcome:
         return Outcome(not_run=why)
     if len({one["rank"] for one in facts.of("drift")}) < 2:
         return Outcome(not_run="one rank alone has this model")
-    if _gradients_differ(facts):
+    if gradients_differ(facts):
         return Outcome(not_run="each rank has another gradient: weights differ by that")
     for step, ones in facts.by_step("drift"):
         if len({one["digest"] for one in ones}) < 2:

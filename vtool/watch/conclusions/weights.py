@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from vtool.diagnostics import Diagnostic, Rule
-from vtool.watch.conclusions.arrived import engine_of
+from vtool.watch.conclusions.arrived import engine_of, gradients_differ
 from vtool.watch.conclusions.check import Check, Outcome, found
 from vtool.watch.conclusions.learnt import nothing_read, read
 from vtool.watch.facts import Facts, Micro, Row
@@ -190,6 +190,8 @@ def _scaled(facts: Facts) -> Outcome:
         return Outcome(not_run="weights have both signs: their sum is no mean")
     if shared := facts.not_data_parallel:
         return Outcome(not_run=f"ranks share their rows ({shared})")
+    if gradients_differ(facts):
+        return Outcome(not_run="each rank has another gradient")
     scales = _scales(facts)
     if not scales:
         return Outcome(not_run="not every learnt token of a step could be measured")

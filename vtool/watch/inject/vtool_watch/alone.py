@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from .learnt import Record
-from .model import Found
+from .model import Found, in_pieces
 from .rows import Document, documents, visual_owners, visuals_of
 
 TEXTS, DRAWS = 4, 2
@@ -93,7 +93,7 @@ def _refuse(found: Found, inputs: dict[str, Any]) -> None:
         raise NotRun("the model is not given ids")
     if inputs.get("embeddings_given") and any(name.startswith("pixel") for name in inputs):
         raise NotRun("the backbone is given embeddings with images in them")
-    if any(hasattr(p, "full_tensor") for p in found.base.parameters()):
+    if in_pieces(found.base):
         raise NotRun("the weights are sharded: a forward pass would be a collective")
     for name in ("inputs_embeds", "encoder_outputs", "decoder_input_ids", "input_features"):
         if isinstance(inputs.get(name), Tensor) and not inputs.get("embeddings_given"):

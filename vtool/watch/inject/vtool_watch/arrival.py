@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .megatron import gradient_of
-from .model import Found, local
+from .model import Found, in_pieces, local
 from .rows import digest_of, digests, sampled_checksum
 
 NAMES, TENSORS, COORDINATES = 20, 512, 256
@@ -38,7 +38,7 @@ def gradient_facts(found: Found) -> dict[str, Any]:
         "norm": sum(row[0] for row in seen) ** 0.5,
         "digest": digest_of("".join(each).encode()),
         "tensors": dict(list(zip(names, each))[:TENSORS]),
-        "sharded": any(hasattr(p, "full_tensor") for _, p in named),
+        "sharded": in_pieces(found.model),
         "no_gradient": none[:NAMES],
         "n_no_gradient": len(none),
         "zero_gradient": zero[:NAMES],
@@ -233,7 +233,7 @@ class Weights:
         return {
             "digest": digest_of("".join(each).encode()),
             "tensors": dict(list(now.items())[:TENSORS]),
-            "sharded": any(hasattr(p, "full_tensor") for _, p in named),
+            "sharded": in_pieces(found.model),
             "stuck": stuck[:NAMES],
             "n_stuck": len(stuck),
         }

@@ -174,6 +174,15 @@ def _specials(*configs: Any) -> dict[str, list[int]]:
     return found
 
 
+def in_pieces(module: Any) -> bool:
+    """Tell whether a process holds parts of weights: DTensors, ZeRO-3's, or FSDP1's."""
+    parameters = list(module.parameters())
+    if any(hasattr(p, "full_tensor") or hasattr(p, "ds_tensor") for p in parameters):
+        return True
+    flat = [p for p in parameters if getattr(p, "_fsdp_flattened", False)]
+    return bool(flat) and all(p.dim() == 1 for p in flat)  # whole ones keep their shape
+
+
 def whole(tensor: Any) -> Any:
     """Return a tensor without its shards: a collective where it has some."""
     if not hasattr(tensor, "full_tensor"):
@@ -263,7 +272,7 @@ def facts_of(
         "ends": list(found.ends),
         "specials": found.specials,
         "norm": found.norm_name,
-        "sharded": shared_out if found.layout is not None else mesh is not None,
+        "sharded": shared_out if found.layout is not None else in_pieces(found.model),
         "mesh": mesh,
         "adapters": bool(getattr(model, "peft_config", None))
         or any(type(m).__module__.startswith("peft.") for m in model.modules()),
