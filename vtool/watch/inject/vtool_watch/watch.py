@@ -237,7 +237,7 @@ class Watch:
                 guess = None
                 if record.seen is not None and tuple(record.seen.ids.shape) == record.shape:
                     guess = next_ids(record.seen.ids, record.at).to(record.h.device)
-                room = max(16 << 20, min(64 << 20, self.settings.budget // 8))
+                room = max(16 << 20, min(192 << 20, self.settings.budget // 4))
                 solved = solve(record.h, record.g, as_head(self.found, head), guess, u, dtype, room)
                 tokens, precision = tokens + len(record.g), str(dtype)
             elif head is None and record.why is None:
