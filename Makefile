@@ -25,10 +25,10 @@ demo: .venv/installed  ## install, train a model on real scans, write a report (
 test: .venv/installed-dev  ## run tests that are not `full` or `soak` (minutes), in a new order
 	$(PYTEST) --file-budget 30 --durations=10
 
-test-all: .venv/installed-dev  ## run every test but `soak`, and fail one that leaks state
+test-all: .venv/installed-dev .venv/installed-bench  ## all but `soak`; leaks fail
 	$(PYTEST) -m "not soak" --fail-on-leaks --durations=20
 
-test-rest: .venv/installed-dev  ## run what test-all has beside test (CI runs both)
+test-rest: .venv/installed-dev .venv/installed-bench  ## what test-all has beside test
 	$(PYTEST) -m "full and not soak" --fail-on-leaks --durations=20
 
 check: .venv/installed-dev  ## lint, types, and the direction of imports
