@@ -136,6 +136,20 @@ def test_several_recipes_are_checked_at_once_as_a_hook_names_them(
     assert run("one.yaml", "two.yml", "--show")[0] == 2
 
 
+def test_a_recipe_whose_name_reads_as_a_setting_is_not_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("one.yaml").write_text("defaults: [digits]\n")
+    Path("run.name=x.yaml").write_text("defaults: [digits]\nnothing: 1\n")
+    code, out, _ = run("one.yaml", "run.name=x.yaml", "run.name=y.yaml", "--format", "json")
+    assert code == 1
+    assert [(result["subject"], result["verdict"]) for result in json.loads(out)["results"]] == [
+        ("one.yaml", "clean"),
+        ("run.name=x.yaml", "unsafe"),
+    ]
+
+
 def test_without_a_recipe_it_says_what_to_name() -> None:
     code, out, err = run()
     assert (code, out) == (2, "")

@@ -115,3 +115,13 @@ def test_an_empty_path_is_refused_rather_than_taken_for_the_default(override: st
     assert [(finding.rule, finding.parameter) for finding in caught.value.diagnostics] == [
         ("out-of-range", override.rstrip("="))
     ]
+
+
+def test_a_mark_of_direction_is_escaped_and_stays_what_it_was(tmp_path: Path) -> None:
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text('defaults: [digits, _self_]\nrun: {name: "\\u202Eabc\\u2067"}\n')
+    loaded = load_run(str(recipe))
+    shown = effective_yaml(loaded)
+    assert shown.isascii()
+    recipe.write_text(shown)
+    assert load_run(str(recipe)).run.run.name == "\u202eabc\u2067"

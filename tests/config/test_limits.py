@@ -1,6 +1,8 @@
 """What is larger than any recipe is a finding, before time and memory are spent on it."""
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -88,6 +90,22 @@ TOO_LARGE: dict[str, tuple[Callable[[], str], str]] = {
 }
 
 
+MOST_SECONDS = 2.0
+"""Of the processor's time, for a check. Most take a tenth of that."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def everything_is_imported() -> None:
+    assert CliRunner().invoke(app, ["validate-config", "digits"]).exit_code == 0
+
+
+@contextmanager
+def in_time() -> Iterator[None]:
+    began = time.process_time()
+    yield
+    assert time.process_time() - began < MOST_SECONDS
+
+
 @pytest.mark.parametrize("name", TOO_LARGE)
 @pytest.mark.parametrize("trusted", [True, False])
 def test_is_a_finding(
@@ -97,7 +115,10 @@ def test_is_a_finding(
     made, rule = TOO_LARGE[name]
     Path("mine.yaml").write_text(made())
     option = [] if trusted else ["--untrusted"]
-    done = CliRunner().invoke(app, ["validate-config", *option, "mine.yaml", "--format", "concise"])
+    with in_time():
+        done = CliRunner().invoke(
+            app, ["validate-config", *option, "mine.yaml", "--format", "concise"]
+        )
     assert isinstance(done.exception, SystemExit), done.exception
     assert done.exit_code in (1, 2)
     assert rule in done.output
@@ -112,7 +133,7 @@ def test_a_file_that_names_itself_twice_over_is_a_finding(
         following = f"r{number + 1}"
         Path(f"r{number}.yaml").write_text(f"defaults: [{following}@a, {following}@b]\n")
     Path("r30.yaml").write_text("x: 1\n")
-    with pytest.raises(Findings) as caught:
+    with pytest.raises(Findings) as caught, in_time():
         examine("r0.yaml")
     assert caught.value.diagnostics[0].rule == "bad-defaults-list"
 
@@ -132,7 +153,8 @@ def test_a_file_that_names_itself_twice_over_is_a_finding(
     ids=lambda text: text[:20],
 )
 def test_an_argument_is_a_finding(override: str) -> None:
-    done = CliRunner().invoke(app, ["validate-config", "digits", override])
+    with in_time():
+        done = CliRunner().invoke(app, ["validate-config", "digits", override])
     assert isinstance(done.exception, SystemExit), done.exception
     assert done.exit_code in (1, 2)
 
@@ -149,7 +171,9 @@ def test_a_path_that_no_file_can_have_is_a_finding(path: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    "value", ["!!bool x", "!!int x", "!!float x", "!!timestamp x", "{null: 1}"]
+    "value",
+    ["!!bool x", "!!int x", "!!float x", "!!timestamp x", "{null: 1}", f"1{':59' * 2_000}.5"],
+    ids=lambda text: text[:20],
 )
 def test_a_value_that_is_not_what_its_tag_says_is_a_finding(value: str, tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(f"{HEAD}a: {value}\n")

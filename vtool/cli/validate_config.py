@@ -195,8 +195,11 @@ def _jobs(recipe: str, overrides: Sequence[str]) -> list[tuple[str, tuple[str, .
 def _split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return the recipes and the overrides.
 
-    The first argument is always a recipe; a pre-commit hook names several files.
+    The first argument is always a recipe; a pre-commit hook names several files. One may be called
+    `lr=1.yaml`: where such a file is, it is meant, and not passed over.
     """
+    import os
+
     from vtool.config.resources import recipe_names
 
     first, *others = arguments
@@ -204,6 +207,7 @@ def _split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     recipes = [
         each
         for each in others
-        if each in names or ("=" not in each and each.endswith((".yaml", ".yml")))
+        if each in names
+        or (each.endswith((".yaml", ".yml")) and ("=" not in each or os.path.lexists(each)))
     ]
     return [first, *recipes], [each for each in others if each not in recipes]

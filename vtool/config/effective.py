@@ -8,6 +8,7 @@ import yaml
 
 from vtool.config.origins import Key, Origins
 from vtool.config.references import Unfollowed
+from vtool.diagnostics.printable import printable
 
 _HEAD = "# The settings in force, each with where it comes from. This file is itself a recipe.\n"
 # What no YAML reader takes for anything but text; checked against YAML's own words (yes, null, …)
@@ -57,7 +58,9 @@ def _scalar(value: Any) -> str:
         is_text = not isinstance(value, Unfollowed)
         value = _REFERENCE.sub(r"\1\1\\${", value) if is_text else str(value)
     text: str = yaml.safe_dump(value, default_style=style, width=float("inf"), allow_unicode=True)
-    return text.removesuffix("\n").removesuffix("\n...")
+    text = text.removesuffix("\n").removesuffix("\n...")
+    # YAML has the same escapes between quotes: a mark of direction would turn the line around
+    return printable(text) if style else text
 
 
 def _comment(value: Any, keys: Key, origins: Origins) -> str:

@@ -85,8 +85,15 @@ class RecipeSource(ConfigSource):  # type: ignore[misc]  # Hydra's classes are n
             )
         except yaml.YAMLError as error:
             raise not_yaml(file.name, error) from error
-        except (OmegaConfBaseException, ValueError, KeyError, TypeError, AttributeError) as error:
-            # such as `!!bool x`
+        except (
+            OmegaConfBaseException,
+            ValueError,
+            KeyError,
+            TypeError,
+            AttributeError,
+            OverflowError,
+        ) as error:
+            # such as `!!bool x`, and 1:59:59:59.5 with two thousand parts
             raise Findings(
                 Diagnostic(
                     "bad-yaml",

@@ -174,7 +174,15 @@ def _flat(file: YamlFile, read_environment: bool) -> tuple[dict[str, Any], dict[
     try:
         values = yaml.load(file.text, get_yaml_loader())  # a SafeLoader
         OmegaConf.create(masked(values))
-    except (yaml.YAMLError, OmegaConfBaseException, ValueError, KeyError, TypeError) as error:
+    except (
+        yaml.YAMLError,
+        OmegaConfBaseException,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        OverflowError,
+    ) as error:
         raise Findings(
             Diagnostic(
                 "bad-yaml", f"{file.name}: {str(error).splitlines()[0]}", origin=Origin(file.name)
