@@ -419,3 +419,11 @@ def test_on_a_terminal_the_progress_is_one_line() -> None:
     assert "\n" not in shown
     assert shown.count("\r\x1b[K") == 3
     assert max(map(len, shown.split("\r\x1b[K"))) < 80
+
+
+def test_a_link_that_leads_to_itself_is_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    for subject in (tmp_path / "loop", tmp_path / "loop" / "model"):
+        done = load_check(str(subject))
+        assert done.status == 2
+        assert "Traceback" not in done.stderr

@@ -1,5 +1,6 @@
 """Every format of rows is registered wherever it must be; rows of several files are named."""
 
+import json
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
@@ -13,7 +14,9 @@ from vtool.config.schema import MessagesSource
 from vtool.config.schema.formats import ENTRY_SETTINGS, FORMATS
 from vtool.data import formats
 from vtool.data.formats import READERS
+from vtool.data.json_lines import JsonLines
 from vtool.data.sources import Rows
+from vtool.diagnostics import Findings
 
 
 def format_of(entry: Any) -> str:
@@ -60,3 +63,22 @@ def test_a_row_goes_by_its_files_name_and_by_its_path_where_two_files_have_the_s
     assert names(one, other) == ["rows.jsonl:1", "other.jsonl:1"]
     assert names(one, two, other) == [f"{one}:1", f"{two}:1", "other.jsonl:1"]
     assert names(one, one) == ["rows.jsonl:1", "rows.jsonl:1"]
+
+
+def test_a_line_is_found_without_being_in_memory_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [json.dumps(chat("a" * size, "b")) for size in (1, 300, 17, 80)]
+    rows[2:2] = ["", " " * 500]
+    file = tmp_path / "rows.jsonl"
+    file.write_text("\n".join(rows))
+    places = JsonLines(str(file)).places
+    for size in (16, 64, 100, len(rows[0]), len(rows[0]) + 1):
+        monkeypatch.setattr("vtool.data.json_lines.CHUNK_OF_LINE", size)
+        assert JsonLines(str(file)).places == places, size
+    assert [place.line for place in places] == [1, 2, 5, 6]
+    monkeypatch.setattr("vtool.data.json_lines.LARGEST_ROW", 200)
+    read = JsonLines(str(file))
+    assert read.record(0) == chat("a", "b")
+    with pytest.raises(Findings, match=r"broken-row.*rows\.jsonl:2 has .* bytes"):
+        read.record(1)

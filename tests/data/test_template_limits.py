@@ -116,3 +116,19 @@ def test_a_template_that_is_refused_by_itself_is_no_costly_one() -> None:
     with pytest.raises(Exception, match="roles must alternate") as caught, LimitedTemplate():
         rendered("{{ raise_exception('roles must alternate') }}")
     assert not isinstance(caught.value, TooCostly)
+
+
+def test_a_row_of_very_many_answers_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each answer is cheap to render, with all that is before it: together they take the square."""
+    monkeypatch.setattr("vtool.data.template_limits.SECONDS_OF_ROW", 0.5)
+    rendered("{{ messages }}")
+
+    def answers(times: int) -> None:
+        for _ in range(times):
+            rendered("{% for i in range(30000) %}x{% endfor %}")
+
+    with pytest.raises(TooCostly, match="for each answer"), LimitedTemplate():
+        answers(10_000)
+    for _ in range(2):  # each row has its own time
+        with LimitedTemplate():
+            answers(10)

@@ -174,6 +174,7 @@ def test_what_could_not_be_checked_is_never_known(
         '{"version": 2, "findings": []}',
         '{"version": 1, "findings": [{"rule": 1}]}',
         "\xff\xfe",
+        "[" * 100_000,
     ],
 )
 def test_what_is_no_baseline_is_refused(file: Path, content: str) -> None:
@@ -181,6 +182,12 @@ def test_what_is_no_baseline_is_refused(file: Path, content: str) -> None:
     with pytest.raises(Findings, match="unusable-baseline"):
         compare([result(STALE)], file)
     assert file.read_text(encoding="latin-1") == content
+
+
+def test_a_pipe_is_no_baseline_and_waited_for_by_nobody(file: Path) -> None:
+    os.mkfifo(file)
+    with pytest.raises(Findings, match=r"unusable-baseline.*it is no file"):
+        compare([result(STALE)], file)
 
 
 def test_a_baseline_that_cannot_be_written_is_told(tmp_path: Path) -> None:

@@ -1,8 +1,12 @@
+import random
+import time
+
 import jinja2
 from jinja2 import nodes
 
+from vtool.families.family import load_family
 from vtool.families.tokens import TokenNames
-from vtool.models.tokenizer import chat_template
+from vtool.models.tokenizer import chat_template, train_tokenizer
 
 
 def test_the_template_loops_over_nothing_but_the_content_itself() -> None:
@@ -15,3 +19,14 @@ def test_the_template_loops_over_nothing_but_the_content_itself() -> None:
     assert parts.iter == nodes.Getitem(
         nodes.Name("message", "load"), nodes.Const("content"), "load"
     )
+
+
+def test_a_text_without_spaces_takes_no_longer_than_its_length() -> None:
+    """As a file in base64: the training of a tokenizer takes the square of a word's length."""
+    names = load_family("qwen2_5_vl").facts.token_names
+    word = "".join(random.Random(0).choices("abcdefghijklmnop", k=200_000))
+    train_tokenizer(["warm"], names)
+    began = time.process_time()
+    tokenizer = train_tokenizer([word], names)
+    assert time.process_time() - began < 3
+    assert tokenizer.decode(tokenizer(word).input_ids) == word

@@ -234,6 +234,7 @@ def test_an_image_elsewhere_or_damaged_is_not_shown(run_folder: Path) -> None:
     (run_folder / "samples" / "00001.png").write_bytes(b"\x89PNG\r\n\x1a\nnot an image")
     rows = lines_of(run_folder / "predictions.jsonl")[:3]
     rows[0]["image"] = "../secret.png"
+    rows[1]["image"] = "samples/a\0b.png"
     rows[2]["image"] = "samples/none.png"
     write_lines(run_folder / "predictions.jsonl", rows)
     elements = Elements(page_of(run_folder))

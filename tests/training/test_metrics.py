@@ -25,6 +25,8 @@ def lines(*steps: int, evaluated: tuple[int, ...] = ()) -> list[str]:
         (["\0\0\n", *lines(1, 2, 3, 4, evaluated=(2, 4))], "damaged: line 1"),
         (["[" * 100_000, *lines(2, 3, 4, evaluated=(2, 4))], "no line of step 1; damaged: line 1"),
         ([*lines(1, 2, 3, evaluated=(2, 4)), "7\n"], "no line of step 4"),
+        (lines(1, 2, 2, 3, 4, evaluated=(2, 2, 4)), "more than one line of step 2"),
+        (lines(1, 2, 3, 4, 5, 5, evaluated=(2, 4)), None),
     ],
 )
 def test_what_is_lost_is_named(found: list[str], lost: str | None) -> None:

@@ -91,10 +91,10 @@ def refuse_link(path: Path) -> None:
     Raises:
         Findings: `unreadable-file`.
     """
-    here, given = Path.cwd().resolve(), Path(os.path.abspath(path))
-    folder = path.parent.resolve()
+    here, given = Path(os.path.realpath(Path.cwd())), Path(os.path.abspath(path))
+    folder = Path(os.path.realpath(path.parent))
     moved = given.is_relative_to(here) and not folder.is_relative_to(here)
-    if moved or not path.resolve().is_relative_to(folder):
+    if moved or not Path(os.path.realpath(path)).is_relative_to(folder):
         message = f"`{path}` is behind a link that leads elsewhere, and is not trusted"
         help = "give a file that is no link"
         raise Findings(Diagnostic("unreadable-file", message, help), fatal=True)
@@ -109,7 +109,7 @@ def _other_recipes(recipe: str, names: tuple[str, ...]) -> str:
 
 def shown(path: Path) -> str:
     """Return a path as messages name it: a shipped file from `recipes/` or `configs/` on."""
-    resolved = path.resolve()
+    resolved = Path(os.path.realpath(path))
     for kind, folder in (("recipes", share("recipes")), ("configs", share("configs"))):
         if resolved.is_relative_to(folder):
             return f"{kind}/{resolved.relative_to(folder).as_posix()}"

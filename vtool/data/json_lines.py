@@ -9,6 +9,11 @@ from typing import Any, BinaryIO, NamedTuple
 from vtool.data.row import refuse
 from vtool.diagnostics import Findings, Origin
 
+CHUNK_OF_LINE = 2**24
+"""Bytes of a line that are in memory at once while rows are found."""
+LARGEST_ROW = 2**30
+"""Bytes of a row that is read: pictures inside it are a thousandth of that."""
+
 
 class Place(NamedTuple):
     """The place of a row in its file."""
@@ -63,11 +68,16 @@ class JsonLines:
 
     def find_rows(self, file: BinaryIO) -> Iterator[Place]:
         """Yield the place of each row; the file is at its beginning."""
-        start = 0
-        for number, line in enumerate(file, 1):
-            if line.strip():
-                yield Place(number, number, start, len(line))
-            start += len(line)
+        start = number = 0
+        while part := file.readline(CHUNK_OF_LINE):
+            number += 1
+            size, blank = len(part), not part.strip()
+            while len(part) == CHUNK_OF_LINE and not part.endswith(b"\n"):
+                part = file.readline(CHUNK_OF_LINE)
+                size, blank = size + len(part), blank and not part.strip()
+            if not blank:
+                yield Place(number, number, start, size)
+            start += size
 
     def text(self, index: int) -> bytes:
         """Return the text of row `index`."""
@@ -86,6 +96,9 @@ class JsonLines:
         Raises:
             Findings: `broken-row`.
         """
+        if (size := self.places[index].size) > LARGEST_ROW:
+            message = f"{self.name(index)} has {size:,} bytes; rows of {LARGEST_ROW:,} are read"
+            raise refuse("broken-row", message, self.origin(index))
         try:
             # Strictly: json itself would let halves of characters pass. Some editors write a mark
             # at the beginning of a file.

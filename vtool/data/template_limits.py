@@ -19,7 +19,9 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from transformers.utils import chat_template_utils
 
 SECONDS = 5.0
-"""Time of the thread's own that one row's templates may take: a thousand times what they do."""
+"""Time of the thread's own that a template may take: a thousand times what one does."""
+SECONDS_OF_ROW = 30.0
+"""The same for all times that it is rendered for one row: twice for each answer."""
 LARGEST = 64 * 2**20
 """Characters or items of the largest value that a template may make."""
 MEMORY = 2**30
@@ -52,7 +54,7 @@ class LimitedTemplate(ContextDecorator):
         chat_template_utils._compile_jinja_template = _compile_limited
         self.timed = threading.current_thread() is threading.main_thread()
         if self.timed:
-            _watch_templates()
+            _watch_templates().begin()
             signal.setitimer(signal.ITIMER_VIRTUAL, _TICK, _TICK)
 
     def __exit__(self, *_: object) -> None:
@@ -66,17 +68,30 @@ class _Watch:
 
     def __init__(self) -> None:
         self.rendering: FrameType | None = None
+        self.last = self.of_row = 0.0
+
+    def begin(self) -> None:
+        """Begin a row."""
+        self.last, self.of_row = time.thread_time(), 0.0
 
     def __call__(self, signal: int, frame: FrameType | None) -> None:
         while frame is not None and frame.f_code.co_name != "apply_chat_template":
             frame = frame.f_back
+        now = time.thread_time()
+        past, self.last = now - self.last, now
         if frame is not self.rendering:  # its first tick: others are not to be seen any more
-            self.rendering, self.since, self.memory = frame, time.thread_time(), _resident()
+            self.rendering, self.since, self.memory = frame, now, _resident()
         if frame is None:
             return
+        self.of_row += min(past, 2 * _TICK)  # what a tokenizer takes between is not a template's
         try:
-            if time.thread_time() - self.since > SECONDS:
+            if now - self.since > SECONDS:
                 raise TooCostly(f"it runs for more than {SECONDS:g} seconds")
+            if self.of_row > SECONDS_OF_ROW:
+                raise TooCostly(
+                    f"it is rendered for each answer, and takes more than {SECONDS_OF_ROW:g}"
+                    " seconds in all"
+                )
             # what other threads take meanwhile is far below
             if _resident() - self.memory > MEMORY:
                 raise TooCostly(f"it takes more than {MEMORY / 2**30:g} GiB of memory")
@@ -86,9 +101,11 @@ class _Watch:
 
 
 @cache
-def _watch_templates() -> None:
+def _watch_templates() -> _Watch:
     """Handle the timer's signal from now on: to do so for each row would take longer than it."""
-    signal.signal(signal.SIGVTALRM, _Watch())
+    watch = _Watch()
+    signal.signal(signal.SIGVTALRM, watch)
+    return watch
 
 
 def _resident() -> int:

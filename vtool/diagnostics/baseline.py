@@ -1,5 +1,6 @@
 """A baseline: the findings of one day, so that later only new ones count."""
 
+import errno
 import hashlib
 import json
 import os
@@ -153,8 +154,10 @@ def _key(entry: dict[str, Any]) -> str:
 
 def _read(file: Path) -> list[dict[str, Any]]:
     try:
+        if not (file.is_file() or file.is_dir()):  # to read a pipe or a device may never end
+            raise OSError(errno.EINVAL, "it is no file")
         content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         why = error.strerror if isinstance(error, OSError) else f"it is not JSON: {error}"
         raise Findings(
             Diagnostic(

@@ -13,6 +13,7 @@ from vtool.diagnostics.printable import printable, printable_all
 from vtool.diagnostics.result import Result, count
 from vtool.version import __version__
 
+_LONGEST_LINE = 2**20  # characters in memory at once
 _COLORS = {"error": "31;1", "warning": "33;1", "note": "36;1"}
 Locate = Callable[[str], Path]
 MACHINE = frozenset({"json", "sarif"})
@@ -167,17 +168,23 @@ def _full(finding: Diagnostic, color: bool, locate: Locate, explained: set[str])
     return lines
 
 
+def _line(file: TextIO, wanted: int) -> str:
+    """Return a line of a file, from 1; of one that is very long, the beginning."""
+    number = 1
+    while part := file.readline(_LONGEST_LINE):
+        if number == wanted:
+            return part
+        number += part.endswith("\n")
+    return ""
+
+
 def _excerpt(origin: Origin, locate: Locate) -> Iterator[str]:
     """Yield the line that an origin names, with a caret under the column."""
     if origin.line is None:
         return
     try:
         with locate(origin.file).open(encoding="utf-8") as file:
-            line = (
-                next((text for number, text in enumerate(file, 1) if number == origin.line), "")
-                .rstrip("\n")
-                .replace("\t", " ")
-            )
+            line = _line(file, origin.line).rstrip("\n").replace("\t", " ")
         line = "".join(letter if letter.isprintable() else "\ufffd" for letter in line)
     except (OSError, UnicodeDecodeError):
         return

@@ -1,6 +1,7 @@
 """`model.modeling`, FILE.py:CLASS: what the file says without being imported. Torch-free."""
 
 import ast
+import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -20,7 +21,7 @@ def split_modeling(modeling: str) -> tuple[Path, str]:
 def resolve_modeling(modeling: str) -> str:
     """Return the setting with the whole path, as an object shows it."""
     file, name = split_modeling(modeling)
-    return f"{file.resolve()}:{name}"
+    return f"{os.path.realpath(file)}:{name}"
 
 
 def is_well_formed(modeling: str) -> bool:

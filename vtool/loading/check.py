@@ -1,5 +1,6 @@
 """Checks folders and classes, with one probe for each framework; yields results as they come."""
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -59,7 +60,7 @@ def check_subjects(
     for text in settings.subjects.names:
         subject = parse(text, typed.get(text))
         # A folder may be named in two ways, and a recipe's export by itself too: it is one subject.
-        place = Path(subject.name).resolve() if subject.host == FOLDER else subject.name
+        place = os.path.realpath(subject.name) if subject.host == FOLDER else subject.name
         places.setdefault((subject.host, str(place)), subject)
     named = list(places.values())
     if refused := list(_refused(settings, named, checkpoint, digest)):
@@ -142,7 +143,7 @@ def _on_one_host(
         jobs=settings.jobs,
         seconds=settings.limits.seconds,
         memory=settings.limits.memory_mib * 2**20,
-        checkpoint=str(checkpoint.resolve()) if checkpoint else None,
+        checkpoint=os.path.realpath(checkpoint) if checkpoint else None,
     )
     waiting = {subject.name: subject for subject in subjects}
     total = 0

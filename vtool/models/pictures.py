@@ -14,6 +14,8 @@ import PIL.ImageOps
 
 from vtool.config.schema.data import MOST_DECODED_PIXELS, Image
 
+# Pillow's advice to whoever converts such a picture; its transparency is a trait here.
+warnings.filterwarnings("ignore", "Palette images with Transparency", UserWarning)
 _ORIENTATION = 0x0112  # of EXIF: 1 is upright
 _WHITE_IS_ZERO, _PHOTOMETRIC = 0, 262  # of TIFF
 _SAMPLE_FORMAT, _UNSIGNED = 339, 1

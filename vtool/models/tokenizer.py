@@ -1,9 +1,14 @@
 """A tokenizer that is trained on the spot, and its chat template."""
 
+import re
 from collections.abc import Iterable
 from typing import Any
 
 from vtool.families.tokens import TokenNames
+
+_LONGEST_WORD = 2_000
+"""Characters without a space that the training of a tokenizer takes as one word: the time that a
+word takes goes with the square of its length."""
 
 
 def chat_template(names: TokenNames) -> str:
@@ -55,7 +60,7 @@ def train_tokenizer(texts: Iterable[str], names: TokenNames, vocab_size: int = 5
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    bpe.train_from_iterator(["system user assistant", *texts], trainer)
+    bpe.train_from_iterator(["system user assistant", *map(_without_long_words, texts)], trainer)
     return PreTrainedTokenizerFast(
         tokenizer_object=bpe,
         eos_token="<|im_end|>",
@@ -63,4 +68,18 @@ def train_tokenizer(texts: Iterable[str], names: TokenNames, vocab_size: int = 5
         additional_special_tokens=special[1:],
         chat_template=chat_template(names),
         clean_up_tokenization_spaces=False,
+    )
+
+
+def _without_long_words(text: str) -> str:
+    """Return a text with its longest words, such as a file in base64, in pieces."""
+    if len(text) <= _LONGEST_WORD:
+        return text
+    return "".join(
+        part
+        if len(part) <= _LONGEST_WORD
+        else " ".join(
+            part[start : start + _LONGEST_WORD] for start in range(0, len(part), _LONGEST_WORD)
+        )
+        for part in re.split(r"(\s+)", text)
     )

@@ -2,6 +2,7 @@
 
 import base64
 import io
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,12 +39,12 @@ class Pictures:
 
         None where it is absent, unreadable, outside of the folder, or no longer fits.
         """
-        path = (folder / name).resolve()
-        # The page is passed around: a name that leads out of the run's folder must not put another
-        # file into it.
-        if not path.is_relative_to(folder.resolve()):
-            return None
         try:
+            path, own = (Path(os.path.realpath(one)) for one in (folder / name, folder))
+            # The page is passed around: a name that leads out of the run's folder must not put
+            # another file into it.
+            if not path.is_relative_to(own) or not path.is_file():
+                return None
             picture = _picture(path)
         # Pillow raises them all for damaged files
         except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError):

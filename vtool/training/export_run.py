@@ -1,6 +1,7 @@
 """Export a run from its newest checkpoint, whether it has finished or not."""
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -58,7 +59,7 @@ def export_run(path: Path, output: Path | None = None, *, merge: bool = False) -
             or [Diagnostic("no-checkpoint", f"{path} has no checkpoint yet")]
         )
     if output is not None:
-        output = output.resolve()
+        output = Path(os.path.realpath(output))
         if output.exists() and (not output.is_dir() or any(output.iterdir())):
             message = f"{output} exists and is not empty: nothing there is overwritten"
             raise Findings(

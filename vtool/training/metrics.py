@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +53,7 @@ def step_of_line(line: str) -> float:
 
 
 def what_is_lost(
-    lines: Sequence[str], steps: Iterable[int], evaluated: Collection[int] = ()
+    lines: Sequence[str], steps: Sequence[int], evaluated: Collection[int] = ()
 ) -> str | None:
     """Return which lines a run's metrics lack or have damaged; None if all are there.
 
@@ -66,15 +66,17 @@ def what_is_lost(
     """
     trained: set[float] = set()
     validated: set[float] = set()
+    twice: set[float] = set()
     damaged: list[int] = []
     for number, line in enumerate(lines, 1):
         step = step_of_line(line)
         if math.isinf(step):
             damaged.append(number)
-        elif "validation_nll" in json.loads(line):
-            validated.add(step)
         else:
-            trained.add(step)
+            lines_of = validated if "validation_nll" in json.loads(line) else trained
+            if step in lines_of:
+                twice.add(step)
+            lines_of.add(step)
     if damaged and damaged[-1] == len(lines):
         damaged.pop()
     parts = [
@@ -82,6 +84,7 @@ def what_is_lost(
         for what, missing in (
             ("no line of step", [step for step in steps if step not in trained]),
             ("no line of the evaluation after step", sorted(set(evaluated) - validated)),
+            ("more than one line of step", [step for step in steps if step in twice]),
             ("damaged: line", damaged),
         )
         if missing

@@ -92,7 +92,7 @@ def check_place(folder: Path) -> None:
             `run-folder-unwritable`, for a file.
         OSError, ValueError: it cannot be looked at.
     """
-    here = folder.resolve()
+    here = Path(os.path.realpath(folder))
     for outer in here.parents:
         part = here.relative_to(outer).parts[0]
         if part in _FOLDERS and has_marker(outer):

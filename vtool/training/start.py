@@ -1,6 +1,7 @@
 """The start of a run: at its first step, or at a checkpoint of its own or of another run."""
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -85,7 +86,7 @@ def find_start(folder: RunFolder, run: Run, effective: Mapping[str, Any]) -> Sta
         _check_result(folder)
         return Start(None, finished=True)
     # back to an earlier step of its own
-    if named and folder.checkpoints.resolve() == named.parent.resolve():
+    if named and os.path.realpath(folder.checkpoints) == os.path.realpath(named.parent):
         return _from(named, effective)
     found, damaged = newest(folder.checkpoints)
     if found is None and damaged:
@@ -96,7 +97,7 @@ def find_start(folder: RunFolder, run: Run, effective: Mapping[str, Any]) -> Sta
     began = (written.get("checkpoint") or {}).get("resume", "auto")
     if found is None and (named or began not in ("auto", "never")):
         return _from(named or Path(began), effective)
-    if named and named.resolve() != folder.path.resolve():
+    if named and os.path.realpath(named) != os.path.realpath(folder.path):
         assert found is not None
         if began != resume:
             message = (

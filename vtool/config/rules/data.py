@@ -1,7 +1,7 @@
 """Rules about lengths, sizes and batches of rows."""
 
+import os
 from collections.abc import Iterator
-from pathlib import Path
 
 from vtool.config.origins import Origins
 from vtool.config.rules.rule import settings_rule
@@ -185,4 +185,4 @@ def _rows_of(entry: Source) -> tuple[object, ...]:
     """Return what tells an entry's rows from others: its files, whichever path leads there."""
     files = entry.files()
     others = {name: value for name, value in entry.model_dump().items() if name not in files}
-    return *(Path(file).resolve() for file in files.values()), *others.items()
+    return *(os.path.realpath(file) for file in files.values()), *others.items()
