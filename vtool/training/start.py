@@ -6,14 +6,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from vtool.config.schema import Run
 from vtool.config.settings import all_settings
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.diagnostics.printable import Lines
 from vtool.models.processor import first_line
-from vtool.training.checkpoint import damage, newest
+from vtool.training.checkpoint import checkpoints, damage, newest
+from vtool.training.own_folder import written_settings
 from vtool.training.run_folder import RunFolder, reading
 
 # Settings that may differ from one start of a run to the next: they do not change what is computed,
@@ -74,6 +73,7 @@ def find_start(folder: RunFolder, run: Run, effective: Mapping[str, Any]) -> Sta
     resume = run.checkpoint.resume
     named = None if resume in ("auto", "never") else Path(resume)
     if not folder.config.exists():
+        _check_nothing_is_there(folder)
         return _from(named, effective) if named else Start(None)
     written = _read(folder)
     if changed := differences(written, effective):
@@ -115,6 +115,20 @@ def find_start(folder: RunFolder, run: Run, effective: Mapping[str, Any]) -> Sta
         warnings=tuple(replace(finding, severity="warning") for finding in damaged),
         from_nothing=first_resume in ("auto", "never"),
     )
+
+
+def _check_nothing_is_there(folder: RunFolder) -> None:
+    """Refuse a folder that has all but the settings of a run.
+
+    Raises:
+        Findings: `not-a-run`.
+    """
+    there = [path.name for path in (folder.result,) if path.exists()]
+    there += [f"checkpoints/{path.name}" for path in checkpoints(folder.checkpoints)[-1:]]
+    if there:
+        message = f"{folder.config} is missing, and there is {' and '.join(there)}"
+        help = f"put {folder.config.name} back, or begin another run: run.name=NAME"
+        raise Findings(Diagnostic("not-a-run", message, help, "run.dir"), fatal=True)
 
 
 def _from(source: Path, effective: Mapping[str, Any]) -> Start:
@@ -196,7 +210,7 @@ def _check_result(folder: RunFolder) -> None:
 def _read(folder: RunFolder) -> Any:
     """Return a run's written settings."""
     with reading(folder.config):
-        settings = yaml.safe_load(folder.config.read_text())
+        settings = written_settings(folder.config)
         if not isinstance(settings, dict):
             raise ValueError("it holds no settings")
     return settings
