@@ -8,7 +8,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadscope -rs
 # Settings for `make demo`, as in: make demo DEMO="train.steps=60 run.name=short"
 DEMO ?=
 # Trainers for `make trainers-env`, as in: make trainers-env TRAINERS=verl
-TRAINERS ?= llamafactory swift verl
+TRAINERS ?= llamafactory swift verl lightning deepspeed
 # Options for `make campaign`, as in: make campaign CAMPAIGN="--minutes 120 --seed 7"
 CAMPAIGN ?=
 
@@ -68,7 +68,7 @@ vllm-env: .vllm-venv/installed  ## install vLLM for the CPU (3.5 GB): load-check
 
 sglang-env: .vllm-venv/sglang  ## add SGLang to that environment: load-check sglang:…
 
-trainers-env: $(TRAINERS:%=.trainers/%/installed)  ## install LLaMA-Factory, ms-swift, verl (6 GB)
+trainers-env: $(TRAINERS:%=.trainers/%/installed)  ## install other trainers (9 GB)
 
 clean:  ## remove .venv and caches; runs/ stays
 	rm -rf .venv .vllm-venv .trainers build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
@@ -77,7 +77,7 @@ clean:  ## remove .venv and caches; runs/ stays
 	$(PYTHON) -m venv .venv
 
 .venv/installed: pyproject.toml constraints.txt | .venv/bin/python
-	$(PIP) torch && $(PIP) --editable .
+	$(PIP) torch && $(PIP) --editable '.[train]'
 	@touch $@
 
 .venv/installed-dev: .venv/installed

@@ -112,7 +112,7 @@ def _rewind(session: Session, progress: Progress, start: Start) -> list[Diagnost
         The finding for lines of earlier steps that are damaged or missing.
     """
     folder, every = session.folder, session.run.evaluation.every_steps
-    own = start.began is not None and start.began.path.resolve() == folder.path.resolve()
+    own = start.origin is not None and start.origin.path.resolve() == folder.path.resolve()
     folder.set_aside_newer(start.checkpoint if own else None)
     lost = None
     if own:

@@ -54,7 +54,7 @@ class Start:
     """The folder's run took its first step itself, and not from another run's checkpoint."""
 
     @property
-    def began(self) -> RunFolder | None:
+    def origin(self) -> RunFolder | None:
         """The folder of the run that wrote the checkpoint."""
         return RunFolder(self.checkpoint.parent.parent) if self.checkpoint else None
 
@@ -94,12 +94,12 @@ def find_start(folder: RunFolder, run: Run, effective: Mapping[str, Any]) -> Sta
             replace(finding, help="no checkpoint of this run is whole: begin again, run.name=NAME")
             for finding in damaged
         )
-    began = (written.get("checkpoint") or {}).get("resume", "auto")
-    if found is None and (named or began not in ("auto", "never")):
-        return _from(named or Path(began), effective)
+    first_resume = (written.get("checkpoint") or {}).get("resume", "auto")
+    if found is None and (named or first_resume not in ("auto", "never")):
+        return _from(named or Path(first_resume), effective)
     if named and os.path.realpath(named) != os.path.realpath(folder.path):
         assert found is not None
-        if began != resume:
+        if first_resume != resume:
             message = (
                 f"{folder.path} has checkpoints of its own, the newest {found.name};"
                 f" checkpoint.resume names {resume}"
@@ -114,7 +114,7 @@ def find_start(folder: RunFolder, run: Run, effective: Mapping[str, Any]) -> Sta
     return Start(
         found,
         warnings=tuple(replace(finding, severity="warning") for finding in damaged),
-        from_nothing=began in ("auto", "never"),
+        from_nothing=first_resume in ("auto", "never"),
     )
 
 
@@ -148,14 +148,14 @@ def _from(source: Path, effective: Mapping[str, Any]) -> Start:
         message = f"{source}: {problem}"
         raise Findings(Diagnostic("corrupt-checkpoint", message, parameter=setting))
     start = Start(found)
-    began = start.began
+    origin = start.origin
     assert found is not None
-    assert began is not None
+    assert origin is not None
     if missing := [
-        file.name for file in (began.config, began.data, began.processor) if not file.exists()
+        file.name for file in (origin.config, origin.data, origin.processor) if not file.exists()
     ]:
         message = (
-            f"{began.path}, where {found.name} is, is not the folder of a run: there is no"
+            f"{origin.path}, where {found.name} is, is not the folder of a run: there is no"
             f" {', '.join(missing)}"
         )
         remedy = (
@@ -163,7 +163,7 @@ def _from(source: Path, effective: Mapping[str, Any]) -> Start:
             " were is written there"
         )
         raise Findings(Diagnostic("not-a-run", message, help=remedy, parameter="checkpoint.resume"))
-    if changed := differences(_read(began), effective):
+    if changed := differences(_read(origin), effective):
         raise Findings(_taken(found, changed))
     return start
 
@@ -217,14 +217,14 @@ def _read(folder: RunFolder) -> Any:
     return settings
 
 
-def check_rows(began: RunFolder, ledgers: Mapping[str, Mapping[str, Any]]) -> None:
+def check_rows(origin: RunFolder, ledgers: Mapping[str, Mapping[str, Any]]) -> None:
     """Compare the rows of a resumed run with those that it began with.
 
     Raises:
         Findings: `data-changed`, naming the files.
     """
-    with reading(began.data):
-        before = json.loads(began.data.read_text())
+    with reading(origin.data):
+        before = json.loads(origin.data.read_text())
         changed = [
             split for split in ledgers if _rows(before.get(split, {})) != _rows(ledgers[split])
         ]
@@ -236,7 +236,7 @@ def check_rows(began: RunFolder, ledgers: Mapping[str, Mapping[str, Any]]) -> No
         raise Findings(
             Diagnostic(
                 "data-changed",
-                f"{began.path} began with other rows. {named}",
+                f"{origin.path} began with other rows. {named}",
                 parameter=f"data.{changed[0]}",
             )
         )
