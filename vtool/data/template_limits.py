@@ -21,7 +21,7 @@ from transformers.utils import chat_template_utils
 SECONDS = 5.0
 """Time of the thread's own that a template may take: a thousand times what one does."""
 SECONDS_OF_ROW = 30.0
-"""The same for all times that it is rendered for one row: twice for each answer."""
+"""Time of all renderings for one row, of which each answer takes two."""
 LARGEST = 64 * 2**20
 """Characters or items of the largest value that a template may make."""
 MEMORY = 2**30
