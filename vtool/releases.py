@@ -1,15 +1,17 @@
 """Releases of the packages that vtool runs beside: what was tested, what differs, what is broken.
 
 All that depends on a release of another package is here, with the release beside it, and goes when
-the range in pyproject.toml has moved past it. Nothing is imported but the standard library: the
+the range in pyproject.toml has moved past it. Nothing heavy is imported: the
 version of a package is read from the name of its folder in site-packages, which takes 0.2 ms.
 """
 
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +150,55 @@ def enable_checkpointing(model: Any) -> None:
     name = "activation_checkpointing_enable"
     enable = getattr(model, name, None) or model.gradient_checkpointing_enable
     enable({"use_reentrant": False})
+
+
+def features_by_image(output: Any) -> list[Sequence[Any]]:
+    """Return the features of DeepStack in an output of the tower, for each level by image.
+
+    Before transformers 5.18 a level is one tensor of all images.
+    """
+    sizes = [len(one) for one in output.pooler_output]
+    levels = output.deepstack_features
+    return [each.split(sizes) if hasattr(each, "split") else each for each in levels]
+
+
+def hand_features(
+    module: Any, given: Mapping[str, Any], outputs: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the arguments of a forward pass to which the tower's features are handed.
+
+    transformers 5.18 and newer take them as an argument. Older ones would pass it by without a
+    word, and get them from the methods that they ask, until `take_back` is called.
+
+    Args:
+        module: transformers' model without its head.
+        given: the arguments, with pixels.
+        outputs: those of `get_image_features` for `image` and for `video`.
+    """
+    if "mm_encoder_outputs" in signature(type(module).forward).parameters:
+        rest = {name: value for name, value in given.items() if not name.startswith("pixel_values")}
+        return {**rest, "mm_encoder_outputs": dict(outputs)}
+    for kind, output in outputs.items():
+        if levels := getattr(output, "deepstack_features", None):
+            output.deepstack_features = [_joined(level) for level in levels]
+        vars(module)[f"get_{kind}_features"] = partial(_answer, output)
+    return dict(given)
+
+
+def take_back(module: Any) -> None:
+    """Let a model compute features itself again."""
+    for kind in ("image", "video"):
+        vars(module).pop(f"get_{kind}_features", None)
+
+
+def _answer(output: Any, *_: Any, **__: Any) -> Any:
+    return output
+
+
+def _joined(level: Sequence[Any]) -> Any:
+    import torch
+
+    return torch.cat(tuple(level))
 
 
 def _folder_name(name: str) -> str:
