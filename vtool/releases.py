@@ -29,7 +29,7 @@ TESTED = {
     "torch": Tested("2.13.0", "2.13.0"),
     "peft": Tested("0.18.0", "0.21.2"),
     "tokenizers": Tested("0.22.1", "0.23.3"),
-    "safetensors": Tested("0.5.0", "0.8.0"),
+    "safetensors": Tested("0.8.0", "0.8.0"),
 }
 """By package. pyproject.toml allows more: of torch, CPU builds are offered for one release alone,
 and the others, from 2.8 on, are only resolved."""

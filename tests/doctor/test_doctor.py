@@ -156,10 +156,10 @@ def test_torch_npu_without_cann_is_why_torch_does_not_import(tmp_path: Path) -> 
 
 
 def test_a_version_outside_the_bounds_is_told_with_the_command(tmp_path: Path) -> None:
-    package(tmp_path, "transformers", "5.19.0")
-    code, result = document("load_check", site=tmp_path)
-    (finding,) = result["findings"]
-    assert (code, finding["rule"], finding["seen"]) == (1, "version-mismatch", "5.19.0")
+    package(tmp_path, "transformers", "4.57.0")
+    code, result = document("digits", site=tmp_path)
+    (finding,) = [one for one in result["findings"] if one["rule"] == "version-mismatch"]
+    assert (code, finding["seen"]) == (1, "4.57.0")
     assert finding["help"].startswith("pip install 'transformers")
 
 
