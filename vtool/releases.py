@@ -1,14 +1,14 @@
 """Releases of the packages that vtool runs beside: what was tested, what differs, what is broken.
 
 All that depends on a release of another package is here, with the release beside it, and goes when
-the range in pyproject.toml has moved past it. Nothing heavy is imported: the
+the range in pyproject.toml has moved past it. Nothing is imported but the standard library: the
 version of a package is read from the name of its folder in site-packages, which takes 0.2 ms.
 """
 
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from inspect import signature
@@ -163,7 +163,10 @@ def features_by_image(output: Any) -> list[Sequence[Any]]:
 
 
 def hand_features(
-    module: Any, given: Mapping[str, Any], outputs: Mapping[str, Any]
+    module: Any,
+    given: Mapping[str, Any],
+    outputs: Mapping[str, Any],
+    join: Callable[[tuple[Any, ...]], Any],
 ) -> dict[str, Any]:
     """Return the arguments of a forward pass to which the tower's features are handed.
 
@@ -174,13 +177,14 @@ def hand_features(
         module: transformers' model without its head.
         given: the arguments, with pixels.
         outputs: those of `get_image_features` for `image` and for `video`.
+        join: makes one tensor of several.
     """
     if "mm_encoder_outputs" in signature(type(module).forward).parameters:
         rest = {name: value for name, value in given.items() if not name.startswith("pixel_values")}
         return {**rest, "mm_encoder_outputs": dict(outputs)}
     for kind, output in outputs.items():
         if levels := getattr(output, "deepstack_features", None):
-            output.deepstack_features = [_joined(level) for level in levels]
+            output.deepstack_features = [join(tuple(level)) for level in levels]
         vars(module)[f"get_{kind}_features"] = partial(_answer, output)
     return dict(given)
 
@@ -193,12 +197,6 @@ def take_back(module: Any) -> None:
 
 def _answer(output: Any, *_: Any, **__: Any) -> Any:
     return output
-
-
-def _joined(level: Sequence[Any]) -> Any:
-    import torch
-
-    return torch.cat(tuple(level))
 
 
 def _folder_name(name: str) -> str:

@@ -31,6 +31,8 @@ def document(
     code, out, err = doctor(*arguments, "--format", "json", site=site, **variables)
     assert "Traceback" not in err
     (result,) = json.loads(out)["results"]
+    if site is not None:  # the package that hides the real one is there twice, as it says
+        result["findings"] = [one for one in result["findings"] if one["rule"] != "package-twice"]
     return code, result
 
 

@@ -34,7 +34,8 @@ def joint_vision_forward(family: Family, model: nn.Module) -> Iterator[None]:
         pixels, grids = torch.cat(given[:2]), torch.cat(given[2:])
         output = module.get_image_features(pixels, grids, return_dict=True)
         images, videos = family.split(output, len(given[2]))
-        return arguments, hand_features(module, inputs, {"image": images, "video": videos})
+        features = {"image": images, "video": videos}
+        return arguments, hand_features(module, inputs, features, torch.cat)
 
     inner: Any = model.model
     hooks = (
