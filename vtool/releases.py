@@ -8,8 +8,10 @@ version of a package is read from the name of its folder in site-packages, which
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +29,7 @@ TESTED = {
     "torch": Tested("2.13.0", "2.13.0"),
     "peft": Tested("0.18.0", "0.21.2"),
     "tokenizers": Tested("0.22.1", "0.23.3"),
-    "safetensors": Tested("0.5.0", "0.8.0"),
+    "safetensors": Tested("0.8.0", "0.8.0"),
 }
 """By package. pyproject.toml allows more: of torch, CPU builds are offered for one release alone,
 and the others, from 2.8 on, are only resolved."""
@@ -148,6 +150,53 @@ def enable_checkpointing(model: Any) -> None:
     name = "activation_checkpointing_enable"
     enable = getattr(model, name, None) or model.gradient_checkpointing_enable
     enable({"use_reentrant": False})
+
+
+def features_by_image(output: Any) -> list[Sequence[Any]]:
+    """Return the features of DeepStack in an output of the tower, for each level by image.
+
+    Before transformers 5.18 a level is one tensor of all images.
+    """
+    sizes = [len(one) for one in output.pooler_output]
+    levels = output.deepstack_features
+    return [each.split(sizes) if hasattr(each, "split") else each for each in levels]
+
+
+def hand_features(
+    module: Any,
+    given: Mapping[str, Any],
+    outputs: Mapping[str, Any],
+    join: Callable[[tuple[Any, ...]], Any],
+) -> dict[str, Any]:
+    """Return the arguments of a forward pass to which the tower's features are handed.
+
+    transformers 5.18 and newer take them as an argument. Older ones would pass it by without a
+    word, and get them from the methods that they ask, until `take_back` is called.
+
+    Args:
+        module: transformers' model without its head.
+        given: the arguments, with pixels.
+        outputs: those of `get_image_features` for `image` and for `video`.
+        join: makes one tensor of several.
+    """
+    if "mm_encoder_outputs" in signature(type(module).forward).parameters:
+        rest = {name: value for name, value in given.items() if not name.startswith("pixel_values")}
+        return {**rest, "mm_encoder_outputs": dict(outputs)}
+    for kind, output in outputs.items():
+        if levels := getattr(output, "deepstack_features", None):
+            output.deepstack_features = [join(tuple(level)) for level in levels]
+        vars(module)[f"get_{kind}_features"] = partial(_answer, output)
+    return dict(given)
+
+
+def take_back(module: Any) -> None:
+    """Let a model compute features itself again."""
+    for kind in ("image", "video"):
+        vars(module).pop(f"get_{kind}_features", None)
+
+
+def _answer(output: Any, *_: Any, **__: Any) -> Any:
+    return output
 
 
 def _folder_name(name: str) -> str:

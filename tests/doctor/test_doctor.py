@@ -31,6 +31,8 @@ def document(
     code, out, err = doctor(*arguments, "--format", "json", site=site, **variables)
     assert "Traceback" not in err
     (result,) = json.loads(out)["results"]
+    if site is not None:  # the package that hides the real one is there twice, as it says
+        result["findings"] = [one for one in result["findings"] if one["rule"] != "package-twice"]
     return code, result
 
 
@@ -156,10 +158,10 @@ def test_torch_npu_without_cann_is_why_torch_does_not_import(tmp_path: Path) -> 
 
 
 def test_a_version_outside_the_bounds_is_told_with_the_command(tmp_path: Path) -> None:
-    package(tmp_path, "transformers", "5.19.0")
-    code, result = document("load_check", site=tmp_path)
-    (finding,) = result["findings"]
-    assert (code, finding["rule"], finding["seen"]) == (1, "version-mismatch", "5.19.0")
+    package(tmp_path, "transformers", "4.57.0")
+    code, result = document("digits", site=tmp_path)
+    (finding,) = [one for one in result["findings"] if one["rule"] == "version-mismatch"]
+    assert (code, finding["seen"]) == (1, "4.57.0")
     assert finding["help"].startswith("pip install 'transformers")
 
 

@@ -13,7 +13,7 @@ from vtool.loading.probe.transformers_host import TransformersHost
     ("name", "missing"),
     [
         ("LlamaForCausalLM", "input_layernorm"),
-        ("LlavaForConditionalGeneration", "vision_tower.pre_layrnorm"),
+        ("LlavaForConditionalGeneration", "pre_layrnorm"),
     ],
 )
 def test_what_no_tensor_was_loaded_into_is_found_in_the_models_inside_a_model_too(

@@ -103,6 +103,10 @@ def test_all_others_are_what_transformers_makes_of_them(
     Image.fromarray(noise).convert("RGBA" if mode == "LA" else "RGB").convert(mode).save(
         file, exif=exif
     )
+    try:
+        Image.open(file).load()
+    except OSError as error:
+        pytest.skip(f"not run: this Pillow cannot read what it has written: {error}")
     picture, traits = PictureReader().read(file)
     np.testing.assert_array_equal(np.asarray(picture), np.asarray(load_image(file)))
     lost = {"RGBA": {"alpha"}, "LA": {"alpha"}, "CMYK": {"CMYK"}}.get(mode, set())

@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,10 @@ def trainer(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         Qwen2Config(**sizes, num_attention_heads=2, num_key_value_heads=1),
         attn_implementation="eager",
     )
+    # transformers 5.23 has renamed it
+    recomputes = next(
+        one.name for one in fields(TrainingArguments) if one.name.endswith("_checkpointing")
+    )
     arguments = TrainingArguments(
         output_dir=str(tmp_path_factory.mktemp("trainer")),
         use_cpu=True,
@@ -73,7 +78,7 @@ def trainer(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         adam_beta2=0.95,
         adam_epsilon=1e-6,
         weight_decay=0.1,
-        activation_checkpointing=True,
+        **{recomputes: True},
     )
     objects: dict[str, Any] = {}
 

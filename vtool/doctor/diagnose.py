@@ -7,12 +7,14 @@ from typing import Any
 
 from vtool.config.environment import npu
 from vtool.config.environment.machine import Machine, read_machine
+from vtool.config.environment.packages import RELEASE_RULES
 from vtool.config.environment.variables import check_variables
 from vtool.config.schema import LoadCheck, Run
 from vtool.diagnostics import Diagnostic
 from vtool.diagnostics.result import Result
 from vtool.doctor.frameworks import Interpreter, ask_interpreter, frameworks_needed
-from vtool.doctor.packages import Package, package_problems, packages
+from vtool.doctor.installations import installation_problems, release_problems
+from vtool.doctor.packages import Package, installed, package_problems, packages
 from vtool.doctor.recipe import Needs
 from vtool.doctor.table import (
     Row,
@@ -27,6 +29,8 @@ from vtool.doctor.torch_answer import TorchAnswer, ask_torch, not_imported
 ALWAYS = (
     "package-missing",
     "version-mismatch",
+    *RELEASE_RULES,
+    "package-twice",
     "torch-does-not-import",
     "two-accelerators",
     "cann-not-found",
@@ -84,6 +88,8 @@ def diagnose(needs: Needs | None = None) -> Diagnosis:
     found = [
         *(needs.findings if needs else ()),
         *package_problems(needed),
+        *installation_problems(),
+        *release_problems(needs),
         *_of_torch(machine, answer),
         *_of_npu(machine, answer, needs),
     ]
@@ -115,15 +121,15 @@ def _is_needed(package: Package, needs: Needs | None) -> bool:
         # an extra that is there has to fit
         return package.extra is None or package.version is not None
     if needs.load_check is not None:
-        return package.extra is None and package.name in (
+        return package.name in (
             "numpy",
-            "safetensors",
-            "transformers",
             "xxhash",
             "pyyaml",
             "pydantic",
         )
-    return package.extra in needs.extras if package.extra else package.name not in needs.without
+    if package.extra is None:
+        return True
+    return package.extra in needs.extras and package.name not in needs.without
 
 
 def _of_torch(machine: Machine, answer: TorchAnswer | None) -> Iterator[Diagnostic]:
@@ -210,6 +216,8 @@ def _not_run(
             ("package-missing", "extra-not-installed"),
             "vtool itself is not installed, and so has no metadata",
         )
+    if installed("transformers") is None:
+        reasons |= dict.fromkeys(RELEASE_RULES, "transformers is not installed")
     if machine.torch_npu is None:
         reasons |= dict.fromkeys(
             ("two-accelerators", "cann-not-found"), "torch_npu is not installed"

@@ -8,7 +8,7 @@ from packaging.requirements import Requirement
 
 from vtool.diagnostics import Diagnostic
 
-EXTRAS = ("megatron", "mbridge", "npu", "video")
+EXTRAS = ("train", "megatron", "mbridge", "npu", "video")
 """The extras that a recipe can need; the others are for vtool's own development."""
 
 
@@ -59,6 +59,8 @@ def _read(lines: Sequence[str]) -> Iterator[Package]:
     for line in lines:
         requirement = Requirement(line)
         marker = requirement.marker
+        if requirement.name == "vtool":  # an extra that brings another one along
+            continue
         if marker is None or marker.evaluate({"extra": ""}):
             yield Package(requirement, None, installed(requirement.name))
         else:
@@ -90,7 +92,7 @@ def package_problems(needed: Sequence[Package]) -> Iterator[Diagnostic]:
         elif not package.fits:
             yield Diagnostic(
                 "version-mismatch",
-                f"{package.name} {package.version} is installed, and vtool is tested with"
+                f"{package.name} {package.version} is installed, and vtool asks for"
                 f" {package.name}{wanted}",
                 package.install,
                 package.name,

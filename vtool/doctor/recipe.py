@@ -65,6 +65,7 @@ def needs_of(recipe: str, overrides: Sequence[str] = ()) -> Needs:
     if own:
         return Needs(None, None, composed.origins, own, False, (), (), ())
     wanted = {
+        "train": True,
         "megatron": isinstance(run.engine, Megatron),
         "mbridge": isinstance(run.engine, Megatron) and run.engine.bridge == "mbridge",
         "npu": run.device.kind == "npu",

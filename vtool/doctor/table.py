@@ -41,7 +41,7 @@ def machine_rows(machine: Machine) -> Iterator[Row]:
 def torch_rows(machine: Machine, answer: TorchAnswer | None) -> Iterator[Row]:
     """Yield the rows about torch and its devices."""
     if machine.torch is None:
-        yield Row("torch", "torch", "not installed", "pip install torch")
+        yield Row("torch", "torch", "not installed", "pip install 'vtool[train]'")
         return
     accelerator, version = machine.torch.accelerator, machine.torch.version
     built = f"a build for {accelerator.upper() if accelerator else 'CPUs'}"
@@ -97,7 +97,7 @@ def package_rows(packages: Sequence[Package]) -> Iterator[Row]:
         bounds = f"asked for: {package.requirement.specifier}" if not package.fits else ""
         yield Row("packages", package.name, package.version or "not installed", bounds)
     if others:
-        bounds = "all within the bounds that vtool is tested with"
+        bounds = "all within the bounds that vtool asks for"
         yield Row("packages", "others", f"{others} installed", bounds)
 
 

@@ -6,6 +6,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 from vtool.diagnostics import Diagnostic, Findings
@@ -20,10 +21,11 @@ LONGEST_FOLDER = 107 - len("/123e4567-e89b-12d3-a456-426614174000")
 def interpreter(python: str | None, host: str) -> str:
     """Return the interpreter for a framework.
 
-    The one asked for; for vLLM and SGLang what `make vllm-env` has built; else this one.
+    The one asked for; for vLLM and SGLang, where this one has none, what `make vllm-env` has built;
+    else this one.
     """
-    built = host in ("vllm", "sglang") and VLLM_PYTHON.exists()
-    return python or (str(VLLM_PYTHON) if built else sys.executable)
+    elsewhere = host in ("vllm", "sglang") and find_spec(host) is None and VLLM_PYTHON.exists()
+    return python or (str(VLLM_PYTHON) if elsewhere else sys.executable)
 
 
 def probe_events(python: str, request: ProbeRequest) -> Iterator[Event]:

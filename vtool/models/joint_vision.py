@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from vtool.families.family import Family
+from vtool.releases import hand_features, take_back
 
 _INPUTS = ("pixel_values", "pixel_values_videos", "image_grid_thw", "video_grid_thw")
 
@@ -33,11 +34,16 @@ def joint_vision_forward(family: Family, model: nn.Module) -> Iterator[None]:
         pixels, grids = torch.cat(given[:2]), torch.cat(given[2:])
         output = module.get_image_features(pixels, grids, return_dict=True)
         images, videos = family.split(output, len(given[2]))
-        rest = {name: value for name, value in inputs.items() if name not in _INPUTS[:2]}
-        return arguments, {**rest, "mm_encoder_outputs": {"image": images, "video": videos}}
+        features = {"image": images, "video": videos}
+        return arguments, hand_features(module, inputs, features, torch.cat)
 
-    hook = model.model.register_forward_pre_hook(join, with_kwargs=True)  # type: ignore[union-attr]
+    inner: Any = model.model
+    hooks = (
+        inner.register_forward_pre_hook(join, with_kwargs=True),
+        inner.register_forward_hook(lambda module, *_: take_back(module), always_call=True),
+    )
     try:
         yield
     finally:
-        hook.remove()
+        for hook in hooks:
+            hook.remove()

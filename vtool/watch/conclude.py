@@ -74,7 +74,8 @@ def conclude_model(facts: Facts, subject: str, watched: Watched) -> Result:
     errors = any(finding.severity == "error" for finding in findings)
     if not errors and not any(micro.supervised and micro.is_read for micro in facts.micros):
         why = (*watched.errors, *watched.blind, nothing_read(facts) or "nothing was read")[0]
-        findings.append(Diagnostic(NOTHING_READ.name, f"{facts.name}: {why}"))
+        help = "docs/watch.md says what can be read: a head that is whole, losses of tokens"
+        findings.append(Diagnostic(NOTHING_READ.name, f"{facts.name}: {why}", help=help))
         # what was not learnt from was not looked at, whatever else is in order
         checks = {name: state if state == "failed" else "not-run" for name, state in checks.items()}
         return Result(subject, "not-run", checks, tuple(findings), details)

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -18,6 +18,8 @@ class Run:
     found: frozenset[tuple[str, str]] = frozenset()
     """Rules with their severity: all that is found, and nothing else."""
     environment: Mapping[str, str] = field(default_factory=dict)
+    read: bool = True
+    """Each token that is learnt can be read."""
 
     @property
     def python(self) -> Path:
@@ -141,6 +143,7 @@ WEIGHED = ("token-weights-differ", "note")
 FIRST_LOST = ("answer-partly-learnt", "warning")
 LOST = ("updates-lost-in-rounding", "warning")
 APART = ("gradients-differ-between-ranks", "error")
+NOTHING = ("nothing-read", "note")
 NEXT_ROW = ("targets-not-next", "error")
 """The last position of a row learns the first token of the next one."""
 
@@ -185,6 +188,7 @@ RUNS: dict[str, Run] = {
         ranks=2, settings="zero1 even accumulate"
     ),
     "DeepSpeed, stage 2, answers of one length": deepspeed(ranks=2, settings="zero2 even clip"),
+    "DeepSpeed, stage 3": replace(deepspeed(NOTHING, ranks=2, settings="zero3"), read=False),
     "DeepSpeed, bf16": deepspeed(settings="zero1 bf16"),
     "DeepSpeed, two ranks": deepspeed(MEANS, ranks=2, settings="zero1"),
     "DeepSpeed, gradient_accumulation_steps": deepspeed(MEANS, settings="zero2 accumulate"),

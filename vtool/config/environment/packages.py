@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from vtool.config.origins import Origins
 from vtool.config.schema import Run
 from vtool.diagnostics import Diagnostic, Findings
+from vtool.families import FAMILIES
 from vtool.releases import (
     TESTED,
     broken,
@@ -60,6 +61,24 @@ def untested(found: Mapping[str, str]) -> Iterator[Diagnostic]:
                 name,
                 expected=tested_range(name),
                 seen=version,
+            )
+
+
+def known_broken(version: str) -> Iterator[Diagnostic]:
+    """Yield a warning for each family that this release of transformers cannot be trained with.
+
+    Of a machine, and not of a recipe.
+    """
+    for family in FAMILIES:
+        for one in broken(version, family):
+            yield Diagnostic(
+                "release-broken",
+                f"model.family={family} is refused: transformers {version} {one.what}",
+                f"pip install {pip_range('transformers')}",
+                "transformers",
+                expected=f">={one.below}",
+                seen=version,
+                severity="warning",
             )
 
 

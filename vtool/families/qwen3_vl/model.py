@@ -8,6 +8,7 @@ from torch import Tensor
 from vtool.families.family import Family, rope
 from vtool.families.frames import FrameRequest, sample_evenly, text_with_middle_times
 from vtool.families.tokens import TokenNames
+from vtool.releases import features_by_image
 
 
 class Qwen3VL(Family):
@@ -37,11 +38,11 @@ class Qwen3VL(Family):
 
     def features(self, output: Any) -> Iterator[Tensor]:
         yield from super().features(output)
-        for level in output.deepstack_features:
+        for level in features_by_image(output):
             yield from level
 
     def split(self, output: Any, images: int) -> tuple[Any, Any]:
         outputs = super().split(output, images)
         for one, own in zip(outputs, (slice(images), slice(images, None)), strict=True):
-            one.deepstack_features = [level[own] for level in output.deepstack_features]
+            one.deepstack_features = [level[own] for level in features_by_image(output)]
         return outputs
