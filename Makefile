@@ -8,7 +8,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadscope -rs
 # Settings for `make demo`, as in: make demo DEMO="train.steps=60 run.name=short"
 DEMO ?=
 # Trainers for `make trainers-env`, as in: make trainers-env TRAINERS=verl
-TRAINERS ?= llamafactory swift verl
+TRAINERS ?= llamafactory swift verl lightning deepspeed
 # Options for `make campaign`, as in: make campaign CAMPAIGN="--minutes 120 --seed 7"
 CAMPAIGN ?=
 
@@ -25,10 +25,10 @@ demo: .venv/installed  ## install, train a model on real scans, write a report (
 test: .venv/installed-dev  ## run tests that are not `full` or `soak` (minutes), in a new order
 	$(PYTEST) --file-budget 30 --durations=10
 
-test-all: .venv/installed-dev  ## run every test but `soak`, and fail one that leaks state
+test-all: .venv/installed-dev .venv/installed-bench  ## all but `soak`; leaks fail
 	$(PYTEST) -m "not soak" --fail-on-leaks --durations=20
 
-test-rest: .venv/installed-dev  ## run what test-all has beside test (CI runs both)
+test-rest: .venv/installed-dev .venv/installed-bench  ## what test-all has beside test
 	$(PYTEST) -m "full and not soak" --fail-on-leaks --durations=20
 
 check: .venv/installed-dev  ## lint, types, and the direction of imports
@@ -68,7 +68,7 @@ vllm-env: .vllm-venv/installed  ## install vLLM for the CPU (3.5 GB): load-check
 
 sglang-env: .vllm-venv/sglang  ## add SGLang to that environment: load-check sglang:…
 
-trainers-env: $(TRAINERS:%=.trainers/%/installed)  ## install LLaMA-Factory, ms-swift, verl (6 GB)
+trainers-env: $(TRAINERS:%=.trainers/%/installed)  ## install other trainers (9 GB)
 
 clean:  ## remove .venv and caches; runs/ stays
 	rm -rf .venv .vllm-venv .trainers build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

@@ -264,6 +264,8 @@ def test_findings_are_annotations_and_sarif() -> None:
         ("--baseline", "/proc/known.json"),
         ("--baseline", __file__),
         ("--html", "/"),
+        ("--html", __file__),
+        ("--html", "/dev/null"),
     ],
 )
 def test_an_output_that_cannot_be_is_told_before_the_work(

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from tests.rows import chat, write_rows
 from vtool.cli.app import app
 from vtool.diagnostics import Diagnostic
 from vtool.training import launch
@@ -47,3 +48,25 @@ def test_an_error_is_the_exit_status_of_a_run_that_finished(
     assert done.exit_code == code
     assert "the disk was full" in done.stderr
     assert ("report: " in done.stdout) is (signal is None)
+
+
+def test_a_finished_run_that_is_started_again_still_tells_its_errors(
+    tmp_path: Path,
+) -> None:
+    rows = write_rows(tmp_path / "rows.jsonl", [chat("2 + 2?", "4")])
+    command = [
+        *("train", "sft", "rows", f"data.train=[{{format: messages, path: {rows}}}]"),
+        *("train={steps: 1, epochs: null}", "optim.warmup_steps=0", "--no-preflight"),
+        f"run.dir={tmp_path / 'run'}",
+    ]
+    assert CliRunner().invoke(app, command).exit_code == 0
+    assert CliRunner().invoke(app, command).exit_code == 0
+    file = tmp_path / "run" / "result.json"
+    result = json.loads(file.read_text())
+    result["checks"] |= {"profile-missing": "failed", "metrics-damaged": "failed"}
+    file.write_text(json.dumps(result))
+    again = CliRunner().invoke(app, command)
+    assert again.exit_code == 1
+    assert "has finished its 1 steps already" in again.stdout
+    assert "error[profile-missing VT820]" in again.stderr
+    assert "metrics-damaged" not in again.stderr  # a warning

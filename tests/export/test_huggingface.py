@@ -138,3 +138,22 @@ def test_weights_kept_in_float32_beside_a_model_in_bfloat16_are_opened_in_float3
     again = AutoModelForImageTextToText.from_pretrained(folder)
     assert again.dtype == torch.float32
     assert all(torch.equal(parameter, state[name]) for name, parameter in again.named_parameters())
+
+
+def test_files_of_the_users_in_an_older_export_are_set_aside(
+    rows: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = trained(rows, "with-a-card")
+    before = {path.name: path.read_bytes() for path in (run / "export").iterdir()}
+    export_run(run)
+    assert not list(run.glob("*set-aside*"))  # an export alone is just replaced
+    (run / "export" / "README.md").write_text("my model card")
+    capsys.readouterr()
+    export_run(run)
+    (aside,) = run.glob("export.set-aside-*")
+    assert (aside / "README.md").read_text() == "my model card"
+    assert before == {path.name: path.read_bytes() for path in (run / "export").iterdir()}
+    told = capsys.readouterr().err
+    assert "README.md" in told
+    assert aside.name in told
+    assert not list(run.glob(".removing*"))

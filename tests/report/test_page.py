@@ -318,8 +318,8 @@ def test_the_same_files_give_the_same_bytes_and_no_heavy_module_is_imported(
 def test_a_page_that_cannot_be_written_leaves_the_old_one(
     run_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    target = run_folder / "report.html"
-    target.write_text("old", encoding="utf-8")
+    target = write_report([run_folder], run_folder / "report.html")
+    old = target.read_text(encoding="utf-8")
 
     def full_disk(*_: object) -> None:
         raise OSError(28, "No space left on device")
@@ -327,5 +327,20 @@ def test_a_page_that_cannot_be_written_leaves_the_old_one(
     monkeypatch.setattr(Path, "replace", full_disk)
     with pytest.raises(OSError, match="No space"):
         write_report([run_folder], target)
-    assert target.read_text(encoding="utf-8") == "old"
+    assert target.read_text(encoding="utf-8") == old
     assert not list(run_folder.glob(".report.html*"))
+
+
+@pytest.mark.parametrize("text", ["weights", "<!DOCTYPE html>\n<html lang='en'>my own</html>"])
+def test_a_page_takes_the_place_of_pages_alone(run_folder: Path, text: str) -> None:
+    mine, empty = run_folder / "model.safetensors", run_folder / "empty.html"
+    mine.write_text(text)
+    with pytest.raises(FileExistsError, match=r"no page of vtool's.*model\.safetensors"):
+        write_report([run_folder], mine)
+    assert mine.read_text() == text
+    empty.touch()
+    assert write_report([run_folder], write_report([run_folder], empty)) == empty
+    pipe = run_folder / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(FileExistsError, match="no file"):
+        write_report([run_folder], pipe)

@@ -93,3 +93,11 @@ def test_a_folder_without_a_run_is_an_error(tmp_path: Path, name: str, why: str)
         read_run(tmp_path / name)
     assert raised.value.fatal
     assert [finding.rule for finding in raised.value.diagnostics] == ["not-a-run"]
+
+
+def test_settings_that_nest_without_end_do_not_hide_the_run(run_folder: Path) -> None:
+    (run_folder / "config.yaml").write_text("[" * 50_000)
+    run = read_run(run_folder)
+    assert len(run.steps) == 40
+    (notice,) = run.notices
+    assert notice.startswith("config.yaml cannot be read: ")

@@ -252,3 +252,21 @@ def test_one_full_disk_is_told_once_under_asynchronous_saving(
         loop()
     assert [one.rule for one in caught.value.diagnostics] == ["checkpoint-not-saved"]
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "model.safetensors", "state.json"])
+def test_a_pipe_in_place_of_a_file_is_damage_and_waited_for_by_nobody(
+    tmp_path: Path, name: str
+) -> None:
+    saved = save(tmp_path, snapshot(1), keep_last=2)
+    written = json.loads((saved / "manifest.json").read_text())
+    written.get(name, {})["bytes"] = 0
+    (saved / "manifest.json").write_text(json.dumps(written))
+    (saved / name).unlink()
+    os.mkfifo(saved / name)
+    assert damage(saved) == f"{name} cannot be read: no file"
+
+
+def test_digits_of_other_scripts_name_no_step(tmp_path: Path) -> None:
+    save(tmp_path, snapshot(4), keep_last=2).rename(tmp_path / "step-\u0660\u0664")
+    assert checkpoints(tmp_path) == []

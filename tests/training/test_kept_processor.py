@@ -69,7 +69,7 @@ def test_changed_missing_and_added_files_are_named_at_once(folder: RunFolder) ->
     ]
 
 
-@pytest.mark.parametrize("text", [None, "", "[]", '{"config.json": 1}'])
+@pytest.mark.parametrize("text", [None, "", "[]", '{"config.json": 1}', "[" * 100_000])
 def test_a_record_that_is_lost_or_damaged_is_told(folder: RunFolder, text: str | None) -> None:
     if text is None:
         folder.processor_files.unlink()

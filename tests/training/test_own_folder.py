@@ -147,3 +147,49 @@ def test_a_name_that_no_folder_can_have_is_told(tmp_path: Path, name: str, told:
     assert told in found.message
     assert len(found.message) < 400
     assert "\0" not in found.message
+
+
+@pytest.mark.parametrize("part", ["checkpoints/step-000006", "checkpoints", "export/again"])
+def test_a_run_does_not_begin_in_what_another_run_removes(tmp_path: Path, part: str) -> None:
+    begin(tmp_path)
+    (tmp_path / "checkpoints").mkdir()
+    before = contents(tmp_path)
+    with pytest.raises(Findings) as caught:
+        begin(tmp_path / part)
+    (found,) = caught.value.diagnostics
+    assert found.rule == "run-folder-taken"
+    assert f"{part.partition('/')[0]}/ of the run in {tmp_path}" in found.message
+    assert contents(tmp_path) == before
+    begin(tmp_path / "another" / "run")  # nothing of that is replaced
+
+
+def test_a_file_or_a_link_to_nothing_in_place_of_the_folder_is_named(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("kept")
+    (tmp_path / "link").symlink_to("gone")
+    with pytest.raises(Findings, match="mine is a file, not a folder"):
+        begin(tmp_path / "mine")
+    with pytest.raises(Findings, match="link is a link to gone, which is not there"):
+        begin(tmp_path / "link")
+    assert (tmp_path / "mine").read_text() == "kept"
+    assert not (tmp_path / "gone").exists()
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "result.json", "metrics.jsonl", "processor.json"])
+def test_a_pipe_in_place_of_a_runs_file_is_refused_and_waited_for_by_nobody(
+    tmp_path: Path, name: str
+) -> None:
+    begin(tmp_path)
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(Findings, match=f"{name} is not a file"):
+        begin(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["checkpoints", "export"])
+def test_a_file_in_the_way_of_what_is_saved_later_is_told_before_the_first_step(
+    tmp_path: Path, name: str
+) -> None:
+    begin(tmp_path)
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(Findings, match=f"{name} is not a folder"):
+        begin(tmp_path)
+    assert (tmp_path / name).read_text() == "mine"

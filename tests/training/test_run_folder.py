@@ -5,7 +5,9 @@ import os
 import shutil
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
+from string import ascii_letters
 
 import pytest
 
@@ -14,6 +16,7 @@ from tests.runs import messages, read_lines, request
 from vtool.config.schema import Lora
 from vtool.diagnostics import Findings
 from vtool.engines.ranks import Ranks
+from vtool.training.export_run import export_run
 from vtool.training.run_folder import RunFolder
 from vtool.training.sft import Outcome, train
 from vtool.training.start import check_rows, differences, find_start
@@ -265,11 +268,27 @@ def test_a_checkpoint_outside_a_run_is_refused_with_what_is_missing(rows: Path) 
     assert "config.yaml, data.json, processor" in message
 
 
-@pytest.mark.parametrize("text", ["", "a: [", "just text"])
-def test_a_run_whose_config_cannot_be_read_is_told(rows: Path, text: str) -> None:
+_BOMB = "a: &a [1, 1]\n" + "".join(f"{k}: &{k} [*{j}, *{j}]\n" for j, k in pairwise(ascii_letters))
+
+
+def test_a_run_whose_config_cannot_be_read_is_told(rows: Path) -> None:
     start(rows)
-    (rows.parent / "run/config.yaml").write_text(text)
-    assert rule_of(rows)[0] == "not-a-run"
+    for text in ("", "a: [", "just text", "[" * 50_000, "a: 2020-01-01", _BOMB):
+        (rows.parent / "run/config.yaml").write_text(text)
+        if not text.startswith("a: 2"):
+            assert rule_of(rows)[0] == "not-a-run"
+        with pytest.raises(Findings, match=r"not-a-run.*config\.yaml cannot be read"):
+            export_run(rows.parent / "run")
+
+
+def test_a_run_without_its_config_is_not_begun_anew_over_what_is_there(rows: Path) -> None:
+    start(rows)
+    (rows.parent / "run/config.yaml").unlink()
+    before = sorted((rows.parent / "run").rglob("*"))
+    rule, message = rule_of(rows)
+    assert rule == "not-a-run"
+    assert "config.yaml is missing, and there is result.json and checkpoints/step-" in message
+    assert sorted((rows.parent / "run").rglob("*")) == before
 
 
 def test_a_full_disk_at_the_end_is_told_and_the_same_command_ends_the_run(rows: Path) -> None:

@@ -221,6 +221,46 @@ def test_a_mistake_is_found_by_its_own_rule(tmp_path: Path, name: str) -> None:
     assert result.checks[rule] == ("passed" if severity == "note" else "failed")
 
 
+def _owns_nothing(fact: Fact) -> None:
+    if fact["kind"] == "model":
+        fact |= {"in_no_group": ["a"], "n_in_no_group": fact["trainable"]}
+
+
+@pytest.mark.parametrize(
+    ("drift", "state"),
+    [
+        ({"digest": lambda f: f"{f['step']}"}, "not-run"),  # ZeRO: weights move all the same
+        ({"digest": "as before"}, "failed"),
+        ({"digest": "as before", "sharded": True}, "not-run"),  # what moves is elsewhere
+    ],
+)
+def test_an_optimizer_with_copies_is_told_from_one_without_the_weights(
+    tmp_path: Path, drift: Fact, state: str
+) -> None:
+    facts = changed(changed(healthy(), _owns_nothing), on("drift", **drift))
+    result = conclude(tmp_path, facts)
+    assert result.checks["parameter-in-no-group"] == state, result.findings
+    assert result.checks["parameter-stopped-moving"] == "not-run"
+
+
+def test_gradients_that_no_parameter_has_are_not_looked_at(tmp_path: Path) -> None:
+    def kept_apart(fact: Fact) -> None:
+        if fact["kind"] == "arrived":
+            fact |= {"no_gradient": ["a"], "n_no_gradient": 2, "norm_gradient": None}
+        if fact["kind"] == "model":
+            fact["trainable"] = 2
+
+    result = conclude(tmp_path, changed(healthy(2), kept_apart))
+    assert result.findings == ()
+    for name in (
+        "gradients-differ-between-ranks",
+        "gradient-not-finite",
+        "parameter-without-gradient",
+        "gradient-of-other-rows",
+    ):
+        assert result.checks[name] == "not-run"
+
+
 def test_every_check_has_a_mistake_that_it_finds() -> None:
     tokenizer = {"prompt-learnt", "answer-partly-learnt", "answers-left-out"}
     found = {rule for _, _, rule, _ in PLANTED.values()} | {"loss-not-read"}

@@ -23,9 +23,10 @@ def export(
     Of a run with lora, write its adapter.
     """
     from vtool.cli.common import exit_on_findings
+    from vtool.diagnostics.printable import printable
 
     with exit_on_findings("export", str(run)):
         from vtool.training.export_run import export_run
 
         folder, step = export_run(run, output, merge=merge)
-    typer.echo(f"step {step} exported to {folder}")
+    typer.echo(printable(f"step {step} exported to {folder}"))

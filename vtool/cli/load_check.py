@@ -205,6 +205,13 @@ def can_write(baseline: Path | None, html: Path | None) -> None:
             raise typer.BadParameter(f"there is no folder {file.parent}", param_hint=option)
         if file.is_dir():
             raise typer.BadParameter(f"{file} is a folder; name a file", param_hint=option)
+        if file == html:
+            from vtool.report.files import check_replaceable
+
+            try:
+                check_replaceable(file)
+            except OSError as error:
+                raise typer.BadParameter(f"{file}: {error.strerror}", param_hint=option) from error
         try:
             TemporaryFile(dir=file.parent).close()
         except OSError as error:

@@ -41,10 +41,11 @@ def report(
 
 def _write(runs: list[Path], page: Path) -> None:
     from vtool.diagnostics import Diagnostic, Findings
+    from vtool.diagnostics.printable import printable
     from vtool.report import write_report
 
     try:
-        typer.echo(write_report(runs, page))
+        typer.echo(printable(str(write_report(runs, page))))
     except OSError as error:
         message = f"{page} cannot be made: {error.strerror} ({error.filename})"
         help = "name a file elsewhere: --output FILE"

@@ -89,6 +89,7 @@ def _train(
 
     from vtool.cli.common import print_findings
     from vtool.diagnostics import Findings
+    from vtool.diagnostics.printable import printable
     from vtool.report import write_report
     from vtool.training.launch import launch
     from vtool.training.session import Request
@@ -99,6 +100,7 @@ def _train(
     if outcome is None:  # a rank that is not the first, under an outer torchrun
         return
     folder = outcome.folder
+    shown = printable(str(folder))
     try:
         report = shlex.quote(str(write_report([folder], folder / "report.html")))
     except OSError as error:  # everything that took time to make is saved by now
@@ -112,18 +114,20 @@ def _train(
             f"stopped by {name} after step {outcome.step} of {outcome.total_steps}; checkpoint"
             " saved"
         )
-        typer.echo(f"go on with: {command}")
+        typer.echo(printable(f"go on with: {command}"))
         raise typer.Exit(128 + outcome.signal)
     if outcome.status == "already finished":
-        typer.echo(f"{folder} has finished its {outcome.step} steps already; nothing is left to do")
+        typer.echo(f"{shown} has finished its {outcome.step} steps already; nothing is left to do")
     _print_result(folder)
-    typer.echo(f"report: {report}")
+    typer.echo(printable(f"report: {report}"))
     if any(finding.severity == "error" for finding in outcome.findings):
         raise typer.Exit(1)
 
 
 def _print_result(folder: "Path") -> None:
     import json
+
+    from vtool.diagnostics.printable import printable
 
     result = json.loads((folder / "result.json").read_text())
     ledger = result["ledger"]
@@ -138,4 +142,4 @@ def _print_result(folder: "Path") -> None:
             f"test exact match: {result['test_exact_match']:.2%} ({right} of"
             f" {result['test_samples']}), NLL {result['test_nll']:.4f}"
         )
-    typer.echo(f"export: {folder / 'export'}")
+    typer.echo(printable(f"export: {folder / 'export'}"))

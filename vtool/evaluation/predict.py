@@ -59,7 +59,7 @@ def find_export(run: Path) -> Export:
     base = base_of_adapter(folder) if (folder / CONFIG).exists() else folder
     try:
         family_name = str(json.loads((base / "config.json").read_text())["model_type"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         message = (
             f"{base / 'config.json'} is not the config of a model: {type(error).__name__} {error}"
         )
@@ -175,7 +175,7 @@ def _data_settings(folder: Path) -> Data | None:
     try:
         settings = yaml.safe_load((folder.parent / "config.yaml").read_text())
         return Run.model_validate_json(json.dumps(settings)).data
-    except (OSError, ValueError, yaml.YAMLError):
+    except (OSError, ValueError, TypeError, RecursionError, yaml.YAMLError):
         return None
 
 
@@ -183,7 +183,7 @@ def _first_question(run: Path) -> str:
     try:
         with (run / "predictions.jsonl").open() as file:
             return str(json.loads(file.readline())["question"])
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         message = f"{run} has no test question to ask again"
         raise Findings(
             Diagnostic("not-a-run", message, help="say what to ask: --question TEXT"), fatal=True

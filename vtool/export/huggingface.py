@@ -4,6 +4,7 @@ import copy
 import json
 import os
 import shutil
+import sys
 from collections.abc import Callable, Mapping
 from functools import reduce
 from pathlib import Path
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from vtool.config.schema import Lora
 from vtool.diagnostics import Diagnostic, Findings
+from vtool.diagnostics.printable import printable
 from vtool.export.file_modes import share_mode
 from vtool.families.family import load_family
 from vtool.models.adapters import write_adapter
@@ -108,8 +110,7 @@ def _put(fill: Callable[[Path], None], folder: Path) -> Path:
         shutil.rmtree(temporary, ignore_errors=True)
         fill(temporary)
         share_mode(temporary, like="tokenizer_config.json")
-        shutil.rmtree(folder, ignore_errors=True)
-        os.rename(temporary, folder)
+        _put_in_place(temporary, folder)
     except Exception as error:
         shutil.rmtree(temporary, ignore_errors=True)
         # The tokenizers library raises a bare Exception on a full disk.
@@ -119,3 +120,29 @@ def _put(fill: Callable[[Path], None], folder: Path) -> Path:
             Diagnostic("run-folder-unwritable", f"{folder}: {error}", parameter="run.dir")
         ) from error
     return folder
+
+
+def _put_in_place(temporary: Path, folder: Path) -> None:
+    """Rename a folder over an older one, which is removed; with files of the user's, set aside."""
+    old = folder.with_name(f".removing-{folder.name}")
+    shutil.rmtree(old, ignore_errors=True)  # of an export that was killed
+    if folder.is_symlink() or not folder.is_dir():
+        os.rename(temporary, folder)
+        return
+    others = sorted(
+        {path.name for path in folder.iterdir()} - {p.name for p in temporary.iterdir()}
+    )
+    if others:
+        old = folder.with_name(f"{folder.name}.set-aside-{os.urandom(3).hex()}")
+    os.rename(folder, old)
+    try:
+        os.rename(temporary, folder)
+    except OSError:
+        os.rename(old, folder)
+        raise
+    if others:
+        named = ", ".join(others[:8]) + (" …" if len(others) > 8 else "")
+        told = f"{folder} held what no export writes ({named}): it is {old.name} now"
+        print(printable(told), file=sys.stderr)
+    else:
+        shutil.rmtree(old, ignore_errors=True)

@@ -30,8 +30,8 @@ def matmul_peak(device: torch.device, dtype: torch.dtype) -> float:
     with torch.no_grad():
         for _ in range(REPEATS):
             synchronize(device)
-            began = time.perf_counter()
+            started = time.perf_counter()
             torch.mm(one, other, out=out)
             synchronize(device)
-            best = min(best, time.perf_counter() - began)
+            best = min(best, time.perf_counter() - started)
     return 2 * size**3 / best

@@ -1,5 +1,6 @@
 """The template and the file of a page."""
 
+import errno
 import os
 import re
 from pathlib import Path
@@ -8,6 +9,9 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from vtool.report.words import number, percent, plural
+
+# What each page of vtool's has had in its head, and hardly another page has.
+_SIGN = b"content=\"default-src 'none'; img-src data:; style-src 'unsafe-inline'\""
 
 
 def load_template(name: str, *folders: Path) -> Template:
@@ -36,12 +40,36 @@ def _breakable(text: str) -> Markup:
     return Markup("<wbr>").join(re.split(r"(?<=\w[._/])(?=\w)", text))
 
 
+def check_replaceable(output: Path) -> None:
+    """Refuse to write a page over a file that is none: a slip of the hand would cost weights.
+
+    Raises:
+        OSError: there is something else than a page of vtool's, or an empty file.
+    """
+    try:
+        if not output.exists():
+            return
+        if not output.is_file():
+            problem = "it is a folder" if output.is_dir() else "it is no file"
+        elif not output.stat().st_size:
+            return
+        else:
+            with output.open("rb") as file:
+                if _SIGN in file.read(2048):
+                    return
+            problem = "it is no page of vtool's: nothing there is overwritten"
+    except ValueError as error:  # a name that no file can have
+        raise OSError(errno.EINVAL, str(error), str(output)) from error
+    raise FileExistsError(errno.EEXIST, problem, str(output))
+
+
 def write_page(page: str, output: Path) -> Path:
     """Write a page to `output`, and return `output`.
 
     Raises:
-        OSError: it cannot be written; the old file stays.
+        OSError: it cannot be written, or there is something else; the old file stays.
     """
+    check_replaceable(output)
     # Beside it and then renamed: who has the page open, or copies it, never sees half of one.
     unfinished = output.with_name(f".{output.name}.{os.getpid()}.tmp")
     try:

@@ -28,7 +28,15 @@ def read_profile(folder: Path) -> dict[str, Any] | None:
         return {"intervals": [_interval(one) for one in found["intervals"]], "damaged": False}
     except FileNotFoundError:
         return None
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError, OSError):
+    except (
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        IndexError,
+        OSError,
+        RecursionError,
+    ):
         return {"intervals": [], "damaged": True}
 
 

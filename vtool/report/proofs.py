@@ -34,7 +34,7 @@ def read_proofs(folder: Path) -> dict[str, Any] | None:
             "changes": tuple(on.get("smaller", ())),
             "rows": sorted(rows, key=lambda row: _ORDER[row["state"]]),
         }
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
 

@@ -138,7 +138,7 @@ def read_run(folder: Path) -> RunFiles:
             sorted(
                 path.name
                 for path in folder.glob("checkpoints/*")
-                if re.fullmatch(r"step-\d+", path.name)
+                if re.fullmatch(r"step-[0-9]+", path.name)
             )
         ),
         exported=(folder / "export").is_dir(),
@@ -197,7 +197,7 @@ def _settings(path: Path, notices: list[str]) -> tuple[Setting, ...]:
         notices.append("config.yaml is not there: the settings are not known.")
     except OSError as error:
         notices.append(f"config.yaml cannot be read: {error.strerror}. The settings are not known.")
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, RecursionError) as error:
         notices.append(
             f"config.yaml cannot be read: {str(error).splitlines()[0]}. The settings are not known."
         )

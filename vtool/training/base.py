@@ -44,14 +44,14 @@ def keep_base(run: Run, folder: RunFolder, processor: Processor, start: Start) -
     Raises:
         Findings: `base-changed`, `run-folder-unwritable`.
     """
-    began = start.began or folder
+    origin = start.origin or folder
     random = run.model.starts_from == "random"
     if random and not folder.base.exists():
         with folder.writing():
-            if start.began is not None and began.base.exists():
+            if start.origin is not None and origin.base.exists():
                 temporary = folder.base.with_name(".writing-base")
                 shutil.rmtree(temporary, ignore_errors=True)
-                shutil.copytree(began.base, temporary)
+                shutil.copytree(origin.base, temporary)
                 temporary.rename(folder.base)
             elif start.checkpoint is None:
                 model = build_model(run.model, processor, folder.processor, run.run.seed)
@@ -60,19 +60,19 @@ def keep_base(run: Run, folder: RunFolder, processor: Processor, start: Start) -
                 )
     found = _digests(base_of(run, folder))
     if start.checkpoint is not None:
-        check_base(began, base_of(run, folder), found)
+        check_base(origin, base_of(run, folder), found)
     with folder.writing():
         write_atomically(folder.base_files, json.dumps(found, indent=1) + "\n")
 
 
-def check_base(began: RunFolder, base: Path, found: dict[str, Any] | None = None) -> None:
+def check_base(origin: RunFolder, base: Path, found: dict[str, Any] | None = None) -> None:
     """Hold weights against those that a run began with.
 
     Raises:
         Findings: `base-changed`.
     """
-    with reading(began.base_files):
-        written = json.loads(began.base_files.read_text())
+    with reading(origin.base_files):
+        written = json.loads(origin.base_files.read_text())
     found = _digests(base) if found is None else found
     different = sorted(
         name for name in written.keys() | found.keys() if written.get(name) != found.get(name)

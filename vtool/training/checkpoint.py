@@ -23,7 +23,7 @@ from vtool.export.file_modes import share_mode
 MANIFEST = "manifest.json"
 _TENSORS = ("model", "optimizer", "progress")
 _FILES = (*(f"{name}.safetensors" for name in _TENSORS), "state.json")
-_NAME = re.compile(r"step-\d+")
+_NAME = re.compile(r"step-[0-9]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +202,13 @@ def damage(checkpoint: Path) -> str | None:
 def _damages(checkpoint: Path) -> Iterator[str]:
     if not _NAME.fullmatch(checkpoint.name):
         yield "the name of its folder is not step- and a number"
+    # to open a named pipe is to wait without end
+    if pipes := [
+        name
+        for name in (MANIFEST, *_FILES)
+        if (checkpoint / name).exists() and not (checkpoint / name).is_file()
+    ]:
+        yield f"{', '.join(pipes)} cannot be read: no file"
     manifest: Mapping[str, Any] = json.loads((checkpoint / MANIFEST).read_text())
     if unnamed := [name for name in _FILES if name not in manifest]:
         yield f"{MANIFEST} does not name {', '.join(unnamed)}"

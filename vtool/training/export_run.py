@@ -4,8 +4,6 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-import yaml
-
 from vtool.config.schema import Run
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.export.huggingface import export, export_adapter
@@ -15,6 +13,7 @@ from vtool.models.processor import load_processor
 from vtool.training.base import base_of, base_settings, check_base
 from vtool.training.checkpoint import load, newest
 from vtool.training.kept_processor import check_processor
+from vtool.training.own_folder import written_settings
 from vtool.training.run_folder import RunFolder
 
 
@@ -26,10 +25,8 @@ def open_run(path: Path) -> tuple[RunFolder, Run]:
     """
     folder = RunFolder(path)
     try:
-        return folder, Run.model_validate_json(
-            json.dumps(yaml.safe_load(folder.config.read_text()))
-        )
-    except (OSError, ValueError) as error:
+        return folder, Run.model_validate_json(json.dumps(written_settings(folder.config)))
+    except (OSError, ValueError, TypeError, RecursionError) as error:
         raise Findings(
             Diagnostic(
                 "not-a-run", f"{path} is not the folder of a run: config.yaml cannot be read"

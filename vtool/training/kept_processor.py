@@ -56,17 +56,17 @@ def take_processor(start: Start, folder: RunFolder) -> None:
     Raises:
         Findings: `processor-changed`, `not-a-run`, `run-folder-unwritable`.
     """
-    began = start.began
-    assert began is not None
-    check_processor(began)
-    own = began.path.resolve() == folder.path.resolve()
+    origin = start.origin
+    assert origin is not None
+    check_processor(origin)
+    own = origin.path.resolve() == folder.path.resolve()
     with folder.writing():
         if not own and not (
-            folder.processor.exists() and _describe(folder.processor) == _describe(began.processor)
+            folder.processor.exists() and _describe(folder.processor) == _describe(origin.processor)
         ):
             temporary = folder.processor.with_name(".writing-processor")
             shutil.rmtree(temporary, ignore_errors=True)
-            shutil.copytree(began.processor, temporary)
+            shutil.copytree(origin.processor, temporary)
             shutil.rmtree(folder.processor, ignore_errors=True)
             temporary.rename(folder.processor)
         if not own or not folder.processor_files.exists():

@@ -40,17 +40,17 @@ def train_loop(session: Session, progress: Progress, tools: LoopTools) -> int | 
     for step in steps:
         span = tools.profiler.begin(step)
         with span("train_batch"):
-            began = time.perf_counter()
+            started = time.perf_counter()
             with span("data"):
                 batches = next(loaded)
             metrics, signal = train_step(session, progress, step, batches, tools.stop, span)
             progress.step = step
-            progress.seconds += time.perf_counter() - began
+            progress.seconds += time.perf_counter() - started
             metrics["seconds"] = progress.seconds
             if session.ranks.rank == 0:
                 append(session.folder.metrics, metrics)
                 tools.trackers.log(metrics)
-                tools.display.step(metrics, time.perf_counter() - began)
+                tools.display.step(metrics, time.perf_counter() - started)
 
             last = step == session.total_steps
             if "validation" in session.rows and (last or _due(step, run.evaluation.every_steps)):

@@ -32,11 +32,11 @@ def keep_class(run: Run, folder: RunFolder, start: Start, ranks: Ranks) -> None:
 
 
 def _keep(record: dict[str, str], folder: RunFolder, start: Start) -> None:
-    if start.began is not None:
-        with reading(start.began.modeling):
-            before = json.loads(start.began.modeling.read_text())["sha256"]
+    if start.origin is not None:
+        with reading(start.origin.modeling):
+            before = json.loads(start.origin.modeling.read_text())["sha256"]
         if before != record["sha256"]:
-            message = f"{record['file']} is not what it was when {start.began.path} began"
+            message = f"{record['file']} is not what it was when {start.origin.path} began"
             raise Findings(Diagnostic("modeling-changed", message, parameter=SETTING))
     with folder.writing():
         write_atomically(folder.modeling, json.dumps(record, indent=1) + "\n")

@@ -21,6 +21,8 @@ _SHOWN = 8
 # In a folder with no more than this, nobody has begun anything: what a run leaves that is killed
 # before its marker is whole, and what disks and file servers have in each folder of theirs.
 _NOTHING = (MARKER, f".{MARKER}.writing", LOCK, "lost+found", ".snapshot")
+# What a run replaces, or removes from: another run in there would go with it.
+_FOLDERS = ("base", "checkpoints", "export", "merged", "processor", "profile", "samples")
 # What is written, or removed, under these names would be so in another folder, were one a link.
 # A run's checkpoints, profile and tracker's files may lie on another disk: nothing in them is
 # removed but whole checkpoints.
@@ -61,6 +63,56 @@ def write_marker(folder: Path) -> None:
         write_atomically(folder / MARKER, json.dumps({"begun_by": f"vtool {__version__}"}) + "\n")
 
 
+class _Plain(yaml.SafeLoader):
+    """A reader of what vtool has written, in which nothing is said once and meant many times."""
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.YAMLError("it has an alias, which vtool writes none of")
+        return super().compose_node(parent, index)
+
+
+def written_settings(file: Path) -> Any:
+    """Return what a run's config.yaml holds.
+
+    Raises:
+        OSError, ValueError: it cannot be read.
+    """
+    try:
+        return yaml.load(file.read_text(), _Plain)  # a SafeLoader
+    except (yaml.YAMLError, RecursionError) as error:
+        raise ValueError(f"it is not YAML as vtool writes it: {error}") from error
+
+
+def check_place(folder: Path) -> None:
+    """Refuse a place in which no run can be kept, before a folder is made there.
+
+    Raises:
+        Findings: `run-folder-taken`, for a part of another run's folder that this one replaces;
+            `run-folder-unwritable`, for a file.
+        OSError, ValueError: it cannot be looked at.
+    """
+    here = folder.resolve()
+    for outer in here.parents:
+        part = here.relative_to(outer).parts[0]
+        if part in _FOLDERS and has_marker(outer):
+            message = (
+                f"{folder.absolute()} lies in {part}/ of the run in {outer}, which that run"
+                " replaces or empties as it goes on"
+            )
+            help = "choose a folder beside that run's: run.dir=FOLDER"
+            raise Findings(Diagnostic("run-folder-taken", message, help, "run.dir"))
+    if folder.is_symlink() and not folder.exists():
+        problem = f"is a link to {os.readlink(folder)}, which is not there"
+    elif folder.exists() and not folder.is_dir():
+        problem = "is a file, not a folder"
+    else:
+        return
+    message = f"{folder.absolute()} {problem}"
+    help = "name a new folder, or an empty one: run.dir=FOLDER"
+    raise Findings(Diagnostic("run-folder-unwritable", message, help, "run.dir"))
+
+
 def check_own(folder: Path) -> None:
     """Refuse a folder with files that no run has written, and links in place of a run's files.
 
@@ -80,6 +132,10 @@ def check_own(folder: Path) -> None:
         raise Findings(Diagnostic("run-folder-not-empty", message, parameter="run.dir"))
     if links := [name for name in names if name in _NEVER_A_LINK and (folder / name).is_symlink()]:
         raise Findings([_link(folder / name) for name in links])
+    # to read a named pipe, or to write into it, is to wait without end; and what cannot be saved
+    # for a file in its way is told now, and not after the first steps
+    if wrong := [name for name in names if not _is_as_meant(folder / name)]:
+        raise Findings([_no_file(folder / name) for name in wrong])
 
 
 def open_lock(folder: Path) -> IO[str]:
@@ -98,10 +154,7 @@ def open_lock(folder: Path) -> IO[str]:
         raise
     if not stat.S_ISREG(os.fstat(lock).st_mode):
         os.close(lock)
-        message = f"{path.absolute()} is not a file"
-        raise Findings(
-            Diagnostic("run-folder-unwritable", message, f"remove it: {path}", "run.dir")
-        )
+        raise Findings(_no_file(path))
     return os.fdopen(lock, "r+")
 
 
@@ -135,8 +188,8 @@ def _is_older_run(folder: Path) -> bool:
     """
     try:
         ledgers = json.loads((folder / "data.json").read_text())
-        settings = yaml.safe_load((folder / "config.yaml").read_text())
-    except (OSError, ValueError, yaml.YAMLError, RecursionError):
+        settings = written_settings(folder / "config.yaml")
+    except (OSError, ValueError, RecursionError):
         return False
     return all(_has(settings, name) for name in ("run", "model", "data", "train", "optim")) and all(
         _has(ledgers, "train", key) for key in ("files", "rows", "kept", "tokens")
@@ -154,6 +207,21 @@ def _has(value: Any, *keys: str) -> bool:
 def _is_empty_file(path: Path) -> bool:
     found = path.lstat()
     return stat.S_ISREG(found.st_mode) and found.st_size == 0
+
+
+def _is_as_meant(path: Path) -> bool:
+    """Return whether one of a run's folders is a folder, and one of its files no pipe or device."""
+    if path.name in _FOLDERS:
+        return path.is_dir() or not path.exists()
+    if path.name not in _NEVER_A_LINK:
+        return True
+    kind = path.stat().st_mode
+    return stat.S_ISREG(kind) or stat.S_ISDIR(kind)
+
+
+def _no_file(path: Path) -> Diagnostic:
+    message = f"{path.absolute()} is not a {'folder' if path.name in _FOLDERS else 'file'}"
+    return Diagnostic("run-folder-unwritable", message, f"remove it: rm -r '{path}'", "run.dir")
 
 
 def _link(path: Path) -> Diagnostic:

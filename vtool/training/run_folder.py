@@ -20,6 +20,7 @@ from vtool.training.checkpoint import checkpoints, step_of
 from vtool.training.metrics import read_lines, step_of_line
 from vtool.training.own_folder import (
     check_own,
+    check_place,
     open_lock,
     open_own,
     write_atomically,
@@ -57,6 +58,7 @@ class RunFolder:
                 is touched.
         """
         try:
+            check_place(self.path)
             self.path.mkdir(parents=True, exist_ok=True)
             check_own(self.path)
             lock = open_lock(self.path)
@@ -175,7 +177,15 @@ def reading(file: Path) -> Iterator[None]:
     """
     try:
         yield
-    except (OSError, ValueError, AttributeError, KeyError, TypeError, yaml.YAMLError) as error:
+    except (
+        OSError,
+        ValueError,
+        AttributeError,
+        KeyError,
+        TypeError,
+        RecursionError,
+        yaml.YAMLError,
+    ) as error:
         message = f"{file} cannot be read: {first_line(error)}"
         raise Findings(Diagnostic("not-a-run", message, parameter="run.dir"), fatal=True) from error
 

@@ -67,7 +67,7 @@ def set_up_run(
 
     # before the run's folder has a config: a warm-up that is too long is no run
     count_steps(run, plan_rows(run, ledgers["train"]), request.origins)
-    ranks.on_rank_zero(lambda: _write_run_files(folder, request, ledgers, start.began or folder))
+    ranks.on_rank_zero(lambda: _write_run_files(folder, request, ledgers, start.origin or folder))
 
     keep_class(run, folder, start, ranks)
     if longer := over_budget(run, ledgers["train"]):
@@ -179,13 +179,13 @@ def read_texts(rows: Rows) -> list[str]:
 
 
 def _write_run_files(
-    folder: RunFolder, request: Request, ledgers: Mapping[str, Ledger], began: RunFolder
+    folder: RunFolder, request: Request, ledgers: Mapping[str, Ledger], origin: RunFolder
 ) -> None:
     """Write data.json, proofs.json and config.yaml; check the rows of a resumed run."""
     written = {split: ledger.as_dict() for split, ledger in ledgers.items()}
     # written after the rows: a run that has not got so far has no rows of its own yet
-    if began.config.exists():
-        check_rows(began, written)
+    if origin.config.exists():
+        check_rows(origin, written)
     with folder.writing():
         write_atomically(folder.data, json.dumps(written, indent=1))
         if request.proofs is not None:

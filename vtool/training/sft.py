@@ -5,13 +5,15 @@
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from vtool.diagnostics import Diagnostic
+from vtool.diagnostics import RULES, Diagnostic
+from vtool.diagnostics.printable import printable
 from vtool.engines.ranks import Ranks
 from vtool.profiling.profiler import open_profiler
 from vtool.training.checkpoint import Writer
@@ -62,8 +64,9 @@ def _train(request: Request, folder: RunFolder, ranks: Ranks) -> Outcome:
     run, settings = request.run, request.run.checkpoint
     start = ranks.on_rank_zero(lambda: find_start(folder, run, request.effective))
     if start.finished:
-        steps = json.loads(folder.result.read_text())["steps"]
-        return Outcome(folder.path, "already finished", steps, steps)
+        result = json.loads(folder.result.read_text())
+        steps, found = result["steps"], _failed_at_its_end(folder, result)
+        return Outcome(folder.path, "already finished", steps, steps, findings=found)
     session, progress = set_up_run(request, folder, start, ranks)
     check_arrival(session, request.origins)
     lost = ranks.on_rank_zero(lambda: _rewind(session, progress, start))
@@ -92,6 +95,16 @@ def _train(request: Request, folder: RunFolder, ranks: Ranks) -> Outcome:
     return Outcome(folder.path, status, progress.step, last, signal, tuple(findings))
 
 
+def _failed_at_its_end(folder: RunFolder, result: Mapping[str, Any]) -> tuple[Diagnostic, ...]:
+    """Return a finding for each error that a run has finished with: it is still there."""
+    checks = result.get("checks")
+    return tuple(
+        Diagnostic(rule, f"{folder.result}: this check had failed when the run finished")
+        for rule, state in (checks.items() if isinstance(checks, dict) else ())
+        if state == "failed" and rule in RULES and RULES[rule].severity == "error"
+    )
+
+
 def _rewind(session: Session, progress: Progress, start: Start) -> list[Diagnostic]:
     """Set aside what the folder has of later steps than the one that the run goes on from.
 
@@ -99,7 +112,7 @@ def _rewind(session: Session, progress: Progress, start: Start) -> list[Diagnost
         The finding for lines of earlier steps that are damaged or missing.
     """
     folder, every = session.folder, session.run.evaluation.every_steps
-    own = start.began is not None and start.began.path.resolve() == folder.path.resolve()
+    own = start.origin is not None and start.origin.path.resolve() == folder.path.resolve()
     folder.set_aside_newer(start.checkpoint if own else None)
     lost = None
     if own:
@@ -141,5 +154,5 @@ def _announce(
     for one in lost:
         print(f"{one.severity}[{one.rule} {one.code}]: {one.message}\n  help: {one.remedy}")
     if start.checkpoint is not None:
-        print(f"resuming after step {progress.step} from {start.checkpoint}")
-    print(f"run folder: {session.folder.path}", flush=True)
+        print(printable(f"resuming after step {progress.step} from {start.checkpoint}"))
+    print(printable(f"run folder: {session.folder.path}"), flush=True)

@@ -6,14 +6,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from vtool.config.schema import Run
 from vtool.config.settings import all_settings
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.diagnostics.printable import Lines
 from vtool.models.processor import first_line
-from vtool.training.checkpoint import damage, newest
+from vtool.training.checkpoint import checkpoints, damage, newest
+from vtool.training.own_folder import written_settings
 from vtool.training.run_folder import RunFolder, reading
 
 # Settings that may differ from one start of a run to the next: they do not change what is computed,
@@ -54,7 +53,7 @@ class Start:
     """The folder's run took its first step itself, and not from another run's checkpoint."""
 
     @property
-    def began(self) -> RunFolder | None:
+    def origin(self) -> RunFolder | None:
         """The folder of the run that wrote the checkpoint."""
         return RunFolder(self.checkpoint.parent.parent) if self.checkpoint else None
 
@@ -74,6 +73,7 @@ def find_start(folder: RunFolder, run: Run, effective: Mapping[str, Any]) -> Sta
     resume = run.checkpoint.resume
     named = None if resume in ("auto", "never") else Path(resume)
     if not folder.config.exists():
+        _check_nothing_is_there(folder)
         return _from(named, effective) if named else Start(None)
     written = _read(folder)
     if changed := differences(written, effective):
@@ -93,12 +93,12 @@ def find_start(folder: RunFolder, run: Run, effective: Mapping[str, Any]) -> Sta
             replace(finding, help="no checkpoint of this run is whole: begin again, run.name=NAME")
             for finding in damaged
         )
-    began = (written.get("checkpoint") or {}).get("resume", "auto")
-    if found is None and (named or began not in ("auto", "never")):
-        return _from(named or Path(began), effective)
+    first_resume = (written.get("checkpoint") or {}).get("resume", "auto")
+    if found is None and (named or first_resume not in ("auto", "never")):
+        return _from(named or Path(first_resume), effective)
     if named and named.resolve() != folder.path.resolve():
         assert found is not None
-        if began != resume:
+        if first_resume != resume:
             message = (
                 f"{folder.path} has checkpoints of its own, the newest {found.name};"
                 f" checkpoint.resume names {resume}"
@@ -113,8 +113,22 @@ def find_start(folder: RunFolder, run: Run, effective: Mapping[str, Any]) -> Sta
     return Start(
         found,
         warnings=tuple(replace(finding, severity="warning") for finding in damaged),
-        from_nothing=began in ("auto", "never"),
+        from_nothing=first_resume in ("auto", "never"),
     )
+
+
+def _check_nothing_is_there(folder: RunFolder) -> None:
+    """Refuse a folder that has all but the settings of a run.
+
+    Raises:
+        Findings: `not-a-run`.
+    """
+    there = [path.name for path in (folder.result,) if path.exists()]
+    there += [f"checkpoints/{path.name}" for path in checkpoints(folder.checkpoints)[-1:]]
+    if there:
+        message = f"{folder.config} is missing, and there is {' and '.join(there)}"
+        help = f"put {folder.config.name} back, or begin another run: run.name=NAME"
+        raise Findings(Diagnostic("not-a-run", message, help, "run.dir"), fatal=True)
 
 
 def _from(source: Path, effective: Mapping[str, Any]) -> Start:
@@ -133,14 +147,14 @@ def _from(source: Path, effective: Mapping[str, Any]) -> Start:
         message = f"{source}: {problem}"
         raise Findings(Diagnostic("corrupt-checkpoint", message, parameter=setting))
     start = Start(found)
-    began = start.began
+    origin = start.origin
     assert found is not None
-    assert began is not None
+    assert origin is not None
     if missing := [
-        file.name for file in (began.config, began.data, began.processor) if not file.exists()
+        file.name for file in (origin.config, origin.data, origin.processor) if not file.exists()
     ]:
         message = (
-            f"{began.path}, where {found.name} is, is not the folder of a run: there is no"
+            f"{origin.path}, where {found.name} is, is not the folder of a run: there is no"
             f" {', '.join(missing)}"
         )
         remedy = (
@@ -148,7 +162,7 @@ def _from(source: Path, effective: Mapping[str, Any]) -> Start:
             " were is written there"
         )
         raise Findings(Diagnostic("not-a-run", message, help=remedy, parameter="checkpoint.resume"))
-    if changed := differences(_read(began), effective):
+    if changed := differences(_read(origin), effective):
         raise Findings(_taken(found, changed))
     return start
 
@@ -196,20 +210,20 @@ def _check_result(folder: RunFolder) -> None:
 def _read(folder: RunFolder) -> Any:
     """Return a run's written settings."""
     with reading(folder.config):
-        settings = yaml.safe_load(folder.config.read_text())
+        settings = written_settings(folder.config)
         if not isinstance(settings, dict):
             raise ValueError("it holds no settings")
     return settings
 
 
-def check_rows(began: RunFolder, ledgers: Mapping[str, Mapping[str, Any]]) -> None:
+def check_rows(origin: RunFolder, ledgers: Mapping[str, Mapping[str, Any]]) -> None:
     """Compare the rows of a resumed run with those that it began with.
 
     Raises:
         Findings: `data-changed`, naming the files.
     """
-    with reading(began.data):
-        before = json.loads(began.data.read_text())
+    with reading(origin.data):
+        before = json.loads(origin.data.read_text())
         changed = [
             split for split in ledgers if _rows(before.get(split, {})) != _rows(ledgers[split])
         ]
@@ -221,7 +235,7 @@ def check_rows(began: RunFolder, ledgers: Mapping[str, Mapping[str, Any]]) -> No
         raise Findings(
             Diagnostic(
                 "data-changed",
-                f"{began.path} began with other rows. {named}",
+                f"{origin.path} began with other rows. {named}",
                 parameter=f"data.{changed[0]}",
             )
         )

@@ -61,7 +61,7 @@ def prove(
         NotProvable: where the recipe is fine, and no row of it, or its model, can be computed with
             here.
     """
-    began = time.perf_counter()
+    started = time.perf_counter()
     asked = [proof for proof in PROOFS if not only or proof.name in only]
     here = [proof.name for proof in asked if proof.fast and (fast or not proof.on_ranks)]
     ranked = tuple(proof.name for proof in asked if proof.name not in here)
@@ -85,7 +85,7 @@ def prove(
         changes=context.changes,
         rows=tuple(row.id for row in context.rows),
         model=f"{run.model.family} {size}",
-        seconds=time.perf_counter() - began,
+        seconds=time.perf_counter() - started,
     )
 
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -274,6 +275,39 @@ class Facts:
             named = name not in ("", "None", "0", "dim_0")
             if named and int(size) > 1 and not any(one in name.lower() for one in _DATA_PARALLEL):
                 return f"{name}={size}"
+        return None
+
+    @property
+    def owns_nothing(self) -> bool:
+        """Tell whether the optimizer has no parameter of the model's on any rank."""
+        models = self.of("model")
+        counts = [(int(m.get("n_in_no_group") or 0), int(m.get("trainable") or 0)) for m in models]
+        return bool(counts) and all(lost == trained > 0 for lost, trained in counts)
+
+    @property
+    def weights_move(self) -> bool | None:
+        """Tell whether weights changed between two looks; None where that was not seen."""
+        digests: dict[int, set[str]] = {}
+        looks: Counter[int] = Counter()
+        for one in self.of("drift"):
+            digests.setdefault(int(one["rank"]), set()).add(str(one["digest"]))
+            looks[int(one["rank"])] += 1
+        if any(len(each) > 1 for each in digests.values()):
+            return True
+        in_pieces = any(one.get("sharded") for one in self.of("drift"))
+        return None if in_pieces or max(looks.values(), default=0) < 2 else False
+
+    @property
+    def no_gradients(self) -> str | None:
+        """Return why gradients are not to be seen where the optimizer steps, or None."""
+        trained = int(self.model.get("trainable") or 0)
+        arrived = self.of("arrived")
+        if (
+            trained
+            and arrived
+            and all(int(a.get("n_no_gradient") or 0) == trained for a in arrived)
+        ):
+            return "no parameter has its gradient when the optimizer steps: ZeRO keeps them apart"
         return None
 
     @property

@@ -44,6 +44,13 @@ def test_names_types_and_places_are_those_that_safetensors_reads(tmp_path: Path)
             )
 
 
+def test_white_space_before_a_header_is_taken_as_the_reader_does(tmp_path: Path) -> None:
+    content = raw(" \n" + json.dumps({"a": entry()}), bytes(8))
+    assert found(tmp_path, content) == []
+    with safe_open(tmp_path / "model.safetensors", framework="np") as opened:
+        assert list(opened.keys()) == ["a"]
+
+
 DAMAGED = {
     "empty file": (b"", "truncated-file", "0 bytes"),
     "shorter than the length": (b"\x08\x00", "truncated-file", "2 bytes"),

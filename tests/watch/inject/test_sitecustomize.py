@@ -55,6 +55,18 @@ def test_a_program_is_watched_and_comes_out_the_same(tmp_path: Path) -> None:
     assert kinds.count("micro") == 2
 
 
+def test_an_old_torch_costs_one_line(tmp_path: Path) -> None:
+    """A stand-in for an old torch, which does not import without CUDA's packages."""
+    (tmp_path / "torch/optim").mkdir(parents=True)
+    (tmp_path / "torch/__init__.py").write_text("import torch.version\nimport torch.optim\n")
+    (tmp_path / "torch/version.py").write_text("__version__ = '2.3.1+cu121'\n")
+    (tmp_path / "torch/optim/__init__.py").write_text("from . import optimizer\n")
+    (tmp_path / "torch/optim/optimizer.py").write_text("class Optimizer: ...\n")
+    done = run(code="import torch; print('goes on')", facts=tmp_path / "facts", path=(tmp_path,))
+    assert (done.returncode, done.stdout) == (0, "goes on\n")
+    assert done.stderr == "vtool watch: not installed: torch 2.3.1+cu121 is older than 2.4\n"
+
+
 def test_another_sitecustomize_on_the_path_still_runs(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("print('the other one')\n")
     done = run(code="pass", facts=tmp_path / "facts", path=(tmp_path,))

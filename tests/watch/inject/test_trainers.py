@@ -10,12 +10,14 @@ import pytest
 
 import vtool
 from tests.watch.inject import tiny
+from vtool.watch.conclude import conclude_folder
 
 ROOT = Path(__file__).parents[3]
 INJECT = Path(vtool.__file__).parent / "watch/inject"
 HF = [[], ["amp"], ["bf16"], ["checkpointing"]]
 SFT = [[], ["packing"], ["lora"], ["amp", "checkpointing"]]
 CASES = [("hf", *how) for how in HF] + [("sft", *how) for how in SFT]
+JUDGED = [("dpo",), ("dpo", "lora"), ("grpo",)]
 
 
 def run(case: tuple[str, ...], facts: Path | None) -> str:
@@ -32,13 +34,16 @@ def run(case: tuple[str, ...], facts: Path | None) -> str:
     return done.stdout.splitlines()[-1]
 
 
+def needs_trl() -> None:
+    if not all(importlib.util.find_spec(name) for name in ("trl", "datasets", "peft")):
+        pytest.skip("TRL is not installed (make .venv/installed-bench)")
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("case", CASES, ids=[" ".join(case) for case in CASES])
 def test_a_trainer_is_read_and_not_changed(tmp_path: Path, case: tuple[str, ...]) -> None:
-    if case[0] == "sft" and not all(
-        importlib.util.find_spec(name) for name in ("trl", "datasets", "peft")
-    ):
-        pytest.skip("TRL is not installed")
+    if case[0] == "sft":
+        needs_trl()
     assert run(case, tmp_path) == run(case, None)
     assert tiny.facts(tmp_path, "error") == []
     micro = tiny.facts(tmp_path, "micro")
@@ -50,3 +55,20 @@ def test_a_trainer_is_read_and_not_changed(tmp_path: Path, case: tuple[str, ...]
         assert total == pytest.approx(1, abs=rounding)
     (alone,) = tiny.facts(tmp_path, "alone")
     assert alone["worst_over_tolerance"] < 1
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("case", JUDGED, ids=[" ".join(case) for case in JUDGED])
+def test_a_trainer_that_judges_rows_is_read_and_not_changed(
+    tmp_path: Path, case: tuple[str, ...]
+) -> None:
+    needs_trl()
+    assert run(case, tmp_path) == run(case, None)
+    assert tiny.facts(tmp_path, "error") == []
+    micro = tiny.facts(tmp_path, "micro")
+    assert micro
+    assert all(f["not_next"] == 0 and f["read"] == f["supervised"] > 0 for f in micro)
+    (result,) = conclude_folder(tmp_path, "judged", None)
+    assert result.checks["targets-not-next"] == "passed"
+    assert {each.severity for each in result.findings} == {"note"}
+    assert "rows-judged" in {each.rule for each in result.findings}

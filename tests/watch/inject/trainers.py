@@ -1,8 +1,9 @@
 """A user's script that knows nothing of the watch, and prints a digest of its final weights.
 
-usage: trainers.py hf|sft SETTING…   amp, checkpointing, lora, packing, bf16
+usage: trainers.py hf|sft|dpo|grpo SETTING…   amp, checkpointing, lora, packing, bf16
 """
 
+import copy
 import hashlib
 import random
 import sys
@@ -65,24 +66,68 @@ if kind == "hf":
 else:
     from datasets import Dataset
     from peft import LoraConfig
-    from tokenizers import Tokenizer, models
+    from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
-    from trl import SFTConfig, SFTTrainer
 
     words = {"<pad>": 0, "<unk>": 1, "<end>": 2, **{f"w{k}": k for k in range(3, 128)}}
+    inner = Tokenizer(models.WordLevel(words, "<unk>"))
+    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer(models.WordLevel(words, "<unk>")),
-        eos_token="<end>",
-        pad_token="<pad>",
+        tokenizer_object=inner, eos_token="<end>", pad_token="<pad>"
     )
-    packed = {"packing": True, "max_length": 64} if "packing" in how else {}
-    SFTTrainer(
-        model=model,
-        args=SFTConfig(**common, **packed),
-        train_dataset=Dataset.from_list([{"input_ids": row["input_ids"]} for row in rows]),
-        processing_class=tokenizer,
-        peft_config=LoraConfig(r=4, target_modules=["q_proj"]) if "lora" in how else None,
-    ).train()
+    adapter = LoraConfig(r=4, target_modules=["q_proj"]) if "lora" in how else None
+
+    def text(ids: list[int]) -> str:
+        return " ".join(f"w{k}" for k in ids)
+
+    if kind == "sft":
+        from trl import SFTConfig, SFTTrainer
+
+        packed = {"packing": True, "max_length": 64} if "packing" in how else {}
+        SFTTrainer(
+            model=model,
+            args=SFTConfig(**common, **packed),
+            train_dataset=Dataset.from_list([{"input_ids": row["input_ids"]} for row in rows]),
+            processing_class=tokenizer,
+            peft_config=adapter,
+        ).train()
+    elif kind == "dpo":
+        from trl import DPOConfig, DPOTrainer
+
+        pairs = [
+            {
+                "prompt": text(row["input_ids"][:3]),
+                "chosen": " " + text(row["input_ids"][3:-1]),
+                "rejected": " " + text(row["input_ids"][-2:2:-1]),
+            }
+            for row in rows
+        ]
+        DPOTrainer(
+            model=model,
+            # Built from a name else, and this model has none.
+            ref_model=None if adapter else copy.deepcopy(model),
+            args=DPOConfig(**common),
+            train_dataset=Dataset.from_list(pairs),
+            processing_class=tokenizer,
+            peft_config=adapter,
+        ).train()
+    else:
+        from trl import GRPOConfig, GRPOTrainer
+
+        def reward(completions: list[str], **_: Any) -> list[float]:
+            return [float(len(set(each.split()))) for each in completions]
+
+        common["gradient_accumulation_steps"] = 2
+        GRPOTrainer(
+            model=model,
+            reward_funcs=reward,
+            args=GRPOConfig(**common, num_generations=4, max_completion_length=8),
+            train_dataset=Dataset.from_list(
+                [{"prompt": text(row["input_ids"][:4])} for row in rows]
+            ),
+            processing_class=tokenizer,
+            peft_config=adapter,
+        ).train()
 weights = hashlib.sha256()
 for p in model.parameters():
     weights.update(p.detach().contiguous().view(torch.uint8).numpy().tobytes())

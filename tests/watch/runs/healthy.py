@@ -43,6 +43,11 @@ RUNS: dict[str, Recipe] = {
     ),
     "SGD": Recipe(optimizer=changes.sgd),
     "two groups, decay on matrices alone": Recipe(optimizer=changes.two_groups),
+    "an optimizer with one flat copy, as of ZeRO": Recipe(
+        made=changes.flat_copy,
+        before_step=changes.gradients_to_copy,
+        after_step=changes.weights_from_copy,
+    ),
     "two epochs": Recipe(epochs=True, accumulate=2),
     "rows shuffled, two epochs": Recipe(epochs=True, order=changes.shuffled),
     "zero_grad that keeps zeros": Recipe(zero=False, after_step=changes.zeros),

@@ -147,6 +147,9 @@ RUNS: dict[str, Planted] = {
     "a layer in no group": error("parameter-in-no-group", parameters=changes.without_last_layer),
     "norms in no group": error("parameter-in-no-group", parameters=changes.without_norms),
     "a part replaced behind the optimizer": error("parameter-in-no-group", made=changes.new_head),
+    "all weights replaced behind the optimizer": error(
+        "parameter-in-no-group", made=changes.new_weights
+    ),
     "a part that nothing uses": note("parameter-without-gradient", built=changes.unused),
     "a rate that falls to nearly nought": warning(
         "parameter-stopped-moving",

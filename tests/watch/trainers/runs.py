@@ -112,6 +112,26 @@ def verl(*found: tuple[str, str], ranks: int = 1, mistake: str = "", **settings:
     return Run("verl", command, frozenset(found), environment)
 
 
+def lightning(*found: tuple[str, str], settings: str = "") -> Run:
+    def command(made: Path, to: Path) -> list[str]:
+        script = str(HERE / "lightning_sft.py")
+        return [str(BIN / "lightning/bin/python"), script, str(made), str(to), *settings.split()]
+
+    return Run("lightning", command, frozenset(found))
+
+
+def deepspeed(*found: tuple[str, str], ranks: int = 1, settings: str = "") -> Run:
+    def command(made: Path, to: Path) -> list[str]:
+        torchrun = [
+            str(BIN / "deepspeed/bin/torchrun"),
+            "--standalone",
+            f"--nproc_per_node={ranks}",
+        ]
+        return [*torchrun, str(HERE / "deepspeed_sft.py"), str(made), str(to), *settings.split()]
+
+    return Run("deepspeed", command, frozenset(found), {"DS_ACCELERATOR": "cpu"})
+
+
 LEAK = ("row-changes-in-batch", "error")
 MEANS = ("token-weights-differ", "error")
 SMOOTHED = ("loss-has-another-term", "note")
@@ -153,4 +173,19 @@ RUNS: dict[str, Run] = {
     "verl, LoRA": verl(**{"model.lora_rank": 4}),
     "verl, a loss that averages each micro-batch": verl(MEANS, mistake="means"),
     "verl, a loss mask one token late": verl(FIRST_LOST, NEXT_ROW, mistake="mask_late"),
+    "Lightning": lightning(),
+    "Lightning, clipped, bf16-mixed": lightning(settings="amp clip"),
+    "Lightning, two ranks, answers of one length": lightning(settings="ddp even"),
+    "Lightning, two ranks": lightning(MEANS, settings="ddp"),
+    "Lightning, accumulate_grad_batches": lightning(MEANS, settings="accumulate"),
+    "DeepSpeed, stage 0, answers of one length": deepspeed(
+        ranks=2, settings="zero0 even accumulate"
+    ),
+    "DeepSpeed, stage 1, answers of one length": deepspeed(
+        ranks=2, settings="zero1 even accumulate"
+    ),
+    "DeepSpeed, stage 2, answers of one length": deepspeed(ranks=2, settings="zero2 even clip"),
+    "DeepSpeed, bf16": deepspeed(settings="zero1 bf16"),
+    "DeepSpeed, two ranks": deepspeed(MEANS, ranks=2, settings="zero1"),
+    "DeepSpeed, gradient_accumulation_steps": deepspeed(MEANS, settings="zero2 accumulate"),
 }

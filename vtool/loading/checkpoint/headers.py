@@ -104,8 +104,10 @@ def _length(descriptor: int, file: Path, size: int) -> int:
             f" {LARGEST_HEADER:,}",
             not_one,
         )
-    if begin[8:9] not in (b"{", b""):
-        raise refuse("bad-header", f": its header begins with {begin[8:9]!r}, not with {{", not_one)
+    # The format asks for { here; its reader also takes white space before it, as JSON does.
+    first = begin[8:].lstrip(b" \t\r\n")[:1]
+    if first not in (b"{", b""):
+        raise refuse("bad-header", f": its header begins with {first!r}, not with {{", not_one)
     if 8 + length > size:
         raise refuse(
             "truncated-file",

@@ -32,10 +32,10 @@ def compute(context: ProofContext) -> ProofResult:
     what = f"logits with model.attention={chosen} against eager"
     if chosen == "eager":
         return not_run(RULE, what, "model.attention is eager")
-    wanted, allowed = context.reference.logits, context.reference.tolerances
+    expected, allowed = context.reference.logits, context.reference.tolerances
     model = context.model()
     model.set_attn_implementation("eager")  # type: ignore[operator]
-    found = rounding.differences(reference.row_logits(context, model), wanted, allowed)
+    found = rounding.differences(reference.row_logits(context, model), expected, allowed)
     return check_differences(RULE, what, found, "attention computes something else")
 
 

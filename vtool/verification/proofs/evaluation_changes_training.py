@@ -67,7 +67,7 @@ def compute(context: ProofContext) -> ProofResult:
         }
         return numbers | steps.copy_training_state(session), changed
 
-    wanted, _ = second_step(evaluated=False)
+    expected, _ = second_step(evaluated=False)
     there, changed = second_step(evaluated=True)
     world = context.ranks.world
     what = (
@@ -76,12 +76,12 @@ def compute(context: ProofContext) -> ProofResult:
     )
     if changed:
         return failed(RULE, what, f"an evaluation has changed {list_first(changed)}")
-    if missing := sorted(wanted.keys() ^ there.keys()):
+    if missing := sorted(expected.keys() ^ there.keys()):
         message = f"only with an evaluation, or only without one, there is {list_first(missing)}"
         return failed(RULE, what, message)
     found = [
         Difference(name, float((one.double() - there[name].double()).abs().max()), 0.0)
-        for name, one in wanted.items()
+        for name, one in expected.items()
         if one.numel()
     ]
     return check_differences(RULE, what, found, "an evaluation has changed the step after it")

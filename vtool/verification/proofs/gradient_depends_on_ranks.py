@@ -35,7 +35,7 @@ def compute(context: ProofContext) -> ProofResult:
     from vtool.verification import rounding, steps
 
     # On every rank: where it cannot be computed, no rank may wait for another one.
-    wanted, allowed = context.reference.gradient, context.reference.tolerances
+    expected, allowed = context.reference.gradient, context.reference.tolerances
     found, what = [], ""
     for case in ("rows shared out", "images on one rank alone"):
         session, progress = context.open(
@@ -51,7 +51,7 @@ def compute(context: ProofContext) -> ProofResult:
             batches = steps.split_between_ranks(context, session, images, texts)
         step = steps.take_step(session, progress, batches)
         if context.ranks.rank == 0:
-            found += rounding.differences(step.gradients, wanted, allowed, case)
+            found += rounding.differences(step.gradients, expected, allowed, case)
     if context.ranks.rank:
         return not_run(RULE, what, "")  # gradients are gathered on rank 0
     return check_differences(

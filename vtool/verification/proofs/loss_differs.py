@@ -45,15 +45,15 @@ def compute(context: ProofContext) -> ProofResult:
     with session.engine.evaluating(), torch.no_grad():
         evaluated = mean_nll(session.engine, session.rows["train"], rows, batch_size=2)
     step = steps.take_step(session, progress)
-    wanted = reference.mean_loss(context, logits)
+    expected = reference.mean_loss(context, logits)
     # A mean of NLLs may differ by what rounding does to the logits of one row, divided by N.
     allowed = max(
-        rounding.ROUNDING * wanted, max(tolerances[name] for name in logits) / context.supervised
+        rounding.ROUNDING * expected, max(tolerances[name] for name in logits) / context.supervised
     )
     tokens = float(abs(step.supervised - context.supervised))
     found = [
-        Difference("the loss", abs(step.loss - wanted), allowed),
-        Difference("the NLL of an evaluation", abs(evaluated - wanted), allowed),
+        Difference("the loss", abs(step.loss - expected), allowed),
+        Difference("the NLL of an evaluation", abs(evaluated - expected), allowed),
         Difference("the number of supervised tokens", tokens, 0.0),
     ]
     return check_differences(RULE, what, found, "the loss of a step is not that of its rows")

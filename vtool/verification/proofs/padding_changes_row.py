@@ -45,7 +45,7 @@ def compute(context: ProofContext) -> ProofResult:
     )
     if len(context.rows) < 2:
         return not_run(RULE, what, ONE_ROW)
-    wanted, allowed = context.reference.logits, context.reference.tolerances
+    expected, allowed = context.reference.logits, context.reference.tolerances
     session, _ = context.open()
     right = steps.compute_logits(session, context.batch(session, range(len(context.rows))))
     padded = [("padded right", right, 0)]
@@ -60,7 +60,7 @@ def compute(context: ProofContext) -> ProofResult:
         name = reference.row_name(row)
         for case, logits, end in padded:
             ours = logits[row, max(0, end - length) : end or length]
-            found += rounding.differences({name: ours}, {name: wanted[name]}, allowed, case)
+            found += rounding.differences({name: ours}, {name: expected[name]}, allowed, case)
     return check_differences(RULE, what, found, "a row's logits depend on the rows beside it")
 
 

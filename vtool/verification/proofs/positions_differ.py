@@ -78,12 +78,14 @@ def _compare_batch(
     given = _given_positions(session, batch)
     given = torch.arange(length).expand(3, 1, -1) if given is None else given
     for line, place in enumerate(batch.indices):
-        wanted = reference.mrope_positions(context, context.samples[place])
+        expected = reference.mrope_positions(context, context.samples[place])
         row, begin = (0, start) if batch.documents else (line, 0)
-        start = begin + wanted.shape[1]
+        start = begin + expected.shape[1]
         row = min(row, given.shape[1] - 1)  # positions may be given once for all rows
         here = given[-3:, row, begin:start]
-        apart = float((here - wanted).abs().max()) if here.shape == wanted.shape else float("inf")
+        apart = (
+            float((here - expected).abs().max()) if here.shape == expected.shape else float("inf")
+        )
         yield Difference(f"{reference.row_name(place)} ({case})", apart, 0.0)
 
 

@@ -45,7 +45,7 @@ def compute(context: ProofContext) -> ProofResult:
     folder = context.folder / "checkpoints"
     path = context.ranks.on_rank_zero(lambda: checkpoint.save(folder, saved, 1))
     first = steps.take_step(straight, progress, step=2)
-    wanted = steps.copy_training_state(straight)
+    expected = steps.copy_training_state(straight)
     resumed, _ = context.open()
     restored = restore_checkpoint(resumed.engine, path)
     # Gathered from all ranks: one that returned here alone would leave the others waiting.
@@ -67,15 +67,15 @@ def compute(context: ProofContext) -> ProofResult:
         Difference("how often each row has been trained on", visits, 0.0),
     ]
     there = steps.copy_training_state(resumed)
-    for name in wanted.keys() | there.keys():
-        if name not in wanted or name not in there:
+    for name in expected.keys() | there.keys():
+        if name not in expected or name not in there:
             return failed(
                 RULE,
                 what,
                 f"{name} is {'not ' * (name not in there)}there after a resume, and"
-                f" {'not ' * (name not in wanted)}without one",
+                f" {'not ' * (name not in expected)}without one",
             )
-        apart = float((wanted[name].double() - there[name].double()).abs().max())
+        apart = float((expected[name].double() - there[name].double()).abs().max())
         found.append(Difference(name, apart, 0.0))
     return check_differences(
         RULE,

@@ -84,9 +84,9 @@ def _batch_problem(context: ProofContext) -> str:
     for rows in (range(last + 1), (last, 0)):
         batch = context.batch(session, rows)
         for line, row in enumerate(rows):
-            wanted = context.samples[row].input_ids
-            tokens = batch.inputs["input_ids"][line, : len(wanted)]
-            if batch.indices[line] != row or tokens.tolist() != wanted.tolist():
+            expected = context.samples[row].input_ids
+            tokens = batch.inputs["input_ids"][line, : len(expected)]
+            if batch.indices[line] != row or tokens.tolist() != expected.tolist():
                 return f"a batch of row {row + 1} has the tokens of another row"
     return ""
 

@@ -178,6 +178,8 @@ def _untrained_norm(facts: Facts) -> str | None:
     """Return the name of the final norm's weight, where no optimizer has it."""
     lost = [str(name) for one in facts.of("model") for name in one.get("in_no_group") or ()]
     norm = str(facts.model.get("norm") or "no norm")
+    if facts.owns_nothing and facts.weights_move is False:
+        return f"{norm}.weight"
     return next((name for name in lost if f".{name}".endswith(f".{norm}.weight")), None)
 
 
@@ -251,7 +253,7 @@ def _ranks_differ(facts: Facts) -> Outcome:
     arrived = facts.of("arrived")
     if len({one["rank"] for one in arrived}) < 2:
         return Outcome(not_run="one rank alone has this model")
-    if why := _shared(facts, "arrived", "gradients"):
+    if why := facts.no_gradients or _shared(facts, "arrived", "gradients"):
         return Outcome(not_run=why)
     for step, ones in facts.by_step("arrived"):
         digests = Counter(one["digest"] for one in ones)
@@ -308,7 +310,7 @@ def _other_gradient(facts: Facts) -> Outcome:
 
 
 def _not_finite(facts: Facts) -> Outcome:
-    if why := _nothing(facts):
+    if why := _nothing(facts) or facts.no_gradients:
         return Outcome(not_run=why)
     for one in facts.of("arrived"):
         if names := one.get("nonfinite"):
@@ -342,6 +344,7 @@ def _not_adam(facts: Facts) -> Outcome:
 def _no_reference(facts: Facts) -> str:
     return (
         facts.skipped("reference")
+        or ("the optimizer has none of the model's parameters" if facts.owns_nothing else None)
         or next(iter(facts.errors_of("arrived")), None)
         or f"there is no reference step of {facts.model.get('optimizer') or 'this optimizer'}"
     )
@@ -386,13 +389,16 @@ def _no_group(facts: Facts) -> Outcome:
     common = set.intersection(*orphans) if orphans else set()
     if not common:
         return Outcome()
+    if facts.owns_nothing and facts.weights_move is not False:
+        has = "copies" if facts.weights_move else "none"
+        return Outcome(not_run=f"the optimizer has {has} of the model's parameters")
     most = max(int(one.get("n_in_no_group") or 0) for one in models)
     message = f"{_named(sorted(common), most)}; the optimizer is {facts.model.get('optimizer')}"
     return Outcome((found(NO_GROUP, message),))
 
 
 def _no_gradient(facts: Facts) -> Outcome:
-    if why := _nothing(facts):
+    if why := _nothing(facts) or facts.no_gradients:
         return Outcome(not_run=why)
     without = [
         {*(one.get("no_gradient") or ()), *(one.get("zero_gradient") or ())}
@@ -435,6 +441,8 @@ def _stuck(facts: Facts) -> Outcome:
         return Outcome(not_run="gradients are not finite: weights are no numbers from then on")
     if _lost(facts).findings:
         return Outcome(not_run="updates are lost in rounding")
+    if facts.owns_nothing:
+        return Outcome(not_run="the optimizer has none of the model's parameters")
     for one in looked:
         if names := one.get("stuck"):
             count = int(one.get("n_stuck") or len(names))

@@ -15,11 +15,20 @@ import sys
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
 _AWAITED = "torch.optim.optimizer"
+_OLDEST = (2, 4)
+"""The oldest release of torch that has what the watch calls."""
 
 
 def _install(module):  # type: ignore[no-untyped-def]
     """Hook into torch's optimizers; what goes wrong is said, and is not the program's."""
     try:
+        release = str(sys.modules["torch.version"].__version__)
+        if tuple(int(part) for part in release.split(".")[:2]) < _OLDEST:
+            oldest = ".".join(map(str, _OLDEST))
+            sys.stderr.write(
+                f"vtool watch: not installed: torch {release} is older than {oldest}\n"
+            )
+            return
         from vtool_watch import install  # type: ignore[import-not-found]
 
         install.install(module)

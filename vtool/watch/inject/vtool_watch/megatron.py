@@ -1,4 +1,4 @@
-"""What is different in Megatron-core: where its head is, whose ranks share it, and its gradients.
+"""Differences of Megatron-core: where its head is, whose ranks share it, and its gradients.
 
 Hidden states are [S, B, H] there, and under sequence parallelism each tensor parallel rank has
 its share of S. The head is cut over the vocabulary. Gradients are added up in `main_grad`, and the
@@ -20,7 +20,7 @@ _WRAPPERS = ("DistributedDataParallel", "Float16Module", "FullyShardedDataParall
 
 @dataclass(frozen=True)
 class Layout:
-    """How a `GPTModel` spreads its tokens and its vocabulary over ranks."""
+    """A `GPTModel`'s spread of tokens and vocabulary over ranks."""
 
     gpt: Any
     vocabulary: int | None

@@ -38,7 +38,7 @@ class Found:
     ends: tuple[int, ...]
     specials: dict[str, list[int]]
     layout: Layout | None = None
-    """Of Megatron-core."""
+    """Megatron-core's spread over ranks; None for every other model."""
 
     @property
     def hidden(self) -> int:
