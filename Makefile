@@ -77,7 +77,7 @@ clean:  ## remove .venv and caches; runs/ stays
 	$(PYTHON) -m venv .venv
 
 .venv/installed: pyproject.toml constraints.txt | .venv/bin/python
-	$(PIP) torch && $(PIP) --editable .
+	$(PIP) torch && $(PIP) --editable '.[train]'
 	@touch $@
 
 .venv/installed-dev: .venv/installed

@@ -136,6 +136,9 @@ def train(run: "Loaded", *, preflight: bool = True) -> TrainingResult:
     Raises:
         vtool.Findings: what stopped the run, or stands in its way.
     """
+    from vtool.config.environment.packages import require_training
+
+    require_training("vtool.train")
     from vtool.config.load import effective_yaml
     from vtool.diagnostics import Findings
     from vtool.report import write_report
@@ -177,6 +180,9 @@ def verify(
         vtool.Findings: what keeps the recipe from being built.
         ValueError: there is nothing to prove anything on, and why.
     """
+    from vtool.config.environment.packages import require_training
+
+    require_training("vtool.verify")
     from vtool.verification.proofs import proof_names
     from vtool.verification.prove import prove
 
@@ -197,6 +203,9 @@ def compare(asked: Mapping[str, Any], objects: Mapping[str, Any]) -> "list[Diagn
     Raises:
         ValueError: for a name that is no setting's.
     """
+    from vtool.config.environment.packages import require_training
+
+    require_training("vtool.compare")
     from vtool.verification.compare import compare_objects
 
     return compare_objects(asked, objects)
@@ -265,6 +274,9 @@ def audit(rows: str | PathLike[str], *overrides: str) -> "Ledger":
     Raises:
         vtool.Findings: the file or the model's folder cannot be read at all.
     """
+    from vtool.config.environment.packages import require_training
+
+    require_training("vtool.audit")
     from vtool.config.load import load_rows_file
     from vtool.verification.rows import audit_rows
 

@@ -10,7 +10,7 @@ import yaml
 from typer.testing import CliRunner
 
 from vtool.cli.app import app
-from vtool.config.load import RECIPE_RULES
+from vtool.config.load import ALWAYS_CHECKED
 
 
 def run(*arguments: str) -> tuple[int, str, str]:
@@ -19,7 +19,7 @@ def run(*arguments: str) -> tuple[int, str, str]:
 
 
 def test_a_recipe_without_a_finding_exits_0() -> None:
-    assert run("digits") == (0, f"digits: no findings; checks: {len(RECIPE_RULES)} passed\n", "")
+    assert run("digits") == (0, f"digits: no findings; checks: {len(ALWAYS_CHECKED)} passed\n", "")
 
 
 def test_a_finding_exits_1_and_is_shown_with_its_line(
@@ -50,7 +50,8 @@ def test_what_cannot_be_read_exits_2_and_counts_what_was_not_run() -> None:
     assert code == 2
     assert "help: did you mean `digits`?" in out
     assert (
-        out.splitlines()[-1] == f"digts: 1 error; checks: 1 failed, {len(RECIPE_RULES) - 1} not run"
+        out.splitlines()[-1]
+        == f"digts: 1 error; checks: 1 failed, {len(ALWAYS_CHECKED) - 1} not run"
     )
 
 
@@ -67,7 +68,7 @@ def test_json_is_all_there_is_on_standard_output(
     assert document["tool"]["command"] == "validate-config"
     (result,) = document["results"]
     assert (result["subject"], result["verdict"]) == (arguments[0], verdict)
-    assert list(result["checks"]) == list(RECIPE_RULES)
+    assert list(result["checks"]) == list(ALWAYS_CHECKED)
     assert set(result["checks"].values()) <= {"passed", "failed", "not-run"}
 
 

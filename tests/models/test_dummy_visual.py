@@ -17,6 +17,7 @@ from tests.runs import gradients
 from vtool.families import FAMILIES
 from vtool.families.family import load_family
 from vtool.models.dummy_visual import dummy_visual_forward, dummy_visual_term
+from vtool.releases import enable_checkpointing
 
 EACH = pytest.mark.parametrize("name", FAMILIES)
 CPU = torch.device("cpu")
@@ -72,7 +73,7 @@ def test_the_tower_gets_zeros_and_the_rest_what_it_had_to_the_bit(name: str) -> 
 def test_a_tower_that_computes_nan_reaches_nothing(name: str, recomputed: bool) -> None:
     model = tiny_model(name)
     if recomputed:
-        model.activation_checkpointing_enable({"use_reentrant": False})
+        enable_checkpointing(model)
     visual = model.model.visual
     with torch.no_grad():
         visual.patch_embed.proj.weight.flatten()[0] = math.inf  # inf · 0, and all behind it is NaN

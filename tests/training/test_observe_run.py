@@ -29,6 +29,7 @@ from vtool.engines.megatron import engine as megatron
 from vtool.engines.ranks import Ranks
 from vtool.families.family import load_family
 from vtool.models import adapters
+from vtool.models import build as model_build
 from vtool.training import launch, model_and_engine
 from vtool.training import session as sessions
 from vtool.training.model_and_engine import build_engine
@@ -337,13 +338,9 @@ class TestUpstream:
         self, small: Callable[..., Request], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """NeMo-RL#3494: `if hasattr(model, "…")`, and the model has it under another name."""
-        from transformers import PreTrainedModel
-
         made = small("model.gradient_checkpointing=true")
         assert found(made) == set()
-        monkeypatch.setattr(
-            PreTrainedModel, "activation_checkpointing_enable", lambda *_given, **_more: None
-        )
+        monkeypatch.setattr(model_build, "enable_checkpointing", lambda _model: None)
         assert found(made) == {"model.gradient_checkpointing"}
 
     def test_a_file_that_is_not_found_means_the_defaults(

@@ -237,7 +237,7 @@ DEFECTS = (
         "A hasattr guard looks for a method by another name, and does nothing.",
         RULE,
         Arrival(("model.gradient_checkpointing=true",)),
-        "transformers:PreTrainedModel.activation_checkpointing_enable",
+        "vtool.models.build:enable_checkpointing",
         nothing,
         told="model.gradient_checkpointing",
     ),

@@ -26,6 +26,9 @@ def export(
     from vtool.diagnostics.printable import printable
 
     with exit_on_findings("export", str(run)):
+        from vtool.config.environment.packages import require_training
+
+        require_training("vtool export")
         from vtool.training.export_run import export_run
 
         folder, step = export_run(run, output, merge=merge)

@@ -40,6 +40,9 @@ def predict(
     from vtool.cli.common import exit_on_findings
 
     with exit_on_findings("predict", str(run)):
+        from vtool.config.environment.packages import require_training
+
+        require_training("vtool predict")
         from vtool.evaluation.predict import predict as ask
 
         images, videos = ([str(path) for path in files or []] for files in (image, video))

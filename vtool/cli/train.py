@@ -45,6 +45,7 @@ def sft(
     import shlex
 
     from vtool.cli.common import exit_on_findings
+    from vtool.config.environment.packages import require_training
     from vtool.config.load import effective_yaml, load_run
 
     given = [*(overrides or []), *([f"launch.nproc={nproc}"] if nproc else [])]
@@ -57,6 +58,7 @@ def sft(
     stopped = "stopped; the same command continues it, from the last checkpoint if there is one"
     with exit_on_findings("train sft", recipe, stopped=stopped):
         loaded = load_run(recipe, given)
+        require_training("vtool train")
         for note in loaded.notes:
             typer.echo(f"{note.severity}[{note.rule} {note.code}]: {note.message}", err=True)
         # The command that continues this run: from its own checkpoints, not from another run's.

@@ -147,7 +147,7 @@ def _check(
 ) -> "tuple[Result, Loaded | None]":
     from pathlib import Path
 
-    from vtool.config.load import RECIPE_RULES, examine, examine_foreign
+    from vtool.config.load import ALWAYS_CHECKED, examine, examine_foreign
     from vtool.diagnostics import Findings
     from vtool.diagnostics.result import Result
 
@@ -159,7 +159,7 @@ def _check(
         )
     except Findings as findings:
         found = {finding.rule for finding in findings.diagnostics}
-        checks = {rule: "failed" if rule in found else "not-run" for rule in RECIPE_RULES}
+        checks = {rule: "failed" if rule in found else "not-run" for rule in ALWAYS_CHECKED}
         return Result(subject, "not-run", checks, findings.diagnostics), None
     verdict = "clean" if examined.loaded else "unsafe"
     return (

@@ -12,6 +12,7 @@ from pydantic import BaseModel
 from vtool.config import rules, tracker_packages
 from vtool.config.compose import Composed, compose_recipe
 from vtool.config.effective import as_yaml
+from vtool.config.environment import packages
 from vtool.config.foreign import rules as foreign
 from vtool.config.origins import Origins
 from vtool.config.overrides import quoted
@@ -27,6 +28,8 @@ FOREIGN_RULES = tuple(rule.name for rule in foreign.RULES)
 _SETTINGS_RULES = tuple(rule.name for rule in sorted(rules.RULES, key=lambda rule: rule.code))
 RECIPE_RULES = (*(rule.name for rule in rules_recipe.RULES), *_SETTINGS_RULES)
 """Rules that every recipe is checked against, in the order of their codes."""
+ALWAYS_CHECKED = (*RECIPE_RULES, *packages.RELEASE_RULES)
+"""Rules of `RECIPE_RULES`, and those about what is installed on this machine."""
 
 
 ROWS_RECIPE = "rows"
@@ -64,7 +67,7 @@ class Examined:
     loaded: Loaded | None
     findings: tuple[Diagnostic, ...]
     checks: Mapping[str, str]
-    """For each rule of `RECIPE_RULES`: `passed`, `failed` or `not-run`."""
+    """For each rule of `ALWAYS_CHECKED`: `passed`, `failed` or `not-run`."""
     reasons: Mapping[str, str] = field(default_factory=dict)
     """By rule, why this machine cannot answer it."""
 
@@ -192,6 +195,7 @@ def _checked(composed: Composed, trusted: bool = True) -> tuple[Loaded | None, E
             _Stage(_SETTINGS_RULES, outcome.findings, outcome.missed, outcome.reasons),
             _npu_stage(run, composed.origins, trusted),
             _trackers_stage(run, composed.origins),
+            _releases_stage(run, composed.origins),
         ]
     findings = tuple(finding for stage in stages for finding in stage.findings)
     reasons = {rule: reason for stage in stages for rule, reason in stage.reasons.items()}
@@ -260,6 +264,14 @@ def _trackers_stage(run: Run, origins: Origins) -> _Stage:
             found = tuple(tracker_packages.missing_trackers(run, origins))
             return _Stage((tracker_packages.RULE,), found)
     return _Stage()
+
+
+def _releases_stage(run: Run, origins: Origins) -> _Stage:
+    """Check the releases of what the run is computed with, where they are installed here."""
+    with suppress(NotValid):
+        checked = packages.check_releases(run, origins)
+        return _Stage(packages.RELEASE_RULES, checked.findings, (), checked.reasons)
+    return _Stage(packages.RELEASE_RULES, (), packages.RELEASE_RULES)
 
 
 def effective_yaml(loaded: Loaded) -> str:

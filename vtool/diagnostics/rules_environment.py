@@ -160,4 +160,41 @@ RULES = (
         fix="Use engine=fsdp2, where the model's own attention makes its mask.",
         severity="note",
     ),
+    Rule(
+        name="release-untested",
+        code="VT518",
+        summary="torch, transformers or peft is of a release that vtool was not tested with.",
+        why=(
+            "What they compute changes between releases, mostly without a word: where something"
+            " has, it shows in a proof, or in nothing."
+        ),
+        bad="transformers 6.0.0 beside a vtool that was tested with 5.5.4 to 5.23.0",
+        good="transformers 5.19.0",
+        fix=(
+            "Prove the recipe with what is installed, `vtool verify RECIPE`, or install a release"
+            " that the message names."
+        ),
+        severity="warning",
+    ),
+    Rule(
+        name="release-broken",
+        code="VT519",
+        summary="The transformers that is installed computes this model family wrong, or cannot.",
+        why="It would train to the end, at a loss that falls, on other numbers than are served.",
+        bad="model.family=qwen2_5_vl, beside transformers 5.5.3",
+        good="model.family=qwen2_5_vl, beside transformers 5.5.4",
+        fix="Install the release that the message names, or a newer one.",
+    ),
+    Rule(
+        name="package-twice",
+        code="VT520",
+        summary="A package is installed twice, or its files are not those of its metadata.",
+        why=(
+            "pip was stopped, or two of its folders are on the path: which files are imported is"
+            " chance, and the version that is said may be the other one's."
+        ),
+        bad="torch 2.12.0 in the user's site-packages, and torch 2.13.0+cpu in the environment's",
+        good="one torch",
+        fix="Uninstall it until none is left, and install it once.",
+    ),
 )

@@ -10,6 +10,7 @@ from vtool.diagnostics import Diagnostic, Findings
 from vtool.families.family import load_family
 from vtool.models.model_class import model_class
 from vtool.models.processor import Processor, first_line
+from vtool.releases import enable_checkpointing
 
 # Where the weights live. bfloat16 is a compute dtype: its weights stay float32, or an update of
 # 1e-5 would be lost in rounding.
@@ -102,7 +103,7 @@ def build_model(
             processor.ids.pad,
         )
     if settings.gradient_checkpointing:
-        model.activation_checkpointing_enable({"use_reentrant": False})
+        enable_checkpointing(model)
     return model.train()
 
 

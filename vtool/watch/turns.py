@@ -70,13 +70,21 @@ def find_turns(folder: Path) -> Turns | str:
     template = _template(folder)
     if template is None:
         return f"{folder} has no chat template"
-    try:
-        text = _render(template, folder)
-    except Exception as error:  # a template may raise anything
-        return f"the chat template cannot be rendered: {error}"
-    places = [text.find(word) for word in (_ASKED[0], _ANSWERED[0], _ASKED[1], _ANSWERED[1])]
-    if -1 in places or places != sorted(places):
-        return "the chat template does not keep turns in order"
+    why = "the chat template does not keep turns in order"
+    for in_parts in (False, True):  # some templates of vision models take lists of parts alone
+        try:
+            text = _render(template, folder, in_parts)
+        except Exception as error:  # a template may raise anything
+            why = f"the chat template cannot be rendered: {error}"
+            continue
+        places = [text.find(word) for word in (_ASKED[0], _ANSWERED[0], _ASKED[1], _ANSWERED[1])]
+        if -1 not in places and places == sorted(places):
+            return _marks(tokenizer, text, places)
+    return why
+
+
+def _marks(tokenizer: Any, text: str, places: Sequence[int]) -> Turns | str:
+    """Return the marks between two questions and their answers at some places of a text."""
     before = text[places[0] + len(_ASKED[0]) : places[1]]
     after = text[places[1] + len(_ANSWERED[0]) : places[2]]
     special = set(tokenizer.get_added_tokens_decoder())
@@ -108,7 +116,7 @@ def _template(folder: Path) -> str | None:
     return None
 
 
-def _render(template: str, folder: Path) -> str:
+def _render(template: str, folder: Path, in_parts: bool) -> str:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     environment = ImmutableSandboxedEnvironment(
@@ -120,7 +128,7 @@ def _render(template: str, folder: Path) -> str:
     environment.globals["strftime_now"] = lambda _: ""
     environment.filters["tojson"] = lambda value, **_: json.dumps(value, ensure_ascii=False)
     messages = [
-        {"role": role, "content": text}
+        {"role": role, "content": [{"type": "text", "text": text}] if in_parts else text}
         for asked, answered in zip(_ASKED, _ANSWERED, strict=True)
         for role, text in (("user", asked), ("assistant", answered))
     ]

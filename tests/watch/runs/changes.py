@@ -506,3 +506,15 @@ def new_weights(model: Any, optimizer: Any) -> None:
         for name, parameter in module._parameters.items():
             if parameter is not None:
                 module._parameters[name] = torch.nn.Parameter(parameter.detach().clone())
+
+
+def images_of_other_rows(model: Any) -> None:
+    """Give each row of a batch the image of the next one."""
+    inner = model.model.get_image_features
+
+    def features(*given: Any, **named: Any) -> Any:
+        out = inner(*given, **named)
+        out.pooler_output = [*out.pooler_output[1:], out.pooler_output[0]]
+        return out
+
+    model.model.get_image_features = features

@@ -36,6 +36,10 @@ RUNS: dict[str, Recipe] = {
     "chats of three turns": Recipe(turns=3),
     "chats of three turns, packed": Recipe(turns=3, packed=True),
     "images masked": Recipe(image=True),
+    "LLaVA, an image in each row": Recipe(image=True, vision=True),
+    "LLaVA, bfloat16 autocast": Recipe(image=True, vision=True, autocast=True),
+    "LLaVA, packed": Recipe(image=True, vision=True, packed=True),
+    "LLaVA, two epochs": Recipe(image=True, vision=True, epochs=True, order=changes.shuffled),
     "whole rows learnt": Recipe(data=changes.whole_rows),
     "the loss a sum, gradients divided": Recipe(
         divide=lambda tokens, index, everyone, world: 1.0,

@@ -98,6 +98,8 @@ class Recipe:
     clip: float | None = None
     turns: int = 1
     image: bool = False
+    vision: bool = False
+    """The model is a LLaVA, and is given the pixels of images."""
     epochs: bool = False
     """Over the whole data, twice, instead of three steps."""
     every: int = 0
@@ -148,7 +150,10 @@ def build(recipe: Recipe, folder: Path) -> Any:
     made._name_or_path = str(folder)
     if recipe.image:
         made.image_token_id = IMAGE
-    model = getattr(transformers, f"{name}ForCausalLM")(made).to(getattr(torch, recipe.dtype))
+    kind = f"{name}ForCausalLM"
+    if recipe.vision:
+        kind, made = "LlavaForConditionalGeneration", _llava(made)
+    model = getattr(transformers, kind)(made).to(getattr(torch, recipe.dtype))
     model.config._name_or_path = str(folder)
     if recipe.adapters:
         from peft import LoraConfig, get_peft_model
@@ -160,11 +165,46 @@ def build(recipe: Recipe, folder: Path) -> Any:
     return model.train()
 
 
+def _llava(text: Any) -> Any:
+    """Return the config of a LLaVA around a language model: four places for each image."""
+    from transformers import CLIPVisionConfig, LlavaConfig
+
+    vision = CLIPVisionConfig(
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        image_size=28,
+        patch_size=14,
+    )
+    return LlavaConfig(
+        text_config=text,
+        vision_config=vision,
+        image_token_index=IMAGE,
+        vision_feature_layer=-1,
+        eos_token_id=END,
+        pad_token_id=PAD,
+    )
+
+
+def _pixels(row: Row) -> Any:
+    """Draw the image of a row, [3, 28, 28]: always the same one."""
+    import torch
+
+    draw = torch.Generator().manual_seed(sum(row["input_ids"]))
+    return torch.rand(3, 28, 28, generator=draw)
+
+
 def batches(recipe: Recipe, made: list[Row], order: list[int]) -> Iterator[Batch]:
     """Yield micro-batches."""
+    import torch
+
     for begin in range(0, len(order) - recipe.batch + 1, recipe.batch):
         taken = [made[at] for at in order[begin : begin + recipe.batch]]
-        yield recipe.collated((_pack if recipe.packed else _pad(recipe.padding))(taken))
+        batch = (_pack if recipe.packed else _pad(recipe.padding))(taken)
+        if recipe.vision:
+            batch["pixel_values"] = torch.stack([_pixels(row) for row in taken])
+        yield recipe.collated(batch)
 
 
 def _pad(side: str) -> Callable[[list[Row]], Batch]:

@@ -166,6 +166,9 @@ RUNS: dict[str, Planted] = {
     "packed, a mask of ones, bfloat16 autocast": error(
         "row-changes-in-batch", packed=True, collated=changes.mask_of_ones, autocast=True
     ),
+    "images of other rows": error(
+        "row-changes-in-batch", image=True, vision=True, built=changes.images_of_other_rows
+    ),
     "positions two apart": error("row-positions-differ", collated=changes.stretched_positions),
     "a position twice": error("row-positions-differ", collated=changes.one_position_twice),
     "rows drawn with replacement": warning(

@@ -116,7 +116,7 @@ def _prompt(facts: Facts) -> Outcome:
     if not learnt:
         return Outcome(measured=measured)
     if len(learnt) >= _ENOUGH * prompt:
-        message = f"whole rows are learnt: {len(learnt)} tokens of prompts among them"
+        message = f"whole rows are learnt: in {len(rows)} rows, {len(learnt)} tokens of prompts too"
         help = "nothing, if it is meant; " + PROMPT.fix[0].lower() + PROMPT.fix[1:]
         return Outcome((found(PROMPT, message, help=help, severity="note"),), measured=measured)
     first = next(row for row in rows if any(at in row.learnt for at in row.prompt))

@@ -13,7 +13,7 @@ VISUALS = (
     ("image_grid_thw", "pixel_values", "image_token_id"),
     ("video_grid_thw", "pixel_values_videos", "video_token_id"),
 )
-"""Grids, patches, and the id of their places, in Qwen-VL, GLM-4V and those built like them."""
+"""Grids (which some models lack), patches, and the id of their places."""
 
 
 @dataclass(frozen=True)
@@ -86,21 +86,24 @@ def visual_owners(
 ) -> dict[str, list[int]] | None:
     """Return, for each kind of patches, the document that each image or video is in.
 
-    None: there are pixels that cannot be told apart by document.
+    Images without grids, [images, channels, height, width], have equally many places each (LLaVA,
+    Gemma 3, InternVL). None: there are pixels that cannot be told apart by document.
     """
     owners = {}
     for grid_name, pixels_name, token_name in VISUALS:
         grid, pixels = inputs.get(grid_name), inputs.get(pixels_name)
         if pixels is None:
             continue
-        token = getattr(config, token_name, None)
-        merge = getattr(getattr(config, "vision_config", None), "spatial_merge_size", None)
-        if not isinstance(grid, Tensor) or token is None or not merge:
+        token = getattr(config, token_name, getattr(config, f"{token_name[:-3]}_index", None))
+        if token is None:
             return None
         here = ids.cpu()
         left = [int((here[text.row, text.columns] == token).sum()) for text in texts]
+        sizes = _places(grid, pixels, sum(left), config)
+        if sizes is None:
+            return None
         owner, number = [], 0
-        for places in (grid.prod(-1) // merge**2).tolist():
+        for places in sizes:
             while number < len(left) and left[number] == 0:
                 number += 1
             if number == len(left) or left[number] < places:
@@ -115,6 +118,22 @@ def visual_owners(
     return None if any(inputs[n] is not None for n in others) else owners
 
 
+def _places(grid: Any, pixels: Any, whole: int, config: Any) -> list[int] | None:
+    """Return how many places each image has, of so many in the batch; None: that is not known."""
+    if isinstance(grid, Tensor):
+        merge = getattr(getattr(config, "vision_config", None), "spatial_merge_size", None)
+        return (grid.prod(-1) // merge**2).tolist() if merge else None
+    count = _images(pixels)
+    return [whole // count] * count if count and whole and whole % count == 0 else None
+
+
+def _images(pixels: Any) -> int | None:
+    """Count images that are a tensor of four dimensions, or the count that is kept of them."""
+    if isinstance(pixels, Tensor):
+        return len(pixels) if pixels.dim() == 4 else None
+    return pixels if type(pixels) is int else None
+
+
 def visuals_of(
     inputs: dict[str, Any], owners: dict[str, list[int]], number: int
 ) -> dict[str, Tensor]:
@@ -124,10 +143,12 @@ def visuals_of(
         owner = owners.get(pixels_name, [])
         if number not in owner:
             continue
-        grid, pixels = inputs[grid_name], inputs[pixels_name]
-        sizes = grid.prod(-1).tolist()
-        parts = pixels.split(sizes)
+        grid, pixels = inputs.get(grid_name), inputs[pixels_name]
         mine = [k for k, each in enumerate(owner) if each == number]
+        if not isinstance(grid, Tensor):
+            given[pixels_name] = pixels[mine]
+            continue
+        parts = pixels.split(grid.prod(-1).tolist())
         given[pixels_name] = torch.cat([parts[k] for k in mine])
         given[grid_name] = grid[mine]
     return given
@@ -208,12 +229,12 @@ def keep(inputs: dict[str, Any], ids: Tensor, micro: int) -> Seen:
         grid = inputs.get(grid_name) if grid_name else None
         if isinstance(grid, Tensor) and int(grid.prod(-1).sum()) == value.shape[0]:
             parts = list(value.split(grid.prod(-1).tolist()))
-        elif value.shape[0] == ids.shape[0]:
+        elif value.shape[0] == ids.shape[0] or _images(value):
             parts = list(value)
         else:
             parts = [value]
         sums.append((name, torch.stack([checksum(part) for part in parts])))
-        small[name] = True
+        small[name] = _images(value) or True
     return Seen(small, ids.detach().clone(), sums, micro)
 
 

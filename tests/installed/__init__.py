@@ -1,0 +1,1 @@
+"""vtool as it is installed: its wheel in environments of its own, at both ends of its ranges."""

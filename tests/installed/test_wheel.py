@@ -1,0 +1,91 @@
+"""The wheel, installed by pip into environments that know nothing of the checkout."""
+
+import json
+import os
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from tests.installed.environments import (
+    CONSTRAINTS,
+    ROOT,
+    build,
+    checked,
+    make_environment,
+    pip_install,
+    run,
+)
+
+pytestmark = pytest.mark.soak
+
+VLLM = os.environ.get("VTOOL_VLLM_PYTHON") or str(ROOT / ".vllm-venv/bin/python")
+SERVER = ROOT / "tests/soak/serve_with_vllm.py"
+DEMO = ("train", "sft", "digits", "train.steps=20", "optim.warmup_steps=5")
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory.mktemp("dist"))[1]
+
+
+def test_alone_in_a_fresh_environment_it_trains_and_checks_what_it_has_exported(
+    wheel: Path, tmp_path: Path
+) -> None:
+    python = make_environment(tmp_path / "environment")
+    # first, and by its whole name: of another release there is no build for a CPU
+    torch = metadata.version("torch").partition("+")[0]
+    pip_install(python, f"torch=={torch}")
+    pip_install(python, "--constraint", str(CONSTRAINTS), f"vtool[train] @ {wheel.as_uri()}")
+    vtool = str(python.parent / "vtool")
+    checked(vtool, *DEMO, cwd=tmp_path)
+    result = json.loads((tmp_path / "runs/digits/result.json").read_text())
+    assert (result["status"], result["steps"]) == ("finished", 20)
+    assert checked(vtool, "load-check", "runs/digits/export", cwd=tmp_path).count("no findings")
+    shown = checked(vtool, "explain", cwd=tmp_path)
+    assert all(path.stem in shown for path in (ROOT / "recipes").glob("*.yaml"))
+    assert "this machine: no findings" in checked(vtool, "doctor", cwd=tmp_path)
+
+
+def test_without_the_extra_it_checks_recipes_and_files_and_says_what_training_needs(
+    wheel: Path, tmp_path: Path
+) -> None:
+    python = make_environment(tmp_path / "environment")
+    pip_install(python, "--constraint", str(CONSTRAINTS), str(wheel))
+    vtool = str(python.parent / "vtool")
+    assert run(str(python), "-c", "import torch").returncode == 1
+    assert "no findings" in checked(vtool, "validate-config", "digits", cwd=tmp_path)
+    assert "this machine: no findings" in checked(vtool, "doctor", cwd=tmp_path)
+    refused = run(vtool, *DEMO, cwd=tmp_path)
+    assert refused.returncode == 2
+    assert "Traceback" not in refused.stderr
+    assert "pip install 'vtool[train]'" in refused.stderr
+
+
+@pytest.mark.skipif(not Path(VLLM).exists(), reason="not run: there is no `make vllm-env`")
+def test_beside_vllm_one_environment_trains_exports_checks_and_serves(
+    wheel: Path, tmp_path: Path
+) -> None:
+    """pip finds a set of versions that vLLM's own ranges and the wheel's allow."""
+    python = make_environment(tmp_path / "environment", over=Path(VLLM))
+    pip_install(python, f"vtool[train] @ {wheel.as_uri()}")
+    vtool = str(python.parent / "vtool")
+    checked(vtool, *DEMO, cwd=tmp_path)
+    checked(vtool, "export", "runs/digits", "--output", "exported", cwd=tmp_path)
+
+    said = checked(vtool, "load-check", "exported", "--format", "json", cwd=tmp_path)
+    (result,) = json.loads(said)["results"]
+    assert result["verdict"] == "clean"
+    assert "not-run" not in result["checks"].values()
+    assert result["details"]["subject"]["class"].startswith("vllm.model_executor.models")
+
+    scan = sorted((tmp_path / "runs/digits/samples").glob("*.png"))[0]
+    asked = [{"type": "image"}, {"type": "text", "text": "Which digit is shown?"}]
+    requests = [{"messages": [{"role": "user", "content": asked}], "images": [str(scan)]}]
+    (tmp_path / "requests.json").write_text(json.dumps({"max_tokens": 4, "requests": requests}))
+    serve = [str(python), str(SERVER), "exported", "requests.json", "answers.json", "--pil"]
+    checked(*serve, cwd=tmp_path)
+    (answer,) = json.loads((tmp_path / "answers.json").read_text())
+    question = ["--image", str(scan), "--question", "Which digit is shown?"]
+    own = checked(vtool, "predict", "exported", *question, "--max-new-tokens", "4", cwd=tmp_path)
+    assert answer["text"].strip() == own.strip() != ""

@@ -1,0 +1,171 @@
+"""Releases of the packages that vtool runs beside: what was tested, what differs, what is broken.
+
+All that depends on a release of another package is here, with the release beside it, and goes when
+the range in pyproject.toml has moved past it. Nothing is imported but the standard library: the
+version of a package is read from the name of its folder in site-packages, which takes 0.2 ms.
+"""
+
+import os
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Tested:
+    """The releases of a package with which the tests were run, the first and the last one."""
+
+    oldest: str
+    newest: str
+
+
+TESTED = {
+    "transformers": Tested("5.5.4", "5.23.0"),
+    "torch": Tested("2.13.0", "2.13.0"),
+    "peft": Tested("0.18.0", "0.21.2"),
+    "tokenizers": Tested("0.22.1", "0.23.3"),
+    "safetensors": Tested("0.5.0", "0.8.0"),
+}
+"""By package. pyproject.toml allows more: of torch, CPU builds are offered for one release alone,
+and the others, from 2.8 on, are only resolved."""
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """A defect of a release of transformers, and what cannot be done beside it."""
+
+    below: str
+    """The first release without it."""
+    what: str
+    """The message, behind the release's name."""
+    families: tuple[str, ...] = ()
+    """The model families that cannot be trained; empty: none can."""
+
+
+BROKEN = (
+    Broken(
+        "5.5.0",
+        "has no image processors that work without torchvision",
+    ),
+    Broken(
+        "5.5.4",
+        "puts the tokens behind an image at positions of a video's frames (transformers#45325)",
+        ("qwen2_5_vl",),
+    ),
+)
+"""Defects of transformers, each refused by a proof of `vtool verify`, or by an import."""
+
+
+@dataclass(frozen=True, slots=True)
+class Installed:
+    """A package that is installed, as its folder in site-packages says it."""
+
+    name: str
+    version: str
+    about: Path
+    """The folder NAME-VERSION.dist-info."""
+
+
+def find_installed(names: Sequence[str], path: Sequence[str] | None = None) -> list[Installed]:
+    """Return every installation of some packages, in the order in which Python looks for them.
+
+    Args:
+        names: those of the distributions.
+        path: the folders to look in, as `sys.path` has them, which is the default.
+    """
+    wanted = {_folder_name(name): name for name in names}
+    found = []
+    for folder in dict.fromkeys(sys.path if path is None else path):
+        with _entries(folder or ".") as entries:
+            abouts = sorted(entry.name for entry in entries if entry.name.endswith(".dist-info"))
+        for about in abouts:
+            stem, _, version = about.removesuffix(".dist-info").partition("-")
+            if name := wanted.get(_folder_name(stem)):
+                found.append(Installed(name, version, Path(folder, about)))
+    return found
+
+
+def installed_version(name: str, path: Sequence[str] | None = None) -> str | None:
+    """Return the version of the package that would be imported, None where there is none."""
+    return next((one.version for one in find_installed([name], path)), None)
+
+
+def release(version: str) -> tuple[int, ...]:
+    """Return a version's numbers: `2.13.0+cpu` is (2, 13, 0)."""
+    found = re.match(r"\d+(\.\d+)*", version)
+    numbers = tuple(map(int, found[0].split("."))) if found else ()
+    return numbers + (0,) * (3 - len(numbers))
+
+
+def is_development(version: str) -> bool:
+    """Check whether a version is of a branch, and not of a release: `5.24.0.dev0`, `2.14.0a1`."""
+    return re.fullmatch(r"\d+(\.\d+)*(\.post\d+)?", version.partition("+")[0]) is None
+
+
+def outside(name: str, version: str) -> str | None:
+    """Return why a version is not among the tested ones, None where it is."""
+    tested = TESTED[name]
+    if is_development(version):
+        return "is no release"
+    if release(version) < release(tested.oldest):
+        return "is older than all that vtool was tested with"
+    # what mends a release changes nothing that tests are for
+    if release(version)[:2] > release(tested.newest)[:2]:
+        return "is newer than all that vtool was tested with"
+    return None
+
+
+def broken(version: str, family: str) -> Iterator[Broken]:
+    """Yield the defects of a release of transformers that a family meets."""
+    for one in BROKEN:
+        if release(version) < release(one.below) and family in (one.families or (family,)):
+            yield one
+
+
+def tested_range(name: str) -> str:
+    """Return the tested releases, as a message says them."""
+    tested = TESTED[name]
+    return (
+        tested.newest if tested.oldest == tested.newest else f"{tested.oldest} to {tested.newest}"
+    )
+
+
+def pip_range(name: str) -> str:
+    """Return the tested releases, as pip takes them."""
+    tested = TESTED[name]
+    major, minor, *_ = release(tested.newest)
+    return f"'{name}>={tested.oldest},<{major}.{minor + 1}'"
+
+
+def enable_checkpointing(model: Any) -> None:
+    """Let a model of transformers recompute its activations in the backward pass.
+
+    transformers 5.23 has renamed the method; the older name ends with 6.
+    """
+    name = "activation_checkpointing_enable"
+    enable = getattr(model, name, None) or model.gradient_checkpointing_enable
+    enable({"use_reentrant": False})
+
+
+def _folder_name(name: str) -> str:
+    return re.sub(r"[-_.]+", "_", name).lower()
+
+
+def _entries(folder: str) -> "os._ScandirIterator[str] | _Nothing":
+    try:
+        return os.scandir(folder)
+    except OSError:  # a zip file, or a folder that is not there
+        return _Nothing()
+
+
+class _Nothing:
+    """A folder without entries."""
+
+    def __enter__(self) -> Iterator[os.DirEntry[str]]:
+        return iter(())
+
+    def __exit__(self, *_: object) -> None:
+        """Close nothing."""
