@@ -104,5 +104,5 @@ def test_settings_that_nest_without_end_do_not_hide_the_run(run_folder: Path) ->
 
 
 def test_a_folder_that_cannot_be_looked_at_is_no_run(tmp_path: Path) -> None:
-    with pytest.raises(Findings, match="not-a-run.*cannot be looked at: File name too long"):
+    with pytest.raises(Findings, match=r"not-a-run.*cannot be looked at: File name too long"):
         check_is_run(tmp_path / ("x" * 300))
