@@ -91,6 +91,7 @@ def trial(tally: Tally, straights: runs.Straights, variant: runs.Variant) -> Non
 
     def wrong(kind: str, done: template.Forked) -> None:
         text = f"run {number}, {variant.name}, {before}: {done.status}"
+        (straights.folder / f"wrong-{number}.log").write_text(done.printed)
         tally.problem(kind, f"{text} {runs.last_lines(done.printed)}")
 
     for turn in range(draw.randint(1, CHAIN)):

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 MOST_PROBLEMS = 200
+KEPT = Path(__file__).parents[2] / "docs" / "reliability.json"
+"""The tallies that the page's table shows: a campaign of that seed goes on from there, anywhere."""
 
 
 @dataclass
@@ -50,9 +52,11 @@ class State:
 
     @staticmethod
     def read(folder: Path, seed: int) -> "State":
-        """Return what was done before under this seed; nothing, if that was another one's."""
+        """Return what was done before under this seed, in this folder or as the page shows it."""
         file = folder / "state.json"
         state = State(folder, seed)
+        if not file.exists() and KEPT.exists() and json.loads(KEPT.read_text())["seed"] == seed:
+            file = KEPT
         if file.exists():
             written = json.loads(file.read_text())
             if written["seed"] != seed:
@@ -68,12 +72,13 @@ class State:
     def tally(self, name: str) -> Tally:
         return self.tallies.setdefault(name, Tally(self.seed, name))
 
-    def write(self) -> None:
+    def write(self, file: Path | None = None) -> None:
         written = {"seed": self.seed, "tallies": [vars(each) for each in self.tallies.values()]}
-        self.folder.mkdir(parents=True, exist_ok=True)
-        temporary = self.folder / "state.json.writing"
-        temporary.write_text(json.dumps(written, indent=1))
-        os.replace(temporary, self.folder / "state.json")
+        file = file or self.folder / "state.json"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        temporary = file.with_name(file.name + ".writing")
+        temporary.write_text(json.dumps(written, indent=1) + "\n")
+        os.replace(temporary, file)
 
     @contextmanager
     def timed(self, tally: Tally) -> Iterator[None]:

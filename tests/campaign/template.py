@@ -81,7 +81,8 @@ class Forked:
 
     @property
     def printed(self) -> str:
-        return self.log.read_text(errors="replace")
+        """Return what all ranks printed: nothing where they were killed before they could."""
+        return self.log.read_text(errors="replace") if self.log.exists() else ""
 
 
 def fork(

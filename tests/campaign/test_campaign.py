@@ -49,6 +49,18 @@ def test_a_campaign_goes_on_where_it_was_and_not_under_another_seed(tmp_path: Pa
     assert "| kills | 0 kills" not in page.table(state)  # no time was spent
 
 
+def test_a_campaign_goes_on_from_what_the_page_shows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = tmp_path / "reliability.json"
+    monkeypatch.setattr("tests.campaign.state.KEPT", kept)
+    shown = State.read(tmp_path / "here", 1)
+    shown.tally("fuzz").next = 9
+    shown.write(kept)
+    assert State.read(tmp_path / "elsewhere", 1).tally("fuzz").next == 9
+    assert State.read(tmp_path / "elsewhere", 2).tally("fuzz").next == 0
+
+
 def test_an_input_follows_from_the_seed_and_its_number() -> None:
     def made(seed: int) -> bytes:
         draw = Tally(seed, "fuzz").draw(5)

@@ -265,6 +265,8 @@ def test_findings_are_annotations_and_sarif() -> None:
         ("--baseline", __file__),
         ("--html", "/"),
         ("--html", __file__),
+        ("--html", f"/tmp/{'y' * 300}"),
+        ("--baseline", f"/tmp/{'y' * 300}"),
         ("--html", "/dev/null"),
     ],
 )

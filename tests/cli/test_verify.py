@@ -240,6 +240,15 @@ def test_proofs_that_cannot_be_made_are_not_run_and_nothing_is_said_against_the_
     assert "data.max_dropped_rows=700 lets them go" in result["details"]["rows-lost"]["reason"]
 
 
+@pytest.mark.parametrize("format", ["full", "concise", "github"])
+def test_no_line_begins_with_what_a_files_name_says(tmp_path: Path, format: str) -> None:
+    file = write_rows(tmp_path / "rows\n::error::mine.jsonl", [chat("2 + 2?", "4")])
+    code, out, err = run(str(file), "--format", format)
+    assert code == 0
+    assert "rows\\n::error::mine.jsonl:1" in out
+    assert not [line for line in (out + err).splitlines() if line.startswith("::error::")]
+
+
 def test_a_rows_file_has_no_numbers_to_prove(tmp_path: Path) -> None:
     rows = write_rows(tmp_path / "rows.jsonl", [chat("2 + 2?", "4")])
     done = CliRunner().invoke(app, ["verify", str(rows), "--fast"])

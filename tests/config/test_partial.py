@@ -33,6 +33,21 @@ def test_a_typo_beside_what_a_rule_reads_hides_nothing_of_it(broken: str) -> Non
 
 
 @pytest.mark.parametrize(
+    ("broken", "left"),
+    [
+        ("engine.ddp_config.bucket_size=many", 3),
+        ("engine.ddp_config.nccl_ub=perhaps", 3),
+        ("engine.ddp_config.overlap_param_gather=3", 2),
+    ],
+)
+def test_a_bad_field_of_ddp_config_hides_only_what_reads_it(broken: str, left: int) -> None:
+    assert rules(*CONFLICTS).count("megatron-ddp-conflict") == 3
+    assert rules(*CONFLICTS, broken).count("megatron-ddp-conflict") == left
+    alone = examine("digits", ["engine=megatron", broken])
+    assert alone.checks["megatron-ddp-conflict"] == "not-run"
+
+
+@pytest.mark.parametrize(
     ("broken", "hidden"),
     [
         ("device.kind=cdua", "megatron-ddp-conflict"),

@@ -98,6 +98,8 @@ def test_what_is_there_is_not_overwritten(rows: Path, base: Path) -> None:
     with pytest.raises(Findings, match="not empty"):
         export_run(base.parent, rows.parent / "notes")
     assert [path.name for path in (rows.parent / "notes").iterdir()] == ["mine.txt"]
+    with pytest.raises(Findings, match="File name too long"):
+        export_run(base.parent, rows.parent / ("x" * 300))
 
 
 def test_an_export_that_cannot_be_written_leaves_the_one_before(base: Path) -> None:

@@ -12,7 +12,7 @@ from vtool.config.schema import Model
 from vtool.data.chat import render_chat
 from vtool.data.row import Row
 from vtool.diagnostics import Findings
-from vtool.models.build import model_config
+from vtool.models.build import build_model, model_config
 from vtool.models.processor import load_processor
 
 FILES = (
@@ -90,3 +90,23 @@ def test_a_chat_template_reaches_nothing_but_the_chat(template: str, tmp_path: P
     )
     with pytest.raises(Findings):
         render_chat(row, load_processor(folder, "qwen2_5_vl"))
+
+
+@pytest.mark.parametrize("token", [10**12, 10**5, -1])
+def test_a_token_id_that_the_tokenizer_has_not_is_refused(tmp_path: Path, token: int) -> None:
+    folder = qwen_like(tmp_path / "model")
+    values = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(values | {"image_token_id": token}))
+    with pytest.raises(Findings, match=f"model-does-not-load.*: image {token}"):
+        load_processor(folder, "qwen2_5_vl")
+
+
+def test_a_config_that_no_model_can_be_built_of_is_a_finding(tmp_path: Path) -> None:
+    folder = qwen_like(tmp_path / "model")
+    processor = load_processor(folder, "qwen2_5_vl")
+    settings = Model(path=str(folder), family="qwen2_5_vl", init="random")
+    config = model_config(Model(path=str(folder), family="qwen2_5_vl"), processor)
+    config.text_config.hidden_act = "__import__('os')"
+    config.save_pretrained(folder)
+    with pytest.raises(Findings, match=r"model-does-not-load.*config\.json: KeyError"):
+        build_model(settings, processor, folder, 0)

@@ -112,9 +112,11 @@ def _print_settings(topic: str) -> None:
         or same_words(topic, names)
         or overlapping(topic, names)
     )
+    from vtool.diagnostics.printable import printable
+
     nearest = list(dict.fromkeys(likely))[:3]
     help = did_you_mean(nearest) or "`vtool explain` lists rules and recipes"
-    typer.echo(f"there is no rule, setting or recipe `{topic}`\nhelp: {help}", err=True)
+    typer.echo(f"there is no rule, setting or recipe `{printable(topic)}`\nhelp: {help}", err=True)
     raise typer.Exit(2)
 
 

@@ -196,8 +196,13 @@ def can_write(baseline: Path | None, html: Path | None) -> None:
 
     from vtool.diagnostics.baseline import compare
 
-    if baseline is not None and baseline.exists():
-        compare((), baseline)
+    for file, option in ((baseline, "--baseline"), (html, "--html")):
+        try:
+            there = file is not None and file.exists()
+        except OSError as error:  # a name that is too long, or a folder that nobody may look into
+            raise typer.BadParameter(f"{file}: {error.strerror}", param_hint=option) from error
+        if there and file is not None and file == baseline:
+            compare((), file)
     for file, option in ((baseline, "--baseline"), (html, "--html")):
         if file is None or (file == baseline and file.is_file()):
             continue

@@ -33,12 +33,13 @@ def not_run(subject: str, only: Sequence[str], why: str) -> "Result":
 def print_proofs(proved: "ProofReport") -> None:
     """Print a table of what was measured, and what rounding allows."""
     from vtool.diagnostics import RULES
+    from vtool.diagnostics.printable import printable
     from vtool.report.words import difference
 
-    rows = ", ".join(proved.rows)
+    rows = printable(", ".join(proved.rows))
     typer.echo(f"proofs: {proved.model}, on {len(proved.rows)} rows of data.train: {rows}")
     for change in proved.changes:
-        typer.echo(f"  here: {change}")
+        typer.echo(printable(f"  here: {change}"))
     typer.echo(
         f"  {'':8}  measured  rounding  what holds (its rule), and below it what was compared"
     )

@@ -152,7 +152,9 @@ def _proofs_result(
         return Result.of_findings(subject, findings.diagnostics)
     except NotProvable as error:
         if readable:
-            typer.echo(f"proofs: not run: {error}")
+            from vtool.diagnostics.printable import printable
+
+            typer.echo(printable(f"proofs: not run: {error}"))
         return not_run(subject, only, str(error))
     if readable:
         print_proofs(proved)
@@ -191,14 +193,17 @@ def _print_ledger(audit: "Audit") -> None:
 
 def _print_spans(audit: "Audit") -> None:
     """Print a line for each supervised turn: row, tokens, span, and the labels decoded."""
-    wide = max(3, *(len(shown.row) for shown in audit.shown))
+    from vtool.diagnostics.printable import printable
+
+    wide = max(3, *(len(printable(shown.row)) for shown in audit.shown))
     typer.echo("  what is supervised, as tokens [start, end) and their text:")
     typer.echo(f"    {'row':<{wide}}  tokens  span")
     for shown in audit.shown:
         if shown.problem:
-            typer.echo(f"    {shown.row:<{wide}}       -  none: {shown.problem}")
+            problem = printable(f"{printable(shown.row):<{wide}}       -  none: {shown.problem}")
+            typer.echo(f"    {problem}")
         for number, span in enumerate(shown.spans):
-            row, tokens = (shown.row, str(shown.tokens)) if number == 0 else ("", "")
+            row, tokens = (printable(shown.row), str(shown.tokens)) if number == 0 else ("", "")
             text = repr(span.text)
             text = (
                 text

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from vtool.config.schema.base import NotValid
 from vtool.config.schema.megatron import DdpConfig, WrapConfig
 
 
@@ -167,17 +168,24 @@ def problems(wrap: WrapConfig, ddp: DdpConfig, *, dtype: str, cpu: bool) -> list
     Args:
         dtype: `model.dtype`.
         cpu: whether the run is on a CPU.
+
+    Raises:
+        NotValid: a field has no valid value, and nothing is wrong with what the others say.
     """
-    given = _given(ddp)
+    given, unknown = _valid(ddp)
     facts = {
         **{f"wrap_config.{name}": value for name, value in wrap},
         **{f"ddp_config.{name}": value for name, value in given.items()},
-        **live_fields(wrap, ddp),
+        **_live(wrap, given),
         "model.dtype": dtype,
         "device": "cpu" if cpu else "",
     }
     found = [] if wrap.wrap_with_ddp else [_without_wrapper(given)]
-    return found + [one for conflict in CONFLICTS if (one := conflict.problem(facts))]
+    read = [each for each in CONFLICTS if unknown.isdisjoint((each.parameter, *each.when))]
+    found += [one for conflict in read if (one := conflict.problem(facts))]
+    if len(read) < len(CONFLICTS) and not found:
+        raise NotValid("ddp_config")
+    return found
 
 
 def live_fields(wrap: WrapConfig, ddp: DdpConfig) -> dict[str, Any]:
@@ -186,10 +194,15 @@ def live_fields(wrap: WrapConfig, ddp: DdpConfig) -> dict[str, Any]:
     mbridge 0.15.1 begins with `use_distributed_optimizer` and `grad_reduce_in_fp32`, both true,
     megatron-core with both false: these two are always there.
     """
+    return _live(wrap, _given(ddp))
+
+
+def _live(wrap: WrapConfig, given: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "use_distributed_optimizer": wrap.use_distributed_optimizer,
         "grad_reduce_in_fp32": True,
-    } | _given(ddp)
+        **given,
+    }
 
 
 def _without_wrapper(given: Mapping[str, Any]) -> Problem:
@@ -209,6 +222,19 @@ def _without_wrapper(given: Mapping[str, Any]) -> Problem:
         ),
         "leave it out",
     )
+
+
+def _valid(ddp: DdpConfig) -> tuple[dict[str, Any], frozenset[str]]:
+    """Return the fields that are given, and the names in facts of those with no valid value."""
+    given: dict[str, Any] = {}
+    unknown: set[str] = set()
+    for name in DdpConfig.model_fields:
+        try:
+            if (value := getattr(ddp, name)) is not None:
+                given[name] = value
+        except NotValid:
+            unknown |= {name, f"ddp_config.{name}"}
+    return given, frozenset(unknown)
 
 
 def _given(ddp: DdpConfig) -> dict[str, Any]:

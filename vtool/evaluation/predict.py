@@ -1,6 +1,7 @@
 """Ask a trained model a question about images and videos."""
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -44,7 +45,7 @@ def find_export(run: Path) -> Export:
         (
             one
             for one in (run, run / "export")
-            if any((one / name).exists() for name in ("config.json", CONFIG))
+            if any(os.path.exists(one / name) for name in ("config.json", CONFIG))
         ),
         None,
     )

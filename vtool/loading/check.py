@@ -60,8 +60,7 @@ def check_subjects(
     for text in settings.subjects.names:
         subject = parse(text, typed.get(text))
         # A folder may be named in two ways, and a recipe's export by itself too: it is one subject.
-        place = os.path.realpath(subject.name) if subject.host == FOLDER else subject.name
-        places.setdefault((subject.host, str(place)), subject)
+        places.setdefault((subject.host, _place(subject)), subject)
     named = list(places.values())
     if refused := list(_refused(settings, named, checkpoint, digest)):
         raise Findings(refused, fatal=True)
@@ -85,6 +84,14 @@ def check_subjects(
         for progress in _on_one_host(settings, host, subjects, folders, checkpoint, announce):
             done += 1
             yield replace(progress, done=done, of=len(named) or max(progress.of, done))
+
+
+def _place(subject: Named) -> str:
+    """Return what tells a subject from others: of a folder, where it leads to."""
+    try:
+        return os.path.realpath(subject.name) if subject.host == FOLDER else subject.name
+    except (OSError, ValueError):  # nobody may look at it, or no file can be called so
+        return subject.name
 
 
 def _refused(

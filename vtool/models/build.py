@@ -48,6 +48,10 @@ def implementations(dtype: torch.dtype, attention: str) -> dict[str, Any]:
     return chosen | ({"experts_implementation": "eager"} if dtype == torch.float64 else {})
 
 
+# What transformers' classes raise of settings that they do not expect.
+_OF_A_CONFIG = (KeyError, ValueError, TypeError, AttributeError, RuntimeError, ArithmeticError)
+
+
 def build_model(
     settings: Model, processor: Processor, folder: Path, seed: int, *, weights: bool = True
 ) -> Any:
@@ -85,7 +89,19 @@ def build_model(
             else kind._from_config
         )
         torch.manual_seed(seed)
-        model = build(config, **implementations(WEIGHT_DTYPE[settings.dtype], settings.attention))
+        how = implementations(WEIGHT_DTYPE[settings.dtype], settings.attention)
+        try:
+            model = build(config, **how)
+        except _OF_A_CONFIG as error:
+            if settings.modeling is not None:
+                raise
+            message = (
+                "no model can be built of its config.json:"
+                f" {type(error).__name__}: {first_line(error)}"
+            )
+            raise Findings(
+                Diagnostic("model-does-not-load", message, parameter="model.path")
+            ) from error
         assert isinstance(model, kind)
     if (folder / GENERATION).exists():
         try:

@@ -131,9 +131,23 @@ def load_processor(
             _unusable(folder, "the tokenizer has no chat template (chat_template.jinja)")
         )
     ids = known.token_ids(config, tokenizer)
+    if strange := [
+        f"{name} {token}"
+        for name, token in asdict(ids).items()
+        if token is not None and not _is_token(tokenizer, token)
+    ]:
+        what = f"config.json names token ids that the tokenizer has not: {', '.join(strange)}"
+        raise Findings(_unusable(folder, what))
     return with_sizes(
         Processor(tokenizer, image_processor, videos, ids), image or Image(), video or Video()
     )
+
+
+def _is_token(tokenizer: Any, token: Any) -> bool:
+    try:
+        return tokenizer.convert_ids_to_tokens(token) is not None
+    except (OverflowError, TypeError):
+        return False
 
 
 def first_line(error: BaseException) -> str:

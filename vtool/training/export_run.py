@@ -60,7 +60,13 @@ def export_run(path: Path, output: Path | None = None, *, merge: bool = False) -
         )
     if output is not None:
         output = Path(os.path.realpath(output))
-        if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        try:
+            taken = output.exists() and (not output.is_dir() or any(output.iterdir()))
+        except OSError as error:  # a name that is too long, or a folder that nobody may look into
+            message = f"{output}: {error.strerror}"
+            help = "give another folder: --output FOLDER"
+            raise Findings(Diagnostic("run-folder-unwritable", message, help)) from error
+        if taken:
             message = f"{output} exists and is not empty: nothing there is overwritten"
             raise Findings(
                 Diagnostic(

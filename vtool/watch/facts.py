@@ -424,6 +424,8 @@ def read_facts(folder: Path) -> Watched:
     if not folder.is_dir():
         raise ValueError(f"there is no folder {folder}")
     files = sorted(folder.glob(FACTS))
+    if strange := [file.name for file in files if not file.is_file()]:
+        raise ValueError(f"{folder / strange[0]} is no file")  # to read a pipe may never end
     lines: list[Fact] = []
     damaged = 0
     for file in files:
@@ -474,6 +476,6 @@ def _read_file(file: Path) -> tuple[list[Fact], int]:
             for name in _NOT_READ:
                 line.pop(name, None)
             found.append(line)
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             wrong += number < len(texts)  # the last line of a killed process may be half of one
     return found, wrong

@@ -450,3 +450,9 @@ def test_the_place_of_a_value_is_told_of_more_dimensions_than_numpy_has(tmp_path
     (finding,) = audited(tmp_path / "model").findings
     assert finding.rule == "nonfinite-value"
     assert "the first at 1" in finding.message
+
+
+def test_an_index_that_names_nothing_is_a_finding(tmp_path: Path) -> None:
+    folder(tmp_path / "model", model={"a": f32(2)})
+    index(tmp_path / "model", {})
+    assert findings(tmp_path / "model") == [("index-mismatch", "error")]

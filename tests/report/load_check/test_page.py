@@ -134,6 +134,18 @@ def test_a_warning_is_not_shown_as_an_error(document: dict[str, Any], tmp_path: 
     assert 'title="stale-reference: error"' not in page
 
 
+def test_a_check_that_passed_with_a_warning_is_no_tick(
+    document: dict[str, Any], tmp_path: Path
+) -> None:
+    """As no-config, which a folder with weights alone passes with a warning."""
+    one = document["results"][-1]
+    document["results"] = [one]
+    one["findings"][0]["severity"] = "warning"
+    one["checks"] = dict.fromkeys(one["checks"], "passed")
+    page = page_of(document, tmp_path)
+    assert 'title="stale-reference: warning"' in page
+
+
 def test_the_page_loads_nothing_and_runs_nothing_whatever_names_say(
     document: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -20,7 +20,7 @@ def run(kind: str, facts: Path | None, broken: str = "") -> str:
     own = {k: v for k, v in os.environ.items() if not k.startswith("VTOOL_WATCH")}
     own["PYTHONPATH"] = os.pathsep.join([str(INJECT), str(ROOT)])
     if facts is not None:
-        own |= {"VTOOL_WATCH_TO": str(facts), "VTOOL_WATCH_WAIT": "5"}
+        own |= {"VTOOL_WATCH_TO": str(facts), "VTOOL_WATCH_WAIT": "5" if broken else "100"}
     script = str(ROOT / "tests/watch/inject/two_ranks.py")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += ["--nproc_per_node=2", script, kind, *filter(None, [broken])]

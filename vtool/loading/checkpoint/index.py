@@ -49,6 +49,8 @@ def read_index(file: Path) -> tuple[Index | None, list[Diagnostic]]:
     ):
         return None, [bad("its weight_map is not an object of file names")]
     findings = [bad(f"`{name}` is there twice, and readers take the last") for name in repeated]
+    if not weight_map:
+        findings.append(bad("it names no tensor, and loaders that follow it load none"))
     shards: dict[str, list[str]] = {}
     for tensor, name in weight_map.items():
         shards.setdefault(name, []).append(tensor)

@@ -110,12 +110,15 @@ def _options(subject: str, tool: Mapping[str, Any]) -> list[str]:
 
 
 def _cell(result: Mapping[str, Any], rule: str) -> tuple[str, str, str]:
-    """Return class, mark and word of a check: how it ended or, failed, its worst severity."""
+    """Return class, mark and word of a check: how it ended or, with findings, the worst severity.
+
+    A check that a warning leaves passed is no tick.
+    """
     state = result["checks"].get(rule, "")
     severities = [finding["severity"] for finding in result["findings"] if finding["rule"] == rule]
-    if state == "failed" and severities:
+    if state in ("failed", "passed") and severities:
         worst = min(severities, key=_SEVERITIES.index)
-        state = worst if worst != "note" else "failed"
+        state = worst if worst != "note" else state
     return state or "unasked", *_CELLS[state]
 
 
