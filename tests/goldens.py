@@ -1,7 +1,8 @@
 """Every file that is made from code: `make goldens` writes all of them.
 
 These are the settings in force of each shipped recipe, the JSON schema, the tables and figures in
-docs/rules.md, docs/verify.md, docs/install.md, docs/zoo.md and README.md. A test holds each equal to its code.
+docs/rules.md, docs/verify.md, docs/install.md, docs/zoo.md and README.md. A test holds each equal
+to its code.
 """
 
 import json
