@@ -1,5 +1,7 @@
 """`KEY=A,B`: every combination is a job, with a name that no other has."""
 
+import time
+
 import pytest
 
 from vtool.config.sweep import expand
@@ -64,3 +66,18 @@ def test_names_tell_jobs_apart_and_are_names_of_files() -> None:
     assert suffixes("run.seed=1", "train.steps=2") == [""]
     long = "x" * 300
     suffixes(f"model.path={long}1,{long}2")
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["run.seed=range(0,100000000)"],
+        [f"{name}=1,2,3,4,5,6,7,8,9" for name in ("run.seed", "optim.lr", "optim.eps", "a", "b")],
+    ],
+)
+def test_more_combinations_than_anybody_means_are_a_finding_at_once(overrides: list[str]) -> None:
+    began = time.process_time()
+    with pytest.raises(Findings, match="more than 1,000 combinations"):
+        expand(overrides)
+    assert time.process_time() - began < 2
+    assert len(expand(["run.seed=range(0,1000)"])) == 1000

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from vtool.diagnostics import Findings
-from vtool.report.run_files import read_run
+from vtool.report.run_files import check_is_run, read_run
 
 
 def test_a_finished_run_is_read_without_a_notice(run_folder: Path) -> None:
@@ -101,3 +101,8 @@ def test_settings_that_nest_without_end_do_not_hide_the_run(run_folder: Path) ->
     assert len(run.steps) == 40
     (notice,) = run.notices
     assert notice.startswith("config.yaml cannot be read: ")
+
+
+def test_a_folder_that_cannot_be_looked_at_is_no_run(tmp_path: Path) -> None:
+    with pytest.raises(Findings, match=r"not-a-run.*cannot be looked at: File name too long"):
+        check_is_run(tmp_path / ("x" * 300))

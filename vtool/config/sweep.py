@@ -2,6 +2,7 @@
 
 import hashlib
 import itertools
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ from hydra.errors import HydraException
 from vtool.config.origins import COMMAND_LINE
 from vtool.diagnostics import Diagnostic, Findings
 
+MOST_JOBS = 1_000
+"""Combinations of a sweep: one slip of the hand in `range(1,1000000)` makes millions."""
 _LONGEST = 100
 """Characters that a job adds to a name; file systems take 255 in all."""
 
@@ -74,14 +77,19 @@ def expand(overrides: Sequence[str]) -> tuple[Job, ...]:
                 )
             )
         else:
+            values = itertools.islice(override.sweep_string_iterator(), MOST_JOBS + 1)
             choices.append(
                 [
                     f"{override.input_line.partition('=')[0]}={value}"
-                    for value in dict.fromkeys(override.sweep_string_iterator())  # each once
+                    for value in dict.fromkeys(values)  # each once
                 ]
             )
     if findings:
         raise Findings(findings, fatal=True)
+    if math.prod(map(len, choices)) > MOST_JOBS:
+        message = f"these overrides make more than {MOST_JOBS:,} combinations"
+        help = "sweep over fewer values, or over some of them at a time"
+        raise Findings(Diagnostic("bad-override", message, help, origin=COMMAND_LINE), fatal=True)
     several = [number for number, values in enumerate(choices) if len(values) > 1]
     return tuple(
         Job(each, tuple(each[number] for number in several)) for each in itertools.product(*choices)

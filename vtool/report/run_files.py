@@ -90,7 +90,13 @@ class RunFiles:
 
 def check_is_run(folder: Path) -> None:
     """Raise `not-a-run` unless a run has begun to write here."""
-    if not any((folder / name).is_file() for name in _RUN_FILES):
+    try:
+        found = any((folder / name).is_file() for name in _RUN_FILES)
+    except OSError as error:  # a folder that nobody may look into, a name that is too long
+        message = f"{folder} cannot be looked at: {error.strerror}"
+        help = "give the folder that `vtool train` printed"
+        raise Findings(Diagnostic("not-a-run", message, help), fatal=True) from error
+    if not found:
         what = (
             f"there is no {' and no '.join(_RUN_FILES)}"
             if folder.is_dir()
