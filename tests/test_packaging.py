@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.installed.environments import build
 from vtool.config.resources import recipe_names, share
 
 ROOT = Path(__file__).parents[1]
@@ -87,3 +88,18 @@ def test_a_checkout_finds_its_recipes_in_any_folder(tmp_path: Path) -> None:
     done = run(ROOT, tmp_path, "-m", "vtool", "validate-config", "digits")
     assert done.returncode == 0, done.stderr
     assert share("recipes") == ROOT / "recipes"
+
+
+def test_the_wheel_says_that_it_has_types(site: Path) -> None:
+    assert (site / "vtool/py.typed").is_file()
+
+
+@pytest.mark.full
+def test_built_twice_both_archives_are_the_same_to_the_byte(tmp_path: Path) -> None:
+    made = []
+    for name in ("one", "two"):
+        made.append({file.name: file.read_bytes() for file in build(tmp_path / name)})
+        for file in (ROOT / "vtool").glob("*.py"):
+            os.utime(file)  # what a checkout's files are dated with is no part of them
+    assert made[0] == made[1]
+    assert len(made[0]) == 2

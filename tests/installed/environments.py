@@ -18,15 +18,16 @@ def build(folder: Path) -> tuple[Path, Path]:
     return sdist, wheel
 
 
-def make_environment(folder: Path, over: Path | None = None) -> Path:
+def make_environment(folder: Path, over: Path | None = None, like: str = sys.executable) -> Path:
     """Make a virtual environment, and return its interpreter.
 
     Args:
         folder: where it goes.
         over: an interpreter of another environment, whose packages are there too, and are not
             written to: pip takes them for installed.
+        like: another Python to make it of.
     """
-    checked(sys.executable if over is None else str(over), "-m", "venv", str(folder))
+    checked(like if over is None else str(over), "-m", "venv", str(folder))
     python = folder / "bin/python"
     if over is not None:
         below, own = (site(each) for each in (over, python))

@@ -2,10 +2,13 @@
 
 import json
 import os
+import shutil
 from importlib import metadata
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from tests.installed.environments import (
     CONSTRAINTS,
@@ -47,19 +50,31 @@ def test_alone_in_a_fresh_environment_it_trains_and_checks_what_it_has_exported(
     assert "this machine: no findings" in checked(vtool, "doctor", cwd=tmp_path)
 
 
+@pytest.mark.parametrize("version", ["3.11", "3.12", "3.13"])
 def test_without_the_extra_it_checks_recipes_and_files_and_says_what_training_needs(
-    wheel: Path, tmp_path: Path
+    version: str, wheel: Path, tmp_path: Path
 ) -> None:
-    python = make_environment(tmp_path / "environment")
-    pip_install(python, "--constraint", str(CONSTRAINTS), str(wheel))
+    own = shutil.which(f"python{version}")
+    if own is None or run(own, "--version").returncode:
+        pytest.skip(f"not run: there is no python{version}")
+    python = make_environment(tmp_path / "environment", like=own)
+    pip_install(python, str(wheel))
     vtool = str(python.parent / "vtool")
     assert run(str(python), "-c", "import torch").returncode == 1
-    assert "no findings" in checked(vtool, "validate-config", "digits", cwd=tmp_path)
+    for recipe in (ROOT / "recipes").glob("digits*.yaml"):
+        assert "no findings" in checked(vtool, "validate-config", recipe.stem, cwd=tmp_path)
+    assert "why:" in checked(vtool, "explain", "loss-differs", cwd=tmp_path)
     assert "this machine: no findings" in checked(vtool, "doctor", cwd=tmp_path)
-    refused = run(vtool, *DEMO, cwd=tmp_path)
-    assert refused.returncode == 2
-    assert "Traceback" not in refused.stderr
-    assert "pip install 'vtool[train]'" in refused.stderr
+    save_file({"lm_head.weight": np.ones((4, 2), np.float32)}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
+    said = run(vtool, "load-check", ".", "--format", "json", cwd=tmp_path)
+    (result,) = json.loads(said.stdout)["results"]
+    assert list(result["checks"].values()).count("passed") > 5
+    for command in (DEMO, ("verify", "digits"), ("predict", "."), ("export", ".")):
+        refused = run(vtool, *command, cwd=tmp_path)
+        assert refused.returncode == 2
+        assert "Traceback" not in refused.stderr
+        assert "pip install 'vtool[train]'" in refused.stderr
 
 
 @pytest.mark.skipif(not Path(VLLM).exists(), reason="not run: there is no `make vllm-env`")
