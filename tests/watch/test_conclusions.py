@@ -243,6 +243,25 @@ def test_an_optimizer_with_copies_is_told_from_one_without_the_weights(
     assert result.checks["parameter-stopped-moving"] == "not-run"
 
 
+@pytest.mark.parametrize("wrong", [{"model": "zero"}, {"step": [1]}, {"model": 1e999}, {"kind": 7}])
+def test_lines_with_fields_of_another_type_are_damage(tmp_path: Path, wrong: Fact) -> None:
+    facts = [{**fact, **wrong} if fact["kind"] == "alone" else fact for fact in healthy()]
+    result = conclude(tmp_path, facts)
+    assert result.findings == ()
+    assert result.checks["targets-not-next"] == "passed"
+    assert result.checks["row-changes-in-batch"] == "not-run"
+
+
+def test_facts_without_what_belongs_to_them_are_not_read(tmp_path: Path) -> None:
+    def torn(fact: Fact) -> None:
+        if fact["kind"] == "micro":
+            del fact["index"]
+
+    result = conclude(tmp_path, changed(healthy(), torn))
+    assert (result.verdict, set(result.checks.values())) == ("not-run", {"not-run"})
+    assert "the facts are damaged" in result.findings[0].message
+
+
 def test_gradients_that_no_parameter_has_are_not_looked_at(tmp_path: Path) -> None:
     def kept_apart(fact: Fact) -> None:
         if fact["kind"] == "arrived":

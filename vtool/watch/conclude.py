@@ -37,14 +37,15 @@ def conclude(watched: Watched, subject: str, tokenizer: Path | None = None) -> l
     if not watched.models:
         return [_nothing(watched, subject)]
     several = len(watched.models) > 1
-    return [
-        conclude_model(
-            with_turns(facts, tokenizer),
-            f"{subject}: {facts.name} {facts.number}" if several else subject,
-            watched,
-        )
-        for facts in watched.models
-    ]
+    results = []
+    for facts in watched.models:
+        name = f"{subject}: {facts.name} {facts.number}" if several else subject
+        try:
+            results.append(conclude_model(with_turns(facts, tokenizer), name, watched))
+        except _DAMAGED as error:
+            why = f"the facts are damaged: {type(error).__name__} {error}"
+            results.append(_not_run(name, why))
+    return results
 
 
 def with_turns(facts: Facts, tokenizer: Path | None) -> Facts:
@@ -107,6 +108,10 @@ def _nothing(watched: Watched, subject: str) -> Result:
             "no Python of the command came to a step of an optimizer of torch's, or PYTHONPATH did"
             " not reach it"
         )
+    return _not_run(subject, why)
+
+
+def _not_run(subject: str, why: str) -> Result:
     checks = dict.fromkeys((check.name for check in CHECKS), "not-run")
     details = {check.name: {"reason": why} for check in CHECKS}
     return Result(subject, "not-run", checks, (Diagnostic(NOTHING_READ.name, why),), details)

@@ -26,6 +26,8 @@ _LOOKS = {
     "ledger": ("ledger",),
 }
 
+_NUMBERS = {"model", "rank", "index", "micro", "supervised", "world"}
+"""Fields that are whole numbers where they are there."""
 _NOT_READ = ("lengths", "row_of")
 """Fields of every pass that no conclusion needs."""
 
@@ -472,10 +474,12 @@ def _read_file(file: Path) -> tuple[list[Fact], int]:
     for number, text in enumerate(texts, 1):
         try:
             line = json.loads(text)
-            line |= {"kind": line["kind"], "step": line.get("step") or 0}
+            line |= {"kind": str(line["kind"]), "step": int(line.get("step") or 0)}
+            for name in _NUMBERS & line.keys():
+                line[name] = None if line[name] is None else int(line[name])
             for name in _NOT_READ:
                 line.pop(name, None)
             found.append(line)
-        except (ValueError, KeyError, TypeError, RecursionError):
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             wrong += number < len(texts)  # the last line of a killed process may be half of one
     return found, wrong
