@@ -98,6 +98,18 @@ def test_a_release_outside_the_range_is_one_warning_that_names_range_and_last(on
     assert examined.loaded is not None  # it stops nothing
 
 
+def test_commands_without_a_recipe_say_it_too(
+    only: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from vtool.cli.common import begin_with_training
+
+    package(only, "transformers", "5.99.0")
+    monkeypatch.setattr("vtool.config.environment.packages.find_spec", lambda name: object())
+    begin_with_training("vtool predict")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("warning[release-untested VT518]: transformers 5.99.0 is newer")
+
+
 def test_a_family_is_refused_by_name_where_a_release_is_known_to_compute_it_wrong(
     only: Path,
 ) -> None:
