@@ -3,8 +3,10 @@
 import re
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from packaging.requirements import Requirement
 
 from vtool.config.environment.packages import check_releases, require_training
@@ -14,11 +16,14 @@ from vtool.releases import (
     BROKEN,
     TESTED,
     enable_checkpointing,
+    features_by_image,
     find_installed,
+    hand_features,
     installed_version,
     is_development,
     outside,
     release,
+    take_back,
 )
 
 ROOT = Path(__file__).parents[1]
@@ -91,6 +96,18 @@ def test_a_release_outside_the_range_is_one_warning_that_names_range_and_last(on
     assert TESTED["transformers"].oldest in finding.message
     assert TESTED["transformers"].newest in finding.message
     assert examined.loaded is not None  # it stops nothing
+
+
+def test_commands_without_a_recipe_say_it_too(
+    only: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from vtool.cli.common import begin_with_training
+
+    package(only, "transformers", "5.99.0")
+    monkeypatch.setattr("vtool.config.environment.packages.find_spec", lambda name: object())
+    begin_with_training("vtool predict")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("warning[release-untested VT518]: transformers 5.99.0 is newer")
 
 
 def test_a_family_is_refused_by_name_where_a_release_is_known_to_compute_it_wrong(
@@ -185,3 +202,49 @@ class TestOneRange:
     def test_no_broken_release_is_asked_for(self) -> None:
         assert not ASKED["transformers"].contains("5.5.3")
         assert all(release(one.below) <= release(TESTED["transformers"].oldest) for one in BROKEN)
+
+    def test_the_oldest_environment_has_the_oldest_of_every_range(self) -> None:
+        text = (ROOT / "tests/installed/oldest.txt").read_text()
+        pinned = dict(re.findall(r"^([\w.-]+)==(\S+)", text, re.M))
+        for name, specifier in ASKED.items():
+            (oldest,) = (one.version for one in specifier if one.operator == ">=")
+            if name != "torch":
+                assert release(pinned[name]) == release(oldest), name
+
+
+class Given:
+    """An output of the tower."""
+
+    def __init__(self, level: Any) -> None:
+        self.pooler_output = (torch.zeros(2, 3), torch.zeros(4, 3))
+        self.deepstack_features = [level]
+
+
+def test_features_are_handed_to_releases_that_take_them_and_to_those_that_do_not() -> None:
+    class Newer:
+        def forward(self, input_ids: Any, mm_encoder_outputs: Any = None) -> None: ...
+
+    class Older:
+        def forward(self, input_ids: Any, **more: Any) -> None: ...
+
+    given = {"input_ids": 1, "pixel_values": 2, "pixel_values_videos": 3}
+    outputs = {"image": "of images", "video": "of videos"}
+    newer, older = Newer(), Older()
+    assert hand_features(newer, given, outputs, torch.cat) == {
+        "input_ids": 1,
+        "mm_encoder_outputs": outputs,
+    }
+    assert hand_features(older, given, outputs, torch.cat) == given
+    asked: Any = older
+    assert asked.get_image_features("pixels", return_dict=True) == "of images"
+    assert asked.get_video_features() == "of videos"
+    take_back(older)
+    assert not vars(older)
+
+
+def test_levels_of_deepstack_are_told_apart_by_image_in_every_release() -> None:
+    whole = torch.arange(18.0).view(6, 3)
+    parts = (whole[:2], whole[2:])
+    for level in (whole, parts):  # before transformers 5.18, and since
+        (found,) = features_by_image(Given(level))
+        assert all(map(torch.equal, found, parts))

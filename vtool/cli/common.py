@@ -31,6 +31,19 @@ def exit_on_findings(
         raise typer.Exit(130) from None
 
 
+def begin_with_training(command: str) -> None:
+    """Check that what trains is installed, and say on standard error which release is untested.
+
+    Raises:
+        Findings: `extra-not-installed`, fatal.
+    """
+    from vtool.config.environment.packages import require_training, untested_here
+
+    require_training(command)
+    for one in untested_here():
+        typer.echo(f"{one.severity}[{one.rule} {one.code}]: {one.message}", err=True)
+
+
 def print_findings(
     findings: Findings, command: str = "train sft", subject: str = "", format: str = "full"
 ) -> None:

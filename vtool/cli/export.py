@@ -22,13 +22,11 @@ def export(
 
     Of a run with lora, write its adapter.
     """
-    from vtool.cli.common import exit_on_findings
+    from vtool.cli.common import begin_with_training, exit_on_findings
     from vtool.diagnostics.printable import printable
 
     with exit_on_findings("export", str(run)):
-        from vtool.config.environment.packages import require_training
-
-        require_training("vtool export")
+        begin_with_training("vtool export")
         from vtool.training.export_run import export_run
 
         folder, step = export_run(run, output, merge=merge)

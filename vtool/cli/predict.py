@@ -37,12 +37,10 @@ def predict(
     max_new_tokens: Annotated[int, typer.Option(min=1, help="The longest answer, in tokens.")] = 64,
 ) -> None:
     """Ask the trained model about an image or a video."""
-    from vtool.cli.common import exit_on_findings
+    from vtool.cli.common import begin_with_training, exit_on_findings
 
     with exit_on_findings("predict", str(run)):
-        from vtool.config.environment.packages import require_training
-
-        require_training("vtool predict")
+        begin_with_training("vtool predict")
         from vtool.evaluation.predict import predict as ask
 
         images, videos = ([str(path) for path in files or []] for files in (image, video))

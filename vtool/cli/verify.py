@@ -55,8 +55,7 @@ def verify(
 
     Of a recipe, prove its numbers too, on a tiny model.
     """
-    from vtool.cli.common import exit_on_findings, print_and_exit
-    from vtool.config.environment.packages import require_training
+    from vtool.cli.common import begin_with_training, exit_on_findings, print_and_exit
     from vtool.config.load import load_rows_file, load_run
     from vtool.diagnostics.render import MACHINE
     from vtool.verification.proofs import proof_names
@@ -69,7 +68,7 @@ def verify(
                 row, rows_only=rows_only, only=bool(only), fast=fast, full_size=full_size
             )
             run = (load_rows_file if rows_only else load_run)(subject, overrides or ()).run
-            require_training("vtool verify")
+            begin_with_training("vtool verify")
             from vtool.verification.rows import audit_rows
 
             audits = [] if only or fast else audit_rows(run, row or [])

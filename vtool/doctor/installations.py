@@ -9,7 +9,7 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-from vtool.config.environment.packages import check_releases, known_broken, untested
+from vtool.config.environment.packages import check_releases, known_broken, untested_here
 from vtool.diagnostics import Diagnostic
 from vtool.doctor.packages import installed
 from vtool.doctor.recipe import Needs
@@ -40,10 +40,9 @@ def release_problems(needs: Needs | None) -> Iterator[Diagnostic]:
     if needs is not None and needs.run is not None:
         yield from check_releases(needs.run, needs.origins).findings
         return
-    found = {name: version for name in TESTED if (version := installed_version(name))}
-    yield from untested(found)
-    if "transformers" in found:
-        yield from known_broken(found["transformers"])
+    yield from untested_here()
+    if version := installed_version("transformers"):
+        yield from known_broken(version)
 
 
 def _apart(found: list[Installed]) -> list[Installed]:

@@ -64,6 +64,11 @@ def untested(found: Mapping[str, str]) -> Iterator[Diagnostic]:
             )
 
 
+def untested_here() -> Iterator[Diagnostic]:
+    """Yield a warning for each package that is installed in a release that was not tested."""
+    yield from untested({name: one for name in TESTED if (one := installed_version(name))})
+
+
 def known_broken(version: str) -> Iterator[Diagnostic]:
     """Yield a warning for each family that this release of transformers cannot be trained with.
 
