@@ -346,9 +346,9 @@ class TestCommand:
             "rows", "model.path=model", "model.size=null", LARGE[1], "--format", "concise"
         )
         assert code == 1
-        assert "error objects-not-built (VT304): KeyError at " in out
+        assert "error model-does-not-load (VT502): no model can be built of its config" in out
         assert "swish7" in out
-        assert "2 not run" in out.splitlines()[-1]
+        assert "3 not run" in out.splitlines()[-1]
 
     def test_what_has_not_arrived_is_a_finding_with_its_line(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
