@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -26,6 +27,12 @@ class Document:
 
     def __len__(self) -> int:
         return len(self.columns)
+
+    @cached_property
+    def span(self) -> tuple[int, int] | None:
+        """The first place and the one behind the last, if all between are this text's."""
+        begin, end = int(self.columns[0]), int(self.columns[-1]) + 1
+        return (begin, end) if end - begin == len(self.columns) else None
 
 
 def row_mask(inputs: dict[str, Any], ids: Tensor) -> Tensor:
@@ -55,8 +62,12 @@ def documents(inputs: dict[str, Any], ids: Tensor) -> list[Document]:
         elif numbered and isinstance(mask, Tensor):
             number = mask[row].cpu()[at]
             starts = torch.cat([number[:1] > 0, number[1:] != number[:-1]])
+        elif (again := _starts(inputs.get("position_ids"), row, at, ids.shape)) is not None:
+            starts = again
         else:
-            starts = _starts(inputs.get("position_ids"), row, at, ids.shape)
+            if len(at) > 1:
+                found.append(Document(row, at))
+            continue
         cuts = [*sorted({0, *starts.nonzero()[:, 0].tolist()}), len(at)]
         for begin, end in zip(cuts, cuts[1:]):
             if end - begin > 1:
@@ -64,21 +75,20 @@ def documents(inputs: dict[str, Any], ids: Tensor) -> list[Document]:
     return found
 
 
-def _starts(positions: Any, row: int, at: Tensor, shape: torch.Size) -> Tensor:
-    """Return where positions begin anew among the places of a row."""
-    none = torch.zeros(len(at), dtype=torch.bool)
+def _starts(positions: Any, row: int, at: Tensor, shape: torch.Size) -> Tensor | None:
+    """Return where positions begin anew among the places of a row; None: nowhere."""
     if not isinstance(positions, Tensor) or positions.shape[-1] != shape[-1]:
-        return none
+        return None
     text = positions.dim() == 2 or positions.shape[0] == 4  # four axes: text first, then M-RoPE
     if positions.dim() == 3:
         positions = positions[0]
     if positions.dim() != 2:
-        return none
+        return None
     p = positions[min(row, positions.shape[0] - 1)].cpu()[at]
     again = p[1:] <= p[:-1] if text else p[1:] < p[:-1]
     if not bool(again.any()):
-        return none
-    return torch.cat([none[:1], again & (p[1:] == 0)])
+        return None
+    return torch.cat([torch.zeros(1, dtype=torch.bool), again & (p[1:] == 0)])
 
 
 def visual_owners(
@@ -97,8 +107,8 @@ def visual_owners(
         token = getattr(config, token_name, getattr(config, f"{token_name[:-3]}_index", None))
         if token is None:
             return None
-        here = ids.cpu()
-        left = [int((here[text.row, text.columns] == token).sum()) for text in texts]
+        here = ids.cpu() == token
+        left = [int(_ids_of(here, text).sum()) for text in texts]
         sizes = _places(grid, pixels, sum(left), config)
         if sizes is None:
             return None
@@ -156,24 +166,36 @@ def visuals_of(
 
 def _ids_of(ids: Tensor, text: Document) -> Tensor:
     """Return the ids of one text; those that stand together are not gathered one by one."""
-    begin, end = int(text.columns[0]), int(text.columns[-1]) + 1
-    together = end - begin == len(text)
-    return ids[text.row, begin:end] if together else ids[text.row, text.columns]
+    return ids[text.row, slice(*text.span) if text.span else text.columns]
 
 
 def checksum(tensor: Tensor) -> Tensor:
     """Return two integers that a tensor's bytes decide, on its device: nothing waits for it."""
-    flat = tensor.detach().contiguous().reshape(-1)
-    if flat.dtype == torch.bool:
-        flat = flat.to(torch.uint8)
+    return checksums(tensor.detach().reshape(1, tensor.numel()))[0]
+
+
+def checksums(tensor: Tensor) -> Tensor:
+    """Return `checksum` for each of a tensor's first axis, [N, 2]: their sums wrap around."""
+    flat = tensor.detach().contiguous()
+    flat = torch.view_as_real(flat) if flat.is_complex() else flat
+    flat = flat.to(torch.uint8) if flat.dtype == torch.bool else flat
+    count = flat.shape[0] if flat.dim() else 1
+    flat = flat.reshape(count, flat.numel() // max(1, count))
     width = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[flat.element_size()]
-    flat = flat.view(width) if not flat.is_complex() else torch.view_as_real(flat).view(width)
-    total = torch.zeros(2, dtype=torch.int64, device=flat.device)
-    for begin in range(0, flat.numel(), 1 << 22):
-        part = flat[begin : begin + (1 << 22)].to(torch.int64)
-        place = torch.arange(begin, begin + len(part), device=flat.device, dtype=torch.int64)
-        total[0] += part.sum()
-        total[1] += (part * ((place * 2654435761 + 40503) % 2147483629)).sum()
+    if flat.numel() and flat.shape[1] * flat.element_size() % 8 == 0:
+        width = torch.int64  # fewer of them, and no copy but where bytes begin between two
+        flat = flat.clone() if flat.storage_offset() * flat.element_size() % 8 else flat
+    flat = flat.view(width)
+    total = torch.zeros(len(flat), 2, dtype=torch.int64, device=flat.device)
+    size = max(1, (1 << 22) // max(1, len(flat)))
+    for begin in range(0, flat.shape[1], size):
+        part = flat[:, begin : begin + size].to(torch.int64)
+        place = torch.arange(begin, begin + part.shape[1], device=flat.device, dtype=torch.int64)
+        # each place has a factor of its own, so that an exchange of two is seen; high bits, which
+        # a product only moves further up, are brought down
+        mixed = (part ^ (part >> 29)) * (place * 0x1E3779B97F4A7C15 + 0x2545F4914F6CDD1D | 1)
+        total[:, 0] += part.sum(1)
+        total[:, 1] += (mixed ^ (mixed >> 32)).sum(1)
     return total
 
 
@@ -205,7 +227,7 @@ class Seen:
     inputs: dict[str, Any]
     ids: Tensor
     pixels: list[tuple[str, Tensor]]
-    """Name, and a checksum for each image, or one for all."""
+    """Name, and a checksum for each of the first axis: a patch, or an image."""
     micro: int
 
 
@@ -225,17 +247,18 @@ def keep(inputs: dict[str, Any], ids: Tensor, micro: int) -> Seen:
             continue
         if not isinstance(value, Tensor):
             continue
-        grid_name = next((g for g, p, _ in VISUALS if p == name), None)
-        grid = inputs.get(grid_name) if grid_name else None
-        if isinstance(grid, Tensor) and int(grid.prod(-1).sum()) == value.shape[0]:
-            parts = list(value.split(grid.prod(-1).tolist()))
-        elif value.shape[0] == ids.shape[0] or _images(value):
-            parts = list(value)
-        else:
-            parts = [value]
-        sums.append((name, torch.stack([checksum(part) for part in parts])))
+        sums.append((name, checksums(value)))
         small[name] = _images(value) or True
     return Seen(small, ids.detach().clone(), sums, micro)
+
+
+def _of_images(name: str, sums: Tensor, inputs: dict[str, Any]) -> list[str]:
+    """Return what tells the images of a batch apart: of several patches where there are grids."""
+    grid = next((inputs.get(g) for g, p, _ in VISUALS if p == name), None)
+    if isinstance(grid, Tensor) and int(grid.prod(-1).sum()) == len(sums):
+        parts = sums.split(grid.prod(-1).tolist())
+        return [digest_of(part.contiguous().numpy().tobytes()) for part in parts]
+    return [str(part) for part in sums.tolist()]
 
 
 def ledger(seen: Seen, config: Any) -> dict[str, Any]:
@@ -247,7 +270,7 @@ def ledger(seen: Seen, config: Any) -> dict[str, Any]:
     pixels = "rows" if seen.pixels else None
     owners = visual_owners(inputs, ids, texts, config) if seen.pixels else {}
     for name, sums in seen.pixels:
-        values = [str(row) for row in sums.cpu().tolist()]
+        values = _of_images(name, sums.cpu(), inputs)
         rows = [text.row for text in texts]
         if owners is not None and name in owners:
             for value, owner in zip(values, owners[name]):
