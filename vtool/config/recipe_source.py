@@ -33,6 +33,16 @@ from vtool.config.resources import share
 from vtool.config.yaml_positions import YamlFile, not_yaml, read_yaml
 from vtool.diagnostics import Diagnostic, Findings, Origin
 
+NOT_VALUES = (
+    OmegaConfBaseException,
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    OverflowError,
+)
+"""Exceptions of PyYAML and OmegaConf at a value or a key that is not what it is written as."""
+
 
 class LeavesFolder(ValueError):
     """A defaults list of a recipe that is not trusted leads out of the folders it may use."""
@@ -85,14 +95,7 @@ class RecipeSource(ConfigSource):  # type: ignore[misc]  # Hydra's classes are n
             )
         except yaml.YAMLError as error:
             raise not_yaml(file.name, error) from error
-        except (
-            OmegaConfBaseException,
-            ValueError,
-            KeyError,
-            TypeError,
-            AttributeError,
-            OverflowError,
-        ) as error:
+        except NOT_VALUES as error:
             # such as `!!bool x`, and 1:59:59:59.5 with two thousand parts
             raise Findings(
                 Diagnostic(

@@ -1,6 +1,6 @@
 """Runs in which nothing is wrong: neither an error nor a warning may be found in them."""
 
-from tests.watch.runs import changes
+from tests.watch.runs import changes, copies
 from tests.watch.runs.loop import FAMILIES, Recipe
 
 RUNS: dict[str, Recipe] = {
@@ -48,9 +48,9 @@ RUNS: dict[str, Recipe] = {
     "SGD": Recipe(optimizer=changes.sgd),
     "two groups, decay on matrices alone": Recipe(optimizer=changes.two_groups),
     "an optimizer with one flat copy, as of ZeRO": Recipe(
-        made=changes.flat_copy,
-        before_step=changes.gradients_to_copy,
-        after_step=changes.weights_from_copy,
+        made=copies.flat_copy,
+        before_step=copies.gradients_to_copy,
+        after_step=copies.weights_from_copy,
     ),
     "two epochs": Recipe(epochs=True, accumulate=2),
     "rows shuffled, two epochs": Recipe(epochs=True, order=changes.shuffled),

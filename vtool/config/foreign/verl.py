@@ -14,7 +14,6 @@ from typing import Any, get_args
 import yaml
 from omegaconf import OmegaConf
 from omegaconf._utils import get_yaml_loader
-from omegaconf.errors import OmegaConfBaseException
 
 from vtool.config.compose import Composed
 from vtool.config.foreign.verl_settings import (
@@ -29,6 +28,7 @@ from vtool.config.foreign.verl_settings import (
     in_a_group,
 )
 from vtool.config.origins import Key, Origins, Place
+from vtool.config.recipe_source import NOT_VALUES
 from vtool.config.references import follow, masked
 from vtool.config.resources import RecipeFile
 from vtool.config.schema import Model
@@ -174,15 +174,7 @@ def _flat(file: YamlFile, read_environment: bool) -> tuple[dict[str, Any], dict[
     try:
         values = yaml.load(file.text, get_yaml_loader())  # a SafeLoader
         OmegaConf.create(masked(values))
-    except (
-        yaml.YAMLError,
-        OmegaConfBaseException,
-        ValueError,
-        KeyError,
-        TypeError,
-        AttributeError,
-        OverflowError,
-    ) as error:
+    except (yaml.YAMLError, *NOT_VALUES) as error:
         raise Findings(
             Diagnostic(
                 "bad-yaml", f"{file.name}: {str(error).splitlines()[0]}", origin=Origin(file.name)
