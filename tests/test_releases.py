@@ -9,6 +9,7 @@ import pytest
 import torch
 from packaging.requirements import Requirement
 
+from vtool.cli.common import begin_with_training
 from vtool.config.environment.packages import check_releases, require_training
 from vtool.config.load import examine
 from vtool.diagnostics import Findings
@@ -101,8 +102,6 @@ def test_a_release_outside_the_range_is_one_warning_that_names_range_and_last(on
 def test_commands_without_a_recipe_say_it_too(
     only: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from vtool.cli.common import begin_with_training
-
     package(only, "transformers", "5.99.0")
     monkeypatch.setattr("vtool.config.environment.packages.find_spec", lambda name: object())
     begin_with_training("vtool predict")
