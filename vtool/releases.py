@@ -90,9 +90,17 @@ def find_installed(names: Sequence[str], path: Sequence[str] | None = None) -> l
     return found
 
 
+def installed_versions(names: Sequence[str], path: Sequence[str] | None = None) -> dict[str, str]:
+    """Return the versions of those packages that would be imported, in the order of the names."""
+    first: dict[str, str] = {}
+    for one in find_installed(names, path):
+        first.setdefault(one.name, one.version)
+    return {name: first[name] for name in names if name in first}
+
+
 def installed_version(name: str, path: Sequence[str] | None = None) -> str | None:
     """Return the version of the package that would be imported, None where there is none."""
-    return next((one.version for one in find_installed([name], path)), None)
+    return installed_versions([name], path).get(name)
 
 
 def release(version: str) -> tuple[int, ...]:

@@ -4,6 +4,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from vtool.cli.startup import no_collections
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
@@ -44,9 +46,10 @@ def sft(
     """Fine-tune a vision-language model on rows of messages, or continue a run that was stopped."""
     import shlex
 
-    from vtool.cli.common import exit_on_findings
-    from vtool.config.environment.packages import require_training
-    from vtool.config.load import effective_yaml, load_run
+    with no_collections():
+        from vtool.cli.common import exit_on_findings
+        from vtool.config.environment.packages import require_training
+        from vtool.config.load import effective_yaml, load_run
 
     given = [*(overrides or []), *([f"launch.nproc={nproc}"] if nproc else [])]
     options = ["--no-preflight"] * no_preflight

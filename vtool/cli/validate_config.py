@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vtool.cli.formats import Format
+from vtool.cli.startup import no_collections
 
 if TYPE_CHECKING:
     from vtool.config.load import Loaded
@@ -78,9 +79,10 @@ def validate_config(
         return
     if not arguments:
         raise typer.BadParameter("name a recipe, or a YAML file; `vtool explain` lists the recipes")
-    from vtool.cli.common import exit_on_findings, print_and_exit
-    from vtool.config.load import effective_yaml
-    from vtool.diagnostics.render import MACHINE
+    with no_collections():
+        from vtool.cli.common import exit_on_findings, print_and_exit
+        from vtool.config.load import effective_yaml
+        from vtool.diagnostics.render import MACHINE
 
     recipes, overrides = _split_arguments(arguments)
     _refuse_combinations(

@@ -11,7 +11,7 @@ from vtool.families import FAMILIES
 from vtool.releases import (
     TESTED,
     broken,
-    installed_version,
+    installed_versions,
     outside,
     pip_range,
     tested_range,
@@ -37,7 +37,7 @@ def check_releases(run: Run, origins: Origins) -> Checked:
     it does wrong.
     """
     used = [name for name in TESTED if name != "peft" or run.lora is not None]
-    found = {name: version for name in used if (version := installed_version(name))}
+    found = installed_versions(used)
     if "transformers" not in found:
         return Checked((), dict.fromkeys(RELEASE_RULES, "transformers is not installed here"))
     findings = [*_broken(found["transformers"], run.model.family, origins)]
@@ -66,7 +66,7 @@ def untested(found: Mapping[str, str]) -> Iterator[Diagnostic]:
 
 def untested_here() -> Iterator[Diagnostic]:
     """Yield a warning for each package that is installed in a release that was not tested."""
-    yield from untested({name: one for name in TESTED if (one := installed_version(name))})
+    yield from untested(installed_versions(list(TESTED)))
 
 
 def known_broken(version: str) -> Iterator[Diagnostic]:
