@@ -27,9 +27,9 @@ def photo(width: int, height: int, seed: int = 0) -> Image.Image:
     return Image.fromarray((soft + noise).clip(0, 255).astype(np.uint8))
 
 
-def outcome(measure: Callable[[str], Any], file: Path) -> Any:
+def outcome(measure: Callable[..., Any], *given: Any) -> Any:
     try:
-        return measure(str(file))
+        return measure(*given)
     except Exception as error:
         return type(error), str(error)
 
@@ -88,7 +88,7 @@ MADE: dict[str, Callable[[Path], None]] = {
 @pytest.mark.parametrize("name", MADE)
 def test_size_and_traits_are_those_of_the_picture_that_is_read(tmp_path: Path, name: str) -> None:
     MADE[name](tmp_path / "a")
-    assert outcome(READER.measure, tmp_path / "a") == outcome(read, tmp_path / "a")
+    assert outcome(READER.measure, str(tmp_path / "a")) == outcome(read, str(tmp_path / "a"))
 
 
 def test_a_png_whose_turn_stands_behind_its_pixels_is_turned(tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_damage_that_decoding_finds_is_found_and_nothing_else(tmp_path: Path, ki
             case 4:
                 data += chance.randbytes(40)
         file.write_bytes(data)
-        measured, decoded = outcome(READER.measure, file), outcome(read, file)
+        measured, decoded = outcome(READER.measure, str(file)), outcome(read, str(file))
         # of a PNG whose checksums are right, no more is asked
         assert measured == decoded, (number, measured, decoded)
         found += isinstance(decoded[0], type)
@@ -140,12 +140,7 @@ def test_patches_are_counted_as_the_image_processor_cuts_them(family: str) -> No
     sizes = [(1, 1), (1, 200), (28, 28), (27, 29), (14, 42), (800, 9)]
     sizes += [(chance.randint(1, 400), chance.randint(2, 400)) for _ in range(60)]
     for width, height in sizes:
-        try:
-            grid = cutter(images=[photo(width, height)], return_tensors="pt")["image_grid_thw"]
-        except ValueError as error:
-            with pytest.raises(ValueError, match="aspect ratio") as caught:
-                cutter.get_number_of_image_patches(height, width, {})
-            assert str(caught.value) == str(error)
-            continue
-        counted = cutter.get_number_of_image_patches(height, width, {})
-        assert counted == int(grid.prod()), (width, height)
+        picture = photo(width, height)
+        cut = outcome(lambda shown: int(cutter(images=[shown])["image_grid_thw"].prod()), picture)
+        counted = outcome(cutter.get_number_of_image_patches, height, width, {})
+        assert counted == cut, (width, height)
