@@ -183,6 +183,8 @@ class Ledger:
 @dataclass(slots=True)
 class _Inspector(Dataset[RowAudit]):
     rows: EncodedRows
+    room: bool = True
+    """If encoded rows may be kept."""
 
     def __getitem__(self, index: int) -> RowAudit:
         try:
@@ -199,12 +201,12 @@ class _Inspector(Dataset[RowAudit]):
         row = rows.rows.row(index)
         # What is encoded here is not encoded again, while there is room; a data worker's memory
         # goes away with it.
-        kept = rows.cached_bytes < AUDIT_CACHE_BYTES and get_worker_info() is None
+        keeping = self.room and get_worker_info() is None
         sample = rows.cache.get(index) or encode_row(
-            row, index, rows.processor, rows.settings, measure=not kept
+            row, index, rows.processor, rows.settings, measure=not keeping
         )
-        if kept:
-            rows.keep(sample, AUDIT_CACHE_BYTES)
+        if keeping and index not in rows.cache:
+            self.room = rows.keep(sample, AUDIT_CACHE_BYTES)
         media = media_digest(row)
         finding = check_features(sample, self.rows.processor, row) or check_labels(
             sample, self.rows.processor, row

@@ -74,12 +74,17 @@ class EncodedRows(Dataset[Batch]):
             self.keep(sample, CACHE_BYTES)
         return sample
 
-    def keep(self, sample: Sample, room: int) -> None:
-        """Keep an encoded row for its next use, if all of them then take at most so many bytes."""
+    def keep(self, sample: Sample, room: int) -> bool:
+        """Keep an encoded row for its next use, if all of them then take at most so many bytes.
+
+        Returns:
+            If there was room.
+        """
         size = sample.nbytes + _BYTES_BESIDE
-        if self.cached_bytes + size <= room:
+        if fits := self.cached_bytes + size <= room:
             self.cache[sample.index] = sample
             self.cached_bytes += size
+        return fits
 
     def prompt(self, index: int) -> Prompt:
         """Return what is before row `index`'s last supervised turn, encoded."""
