@@ -10,9 +10,9 @@ from PIL import Image
 from tests.rows import chat, decompression_bomb, mixed_rows, picture, write_rows
 from tests.runs import encoded, messages, request
 from vtool.data.audit import build_ledger, hold_to, inspect_rows, warnings
-from vtool.data.loader import EncodedRows
+from vtool.data.loader import EncodedRows, MicroBatch, load_steps
 from vtool.data.row import Row
-from vtool.diagnostics import Diagnostic, Findings
+from vtool.diagnostics import Diagnostic, Findings, Origin
 
 
 def rows_of(folder: Path, rows: list[Any], *overrides: str) -> EncodedRows:
@@ -323,3 +323,17 @@ def test_a_row_that_changes_after_its_audit_is_refused_and_the_others_are_not(
                 rows.sample(index)
         else:
             assert rows.sample(index).supervised
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_row_that_cannot_be_loaded_any_more_is_told_by_name_from_a_worker_too(
+    tmp_path: Path, workers: int
+) -> None:
+    rows = rows_of(tmp_path, mixed_rows(tmp_path, 4))
+    (tmp_path / "2-0.png").write_text("no picture any more")
+    steps = load_steps(rows, range(1, 5), lambda step: [MicroBatch((step - 1,))], workers)
+    assert [len(next(steps)) for _ in range(2)] == [1, 1]
+    with pytest.raises(Findings, match="broken-image") as caught:
+        next(steps)
+    (finding,) = caught.value.diagnostics
+    assert finding.origin == Origin(str(tmp_path / "rows.jsonl"), 3)

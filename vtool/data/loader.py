@@ -14,6 +14,7 @@ from vtool.data.encode import Prompt, Sample, encode_prompt, encode_row
 from vtool.data.packing import collate_packed, pack
 from vtool.data.plan import Plan, share
 from vtool.data.sources import Rows
+from vtool.diagnostics import Findings
 from vtool.models.processor import Processor
 
 # Encoded rows that a process keeps, so that a small data set is decoded once and not in every
@@ -149,13 +150,37 @@ def load_steps(
 
     Args:
         plan_step: returns this rank's micro-batches of a step.
+
+    Raises:
+        Findings: of the rules VT6xx; `row-changed`.
     """
     flat = (micro_batch for step in steps for micro_batch in plan_step(step))
     # Without workers a DataLoader would only add its own time.
     batches = (
-        iter(DataLoader(dataset, batch_size=None, sampler=flat, num_workers=workers))
+        map(
+            _raise_findings, DataLoader(_InWorker(dataset), None, sampler=flat, num_workers=workers)
+        )
         if workers
         else map(dataset.__getitem__, flat)
     )
     for step in steps:
         yield [next(batches) for _ in plan_step(step)]
+
+
+@dataclass(frozen=True, slots=True)
+class _InWorker(Dataset[Batch | Findings]):
+    """Batches made by a data worker, which hands findings over instead of raising their words."""
+
+    dataset: EncodedRows
+
+    def __getitem__(self, micro_batch: MicroBatch) -> Batch | Findings:
+        try:
+            return self.dataset[micro_batch]
+        except Findings as findings:
+            return findings
+
+
+def _raise_findings(loaded: Batch | Findings) -> Batch:
+    if isinstance(loaded, Findings):
+        raise loaded
+    return loaded
