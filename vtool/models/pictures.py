@@ -61,7 +61,7 @@ class PictureReader:
         These are names of `TRAITS`.
 
         Args:
-            given: a path, a `data:` address, or a picture of PIL.
+            given: a path, a `data:` address, a file's bytes, or a picture of PIL.
 
         Raises:
             WideValues, TooManyPixels, and whatever a decoder raises for its file format.
@@ -134,14 +134,19 @@ def _traits(image: Any, tags: Mapping[int, Any]) -> Iterator[str]:
 @contextmanager
 def _opened(given: Any) -> Iterator[Any]:
     """Open a picture, of which only the header is read."""
-    if not isinstance(given, str):
+    if not isinstance(given, str | bytes):
         yield given
         return
+    source: Any = given
+    if isinstance(given, bytes):
+        source = BytesIO(given)
+    elif given.startswith("data:"):
+        source = _carried(given)
     try:
         with warnings.catch_warnings():
             # from half of what `most_pixels` may be; there, the setting decides
             warnings.simplefilter("ignore", PIL.Image.DecompressionBombWarning)
-            image = PIL.Image.open(_carried(given) if given.startswith("data:") else given)
+            image = PIL.Image.open(source)
     except PIL.Image.DecompressionBombError as error:
         raise TooManyPixels(f"Pillow says: {error}") from error
     with image:
