@@ -13,7 +13,7 @@ import xxhash
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from vtool.config.schema import Data, Run
-from vtool.data.digest import media_digest, sample_digest
+from vtool.data.digest import row_digests
 from vtool.data.encode import Sample, encode_row
 from vtool.data.labels import check_features, check_labels
 from vtool.data.loader import AUDIT_CACHE_BYTES, EncodedRows
@@ -53,7 +53,7 @@ class RowAudit:
     ends: int = 0
     images_digest: int = 0
     digest: int = 0
-    """XXH3 of token ids, labels and files: what a batch must be made of."""
+    """XXH3 of token ids, labels, images and videos: what a batch must be made of."""
     traits: tuple[str, ...] = ()
     """Names of `TRAITS`: the losses of its pictures."""
     finding: Diagnostic | None = None
@@ -207,7 +207,7 @@ class _Inspector(Dataset[RowAudit]):
         )
         if keeping and index not in rows.cache:
             self.room = rows.keep(sample, AUDIT_CACHE_BYTES)
-        media = media_digest(row)
+        files, whole = row_digests(row, sample)
         finding = check_features(sample, self.rows.processor, row) or check_labels(
             sample, self.rows.processor, row
         )
@@ -215,8 +215,8 @@ class _Inspector(Dataset[RowAudit]):
             RowAudit.of(index, sample),
             images=len(row.images),
             videos=len(row.videos),
-            images_digest=media,
-            digest=sample_digest(sample, media),
+            images_digest=files,
+            digest=whole,
             finding=finding,
         )
 

@@ -9,27 +9,29 @@ from vtool.data.encode import Sample
 from vtool.data.row import Row, refuse
 
 
-def media_digest(row: Row) -> int:
-    """Return the XXH3 of a row's image and video files, 64 bits.
+def row_digests(row: Row, sample: Sample) -> tuple[int, int]:
+    """Return the XXH3 of a row's image and video files, and of all that it is: 64 bits each.
 
-    What a rows file holds itself is in that file's digest.
+    Of all: token ids, labels, and its images and videos, in files or in the row. What a rows file
+    holds itself is in that file's digest, so the first leaves it out.
     """
-    digest = xxhash.xxh3_64()
+    files = xxhash.xxh3_64()
+    whole = xxhash.xxh3_64(sample.input_ids.numpy().tobytes())
+    whole.update(sample.labels.numpy().tobytes())
     frames = (
         [video.source] if isinstance(video.source, str) else video.source for video in row.videos
     )
-    for file in chain(row.images, *frames):
-        if isinstance(file, str) and not file.startswith("data:"):
-            digest.update(Path(file).read_bytes())
-    return digest.intdigest()
-
-
-def sample_digest(sample: Sample, media: int) -> int:
-    """Return the XXH3 of a row's token ids, labels and files, 64 bits."""
-    digest = xxhash.xxh3_64(sample.input_ids.numpy().tobytes())
-    digest.update(sample.labels.numpy().tobytes())
-    digest.update(media.to_bytes(8, "little"))
-    return digest.intdigest()
+    for given in chain(row.images, *frames):
+        if isinstance(given, str) and not given.startswith("data:"):
+            content = Path(given).read_bytes()
+            files.update(content)
+        elif isinstance(given, str | bytes):
+            content = given.encode() if isinstance(given, str) else given
+        else:
+            continue  # in memory, where nobody else writes
+        whole.update(len(content).to_bytes(8, "little"))
+        whole.update(content)
+    return files.intdigest(), whole.intdigest()
 
 
 def check_unchanged(row: Row, sample: Sample, audited: int) -> None:
@@ -38,7 +40,7 @@ def check_unchanged(row: Row, sample: Sample, audited: int) -> None:
     Raises:
         Findings: `row-changed`.
     """
-    if sample_digest(sample, media_digest(row)) != audited:
+    if row_digests(row, sample)[1] != audited:
         raise refuse(
             "row-changed",
             f"{row.id} is not what was audited: its text, or an image or video file of it, has"

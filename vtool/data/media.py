@@ -24,13 +24,15 @@ NOT_OF_VIDEOS = {
 """Keys of a video's part that vtool refuses and qwen-vl-utils or transformers read; the remedy."""
 
 
-def locate_image(given: Any, name: str, folder: Path, origin: Origin | None) -> str:
-    """Return an image's path, or the `data:` address that carries it.
+def locate_image(given: Any, name: str, folder: Path, origin: Origin | None) -> str | bytes:
+    """Return an image's path, the `data:` address that carries it, or its file's bytes.
 
     Raises:
         Findings: `malformed-messages`, `missing-image`, calling the row `name`.
     """
-    if isinstance(given, dict):  # {"path": …}, as the datasets library writes an image
+    if isinstance(given, dict):  # {"bytes": …, "path": …}, as the datasets library writes an image
+        if isinstance(carried := given.get("bytes"), bytes) and carried:
+            return carried  # the path is only a name then
         given = given.get("path")
     if not isinstance(given, str):
         raise refuse(

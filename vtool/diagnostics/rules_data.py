@@ -9,8 +9,8 @@ RULES = (
         name="broken-row",
         code="VT601",
         summary=(
-            "A line of a rows file is not a JSON object, or its row raises an error that vtool has"
-            " no rule for."
+            "A row cannot be read: its line is not a JSON object, its file is cut off or not what"
+            " its name says, or it raises an error that vtool has no rule for."
         ),
         why="A loader that skips it trains on fewer rows than the file has, and says nothing.",
         bad='{"messages": [{"role": "user", "content": "Hi"',
@@ -19,7 +19,8 @@ RULES = (
             ' "Hello"}]}'
         ),
         fix=(
-            "Mend or remove the line. It is often the last one of a file whose writing was cut off."
+            "Mend or remove the line. It is often the last one of a file whose writing was cut off:"
+            " copy that again."
         ),
         stage="row",
     ),

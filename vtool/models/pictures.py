@@ -65,7 +65,7 @@ class PictureReader:
         These are names of `TRAITS`.
 
         Args:
-            given: a path, a `data:` address, or a picture of PIL.
+            given: a path, a `data:` address, a file's bytes, or a picture of PIL.
 
         Raises:
             WideValues, TooManyPixels, and whatever a decoder raises for its file format.
@@ -131,11 +131,11 @@ def _size_and_traits(
 
 def _measured(given: Any, most_pixels: int) -> tuple[tuple[int, int], tuple[str, ...]] | None:
     """Return the size and traits of a picture that is surely whole; None where that is not sure."""
-    if not isinstance(given, str):
+    if not isinstance(given, str | bytes):
         return None
     try:
-        data = _carried(given).read() if given.startswith("data:") else Path(given).read_bytes()
-        with _opened(BytesIO(data)) as image:
+        data = _content(given)
+        with _opened(data) as image:
             width, height = image.size
             if width * height > most_pixels or is_wide(image):
                 return None
@@ -151,6 +151,13 @@ def _measured(given: Any, most_pixels: int) -> tuple[tuple[int, int], tuple[str,
     except Exception:  # `read` says what is wrong, or that nothing is
         return None
     return (height, width) if turned else (width, height), traits
+
+
+def _content(given: str | bytes) -> bytes:
+    """Return the bytes of a picture's file, which may be inside a row."""
+    if isinstance(given, bytes):
+        return given
+    return _carried(given).read() if given.startswith("data:") else Path(given).read_bytes()
 
 
 def is_wide(image: Any) -> bool:
@@ -184,16 +191,19 @@ def _header_traits(image: Any) -> Iterator[str]:
 @contextmanager
 def _opened(given: Any) -> Iterator[Any]:
     """Open a picture, of which only the header is read."""
-    if not isinstance(given, str | BytesIO):
+    if not isinstance(given, str | bytes):
         yield given
         return
-    if isinstance(given, str) and given.startswith("data:"):
-        given = _carried(given)
+    source: Any = given
+    if isinstance(given, bytes):
+        source = BytesIO(given)
+    elif given.startswith("data:"):
+        source = _carried(given)
     try:
         with warnings.catch_warnings():
             # from half of what `most_pixels` may be; there, the setting decides
             warnings.simplefilter("ignore", PIL.Image.DecompressionBombWarning)
-            image = PIL.Image.open(given)
+            image = PIL.Image.open(source)
     except PIL.Image.DecompressionBombError as error:
         raise TooManyPixels(f"Pillow says: {error}") from error
     with image:
