@@ -21,7 +21,7 @@ from vtool.models.processor import Processor
 # epoch.
 CACHE_BYTES = 512 * 2**20
 AUDIT_CACHE_BYTES = 64 * 2**20
-"""Of these, bytes that the audit may take: it looks at each row, and not again."""
+"""The part of it that the audit may take: it looks at each row, and not again."""
 _BYTES_BESIDE = 2048  # the objects around a row's numbers, measured
 
 
