@@ -3,7 +3,6 @@
 import json
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import chain
 from pathlib import Path
 
 from vtool.config import schema
@@ -11,6 +10,7 @@ from vtool.config.schema import Run
 from vtool.data.audit import Ledger, build_ledger, hold_to, inspect_rows, warnings
 from vtool.data.loader import EncodedRows
 from vtool.data.row import Row
+from vtool.data.row_audits import RowAudits
 from vtool.data.sources import Rows
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.engines.ranks import Ranks, SharedFindings
@@ -91,7 +91,7 @@ def audit(rows: Mapping[str, EncodedRows], ranks: Ranks) -> dict[str, Ledger]:
     for split, encoded in rows.items():
         own = range(len(encoded.rows))[ranks.rank :: ranks.world]
         inspected = ranks.all_gather_objects(inspect_rows(encoded, own, encoded.settings.workers))
-        audits = list(chain.from_iterable(inspected))
+        audits = RowAudits.joined(inspected)
         ledgers[split], of_split = build_ledger(encoded, audits, split)
         hold_to(encoded, audits)
         findings += of_split

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from vtool.config.schema import Run
-from vtool.data.audit import Ledger, RowAudit, build_ledger, inspect_rows, warnings
+from vtool.data.audit import Ledger, build_ledger, inspect_rows, warnings
 from vtool.data.chat import IGNORED
 from vtool.data.encode import Sample
 from vtool.data.loader import EncodedRows
@@ -85,7 +85,7 @@ def _audit_split(run: Run, split: str, rows: EncodedRows, by_name: dict[str, lis
         ledger,
         (*findings, *warnings(ledger, run, split)),
         render_example(rows.sample(ledger.kept[0]), rows.processor) if ledger.kept else None,
-        tuple(_show(rows, audits[index]) for index in dict.fromkeys(indices)),
+        tuple(_show(rows, index, audits.findings.get(index)) for index in dict.fromkeys(indices)),
     )
 
 
@@ -99,12 +99,12 @@ def _find_rows(rows: Rows, row_names: Sequence[str]) -> dict[str, list[int]]:
     return found
 
 
-def _show(rows: EncodedRows, audit: RowAudit) -> Shown:
+def _show(rows: EncodedRows, index: int, finding: Diagnostic | None) -> Shown:
     """Find the supervised spans of a row."""
-    name = rows.rows.name(audit.index)
-    if audit.finding:
-        return Shown(name, 0, (), f"{audit.finding.message} ({audit.finding.rule})")
-    labels, tokenizer = rows.sample(audit.index).labels.tolist(), rows.processor.tokenizer
+    name = rows.rows.name(index)
+    if finding:
+        return Shown(name, 0, (), f"{finding.message} ({finding.rule})")
+    labels, tokenizer = rows.sample(index).labels.tolist(), rows.processor.tokenizer
     spans = []
     for supervised, run in groupby(range(len(labels)), key=lambda at: labels[at] != IGNORED):
         start, *rest = run
