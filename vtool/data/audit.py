@@ -76,6 +76,8 @@ class Ledger:
     videos: int
     traits: Mapping[str, int] = field(default_factory=dict)
     """Pictures and frames of which something is lost or changed, by the names of `TRAITS`."""
+    reused: int = 0
+    """Rows whose earlier audit was taken, since nothing about them has changed."""
     findings: tuple[Diagnostic, ...] = ()
     """The findings of `vtool.audit` about the rows. Empty in a run, which raises or prints them."""
 
@@ -99,6 +101,7 @@ class Ledger:
             ends=_sum(kept["ends"]),
             images_digest=xxhash.xxh3_64(kept["images_digest"].tobytes()).hexdigest(),
             traits=audits.traits(),
+            reused=audits.reused,
         )
 
     @property
@@ -117,6 +120,7 @@ class Ledger:
             f"{len(self.kept)} kept",
             f"{len(self.dropped)} dropped" + (f" ({why})" if why else ""),
         ]
+        parts += [f"{self.reused} as audited before"] if self.reused else []
         parts += [f"{self.truncated} truncated"] if self.truncated else []
         parts += [f"{self.images} images"] + ([f"{self.videos} videos"] if self.videos else [])
         parts += [f"{sum(self.lengths)} tokens, of which {self.supervised_tokens} supervised"]

@@ -1,11 +1,13 @@
 """The audit of rows without training: `vtool verify ROWS-FILE` and `vtool verify RECIPE`."""
 
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
 from vtool.config.schema import Run
-from vtool.data.audit import Ledger, build_ledger, inspect_rows, warnings
+from vtool.data.audit import Ledger, build_ledger, warnings
+from vtool.data.audit_cache import audit_split, usual_cache
 from vtool.data.chat import IGNORED
 from vtool.data.encode import Sample
 from vtool.data.loader import EncodedRows
@@ -77,7 +79,10 @@ def audit_rows(run: Run, row_names: Sequence[str] = ()) -> list[Audit]:
 
 
 def _audit_split(run: Run, split: str, rows: EncodedRows, by_name: dict[str, list[int]]) -> Audit:
-    audits = inspect_rows(rows, range(len(rows.rows)), run.data.workers)
+    began, cache = time.monotonic(), usual_cache(rows)
+    audits = audit_split(rows, range(len(rows.rows)), cache)
+    if cache:
+        cache.write(audits, time.monotonic() - began)
     ledger, findings = build_ledger(rows, audits, split)
     indices = [*ledger.kept[:FIRST], *(index for found in by_name.values() for index in found)]
     return Audit(
