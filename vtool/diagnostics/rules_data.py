@@ -416,6 +416,22 @@ RULES = (
         ),
     ),
     Rule(
+        name="row-changed",
+        code="VT629",
+        summary="A row that is trained on is not the one that was audited at the start.",
+        why=(
+            "Its text, or an image or video file of it, was written anew while the run went on:"
+            " what is learnt would not be what was checked, and a resumed run would learn something"
+            " else."
+        ),
+        bad="an image that another job writes again while the run goes on",
+        good="files that stay as they are until the run has ended",
+        fix=(
+            "Put the file back and go on from the last checkpoint with the same command; or start"
+            " another run on the rows as they are now."
+        ),
+    ),
+    Rule(
         name="ledger-mismatch",
         code="VT615",
         summary=(
