@@ -59,7 +59,7 @@ class Capture:
         """Positions for each micro-batch, once their number is known."""
         self.heard: dict[str, Any] = {}
         self._outer: dict[str, Any] = {}
-        self._pending: tuple[dict[str, Any], Seen | None] | None = None
+        self._pending: tuple[dict[str, Any], dict[str, Any], Seen | None] | None = None
         self._norm: tuple[Tensor, Tensor] | None = None
         self._micro = 0
         self._names = list(inspect.signature(type(found.base).forward).parameters)[1:]
@@ -127,10 +127,10 @@ class Capture:
     def _enter(self, module: Any, args: Any, kwargs: dict[str, Any]) -> None:
         self._pending = None
         self._norm = None
-        given = {**dict(zip(self._names, args)), **kwargs}
+        given = own = {**dict(zip(self._names, args)), **kwargs}
         outer, self._outer = self._outer, {}
-        ids = given.get("input_ids")
-        ids = given.get("decoder_input_ids") if ids is None else ids
+        ids = given.get("decoder_input_ids")
+        ids = given.get("input_ids") if ids is None else ids
         if ids is None and outer.get("input_ids") is not None:  # it is given embeddings
             given = {**given, **{k: v for k, v in outer.items() if v is not None}}
             given["embeddings_given"] = True
@@ -147,7 +147,7 @@ class Capture:
             self.skipped.setdefault("ledger", "the model is not given ids of rows × positions")
         self._micro += 1
         if self.looking:
-            self._pending = ({**given, "input_ids": ids}, seen)
+            self._pending = ({**given, "input_ids": ids}, own, seen)
 
     def _at_norm(self, module: Any, args: Any, output: Any) -> None:
         if self.looking and args and isinstance(args[0], Tensor) and isinstance(output, Tensor):
@@ -161,7 +161,7 @@ class Capture:
     def _leave(self, module: Any, args: Any, output: Any) -> None:
         if self._pending is None:
             return
-        (given, seen), self._pending = self._pending, None
+        (given, own, seen), self._pending = self._pending, None
         hidden = getattr(output, "last_hidden_state", None)
         if hidden is None:
             hidden = output[0] if isinstance(output, tuple) else output
@@ -188,11 +188,13 @@ class Capture:
             names=sorted(n for n, v in given.items() if isinstance(v, Tensor) or v is True),
             seen=seen,
             window=self.window,
+            version=sum(p._version for p in self.found.base.parameters() if p.requires_grad),
         )
         held = hidden.detach()
         if self.want_alone and not self.records and held.nbytes <= self.settings.budget // 4:
             record.alone = {
                 "inputs": {n: v for n, v in given.items() if isinstance(v, Tensor) or v is True},
+                "given": {n: v for n, v in own.items() if n != "past_key_values"},
                 "hidden": held.clone(),
                 "positions": self.heard.get("positions"),
             }
