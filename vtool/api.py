@@ -142,14 +142,15 @@ def train(run: "Loaded", *, preflight: bool = True) -> TrainingResult:
     from vtool.config.load import effective_yaml
     from vtool.diagnostics import Findings
     from vtool.report import write_report
+    from vtool.scratch import scratch_folder
     from vtool.training.launch import launch
     from vtool.training.session import Request
     from vtool.verification.preflight import preflight_record
 
     proofs = preflight_record(run.run, enabled=preflight)
     request = Request(run.run, run.plain, effective_yaml(run), run.origins, proofs)
-    with tempfile.TemporaryDirectory(prefix="vtool-train-") as folder:
-        saved = _SavedFindings(Path(folder) / "findings")
+    with scratch_folder() as folder:
+        saved = _SavedFindings(folder / "findings")
         try:
             outcome = launch(request, saved)
         except SystemExit:  # a rank of several has failed, and mostly left its findings

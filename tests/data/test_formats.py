@@ -82,3 +82,21 @@ def test_a_line_is_found_without_being_in_memory_whole(
     assert read.record(0) == chat("a", "b")
     with pytest.raises(Findings, match=r"broken-row.*rows\.jsonl:2 has .* bytes"):
         read.record(1)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        '{"messages": [], "messages": [{"role": "user", "content": "a"}]}',
+        '{"messages": [{"role": "user", "content": "a", "content": "b"}]}',
+    ],
+)
+def test_a_key_that_stands_twice_is_refused_and_not_read_as_its_last_value(
+    tmp_path: Path, row: str
+) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text(f"{json.dumps(chat('a', 'b'))}\n{row}\n")
+    rows = JsonLines(str(file))
+    assert rows.record(0) == chat("a", "b")
+    with pytest.raises(Findings, match=r"broken-row.*rows\.jsonl:2.*more than once"):
+        rows.record(1)

@@ -123,6 +123,20 @@ def test_a_question_that_cannot_be_asked_is_refused(
     assert caught.value.fatal
 
 
+@pytest.mark.parametrize("text", [None, "{", "data: [1]\n"])
+def test_a_run_whose_settings_cannot_be_read_is_not_asked_with_other_image_sizes(
+    run: Path, tmp_path: Path, images: list[str], text: str | None
+) -> None:
+    copy = Path(shutil.copytree(run, tmp_path / "run"))
+    (copy / "config.yaml").unlink()
+    if text is not None:
+        (copy / "config.yaml").write_text(text)
+    with pytest.raises(Findings, match=r"not-a-run.*config\.yaml: ") as caught:
+        predicting.predict(copy, images[:1], "What is it?", None, 2)
+    assert f"vtool predict {copy / 'export'}" in str(caught.value.diagnostics[0].help)
+    assert isinstance(predicting.predict(copy / "export", images[:1], "What?", None, 2), str)
+
+
 def test_a_video_is_placed_at_its_tag_and_else_behind_the_images(
     run: Path, images: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

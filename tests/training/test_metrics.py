@@ -1,10 +1,11 @@
 """The lines of metrics.jsonl: which are there, and which are lost."""
 
 import json
+import math
 
 import pytest
 
-from vtool.training.metrics import what_is_lost
+from vtool.training.metrics import step_of_line, what_is_lost
 
 
 def lines(*steps: int, evaluated: tuple[int, ...] = ()) -> list[str]:
@@ -31,3 +32,11 @@ def lines(*steps: int, evaluated: tuple[int, ...] = ()) -> list[str]:
 )
 def test_what_is_lost_is_named(found: list[str], lost: str | None) -> None:
     assert what_is_lost(found, range(1, 5), (2, 4)) == lost
+
+
+@pytest.mark.parametrize(
+    "step", ["true", "1.0", "1.5", '"1"', "null", "-1", "NaN", "1e999", "9" * 30, "9" * 5000]
+)
+def test_what_is_no_number_of_a_step_is_damage(step: str) -> None:
+    assert step_of_line('{"step": 7}') == 7
+    assert math.isinf(step_of_line(f'{{"step": {step}}}'))

@@ -102,7 +102,8 @@ class JsonLines:
         try:
             # Strictly: json itself would let halves of characters pass. Some editors write a mark
             # at the beginning of a file.
-            record = json.loads(self.text(index).decode("utf-8-sig"))
+            text = self.text(index).decode("utf-8-sig")
+            record = json.loads(text, object_pairs_hook=_distinct)
         except (ValueError, RecursionError) as error:
             raise self.broken(self.name(index), self.places[index].line, error) from error
         if not isinstance(record, dict):
@@ -125,3 +126,13 @@ class JsonLines:
 
     def describe(self) -> dict[str, Any]:
         return {"path": str(self.path), "sha256": self.digest, "rows": len(self)}
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object of JSON; `json` itself would keep the last of a key's values silently."""
+    value = dict(pairs)
+    if len(value) != len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise ValueError(f"an object has the key {twice!r} more than once")
+    return value

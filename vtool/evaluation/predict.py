@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -117,7 +118,7 @@ def predict(
     try:
         row = _row({TAG: images, VIDEO_TAG: videos}, text, system)
         processor = load_processor(export.folder, export.family, config_of=export.base)
-        if settings := _data_settings(export.folder):
+        if settings := _data_settings(run, export.folder):
             processor = replace(processor, pictures=PictureReader.of(settings.image))
         prompt = encode_question(row, processor)
     except Findings as findings:
@@ -168,16 +169,33 @@ def _row(shown: Mapping[str, Sequence[str]], question: str, system: str | None) 
     )
 
 
-def _data_settings(folder: Path) -> Data | None:
+def _data_settings(run: Path, export: Path) -> Data | None:
     """Return how the run of an export has read its rows.
 
-    A folder that stands alone says nothing about it.
+    An export that stands alone says nothing about it.
+
+    Raises:
+        Findings: `not-a-run`, where the run's own settings cannot be read: its images might be
+            taken in another size than it has learnt.
     """
+    file = export.parent / "config.yaml"
     try:
-        settings = yaml.safe_load((folder.parent / "config.yaml").read_text())
+        settings = yaml.safe_load(file.read_text())
         return Run.model_validate_json(json.dumps(settings)).data
-    except (OSError, ValueError, TypeError, RecursionError, yaml.YAMLError):
-        return None
+    except (OSError, ValueError, TypeError, RecursionError, yaml.YAMLError) as error:
+        if export == run:  # and what lies beside it may be of anything
+            return None
+        why = error.strerror if isinstance(error, OSError) else type(error).__name__
+        message = f"{file}: {why}; it says how the run has read its images"
+        raise Findings(
+            Diagnostic(
+                "not-a-run",
+                message,
+                help="put it back; or, with the sizes of the export alone: vtool predict"
+                f" {shlex.quote(str(export))}",
+            ),
+            fatal=True,
+        ) from error
 
 
 def _first_question(run: Path) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.loading.probe.facts import Done, Event, ProbeRequest, Unusable, read_event, write
+from vtool.scratch import scratch_folder
 
 PROBE = Path(__file__).parent / "probe"
 VLLM_PYTHON = Path(".vllm-venv/bin/python")
@@ -36,10 +37,8 @@ def probe_events(python: str, request: ProbeRequest) -> Iterator[Event]:
             of another version of vtool.
     """
     reading, writing = os.pipe()
-    # what was killed may still end
-    scratch = tempfile.TemporaryDirectory(prefix="vtool-", ignore_cleanup_errors=True)
-    with scratch as folder, os.fdopen(reading) as lines, open(Path(folder) / "log", "w+") as log:
-        request_file = Path(folder) / "request.json"
+    with scratch_folder() as folder, os.fdopen(reading) as lines, open(folder / "log", "w+") as log:
+        request_file = folder / "request.json"
         request_file.write_text(write(replace(request, descriptor=writing)))
         try:
             process = subprocess.Popen(
@@ -48,7 +47,7 @@ def probe_events(python: str, request: ProbeRequest) -> Iterator[Event]:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=_environment(folder),
+                env=_environment(str(folder)),
                 start_new_session=True,
             )
         except OSError as error:

@@ -46,10 +46,11 @@ def read_lines(path: Path) -> list[str]:
 def step_of_line(line: str) -> float:
     """Return the step of a line; infinity where it is damaged, as one cut off in the middle."""
     try:
-        step = float(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        step = json.loads(line)["step"]
+    except (ValueError, KeyError, TypeError, RecursionError):
         return math.inf
-    return math.inf if math.isnan(step) else step
+    # neither true, which is a 1, nor a number so large that no step is
+    return float(step) if type(step) is int and 0 <= step < 2**53 else math.inf
 
 
 def what_is_lost(

@@ -10,13 +10,14 @@ import pickle
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
+
+from vtool.scratch import scratch_folder
 
 PROCESSES = 2
 """The most that are started."""
@@ -63,8 +64,7 @@ def run_processes(
     )
     unset = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID")
     environment = {key: value for key, value in os.environ.items() if key not in unset}
-    with tempfile.TemporaryDirectory(prefix="vtool-verify-") as name:
-        folder = Path(name)
+    with scratch_folder() as folder:
         (folder / _TASK).write_bytes(pickle.dumps(task))
         started = []
         try:

@@ -1,6 +1,5 @@
 """The proofs of `vtool verify RECIPE`: in this process, or in two on the recipe's own engine."""
 
-import tempfile
 import time
 import traceback
 from collections.abc import Iterator, Sequence
@@ -14,6 +13,7 @@ from vtool.config.schema import Run
 from vtool.diagnostics import Diagnostic, Findings, Origin
 from vtool.engines.ranks import Ranks
 from vtool.models.processor import first_line
+from vtool.scratch import scratch_folder
 from vtool.verification.context import ProofContext, build_proof_context
 from vtool.verification.processes import (
     PATIENCE,
@@ -66,10 +66,10 @@ def prove(
     here = [proof.name for proof in asked if proof.fast and (fast or not proof.on_ranks)]
     ranked = tuple(proof.name for proof in asked if proof.name not in here)
     with (
-        tempfile.TemporaryDirectory(prefix="vtool-verify-") as folder,
+        scratch_folder() as folder,
         _torch_threads(None if full_size else 1),
     ):
-        context = build_proof_context(run, Path(folder), full_size=full_size)
+        context = build_proof_context(run, folder, full_size=full_size)
         check_repeatable(context)
         proofs = run_proofs(context, here)
     if fast:
