@@ -7,6 +7,7 @@ import torch
 
 from tests.watch.inject import tiny
 from tests.watch.inject.test_watch import Loop
+from vtool.watch.inject.vtool_watch import capture
 
 
 def scaled(folder: Path, scale: float, steps: int, fused: bool) -> None:
@@ -45,6 +46,40 @@ def test_steps_that_a_scaler_gives_up_are_not_steps(tmp_path: Path, fused: bool)
     assert not any(one["nonfinite"] for one in arrived)
 
 
+def test_a_correction_in_float32_is_no_other_step(tmp_path: Path) -> None:
+    model = tiny.make()
+    loop = Loop(tmp_path, model)
+    loop.optimizer.param_groups[0]["lr"] = torch.tensor(1e-3)
+    for _ in range(3):
+        loop.backward()
+        assert loop.process is not None
+        loop.process.before_step(loop.optimizer)
+        _step_in_float32(loop.optimizer)
+        loop.process.after_step(loop.optimizer)
+        loop.optimizer.zero_grad()
+    for stepped in tiny.facts(tmp_path, "stepped"):
+        assert max(tensor["off"] for tensor in stepped["reference"].values()) < 16
+
+
+def _step_in_float32(optimizer: torch.optim.Optimizer) -> None:
+    """Make a step as `capturable=True` does on a GPU: its corrections are tensors."""
+    (group,) = optimizer.param_groups
+    b1, b2 = group["betas"]
+    with torch.no_grad():
+        for p in group["params"]:
+            state = optimizer.state[p]
+            if not state:
+                state.update(step=torch.tensor(0.0), exp_avg=torch.zeros_like(p))
+                state["exp_avg_sq"] = torch.zeros_like(p)
+            state["step"] += 1
+            p.mul_(1 - group["lr"] * group["weight_decay"])
+            state["exp_avg"].lerp_(p.grad, 1 - b1)
+            state["exp_avg_sq"].mul_(b2).addcmul_(p.grad, p.grad, value=1 - b2)
+            size = group["lr"] / (1 - b1 ** state["step"])
+            root = (1 - b2 ** state["step"]).sqrt()
+            p.sub_(size * state["exp_avg"] / (state["exp_avg_sq"].sqrt() / root + group["eps"]))
+
+
 def test_passes_at_other_weights_are_not_read(tmp_path: Path) -> None:
     loop = Loop(tmp_path)
     for _ in range(2):
@@ -63,3 +98,20 @@ def test_passes_at_other_weights_are_not_read(tmp_path: Path) -> None:
     why = [fact["why"] for fact in tiny.facts(tmp_path, "skipped") if fact["what"] == "learnt"]
     assert why == ["weights change between the passes of a step, as in SAM"]
     assert all(fact["solved"] == 0 for fact in tiny.facts(tmp_path, "micro"))
+
+
+def test_passes_without_a_step_are_not_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(capture, "_MOST_SEEN", 4)
+    monkeypatch.setattr(capture, "_MOST_PASSES", 6)
+    loop = Loop(tmp_path)
+    for _ in range(3):
+        loop.backward()
+    assert loop.process is not None
+    (watch,) = loop.process.watches
+    assert (len(watch.capture.ledger), len(watch.capture.records)) == (1, 0)
+    assert len(tiny.facts(tmp_path, "rows")) == 8
+    loop.update()
+    why = [fact["why"] for fact in tiny.facts(tmp_path, "skipped") if fact["what"] == "learnt"]
+    assert why[0] == "6 passes came without a step"

@@ -121,10 +121,9 @@ def _depends_on_length(found: Found, length: int) -> bool:
         kinds = set(kind.values()) if isinstance(kind, dict) else {kind}
         if kinds & {"dynamic", "longrope"}:
             config = getattr(module, "config", None)
-            usual = getattr(config, "original_max_position_embeddings", None)
-            usual = usual or (getattr(config, "rope_parameters", None) or {}).get(
-                "original_max_position_embeddings"
-            )
+            given = getattr(config, "rope_parameters", None) or {}
+            usual: Any = given.get("original_max_position_embeddings")
+            usual = usual or getattr(config, "original_max_position_embeddings", None)
             if length > int(usual or getattr(module, "original_max_seq_len", 0)):
                 return True
     return False

@@ -180,15 +180,23 @@ class Reference:
             now, x = local(p).double(), adamw(was, gradient, state, group, self.optimizer)
             lr = float(group["lr"])
             ulp = torch.finfo(was.dtype).eps * was.abs().double().clamp_min(max(lr, 1e-30))
+            off = ((now - x).abs() - _of_correction(x - was.double(), state, group)).clamp_min(0)
             due = (gradient != 0) & (x != was.double())
             moved = ((now != was.double()) & due).sum() / due.sum().clamp_min(1)
             found[name] = {
-                "off": float(((now - x).abs() / ulp).max()),
+                "off": float((off / ulp).max()),
                 "moved": float(moved) if bool(due.any()) else None,
                 "elements": was.numel(),
                 "dtype": str(was.dtype),
             }
         return found
+
+
+def _of_correction(update: Tensor, state: dict[str, Any], group: dict[str, Any]) -> Tensor:
+    """Return what an update may be off where 1 − βᵗ is taken in float32 (capturable, compiled)."""
+    step = float(state.get("step", 0)) + 1
+    off: Tensor = update.abs() * sum(2.0**-24 / (1 - float(b) ** step) for b in group["betas"])
+    return off
 
 
 def _unlike_adamw(optimizer: Any) -> str | None:

@@ -18,6 +18,10 @@ from .settings import Settings
 _OUTER = ("input_ids", "attention_mask", "position_ids", "pixel_values", "pixel_values_videos")
 
 
+_MOST_SEEN, _MOST_PASSES = 256, 4096
+"""Batches, and passes that are looked at, which wait for a step: some runs make none."""
+
+
 def quiet() -> bool:
     """Tell whether hooks do nothing here: while traced, recorded in a graph, or recomputed."""
     if torch.jit.is_tracing() or not torch.is_grad_enabled():
@@ -67,6 +71,8 @@ class Capture:
         """Called before the first pass of a step."""
         self.zeroed: Any = None
         """Called between passes; whether the gradients so far were thrown away."""
+        self.full: Any = None
+        """Called where many batches wait for a step."""
         self._handles = self._listen()
 
     def _listen(self) -> list[Any]:
@@ -98,7 +104,7 @@ class Capture:
             handle.remove()
         self._handles, self.records, self.ledger = [], [], []
         self.looking = False
-        self.first_of_step = self.zeroed = None
+        self.first_of_step = self.zeroed = self.full = None
         self._outer, self._pending, self._norm, self.heard = {}, None, None, {}
 
     def _guard(self, call: Any) -> Hook:
@@ -143,9 +149,15 @@ class Capture:
         if isinstance(ids, Tensor) and ids.dim() == 2 and not hasattr(ids, "full_tensor"):
             seen = keep(given, ids, self._micro)
             self.ledger.append(seen)
+            if len(self.ledger) >= _MOST_SEEN and self.full is not None:
+                self.full()
         else:
             self.skipped.setdefault("ledger", "the model is not given ids of rows × positions")
         self._micro += 1
+        if self.looking and len(self.records) >= _MOST_PASSES:
+            self.looking = False
+            self.records.clear()
+            self.skipped["learnt"] = f"{_MOST_PASSES} passes came without a step"
         if self.looking:
             self._pending = ({**given, "input_ids": ids}, own, seen)
 

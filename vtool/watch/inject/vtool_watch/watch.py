@@ -61,6 +61,7 @@ class Watch:
         self.capture = Capture(found, settings, self.fail)
         self.capture.first_of_step = self._first_of_step
         self.capture.zeroed = self._zeroed
+        self.capture.full = self._write_ledger
         self._aim()
 
     def _aim(self) -> None:
@@ -222,6 +223,8 @@ class Watch:
                 record.g = None
         elif dropped:
             self.skip("learnt", f"{len(dropped)} passes whose gradients were thrown away")
+        if not records:
+            self.skip("learnt", "no pass of the model was seen: torch.compile(model), or no hooks")
         self._learnt(records, head, scale)
         try:
             self._arrived(records, scale, arrival.left_to_divide(optimizer))
@@ -311,6 +314,10 @@ class Watch:
         """Write what is left of the ledger, and let go of the model."""
         try:
             if not self.off:
+                if self.capture.ledger and not self._described:
+                    name = type(self.found.model).__name__
+                    why = "its optimizer made no step that could be seen (a compiled one is not)"
+                    self.writer.write("blind", why=f"{name} was run, but {why}")
                 self._write_ledger()
         except Exception as error:
             self.fail("ledger", error)
