@@ -102,7 +102,7 @@ clean:  ## remove .venv and caches; runs/ stays
 	@touch $@
 
 .venv/installed-dev: .venv/installed
-	$(PIP) --editable '.[dev,megatron,video]'
+	$(PIP) --editable '.[dev,megatron,video,data]'
 	@touch $@
 
 .venv/installed-bench: .venv/installed
@@ -111,7 +111,7 @@ clean:  ## remove .venv and caches; runs/ stays
 
 # What the tests need, of any release; einops is for mbridge.
 TESTS := pytest pytest-randomly pytest-timeout pytest-xdist jsonschema hatchling editables \
-	accelerate av einops mbridge==0.15.1 megatron-core==0.16.1 tensorboard wandb
+	accelerate av einops mbridge==0.15.1 megatron-core==0.16.1 pyarrow tensorboard wandb
 .oldest-venv/installed: tests/installed/oldest.txt pyproject.toml
 	$(PYTHON) -m venv .oldest-venv
 	.oldest-venv/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0

@@ -37,3 +37,25 @@ def test_a_ctrl_c_after_the_command_ends_the_process_without_a_traceback() -> No
     assert done.returncode == -signal.SIGINT
     assert done.stdout.startswith("vtool ")
     assert "Traceback" not in done.stderr
+
+
+def test_a_ctrl_c_that_code_in_c_has_replaced_by_its_own_error_is_no_traceback() -> None:
+    """As safetensors' does, which leaves neither `__cause__` nor `__context__`."""
+    replaced = (
+        "import os, signal, sys;"
+        "signal.signal(signal.SIGINT, signal.default_int_handler);"
+        "import vtool.cli.app as cli\n"
+        "def app():\n"
+        "    try:\n"
+        "        os.kill(os.getpid(), signal.SIGINT)\n"
+        "        while True: pass\n"
+        "    except KeyboardInterrupt:\n"
+        "        error = ValueError('could not determine the shape')\n"
+        "    raise error\n"
+        "cli.app = app\n"
+        "cli.main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", replaced], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (130, "stopped\n")

@@ -50,7 +50,7 @@ def test_a_setting_with_its_type_default_and_purpose() -> None:
         == "run.name: text that is not empty\n  The run's name. Default: the recipe's name.\n"
     )
     assert explain("data.train.0.format")[1].startswith(
-        "data.train.format: `digits` or `llava` or `messages`;"
+        "data.train.format: `digits` or `llava` or `messages` or `alpaca` or"
     )
 
 

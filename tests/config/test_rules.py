@@ -338,8 +338,12 @@ class TestPaths:
         )
         assert only("checkpoint.resume=nevr").help == "did you mean `never`?"
 
-    def test_a_folder_is_no_file_of_rows(self) -> None:
-        assert "is a folder" in only("data.test=[{format: messages, path: rows}]").message
+    def test_a_folder_of_rows_has_a_file_of_rows(self, tmp_path: Path) -> None:
+        (tmp_path / "notes.txt").write_text("")
+        given = f"data.test=[{{format: messages, path: '{tmp_path}'}}]"
+        assert "is a folder without a file of rows (.json, .jsonl," in only(given).message
+        (tmp_path / "rows.jsonl").write_text("")
+        assert findings("digits", given) == ()
 
 
 class TestReferences:

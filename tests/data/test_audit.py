@@ -9,10 +9,10 @@ from PIL import Image
 
 from tests.rows import chat, decompression_bomb, mixed_rows, picture, write_rows
 from tests.runs import encoded, messages, request
-from vtool.data.audit import build_ledger, inspect_rows, warnings
-from vtool.data.loader import EncodedRows
+from vtool.data.audit import build_ledger, hold_to, inspect_rows, warnings
+from vtool.data.loader import EncodedRows, MicroBatch, load_steps
 from vtool.data.row import Row
-from vtool.diagnostics import Diagnostic
+from vtool.diagnostics import Diagnostic, Findings, Origin
 
 
 def rows_of(folder: Path, rows: list[Any], *overrides: str) -> EncodedRows:
@@ -280,3 +280,60 @@ def test_a_template_that_never_ends_is_one_finding_and_ends_the_audit(
     _, findings = audit_of(rows, workers)
     assert [finding.rule for finding in findings] == ["template-too-costly"]
     assert "runs for more than 0.2 seconds" in findings[0].message
+
+
+@pytest.mark.parametrize(
+    "overrides", [(), ("data.max_length=24", "data.on_overlong=truncate"), ("data.max_length=24",)]
+)
+def test_measured_images_have_the_audit_of_those_that_are_cut(
+    tmp_path: Path, overrides: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = mixed_rows(tmp_path, 12, text_only=(0, 5))
+    picture(tmp_path / "long.png", 1000, 3)
+    Image.new("RGBA", (60, 40)).save(tmp_path / "clear.png")
+    (tmp_path / "no.png").write_text("no image")
+    made += [
+        chat("<image>What?", "b") | {"images": [name]}
+        for name in ("long.png", "clear.png", "no.png")
+    ]
+    rows = rows_of(tmp_path, made, "data.max_dropped_rows=9", *overrides)
+    cut = inspect_rows(rows, range(len(made)), 0)
+    assert rows.cache, "these are kept for the first steps"
+    rows = rows_of(tmp_path, made, "data.max_dropped_rows=9", *overrides)
+    monkeypatch.setattr("vtool.data.audit.AUDIT_CACHE_BYTES", 0)
+    assert inspect_rows(rows, range(len(made)), 0) == cut
+    assert not rows.cache
+    assert [audit.traits for audit in cut if audit.traits] == [("alpha",)]
+    assert {"broken-image"} <= {audit.finding.rule for audit in cut if audit.finding}
+
+
+def test_a_row_that_changes_after_its_audit_is_refused_and_the_others_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vtool.data.audit.AUDIT_CACHE_BYTES", 0)
+    made = mixed_rows(tmp_path, 4, text_only=(3,))
+    rows = rows_of(tmp_path, made)
+    hold_to(rows, inspect_rows(rows, range(4), 0))
+    picture(tmp_path / "1-0.png", 56, 28, seed=99)  # of the same size: only its pixels differ
+    text = (tmp_path / "rows.jsonl").read_text()
+    (tmp_path / "rows.jsonl").write_text(text.replace("3 plus 3", "3 plus 4"))
+    for index, changed in enumerate([False, True, False, True]):
+        if changed:
+            with pytest.raises(Findings, match=f"row-changed.*rows\\.jsonl:{index + 1}"):
+                rows.sample(index)
+        else:
+            assert rows.sample(index).supervised
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_row_that_cannot_be_loaded_any_more_is_told_by_name_from_a_worker_too(
+    tmp_path: Path, workers: int
+) -> None:
+    rows = rows_of(tmp_path, mixed_rows(tmp_path, 4))
+    (tmp_path / "2-0.png").write_text("no picture any more")
+    steps = load_steps(rows, range(1, 5), lambda step: [MicroBatch((step - 1,))], workers)
+    assert [len(next(steps)) for _ in range(2)] == [1, 1]
+    with pytest.raises(Findings, match="broken-image") as caught:
+        next(steps)
+    (finding,) = caught.value.diagnostics
+    assert finding.origin == Origin(str(tmp_path / "rows.jsonl"), 3)

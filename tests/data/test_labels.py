@@ -10,7 +10,7 @@ import torch
 from tests.rows import chat, mixed_rows, write_rows
 from tests.runs import encoded, messages, request
 from vtool.data.chat import IGNORED
-from vtool.data.encode import encode
+from vtool.data.encode import encode_row
 from vtool.data.labels import check_features, check_labels, same_text
 from vtool.data.loader import EncodedRows
 from vtool.diagnostics import Diagnostic
@@ -43,7 +43,9 @@ def checked(folder: Path, answer: Any, template: str) -> Diagnostic | None:
     rows = rows_of(folder, [chat("Hi", "Hello"), chat("Hi", answer)])
     rows.processor.tokenizer.chat_template = template
     return check_labels(
-        encode(rows.rows, 1, rows.processor, rows.settings), rows.processor, rows.rows.row(1)
+        encode_row(rows.rows.row(1), 1, rows.processor, rows.settings),
+        rows.processor,
+        rows.rows.row(1),
     )
 
 
@@ -112,7 +114,7 @@ def test_space_composed_letters_and_thoughts_are_no_difference(
 
 def test_labels_that_are_not_the_answers_are_found(tmp_path: Path) -> None:
     rows = rows_of(tmp_path, [chat("Hi", "word word")])
-    sample, row = encode(rows.rows, 0, rows.processor, rows.settings), rows.rows.row(0)
+    sample, row = encode_row(rows.rows.row(0), 0, rows.processor, rows.settings), rows.rows.row(0)
     assert check_labels(sample, rows.processor, row) is None
     shifted = replace(
         sample, labels=sample.labels.roll(1).where(sample.labels != IGNORED, sample.labels)
@@ -129,7 +131,10 @@ def test_a_row_with_more_or_fewer_image_tokens_than_features_is_found(tmp_path: 
         "data.image={min_pixels: 784, max_pixels: 3136}",
     )
     for place in range(5):
-        sample, row = encode(rows.rows, place, rows.processor, rows.settings), rows.rows.row(place)
+        sample, row = (
+            encode_row(rows.rows.row(place), place, rows.processor, rows.settings),
+            rows.rows.row(place),
+        )
         assert check_features(sample, rows.processor, row) is None
         image = rows.processor.ids.image
         for ids in (

@@ -110,7 +110,7 @@ def test_the_digest_is_of_the_whole_file(tmp_path: Path) -> None:
     import hashlib
 
     path = write_rows(tmp_path / "rows.jsonl", [chat("a", "b"), "", chat("c", "d")])
-    assert Messages(str(path)).digest == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert Messages(str(path)).describe()["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def test_a_line_cut_off_is_a_broken_row_with_its_column(tmp_path: Path) -> None:
@@ -237,23 +237,25 @@ def test_a_mark_at_the_beginning_of_a_file_is_no_part_of_a_row(tmp_path: Path) -
     assert Messages(str(tmp_path / "rows.jsonl")).row(0).messages[0]["content"] == "a"
 
 
-@pytest.mark.parametrize(
-    ("text", "help"),
-    [
-        (json.dumps([chat("a", "b")] * 3), "jq -c '.[]' rows.json > rows.jsonl"),
-        (json.dumps([chat("a", "b")] * 3, indent=1), "jq -c '.[]' rows.json > rows.jsonl"),
-        (json.dumps(chat("a", "b"), indent=1), "jq -c . rows.json > rows.jsonl"),
-    ],
-)
-def test_a_file_that_is_one_piece_of_json_is_one_finding(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, help: str
+def test_rows_that_go_over_several_lines_are_one_finding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("rows.json").write_text(text)
+    Path("rows.json").write_text(json.dumps(chat("a", "b"), indent=1))
     with pytest.raises(Findings) as caught:
         Messages("rows.json")
     (finding,) = caught.value.diagnostics
-    assert (finding.rule, finding.help) == ("broken-row", help)
+    assert (finding.rule, finding.help) == ("broken-row", "jq -c . rows.json > rows.jsonl")
+
+
+@pytest.mark.parametrize("indent", [None, 1])
+def test_rows_of_an_array_are_those_of_lines(tmp_path: Path, indent: int | None) -> None:
+    rows = [chat("a", "b"), chat("c\n", "d ]},{")]
+    (tmp_path / "rows.json").write_text(json.dumps(rows, indent=indent))
+    array = Messages(str(tmp_path / "rows.json"))
+    lines = Messages(str(write_rows(tmp_path / "rows.jsonl", rows)))
+    assert [array.row(n).messages for n in (0, 1)] == [lines.row(n).messages for n in (0, 1)]
+    assert array.name(1) == "rows.json:2"
 
 
 @pytest.mark.parametrize(

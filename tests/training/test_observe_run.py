@@ -3,6 +3,7 @@
 and what is dropped on the way, as upstream has dropped it, is found.
 """
 
+import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -115,11 +116,16 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Any:
     from vtool.verification.small_session import open_small_session
 
     rows = write_rows(tmp_path_factory.mktemp("rows") / "rows.jsonl", [{"messages": []}])
+    info = rows.with_name("dataset_info.json")
+    info.write_text(json.dumps({"mine": {"file_name": rows.name}}))
     llava = f"{{format: llava, path: '{rows}', image_folder: '{rows.parent}'}}"
+    cauldron = f"{{format: cauldron, path: '{rows}', texts: turns, ignore: [notes]}}"
+    named = f"{{format: llama_factory, path: '{info}', dataset: mine}}"
+    first = f"{llava}, {cauldron}, {named}"
     more = (
-        f"data.train=[{llava}]",
-        f"data.validation=[{llava}, {{format: messages, path: '{rows}'}}]",
-        f"data.test=[{llava}, {{format: messages, path: '{rows}'}}]",
+        f"data.train=[{first}]",
+        f"data.validation=[{first}, {{format: messages, path: '{rows}'}}]",
+        f"data.test=[{first}, {{format: messages, path: '{rows}'}}]",
     )
     loaded = load_run("digits", ["train={steps: null, epochs: 20}"])
     small = shrink_run(loaded.run)

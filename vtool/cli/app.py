@@ -65,6 +65,25 @@ def is_interrupt(error: BaseException | None) -> bool:
     return error is not None
 
 
+def note_interrupts() -> list[int]:
+    """Return a list to which every Ctrl-C from now on adds itself, before it is raised.
+
+    Code in C may raise an error of its own in its place, and leave no trace of it: safetensors did,
+    while it loaded a checkpoint ("could not determine the shape of object type").
+    """
+    import signal
+
+    came: list[int] = []
+
+    def handle(number: int, frame: object) -> None:
+        came.append(number)
+        raise KeyboardInterrupt
+
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, handle)
+    return came
+
+
 def main() -> None:
     """Run the command line and end the process.
 
@@ -91,6 +110,7 @@ def main() -> None:
     # A rank of an outer torchrun leaves at once too: torch's own end sometimes aborts (see
     # training/launch.py), and torchrun would call that a failure.
     at_once, code = "TORCHELASTIC_RUN_ID" in os.environ, 2
+    interrupts = note_interrupts()
     try:
         app()
     except SystemExit as end:
@@ -102,7 +122,7 @@ def main() -> None:
         sys.stderr.write("stopped\n")
         code = 130
     except Exception as error:
-        if is_interrupt(error):
+        if interrupts or is_interrupt(error):
             sys.stderr.write("stopped\n")
             code = 130
         else:

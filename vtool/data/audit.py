@@ -4,19 +4,20 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from itertools import chain
 from pathlib import Path
 from traceback import extract_tb
 from typing import Any
 
+import numpy as np
 import xxhash
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from vtool.config.schema import Data, Run
-from vtool.data.encode import Sample
+from vtool.data.digest import row_digests
+from vtool.data.encode import Sample, encode_row
 from vtool.data.labels import check_features, check_labels
-from vtool.data.loader import EncodedRows
-from vtool.data.row import Row, shown
+from vtool.data.loader import AUDIT_CACHE_BYTES, EncodedRows
+from vtool.data.row import shown
 from vtool.data.sources import Rows
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.diagnostics.printable import Lines
@@ -51,6 +52,8 @@ class RowAudit:
     cut: int = 0
     ends: int = 0
     images_digest: int = 0
+    digest: int = 0
+    """XXH3 of token ids, labels, images and videos: what a batch must be made of."""
     traits: tuple[str, ...] = ()
     """Names of `TRAITS`: the losses of its pictures."""
     finding: Diagnostic | None = None
@@ -180,6 +183,8 @@ class Ledger:
 @dataclass(slots=True)
 class _Inspector(Dataset[RowAudit]):
     rows: EncodedRows
+    room: bool = True
+    """If encoded rows may be kept."""
 
     def __getitem__(self, index: int) -> RowAudit:
         try:
@@ -192,8 +197,17 @@ class _Inspector(Dataset[RowAudit]):
             return RowAudit(index, finding=_unforeseen(self.rows.rows, index, error))
 
     def _inspect(self, index: int) -> RowAudit:
-        sample = self.rows.sample(index)
-        row = self.rows.rows.row(index)
+        rows = self.rows
+        row = rows.rows.row(index)
+        # What is encoded here is not encoded again, while there is room; a data worker's memory
+        # goes away with it.
+        keeping = self.room and get_worker_info() is None
+        sample = rows.cache.get(index) or encode_row(
+            row, index, rows.processor, rows.settings, measure=not keeping
+        )
+        if keeping and index not in rows.cache:
+            self.room = rows.keep(sample, AUDIT_CACHE_BYTES)
+        files, whole = row_digests(row, sample)
         finding = check_features(sample, self.rows.processor, row) or check_labels(
             sample, self.rows.processor, row
         )
@@ -201,7 +215,8 @@ class _Inspector(Dataset[RowAudit]):
             RowAudit.of(index, sample),
             images=len(row.images),
             videos=len(row.videos),
-            images_digest=_digest(row),
+            images_digest=files,
+            digest=whole,
             finding=finding,
         )
 
@@ -232,21 +247,6 @@ def _unforeseen(rows: Rows, index: int, error: Exception) -> Diagnostic:
     return Diagnostic("broken-row", message, origin=origin, help=help)
 
 
-def _digest(row: Row) -> int:
-    """Return the XXH3 of a row's image and video files.
-
-    What a rows file holds itself is in that file's digest.
-    """
-    digest = xxhash.xxh3_64()
-    frames = (
-        [video.source] if isinstance(video.source, str) else video.source for video in row.videos
-    )
-    for file in chain(row.images, *frames):
-        if isinstance(file, str) and not file.startswith("data:"):
-            digest.update(Path(file).read_bytes())
-    return digest.intdigest()
-
-
 def inspect_rows(rows: EncodedRows, indices: Sequence[int], workers: int) -> list[RowAudit]:
     """Encode and check rows, in as many processes as `data.workers` says.
 
@@ -260,6 +260,13 @@ def inspect_rows(rows: EncodedRows, indices: Sequence[int], workers: int) -> lis
         if audit.finding and audit.finding.rule == "template-too-costly":
             break
     return audits
+
+
+def hold_to(rows: EncodedRows, audits: Iterable[RowAudit]) -> None:
+    """Have every row held against its audit whenever it is encoded from now on."""
+    rows.audited = np.zeros(len(rows.rows), np.uint64)
+    for audit in audits:
+        rows.audited[audit.index] = audit.digest
 
 
 def build_ledger(

@@ -1,37 +1,26 @@
-"""Rows of a JSON-lines file: found once, and read when they are asked for."""
+"""Rows of a file of JSON, in lines or in an array: found once, and read when they are asked for."""
 
 import hashlib
 import json
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
+from vtool.data.containers.files import not_readable
+from vtool.data.containers.json_array import LARGEST_ROW, Place, find_elements, is_array
 from vtool.data.row import refuse
-from vtool.diagnostics import Findings, Origin
+from vtool.diagnostics import Origin
 
 CHUNK_OF_LINE = 2**24
 """Bytes of a line that are in memory at once while rows are found."""
-LARGEST_ROW = 2**30
-"""Bytes of a row that is read: pictures inside it are a thousandth of that."""
-
-
-class Place(NamedTuple):
-    """The place of a row in its file."""
-
-    number: int
-    """The number that it goes by: its line's."""
-    line: int
-    """The number of its first line, from 1."""
-    start: int
-    """The offset of its first byte."""
-    size: int
-    """The number of its bytes."""
 
 
 class JsonLines:
-    """The JSON objects of a file, one a line; blank lines are none.
+    """The JSON objects of a file: one a line, blank lines being none, or the elements of an array.
 
-    A row costs about 200 bytes of memory; its text is read again each time.
+    A row of an array goes by its number in it, from 1. A row costs about 200 bytes of memory; its
+    text is read again each time.
     """
 
     def __init__(self, path: str, label: str | None = None) -> None:
@@ -41,7 +30,8 @@ class JsonLines:
             label: the beginning of its rows' names, in place of the file's own name.
 
         Raises:
-            Findings: `path-not-found`.
+            Findings: `path-not-found`; `broken-row`, where an array is not JSON, or rows go over
+                several lines.
         """
         self.path = Path(path)
         self.label = label or self.path.name
@@ -51,14 +41,8 @@ class JsonLines:
                 file.seek(0)
                 self.places = list(self.find_rows(file))
         except OSError as error:
-            message = f"{self.path.absolute()}: {error.strerror}"
-            raise refuse(
-                "path-not-found",
-                message,
-                None,
-                parameter="data",
-                help="paths are relative to the folder you are in",
-            ) from error
+            raise not_readable(self.path, error) from error
+        self._check_lines()
 
     def __len__(self) -> int:
         return len(self.places)
@@ -68,6 +52,9 @@ class JsonLines:
 
     def find_rows(self, file: BinaryIO) -> Iterator[Place]:
         """Yield the place of each row; the file is at its beginning."""
+        return find_elements(file, self.path) if is_array(file) else self._lines(file)
+
+    def _lines(self, file: BinaryIO) -> Iterator[Place]:
         start = number = 0
         while part := file.readline(CHUNK_OF_LINE):
             number += 1
@@ -99,33 +86,52 @@ class JsonLines:
         if (size := self.places[index].size) > LARGEST_ROW:
             message = f"{self.name(index)} has {size:,} bytes; rows of {LARGEST_ROW:,} are read"
             raise refuse("broken-row", message, self.origin(index))
-        try:
-            # Strictly: json itself would let halves of characters pass. Some editors write a mark
-            # at the beginning of a file.
-            text = self.text(index).decode("utf-8-sig")
-            record = json.loads(text, object_pairs_hook=_distinct)
-        except (ValueError, RecursionError) as error:
-            raise self.broken(self.name(index), self.places[index].line, error) from error
-        if not isinstance(record, dict):
-            raise refuse(
-                "broken-row",
-                f"{self.name(index)} is JSON, but no object: {type(record).__name__}",
-                self.origin(index),
-            )
-        return record
+        return read_object(self.text(index), self.name(index), self.origin(index))
 
-    def broken(self, name: str, line: int, error: Exception) -> Findings:
-        """Return the exception for text that is not JSON, in a line, where `json` has failed."""
+    def complete(self, made: dict[str, Any], index: int) -> dict[str, Any]:
+        """Return a row's messages with what the file has beside it: nothing."""
+        return made
+
+    def describe(self) -> dict[str, Any]:
+        return {"path": str(self.path), "sha256": self.digest, "rows": len(self)}
+
+    def _check_lines(self) -> None:
+        """Refuse a file whose rows go over several lines, once and not for each of its lines."""
+        if len(self.places) < 2 or self.places[0].size > 80 or self.text(0).strip() != b"{":
+            return
+        out = self.path.with_suffix(".jsonl")
+        out = out if out != self.path else self.path.with_name(f"{self.path.stem}-lines.jsonl")
+        raise refuse(
+            "broken-row",
+            f"{self.path} has rows that go over several lines: each row must be in a line of its"
+            " own",
+            self.origin(0),
+            help=f"jq -c . {shlex.quote(str(self.path))} > {shlex.quote(str(out))}",
+        )
+
+
+def read_object(text: bytes, name: str, origin: Origin) -> dict[str, Any]:
+    """Return a row's JSON object.
+
+    Raises:
+        Findings: `broken-row`, calling the row `name`, with the column where `json` has failed.
+    """
+    try:
+        # Strictly: json itself would let halves of characters pass. Some editors write a mark at
+        # the beginning of a file.
+        record = json.loads(text.decode("utf-8-sig"), object_pairs_hook=_distinct)
+    except (ValueError, RecursionError) as error:
         column = None
         why = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
         if isinstance(error, json.JSONDecodeError):
             # its own words count lines from this one
             column, why = error.colno, f"{error.msg} (column {error.colno})"
-        message = f"{name} is not JSON: {why}"
-        return refuse("broken-row", message, Origin(str(self.path), line, column))
-
-    def describe(self) -> dict[str, Any]:
-        return {"path": str(self.path), "sha256": self.digest, "rows": len(self)}
+        place = Origin(origin.file, origin.line, column)
+        raise refuse("broken-row", f"{name} is not JSON: {why}", place) from error
+    if not isinstance(record, dict):
+        message = f"{name} is JSON, but no object: {type(record).__name__}"
+        raise refuse("broken-row", message, origin)
+    return record
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

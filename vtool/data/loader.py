@@ -3,19 +3,26 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset
 
 from vtool.config.schema import Data
 from vtool.data.collate import Batch, collate, filler
-from vtool.data.encode import Prompt, Sample, encode, encode_prompt
+from vtool.data.digest import check_unchanged
+from vtool.data.encode import Prompt, Sample, encode_prompt, encode_row
 from vtool.data.packing import collate_packed, pack
 from vtool.data.plan import Plan, share
 from vtool.data.sources import Rows
+from vtool.diagnostics import Findings
 from vtool.models.processor import Processor
 
 # Encoded rows that a process keeps, so that a small data set is decoded once and not in every
 # epoch.
 CACHE_BYTES = 512 * 2**20
+AUDIT_CACHE_BYTES = 64 * 2**20
+"""The part of it that the audit may take: it looks at each row, and not again."""
+_BYTES_BESIDE = 2048  # the objects around a row's numbers, measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +47,8 @@ class EncodedRows(Dataset[Batch]):
     settings: Data
     cache: dict[int, Sample] = field(default_factory=dict)
     cached_bytes: int = 0
+    audited: NDArray[np.uint64] | None = None
+    """The digest of each row as it was audited; None where nothing was, or is not to be held to."""
     prompts: Mapping[int, Prompt] = field(default_factory=dict)
     """Prompts of rows that are not to be encoded here."""
 
@@ -56,14 +65,27 @@ class EncodedRows(Dataset[Batch]):
         """Return row `index`, encoded.
 
         Raises:
-            Findings: of the rules VT6xx, naming the row.
+            Findings: of the rules VT6xx, naming the row; `row-changed`.
         """
         if (sample := self.cache.get(index)) is None:
-            sample = encode(self.rows, index, self.processor, self.settings)
-            if self.cached_bytes + sample.nbytes <= CACHE_BYTES:
-                self.cache[index] = sample
-                self.cached_bytes += sample.nbytes
+            row = self.rows.row(index)
+            sample = encode_row(row, index, self.processor, self.settings)
+            if self.audited is not None:
+                check_unchanged(row, sample, int(self.audited[index]))
+            self.keep(sample, CACHE_BYTES)
         return sample
+
+    def keep(self, sample: Sample, room: int) -> bool:
+        """Keep an encoded row for its next use, if all of them then take at most so many bytes.
+
+        Returns:
+            If there was room.
+        """
+        size = sample.nbytes + _BYTES_BESIDE
+        if fits := self.cached_bytes + size <= room:
+            self.cache[sample.index] = sample
+            self.cached_bytes += size
+        return fits
 
     def prompt(self, index: int) -> Prompt:
         """Return what is before row `index`'s last supervised turn, encoded."""
@@ -128,13 +150,37 @@ def load_steps(
 
     Args:
         plan_step: returns this rank's micro-batches of a step.
+
+    Raises:
+        Findings: of the rules VT6xx; `row-changed`.
     """
     flat = (micro_batch for step in steps for micro_batch in plan_step(step))
     # Without workers a DataLoader would only add its own time.
     batches = (
-        iter(DataLoader(dataset, batch_size=None, sampler=flat, num_workers=workers))
+        map(
+            _raise_findings, DataLoader(_InWorker(dataset), None, sampler=flat, num_workers=workers)
+        )
         if workers
         else map(dataset.__getitem__, flat)
     )
     for step in steps:
         yield [next(batches) for _ in plan_step(step)]
+
+
+@dataclass(frozen=True, slots=True)
+class _InWorker(Dataset[Batch | Findings]):
+    """Batches made by a data worker, which hands findings over instead of raising their words."""
+
+    dataset: EncodedRows
+
+    def __getitem__(self, micro_batch: MicroBatch) -> Batch | Findings:
+        try:
+            return self.dataset[micro_batch]
+        except Findings as findings:
+            return findings
+
+
+def _raise_findings(loaded: Batch | Findings) -> Batch:
+    if isinstance(loaded, Findings):
+        raise loaded
+    return loaded

@@ -1,7 +1,8 @@
 """Locations of a row's images and videos."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +24,15 @@ NOT_OF_VIDEOS = {
 """Keys of a video's part that vtool refuses and qwen-vl-utils or transformers read; the remedy."""
 
 
-def locate_image(given: Any, name: str, folder: Path, origin: Origin | None) -> str:
-    """Return an image's path, or the `data:` address that carries it.
+def locate_image(given: Any, name: str, folder: Path, origin: Origin | None) -> str | bytes:
+    """Return an image's path, the `data:` address that carries it, or its file's bytes.
 
     Raises:
         Findings: `malformed-messages`, `missing-image`, calling the row `name`.
     """
-    if isinstance(given, dict):  # {"path": …}, as the datasets library writes an image
+    if isinstance(given, dict):  # {"bytes": …, "path": …}, as the datasets library writes an image
+        if isinstance(carried := given.get("bytes"), bytes) and carried:
+            return carried  # the path is only a name then
         given = given.get("path")
     if not isinstance(given, str):
         raise refuse(
@@ -125,9 +128,18 @@ def load_picture(
     Returns:
         The picture, and its traits: names of `vtool.models.pictures.TRAITS`.
     """
+    with picture_errors(row, picture, rule, unnamed, reader):
+        return reader.read(picture)
+
+
+@contextmanager
+def picture_errors(
+    row: Row, picture: Any, rule: str, unnamed: str, reader: PictureReader
+) -> Iterator[None]:
+    """Turn what a reader of pictures raises into findings about a row; as `load_picture`."""
     named = picture if isinstance(picture, str) and len(picture) < 200 else unnamed
     try:
-        return reader.read(picture)
+        yield
     except WideValues as error:
         message = f"{row.id}: {named} is {error}: as RGB, its values are cut to 0 to 255"
         raise refuse(

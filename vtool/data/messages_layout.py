@@ -81,7 +81,7 @@ def parse_row(
         Findings: `malformed-messages`, `missing-image`, `missing-video`, `broken-video`,
             `image-in-answer` or `placeholder-mismatch`, calling the row `name`.
     """
-    malformed = _Malformed(name, origin)
+    malformed = Malformed(name, origin)
     for key, instead in _OF_ROWS.items():
         if record.get(key):
             raise malformed(f'the row has "{key}", which is not read', instead)
@@ -99,7 +99,7 @@ def parse_row(
             f'"tools" must be a list of objects; here it is {shown(tools)}',
             "write the list itself, not a text of it",
         )
-    images: list[str] = []
+    images: list[str | bytes] = []
     videos: list[Video] = []
     unlisted = {kind: iter(entries) for kind, entries in listed.items()}
     placeholders = Counter[str]()
@@ -133,7 +133,7 @@ def parse_row(
     return Row(name, rendered, images, tools, origin, videos)
 
 
-def _check_slips(record: Mapping[str, Any], kind: str, where: str, malformed: "_Malformed") -> None:
+def _check_slips(record: Mapping[str, Any], kind: str, where: str, malformed: "Malformed") -> None:
     for key in record:
         read = next(
             (
@@ -147,8 +147,8 @@ def _check_slips(record: Mapping[str, Any], kind: str, where: str, malformed: "_
             raise malformed(f'{where} has "{key}", which is not read', f'write "{read}"')
 
 
-class _Malformed:
-    """Makes the `malformed-messages` of one row."""
+class Malformed:
+    """The place of a row; called, it makes the `malformed-messages` of it."""
 
     def __init__(self, name: str, origin: Origin | None) -> None:
         self.name, self.origin = name, origin
@@ -175,7 +175,7 @@ def _are_objects(value: Any) -> bool:
     )
 
 
-def _check_characters(messages: list[dict[str, Any]], tools: Any, malformed: _Malformed) -> None:
+def _check_characters(messages: list[dict[str, Any]], tools: Any, malformed: Malformed) -> None:
     """JSON can write half of a character (a lone surrogate), which no tokenizer takes."""
     for number, part in enumerate([*messages, tools], 1):
         try:
@@ -189,7 +189,7 @@ def _check_characters(messages: list[dict[str, Any]], tools: Any, malformed: _Ma
             raise malformed(f"turn {number} is nested too deeply") from error
 
 
-def _message(message: Any, number: int, place: Place, malformed: _Malformed) -> dict[str, Any]:
+def _message(message: Any, number: int, place: Place, malformed: Malformed) -> dict[str, Any]:
     if not isinstance(message, dict) or message.get("role") not in ROLES:
         role = message.get("role") if isinstance(message, dict) else message
         raise malformed(
@@ -248,7 +248,7 @@ def _message(message: Any, number: int, place: Place, malformed: _Malformed) -> 
     return made
 
 
-def _check_weight(message: Mapping[str, Any], where: str, malformed: _Malformed) -> None:
+def _check_weight(message: Mapping[str, Any], where: str, malformed: Malformed) -> None:
     weight = message.get("weight")
     if weight is None:
         return
@@ -277,7 +277,7 @@ def _split_tags(text: str, place: Place, role: str) -> Iterator[dict[str, str]]:
             yield {"type": "text", "text": piece}
 
 
-def _part(part: Any, place: Place, role: str, malformed: _Malformed) -> Iterator[dict[str, str]]:
+def _part(part: Any, place: Place, role: str, malformed: Malformed) -> Iterator[dict[str, str]]:
     if isinstance(part, dict):
         kind = part.get("type")
         nested = part.get(f"{kind}") if kind in ("image_url", "video_url") else None

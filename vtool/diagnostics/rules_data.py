@@ -9,8 +9,8 @@ RULES = (
         name="broken-row",
         code="VT601",
         summary=(
-            "A line of a rows file is not a JSON object, or its row raises an error that vtool has"
-            " no rule for."
+            "A row cannot be read: its line is not a JSON object, its file is cut off or not what"
+            " its name says, or it raises an error that vtool has no rule for."
         ),
         why="A loader that skips it trains on fewer rows than the file has, and says nothing.",
         bad='{"messages": [{"role": "user", "content": "Hi"',
@@ -19,7 +19,8 @@ RULES = (
             ' "Hello"}]}'
         ),
         fix=(
-            "Mend or remove the line. It is often the last one of a file whose writing was cut off."
+            "Mend or remove the line. It is often the last one of a file whose writing was cut off:"
+            " copy that again."
         ),
         stage="row",
     ),
@@ -412,6 +413,22 @@ RULES = (
         fix=(
             "Give a line's number, or a row's name as findings write it: --row my.jsonl:90. Blank"
             " lines are no rows."
+        ),
+    ),
+    Rule(
+        name="row-changed",
+        code="VT629",
+        summary="A row that is trained on is not the one that was audited at the start.",
+        why=(
+            "Its text, or an image or video file of it, was written anew while the run went on:"
+            " what is learnt would not be what was checked, and a resumed run would learn something"
+            " else."
+        ),
+        bad="an image that another job writes again while the run goes on",
+        good="files that stay as they are until the run has ended",
+        fix=(
+            "Put the file back and go on from the last checkpoint with the same command; or start"
+            " another run on the rows as they are now."
         ),
     ),
     Rule(

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from vtool.config import schema
 from vtool.config.schema import Run
-from vtool.data.audit import Ledger, build_ledger, inspect_rows, warnings
+from vtool.data.audit import Ledger, build_ledger, hold_to, inspect_rows, warnings
+from vtool.data.detect import told
 from vtool.data.loader import EncodedRows
 from vtool.data.row import Row
 from vtool.data.sources import Rows
@@ -61,6 +62,9 @@ def set_up_run(
     ledgers = audit(rows, ranks)
     if ranks.rank == 0:
         for split, ledger in ledgers.items():
+            for source in ledger.sources:
+                if "layout" in source:
+                    print(f"data.{split}: {told(source)}", flush=True)
             print(f"data.{split}: {ledger.in_words()}", flush=True)
             _print_notes(warnings(ledger, run, split))
         _print_notes(_ignored_on_device(run, ranks))
@@ -90,8 +94,10 @@ def audit(rows: Mapping[str, EncodedRows], ranks: Ranks) -> dict[str, Ledger]:
     findings: list[Diagnostic] = []
     for split, encoded in rows.items():
         own = range(len(encoded.rows))[ranks.rank :: ranks.world]
-        audits = ranks.all_gather_objects(inspect_rows(encoded, own, encoded.settings.workers))
-        ledgers[split], of_split = build_ledger(encoded, chain.from_iterable(audits), split)
+        inspected = ranks.all_gather_objects(inspect_rows(encoded, own, encoded.settings.workers))
+        audits = list(chain.from_iterable(inspected))
+        ledgers[split], of_split = build_ledger(encoded, audits, split)
+        hold_to(encoded, audits)
         findings += of_split
     if findings:
         raise SharedFindings(findings)
@@ -148,7 +154,8 @@ def _write_processor(run: Run, rows: Rows, folder: RunFolder) -> None:
 
     The run then needs nothing else to resume.
     """
-    processor = new_processor(run.model, run.data.image, read_texts(rows), run.data.video)
+    texts = [] if run.model.path else read_texts(rows)
+    processor = new_processor(run.model, run.data.image, texts, run.data.video)
     with folder.writing():
         if folder.processor.exists():  # of a start that did not get far
             shutil.rmtree(folder.processor)

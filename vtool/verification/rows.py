@@ -63,9 +63,8 @@ def audit_rows(run: Run, row_names: Sequence[str] = ()) -> list[Audit]:
             row is asked for that is not there.
     """
     sources = {split: Rows(entries) for split, entries in run.data.splits.items() if entries}
-    processor = new_processor(
-        run.model, run.data.image, read_texts(sources["train"]), run.data.video
-    )
+    texts = [] if run.model.path else read_texts(sources["train"])
+    processor = new_processor(run.model, run.data.image, texts, run.data.video)
     found = {split: _find_rows(source, row_names) for split, source in sources.items()}
     if missing := [name for name in row_names if not any(name in rows for rows in found.values())]:
         raise Findings(

@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from vtool.config.schema import Model, Run, Source
+from vtool.config.schema.formats.entry import rows_bytes
 from vtool.data.audit import Ledger, RowAudit
 from vtool.data.loader import EncodedRows
 from vtool.data.sources import Rows
@@ -119,7 +120,5 @@ def _can_open(source: Source) -> bool:
 
     A recipe of another trainer may name files that are on another machine.
     """
-    return all(
-        file.is_file() and file.stat().st_size <= LARGEST_FILE
-        for file in map(Path, source.files().values())
-    )
+    sizes = [rows_bytes(file) for file in source.files().values()]
+    return all(size is not None and size <= LARGEST_FILE for size in sizes)

@@ -7,6 +7,7 @@ from pathlib import Path
 from vtool.config.origins import Origins
 from vtool.config.rules.rule import settings_rule
 from vtool.config.schema import Run
+from vtool.config.schema.formats.entry import ROWS_SUFFIXES, has_rows_files
 from vtool.diagnostics import Diagnostic, Rule
 from vtool.diagnostics.near_miss import did_you_mean, near
 from vtool.families.modeling_file import is_well_formed, split_modeling
@@ -22,9 +23,13 @@ PATH_NOT_FOUND = Rule(
 )
 
 
-def _missing(name: str, given: str, origins: Origins, help: str | None) -> Diagnostic:
+def _missing(
+    name: str, given: str, origins: Origins, help: str | None, *, rows: bool = False
+) -> Diagnostic:
     path = Path(given)
     what = "is a folder, not a file" if os.path.isdir(path) else _why_missing(path)
+    if rows and os.path.isdir(path):
+        what = f"is a folder without a file of rows ({', '.join(ROWS_SUFFIXES)})"
     return Diagnostic(
         "path-not-found",
         (
@@ -62,12 +67,12 @@ def _beside(path: Path) -> str | None:
 
 @settings_rule(PATH_NOT_FOUND)
 def rows_file(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """Every file of rows is there."""
+    """Every file of rows is there; a folder has one."""
     for split, entries in run.data.splits.items():
         for number, entry in enumerate(entries):
             for name, path in entry.files().items():
-                if not os.path.isfile(path):
-                    yield _missing(f"data.{split}.{number}.{name}", path, origins, None)
+                if not os.path.isfile(path) and not has_rows_files(path):
+                    yield _missing(f"data.{split}.{number}.{name}", path, origins, None, rows=True)
 
 
 @settings_rule(PATH_NOT_FOUND)

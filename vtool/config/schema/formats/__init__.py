@@ -4,12 +4,39 @@ from typing import Annotated
 
 from pydantic import Field
 
+from vtool.config.schema.formats.alpaca import AlpacaSource
+from vtool.config.schema.formats.auto import AutoSource
+from vtool.config.schema.formats.cauldron import CauldronSource
 from vtool.config.schema.formats.digits import DigitsSource
+from vtool.config.schema.formats.llama_factory import LlamaFactorySource
 from vtool.config.schema.formats.llava import LlavaSource
 from vtool.config.schema.formats.messages import MessagesSource
+from vtool.config.schema.formats.swift import SwiftSource
+from vtool.config.schema.formats.trl import TrlSource
 
-Source = Annotated[DigitsSource | LlavaSource | MessagesSource, Field(discriminator="format")]
-FORMATS = (DigitsSource, LlavaSource, MessagesSource)
+Source = Annotated[
+    DigitsSource
+    | LlavaSource
+    | MessagesSource
+    | AlpacaSource
+    | AutoSource
+    | CauldronSource
+    | LlamaFactorySource
+    | SwiftSource
+    | TrlSource,
+    Field(discriminator="format"),
+]
+FORMATS = (
+    DigitsSource,
+    LlavaSource,
+    MessagesSource,
+    AlpacaSource,
+    AutoSource,
+    CauldronSource,
+    LlamaFactorySource,
+    SwiftSource,
+    TrlSource,
+)
 ENTRY_SETTINGS = frozenset(name for entry in FORMATS for name in entry.model_fields)
 """The names of all settings that an entry of some format has."""
 

@@ -9,12 +9,12 @@ from vtool.config.schema.formats.entry import RowsEntry
 
 
 class LlavaSource(RowsEntry):
-    """A file of chats in LLaVA's layout, a JSON array or JSON lines; ShareGPT's with images."""
+    """Chats in LLaVA's layout, ShareGPT's with images, in JSON, Parquet, Arrow or a tar."""
 
     format: Literal["llava"]
     """The source of the rows, and their format."""
     path: str = Field(min_length=1)
-    """The file. Image paths inside it are relative to its folder."""
+    """The file, or a folder of files of one kind. Image paths inside are relative to its folder."""
     image_folder: str | None = Field(default=None, min_length=1)
     """The folder that paths of images and videos are relative to, in the place of the file's."""
 

@@ -9,12 +9,12 @@ from vtool.config.schema.formats.entry import RowsEntry
 
 
 class MessagesSource(RowsEntry):
-    """A JSON-lines file of chats in the `messages` layout of OpenAI and transformers."""
+    """Chats in the layout of OpenAI and transformers, in JSON, Parquet, Arrow or a tar."""
 
     format: Literal["messages"]
     """The source of the rows, and their format."""
     path: str = Field(min_length=1)
-    """The file. Image paths inside it are relative to its folder."""
+    """The file, or a folder of files of one kind. Image paths inside are relative to its folder."""
 
     def files(self) -> Mapping[str, str]:
         return {"path": self.path}

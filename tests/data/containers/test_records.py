@@ -1,0 +1,140 @@
+"""What a path is, and what is refused of it before any row is read."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.data.readers import open_rows
+from tests.rows import chat, write_rows
+from vtool.data.containers import json_array
+from vtool.data.containers.records import open_records
+from vtool.diagnostics import Diagnostic, Findings
+
+
+def finding(path: Path) -> Diagnostic:
+    with pytest.raises(Findings) as caught:
+        open_records(str(path))
+    (found,) = caught.value.diagnostics
+    return found
+
+
+def test_a_folders_files_are_one_source_in_the_order_of_their_names(tmp_path: Path) -> None:
+    write_rows(tmp_path / "b.jsonl", [chat("c", "3")])
+    (tmp_path / "a.json").write_text(json.dumps([chat("a", "1"), chat("b", "2")]))
+    (tmp_path / "notes.txt").write_text("no rows")
+    (tmp_path / "loop").symlink_to(tmp_path)
+    rows = open_rows("messages", tmp_path)
+    assert [rows.row(n).messages[1]["content"] for n in range(3)] == ["1", "2", "3"]
+    assert [rows.name(n) for n in range(3)] == ["a.json:1", "a.json:2", "b.jsonl:1"]
+    before = rows.describe()
+    assert before["rows"] == 3
+    write_rows(tmp_path / "b.jsonl", [chat("c", "4")])
+    assert open_rows("messages", tmp_path).describe()["sha256"] != before["sha256"]
+
+
+def test_a_link_to_itself_is_said(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").symlink_to(tmp_path / "rows.jsonl")
+    for path in (tmp_path, tmp_path / "rows.jsonl"):
+        found = finding(path)
+        assert found.rule == "path-not-found"
+        assert os.strerror(40) in found.message, path
+
+
+def test_a_folder_without_rows_and_one_of_two_kinds_are_refused(tmp_path: Path) -> None:
+    assert "without a file of rows" in finding(tmp_path).message
+    write_rows(tmp_path / "a.jsonl", [chat("a", "b")])
+    (tmp_path / "b.parquet").write_bytes(b"PAR1....PAR1")
+    found = finding(tmp_path)
+    assert found.rule == "layout-not-certain"
+    assert "JSON (a.jsonl) and Parquet (b.parquet)" in found.message
+
+
+def test_parquet_that_is_named_json_is_told_with_the_conversion(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    path = tmp_path / "my rows.jsonl"
+    pq.write_table(pa.table({"messages": [chat("a", "b")["messages"]]}), path)
+    found = finding(path)
+    assert found.rule == "broken-row"
+    assert "is Parquet, and its name says JSON" in found.message
+    assert found.help is not None
+    assert f"vtool convert '{path}' '{tmp_path / 'my rows-lines.jsonl'}'" in found.help
+    assert len(open_records(str(path), whatever_its_name=True)) == 1
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".arrow", ".tar"])
+def test_what_is_not_what_its_name_says_is_refused(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"rows{suffix}"
+    path.write_text("<html>404</html>")
+    assert "as its name says" in finding(path).message
+
+
+@pytest.mark.parametrize(
+    ("head", "name"), [(b"\x1f\x8b", "gzip"), (b"PK\x03\x04", "zip"), (b"BZh", "bzip2")]
+)
+def test_a_packed_file_is_refused(tmp_path: Path, head: bytes, name: str) -> None:
+    (tmp_path / "rows.jsonl").write_bytes(head + bytes(600))
+    assert f"packed with {name}" in finding(tmp_path / "rows.jsonl").message
+
+
+def test_line_ends_of_windows_and_a_mark_at_the_beginning_are_no_part_of_rows(
+    tmp_path: Path,
+) -> None:
+    rows = [chat("a\r\nb", "c"), chat("d", "e")]
+    text = "\ufeff" + "\r\n".join(map(json.dumps, rows)) + "\r\n\r\n"
+    (tmp_path / "rows.jsonl").write_bytes(text.encode())
+    (tmp_path / "rows.json").write_bytes(
+        ("\ufeff" + json.dumps(rows, indent=1).replace("\n", "\r\n")).encode()
+    )
+    for name in ("rows.jsonl", "rows.json"):
+        found = open_records(str(tmp_path / name))
+        assert [found.record(n) for n in range(len(found))] == rows
+
+
+def test_a_line_of_100_mb_costs_its_own_row_and_no_other(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    with path.open("w") as file:
+        file.write(json.dumps(chat("a", "b")) + "\n")
+        file.write('{"messages": [], "notes": "' + "x" * 100_000_000 + '"}\n')
+        file.write(json.dumps(chat("c", "d")) + "\n")
+    rows = open_rows("messages", path)
+    assert rows.row(2).messages[0]["content"] == "c"
+    with pytest.raises(Findings, match="malformed-messages"):
+        rows.row(1)
+
+
+class Counted:
+    """A file that counts what is read of it."""
+
+    def __init__(self, file: Any) -> None:
+        self.file, self.read_bytes = file, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.file, name)
+
+    def read1(self, size: int = -1) -> bytes:
+        found: bytes = self.file.read1(size)
+        self.read_bytes += len(found)
+        return found
+
+    def read(self, size: int = -1) -> bytes:
+        found: bytes = self.file.read(size)
+        self.read_bytes += len(found)
+        return found
+
+
+def test_a_broken_array_is_told_without_reading_what_follows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(json_array, "CHUNK", 1000)
+    path = tmp_path / "rows.json"
+    path.write_text('[{"a": 1}, {"a" 2}, ' + '{"a": 3}, ' * 100_000 + "{}]")
+    with path.open("rb") as file:
+        counted = Counted(file)
+        with pytest.raises(Findings, match=r"at row 2, Expecting ':' delimiter"):
+            list(json_array.find_elements(counted, path))  # type: ignore[arg-type]
+        assert counted.read_bytes < 50_000

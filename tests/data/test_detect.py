@@ -1,0 +1,104 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.data.readers import open_rows
+from tests.rows import chat, write_rows
+from vtool.data.detect import detect
+from vtool.diagnostics import Diagnostic, Findings
+
+TURNS = {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]}
+KNOWN: dict[str, Any] = {
+    "messages": chat("a", "b"),
+    "llava": TURNS,
+    "alpaca": {"instruction": "a", "input": "", "output": "b"},
+    "trl": {"prompt": chat("a", "b")["messages"], "completion": chat("a", "b")["messages"]},
+    "swift": {"query": "a", "response": "b"},
+}
+UNLEARNT = chat("a", "b")
+UNLEARNT["messages"][1]["loss"] = False
+
+
+def uncertain(path: Path) -> Diagnostic:
+    with pytest.raises(Findings) as caught:
+        detect(str(path))
+    (found,) = caught.value.diagnostics
+    return found
+
+
+@pytest.mark.parametrize("format", KNOWN)
+def test_a_layout_is_known_by_its_first_rows(tmp_path: Path, format: str) -> None:
+    lines = write_rows(tmp_path / "rows.jsonl", ['{"a": ', KNOWN[format], KNOWN[format]])
+    assert detect(str(lines)).format == format
+    array = tmp_path / "rows.json"
+    array.write_text(json.dumps([KNOWN[format]]))
+    assert detect(str(array)).format == format
+    told = open_rows("auto", array).describe()
+    assert (told["format"], told["layout"], told["rows"]) == ("auto", format, 1)
+
+
+def test_messages_with_what_ms_swift_says_beside_them_are_its_own(tmp_path: Path) -> None:
+    assert detect(str(write_rows(tmp_path / "rows.jsonl", [UNLEARNT]))).format == "swift"
+
+
+def test_every_layout_with_one_sample_fits_no_other(tmp_path: Path) -> None:
+    for format, row in KNOWN.items():
+        for other, another in KNOWN.items():
+            if other != format:
+                found = uncertain(write_rows(tmp_path / "rows.jsonl", [row | another]))
+                assert found.rule == "layout-not-certain"
+                assert "fits the formats" in found.message, (format, other)
+
+
+def test_rows_of_two_layouts_are_refused(tmp_path: Path) -> None:
+    found = uncertain(write_rows(tmp_path / "rows.jsonl", [chat("a", "b"), TURNS]))
+    assert "rows.jsonl:1 is of messages, rows.jsonl:2 of llava" in found.message
+    (tmp_path / "rows.jsonl").unlink()
+    write_rows(tmp_path / "a.jsonl", [chat("a", "b")] * 200)
+    write_rows(tmp_path / "b.jsonl", [TURNS])
+    assert "a.jsonl:1 is of messages, b.jsonl:1 of llava" in uncertain(tmp_path).message
+
+
+def test_questions_of_the_cauldron_are_refused_with_both_ways_to_read_them(tmp_path: Path) -> None:
+    row = {"images": [], "texts": [{"user": "a", "assistant": "b", "source": "c"}]}
+    found = uncertain(write_rows(tmp_path / "rows.jsonl", [row]))
+    assert found.help is not None
+    assert "texts: turns}" in found.help
+    assert "texts: rows}" in found.help
+
+
+def test_data_sets_of_llama_factory_are_told_by_name(tmp_path: Path) -> None:
+    info = tmp_path / "dataset_info.json"
+    write_rows(tmp_path / "odd.jsonl", [{"talk": []}])
+    info.write_text(json.dumps({"mine": {"file_name": "odd.jsonl"}}))
+    for path in (tmp_path, info):
+        assert getattr(detect(str(path)), "dataset", None) == "mine"
+    beside = uncertain(tmp_path / "odd.jsonl")
+    assert beside.help is not None
+    assert f"{{format: llama_factory, path: {info}, dataset: mine}}" in beside.help
+    info.write_text(json.dumps({"mine": {"file_name": "odd.jsonl"}, "other": {}}))
+    assert "has 2 data sets: mine, other" in uncertain(info).message
+
+
+@pytest.mark.parametrize(
+    ("row", "rule", "words"),
+    [
+        ({"prompt": "a", "chosen": "b", "rejected": "c"}, "not-for-training", "preferred"),
+        (
+            {"data_source": "x", "prompt": [], "reward_model": {"ground_truth": "4"}},
+            "not-for-training",
+            "reward",
+        ),
+        ({"text": "a", "score": 1}, "layout-not-certain", "its keys are text, score"),
+        ({"conversations": [[{"from": "human", "value": "a"}]]}, "layout-not-certain", "unpack"),
+        ("{", "layout-not-certain", "no row among the first that can be read"),
+    ],
+)
+def test_what_is_of_no_layout_is_refused_by_name(
+    tmp_path: Path, row: Any, rule: str, words: str
+) -> None:
+    found = uncertain(write_rows(tmp_path / "rows.jsonl", [row]))
+    assert found.rule == rule
+    assert words in found.message

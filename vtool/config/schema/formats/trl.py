@@ -1,0 +1,25 @@
+"""The settings of format `trl`; `vtool/data/formats/trl.py` reads it."""
+
+from collections.abc import Mapping
+from typing import Literal
+
+from pydantic import Field
+
+from vtool.config.schema.formats.entry import RowsEntry
+
+
+class TrlSource(RowsEntry):
+    """Rows in TRL's columns: a prompt and its completion as lists, or messages."""
+
+    format: Literal["trl"]
+    """The source of the rows, and their format."""
+    path: str = Field(min_length=1)
+    """The file, or a folder of files of one kind. Image paths inside are relative to its folder."""
+    image_folder: str | None = Field(default=None, min_length=1)
+    """The folder that paths of images and videos are relative to, in the place of the file's."""
+    ignore: tuple[str, ...] = ()
+    """Keys of a row that may be there and are not read. Any other key that is not known is refused.
+    """
+
+    def files(self) -> Mapping[str, str]:
+        return {"path": self.path}

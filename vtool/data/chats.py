@@ -1,0 +1,237 @@
+"""Readers of chats: a row of any layout becomes one of `messages`, or is refused by name."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from vtool.data.containers.columns import read_json_text
+from vtool.data.containers.records import open_records
+from vtool.data.messages_layout import Malformed, parse_row
+from vtool.data.row import Row, refuse, shown
+from vtool.diagnostics import Findings, Origin
+
+KNOWN = frozenset(
+    {
+        *("id", "idx", "index", "uid", "uuid", "image_id", "question_id", "conversation_id"),
+        *("source", "data_source", "dataset", "dataset_name", "category", "type", "topic", "split"),
+        *("width", "height", "width_list", "height_list", "length", "num_tokens", "num_turns"),
+        *("language", "lang", "license", "url", "metadata", "meta", "channel", "ability", "model"),
+        *("extra_info", "formatting_ratings", "formatting_min", "relevance_ratings"),
+        *("relevance_min", "visual_dependency_ratings", "visual_dependency_min"),
+        *("image_correspondence_ratings", "image_correspondence_min", "__key__", "__url__"),
+    }
+)
+"""Keys that say where a row comes from, or how large it is: nothing that is shown or learnt."""
+VISUALS = ("image", "images", "video", "videos")
+_PAIRS = "a pair of a preferred and a rejected answer: training on one of them is another task"
+OTHER_TASKS = {
+    "chosen": _PAIRS,
+    "rejected": _PAIRS,
+    "rejected_response": _PAIRS,
+    "rejected_messages": _PAIRS,
+    "rejected_images": _PAIRS,
+    "kto_tag": "a judgement of an answer, and not an answer to learn",
+    "label": "a judgement of an answer, or a class, and not an answer to learn",
+    "reward_model": "a question with a reward in the place of an answer: reinforcement learning",
+}
+"""Keys of rows that are for another task than learning answers, and what such a row is."""
+
+
+class ChatReader(ABC):
+    """The rows of one path in one layout."""
+
+    format: ClassVar[str]
+    words: ClassVar[str]
+    """The layout as a sentence has it, behind a number of rows: `LLaVA conversations`."""
+
+    def __init__(
+        self,
+        path: str,
+        label: str | None = None,
+        *,
+        folder: str | None = None,
+        whatever_its_name: bool = False,
+    ) -> None:
+        """Find the rows of `path`.
+
+        Args:
+            label: the beginning of its rows' names, in place of the file's own name.
+            folder: the folder of images and videos; the file's own without it.
+            whatever_its_name: read a file as what it is, where its name says something else.
+
+        Raises:
+            Findings: as `open_records`.
+        """
+        self.records = open_records(path, label, whatever_its_name=whatever_its_name)
+        self.folder = folder or str(_beside(Path(path)))
+
+    @staticmethod
+    @abstractmethod
+    def fits(record: Mapping[str, Any]) -> bool:
+        """Return whether a row has the keys by which this layout is known."""
+
+    @abstractmethod
+    def to_messages(self, record: Mapping[str, Any], malformed: Malformed) -> dict[str, Any]:
+        """Return a row in the layout `messages`.
+
+        Raises:
+            Findings: of the rules VT6xx, where that would lose something.
+        """
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def name(self, index: int) -> str:
+        return self.records.name(index)
+
+    def origin(self, index: int) -> Origin:
+        """Return the place of row `index`, for findings."""
+        return self.records.origin(index)
+
+    def record(self, index: int) -> dict[str, Any]:
+        """Return row `index` as its file has it.
+
+        Raises:
+            Findings: where it cannot be read.
+        """
+        return self.records.record(index)
+
+    def row(self, index: int) -> Row:
+        name, origin = self.name(index), self.origin(index)
+        made = self.to_messages(self.record(index), Malformed(name, origin))
+        return parse_row(self.records.complete(made, index), name, Path(self.folder), origin)
+
+    def describe(self) -> dict[str, Any]:
+        return {"format": self.format, **self.records.describe()}
+
+
+class ColumnsReader(ChatReader):
+    """The rows of one path, of which every key is read, known to say nothing, or refused."""
+
+    def __init__(
+        self,
+        path: str,
+        label: str | None = None,
+        *,
+        image_folder: str | None = None,
+        ignore: Sequence[str] = (),
+        **more: Any,
+    ) -> None:
+        """Find the rows of `path`.
+
+        Args:
+            label: the beginning of its rows' names, in place of the file's own name.
+            image_folder: the folder of images and videos; the file's own without it.
+            ignore: keys of a row that may be there, and are not read.
+
+        Raises:
+            Findings: as `open_records`.
+        """
+        super().__init__(path, label, folder=image_folder, **more)
+        self.image_folder, self.ignore = image_folder, tuple(ignore)
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "format": self.format,
+            "image_folder": self.image_folder,
+            "ignore": list(self.ignore),
+            **self.records.describe(),
+        }
+
+
+def _beside(path: Path) -> Path:
+    return path if path.is_dir() else path.parent
+
+
+def check_keys(
+    record: Mapping[str, Any], read: Collection[str], ignore: Collection[str], malformed: Malformed
+) -> None:
+    """Check that every key of a row is read, or says nothing that is shown or learnt.
+
+    Raises:
+        Findings: `not-for-training`; `unread-key`, naming all of them.
+    """
+    there = [key for key, value in record.items() if value not in (None, "", [], {})]
+    for key in there:
+        if key in OTHER_TASKS and key not in (*read, *ignore):
+            raise refuse(
+                "not-for-training",
+                f'{malformed.name} has "{key}": it is {OTHER_TASKS[key]}',
+                malformed.origin,
+            )
+    unread = [key for key in there if key not in read and key not in KNOWN and key not in ignore]
+    if unread:
+        names = ", ".join(f'"{key}"' for key in unread)
+        plural = "keys that are" if len(unread) > 1 else "a key that is"
+        raise refuse(
+            "unread-key",
+            f"{malformed.name} has {plural} not read: {names}",
+            malformed.origin,
+            help=f"where nothing of it is to be learnt: ignore: [{', '.join(unread)}]",
+        )
+
+
+def visuals(record: Mapping[str, Any], malformed: Malformed) -> dict[str, list[Any]]:
+    """Return the row's lists of images and videos; one alone may stand for a list.
+
+    Raises:
+        Findings: `malformed-messages`.
+    """
+    made = {}
+    for kind in ("image", "video"):
+        given = [key for key in (kind, f"{kind}s") if record.get(key)]
+        if len(given) > 1:
+            raise malformed(f'the row has both "{kind}" and "{kind}s"')
+        if given:
+            found = record[given[0]]
+            made[f"{kind}s"] = found if isinstance(found, list) else [found]
+    return made
+
+
+def tools(record: Mapping[str, Any], malformed: Malformed) -> dict[str, Any]:
+    """Return the row's tools, which may be JSON as text.
+
+    Raises:
+        Findings: `malformed-messages`.
+    """
+    given = record.get("tools")
+    if isinstance(given, str) and given:
+        origin = malformed.origin or Origin(malformed.name)
+        given = read_json_text(given, "tools", malformed.name, origin)
+    return {"tools": given} if given else {}
+
+
+def exchanges(
+    pairs: Any, what: str, malformed: Malformed, system: Any = None
+) -> Iterator[dict[str, Any]]:
+    """Yield the messages of pairs of a question and its answer, the system's first.
+
+    Raises:
+        Findings: `malformed-messages`.
+    """
+    if system:
+        yield {"role": "system", "content": text(system, "system", malformed)}
+    if not isinstance(pairs, list | tuple):
+        raise malformed(f'"{what}" must be a list of pairs; here it is {shown(pairs)}')
+    for pair in pairs:
+        if not isinstance(pair, list | tuple) or len(pair) != 2:
+            raise malformed(f'"{what}" has {shown(pair)}, which is no pair of two texts')
+        yield {"role": "user", "content": text(pair[0], what, malformed)}
+        yield {"role": "assistant", "content": text(pair[1], what, malformed)}
+
+
+def text(value: Any, what: str, malformed: Malformed) -> str:
+    """Return a value that must be text.
+
+    Raises:
+        Findings: `malformed-messages`.
+    """
+    if not isinstance(value, str):
+        raise malformed(f'"{what}" must be text; here it is {shown(value)}')
+    return value
+
+
+def not_for_training(malformed: Malformed, what: str, help: str | None = None) -> Findings:
+    """Return the exception for a row that is for another task."""
+    return refuse("not-for-training", f"{malformed.name}: {what}", malformed.origin, help=help)

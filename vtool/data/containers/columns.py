@@ -1,0 +1,102 @@
+"""Rows of Arrow and Parquet as the JSON objects that they were made of, or refused."""
+
+import json
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any
+
+from vtool.data.row import refuse
+from vtool.diagnostics import Diagnostic, Findings, Origin
+
+_MERGED = ("arguments", "parameters")
+"""Objects of tools, whose keys each row has of its own, and Arrow gives to every row."""
+_CHATS = ("messages", "prompt", "completion")
+
+
+def pyarrow(module: str, what: object) -> Any:
+    """Import a module of pyarrow, which the extra `data` brings.
+
+    Args:
+        what: the file that is to be read or written.
+
+    Raises:
+        Findings: `extra-not-installed`, fatal.
+    """
+    try:
+        return import_module(module)
+    except ImportError as error:
+        message = f"{what} needs the extra `data`: pyarrow is not installed"
+        help = "pip install 'vtool[data]'"
+        raise Findings(
+            Diagnostic("extra-not-installed", message, help, "pyarrow"), fatal=True
+        ) from error
+
+
+def from_columns(row: Mapping[str, Any], name: str, origin: Origin) -> dict[str, Any]:
+    """Return a row of columns without the keys that it does not have.
+
+    Arrow has one list of keys for all rows: those of other rows come as null. Where JSON is kept as
+    text (`tools`, and `tool_calls` of a message) it is read.
+
+    Raises:
+        Findings: `merged-by-arrow`, where a null may be either; `malformed-messages`.
+    """
+    if where := _merged([row.get(column) for column in (*_CHATS, "tools")]):
+        message = f'{name}: {where} has a null, which may be the key of another row\'s "{where}"'
+        raise refuse("merged-by-arrow", message, origin)
+    record: dict[str, Any] = _present(row)
+    _read_text(record, "tools", name, origin)
+    for column in _CHATS:
+        messages = record.get(column)
+        for message in messages if isinstance(messages, list) else ():
+            if isinstance(message, dict):
+                _read_text(message, "tool_calls", name, origin)
+    return record
+
+
+def read_json_text(text: str, what: str, name: str, origin: Origin) -> Any:
+    """Return the value of JSON that a row keeps as text.
+
+    Raises:
+        Findings: `malformed-messages`.
+    """
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        message = f'{name}: "{what}" is text, but not JSON: {error}'
+        raise refuse("malformed-messages", message, origin) from error
+
+
+def _read_text(record: dict[str, Any], key: str, name: str, origin: Origin) -> None:
+    if isinstance(text := record.get(key), str):
+        record[key] = read_json_text(text, key, name, origin) if text else None
+
+
+def _merged(value: Any) -> str | None:
+    """Return the key of an object of a tool that has a null somewhere inside."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            if key in _MERGED and isinstance(inner, Mapping) and _has_null(inner):
+                return str(key)
+            if where := _merged(inner):
+                return where
+    elif isinstance(value, list):
+        return next(filter(None, map(_merged, value)), None)
+    return None
+
+
+def _has_null(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return any(map(_has_null, value.values()))
+    return value is None or (isinstance(value, list) and any(map(_has_null, value)))
+
+
+def _present(value: Any) -> Any:
+    """Return a value without the keys that are null; content is, beside calls of tools."""
+    if isinstance(value, Mapping):
+        return {
+            key: _present(inner)
+            for key, inner in value.items()
+            if inner is not None or key == "content"
+        }
+    return [_present(inner) for inner in value] if isinstance(value, list) else value

@@ -1,0 +1,85 @@
+"""Files of rows: what they are by their first bytes, their digests, and why one cannot be read."""
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Literal
+
+from vtool.data.row import refuse
+from vtool.diagnostics import Diagnostic, Findings, Origin
+
+Kind = Literal["json", "arrow", "parquet", "tar"]
+MOST_LISTED = 20
+"""Findings of one file that are listed; the others are counted."""
+_HEAD = 512
+_PACKED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bzip2", b"PK\x03\x04": "zip"}
+_STREAM = b"\xff\xff\xff\xff"  # a message of Arrow's stream format begins so, as no UTF-8 text does
+
+
+def kind_of(path: Path) -> Kind:
+    """Return what a file is, by its first bytes.
+
+    Raises:
+        Findings: `path-not-found`; `broken-row`, where it is packed, and has no random access.
+    """
+    try:
+        with path.open("rb") as file:
+            head = file.read(_HEAD)
+    except OSError as error:
+        raise not_readable(path, error) from error
+    for mark, name in _PACKED.items():
+        if head.startswith(mark):
+            message = f"{path} is packed with {name}: no row of it can be read without all before"
+            raise refuse("broken-row", message, Origin(str(path)), help="unpack it, and name that")
+    if head.startswith(b"PAR1"):
+        return "parquet"
+    if head.startswith((b"ARROW1", _STREAM)):
+        return "arrow"
+    if head[257:262] == b"ustar" or (path.suffix == ".tar" and b"\0" in head):
+        return "tar"
+    return "json"
+
+
+def digest_of(paths: Sequence[Path]) -> str:
+    """Return the SHA-256 of a file; of several, that of their names and digests."""
+    digests = []
+    for path in paths:
+        try:
+            with path.open("rb") as file:
+                digests.append(hashlib.file_digest(file, "sha256").hexdigest())
+        except OSError as error:
+            raise not_readable(path, error) from error
+    if len(paths) == 1:
+        return digests[0]
+    lines = (f"{digest}  {path.name}\n" for digest, path in zip(digests, paths, strict=True))
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def not_readable(path: Path, error: OSError) -> Findings:
+    """Return the exception for a file or a folder that the system does not open."""
+    return refuse(
+        "path-not-found",
+        f"{path.absolute()}: {error.strerror}",
+        None,
+        parameter="data",
+        help="paths are relative to the folder you are in",
+    )
+
+
+def broken(path: Path, why: str, help: str | None = None) -> Findings:
+    """Return the exception for a file of which no row can be read."""
+    return refuse("broken-row", f"{path} {why}", Origin(str(path)), help=help)
+
+
+def at_once(findings: Iterable[Diagnostic]) -> None:
+    """Raise what was found in a file, if anything: the first ones, and the number of the others.
+
+    Raises:
+        Findings: of any rule.
+    """
+    found = list(findings)
+    if len(found) > MOST_LISTED:
+        more = Diagnostic(found[0].rule, f"… and {len(found) - MOST_LISTED} more like these")
+        found = [*found[:MOST_LISTED], more]
+    if found:
+        raise Findings(found)

@@ -1,0 +1,128 @@
+"""Rows of Parquet files: a group of rows is read whole, and kept for its neighbors."""
+
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from vtool.data.containers.arrow import check_same, first_line
+from vtool.data.containers.columns import from_columns, pyarrow
+from vtool.data.containers.files import broken, digest_of, not_readable
+from vtool.data.row import refuse
+from vtool.diagnostics import Origin
+
+KEPT_BYTES = 2**28
+"""Bytes of groups that a process keeps; the last one is kept whatever its size."""
+
+
+class ParquetRows:
+    """The rows of one Parquet file, or of several with the same columns."""
+
+    def __init__(self, files: Sequence[Path], path: str, label: str | None = None) -> None:
+        """Read what the files say of their groups of rows.
+
+        Args:
+            path: what the recipe names, the file or its folder.
+            label: the beginning of its rows' names, in place of the path's own name.
+
+        Raises:
+            Findings: `path-not-found`, `broken-row`, `layout-not-certain`, `extra-not-installed`.
+        """
+        self.path, self.files = Path(path), tuple(files)
+        self.label = label or self.path.name
+        self.digest = digest_of(self.files)
+        self._open: dict[int, Any] = {}
+        self._kept: OrderedDict[int, Any] = OrderedDict()
+        opened = [self._file(number) for number in range(len(self.files))]
+        check_same([each.schema_arrow for each in opened], self.files)
+        groups = [
+            (number, group, each.metadata.row_group(group).num_rows)
+            for number, each in enumerate(opened)
+            for group in range(each.num_row_groups)
+        ]
+        self.groups = tuple((number, group) for number, group, _ in groups)
+        """The file of each group, and its number in that file."""
+        self.ends = tuple(accumulate(rows for _, _, rows in groups))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_open": {}, "_kept": OrderedDict()}
+
+    def __len__(self) -> int:
+        return self.ends[-1] if self.ends else 0
+
+    def name(self, index: int) -> str:
+        return f"{self.label}:{index + 1}"
+
+    def origin(self, index: int) -> Origin:
+        """Return the place of row `index`, for findings."""
+        return Origin(str(self.files[self.groups[bisect_right(self.ends, index)][0]]))
+
+    def record(self, index: int) -> dict[str, Any]:
+        """Return row `index` as an object.
+
+        Raises:
+            Findings: `broken-row`, where its group cannot be read; `merged-by-arrow`,
+                `malformed-messages`.
+        """
+        place = bisect_right(self.ends, index)
+        first = self.ends[place - 1] if place else 0
+        group = self._group(place, first, index)
+        row = group.slice(index - first, 1).to_pylist()[0]
+        return from_columns(row, self.name(index), self.origin(index))
+
+    def complete(self, made: dict[str, Any], index: int) -> dict[str, Any]:
+        """Return a row's messages with what the file has beside it: nothing."""
+        return made
+
+    def column(self, name: str) -> Any:
+        """Return a column of all rows, as Arrow has it; None where there is none."""
+        opened = [self._file(number) for number in range(len(self.files))]
+        if name not in opened[0].schema_arrow.names:
+            return None
+        arrow = pyarrow("pyarrow", self.path)
+        try:
+            tables = [each.read(columns=[name], use_threads=False) for each in opened]
+        except (arrow.ArrowException, OSError, ValueError) as error:
+            raise broken(
+                self.path, f'has a column "{name}" that cannot be read: {first_line(error)}'
+            ) from error
+        return arrow.concat_tables(tables).column(name)
+
+    def describe(self) -> dict[str, Any]:
+        return {"path": str(self.path), "sha256": self.digest, "rows": len(self)}
+
+    def _file(self, number: int) -> Any:
+        if number not in self._open:
+            file = self.files[number]
+            parquet, arrow = pyarrow("pyarrow.parquet", file), pyarrow("pyarrow", file)
+            try:
+                self._open[number] = parquet.ParquetFile(file, memory_map=True)
+            except (arrow.ArrowException, ValueError) as error:
+                what = f"cannot be read as Parquet: {first_line(error)}"
+                raise broken(file, what, "it may be cut off: copy it again") from error
+            except OSError as error:
+                raise not_readable(file, error) from error
+        return self._open[number]
+
+    def _group(self, place: int, first: int, index: int) -> Any:
+        if place in self._kept:
+            self._kept.move_to_end(place)
+            return self._kept[place]
+        number, group = self.groups[place]
+        arrow = pyarrow("pyarrow", self.path)
+        try:
+            table = self._file(number).read_row_group(group, use_threads=False)
+            table.validate(full=True)
+        except (arrow.ArrowException, OSError, ValueError) as error:
+            rows = f"rows {first + 1:,} to {self.ends[place]:,}"
+            message = (
+                f"{self.name(index)} is in row group {group} of {self.files[number]} ({rows}),"
+                f" which cannot be read: {first_line(error)}"
+            )
+            raise refuse("broken-row", message, self.origin(index), help="copy it again") from error
+        self._kept[place] = table
+        while len(self._kept) > 1 and sum(one.nbytes for one in self._kept.values()) > KEPT_BYTES:
+            self._kept.popitem(last=False)
+        return table

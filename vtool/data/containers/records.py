@@ -1,0 +1,183 @@
+"""Open the rows of a path: a file by what is in it, or a folder of files of one kind."""
+
+import shlex
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, Protocol
+
+from vtool.config.schema.formats.entry import ROWS_SUFFIXES
+from vtool.data.containers.arrow import SPLITS, STATE, ArrowRows, saved_files
+from vtool.data.containers.files import Kind, broken, digest_of, kind_of, not_readable
+from vtool.data.containers.parquet import ParquetRows
+from vtool.data.containers.tar import TarRows
+from vtool.data.json_lines import JsonLines
+from vtool.diagnostics import Diagnostic, Findings, Origin
+
+_NAMES = {"json": "JSON", "parquet": "Parquet", "arrow": "Arrow", "tar": "a tar"}
+_KINDS: dict[str, Kind] = {
+    ".json": "json",
+    ".jsonl": "json",
+    ".parquet": "parquet",
+    ".arrow": "arrow",
+    ".tar": "tar",
+}
+"""The kind that a file's name says, for each of `ROWS_SUFFIXES`."""
+
+
+class Records(Protocol):
+    """The rows of one path as JSON objects, by their number. They are pickled into workers."""
+
+    path: Path
+
+    def __len__(self) -> int: ...
+
+    def name(self, index: int) -> str:
+        """Return the id of row `index`, without reading it."""
+
+    def origin(self, index: int) -> Origin:
+        """Return the place of row `index`, for findings."""
+
+    def record(self, index: int) -> dict[str, Any]:
+        """Return row `index`.
+
+        Raises:
+            Findings: where it cannot be read.
+        """
+
+    def complete(self, made: dict[str, Any], index: int) -> dict[str, Any]:
+        """Return a row in the layout `messages` with what the container has beside it."""
+
+    def describe(self) -> dict[str, Any]:
+        """Return what identifies these rows: path, digest and number."""
+
+
+def open_records(
+    path: str, label: str | None = None, *, whatever_its_name: bool = False
+) -> Records:
+    """Find the rows of a file or a folder.
+
+    Args:
+        label: the beginning of its rows' names, in place of the path's own name.
+        whatever_its_name: read a file as what it is, where its name says something else.
+
+    Raises:
+        Findings: `path-not-found`, `broken-row`, `layout-not-certain`, `extra-not-installed`.
+    """
+    place = Path(path)
+    if not place.is_dir():
+        return _of_file(place, kind_of(place), path, label, strict=not whatever_its_name)
+    if (place / STATE).is_file() or (place / SPLITS).is_file():
+        return ArrowRows(saved_files(place), path, label)
+    files = _files(place)
+    kinds = {kind_of(file): file for file in files}
+    if len(kinds) > 1:
+        (one, first), (two, second), *_ = kinds.items()
+        message = f"{place} has {_NAMES[one]} ({first.name}) and {_NAMES[two]} ({second.name})"
+        help = "name each as a source of its own"
+        raise Findings(Diagnostic("layout-not-certain", message, help, origin=Origin(path)))
+    (kind,) = kinds
+    for file in files:
+        _check_name(file, kind)
+    if kind == "parquet":
+        return ParquetRows(files, path, label)
+    if kind == "arrow":
+        return ArrowRows(files, path, label)
+    within = [f"{label}/{file.name}" if label else file.name for file in files]
+    return JoinedRows(
+        place,
+        [
+            _of_file(file, kind, str(file), name, strict=True)
+            for file, name in zip(files, within, strict=True)
+        ],
+    )
+
+
+class JoinedRows:
+    """The rows of a folder's files, one file after the other by name."""
+
+    def __init__(self, path: Path, parts: Sequence[Records]) -> None:
+        self.path, self.parts = path, tuple(parts)
+        self.ends = tuple(accumulate(map(len, parts)))
+        self.digest = digest_of([part.path for part in parts])
+
+    def __len__(self) -> int:
+        return self.ends[-1]
+
+    def name(self, index: int) -> str:
+        part, within = self._find(index)
+        return part.name(within)
+
+    def origin(self, index: int) -> Origin:
+        """Return the place of row `index`, for findings."""
+        part, within = self._find(index)
+        return part.origin(within)
+
+    def record(self, index: int) -> dict[str, Any]:
+        """Return row `index` as an object.
+
+        Raises:
+            Findings: where it cannot be read.
+        """
+        part, within = self._find(index)
+        return part.record(within)
+
+    def complete(self, made: dict[str, Any], index: int) -> dict[str, Any]:
+        """Return a row's messages with what its own file has beside it."""
+        part, within = self._find(index)
+        return part.complete(made, within)
+
+    def describe(self) -> dict[str, Any]:
+        return {"path": str(self.path), "sha256": self.digest, "rows": len(self)}
+
+    def _find(self, index: int) -> tuple[Records, int]:
+        place = bisect_right(self.ends, index)
+        return self.parts[place], index - (self.ends[place - 1] if place else 0)
+
+
+def _of_file(place: Path, kind: Kind, path: str, label: str | None, *, strict: bool) -> Records:
+    if strict:
+        _check_name(place, kind)
+    if kind == "parquet":
+        return ParquetRows([place], path, label)
+    if kind == "arrow":
+        return ArrowRows([place], path, label)
+    return TarRows(path, label) if kind == "tar" else JsonLines(path, label)
+
+
+def _check_name(file: Path, kind: Kind) -> None:
+    """Check that a file is what its name says.
+
+    Raises:
+        Findings: `broken-row`, with how to read it.
+    """
+    said = _KINDS.get(file.suffix)
+    if said in (None, kind):
+        return
+    if said != "json":
+        raise broken(
+            file, f"is not {_NAMES[said]}, as its name says", "it may be cut off: copy it again"
+        )
+    own = next(suffix for suffix, each in _KINDS.items() if each == kind)
+    converted = shlex.quote(str(file.with_name(f"{file.stem}-lines.jsonl")))
+    raise broken(
+        file,
+        f"is {_NAMES[kind]}, and its name says JSON",
+        f"rename it to {file.stem}{own}, which is read as it is, or write it as JSON lines:"
+        f" vtool convert {shlex.quote(str(file))} {converted}",
+    )
+
+
+def _files(folder: Path) -> list[Path]:
+    """Return a folder's files of rows, by name. Folders in it are not looked into."""
+    try:
+        found = sorted(each for each in folder.iterdir() if each.suffix in ROWS_SUFFIXES)
+        # a link that leads to itself, or nowhere, is said, and not passed over
+        files = [each for each in found if not each.is_dir() and each.stat()]
+    except OSError as error:
+        raise not_readable(Path(error.filename or folder), error) from error
+    if not files:
+        suffixes = ", ".join(ROWS_SUFFIXES)
+        raise not_readable(folder, OSError(0, f"is a folder without a file of rows ({suffixes})"))
+    return files

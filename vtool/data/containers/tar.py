@@ -1,0 +1,185 @@
+"""Rows of a tar as WebDataset lays them out: `KEY.json` is a row, `KEY.jpg` beside it its picture.
+
+The key of a member is its path up to the first dot of the file's name, and the rest is its
+extension. Members of one key stand one after the other.
+"""
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from vtool.data.containers.files import at_once, digest_of, not_readable
+from vtool.data.containers.tar_index import Member, find_members
+from vtool.data.json_lines import read_object
+from vtool.data.row import refuse, shown
+from vtool.diagnostics import Diagnostic, Findings, Origin
+
+ROW = "json"
+PICTURES = frozenset({"jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "ppm"})
+"""The last parts of extensions that are pictures."""
+_KEY = re.compile(r"((?:.*/|)[^./]+)[.]([^/]+)", re.DOTALL)
+_PLACES = ("image", "path", "url")
+
+
+class TarRows:
+    """The rows of one tar. Only headers are read to find them."""
+
+    def __init__(self, path: str, label: str | None = None) -> None:
+        """Find the members of `path`.
+
+        Args:
+            label: the beginning of its rows' names, in place of the file's own name.
+
+        Raises:
+            Findings: `path-not-found`; `broken-row`, where it is cut off; `unpaired-member`.
+        """
+        self.path = Path(path)
+        self.label = label or self.path.name
+        self.digest = digest_of([self.path])
+        self._descriptor: int | None = None
+        rows: dict[str, dict[str, Member]] = {}
+        try:
+            with self.path.open("rb") as file:
+                at_once(_grouped(find_members(file, self.path), rows, self.path))
+        except OSError as error:
+            raise not_readable(self.path, error) from error
+        self.rows = tuple(rows.items())
+        """The members of each row by extension, by key."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_descriptor": None}
+
+    def __del__(self) -> None:
+        if getattr(self, "_descriptor", None) is not None:
+            os.close(self._descriptor)  # type: ignore[arg-type]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def name(self, index: int) -> str:
+        return f"{self.label}:{self.rows[index][0]}"
+
+    def origin(self, index: int) -> Origin:
+        """Return the place of row `index`, for findings."""
+        return Origin(str(self.path))
+
+    def record(self, index: int) -> dict[str, Any]:
+        """Return row `index` as an object: what its JSON member has.
+
+        Raises:
+            Findings: `broken-row`, `unpaired-member`.
+        """
+        key, members = self.rows[index]
+        if ROW not in members:
+            has = ", ".join(member.name for member in members.values())
+            raise self._unpaired(index, f"there is {has}, and no {key}.{ROW} with its row")
+        other = [each for ext, each in members.items() if ext != ROW and not _is_picture(ext)]
+        if other:
+            raise self._unpaired(
+                index, f"{', '.join(each.name for each in other)} is neither a row nor a picture"
+            )
+        return read_object(self._bytes(members[ROW]), self.name(index), self.origin(index))
+
+    def complete(self, made: dict[str, Any], index: int) -> dict[str, Any]:
+        """Return a row's messages with its pictures.
+
+        A picture is taken where the row names its member, or its extension. Where the row names no
+        picture, they are its list, in the tar's order; where it names one, and has one, it is that.
+
+        Raises:
+            Findings: `unpaired-member`, where a picture is left.
+        """
+        members = {ext: each for ext, each in self.rows[index][1].items() if ext != ROW}
+        if not members:
+            return made
+        taken: set[str] = set()
+        named: list[str] = []
+
+        def carried(given: Any) -> Any:
+            """Return the picture that a path of the row names, or the path."""
+            if not isinstance(given, str) or given.startswith("data:"):
+                return given
+            named.append(given)
+            for ext, member in members.items():
+                if given in (member.name, Path(member.name).name, ext):
+                    taken.add(ext)
+                    return self._picture(member)
+            return given
+
+        listed = made.get("images") or []
+        done = {
+            **made,
+            "messages": [_with_parts(message, carried) for message in made["messages"]],
+            **({"images": [carried(each) for each in listed]} if listed else {}),
+        }
+        if not named:
+            return {**made, "images": [self._picture(each) for each in members.values()]}
+        if not taken and len(members) == len(named) == 1 and len(listed) == 1:
+            return {**made, "images": [self._picture(*members.values())]}
+        if left := [each.name for ext, each in members.items() if ext not in taken]:
+            what = f"{', '.join(left)} is not among the pictures that the row names"
+            raise self._unpaired(index, f"{what}: {shown(', '.join(named))}")
+        return done
+
+    def describe(self) -> dict[str, Any]:
+        return {"path": str(self.path), "sha256": self.digest, "rows": len(self)}
+
+    def _picture(self, member: Member) -> dict[str, Any]:
+        return {"bytes": self._bytes(member), "path": member.name}
+
+    def _bytes(self, member: Member) -> bytes:
+        if self._descriptor is None:
+            self._descriptor = os.open(self.path, os.O_RDONLY)
+        return os.pread(self._descriptor, member.size, member.start)
+
+    def _unpaired(self, index: int, what: str) -> Findings:
+        return refuse("unpaired-member", f"{self.name(index)}: {what}", self.origin(index))
+
+
+def _grouped(
+    members: Iterator[Member], rows: dict[str, dict[str, Member]], path: Path
+) -> Iterator[Diagnostic]:
+    """Put members by key and extension into `rows`, and yield what does not belong there."""
+    current = None
+    for member in members:
+        found = _KEY.fullmatch(member.name)
+        problem = None
+        if found is None:
+            problem = f"{member.name} has no key and extension, as 0001.json has"
+        elif found[1] != current and found[1] in rows:
+            problem = f"{member.name} comes after members of other keys than {found[1]}"
+        elif found[2].lower() in rows.get(found[1], ()):
+            problem = f"{member.name} is there twice"
+        if problem:
+            yield Diagnostic("unpaired-member", f"{path}: {problem}", origin=Origin(str(path)))
+        if found:
+            current = found[1]
+            rows.setdefault(current, {}).setdefault(found[2].lower(), member)
+
+
+def _is_picture(extension: str) -> bool:
+    return extension.rpartition(".")[2] in PICTURES
+
+
+def _with_parts(message: Any, carried: Any) -> Any:
+    """Return a message whose parts have the tar's pictures in the place of their names."""
+    content = message.get("content") if isinstance(message, Mapping) else None
+    if not isinstance(content, list):
+        return message
+    return {**message, "content": [_with_picture(part, carried) for part in content]}
+
+
+def _with_picture(part: Any, carried: Any) -> Any:
+    if not isinstance(part, Mapping):
+        return part
+    if part.get("type") == "image":
+        key = next((key for key in _PLACES if part.get(key) is not None), None)
+        return {**part, key: carried(part[key])} if key else part
+    if part.get("type") == "image_url":
+        nested = part.get("image_url")
+        if isinstance(nested, Mapping):
+            return {**part, "image_url": {**nested, "url": carried(nested.get("url"))}}
+        return {**part, "image_url": carried(nested)}
+    return part

@@ -1,0 +1,207 @@
+"""The layout of a file of rows, found from its first rows; what is not certain is refused."""
+
+import shlex
+from collections.abc import Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from vtool.config.schema import Run, Source
+from vtool.config.schema.formats import FORMATS
+from vtool.config.schema.formats.auto import AutoSource
+from vtool.data.chats import OTHER_TASKS
+from vtool.data.containers.arrow import SPLITS, STATE
+from vtool.data.containers.records import Records, open_records
+from vtool.data.formats import LAYOUTS
+from vtool.data.formats.llama_factory import INFO, info_file, read_info
+from vtool.diagnostics import Diagnostic, Findings, Origin
+
+LOOKED_AT = 100
+"""The rows at the beginning that are looked at, of each file of a folder."""
+_OF_SWIFT = {"response", "conversation"}
+"""Keys of ms-swift's other shapes: beside `messages`, a row has two."""
+_PACKED = "a list of rows: unpack it, a row each"
+
+
+def detect(path: str, *, whatever_its_name: bool = False) -> Source:
+    """Return the settings of the format that a path's rows are in.
+
+    Args:
+        whatever_its_name: read a file as what it is, where its name says something else.
+
+    Raises:
+        Findings: `layout-not-certain`, with what to write; `not-for-training`; and as
+            `open_records`.
+    """
+    if _is_info(Path(path)):
+        return _of_info(path)
+    records = open_records(path, whatever_its_name=whatever_its_name)
+    found: dict[str, int] = {}
+    unknown: dict[int, Mapping[str, Any]] = {}
+    for index in _first(records):
+        try:
+            record = records.record(index)
+        except ValueError:  # it is a finding of that row, whatever its layout
+            continue
+        fitting = _fitting(record)
+        if len(fitting) > 1:
+            names = " and ".join(fitting)
+            what = f"{records.name(index)} fits the formats {names}"
+            raise _uncertain(records, index, what, _write(fitting[0], path))
+        for name in fitting:
+            found.setdefault(name, index)
+        if not fitting:
+            unknown[index] = record
+    if len(found) > 1:
+        (one, first), (two, second), *_ = found.items()
+        what = (
+            f"{path} has rows of several layouts: {records.name(first)} is of {one},"
+            f" {records.name(second)} of {two}"
+        )
+        raise _uncertain(records, second, what, "write the rows of each to a file of its own")
+    if not found:
+        raise _nothing(records, unknown, path)
+    (name,) = found
+    if name == "cauldron":
+        what = f"{path} has several questions a row ({name}), and nothing says what they become"
+        help = (
+            f"{_write('cauldron', path, 'texts: turns')} for turns of one chat, each of which sees"
+            f" the answers before it; {_write('cauldron', path, 'texts: rows')} for rows"
+        )
+        raise _uncertain(records, found[name], what, help)
+    return entry(name, path=path)
+
+
+def detected(run: Run) -> Run:
+    """Return a run whose training rows have the formats that were found, in the place of `auto`.
+
+    Rows of which none can be read are left to the format `messages`, whose findings name them all.
+
+    Raises:
+        Findings: as `detect`.
+    """
+    entries = tuple(
+        (_readable(each.path) or entry("messages", path=each.path))
+        if isinstance(each, AutoSource)
+        else each
+        for each in run.data.train
+    )
+    return run.model_copy(update={"data": run.data.model_copy(update={"train": entries})})
+
+
+def _readable(path: str) -> Source | None:
+    """Return the format that is found; None where no row can be read."""
+    try:
+        return detect(path)
+    except NothingReadable:
+        return None
+
+
+def told(source: Mapping[str, Any]) -> str:
+    """Return what a source's `describe` says, as a sentence has it: 12 rows of LLaVA conversations.
+
+    Empty for rows without a layout.
+    """
+    kind = words(source.get("layout", source["format"]))
+    rows = "1 row" if source["rows"] == 1 else f"{source['rows']:,} rows"
+    return f"{rows} of {kind}" if kind else ""
+
+
+class NothingReadable(Findings):
+    """A source has no row, or none among the first that can be read."""
+
+
+def entry(format: str, **settings: Any) -> Source:
+    """Return the settings of a source of rows.
+
+    Raises:
+        pydantic.ValidationError: for a setting that the format does not have.
+    """
+    (made,) = (each for each in FORMATS if format in str(each.model_fields["format"].annotation))
+    return made.model_validate({"format": format, **settings}, strict=False)
+
+
+def words(format: str) -> str:
+    """Return a format as a sentence has it behind a number of rows; empty for one without."""
+    return next((layout.words for layout in LAYOUTS if layout.format == format), "")
+
+
+def _first(records: Records) -> list[int]:
+    """Return the rows to look at: the first ones of the source, and of each of its files."""
+    parts = getattr(records, "ends", ())
+    starts = [0, *parts[:-1]] if parts else [0]
+    shown = {index for start in starts for index in range(start, start + LOOKED_AT)}
+    return sorted(index for index in shown if index < len(records))
+
+
+def _fitting(record: Mapping[str, Any]) -> list[str]:
+    """Return the formats that a row fits; messages with what ms-swift says beside are its own."""
+    fitting = [layout.format for layout in LAYOUTS if layout.fits(record)]
+    if "swift" in fitting and not _OF_SWIFT & record.keys():
+        return [name for name in fitting if name != "messages"]
+    return fitting
+
+
+def _nothing(records: Records, unknown: Mapping[int, Mapping[str, Any]], path: str) -> Findings:
+    """Return the exception for rows of no known layout."""
+    if not unknown:
+        why = "has no row" if not len(records) else "has no row among the first that can be read"
+        told = Diagnostic(
+            "layout-not-certain", f"{path} {why}", _write("messages", path), origin=Origin(path)
+        )
+        return NothingReadable(told)
+    index, record = next(islice(unknown.items(), 1))
+    name = records.name(index)
+    if task := next((key for key in OTHER_TASKS if record.get(key)), None):
+        what = f'{name} has "{task}": it is {OTHER_TASKS[task]}'
+        return Findings(Diagnostic("not-for-training", what, origin=records.origin(index)))
+    for layout in ("prompt", "conversations"):
+        if isinstance(record.get(layout), list) and any(
+            isinstance(each, list) for each in record[layout]
+        ):
+            return _uncertain(records, index, f'{name}: "{layout}" has {_PACKED}', None)
+    keys = ", ".join(list(record)[:10]) or "none"
+    help = _in_info(Path(path)) or (
+        f"name the format: {_write('FORMAT', path)}; formats are"
+        f" {', '.join(layout.format for layout in LAYOUTS)}"
+    )
+    return _uncertain(records, index, f"{name} is of no known layout: its keys are {keys}", help)
+
+
+def _is_info(path: Path) -> bool:
+    """Return whether a path is LLaMA-Factory's; a folder of `save_to_disk` has such a file too."""
+    info = info_file(path)
+    saved = any((info.parent / each).is_file() for each in (STATE, SPLITS))
+    return info.name == INFO and info.is_file() and not saved
+
+
+def _of_info(path: str) -> Source:
+    """Return the one data set of a `dataset_info.json`."""
+    info = info_file(Path(path))
+    names = list(read_info(info))
+    if len(names) == 1:
+        return entry("llama_factory", path=path, dataset=names[0])
+    what = f"{info} has {len(names)} data sets: {', '.join(names[:10])}"
+    help = _write("llama_factory", path, f"dataset: {names[0] if names else 'NAME'}")
+    raise Findings(Diagnostic("layout-not-certain", what, help, origin=Origin(str(info))))
+
+
+def _in_info(path: Path) -> str | None:
+    """Return what to write where a `dataset_info.json` beside a file names it."""
+    info = path.parent / INFO
+    try:
+        entries = read_info(info) if info.is_file() else {}
+    except Findings:
+        return None
+    for name, each in entries.items():
+        if each.get("file_name") == path.name:
+            return f"{_write('llama_factory', str(info), f'dataset: {name}')}: it says the columns"
+    return None
+
+
+def _write(format: str, path: str, more: str = "") -> str:
+    return f"{{format: {format}, path: {shlex.quote(path)}{', ' + more if more else ''}}}"
+
+
+def _uncertain(records: Records, index: int, what: str, help: str | None) -> Findings:
+    return Findings(Diagnostic("layout-not-certain", what, help, origin=records.origin(index)))

@@ -1,0 +1,124 @@
+"""Rows of ms-swift: `messages`, or `query` and `response`, or `conversation` of pairs.
+
+A message of `"loss": false` is not learnt, and `loss_scale` may be 0 or 1. `images` are paths, or
+`{"bytes", "path"}`; each `<image>` takes the next one. A text `system` is the first message.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from vtool.data.chats import (
+    VISUALS,
+    ColumnsReader,
+    check_keys,
+    exchanges,
+    not_for_training,
+    text,
+    tools,
+    visuals,
+)
+from vtool.data.messages_layout import Malformed
+from vtool.data.row import shown
+
+_READ = ("messages", "query", "response", "history", "conversation", "system", "tools", *VISUALS)
+_OBJECTS = (
+    "the row has boxes (objects), which each model writes in its own way: in pixels of the resized"
+    " image, or in thousandths"
+)
+_CALL = "a call of a tool as text: its layout is the chat template's. Write tool_calls instead"
+
+
+class Swift(ColumnsReader):
+    """Rows of one file or folder."""
+
+    format = "swift"
+    words = "ms-swift rows"
+
+    @staticmethod
+    def fits(record: Mapping[str, Any]) -> bool:
+        messages, pairs = record.get("messages"), record.get("conversation")
+        if isinstance(messages, list) and (
+            record.get("objects")
+            or any(
+                isinstance(message, Mapping) and {"loss", "loss_scale"} & message.keys()
+                for message in messages
+            )
+        ):
+            return True
+        first = pairs[0] if isinstance(pairs, list) and pairs else None
+        of_pairs = isinstance(first, Mapping) and {"human", "assistant"} <= first.keys()
+        return of_pairs or {"query", "response"} <= record.keys()
+
+    def to_messages(self, record: Mapping[str, Any], malformed: Malformed) -> dict[str, Any]:
+        if record.get("objects"):
+            help = "write the boxes into the text as the model that is trained takes them"
+            raise not_for_training(malformed, _OBJECTS, help)
+        check_keys(record, _READ, self.ignore, malformed)
+        shapes = [key for key in ("messages", "response", "conversation") if record.get(key)]
+        if len(shapes) != 1:
+            what = " and ".join(f'"{key}"' for key in shapes) or "none of them"
+            raise malformed(
+                f'a row has one of "messages", "response" and "conversation"; here it has {what}'
+            )
+        made = {
+            "messages": lambda: _messages(record, malformed),
+            "response": lambda: _answered(record, malformed),
+            "conversation": lambda: _pairs(record, malformed),
+        }[shapes[0]]()
+        return {"messages": [*made], **visuals(record, malformed), **tools(record, malformed)}
+
+
+def _messages(record: Mapping[str, Any], malformed: Malformed) -> Iterator[Any]:
+    messages = record["messages"]
+    if not isinstance(messages, list):
+        raise malformed(f'"messages" must be a list; here it is {shown(messages)}')
+    if stray := [key for key in ("query", "history") if record.get(key)]:
+        raise malformed(f'the row has both "messages" and "{stray[0]}"')
+    if record.get("system"):
+        if any(isinstance(each, Mapping) and each.get("role") == "system" for each in messages):
+            raise malformed('the row has "system" beside a message of the system')
+        yield {"role": "system", "content": text(record["system"], "system", malformed)}
+    for number, message in enumerate(messages, 1):
+        yield _message(message, number, malformed) if isinstance(message, Mapping) else message
+
+
+def _message(message: Mapping[str, Any], number: int, malformed: Malformed) -> dict[str, Any]:
+    role = message.get("role")
+    if role in ("tool_call", "tool_response"):
+        raise malformed(f"turn {number} has the role {role}: it is {_CALL}")
+    kept = {key: value for key, value in message.items() if key not in ("loss", "loss_scale")}
+    weights = {
+        key: value for key in ("loss", "loss_scale") if (value := message.get(key)) is not None
+    }
+    for key, value in weights.items():
+        if value not in (0, 1):  # true and false are these
+            help = "0 leaves the turn out of the loss, 1 is the default"
+            raise malformed(f'turn {number}: "{key}" is {shown(value)}, and 0 or 1 is read', help)
+        if value and role != "assistant":
+            what = f'turn {number} has "{key}": {shown(value)}, but only turns of the assistant are'
+            raise malformed(f"{what} learnt")
+    if len({bool(value) for value in weights.values()}) > 1:
+        raise malformed(f'turn {number} has "loss" and "loss_scale", which differ')
+    if weights and role == "assistant" and not all(weights.values()):
+        kept["weight"] = 0
+    return kept
+
+
+def _answered(record: Mapping[str, Any], malformed: Malformed) -> Iterator[Any]:
+    pairs = record.get("history") or []
+    yield from exchanges(pairs, "history", malformed, record.get("system"))
+    question = text(record.get("query"), "query", malformed)
+    yield from exchanges([(question, record["response"])], "response", malformed)
+
+
+def _pairs(record: Mapping[str, Any], malformed: Malformed) -> Iterator[Any]:
+    if stray := [key for key in ("query", "history") if record.get(key)]:
+        raise malformed(f'the row has both "conversation" and "{stray[0]}"')
+    given = record["conversation"]
+    keys = {"human", "assistant"}
+    for each in given if isinstance(given, list) else [given]:
+        if not isinstance(each, Mapping) or each.keys() != keys:
+            what = f'"conversation" has {shown(each)}, and an entry is of "human" and "assistant"'
+            raise malformed(what)
+    pairs = [(each["human"], each["assistant"]) for each in given]
+    yield from exchanges(pairs, "conversation", malformed, record.get("system"))

@@ -1,0 +1,58 @@
+"""Rows in TRL's columns: `messages`, or lists `prompt` and `completion`, with `images`.
+
+As in TRL, of a prompt with its completion the completion alone is learnt: an answer inside the
+prompt has weight 0. Image parts take the row's `images` in order.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from vtool.data.chats import ColumnsReader, check_keys, not_for_training, tools, visuals
+from vtool.data.messages_layout import Malformed
+from vtool.data.row import shown
+
+_READ = ("messages", "prompt", "completion", "image", "images", "tools")
+
+
+class Trl(ColumnsReader):
+    """Rows of one file or folder."""
+
+    format = "trl"
+    words = "TRL prompts and completions"
+
+    @staticmethod
+    def fits(record: Mapping[str, Any]) -> bool:
+        return "prompt" in record and "completion" in record
+
+    def to_messages(self, record: Mapping[str, Any], malformed: Malformed) -> dict[str, Any]:
+        check_keys(record, _READ, self.ignore, malformed)
+        asked, answer = record.get("prompt"), record.get("completion")
+        messages = record.get("messages")
+        if messages is not None and (asked is not None or answer is not None):
+            raise malformed('the row has "messages" beside "prompt" or "completion"')
+        if messages is None:
+            if isinstance(asked, str) or isinstance(answer, str):
+                what = (
+                    "the prompt or the completion is text without roles, for a model without a"
+                    " chat template"
+                )
+                help = 'write a list of messages: "prompt": [{"role": "user", "content": "…"}]'
+                raise not_for_training(malformed, what, help)
+            for key, value in (("prompt", asked), ("completion", answer)):
+                if not isinstance(value, list) or not value:
+                    what = f'"{key}" must be a list of messages; here it is {shown(value)}'
+                    raise malformed(what)
+            assert isinstance(asked, list)
+            assert isinstance(answer, list)
+            messages = [*map(_unlearnt, asked), *answer]
+        return {
+            "messages": messages,
+            **visuals(record, malformed),
+            **tools(record, malformed),
+        }
+
+
+def _unlearnt(message: Any) -> Any:
+    if isinstance(message, Mapping) and message.get("role") == "assistant":
+        return {**message, "weight": 0}
+    return message

@@ -1,0 +1,67 @@
+"""Rules VT649 to VT653: the layouts of rows, and the files that they are in."""
+
+from vtool.diagnostics.rule import Rule
+
+RULES = (
+    Rule(
+        name="layout-not-certain",
+        code="VT649",
+        summary="The layout of rows cannot be told from them, or is not the same in all files.",
+        why=(
+            "A guess would read other turns, pictures or answers than are meant, in every row, and"
+            " say nothing."
+        ),
+        bad='a file with {"messages": …} in one row and {"conversations": …} in the next',
+        good="{format: llava, path: rows.json}, a file with one layout",
+        fix="Name the format, and write rows of another layout to a file of their own.",
+    ),
+    Rule(
+        name="unread-key",
+        code="VT650",
+        summary="A row has a key that its format does not read, and that may be for the model.",
+        why="Other loaders leave it out without a word: what it says is never learnt.",
+        bad='{"instruction": "…", "output": "…", "rationale": "because it rains"}',
+        good="{format: alpaca, path: rows.json, ignore: [rationale]}",
+        fix="Put what is to be learnt into the answer, or name the key in the source's `ignore`.",
+        stage="row",
+    ),
+    Rule(
+        name="unpaired-member",
+        code="VT651",
+        summary="A member of a tar has no row, no place in its row, or is there twice.",
+        why="A picture beside the wrong row, or beside none, is shown with another one's answer.",
+        bad="0001.jpg and 0002.json, one after the other",
+        good="0001.jpg, 0001.json, 0002.jpg, 0002.json",
+        fix=(
+            "Write the tar again with the members of each row together: one KEY.json, and the"
+            " pictures that it shows."
+        ),
+        stage="row",
+    ),
+    Rule(
+        name="merged-by-arrow",
+        code="VT652",
+        summary="A row of Arrow or Parquet has tool arguments in which a key may be another row's.",
+        why=(
+            "Arrow keeps one list of keys for all rows, and fills those that a row lacks with null:"
+            ' {"n": 1} comes back as {"city": null, "n": 1}.'
+        ),
+        bad='a column tool_calls with {"city": "Bonn"} in one row and {"n": 1} in another',
+        good='a column tool_calls that is JSON as text: "[{\\"function\\": …}]"',
+        fix="Keep tools and tool_calls as JSON text in that column, or write JSON lines.",
+        stage="row",
+    ),
+    Rule(
+        name="not-for-training",
+        code="VT653",
+        summary="A row is for another task than learning the answers of a chat.",
+        why=(
+            "Of a pair of answers to compare, or a question with a reward, something could be"
+            " learnt as if it were an answer. It is another task."
+        ),
+        bad='{"prompt": "…", "chosen": "…", "rejected": "…"}',
+        good='{"messages": [{"role": "user", …}, {"role": "assistant", …}]}',
+        fix="Write rows with the answers that are to be learnt, or use a trainer for that task.",
+        stage="row",
+    ),
+)
