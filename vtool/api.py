@@ -266,7 +266,7 @@ def audit(rows: str | PathLike[str], *overrides: str) -> "Ledger":
     """Audit a file of rows without training, as `vtool verify ROWS-FILE` does.
 
     Args:
-        rows: a `.jsonl` or `.json` file of chats.
+        rows: a file or a folder of chats, in any layout that can be told from its first rows.
         overrides: settings, such as `"data.max_length=2048"` or `"model.path=…"`.
 
     Returns:
@@ -279,9 +279,10 @@ def audit(rows: str | PathLike[str], *overrides: str) -> "Ledger":
 
     require_training("vtool.audit")
     from vtool.config.load import load_rows_file
+    from vtool.data.detect import detected
     from vtool.verification.rows import audit_rows
 
-    (found,) = audit_rows(load_rows_file(str(rows), overrides).run)
+    (found,) = audit_rows(detected(load_rows_file(str(rows), overrides).run))
     return replace(found.ledger, findings=found.findings)
 
 

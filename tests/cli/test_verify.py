@@ -142,6 +142,36 @@ def test_a_json_array_is_audited_like_lines() -> None:
     assert "data.train: 2 rows = 2 usable + 0 not; 3 assistant turns" in out
 
 
+TALK = {"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]}
+
+
+def test_the_layout_of_rows_is_found_and_said() -> None:
+    Path("rows.json").write_text(json.dumps([TALK] * 3))
+    code, out, _ = run("rows.json")
+    assert code == 0
+    assert "data.train: 3 rows of LLaVA conversations\n" in out
+    Path("my_rows").mkdir()
+    write_rows(Path("my_rows/a.jsonl"), [TALK])
+    code, out, _ = run("my_rows")
+    assert code == 0
+    assert "data.train: 1 row of LLaVA conversations\n" in out
+
+
+def test_rows_of_two_layouts_are_refused_and_none_is_read_as_another() -> None:
+    write_rows(Path("rows.jsonl"), [GOOD, TALK])
+    code, _, err = run("rows.jsonl")
+    assert code == 1
+    assert "error[layout-not-certain VT649]: rows.jsonl has rows of several layouts" in err
+
+
+def test_a_parquet_file_that_is_named_json_is_told_with_the_conversion() -> None:
+    Path("rows.jsonl").write_bytes(b"PAR1 and more PAR1")
+    code, _, err = run("rows.jsonl")
+    assert code == 1
+    assert err.count("error[") == 1
+    assert "vtool convert rows.jsonl rows-lines.jsonl" in err
+
+
 @pytest.mark.parametrize("left_out", [("--fast",), ("--only", "rows-lost")], ids=["fast", "only"])
 def test_a_row_is_not_shown_where_rows_are_not_audited(left_out: tuple[str, ...]) -> None:
     code, out, _ = run("digits", *left_out, "--row", "digits:0", "--format", "json")

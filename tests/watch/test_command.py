@@ -40,12 +40,35 @@ def test_the_exit_status_is_the_commands_own(tmp_path: Path, script: str, status
     assert "nothing-read" in done.stderr
 
 
+@pytest.mark.parametrize("status", [0, 5])
+def test_the_exit_status_stays_the_commands_where_its_facts_are_gone(
+    tmp_path: Path, status: int
+) -> None:
+    script = f"rm -rf facts; exit {status}"
+    done = run_vtool(tmp_path, "watch", "--to", "facts", "--", "sh", "-c", script)
+    assert done.status == status
+    assert "there is no folder facts" in done.stderr
+
+
 def test_the_commands_output_is_untouched(tmp_path: Path) -> None:
     process = started(tmp_path, "--", "sh", "-c", "echo out; echo err >&2; cat")
     out, err = process.communicate()
     assert out == "out\n"
     assert "err\n" in err
     assert process.returncode == 0
+
+
+def test_open_files_are_passed_on(tmp_path: Path) -> None:
+    script = f"{sys.executable} -m vtool watch -- cat <(echo made by a command)"
+    done = subprocess.run(
+        ["bash", "-c", script],
+        cwd=tmp_path,
+        text=True,
+        capture_output=True,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "made by a command\n")
 
 
 def test_the_environment_is_the_users_beside_the_watchs(tmp_path: Path) -> None:

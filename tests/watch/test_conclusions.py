@@ -144,7 +144,7 @@ PLANTED: dict[str, tuple[int, Change, str, str]] = {
     ),
     "bfloat16 weights": (
         1,
-        on("stepped", reference={"a": {"off": 0.5, "moved": 0.45, "elements": 8}}),
+        on("stepped", reference={"a": {"off": 0.5, "moved": 0.45, "dtype": "torch.bfloat16"}}),
         "updates-lost-in-rounding",
         "warning",
     ),
@@ -376,7 +376,7 @@ def test_an_error_of_the_watch_leaves_nothing_passed(tmp_path: Path) -> None:
 def test_weights_stuck_by_rounding_are_no_finding_of_their_own(tmp_path: Path) -> None:
     def change(fact: Fact) -> None:
         on("drift", stuck=["a"], n_stuck=1)(fact)
-        on("stepped", reference={"a": {"off": 0.5, "moved": 0.4, "elements": 8}})(fact)
+        on("stepped", reference={"a": {"off": 0.5, "moved": 0.4, "dtype": "torch.bfloat16"}})(fact)
 
     result = conclude(tmp_path, changed(healthy(), change))
     assert rules(result) == {"updates-lost-in-rounding": "warning"}

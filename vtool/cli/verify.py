@@ -19,7 +19,8 @@ SPAN_WIDTH = 60
 
 def verify(
     subject: Annotated[
-        str, typer.Argument(metavar="RECIPE|ROWS-FILE", help="A recipe, or a .jsonl file of rows.")
+        str,
+        typer.Argument(metavar="RECIPE|ROWS-FILE", help="A recipe, or a file or a folder of rows."),
     ],
     overrides: Annotated[
         list[str] | None,
@@ -60,11 +61,11 @@ def verify(
     Of a recipe, prove its numbers too, on a tiny model.
     """
     from vtool.cli.common import begin_with_training, exit_on_findings, print_and_exit
-    from vtool.config.load import load_rows_file, load_run
+    from vtool.config.load import load_rows_file, load_run, names_rows
     from vtool.diagnostics.render import MACHINE
     from vtool.verification.proofs import proof_names
 
-    rows_only, readable = subject.endswith((".jsonl", ".json")), format not in MACHINE
+    rows_only, readable = names_rows(subject), format not in MACHINE
     with _garbage_collection(enabled=full_size or not fast):
         with exit_on_findings("verify", subject, format):
             proofs = proof_names(only or [])
@@ -74,8 +75,10 @@ def verify(
             given = [*(overrides or ()), *["data.audit_cache=renew"] * fresh]
             run = (load_rows_file if rows_only else load_run)(subject, given).run
             begin_with_training("vtool verify")
+            from vtool.data.detect import detected
             from vtool.verification.rows import audit_rows
 
+            run = detected(run) if rows_only else run
             audits = [] if only or fast else audit_rows(run, row or [])
         results = [_audit_result(subject, audit, run, readable, len(audits)) for audit in audits]
         if not rows_only:
@@ -169,7 +172,12 @@ def _print_ledger(audit: "Audit") -> None:
     """Print the counts and lengths of a split, what was dropped, and the rows shown."""
     import statistics
 
+    from vtool.data.detect import told
+
     ledger = audit.ledger
+    for source in ledger.sources:
+        if told(source):
+            typer.echo(f"data.{audit.split}: {told(source)}")
     rows = f"{ledger.rows} rows = {len(ledger.kept)} usable + {ledger.rows - len(ledger.kept)} not"
     shown = f"{ledger.images} images" + (f", {ledger.videos} videos" if ledger.videos else "")
     typer.echo(

@@ -127,7 +127,13 @@ def watch(
         _print_env(to, options)
         return
     status, folder = _run(command, to, options, stop_on, tokenizer)
-    results = page.conclude(folder, sys.stderr, " ".join(command)[:80])
+    try:
+        results = page.conclude(folder, sys.stderr, " ".join(command)[:80])
+    except typer.Exit:  # there are no facts any more, and that is said
+        raise typer.Exit(status or (2 if fail_on else 0)) from None
+    except Exception as error:  # the command did what it did, whatever we make of it
+        _say(f"nothing is concluded: {type(error).__name__}: {error} (vtool watch --read {folder})")
+        raise typer.Exit(status or (2 if fail_on else 0)) from None
     raise typer.Exit(_exit_status(results, status, fail_on, page.failed))
 
 

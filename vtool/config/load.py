@@ -17,9 +17,10 @@ from vtool.config.foreign import rules as foreign
 from vtool.config.origins import Origins
 from vtool.config.overrides import quoted
 from vtool.config.path_settings import without_foreign_paths, without_impossible_paths
-from vtool.config.resources import refuse_link
+from vtool.config.resources import recipe_names, refuse_link
 from vtool.config.schema import LoadCheck, Run, Settings
 from vtool.config.schema.base import NotValid
+from vtool.config.schema.formats.entry import ROWS_SUFFIXES, has_rows_files
 from vtool.config.validate import Checked, schema_of, validate
 from vtool.diagnostics import RULES, Diagnostic, Findings, rules_recipe
 
@@ -86,13 +87,22 @@ def load_run(recipe: str, overrides: Sequence[str] = ()) -> Loaded:
     return _of_kind("sft", recipe, overrides)
 
 
+def names_rows(subject: str) -> bool:
+    """Return whether a command's subject is rows and no recipe: a file by its name, or a folder."""
+    return subject.endswith(ROWS_SUFFIXES) or (
+        subject not in recipe_names() and os.path.isdir(subject) and has_rows_files(subject)
+    )
+
+
 def load_rows_file(file: str, overrides: Sequence[str] = ()) -> Loaded:
-    """Compose and check the recipe that a file of rows is read with: `ROWS_RECIPE`, over that file.
+    """Compose and check the recipe for a file or a folder of rows: `ROWS_RECIPE`, over that.
+
+    Its format is left to `vtool.data.detect.detected`.
 
     Raises:
         Findings: as `load_run`.
     """
-    source = f"data.train=[{{format:messages,path:{quoted(file)}}}]"
+    source = f"data.train=[{{format:auto,path:{quoted(file)}}}]"
     return load_run(ROWS_RECIPE, [source, *overrides])
 
 

@@ -6,9 +6,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from vtool.config.schema import Source
+from vtool.config.schema import Run, Source
 from vtool.config.schema.formats import FORMATS
+from vtool.config.schema.formats.auto import AutoSource
 from vtool.data.chats import OTHER_TASKS
+from vtool.data.containers.arrow import SPLITS, STATE
 from vtool.data.containers.records import Records, open_records
 from vtool.data.formats import LAYOUTS
 from vtool.data.formats.llama_factory import INFO, info_file, read_info
@@ -31,7 +33,7 @@ def detect(path: str, *, whatever_its_name: bool = False) -> Source:
         Findings: `layout-not-certain`, with what to write; `not-for-training`; and as
             `open_records`.
     """
-    if info_file(Path(path)).name == INFO and info_file(Path(path)).is_file():
+    if _is_info(Path(path)):
         return _of_info(path)
     records = open_records(path, whatever_its_name=whatever_its_name)
     found: dict[str, int] = {}
@@ -70,6 +72,45 @@ def detect(path: str, *, whatever_its_name: bool = False) -> Source:
     return entry(name, path=path)
 
 
+def detected(run: Run) -> Run:
+    """Return a run whose training rows have the formats that were found, in the place of `auto`.
+
+    Rows of which none can be read are left to the format `messages`, whose findings name them all.
+
+    Raises:
+        Findings: as `detect`.
+    """
+    entries = tuple(
+        (_readable(each.path) or entry("messages", path=each.path))
+        if isinstance(each, AutoSource)
+        else each
+        for each in run.data.train
+    )
+    return run.model_copy(update={"data": run.data.model_copy(update={"train": entries})})
+
+
+def _readable(path: str) -> Source | None:
+    """Return the format that is found; None where no row can be read."""
+    try:
+        return detect(path)
+    except NothingReadable:
+        return None
+
+
+def told(source: Mapping[str, Any]) -> str:
+    """Return what a source's `describe` says, as a sentence has it: 12 rows of LLaVA conversations.
+
+    Empty for rows without a layout.
+    """
+    kind = words(source.get("layout", source["format"]))
+    rows = "1 row" if source["rows"] == 1 else f"{source['rows']:,} rows"
+    return f"{rows} of {kind}" if kind else ""
+
+
+class NothingReadable(Findings):
+    """A source has no row, or none among the first that can be read."""
+
+
 def entry(format: str, **settings: Any) -> Source:
     """Return the settings of a source of rows.
 
@@ -105,7 +146,10 @@ def _nothing(records: Records, unknown: Mapping[int, Mapping[str, Any]], path: s
     """Return the exception for rows of no known layout."""
     if not unknown:
         why = "has no row" if not len(records) else "has no row among the first that can be read"
-        return _uncertain(records, None, f"{path} {why}", _write("messages", path))
+        told = Diagnostic(
+            "layout-not-certain", f"{path} {why}", _write("messages", path), origin=Origin(path)
+        )
+        return NothingReadable(told)
     index, record = next(islice(unknown.items(), 1))
     name = records.name(index)
     if task := next((key for key in OTHER_TASKS if record.get(key)), None):
@@ -122,6 +166,13 @@ def _nothing(records: Records, unknown: Mapping[int, Mapping[str, Any]], path: s
         f" {', '.join(layout.format for layout in LAYOUTS)}"
     )
     return _uncertain(records, index, f"{name} is of no known layout: its keys are {keys}", help)
+
+
+def _is_info(path: Path) -> bool:
+    """Return whether a path is LLaMA-Factory's; a folder of `save_to_disk` has such a file too."""
+    info = info_file(path)
+    saved = any((info.parent / each).is_file() for each in (STATE, SPLITS))
+    return info.name == INFO and info.is_file() and not saved
 
 
 def _of_info(path: str) -> Source:
@@ -152,6 +203,5 @@ def _write(format: str, path: str, more: str = "") -> str:
     return f"{{format: {format}, path: {shlex.quote(path)}{', ' + more if more else ''}}}"
 
 
-def _uncertain(records: Records, index: int | None, what: str, help: str | None) -> Findings:
-    origin = Origin(str(records.path)) if index is None else records.origin(index)
-    return Findings(Diagnostic("layout-not-certain", what, help, origin=origin))
+def _uncertain(records: Records, index: int, what: str, help: str | None) -> Findings:
+    return Findings(Diagnostic("layout-not-certain", what, help, origin=records.origin(index)))

@@ -10,6 +10,7 @@ from vtool.config import schema
 from vtool.config.schema import Run
 from vtool.data.audit import Ledger, build_ledger, hold_to, warnings
 from vtool.data.audit_cache import audit_split, usual_cache
+from vtool.data.detect import told
 from vtool.data.loader import EncodedRows
 from vtool.data.row import Row
 from vtool.data.row_audits import RowAudits
@@ -63,6 +64,9 @@ def set_up_run(
     ledgers = audit(rows, ranks)
     if ranks.rank == 0:
         for split, ledger in ledgers.items():
+            for source in ledger.sources:
+                if "layout" in source:
+                    print(f"data.{split}: {told(source)}", flush=True)
             print(f"data.{split}: {ledger.in_words()}", flush=True)
             _print_notes(warnings(ledger, run, split))
         _print_notes(_ignored_on_device(run, ranks))

@@ -123,6 +123,7 @@ def run_command(
             list(command),
             executable=file,
             env=dict(environment),
+            close_fds=False,  # it may have been given some: `-- python train.py <(make-config)`
             # not ours to keep: the command begins with the signals that we began with
             preexec_fn=lambda: _restore(mask),  # noqa: PLW1509 (this process has one thread)
         )

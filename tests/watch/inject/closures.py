@@ -1,6 +1,6 @@
 """A loop whose passes are made in the closure of an optimizer's step: prints its final weights.
 
-usage: closures.py HOW     outside|inside (AdamW), by-name, many (LBFGS), ignored
+usage: closures.py HOW     outside|inside (AdamW), by-name, many (LBFGS), ignored, compiled, never
 """
 
 import hashlib
@@ -31,10 +31,16 @@ for step in range(4):
         (total / n).backward()
         return total
 
-    if how in ("outside", "ignored"):
+    if how in ("outside", "ignored", "compiled", "never"):
         passes()
     if how == "outside":
         optimizer.step()
+    elif how == "compiled":
+        torch.compile(optimizer.step, backend="eager")()
+    elif how == "never":
+        with torch.no_grad():
+            for p in model.parameters():
+                p.sub_(p.grad, alpha=1e-2)
     elif how == "by-name":
         optimizer.step(closure=passes)
     else:

@@ -23,6 +23,7 @@ def run(how: str, facts: Path | None) -> str:
     command = [sys.executable, str(ROOT / "tests/watch/inject/closures.py"), how]
     done = subprocess.run(command, env=own, capture_output=True, text=True, check=False, cwd=ROOT)
     assert done.returncode == 0, done.stderr
+    assert "vtool_watch" not in done.stderr  # no compiler speaks of our code
     return done.stdout.strip()
 
 
@@ -58,3 +59,11 @@ def test_a_closure_that_is_not_called_is_said(tmp_path: Path) -> None:
     why = [fact["why"] for fact in tiny.facts(tmp_path, "skipped") if fact["what"] == "learnt"]
     assert why == ["the optimizer did not call the closure that it was given"]
     assert len(tiny.facts(tmp_path, "rows")) == 4
+
+
+@pytest.mark.parametrize("how", ["compiled", "never"])
+def test_a_step_that_cannot_be_seen_is_not_compiled_and_is_said(tmp_path: Path, how: str) -> None:
+    assert run(how, tmp_path) == run(how, None)
+    (blind,) = tiny.facts(tmp_path, "blind")
+    assert "made no step that could be seen" in str(blind["why"])
+    assert tiny.facts(tmp_path, "micro") == []

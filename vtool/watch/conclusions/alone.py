@@ -47,6 +47,20 @@ def _why_not(facts: Facts) -> str:
     return facts.skipped("alone") or (errors[0] if errors else "no row was computed by itself")
 
 
+def _is_steady(one: Fact) -> bool:
+    """Tell whether the batch would be computed the same once more."""
+    return not one.get("dropout") and one.get("repeats") is not False
+
+
+def _unsteady(one: Fact) -> str:
+    if one.get("dropout"):
+        return "dropout was on"
+    return (
+        "the whole batch, computed once more, is another: noise in training (NEFTune), or weights"
+        " that changed before this step"
+    )
+
+
 def _of(count: int, of: int, documents: str = "rows or documents") -> str:
     return f"{count} of {of} {documents}"
 
@@ -80,11 +94,11 @@ def _changes(facts: Facts) -> Outcome:
     compared = [
         (one, document)
         for one, document in documents
-        if not one.get("dropout") and document.get("apart") is not None
+        if document.get("apart") is not None and _is_steady(one)
     ]
     if not compared:
-        dropout = any(one.get("dropout") for one, _ in documents)
-        return Outcome(not_run="dropout was on" if dropout else _why_not(facts))
+        why = next((_unsteady(one) for one, _ in documents if not _is_steady(one)), None)
+        return Outcome(not_run=why or _why_not(facts))
     ratio = [document["apart"] / max(document["tolerance"], 1e-30) for _, document in compared]
     measured = {"documents": len(compared), "largest": f"{max(ratio):.2g} of what rounding allows"}
     wrong = [

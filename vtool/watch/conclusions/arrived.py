@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from vtool.diagnostics import Rule
 from vtool.watch.conclusions.check import Check, Outcome, found
+from vtool.watch.conclusions.rates import on_the_way
 from vtool.watch.facts import SINGLE, Fact, Facts
 
 RANKS_DIFFER = Rule(
@@ -351,14 +352,23 @@ def _no_reference(facts: Facts) -> str:
 
 
 def _lost(facts: Facts) -> Outcome:
-    shares = {
-        name: float(tensor["moved"])
+    references = [
+        (int(one["step"]), name, tensor)
         for one in facts.of("stepped")
         for name, tensor in (one.get("reference") or {}).items()
         if tensor.get("moved") is not None
+    ]
+    if not references:
+        return Outcome(not_run=_no_reference(facts))
+    dtypes = [str(each[2].get("dtype") or facts.model.get("dtype")) for each in references]
+    coarse = [each for each, dtype in zip(references, dtypes, strict=True) if "16" in dtype]
+    if not coarse:  # an update that float32 loses is one of a rate that is nearly nought
+        return Outcome(measured={"weights are in": dtypes[0]})
+    shares = {
+        name: float(tensor["moved"]) for step, name, tensor in coarse if not on_the_way(facts, step)
     }
     if not shares:
-        return Outcome(not_run=_no_reference(facts))
+        return Outcome(not_run=f"{on_the_way(facts, coarse[-1][0])}: look later (--every)")
     name = min(shares, key=lambda each: shares[each])
     if shares[name] >= 0.8:
         return Outcome(measured={"moved, at least": shares[name]})
@@ -444,7 +454,7 @@ def _stuck(facts: Facts) -> Outcome:
     if facts.owns_nothing:
         return Outcome(not_run="the optimizer has none of the model's parameters")
     for one in looked:
-        if names := one.get("stuck"):
+        if (names := one.get("stuck")) and not on_the_way(facts, int(one["step"])):
             count = int(one.get("n_stuck") or len(names))
             message = f"until step {int(one['step']) + 1}: {_named(names, count)}"
             return Outcome((found(STUCK, message),))

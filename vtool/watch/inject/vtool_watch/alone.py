@@ -15,6 +15,8 @@ from .model import Found, in_pieces
 from .rows import Document, documents, visual_owners, visuals_of
 
 TEXTS, DRAWS = 4, 2
+_SMALL = 1 << 16
+"""Elements of a buffer of which a copy is kept: larger ones are masks and tables."""
 
 
 class NotRun(Exception):
@@ -79,12 +81,22 @@ def compare(found: Found, record: Record) -> dict[str, Any]:
                 "images": sum(owner.count(number) for owner in owners.values()),
             }
         )
+    repeats = None
+    if any(each["apart"] > each["tolerance"] for each in compared):
+        with _still(found, hidden.device), _precision(hidden, record.autocast):
+            again = _again(base, record.alone["given"])
+        repeats = again.shape == hidden.shape and all(
+            _apart(hidden[text.row, at], again[text.row, at]) <= each["tolerance"]
+            for text, each in zip(texts, compared)
+            for at in [text.columns.to(hidden.device)]
+        )
     ratios = [each["apart"] / each["tolerance"] for each in compared]
     return {
         "documents": compared,
         "worst_over_tolerance": max(ratios) if ratios else None,
         "precision": record.autocast or str(hidden.dtype),
         "dropout": was_training and _drops(base),
+        "repeats": repeats,
     }
 
 
@@ -95,9 +107,26 @@ def _refuse(found: Found, inputs: dict[str, Any]) -> None:
         raise NotRun("the backbone is given embeddings with images in them")
     if in_pieces(found.base):
         raise NotRun("the weights are sharded: a forward pass would be a collective")
+    if found.layout is None and _depends_on_length(found, inputs["input_ids"].shape[-1]):
+        raise NotRun("the rotary embedding is another one for a batch as long as this")
     for name in ("inputs_embeds", "encoder_outputs", "decoder_input_ids", "input_features"):
         if isinstance(inputs.get(name), Tensor) and not inputs.get("embeddings_given"):
             raise NotRun(f"the model is given {name}")
+
+
+def _depends_on_length(found: Found, length: int) -> bool:
+    """Tell whether a row's rotary embedding depends on the longest row beside it."""
+    for module in found.base.modules():
+        kind = getattr(module, "rope_type", None)
+        kinds = set(kind.values()) if isinstance(kind, dict) else {kind}
+        if kinds & {"dynamic", "longrope"}:
+            config = getattr(module, "config", None)
+            given = getattr(config, "rope_parameters", None) or {}
+            usual: Any = given.get("original_max_position_embeddings")
+            usual = usual or getattr(config, "original_max_position_embeddings", None)
+            if length > int(usual or getattr(module, "original_max_seq_len", 0)):
+                return True
+    return False
 
 
 def _run(
@@ -112,9 +141,20 @@ def _run(
     seconds, videos = inputs.get("second_per_grid_ts"), owners.get("pixel_values_videos", [])
     if isinstance(seconds, Tensor) and number in videos:
         given["second_per_grid_ts"] = seconds[[k for k, n in enumerate(videos) if n == number]]
-    out = base(**given)
+    return _hidden(base(**given))[0]
+
+
+def _again(base: Any, given: dict[str, Any]) -> Tensor:
+    """Return the hidden states of the whole batch, computed once more as it was."""
+    try:
+        return _hidden(base(**given))
+    except Exception as error:
+        raise NotRun(f"the batch could not be computed once more: {error!r}"[:200]) from error
+
+
+def _hidden(out: Any) -> Tensor:
     hidden: Tensor = out.last_hidden_state if hasattr(out, "last_hidden_state") else out[0]
-    return hidden[0].detach()
+    return hidden.detach()
 
 
 def _shaken(
@@ -151,17 +191,34 @@ def _shaken(
 
 @contextmanager
 def _still(found: Found, device: torch.device) -> Iterator[None]:
-    """Keep what a forward pass of ours could change: modes, random states, gradients."""
-    modes = [(m, m.training) for m in found.model.modules()]
+    """Keep what a forward pass of ours could change: modes, buffers, random states, gradients.
+
+    Some rotary embeddings keep in themselves how long the longest batch was.
+    """
+    kept = [
+        (
+            m,
+            dict(vars(m)),
+            {
+                name: (b, b.clone() if b is not None and b.numel() <= _SMALL else None)
+                for name, b in m._buffers.items()
+            },
+        )
+        for m in found.model.modules()
+    ]
     cuda = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=cuda), torch.no_grad():
         try:
-            for module, _ in modes:
+            for module, _, _ in kept:
                 module.training = False
             yield
         finally:
-            for module, mode in modes:
-                module.training = mode
+            for module, values, buffers in kept:
+                vars(module).update(values)
+                for name, (buffer, copy) in buffers.items():
+                    module._buffers[name] = buffer
+                    if copy is not None and not torch.equal(buffer, copy):
+                        buffer.copy_(copy)
 
 
 @contextmanager

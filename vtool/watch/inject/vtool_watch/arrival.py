@@ -15,8 +15,24 @@ NAMES, TENSORS, COORDINATES = 20, 512, 256
 _REFERENCE_ELEMENTS = 1 << 20
 
 
-def gradient_facts(found: Found) -> dict[str, Any]:
-    """Return the fields of `arrived` that need this process's gradients alone."""
+def left_to_divide(optimizer: Any) -> float:
+    """Return what a step divides gradients by: a GradScaler leaves it to fused optimizers."""
+    scale = getattr(optimizer, "grad_scale", None)
+    return float(scale) if isinstance(scale, Tensor) else 1.0
+
+
+def is_given_up(optimizer: Any) -> bool:
+    """Tell whether a fused optimizer was told by a GradScaler not to make this step."""
+    overflow = getattr(optimizer, "found_inf", None)
+    return isinstance(overflow, Tensor) and bool(overflow != 0)
+
+
+def gradient_facts(found: Found, divisor: float) -> dict[str, Any]:
+    """Return the fields of `arrived` that need this process's gradients alone.
+
+    Args:
+        divisor: what the step will divide them by.
+    """
     named = [(n, p) for n, p in found.model.named_parameters() if p.requires_grad]
     given = [(n, gradient_of(p)) for n, p in named]
     with_gradient = [(n, g) for n, g in given if g is not None]
@@ -35,7 +51,7 @@ def gradient_facts(found: Found) -> dict[str, Any]:
     bad = [n for n, row in zip(names, seen) if row[2] == 0]
     each = digests([sampled_checksum(_dense(local(g))) for _, g in with_gradient])
     return {
-        "norm": sum(row[0] for row in seen) ** 0.5,
+        "norm": sum(row[0] for row in seen) ** 0.5 / divisor,
         "digest": digest_of("".join(each).encode()),
         "tensors": dict(list(zip(names, each))[:TENSORS]),
         "sharded": in_pieces(found.model),
@@ -61,13 +77,16 @@ def _together(rows: list[Tensor]) -> list[list[float]]:
     return [[float(x) for x in row] for row in torch.stack(rows).cpu().tolist()]
 
 
-def norm_facts(found: Found, sums: list[Tensor], scale: float, world: int) -> dict[str, Any]:
+def norm_facts(
+    found: Found, sums: list[Tensor], scale: float, divisor: float, world: int
+) -> dict[str, Any]:
     """Return the fields of `arrived` on the final norm's weight."""
     weight, gradient = found.norm.weight, gradient_of(found.norm.weight)
     total = torch.stack([each.cpu() for each in sums]).sum(0) / scale
     size = len(total)
     at = torch.linspace(0, size - 1, min(size, COORDINATES)).long()
     begin, part = shard_of(weight, gradient)
+    part = part / divisor
     values: list[float | None] = [
         float(part[i - begin]) if begin <= i < begin + len(part) else None for i in at.tolist()
     ]
@@ -141,7 +160,7 @@ class Reference:
         }
         sizes = {n: local(p).numel() for n, p in named.items()}
         sized = sorted((k, n) for n, k in sizes.items() if 0 < k <= _REFERENCE_ELEMENTS)
-        middle = len(sized) // 2
+        middle, divisor = len(sized) // 2, left_to_divide(optimizer)
         for name in {n for _, n in sized[:2] + sized[middle : middle + 2]}:
             p = named[name]
             state = {
@@ -149,7 +168,8 @@ class Reference:
                 for k, v in optimizer.state.get(p, {}).items()
             }
             group = {k: v for k, v in groups[id(p)].items() if k != "params"}
-            self.before[name] = (p, local(p).clone(), local(p.grad).clone(), state, group)
+            gradient = local(p.grad) / divisor if divisor != 1.0 else local(p.grad).clone()
+            self.before[name] = (p, local(p).clone(), gradient, state, group)
 
     def facts(self) -> dict[str, Any] | None:
         """Return `reference` of `stepped`: how far each is from its reference step."""
@@ -160,15 +180,23 @@ class Reference:
             now, x = local(p).double(), adamw(was, gradient, state, group, self.optimizer)
             lr = float(group["lr"])
             ulp = torch.finfo(was.dtype).eps * was.abs().double().clamp_min(max(lr, 1e-30))
+            off = ((now - x).abs() - _of_correction(x - was.double(), state, group)).clamp_min(0)
             due = (gradient != 0) & (x != was.double())
             moved = ((now != was.double()) & due).sum() / due.sum().clamp_min(1)
             found[name] = {
-                "off": float(((now - x).abs() / ulp).max()),
+                "off": float((off / ulp).max()),
                 "moved": float(moved) if bool(due.any()) else None,
                 "elements": was.numel(),
                 "dtype": str(was.dtype),
             }
         return found
+
+
+def _of_correction(update: Tensor, state: dict[str, Any], group: dict[str, Any]) -> Tensor:
+    """Return what an update may be off where 1 − βᵗ is taken in float32 (capturable, compiled)."""
+    step = float(state.get("step", 0)) + 1
+    off: Tensor = update.abs() * sum(2.0**-24 / (1 - float(b) ** step) for b in group["betas"])
+    return off
 
 
 def _unlike_adamw(optimizer: Any) -> str | None:
@@ -208,7 +236,7 @@ def group_facts(optimizer: Any) -> list[dict[str, Any]]:
     found = []
     for group in optimizer.param_groups[:64]:
         fact: dict[str, Any] = {"tensors": len(group["params"])}
-        for key in ("lr", "eps", "weight_decay", "momentum"):
+        for key in ("lr", "initial_lr", "eps", "weight_decay", "momentum"):
             if key in group:
                 fact[key] = float(group[key])
         if "betas" in group:

@@ -18,6 +18,10 @@ from .settings import Settings
 _OUTER = ("input_ids", "attention_mask", "position_ids", "pixel_values", "pixel_values_videos")
 
 
+_MOST_SEEN, _MOST_PASSES = 256, 4096
+"""Batches, and passes that are looked at, which wait for a step: some runs make none."""
+
+
 def quiet() -> bool:
     """Tell whether hooks do nothing here: while traced, recorded in a graph, or recomputed."""
     if torch.jit.is_tracing() or not torch.is_grad_enabled():
@@ -59,7 +63,7 @@ class Capture:
         """Positions for each micro-batch, once their number is known."""
         self.heard: dict[str, Any] = {}
         self._outer: dict[str, Any] = {}
-        self._pending: tuple[dict[str, Any], Seen | None] | None = None
+        self._pending: tuple[dict[str, Any], dict[str, Any], Seen | None] | None = None
         self._norm: tuple[Tensor, Tensor] | None = None
         self._micro = 0
         self._names = list(inspect.signature(type(found.base).forward).parameters)[1:]
@@ -67,6 +71,8 @@ class Capture:
         """Called before the first pass of a step."""
         self.zeroed: Any = None
         """Called between passes; whether the gradients so far were thrown away."""
+        self.full: Any = None
+        """Called where many batches wait for a step."""
         self._handles = self._listen()
 
     def _listen(self) -> list[Any]:
@@ -98,7 +104,7 @@ class Capture:
             handle.remove()
         self._handles, self.records, self.ledger = [], [], []
         self.looking = False
-        self.first_of_step = self.zeroed = None
+        self.first_of_step = self.zeroed = self.full = None
         self._outer, self._pending, self._norm, self.heard = {}, None, None, {}
 
     def _guard(self, call: Any) -> Hook:
@@ -127,10 +133,10 @@ class Capture:
     def _enter(self, module: Any, args: Any, kwargs: dict[str, Any]) -> None:
         self._pending = None
         self._norm = None
-        given = {**dict(zip(self._names, args)), **kwargs}
+        given = own = {**dict(zip(self._names, args)), **kwargs}
         outer, self._outer = self._outer, {}
-        ids = given.get("input_ids")
-        ids = given.get("decoder_input_ids") if ids is None else ids
+        ids = given.get("decoder_input_ids")
+        ids = given.get("input_ids") if ids is None else ids
         if ids is None and outer.get("input_ids") is not None:  # it is given embeddings
             given = {**given, **{k: v for k, v in outer.items() if v is not None}}
             given["embeddings_given"] = True
@@ -143,11 +149,17 @@ class Capture:
         if isinstance(ids, Tensor) and ids.dim() == 2 and not hasattr(ids, "full_tensor"):
             seen = keep(given, ids, self._micro)
             self.ledger.append(seen)
+            if len(self.ledger) >= _MOST_SEEN and self.full is not None:
+                self.full()
         else:
             self.skipped.setdefault("ledger", "the model is not given ids of rows × positions")
         self._micro += 1
+        if self.looking and len(self.records) >= _MOST_PASSES:
+            self.looking = False
+            self.records.clear()
+            self.skipped["learnt"] = f"{_MOST_PASSES} passes came without a step"
         if self.looking:
-            self._pending = ({**given, "input_ids": ids}, seen)
+            self._pending = ({**given, "input_ids": ids}, own, seen)
 
     def _at_norm(self, module: Any, args: Any, output: Any) -> None:
         if self.looking and args and isinstance(args[0], Tensor) and isinstance(output, Tensor):
@@ -161,7 +173,7 @@ class Capture:
     def _leave(self, module: Any, args: Any, output: Any) -> None:
         if self._pending is None:
             return
-        (given, seen), self._pending = self._pending, None
+        (given, own, seen), self._pending = self._pending, None
         hidden = getattr(output, "last_hidden_state", None)
         if hidden is None:
             hidden = output[0] if isinstance(output, tuple) else output
@@ -188,11 +200,13 @@ class Capture:
             names=sorted(n for n, v in given.items() if isinstance(v, Tensor) or v is True),
             seen=seen,
             window=self.window,
+            version=sum(p._version for p in self.found.base.parameters() if p.requires_grad),
         )
         held = hidden.detach()
         if self.want_alone and not self.records and held.nbytes <= self.settings.budget // 4:
             record.alone = {
                 "inputs": {n: v for n, v in given.items() if isinstance(v, Tensor) or v is True},
+                "given": {n: v for n, v in own.items() if n != "past_key_values"},
                 "hidden": held.clone(),
                 "positions": self.heard.get("positions"),
             }

@@ -10,6 +10,8 @@ import time
 import weakref
 from typing import Any
 
+import torch
+
 from .facts import Writer
 from .model import find_models
 from .settings import Settings, from_environment
@@ -144,11 +146,13 @@ class Process:
 
     def end(self) -> None:
         """Say that the process is over."""
-        if self._ended or os.getpid() != self.pid or not self.writer.open:
+        if self._ended or os.getpid() != self.pid:
             return
         self._ended = True
         for watch in self.watches:
             watch.end()
+        if not self.writer.open:
+            return
         steps = max((w.step for w in self.watches), default=0)
         steps = max(steps, self.longest) if self.found else self.steps
         off = bool(self.watches) and all(w.off for w in self.watches)
@@ -228,6 +232,8 @@ def _made(optimizer: Any) -> None:
 @_guarded
 def _before(optimizer: Any, args: Any, kwargs: Any) -> Any:
     """Look at a step; where a closure makes its passes (as in Lightning), behind these."""
+    if torch.compiler.is_compiling():  # a compiled step: what is here would be compiled with it
+        return None
     process = _State.process
     if process is None or _paused():
         return None
@@ -258,6 +264,8 @@ def _look_inside(optimizer: Any) -> None:
 
 @_guarded
 def _after(optimizer: Any, args: Any, kwargs: Any) -> None:
+    if torch.compiler.is_compiling():
+        return
     process = _State.process
     if process is None or _paused():
         return

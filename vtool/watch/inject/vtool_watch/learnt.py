@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .model import Found
-from .rows import Seen, digest_of, row_mask
+from .rows import Seen, digest_of, documents, row_mask
 from .solve import SLACK, Solution
 
 ROUNDING = {
@@ -33,6 +33,8 @@ class Record:
     names: list[str]
     seen: Seen | None
     window: int = 0
+    version: int = 0
+    """The number of changes of the weights so far."""
     dtype: str = ""
     supervised: int = 0
     at: Tensor | None = None
@@ -131,7 +133,7 @@ def _of_ids(
     inputs = {n: v.cpu() if isinstance(v, Tensor) else v for n, v in seen.inputs.items()}
     keep = row_mask(inputs, ids)
     following, target = next_ids(ids, at), solved.target
-    wrong = sure & (target != following)
+    wrong = sure & ~_row_ends(inputs, ids, found)[at] & (target != following)
     plus = {}
     for distance in (0, 2, 3):
         there = (at + distance).clamp_max(ids.numel() - 1)
@@ -154,6 +156,16 @@ def _of_ids(
         "per_row": _per_row(rows, w, record),
         "per_token": _per_token(record, solved, w, following if text else None),
     }
+
+
+def _row_ends(inputs: dict[str, Any], ids: Tensor, found: Found) -> Tensor:
+    """Return the places behind which a text has no id: batches may come shifted already."""
+    last = torch.ones(ids.shape, dtype=torch.bool)
+    for text in documents(inputs, ids):
+        last[text.row, text.columns[:-1]] = False
+    padding = torch.tensor(found.specials.get("pad", []), dtype=ids.dtype)
+    last[:, :-1] |= torch.isin(ids[:, 1:], padding) & ~torch.isin(ids[:, :-1], padding)
+    return last.flatten()
 
 
 def _per_row(rows: Tensor, w: Tensor, record: Record) -> list[dict[str, Any]]:

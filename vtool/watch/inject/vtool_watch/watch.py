@@ -57,9 +57,11 @@ class Watch:
         self._moving: set[str] | None = None
         self._before: list[str] | None = None
         self._witness: Any = None
+        self._given_up = False
         self.capture = Capture(found, settings, self.fail)
         self.capture.first_of_step = self._first_of_step
         self.capture.zeroed = self._zeroed
+        self.capture.full = self._write_ledger
         self._aim()
 
     def _aim(self) -> None:
@@ -119,13 +121,15 @@ class Watch:
     def before_step(self, optimizer: Any, owned: Callable[[], set[int]]) -> None:
         """Look at a step's passes and gradients."""
         looked = self.settings.looks_at(self.step)
+        self._given_up = False
         try:
             if not self.off:
                 self._describe(optimizer, owned)
                 self._write_ledger()
+                self._given_up = looked and arrival.is_given_up(optimizer)
         except Exception as error:
             self.fail("ledger", error)
-        if not looked:
+        if not looked or self._given_up:
             self.capture.take()
             return
         begin = time.perf_counter()
@@ -209,12 +213,21 @@ class Watch:
         last = max((r.window for r in records), default=0)
         visible = bool(arrival.nonzero_gradients(self.found, 64))
         dropped = [r for r in records if r.window != last] if visible else []
+        moved = len({r.version for r in records}) > 1
         if dropped:
             records = [r for r in records if r.window == last]
+        if moved:
+            self.skip("learnt", "weights change between the passes of a step, as in SAM")
+            for record in records:
+                record.why, record.alone = "weights changed before the step", {}
+                record.g = None
+        elif dropped:
             self.skip("learnt", f"{len(dropped)} passes whose gradients were thrown away")
+        if not records:
+            self.skip("learnt", "no pass of the model was seen: torch.compile(model), or no hooks")
         self._learnt(records, head, scale)
         try:
-            self._arrived(records, scale)
+            self._arrived(records, scale, arrival.left_to_divide(optimizer))
         except Exception as error:
             self.fail("arrived", error)
         self._alone(records)
@@ -249,8 +262,8 @@ class Watch:
         seconds = round(time.perf_counter() - begin, 3)
         self.say("solved", seconds=seconds, tokens=tokens, precision=precision)
 
-    def _arrived(self, records: list[Record], scale: float) -> None:
-        fact = arrival.gradient_facts(self.found)
+    def _arrived(self, records: list[Record], scale: float, divisor: float) -> None:
+        fact = arrival.gradient_facts(self.found, divisor)
         fact["sharded"] = fact["sharded"] or self._shared_out
         fact["gradients_before"], self._before = self._before, None
         none = ("norm_name", "norm_at", "norm_sum", "norm_gradient")
@@ -271,7 +284,7 @@ class Watch:
         else:
             try:
                 world = rank_and_world()[1]
-                fact.update(arrival.norm_facts(self.found, sums, scale, world))
+                fact.update(arrival.norm_facts(self.found, sums, scale, divisor, world))
             except Exception as error:
                 self.skip("engine", f"{type(error).__name__}: {error}"[:200])
         self.say("arrived", **fact)
@@ -301,6 +314,10 @@ class Watch:
         """Write what is left of the ledger, and let go of the model."""
         try:
             if not self.off:
+                if self.capture.ledger and not self._described:
+                    name = type(self.found.model).__name__
+                    why = "its optimizer made no step that could be seen (a compiled one is not)"
+                    self.writer.write("blind", why=f"{name} was run, but {why}")
                 self._write_ledger()
         except Exception as error:
             self.fail("ledger", error)
@@ -320,6 +337,8 @@ class Watch:
     def after_step(self, optimizer: Any) -> None:
         """Look at what a step did to the weights."""
         self.capture.take()  # passes within the step: a closure that is called again
+        if self._given_up:
+            return
         reference, self._reference = self._reference, None
         try:
             if reference is not None and not self.off:

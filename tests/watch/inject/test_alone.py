@@ -1,0 +1,90 @@
+"""Rows by themselves: what is no leak, and that nothing of the model is changed by looking."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.watch.inject import tiny
+from tests.watch.inject.test_watch import Loop
+
+
+class Noisy(tiny.Base):
+    """Adds noise to embeddings in training, as NEFTune does."""
+
+    def forward(self, input_ids: Tensor, **given: Any) -> Any:
+        handle = self.embed.register_forward_hook(
+            lambda module, args, out: out + torch.randn_like(out) if self.training else None
+        )
+        try:
+            return super().forward(input_ids, **given)
+        finally:
+            handle.remove()
+
+
+class Remembering(tiny.Base):
+    """Keeps the length of the longest batch so far, as some rotary embeddings do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.longest: int | Tensor = 0
+        self.register_buffer("calls", torch.zeros(1))
+
+    def forward(self, input_ids: Tensor, **given: Any) -> Any:
+        self.longest = torch.tensor(input_ids.shape[1])
+        self.calls.add_(1)
+        return super().forward(input_ids, **given)
+
+
+class RotaryOfLength(tiny.Base):
+    """Has a rotary embedding that is another one for long batches."""
+
+    rope_type = "dynamic"
+    original_max_seq_len = 8
+
+
+def loop_of(base: tiny.Base, folder: Path) -> Loop:
+    model = tiny.make()
+    model.model = base
+    return Loop(folder, model)
+
+
+def test_noise_in_training_is_no_leak(tmp_path: Path) -> None:
+    loop_of(Noisy(), tmp_path).run(1)
+    (alone,) = tiny.facts(tmp_path, "alone")
+    assert alone["worst_over_tolerance"] > 100
+    assert alone["repeats"] is False
+
+
+def test_a_leak_is_there_when_the_batch_is_computed_once_more(tmp_path: Path) -> None:
+    model = tiny.make()
+    model.model.leak = True
+    loop = Loop(tmp_path, model)
+    inputs = {"input_ids": torch.arange(4, 16)[None], "position_ids": torch.arange(12)[None] % 6}
+    loop.model(**inputs).logsumexp(-1).sum().backward()
+    loop.update()
+    (alone,) = tiny.facts(tmp_path, "alone")
+    assert alone["worst_over_tolerance"] > 100
+    assert alone["repeats"] is True
+
+
+def test_what_a_model_keeps_of_its_batches_is_left_as_it_was(tmp_path: Path) -> None:
+    base = Remembering()
+    loop_of(base, tmp_path).run(1)
+    assert tiny.facts(tmp_path, "alone")
+    assert (int(base.longest), float(base.calls)) == (7, 3)
+
+
+@pytest.mark.parametrize(("longest", "run"), [(8, True), (9, False)])
+def test_rotary_embeddings_of_the_batchs_length_are_not_run(
+    tmp_path: Path, longest: int, run: bool
+) -> None:
+    loop = loop_of(RotaryOfLength(), tmp_path)
+    loss, _ = tiny.loss_of(loop.model, tiny.batch([longest, 5]))
+    loss.backward()
+    loop.update()
+    assert bool(tiny.facts(tmp_path, "alone")) == run
+    why = [fact["why"] for fact in tiny.facts(tmp_path, "skipped") if fact["what"] == "alone"]
+    assert any("rotary embedding" in one for one in why) != run

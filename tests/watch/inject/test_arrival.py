@@ -1,0 +1,117 @@
+"""Steps that are not only the optimizer's: loss scalers, and passes at weights of their own."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.watch.inject import tiny
+from tests.watch.inject.test_watch import Loop
+from vtool.watch.inject.vtool_watch import capture
+
+
+def scaled(folder: Path, scale: float, steps: int, fused: bool) -> None:
+    """Train with a scaled loss; the last hidden state's gradient overflows in some steps."""
+    model = tiny.make()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=fused)
+    loop = Loop(folder, model)
+    loop.optimizer = optimizer
+    assert loop.process is not None
+    loop.process.made(optimizer)
+    scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+    optimizer.register_step_pre_hook(lambda o, *_: loop.process.before_step(o))
+    optimizer.register_step_post_hook(lambda o, *_: loop.process.after_step(o))
+    for step in range(steps):
+        with torch.autocast("cpu", dtype=torch.float16):
+            loss, tokens = tiny.loss_of(model, tiny.batch([9, 5], seed=step))
+        scaler.scale(loss / tokens).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_gradients_that_a_scaler_has_yet_to_divide(tmp_path: Path, fused: bool) -> None:
+    scaled(tmp_path, 1024.0, 3, fused)
+    arrived, stepped = tiny.facts(tmp_path, "arrived"), tiny.facts(tmp_path, "stepped")
+    assert [one["engine_factor"] for one in arrived] == pytest.approx([1] * 3, rel=1e-2)
+    assert max(t["off"] for one in stepped for t in one["reference"].values()) < 16
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_steps_that_a_scaler_gives_up_are_not_steps(tmp_path: Path, fused: bool) -> None:
+    scaled(tmp_path, 2.0**24, 14, fused)
+    arrived = tiny.facts(tmp_path, "arrived")
+    assert [one["step"] for one in arrived] == [0, 1, 2]
+    assert not any(one["nonfinite"] for one in arrived)
+
+
+def test_a_correction_in_float32_is_no_other_step(tmp_path: Path) -> None:
+    model = tiny.make()
+    loop = Loop(tmp_path, model)
+    loop.optimizer.param_groups[0]["lr"] = torch.tensor(1e-3)
+    for _ in range(3):
+        loop.backward()
+        assert loop.process is not None
+        loop.process.before_step(loop.optimizer)
+        _step_in_float32(loop.optimizer)
+        loop.process.after_step(loop.optimizer)
+        loop.optimizer.zero_grad()
+    for stepped in tiny.facts(tmp_path, "stepped"):
+        assert max(tensor["off"] for tensor in stepped["reference"].values()) < 16
+
+
+def _step_in_float32(optimizer: torch.optim.Optimizer) -> None:
+    """Make a step as `capturable=True` does on a GPU: its corrections are tensors."""
+    (group,) = optimizer.param_groups
+    b1, b2 = group["betas"]
+    with torch.no_grad():
+        for p in group["params"]:
+            state = optimizer.state[p]
+            if not state:
+                state.update(step=torch.tensor(0.0), exp_avg=torch.zeros_like(p))
+                state["exp_avg_sq"] = torch.zeros_like(p)
+            state["step"] += 1
+            p.mul_(1 - group["lr"] * group["weight_decay"])
+            state["exp_avg"].lerp_(p.grad, 1 - b1)
+            state["exp_avg_sq"].mul_(b2).addcmul_(p.grad, p.grad, value=1 - b2)
+            size = group["lr"] / (1 - b1 ** state["step"])
+            root = (1 - b2 ** state["step"]).sqrt()
+            p.sub_(size * state["exp_avg"] / (state["exp_avg_sq"].sqrt() / root + group["eps"]))
+
+
+def test_passes_at_other_weights_are_not_read(tmp_path: Path) -> None:
+    loop = Loop(tmp_path)
+    for _ in range(2):
+        before = [p.detach().clone() for p in loop.model.parameters()]
+        loop.backward()
+        with torch.no_grad():
+            for p in loop.model.parameters():
+                p.add_(p.grad, alpha=0.1)
+        loop.optimizer.zero_grad()
+        loop.backward()
+        with torch.no_grad():
+            for p, was in zip(loop.model.parameters(), before, strict=True):
+                p.copy_(was)
+        loop.update()
+        loop.optimizer.zero_grad()
+    why = [fact["why"] for fact in tiny.facts(tmp_path, "skipped") if fact["what"] == "learnt"]
+    assert why == ["weights change between the passes of a step, as in SAM"]
+    assert all(fact["solved"] == 0 for fact in tiny.facts(tmp_path, "micro"))
+
+
+def test_passes_without_a_step_are_not_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(capture, "_MOST_SEEN", 4)
+    monkeypatch.setattr(capture, "_MOST_PASSES", 6)
+    loop = Loop(tmp_path)
+    for _ in range(3):
+        loop.backward()
+    assert loop.process is not None
+    (watch,) = loop.process.watches
+    assert (len(watch.capture.ledger), len(watch.capture.records)) == (1, 0)
+    assert len(tiny.facts(tmp_path, "rows")) == 8
+    loop.update()
+    why = [fact["why"] for fact in tiny.facts(tmp_path, "skipped") if fact["what"] == "learnt"]
+    assert why[0] == "6 passes came without a step"

@@ -1,0 +1,25 @@
+"""The learning rates of the steps that were looked at."""
+
+from vtool.watch.facts import Facts
+
+_ENDS_AT = 1e-12
+"""The part of its highest rate that no schedule ends at: a cosine has as much at step 1,000,000."""
+
+
+def on_the_way(facts: Facts, step: int) -> str | None:
+    """Tell whether a schedule has the rate of a step still rise, or nearly at its end."""
+    rates: dict[int, list[tuple[int, float, float]]] = {}
+    for one in facts.of("stepped"):
+        for number, group in enumerate(one.get("groups") or ()):
+            rate = float(group.get("lr") or 0)
+            known = int(one["step"]), rate, float(group.get("initial_lr") or 0)
+            rates.setdefault(number, []).append(known)
+    for steps in rates.values():
+        peak = max(max(rate, first) for _, rate, first in steps)
+        before = [rate for at, rate, _ in steps if at < step]
+        for rate in {rate for at, rate, _ in steps if at == step}:
+            if before and rate > min(before):
+                return f"the learning rate still rises in step {step + 1}"
+            if _ENDS_AT * peak < rate < peak / 2 or rate == 0 < peak:
+                return f"the learning rate of step {step + 1} is {rate:.2g}, of up to {peak:.2g}"
+    return None
