@@ -33,6 +33,7 @@ def imported(*arguments: str) -> set[str]:
         ["validate-config", "--help"],
         ["load-check", "--help"],
         ["watch", "--help"],
+        ["convert", "--help"],
         ["explain", "--help"],
         ["doctor", "--help"],
     ],

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from vtool.cli.convert import convert
 from vtool.cli.doctor import doctor
 from vtool.cli.exit_at_once import ExitAtOnce, ExitAtOnceCommand
 from vtool.cli.explain import explain
@@ -32,6 +33,7 @@ app.add_typer(train, name="train")
 app.command()(validate_config)
 app.command()(load_check)
 app.command(cls=ExitAtOnceCommand)(verify)
+app.command()(convert)
 app.command(cls=WatchCommand)(watch)
 app.command()(export)
 app.command()(predict)

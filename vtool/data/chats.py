@@ -42,6 +42,8 @@ class ChatReader(ABC):
     """The rows of one path in one layout."""
 
     format: ClassVar[str]
+    reads: Collection[str]
+    """The keys of a row that are read."""
     words: ClassVar[str]
     """The layout as a sentence has it, behind a number of rows: `LLaVA conversations`."""
 

@@ -1,4 +1,4 @@
-"""Rules VT649 to VT653: the layouts of rows, and the files that they are in."""
+"""Rules VT649 to VT654: the layouts of rows, and the files that they are in."""
 
 from vtool.diagnostics.rule import Rule
 
@@ -50,6 +50,15 @@ RULES = (
         good='a column tool_calls that is JSON as text: "[{\\"function\\": …}]"',
         fix="Keep tools and tool_calls as JSON text in that column, or write JSON lines.",
         stage="row",
+    ),
+    Rule(
+        name="rows-not-written",
+        code="VT654",
+        summary="The file that converted rows go to is there already, or cannot be written.",
+        why="What is there may be somebody's only copy.",
+        bad="vtool convert rows.json rows.jsonl, where rows.jsonl is there",
+        good="vtool convert rows.json rows-2.jsonl",
+        fix="Name a file that is not there, in a folder that is.",
     ),
     Rule(
         name="not-for-training",

@@ -2,6 +2,7 @@
 
 import json
 import os
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -138,3 +139,20 @@ def test_a_broken_array_is_told_without_reading_what_follows(
         with pytest.raises(Findings, match=r"at row 2, Expecting ':' delimiter"):
             list(json_array.find_elements(counted, path))  # type: ignore[arg-type]
         assert counted.read_bytes < 50_000
+
+
+def test_an_array_is_found_without_being_in_memory_whole(tmp_path: Path) -> None:
+    path = tmp_path / "rows.json"
+    row = json.dumps(chat("a" * 1000, "b"))
+    with path.open("w") as file:
+        file.write("[" + ",\n".join([row] * 20_000) + "]")
+    tracemalloc.start()
+    try:
+        rows = open_records(str(path))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(rows) == 20_000
+    assert path.stat().st_size > 20 * 2**20
+    assert peak < 14 * 2**20  # 300 bytes a place, a chunk and its copies
+    assert rows.record(19_999) == json.loads(row)

@@ -25,25 +25,25 @@ LAYOUTS: tuple[type[ChatReader], ...] = (
     Trl,
 )
 """The formats that are layouts of chats, whatever file they are in."""
-READERS: dict[str, Callable[[Any, str | None], RowReader]] = {
-    "alpaca": lambda entry, label: Alpaca(entry.path, label, **_common(entry)),
+READERS: dict[str, Callable[..., RowReader]] = {
+    "alpaca": lambda entry, label, **more: Alpaca(entry.path, label, **_common(entry), **more),
     "auto": lambda entry, label: Auto(_detected(entry.path, label)),
-    "cauldron": lambda entry, label: Cauldron(
-        entry.path, label, texts=entry.texts, **_common(entry)
+    "cauldron": lambda entry, label, **more: Cauldron(
+        entry.path, label, texts=entry.texts, **_common(entry), **more
     ),
     "digits": lambda entry, _label: Digits(entry.split),
-    "llama_factory": lambda entry, label: LlamaFactory(
-        entry.path, entry.dataset, label, **_common(entry)
+    "llama_factory": lambda entry, label, **more: LlamaFactory(
+        entry.path, entry.dataset, label, **_common(entry), **more
     ),
-    "llava": lambda entry, label: Llava(entry.path, entry.image_folder, label),
-    "messages": lambda entry, label: Messages(entry.path, label),
-    "swift": lambda entry, label: Swift(entry.path, label, **_common(entry)),
-    "trl": lambda entry, label: Trl(entry.path, label, **_common(entry)),
+    "llava": lambda entry, label, **more: Llava(entry.path, entry.image_folder, label, **more),
+    "messages": lambda entry, label, **more: Messages(entry.path, label, **more),
+    "swift": lambda entry, label, **more: Swift(entry.path, label, **_common(entry), **more),
+    "trl": lambda entry, label, **more: Trl(entry.path, label, **_common(entry), **more),
 }
 """The functions that open an entry's rows, by `format`.
 
 Each takes the entry and, where two files of a split have one name, the label that rows' names begin
-with.
+with; those of `LAYOUTS` take `whatever_its_name` too.
 """
 
 

@@ -17,6 +17,7 @@ class Alpaca(ColumnsReader):
     """Rows of one file or folder."""
 
     format = "alpaca"
+    reads = _READ
     words = "Alpaca instructions"
 
     @staticmethod
@@ -24,7 +25,7 @@ class Alpaca(ColumnsReader):
         return "instruction" in record and "output" in record
 
     def to_messages(self, record: Mapping[str, Any], malformed: Malformed) -> dict[str, Any]:
-        check_keys(record, _READ, self.ignore, malformed)
+        check_keys(record, self.reads, self.ignore, malformed)
         return from_instruction(record, malformed)
 
 

@@ -24,6 +24,7 @@ class Cauldron(ColumnsReader):
     """Rows of one file or folder; with `texts: rows`, a row for each question."""
 
     format = "cauldron"
+    reads = _READ
     words = "questions in the_cauldron's layout"
 
     def __init__(
@@ -73,7 +74,7 @@ class Cauldron(ColumnsReader):
         return parse_row(made, name, Path(self.folder), origin)
 
     def to_messages(self, record: Mapping[str, Any], malformed: Malformed) -> dict[str, Any]:
-        check_keys(record, _READ, self.ignore, malformed)
+        check_keys(record, self.reads, self.ignore, malformed)
         texts = record.get("texts")
         if not isinstance(texts, list) or not texts:
             raise malformed(f'"texts" must be a list with a question; here it is {shown(texts)}')

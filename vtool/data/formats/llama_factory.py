@@ -73,6 +73,7 @@ class LlamaFactory(ColumnsReader):
             **_COLUMNS[self.formatting],
             **{name: column for name, column in entry.get("columns", {}).items() if column},
         }
+        self.reads = tuple(self.columns.values())
         self.tags = {**_TAGS, **{name: tag for name, tag in entry.get("tags", {}).items() if tag}}
         rows = str(info.parent / entry["file_name"])
         super().__init__(rows, label, image_folder=image_folder, **more)
@@ -83,7 +84,7 @@ class LlamaFactory(ColumnsReader):
         return False  # by its `dataset_info.json` alone
 
     def to_messages(self, record: Mapping[str, Any], malformed: Malformed) -> dict[str, Any]:
-        check_keys(record, tuple(self.columns.values()), self.ignore, malformed)
+        check_keys(record, self.reads, self.ignore, malformed)
         named = {
             _PARTS.get(name, name): record[column]
             for name, column in self.columns.items()

@@ -10,7 +10,7 @@ format `messages`, to which rows are turned here. The rows of Qwen's own finetun
 from collections.abc import Mapping
 from typing import Any
 
-from vtool.data.chats import ChatReader
+from vtool.data.chats import VISUALS, ChatReader
 from vtool.data.messages_layout import Malformed
 from vtool.data.row import shown
 
@@ -25,6 +25,7 @@ class Llava(ChatReader):
     """Rows of one file or folder."""
 
     format = "llava"
+    reads = ("conversations", "system", "tools", *VISUALS)
     words = "LLaVA conversations"
 
     def __init__(

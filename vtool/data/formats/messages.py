@@ -20,6 +20,7 @@ class Messages(ChatReader):
     """Rows of one file or folder."""
 
     format = "messages"
+    reads = ("messages", "images", "videos", "tools")
     words = "messages"
 
     @staticmethod

@@ -32,6 +32,7 @@ class Swift(ColumnsReader):
     """Rows of one file or folder."""
 
     format = "swift"
+    reads = _READ
     words = "ms-swift rows"
 
     @staticmethod
@@ -53,7 +54,7 @@ class Swift(ColumnsReader):
         if record.get("objects"):
             help = "write the boxes into the text as the model that is trained takes them"
             raise not_for_training(malformed, _OBJECTS, help)
-        check_keys(record, _READ, self.ignore, malformed)
+        check_keys(record, self.reads, self.ignore, malformed)
         shapes = [key for key in ("messages", "response", "conversation") if record.get(key)]
         if len(shapes) != 1:
             what = " and ".join(f'"{key}"' for key in shapes) or "none of them"

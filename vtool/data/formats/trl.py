@@ -18,6 +18,7 @@ class Trl(ColumnsReader):
     """Rows of one file or folder."""
 
     format = "trl"
+    reads = _READ
     words = "TRL prompts and completions"
 
     @staticmethod
@@ -25,7 +26,7 @@ class Trl(ColumnsReader):
         return "prompt" in record and "completion" in record
 
     def to_messages(self, record: Mapping[str, Any], malformed: Malformed) -> dict[str, Any]:
-        check_keys(record, _READ, self.ignore, malformed)
+        check_keys(record, self.reads, self.ignore, malformed)
         asked, answer = record.get("prompt"), record.get("completion")
         messages = record.get("messages")
         if messages is not None and (asked is not None or answer is not None):
