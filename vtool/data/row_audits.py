@@ -50,7 +50,7 @@ class RowAudit:
     """Names of `TRAITS`: the losses of its pictures."""
     finding: Diagnostic | None = None
     files: tuple[tuple[str, Stamp], ...] = ()
-    """Its image and video files, as they were just before they were read."""
+    """Image and video files, with the marks they had just before they were read."""
 
     @classmethod
     def of(cls, index: int, sample: Sample) -> "RowAudit":
@@ -92,7 +92,7 @@ class RowAudits:
     table: NDArray[np.void]
     """A `ROW` for each, in the order of their numbers."""
     findings: Mapping[int, Diagnostic] = field(default_factory=dict)
-    """Those of rows that cannot be used, by the row's number."""
+    """Findings by the number of the row, which cannot be used."""
     paths: Sequence[str] = ()
     """Image and video files, in the order of the table."""
     stamps: NDArray[np.void] = field(default_factory=lambda: np.zeros(0, STAMP))
