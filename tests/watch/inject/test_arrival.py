@@ -115,3 +115,21 @@ def test_passes_without_a_step_are_not_held(
     loop.update()
     why = [fact["why"] for fact in tiny.facts(tmp_path, "skipped") if fact["what"] == "learnt"]
     assert why[0] == "6 passes came without a step"
+
+
+def test_a_step_is_over_when_the_outer_optimizers_is(tmp_path: Path) -> None:
+    loop = Loop(tmp_path)
+    outer, process = loop.optimizer, loop.process
+    assert process is not None
+    inner = torch.optim.AdamW(list(loop.model.parameters())[:2], lr=1e-2)
+    process.made(inner)
+    for step in range(2):
+        loop.backward()
+        process.before_step(outer)
+        process.before_step(inner)
+        inner.step()
+        process.after_step(inner)
+        assert len(tiny.facts(tmp_path, "drift")) == step
+        process.after_step(outer)  # it has gathered what other ranks have made
+        assert len(tiny.facts(tmp_path, "drift")) == step + 1
+    assert [fact["step"] for fact in tiny.facts(tmp_path, "arrived")] == [0, 1]

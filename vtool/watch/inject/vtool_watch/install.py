@@ -98,7 +98,8 @@ class Process:
         alive = {id(each) for each in self.optimizers}
         own = _parameters(optimizer)
         for watch in self.watches:  # its optimizer was made anew, or is wrapped by this one
-            if (watch.driver not in alive or watch.step == 0) and own & _of_model(watch):
+            first = watch.step == 0 and not watch.stepping  # nor within a step of its driver's
+            if (watch.driver not in alive or first) and own & _of_model(watch):
                 watch.driver = id(optimizer)
                 driven.append(watch)
         return driven
@@ -121,6 +122,7 @@ class Process:
             self._say_blind(optimizer)
             return
         for watch in watches:
+            watch.stepping = True
             watch.before_step(optimizer, self.owned)
 
     def after_step(self, optimizer: Any) -> None:
@@ -128,6 +130,7 @@ class Process:
         if os.getpid() != self.pid:
             return
         for watch in self.owners(optimizer):
+            watch.stepping = False
             watch.after_step(optimizer)
 
     def missed_step(self, optimizer: Any) -> None:

@@ -42,6 +42,8 @@ class Watch:
         self.found, self.settings, self.writer, self.number = found, settings, writer, number
         self.driver = id(optimizer)
         self.step = 0
+        self.stepping = False
+        """A step of its optimizer is being made; others may be made within, as in ZeRO's."""
         self.off = False
         self.seconds = 0.0
         self._errors = 0
