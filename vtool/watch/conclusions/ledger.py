@@ -49,7 +49,7 @@ class Ledger:
     left_out: int
     """Rows that an epoch may leave out, because its last batch is not full."""
     by_weights: bool = False
-    """They are drawn by a WeightedRandomSampler: unevenly, and on purpose."""
+    """A WeightedRandomSampler draws them: unevenly, and on purpose."""
 
     @property
     def seen(self) -> int:
