@@ -37,6 +37,9 @@ TESTS: dict[str, str] = {
     "data.max_dropped_rows": (
         "tests/data/test_audit.py::test_bad_rows_are_dropped_up_to_the_number_allowed"
     ),
+    "data.allow_urls": (
+        "tests/data/test_urls.py::test_an_audit_reads_it_where_the_setting_names_its_host"
+    ),
     "data.max_text_bytes": (
         "tests/data/test_audit.py::test_a_row_with_more_text_than_may_be_is_refused"
     ),

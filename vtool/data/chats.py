@@ -9,6 +9,7 @@ from vtool.data.containers.columns import read_json_text
 from vtool.data.containers.records import open_records
 from vtool.data.messages_layout import Malformed, parse_row
 from vtool.data.row import Row, refuse, shown
+from vtool.data.urls import UrlCache
 from vtool.diagnostics import Findings, Origin
 
 KNOWN = frozenset(
@@ -54,6 +55,7 @@ class ChatReader(ABC):
         *,
         folder: str | None = None,
         whatever_its_name: bool = False,
+        urls: UrlCache | None = None,
     ) -> None:
         """Find the rows of `path`.
 
@@ -61,10 +63,12 @@ class ChatReader(ABC):
             label: the beginning of its rows' names, in place of the file's own name.
             folder: the folder of images and videos; the file's own without it.
             whatever_its_name: read a file as what it is, where its name says something else.
+            urls: the images that may be fetched; None: none may.
 
         Raises:
             Findings: as `open_records`.
         """
+        self.urls = urls
         self.records = open_records(path, label, whatever_its_name=whatever_its_name)
         self.folder = folder or str(_beside(Path(path)))
 
@@ -102,7 +106,8 @@ class ChatReader(ABC):
     def row(self, index: int) -> Row:
         name, origin = self.name(index), self.origin(index)
         made = self.to_messages(self.record(index), Malformed(name, origin))
-        return parse_row(self.records.complete(made, index), name, Path(self.folder), origin)
+        made = self.records.complete(made, index)
+        return parse_row(made, name, Path(self.folder), origin, self.urls)
 
     def describe(self) -> dict[str, Any]:
         return {"format": self.format, **self.records.describe()}

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from vtool.data.row import Row, Video, beside, refuse, shown
+from vtool.data.urls import SCHEMES, NotFetched, UrlCache
 from vtool.diagnostics import Origin
 from vtool.models.pictures import PictureReader, TooManyPixels, WideValues
 
@@ -24,8 +25,13 @@ NOT_OF_VIDEOS = {
 """Keys of a video's part that vtool refuses and qwen-vl-utils or transformers read; the remedy."""
 
 
-def locate_image(given: Any, name: str, folder: Path, origin: Origin | None) -> str | bytes:
+def locate_image(
+    given: Any, name: str, folder: Path, origin: Origin | None, urls: UrlCache | None = None
+) -> str | bytes:
     """Return an image's path, the `data:` address that carries it, or its file's bytes.
+
+    Args:
+        urls: the images that may be fetched; None: none may.
 
     Raises:
         Findings: `malformed-messages`, `missing-image`, calling the row `name`.
@@ -40,6 +46,11 @@ def locate_image(given: Any, name: str, folder: Path, origin: Origin | None) -> 
             f"{name}: an image must be a path; here it is {shown(given)}",
             origin,
         )
+    if urls is not None and given.startswith(SCHEMES):
+        try:
+            return str(urls.path(given))
+        except NotFetched as error:
+            raise refuse("missing-image", f"{name}: {shown(given)} {error}", origin) from error
     return given if given.startswith("data:") else _file(given, name, folder, origin, "image")
 
 
@@ -160,7 +171,7 @@ def _file(
     given: str, name: str, folder: Path, origin: Origin | None, kind: str, what: str = ""
 ) -> str:
     rule = f"missing-{kind}"
-    if given.startswith(("http://", "https://")):
+    if given.startswith(SCHEMES):
         raise refuse(
             rule, f"{name}: {shown(given)} is an address on the web, which is not fetched", origin
         )

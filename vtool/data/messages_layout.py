@@ -9,6 +9,7 @@ from typing import Any
 
 from vtool.data.media import NOT_OF_VIDEOS, locate_image, locate_video
 from vtool.data.row import Row, Video, refuse, shown, texts_of
+from vtool.data.urls import UrlCache
 from vtool.diagnostics import Findings, Origin
 
 ROLES = ("system", "user", "assistant", "tool")
@@ -73,9 +74,16 @@ _SLIPS = re.compile(r"< ?\|?(image|video)[_ ]?\d*\|? ?>", re.IGNORECASE)
 
 
 def parse_row(
-    record: Mapping[str, Any], name: str, folder: Path, origin: Origin | None = None
+    record: Mapping[str, Any],
+    name: str,
+    folder: Path,
+    origin: Origin | None = None,
+    urls: UrlCache | None = None,
 ) -> Row:
     """A row from its JSON object. Paths of images and videos are relative to `folder`.
+
+    Args:
+        urls: the images that may be fetched; None: none may.
 
     Raises:
         Findings: `malformed-messages`, `missing-image`, `missing-video`, `broken-video`,
@@ -114,7 +122,7 @@ def parse_row(
             given = next(unlisted[kind], None)
         if given is not None:
             if kind == "image":
-                images.append(locate_image(given, name, folder, origin))
+                images.append(locate_image(given, name, folder, origin, urls))
             else:
                 videos.append(locate_video(given, options, name, folder, origin))
         return {"type": kind}

@@ -51,8 +51,8 @@ RULES = (
         bad=_IMAGE_PART.replace("cat", "cta"),
         good=_IMAGE_PART,
         fix=(
-            "Paths are relative to the folder of the rows file. Addresses on the web are not"
-            " fetched: save the image first."
+            "Paths are relative to the folder of the rows file. Addresses on the web are fetched"
+            " from the hosts of data.allow_urls alone: name theirs, or save the image first."
         ),
         stage="row",
     ),

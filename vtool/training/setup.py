@@ -12,7 +12,7 @@ from vtool.data.audit import Ledger, build_ledger, hold_to, inspect_rows, warnin
 from vtool.data.detect import told
 from vtool.data.loader import EncodedRows
 from vtool.data.row import Row
-from vtool.data.sources import Rows
+from vtool.data.sources import Rows, open_splits
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.engines.ranks import Ranks, SharedFindings
 from vtool.models.build import GENERATION, model_config
@@ -49,9 +49,7 @@ def set_up_run(
     check_engine(run, ranks)
     # what stands against it is told before rows are read
     model_class(run.model.family, run.model.modeling)
-    sources = ranks.on_rank_zero(
-        lambda: {split: Rows(entries) for split, entries in run.data.splits.items() if entries}
-    )
+    sources = ranks.on_rank_zero(lambda: open_splits(run.data))
     if start.checkpoint is None:
         ranks.on_rank_zero(lambda: _write_processor(run, sources["train"], folder))
     else:

@@ -172,7 +172,7 @@ def build_proof_context(
         NotProvable: where the recipe is fine, and no row of it can be computed with here.
     """
     run, changes = choose_proof_settings(recipe_run, full_size=full_size)
-    source = Rows(recipe_run.data.train)
+    source = Rows(recipe_run.data.train, allow_urls=recipe_run.data.allow_urls)
     first = [read_row(source, index) for index in range(min(len(source), LOOKED_AT))]
     texts = [text for row in first if row for text in row.texts()]
     processor = new_processor(recipe_run.model, run.data.image, texts, run.data.video)

@@ -9,7 +9,7 @@ from vtool.data.audit import Ledger, RowAudit, build_ledger, inspect_rows, warni
 from vtool.data.chat import IGNORED
 from vtool.data.encode import Sample
 from vtool.data.loader import EncodedRows
-from vtool.data.sources import Rows
+from vtool.data.sources import Rows, open_splits
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.models.processor import Processor, new_processor
 from vtool.training.setup import read_texts
@@ -62,7 +62,7 @@ def audit_rows(run: Run, row_names: Sequence[str] = ()) -> list[Audit]:
         Findings: where a file or the model's folder cannot be read at all; `unknown-row`, where a
             row is asked for that is not there.
     """
-    sources = {split: Rows(entries) for split, entries in run.data.splits.items() if entries}
+    sources = open_splits(run.data)
     texts = [] if run.model.path else read_texts(sources["train"])
     processor = new_processor(run.model, run.data.image, texts, run.data.video)
     found = {split: _find_rows(source, row_names) for split, source in sources.items()}

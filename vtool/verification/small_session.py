@@ -50,7 +50,11 @@ def open_small_session(recipe_run: Run, small: Run, folder: Path, ranks: Ranks) 
     model = prepare_model(small, build_model(small.model, processor, folder, small.run.seed))
     data = small.data
     rows = {
-        split: EncodedRows(Rows(entries if all(map(_can_open, entries)) else ()), processor, data)
+        split: EncodedRows(
+            Rows(entries if all(map(_can_open, entries)) else (), allow_urls=data.allow_urls),
+            processor,
+            data,
+        )
         for split, entries in data.splits.items()
         if entries
     }

@@ -27,11 +27,11 @@ LAYOUTS: tuple[type[ChatReader], ...] = (
 """The formats that are layouts of chats, whatever file they are in."""
 READERS: dict[str, Callable[..., RowReader]] = {
     "alpaca": lambda entry, label, **more: Alpaca(entry.path, label, **_common(entry), **more),
-    "auto": lambda entry, label: Auto(_detected(entry.path, label)),
+    "auto": lambda entry, label, **more: Auto(_detected(entry.path, label, **more)),
     "cauldron": lambda entry, label, **more: Cauldron(
         entry.path, label, texts=entry.texts, **_common(entry), **more
     ),
-    "digits": lambda entry, _label: Digits(entry.split),
+    "digits": lambda entry, _label, **_more: Digits(entry.split),
     "llama_factory": lambda entry, label, **more: LlamaFactory(
         entry.path, entry.dataset, label, **_common(entry), **more
     ),
@@ -43,7 +43,7 @@ READERS: dict[str, Callable[..., RowReader]] = {
 """The functions that open an entry's rows, by `format`.
 
 Each takes the entry and, where two files of a split have one name, the label that rows' names begin
-with; those of `LAYOUTS` take `whatever_its_name` too.
+with; and what else a `ChatReader` takes.
 """
 
 
@@ -51,10 +51,10 @@ def _common(entry: Any) -> dict[str, Any]:
     return {"image_folder": entry.image_folder, "ignore": entry.ignore}
 
 
-def _detected(path: str, label: str | None) -> ChatReader:
+def _detected(path: str, label: str | None, **more: Any) -> ChatReader:
     from vtool.data.detect import detect  # it asks the layouts above
 
     found = detect(path)
-    reader: Any = READERS[found.format](found, label)
+    reader: Any = READERS[found.format](found, label, **more)
     assert isinstance(reader, ChatReader)
     return reader

@@ -71,7 +71,7 @@ class Cauldron(ColumnsReader):
         name, origin = self.name(index), self.origin(index)
         made = self.to_messages(self.record(index), Malformed(name, origin))
         made = self.records.complete(made, self._find(index)[0])
-        return parse_row(made, name, Path(self.folder), origin)
+        return parse_row(made, name, Path(self.folder), origin, self.urls)
 
     def to_messages(self, record: Mapping[str, Any], malformed: Malformed) -> dict[str, Any]:
         check_keys(record, self.reads, self.ignore, malformed)
