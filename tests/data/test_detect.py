@@ -40,7 +40,8 @@ def test_a_layout_is_known_by_its_first_rows(tmp_path: Path, format: str) -> Non
 
 
 def test_messages_with_what_ms_swift_says_beside_them_are_its_own(tmp_path: Path) -> None:
-    assert detect(str(write_rows(tmp_path / "rows.jsonl", [UNLEARNT]))).format == "swift"
+    for rows in ([UNLEARNT], [chat("a", "b"), UNLEARNT]):
+        assert detect(str(write_rows(tmp_path / "rows.jsonl", rows))).format == "swift"
 
 
 def test_every_layout_with_one_sample_fits_no_other(tmp_path: Path) -> None:

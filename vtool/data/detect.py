@@ -52,13 +52,16 @@ def detect(path: str, *, whatever_its_name: bool = False) -> Source:
             found.setdefault(name, index)
         if not fitting:
             unknown[index] = record
+    if found.keys() == {"messages", "swift"}:  # where one turn says its loss, the others need not
+        del found["messages"]
     if len(found) > 1:
         (one, first), (two, second), *_ = found.items()
         what = (
             f"{path} has rows of several layouts: {records.name(first)} is of {one},"
             f" {records.name(second)} of {two}"
         )
-        raise _uncertain(records, second, what, "write the rows of each to a file of its own")
+        help = "write the rows of each to a file of its own; or name the format that all have:"
+        raise _uncertain(records, second, what, f"{help} data.train=[{_write(one, path)}]")
     if not found:
         raise _nothing(records, unknown, path)
     (name,) = found
