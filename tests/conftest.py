@@ -10,6 +10,7 @@ import inspect
 import os
 import re
 import signal
+import tempfile
 from collections.abc import Generator, Iterator
 from functools import cache
 from pathlib import Path
@@ -37,6 +38,9 @@ for number, handler in (
         signal.signal(number, handler)
 
 pytest_plugins = ["pytester"]
+_CACHE = tempfile.TemporaryDirectory(prefix="vtool-tests-")
+# audits are kept in the user's cache folder, and no test may find another's
+os.environ["XDG_CACHE_HOME"] = _CACHE.name
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

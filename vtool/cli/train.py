@@ -36,6 +36,10 @@ def sft(
             "--no-preflight", help="Do not prove the recipe first; the run's folder says so."
         ),
     ] = False,
+    fresh: Annotated[
+        bool,
+        typer.Option("--fresh", help="Audit every row again, changed or not."),
+    ] = False,
     multirun: Annotated[
         bool,
         typer.Option(
@@ -52,7 +56,7 @@ def sft(
         from vtool.config.load import effective_yaml, load_run
 
     given = [*(overrides or []), *([f"launch.nproc={nproc}"] if nproc else [])]
-    options = ["--no-preflight"] * no_preflight
+    options = [*["--no-preflight"] * no_preflight, *["--fresh"] * fresh]
     if multirun:
         from vtool.cli.sweep import run_sweep
 
@@ -60,14 +64,15 @@ def sft(
             raise typer.Exit(run_sweep(recipe, given, options))
     stopped = "stopped; the same command continues it, from the last checkpoint if there is one"
     with exit_on_findings("train sft", recipe, stopped=stopped):
-        loaded = load_run(recipe, given)
+        loaded = load_run(recipe, [*given, *["data.audit_cache=renew"] * fresh])
         require_training("vtool train")
         for note in loaded.notes:
             typer.echo(f"{note.severity}[{note.rule} {note.code}]: {note.message}", err=True)
         # The command that continues this run: from its own checkpoints, not from another run's.
         kept = [key for key in given if key.lstrip("+").partition("=")[0] != "checkpoint.resume"]
         kept += [] if loaded.run.checkpoint.resume == "auto" else ["checkpoint.resume=auto"]
-        command = shlex.join(["vtool", "train", "sft", recipe, *kept, *options])
+        kept += ["--no-preflight"] * no_preflight
+        command = shlex.join(["vtool", "train", "sft", recipe, *kept])
         proofs = _make_proofs(loaded, enabled=not no_preflight)
         _train(loaded, effective_yaml(loaded), command, proofs)
 

@@ -44,6 +44,10 @@ def verify(
             "--fast", help="What one process proves in seconds, and no audit of all rows."
         ),
     ] = False,
+    fresh: Annotated[
+        bool,
+        typer.Option("--fresh", help="Audit every row again, changed or not."),
+    ] = False,
     full_size: Annotated[
         bool,
         typer.Option(
@@ -68,7 +72,8 @@ def verify(
             _check_options(
                 row, rows_only=rows_only, only=bool(only), fast=fast, full_size=full_size
             )
-            run = (load_rows_file if rows_only else load_run)(subject, overrides or ()).run
+            given = [*(overrides or ()), *["data.audit_cache=renew"] * fresh]
+            run = (load_rows_file if rows_only else load_run)(subject, given).run
             begin_with_training("vtool verify")
             from vtool.data.detect import detected
             from vtool.verification.rows import audit_rows
@@ -179,6 +184,8 @@ def _print_ledger(audit: "Audit") -> None:
         f"data.{audit.split}: {rows}; {ledger.turns} assistant turns, {shown}, {ledger.truncated}"
         " truncated"
     )
+    if ledger.reused:
+        typer.echo(f"  {ledger.reused:,} rows are unchanged since their audit; --fresh repeats it")
     if ledger.lengths:
         lengths = (
             f"{min(ledger.lengths)} to {max(ledger.lengths)}, median"

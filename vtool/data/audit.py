@@ -1,7 +1,8 @@
 """The audit of a split: every row is encoded and checked, and kept or dropped for a reason."""
 
+from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,11 +14,12 @@ import xxhash
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from vtool.config.schema import Data, Run
-from vtool.data.digest import row_digests
-from vtool.data.encode import Sample, encode_row
+from vtool.data.digest import files_of, row_digests, stamp
+from vtool.data.encode import encode_row
 from vtool.data.labels import check_features, check_labels
 from vtool.data.loader import AUDIT_CACHE_BYTES, EncodedRows
 from vtool.data.row import shown
+from vtool.data.row_audits import RowAudit, RowAudits
 from vtool.data.sources import Rows
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.diagnostics.printable import Lines
@@ -38,43 +40,6 @@ ROW_RULES = (
 
 
 @dataclass(frozen=True, slots=True)
-class RowAudit:
-    """The audit of one row."""
-
-    index: int
-    tokens: int = 0
-    supervised: int = 0
-    images: int = 0
-    videos: int = 0
-    turns: int = 0
-    answer: int = 0
-    truncated: bool = False
-    cut: int = 0
-    ends: int = 0
-    images_digest: int = 0
-    digest: int = 0
-    """XXH3 of token ids, labels, images and videos: what a batch must be made of."""
-    traits: tuple[str, ...] = ()
-    """Names of `TRAITS`: the losses of its pictures."""
-    finding: Diagnostic | None = None
-
-    @classmethod
-    def of(cls, index: int, sample: Sample) -> "RowAudit":
-        """Return what the encoded row alone says: everything but its files and findings."""
-        return cls(
-            index=index,
-            tokens=len(sample.input_ids),
-            supervised=sample.supervised,
-            turns=len(sample.turns),
-            answer=sample.answer,
-            truncated=sample.truncated,
-            cut=sample.cut,
-            ends=sample.ends,
-            traits=sample.traits,
-        )
-
-
-@dataclass(frozen=True, slots=True)
 class Dropped:
     """A row that is not trained on, and why."""
 
@@ -89,11 +54,11 @@ class Ledger:
 
     sources: tuple[dict[str, Any], ...]
     rows: int
-    kept: tuple[int, ...]
+    kept: Sequence[int]
     dropped: tuple[Dropped, ...]
-    lengths: tuple[int, ...]
+    lengths: Sequence[int]
     """Tokens of each kept row."""
-    answers: tuple[int, ...]
+    answers: Sequence[int]
     """Tokens of each kept row's last answer, without its end token.
 
     A greedy answer must be that long to be right.
@@ -111,30 +76,32 @@ class Ledger:
     videos: int
     traits: Mapping[str, int] = field(default_factory=dict)
     """Pictures and frames of which something is lost or changed, by the names of `TRAITS`."""
+    reused: int = 0
+    """Rows whose earlier audit was taken, since nothing about them has changed."""
     findings: tuple[Diagnostic, ...] = ()
     """The findings of `vtool.audit` about the rows. Empty in a run, which raises or prints them."""
 
     @classmethod
-    def of(cls, audits: Iterable[RowAudit]) -> "Ledger":
-        """Return the ledger of a split whose rows are all kept, without sources and rows' names."""
-        kept = tuple(audits)
-        digests = b"".join(audit.images_digest.to_bytes(8, "little") for audit in kept)
+    def of(cls, audits: RowAudits) -> "Ledger":
+        """Return the ledger of the usable rows, without sources, dropped rows and rows' names."""
+        kept = audits.usable
         return cls(
             sources=(),
-            rows=len(kept),
-            kept=tuple(audit.index for audit in kept),
+            rows=len(audits),
+            kept=_numbers(kept["index"]),
             dropped=(),
-            lengths=tuple(audit.tokens for audit in kept),
-            answers=tuple(audit.answer for audit in kept),
-            supervised_tokens=sum(audit.supervised for audit in kept),
-            images=sum(audit.images for audit in kept),
-            videos=sum(audit.videos for audit in kept),
-            turns=sum(audit.turns for audit in kept),
-            truncated=sum(audit.truncated for audit in kept),
+            lengths=_numbers(kept["tokens"]),
+            answers=_numbers(kept["answer"]),
+            supervised_tokens=_sum(kept["supervised"]),
+            images=_sum(kept["images"]),
+            videos=_sum(kept["videos"]),
+            turns=_sum(kept["turns"]),
+            truncated=_sum(kept["truncated"]),
             cut=(),
-            ends=sum(audit.ends for audit in kept),
-            images_digest=xxhash.xxh3_64(digests).hexdigest(),
-            traits=Counter(trait for audit in kept for trait in audit.traits),
+            ends=_sum(kept["ends"]),
+            images_digest=xxhash.xxh3_64(kept["images_digest"].tobytes()).hexdigest(),
+            traits=audits.traits(),
+            reused=audits.reused,
         )
 
     @property
@@ -153,6 +120,7 @@ class Ledger:
             f"{len(self.kept)} kept",
             f"{len(self.dropped)} dropped" + (f" ({why})" if why else ""),
         ]
+        parts += [f"{self.reused} as audited before"] if self.reused else []
         parts += [f"{self.truncated} truncated"] if self.truncated else []
         parts += [f"{self.images} images"] + ([f"{self.videos} videos"] if self.videos else [])
         parts += [f"{sum(self.lengths)} tokens, of which {self.supervised_tokens} supervised"]
@@ -199,6 +167,7 @@ class _Inspector(Dataset[RowAudit]):
     def _inspect(self, index: int) -> RowAudit:
         rows = self.rows
         row = rows.rows.row(index)
+        stamped = tuple((file, stamp(file)) for file in files_of(row))
         # What is encoded here is not encoded again, while there is room; a data worker's memory
         # goes away with it.
         keeping = self.room and get_worker_info() is None
@@ -217,6 +186,7 @@ class _Inspector(Dataset[RowAudit]):
             videos=len(row.videos),
             images_digest=files,
             digest=whole,
+            files=stamped,
             finding=finding,
         )
 
@@ -247,30 +217,31 @@ def _unforeseen(rows: Rows, index: int, error: Exception) -> Diagnostic:
     return Diagnostic("broken-row", message, origin=origin, help=help)
 
 
-def inspect_rows(rows: EncodedRows, indices: Sequence[int], workers: int) -> list[RowAudit]:
+def inspect_rows(rows: EncodedRows, indices: Sequence[int], workers: int) -> RowAudits:
     """Encode and check rows, in as many processes as `data.workers` says.
 
     A chat template that takes too long ends it: the others would wait for it as long.
     """
-    audits = []
+    return RowAudits.of(_inspected(rows, indices, workers))
+
+
+def _inspected(rows: EncodedRows, indices: Sequence[int], workers: int) -> Iterator[RowAudit]:
     for audit in DataLoader(
         _Inspector(rows), batch_size=None, sampler=indices, num_workers=workers
     ):
-        audits.append(audit)
+        yield audit
         if audit.finding and audit.finding.rule == "template-too-costly":
             break
-    return audits
 
 
-def hold_to(rows: EncodedRows, audits: Iterable[RowAudit]) -> None:
+def hold_to(rows: EncodedRows, audits: RowAudits) -> None:
     """Have every row held against its audit whenever it is encoded from now on."""
     rows.audited = np.zeros(len(rows.rows), np.uint64)
-    for audit in audits:
-        rows.audited[audit.index] = audit.digest
+    rows.audited[audits.table["index"]] = audits.table["digest"]
 
 
 def build_ledger(
-    rows: EncodedRows, audits: Iterable[RowAudit], split: str
+    rows: EncodedRows, audits: RowAudits, split: str
 ) -> tuple[Ledger, tuple[Diagnostic, ...]]:
     """Build the ledger, and return it with what stands against training on this split.
 
@@ -278,56 +249,56 @@ def build_ledger(
     is a finding. A row that is too long is dropped only where `data.on_overlong` says so, and is a
     finding otherwise.
     """
-    audited = sorted(audits, key=lambda audit: audit.index)
-    bad = [audit for audit in audited if audit.finding]
-    findings = _once(
-        [
-            audit.finding
-            for audit in bad
-            if audit.finding and not _droppable(audit.finding, rows.settings)
-        ]
-    )
-    droppable = [
-        audit for audit in bad if audit.finding and _droppable(audit.finding, rows.settings)
-    ]
+    bad = audits.findings
+    findings = _once([one for one in bad.values() if not _droppable(one, rows.settings)])
+    droppable = {index: one for index, one in bad.items() if _droppable(one, rows.settings)}
     allowed = rows.settings.max_dropped_rows
     if len(droppable) > allowed:
-        findings += [audit.finding for audit in droppable if audit.finding]
+        findings += droppable.values()
         message = (
-            f"data.{split}: {len(droppable)} of {len(audited)} rows cannot be used;"
+            f"data.{split}: {len(droppable)} of {len(audits)} rows cannot be used;"
             f" data.max_dropped_rows is {allowed}"
         )
         findings.append(
             Diagnostic("too-many-dropped-rows", message, parameter="data.max_dropped_rows")
         )
-    kept = [audit for audit in audited if not audit.finding]
-    if not kept and not findings:
+    kept = audits.usable
+    if not len(kept) and not findings:
         findings.append(
             Diagnostic("no-rows", f"data.{split} has no rows to use", parameter=f"data.{split}")
         )
-    if split == "train" and kept and not any(audit.ends for audit in kept):
-        findings.append(_no_end(rows, kept))
     ledger = replace(
-        Ledger.of(kept),
+        Ledger.of(audits),
         sources=tuple(rows.rows.describe()),
-        rows=len(audited),
         dropped=tuple(
-            Dropped(rows.rows.name(audit.index), audit.finding.rule, audit.finding.message)
-            for audit in droppable
-            if audit.finding
+            Dropped(rows.rows.name(index), one.rule, one.message)
+            for index, one in droppable.items()
         ),
-        cut=tuple(rows.rows.name(audit.index) for audit in kept if audit.cut),
+        cut=tuple(rows.rows.name(index) for index in kept["index"][kept["cut"] > 0].tolist()),
     )
+    if split == "train" and len(kept) and not ledger.ends:
+        findings.append(_no_end(rows, ledger))
     return ledger, _cap(findings, len(rows.rows))
 
 
-def _no_end(rows: EncodedRows, kept: Sequence[RowAudit]) -> Diagnostic:
+def _numbers(column: Any) -> Sequence[int]:
+    """Return a column as whole numbers of 8 bytes each, which are equal as a list's are."""
+    numbers = array("q")
+    numbers.frombytes(column.astype(np.int64).tobytes())
+    return numbers
+
+
+def _sum(column: Any) -> int:
+    return int(column.sum(dtype=np.int64))
+
+
+def _no_end(rows: EncodedRows, ledger: Ledger) -> Diagnostic:
     """Return the finding of a split in which no answer is supervised to its end."""
     longest = rows.settings.max_length
     return Diagnostic(
         "end-token-unsupervised",
-        f"data.train: data.max_length={longest} cuts every answer of all {len(kept)} rows"
-        f" ({rows.rows.name(kept[0].index)}, …): a model that is trained on them never learns to"
+        f"data.train: data.max_length={longest} cuts every answer of all {len(ledger.kept)} rows"
+        f" ({rows.rows.name(ledger.kept[0])}, …): a model that is trained on them never learns to"
         " stop",
         "raise data.max_length until answers fit, or drop the rows that are too long:"
         " data.on_overlong=drop, data.max_dropped_rows=N",

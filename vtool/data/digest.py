@@ -1,12 +1,42 @@
 """Digests of rows: what an audit has seen is what a batch is made of."""
 
-from itertools import chain
+import os
+import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import xxhash
 
 from vtool.data.encode import Sample
 from vtool.data.row import Row, refuse
+from vtool.data.row_audits import Stamp
+
+SETTLED = 2_000_000_000
+"""Nanoseconds after which a file's marks are trusted."""
+
+
+def files_of(row: Row) -> list[str]:
+    """Return the image and video files of a row."""
+    return [one for one in _media(row) if isinstance(one, str) and not one.startswith("data:")]
+
+
+def stamp(file: str) -> Stamp:
+    """Return the marks of a file, as its system has them; one that changes just now has none."""
+    try:
+        found = os.stat(file)
+    except OSError:  # who reads it says so
+        return Stamp(0, 0, 0, 0, 0)
+    # clocks of file systems are coarse: another change might leave the same marks
+    settled = time.time_ns() - found.st_ctime_ns > SETTLED
+    changed = found.st_ctime_ns if settled else 0
+    return Stamp(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, changed)
+
+
+def _media(row: Row) -> Iterator[Any]:
+    yield from row.images
+    for video in row.videos:
+        yield from [video.source] if isinstance(video.source, str) else video.source
 
 
 def row_digests(row: Row, sample: Sample) -> tuple[int, int]:
@@ -18,10 +48,7 @@ def row_digests(row: Row, sample: Sample) -> tuple[int, int]:
     files = xxhash.xxh3_64()
     whole = xxhash.xxh3_64(sample.input_ids.numpy().tobytes())
     whole.update(sample.labels.numpy().tobytes())
-    frames = (
-        [video.source] if isinstance(video.source, str) else video.source for video in row.videos
-    )
-    for given in chain(row.images, *frames):
+    for given in _media(row):
         if isinstance(given, str) and not given.startswith("data:"):
             content = Path(given).read_bytes()
             files.update(content)

@@ -2,16 +2,18 @@
 
 import json
 import shutil
+import time
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import chain
 from pathlib import Path
 
 from vtool.config import schema
 from vtool.config.schema import Run
-from vtool.data.audit import Ledger, build_ledger, hold_to, inspect_rows, warnings
+from vtool.data.audit import Ledger, build_ledger, hold_to, warnings
+from vtool.data.audit_cache import audit_split, usual_cache
 from vtool.data.detect import told
 from vtool.data.loader import EncodedRows
 from vtool.data.row import Row
+from vtool.data.row_audits import RowAudits
 from vtool.data.sources import Rows, open_splits
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.engines.ranks import Ranks, SharedFindings
@@ -91,9 +93,12 @@ def audit(rows: Mapping[str, EncodedRows], ranks: Ranks) -> dict[str, Ledger]:
     ledgers: dict[str, Ledger] = {}
     findings: list[Diagnostic] = []
     for split, encoded in rows.items():
+        began = time.monotonic()
+        cache = usual_cache(encoded)
         own = range(len(encoded.rows))[ranks.rank :: ranks.world]
-        inspected = ranks.all_gather_objects(inspect_rows(encoded, own, encoded.settings.workers))
-        audits = list(chain.from_iterable(inspected))
+        audits = RowAudits.joined(ranks.all_gather_objects(audit_split(encoded, own, cache)))
+        if cache and ranks.rank == 0:
+            cache.write(audits, time.monotonic() - began)
         ledgers[split], of_split = build_ledger(encoded, audits, split)
         hold_to(encoded, audits)
         findings += of_split

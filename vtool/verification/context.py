@@ -17,11 +17,12 @@ from vtool.config import schema
 from vtool.config.origins import Origins
 from vtool.config.rules.engine import packing_not_built
 from vtool.config.schema import Run
-from vtool.data.audit import Ledger, RowAudit
+from vtool.data.audit import Ledger
 from vtool.data.collate import Batch
 from vtool.data.encode import Prompt, Sample
 from vtool.data.loader import EncodedRows, MicroBatch
 from vtool.data.row import Row
+from vtool.data.row_audits import RowAudit, RowAudits
 from vtool.data.sources import Rows
 from vtool.engines.ranks import Ranks
 from vtool.families.family import Family, load_family
@@ -141,7 +142,11 @@ class ProofContext:
             {"train": rows},
             self.model(run),
             self.ranks,
-            ledgers={"train": Ledger.of(map(RowAudit.of, range(len(self.rows)), self.samples))},
+            ledgers={
+                "train": Ledger.of(
+                    RowAudits.of(map(RowAudit.of, range(len(self.rows)), self.samples))
+                )
+            },
             folder=RunFolder(self.folder),
         ), Progress.of(len(self.rows))
 

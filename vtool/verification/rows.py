@@ -1,11 +1,13 @@
 """The audit of rows without training: `vtool verify ROWS-FILE` and `vtool verify RECIPE`."""
 
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
 from vtool.config.schema import Run
-from vtool.data.audit import Ledger, RowAudit, build_ledger, inspect_rows, warnings
+from vtool.data.audit import Ledger, build_ledger, warnings
+from vtool.data.audit_cache import audit_split, usual_cache
 from vtool.data.chat import IGNORED
 from vtool.data.encode import Sample
 from vtool.data.loader import EncodedRows
@@ -77,7 +79,10 @@ def audit_rows(run: Run, row_names: Sequence[str] = ()) -> list[Audit]:
 
 
 def _audit_split(run: Run, split: str, rows: EncodedRows, by_name: dict[str, list[int]]) -> Audit:
-    audits = inspect_rows(rows, range(len(rows.rows)), run.data.workers)
+    began, cache = time.monotonic(), usual_cache(rows)
+    audits = audit_split(rows, range(len(rows.rows)), cache)
+    if cache:
+        cache.write(audits, time.monotonic() - began)
     ledger, findings = build_ledger(rows, audits, split)
     indices = [*ledger.kept[:FIRST], *(index for found in by_name.values() for index in found)]
     return Audit(
@@ -85,7 +90,7 @@ def _audit_split(run: Run, split: str, rows: EncodedRows, by_name: dict[str, lis
         ledger,
         (*findings, *warnings(ledger, run, split)),
         render_example(rows.sample(ledger.kept[0]), rows.processor) if ledger.kept else None,
-        tuple(_show(rows, audits[index]) for index in dict.fromkeys(indices)),
+        tuple(_show(rows, index, audits.findings.get(index)) for index in dict.fromkeys(indices)),
     )
 
 
@@ -99,12 +104,12 @@ def _find_rows(rows: Rows, row_names: Sequence[str]) -> dict[str, list[int]]:
     return found
 
 
-def _show(rows: EncodedRows, audit: RowAudit) -> Shown:
+def _show(rows: EncodedRows, index: int, finding: Diagnostic | None) -> Shown:
     """Find the supervised spans of a row."""
-    name = rows.rows.name(audit.index)
-    if audit.finding:
-        return Shown(name, 0, (), f"{audit.finding.message} ({audit.finding.rule})")
-    labels, tokenizer = rows.sample(audit.index).labels.tolist(), rows.processor.tokenizer
+    name = rows.rows.name(index)
+    if finding:
+        return Shown(name, 0, (), f"{finding.message} ({finding.rule})")
+    labels, tokenizer = rows.sample(index).labels.tolist(), rows.processor.tokenizer
     spans = []
     for supervised, run in groupby(range(len(labels)), key=lambda at: labels[at] != IGNORED):
         start, *rest = run

@@ -5,8 +5,9 @@ from pathlib import Path
 
 from vtool.config.schema import Model, Run, Source
 from vtool.config.schema.formats.entry import rows_bytes
-from vtool.data.audit import Ledger, RowAudit
+from vtool.data.audit import Ledger
 from vtool.data.loader import EncodedRows
+from vtool.data.row_audits import RowAudit, RowAudits
 from vtool.data.sources import Rows
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.engines.ranks import Ranks
@@ -62,7 +63,7 @@ def open_small_session(recipe_run: Run, small: Run, folder: Path, ranks: Ranks) 
     train = small.train
     steps_an_epoch = 1 if train.steps else 8 + small.optim.warmup_steps // (train.epochs or 1)
     count = data.global_batch_size * steps_an_epoch
-    ledger = Ledger.of(RowAudit(index, tokens=1) for index in range(count))
+    ledger = Ledger.of(RowAudits.of(RowAudit(index, tokens=1) for index in range(count)))
     return Session.open(
         small, rows, model, ranks, ledgers={"train": ledger}, folder=RunFolder(small.folder)
     )

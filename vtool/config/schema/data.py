@@ -119,6 +119,10 @@ class Data(Settings):
 
     0: the training process does it.
     """
+    audit_cache: Literal["use", "renew", "off"] = "use"
+    """Rows whose audit is kept in the user's cache folder, and which have not changed since, are
+    not audited again. `renew` audits all of them, as `--fresh` does; `off` keeps nothing either.
+    """
     image: Image = Image()
     video: Video = Video()
     drop_model_inputs: tuple[ModelInput, ...] = ()

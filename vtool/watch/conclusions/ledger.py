@@ -48,6 +48,8 @@ class Ledger:
     """Rows of the data set, if one loader is known."""
     left_out: int
     """Rows that an epoch may leave out, because its last batch is not full."""
+    by_weights: bool = False
+    """A WeightedRandomSampler draws them: unevenly, and on purpose."""
 
     @property
     def seen(self) -> int:
@@ -89,7 +91,8 @@ def ledger_of(facts: Facts) -> Ledger:
         return Ledger(times, None, 0)
     ((rows, loader),) = loaders.items()
     batch = int(loader.get("batch") or 1) * facts.world
-    return Ledger(times, rows, batch - 1 if loader.get("drop_last") else 0)
+    by_weights = loader.get("sampler") == "WeightedRandomSampler"
+    return Ledger(times, rows, batch - 1 if loader.get("drop_last") else 0, by_weights)
 
 
 def _uneven(facts: Facts) -> Outcome:
@@ -114,8 +117,9 @@ def _uneven(facts: Facts) -> Outcome:
         f"{ledger.seen} rows were shown, of a data set of {ledger.data}: {len(ledger.times)}"
         f" different ones, one of them {most} times"
     )
-    if ledger.is_of_duplicates:
-        message = f"{told}; as it would be where the data has {missing} rows more than once"
+    if ledger.by_weights or ledger.is_of_duplicates:
+        copies = f"as it would be where the data has {missing} rows more than once"
+        message = f"{told}; {'rows are drawn by weights' if ledger.by_weights else copies}"
         return Outcome((found(UNEVEN, message, severity="note"),), measured=measured)
     message = f"{told}, so {missing} never, or too seldom"
     return Outcome((found(UNEVEN, message),), measured=measured)

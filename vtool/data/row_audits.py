@@ -1,0 +1,166 @@
+"""The audits of rows: one by one as objects, and all of them as columns."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain, islice
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vtool.data.encode import Sample
+from vtool.diagnostics import Diagnostic
+from vtool.models.pictures import TRAITS
+
+_CHUNK = 4096
+"""Rows that are objects at once: those of a million would take some 400 MiB."""
+_TRAIT_NAMES = tuple(TRAITS)
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """The marks that a file system gives a file whenever it is written or replaced."""
+
+    device: int
+    inode: int
+    size: int
+    modified: int
+    """Nanoseconds."""
+    changed: int
+    """Nanoseconds: of the inode, which nobody can set back. 0 where it is not to be trusted."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowAudit:
+    """The audit of one row."""
+
+    index: int
+    tokens: int = 0
+    supervised: int = 0
+    images: int = 0
+    videos: int = 0
+    turns: int = 0
+    answer: int = 0
+    truncated: bool = False
+    cut: int = 0
+    ends: int = 0
+    images_digest: int = 0
+    digest: int = 0
+    """XXH3 of token ids, labels, images and videos: what a batch must be made of."""
+    traits: tuple[str, ...] = ()
+    """Names of `TRAITS`: the losses of its pictures."""
+    finding: Diagnostic | None = None
+    files: tuple[tuple[str, Stamp], ...] = ()
+    """Image and video files, with the marks they had just before they were read."""
+
+    @classmethod
+    def of(cls, index: int, sample: Sample) -> "RowAudit":
+        """Return what the encoded row alone says: everything but its files and findings."""
+        return cls(
+            index=index,
+            tokens=len(sample.input_ids),
+            supervised=sample.supervised,
+            turns=len(sample.turns),
+            answer=sample.answer,
+            truncated=sample.truncated,
+            cut=sample.cut,
+            ends=sample.ends,
+            traits=sample.traits,
+        )
+
+
+_NUMBERS = ("tokens", "supervised", "images", "videos", "turns", "answer", "cut", "ends")
+ROW = np.dtype(
+    [
+        ("index", "<i8"),
+        *((name, "<u4") for name in _NUMBERS),
+        ("images_digest", "<u8"),
+        ("digest", "<u8"),
+        ("traits", "<u2", (len(TRAITS),)),
+        ("files", "<u2"),
+        ("truncated", "?"),
+        ("usable", "?"),
+    ]
+)
+"""The columns of an audit: `files` counts them, `traits` its pictures by the names of `TRAITS`."""
+STAMP = np.dtype([(name, "<i8") for name in Stamp.__slots__])
+
+
+@dataclass(frozen=True, slots=True)
+class RowAudits:
+    """The audits of many rows."""
+
+    table: NDArray[np.void]
+    """A `ROW` for each, in the order of their numbers."""
+    findings: Mapping[int, Diagnostic] = field(default_factory=dict)
+    """Findings by the number of the row, which cannot be used."""
+    paths: Sequence[str] = ()
+    """Image and video files, in the order of the table."""
+    stamps: NDArray[np.void] = field(default_factory=lambda: np.zeros(0, STAMP))
+    """A `STAMP` for each path."""
+    reused: int = 0
+    """Rows of an earlier audit, which were not looked at again."""
+
+    @classmethod
+    def of(cls, audits: Iterable[RowAudit]) -> "RowAudits":
+        """Return audits as columns; of any number of them, few are objects at once."""
+        return cls.joined(list(map(_columns, _chunks(iter(audits)))))
+
+    @classmethod
+    def joined(cls, parts: Sequence["RowAudits"]) -> "RowAudits":
+        """Return the audits of all parts, ordered by their rows' numbers."""
+        if not parts:
+            return cls(np.zeros(0, ROW))
+        table = np.concatenate([part.table for part in parts])
+        stamps = np.concatenate([part.stamps for part in parts])
+        paths = list(chain.from_iterable(part.paths for part in parts))
+        order = np.argsort(table["index"], kind="stable")
+        if not np.array_equal(order, np.arange(len(order))):
+            counts = table["files"].astype(np.int64)
+            begins = np.cumsum(counts) - counts
+            counts, begins = counts[order], begins[order]
+            within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+            places = np.repeat(begins, counts) + within
+            table, stamps = table[order], stamps[places]
+            paths = [paths[place] for place in places.tolist()]
+        findings = dict(sorted(chain.from_iterable(part.findings.items() for part in parts)))
+        return cls(table, findings, paths, stamps, sum(part.reused for part in parts))
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    @property
+    def usable(self) -> NDArray[np.void]:
+        """The rows of the table that nothing stands against."""
+        usable: NDArray[np.void] = self.table[self.table["usable"]]
+        return usable
+
+    def traits(self) -> dict[str, int]:
+        """Return the pictures of usable rows that have a trait, by its name."""
+        counts = self.usable["traits"].sum(axis=0, dtype=np.int64).tolist()
+        return {name: count for name, count in zip(_TRAIT_NAMES, counts, strict=True) if count}
+
+
+def _chunks(audits: Iterator[RowAudit]) -> Iterator[list[RowAudit]]:
+    while chunk := list(islice(audits, _CHUNK)):
+        yield chunk
+
+
+def _columns(audits: Sequence[RowAudit]) -> RowAudits:
+    table = np.zeros(len(audits), ROW)
+    for name in ("index", *_NUMBERS, "images_digest", "digest", "truncated"):
+        table[name] = [getattr(audit, name) for audit in audits]
+    table["usable"] = [audit.finding is None for audit in audits]
+    table["files"] = [len(audit.files) for audit in audits]
+    for place, audit in enumerate(audits):
+        for trait in audit.traits:
+            table["traits"][place, _TRAIT_NAMES.index(trait)] += 1
+    files = [file for audit in audits for file in audit.files]
+    stamps = [
+        (stamp.device, stamp.inode, stamp.size, stamp.modified, stamp.changed) for _, stamp in files
+    ]
+    return RowAudits(
+        table,
+        {audit.index: audit.finding for audit in audits if audit.finding},
+        [path for path, _ in files],
+        np.array(stamps, STAMP),
+    )
