@@ -118,12 +118,8 @@ def _opened(file: Path) -> Any:
         table = opened.read_all()
         # offsets of a damaged file would lead anywhere in memory
         table.validate(full=True)
-    except (arrow.ArrowException, ValueError) as error:
-        raise broken(
-            file, f"cannot be read as Arrow: {first_line(error)}", "copy it again"
-        ) from error
-    except OSError as error:
-        if error.strerror:
+    except (arrow.ArrowException, OSError, ValueError) as error:
+        if isinstance(error, OSError) and error.strerror:  # the system's, not the format's
             raise not_readable(file, error) from error
         raise broken(
             file, f"cannot be read as Arrow: {first_line(error)}", "copy it again"

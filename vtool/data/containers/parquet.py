@@ -99,11 +99,11 @@ class ParquetRows:
             parquet, arrow = pyarrow("pyarrow.parquet", file), pyarrow("pyarrow", file)
             try:
                 self._open[number] = parquet.ParquetFile(file, memory_map=True)
-            except (arrow.ArrowException, ValueError) as error:
+            except (arrow.ArrowException, OSError, ValueError) as error:
+                if isinstance(error, OSError) and error.strerror:  # the system's, not the format's
+                    raise not_readable(file, error) from error
                 what = f"cannot be read as Parquet: {first_line(error)}"
                 raise broken(file, what, "it may be cut off: copy it again") from error
-            except OSError as error:
-                raise not_readable(file, error) from error
         return self._open[number]
 
     def _group(self, place: int, first: int, index: int) -> Any:

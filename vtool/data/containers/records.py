@@ -100,6 +100,8 @@ class JoinedRows:
     def __init__(self, path: Path, parts: Sequence[Records]) -> None:
         self.path, self.parts = path, tuple(parts)
         self.ends = tuple(accumulate(map(len, parts)))
+        self.starts = [end - len(part) for end, part in zip(self.ends, parts, strict=True)]
+        """The first row of each file."""
         self.digest = digest_of([part.path for part in parts])
 
     def __len__(self) -> int:
