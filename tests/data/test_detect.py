@@ -82,6 +82,14 @@ def test_a_large_parquet_file_is_not_read_to_tell_its_layout(
     assert set(read) == {0, 1}
 
 
+def test_what_is_behind_the_first_rows_is_not_read(tmp_path: Path) -> None:
+    rows = [chat("a", "b")] * 200
+    (tmp_path / "rows.json").write_text(json.dumps(rows)[:-1] + ", and no array")
+    assert detect(str(tmp_path / "rows.json")).format == "messages"
+    with pytest.raises(Findings, match="broken-row"):
+        open_rows("auto", tmp_path / "rows.json")
+
+
 def test_questions_of_the_cauldron_are_refused_with_both_ways_to_read_them(tmp_path: Path) -> None:
     row = {"images": [], "texts": [{"user": "a", "assistant": "b", "source": "c"}]}
     found = uncertain(write_rows(tmp_path / "rows.jsonl", [row]))

@@ -35,7 +35,7 @@ def detect(path: str, *, whatever_its_name: bool = False) -> Source:
     """
     if _is_info(Path(path)):
         return _of_info(path)
-    records = open_records(path, whatever_its_name=whatever_its_name)
+    records = open_records(path, whatever_its_name=whatever_its_name, first=LOOKED_AT)
     found: dict[str, int] = {}
     unknown: dict[int, Mapping[str, Any]] = {}
     for index in _first(records):
