@@ -121,24 +121,26 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Any:
     llava = f"{{format: llava, path: '{rows}', image_folder: '{rows.parent}'}}"
     cauldron = f"{{format: cauldron, path: '{rows}', texts: turns, ignore: [notes]}}"
     named = f"{{format: llama_factory, path: '{info}', dataset: mine}}"
-    first = f"{llava}, {cauldron}, {named}"
-    more = (
-        f"data.train=[{first}]",
-        f"data.validation=[{first}, {{format: messages, path: '{rows}'}}]",
-        f"data.test=[{first}, {{format: messages, path: '{rows}'}}]",
-    )
-    loaded = load_run("digits", ["train={steps: null, epochs: 20}"])
-    small = shrink_run(loaded.run)
-    opened = open_small_session(loaded.run, small.run, tmp_path_factory.mktemp("digits"), Ranks())
-    other = load_run("digits", more)
-    sources = shrink_run(other.run)
-    files = open_small_session(other.run, sources.run, tmp_path_factory.mktemp("files"), Ranks())
-    assert (
-        compare_readback(expected_settings(small.run), observe_run(opened))
-        == compare_readback(expected_settings(sources.run), observe_run(files))
-        == []
-    )
-    return [(small.run, observe_run(opened)), (sources.run, observe_run(files))]
+    messages = f"{{format: messages, path: '{rows}'}}"
+    overrides: dict[str, list[str]] = {
+        "digits": ["train={steps: null, epochs: 20}"],
+        "files": [f"data.{split}=[{llava}, {messages}]" for split in ("validation", "test")]
+        + [f"data.train=[{llava}]"],
+        # a setting that no other format has is looked for in the first entry
+        **{
+            name: [f"data.{split}=[{first}]" for split in ("train", "validation", "test")]
+            for name, first in (("cauldron", cauldron), ("named", named))
+        },
+    }
+    found = []
+    for name, more in overrides.items():
+        loaded = load_run("digits", more)
+        small = shrink_run(loaded.run)
+        opened = open_small_session(loaded.run, small.run, tmp_path_factory.mktemp(name), Ranks())
+        seen = observe_run(opened)
+        assert compare_readback(expected_settings(small.run), seen) == []
+        found.append((small.run, seen))
+    return found
 
 
 def test_every_setting_that_is_said_to_be_read_back_is_seen(
@@ -171,7 +173,8 @@ def other(run: Run, name: str) -> Run | None:
             )
             changed = {"float32": "bfloat16", "bfloat16": "float32"}.get(value, changed)
         case tuple():
-            changed = ("k_proj",) if groups == ["lora"] else tuple(each / 2 for each in value)
+            changed = tuple(each + "x" if isinstance(each, str) else each / 2 for each in value)
+            changed = ("k_proj",) if groups == ["lora"] else changed
     made = owners[-1].model_copy(update={leaf: changed})
     for group, owner in zip(reversed(groups), reversed(owners[:-1]), strict=True):
         before = getattr(owner, group)
