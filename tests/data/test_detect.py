@@ -2,10 +2,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tests.data.readers import open_rows
 from tests.rows import chat, write_rows
+from vtool.data.containers.parquet import ParquetRows
 from vtool.data.detect import detect
 from vtool.diagnostics import Diagnostic, Findings
 
@@ -60,6 +63,31 @@ def test_rows_of_two_layouts_are_refused(tmp_path: Path) -> None:
     write_rows(tmp_path / "a.jsonl", [chat("a", "b")] * 200)
     write_rows(tmp_path / "b.jsonl", [TURNS])
     assert "a.jsonl:1 is of messages, b.jsonl:1 of llava" in uncertain(tmp_path).message
+
+
+def test_a_large_parquet_file_is_not_read_to_tell_its_layout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = pa.table({"messages": [chat("a", "b")["messages"]] * 500})
+    pq.write_table(table, tmp_path / "rows.parquet", row_group_size=50)
+    read: list[int] = []
+    group = ParquetRows._group
+
+    def counted(rows: ParquetRows, place: int, first: int, index: int) -> Any:
+        read.append(place)
+        return group(rows, place, first, index)
+
+    monkeypatch.setattr(ParquetRows, "_group", counted)
+    assert detect(str(tmp_path / "rows.parquet")).format == "messages"
+    assert set(read) == {0, 1}
+
+
+def test_what_is_behind_the_first_rows_is_not_read(tmp_path: Path) -> None:
+    rows = [chat("a", "b")] * 200
+    (tmp_path / "rows.json").write_text(json.dumps(rows)[:-1] + ", and no array")
+    assert detect(str(tmp_path / "rows.json")).format == "messages"
+    with pytest.raises(Findings, match="broken-row"):
+        open_rows("auto", tmp_path / "rows.json")
 
 
 def test_questions_of_the_cauldron_are_refused_with_both_ways_to_read_them(tmp_path: Path) -> None:

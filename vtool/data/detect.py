@@ -11,7 +11,7 @@ from vtool.config.schema.formats import FORMATS
 from vtool.config.schema.formats.auto import AutoSource
 from vtool.data.chats import OTHER_TASKS
 from vtool.data.containers.arrow import SPLITS, STATE
-from vtool.data.containers.records import Records, open_records
+from vtool.data.containers.records import JoinedRows, Records, open_records
 from vtool.data.formats import LAYOUTS
 from vtool.data.formats.llama_factory import INFO, info_file, read_info
 from vtool.diagnostics import Diagnostic, Findings, Origin
@@ -35,7 +35,7 @@ def detect(path: str, *, whatever_its_name: bool = False) -> Source:
     """
     if _is_info(Path(path)):
         return _of_info(path)
-    records = open_records(path, whatever_its_name=whatever_its_name)
+    records = open_records(path, whatever_its_name=whatever_its_name, first=LOOKED_AT)
     found: dict[str, int] = {}
     unknown: dict[int, Mapping[str, Any]] = {}
     for index in _first(records):
@@ -131,8 +131,8 @@ def words(format: str) -> str:
 
 def _first(records: Records) -> list[int]:
     """Return the rows to look at: the first ones of the source, and of each of its files."""
-    parts = getattr(records, "ends", ())
-    starts = [0, *parts[:-1]] if parts else [0]
+    # files of Parquet and Arrow have the same columns
+    starts = records.starts if isinstance(records, JoinedRows) else [0]
     shown = {index for start in starts for index in range(start, start + LOOKED_AT)}
     return sorted(index for index in shown if index < len(records))
 

@@ -4,6 +4,7 @@ import hashlib
 import json
 import shlex
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -23,11 +24,12 @@ class JsonLines:
     text is read again each time.
     """
 
-    def __init__(self, path: str, label: str | None = None) -> None:
+    def __init__(self, path: str, label: str | None = None, first: int | None = None) -> None:
         """Find the rows of `path`.
 
         Args:
             label: the beginning of its rows' names, in place of the file's own name.
+            first: find so many rows only, and do not read the others.
 
         Raises:
             Findings: `path-not-found`; `broken-row`, where an array is not JSON, or rows go over
@@ -37,9 +39,11 @@ class JsonLines:
         self.label = label or self.path.name
         try:
             with self.path.open("rb") as file:
-                self.digest = hashlib.file_digest(file, "sha256").hexdigest()
-                file.seek(0)
-                self.places = list(self.find_rows(file))
+                self.digest = ""
+                if first is None:
+                    self.digest = hashlib.file_digest(file, "sha256").hexdigest()
+                    file.seek(0)
+                self.places = list(islice(self.find_rows(file), first))
         except OSError as error:
             raise not_readable(self.path, error) from error
         self._check_lines()

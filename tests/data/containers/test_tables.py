@@ -3,6 +3,7 @@
 import json
 import pickle
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pyarrow as pa
@@ -205,6 +206,36 @@ def test_half_a_file_is_refused(tmp_path: Path, table: pa.Table, name: str, shar
     assert told.rule == "broken-row"
     assert told.help is not None
     assert "copy it again" in told.help
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+def test_a_damaged_file_is_a_finding_wherever_it_is_damaged(
+    tmp_path: Path, table: pa.Table, kind: str
+) -> None:
+    if kind == "parquet":
+        path = write(tmp_path / "rows.parquet", table, row_group_size=3)
+    else:
+        path = saved(tmp_path / "disk", table, files=1)
+    file = path if kind == "parquet" else path / "data-00001-of-00001.arrow"
+    whole, random, told = file.read_bytes(), Random(0), []
+    for _ in range(60):
+        damaged = bytearray(whole)
+        for _ in range(random.choice((1, 8, 64))):
+            damaged[random.randrange(len(whole))] = random.choice((0, 255, random.randrange(256)))
+        file.write_bytes(damaged)
+        try:
+            rows = opened(path)
+        except Findings as findings:
+            told += findings.diagnostics
+            continue
+        for index in range(len(rows)):
+            try:
+                rows.row(index)
+            except Findings as findings:
+                told += findings.diagnostics
+    assert len(told) > 20
+    assert [each.message for each in told if "None" in each.message] == []
+    assert {each.rule for each in told} & {"path-not-found"} == set()
 
 
 def test_files_of_a_folder_with_other_columns_are_refused(tmp_path: Path, table: pa.Table) -> None:

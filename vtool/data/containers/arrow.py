@@ -19,12 +19,19 @@ class ArrowRows:
     Pages that are not in use cost no memory. A process that gets the reader maps the files itself.
     """
 
-    def __init__(self, files: Sequence[Path], path: str, label: str | None = None) -> None:
+    def __init__(
+        self,
+        files: Sequence[Path],
+        path: str,
+        label: str | None = None,
+        first: int | None = None,
+    ) -> None:
         """Map the files, and check them whole.
 
         Args:
             path: what the recipe names, the file or its folder.
             label: the beginning of its rows' names, in place of the path's own name.
+            first: not None where only rows at the beginning are looked at, and no digest is needed.
 
         Raises:
             Findings: `path-not-found`, `broken-row`, `extra-not-installed`.
@@ -32,7 +39,7 @@ class ArrowRows:
         self.path, self.files = Path(path), tuple(files)
         self.label = label or self.path.name
         self._table: Any = None
-        self.digest = digest_of(self.files)
+        self.digest = digest_of(self.files) if first is None else ""
         self.rows = self.table.num_rows
 
     @property
@@ -118,12 +125,8 @@ def _opened(file: Path) -> Any:
         table = opened.read_all()
         # offsets of a damaged file would lead anywhere in memory
         table.validate(full=True)
-    except (arrow.ArrowException, ValueError) as error:
-        raise broken(
-            file, f"cannot be read as Arrow: {first_line(error)}", "copy it again"
-        ) from error
-    except OSError as error:
-        if error.strerror:
+    except (arrow.ArrowException, OSError, ValueError) as error:
+        if isinstance(error, OSError) and error.strerror:  # the system's, not the format's
             raise not_readable(file, error) from error
         raise broken(
             file, f"cannot be read as Arrow: {first_line(error)}", "copy it again"

@@ -20,19 +20,26 @@ KEPT_BYTES = 2**28
 class ParquetRows:
     """The rows of one Parquet file, or of several with the same columns."""
 
-    def __init__(self, files: Sequence[Path], path: str, label: str | None = None) -> None:
+    def __init__(
+        self,
+        files: Sequence[Path],
+        path: str,
+        label: str | None = None,
+        first: int | None = None,
+    ) -> None:
         """Read what the files say of their groups of rows.
 
         Args:
             path: what the recipe names, the file or its folder.
             label: the beginning of its rows' names, in place of the path's own name.
+            first: not None where only rows at the beginning are looked at, and no digest is needed.
 
         Raises:
             Findings: `path-not-found`, `broken-row`, `layout-not-certain`, `extra-not-installed`.
         """
         self.path, self.files = Path(path), tuple(files)
         self.label = label or self.path.name
-        self.digest = digest_of(self.files)
+        self.digest = digest_of(self.files) if first is None else ""
         self._open: dict[int, Any] = {}
         self._kept: OrderedDict[int, Any] = OrderedDict()
         opened = [self._file(number) for number in range(len(self.files))]
@@ -99,11 +106,11 @@ class ParquetRows:
             parquet, arrow = pyarrow("pyarrow.parquet", file), pyarrow("pyarrow", file)
             try:
                 self._open[number] = parquet.ParquetFile(file, memory_map=True)
-            except (arrow.ArrowException, ValueError) as error:
+            except (arrow.ArrowException, OSError, ValueError) as error:
+                if isinstance(error, OSError) and error.strerror:  # the system's, not the format's
+                    raise not_readable(file, error) from error
                 what = f"cannot be read as Parquet: {first_line(error)}"
                 raise broken(file, what, "it may be cut off: copy it again") from error
-            except OSError as error:
-                raise not_readable(file, error) from error
         return self._open[number]
 
     def _group(self, place: int, first: int, index: int) -> Any:

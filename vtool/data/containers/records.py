@@ -54,53 +54,62 @@ class Records(Protocol):
 
 
 def open_records(
-    path: str, label: str | None = None, *, whatever_its_name: bool = False
+    path: str,
+    label: str | None = None,
+    *,
+    whatever_its_name: bool = False,
+    first: int | None = None,
 ) -> Records:
     """Find the rows of a file or a folder.
 
     Args:
         label: the beginning of its rows' names, in place of the path's own name.
         whatever_its_name: read a file as what it is, where its name says something else.
+        first: the rows of each file to look at, where the others are not needed: they may be
+            there or not, and what identifies the rows is not.
 
     Raises:
         Findings: `path-not-found`, `broken-row`, `layout-not-certain`, `extra-not-installed`.
     """
     place = Path(path)
     if not place.is_dir():
-        return _of_file(place, kind_of(place), path, label, strict=not whatever_its_name)
+        return _of_file(place, kind_of(place), path, label, not whatever_its_name, first)
     if (place / STATE).is_file() or (place / SPLITS).is_file():
-        return ArrowRows(saved_files(place), path, label)
+        return ArrowRows(saved_files(place), path, label, first)
     files = _files(place)
     kinds = {kind_of(file): file for file in files}
     if len(kinds) > 1:
-        (one, first), (two, second), *_ = kinds.items()
-        message = f"{place} has {_NAMES[one]} ({first.name}) and {_NAMES[two]} ({second.name})"
+        (one, ours), (two, theirs), *_ = kinds.items()
+        message = f"{place} has {_NAMES[one]} ({ours.name}) and {_NAMES[two]} ({theirs.name})"
         help = "name each as a source of its own"
         raise Findings(Diagnostic("layout-not-certain", message, help, origin=Origin(path)))
     (kind,) = kinds
     for file in files:
         _check_name(file, kind)
     if kind == "parquet":
-        return ParquetRows(files, path, label)
+        return ParquetRows(files, path, label, first)
     if kind == "arrow":
-        return ArrowRows(files, path, label)
+        return ArrowRows(files, path, label, first)
     within = [f"{label}/{file.name}" if label else file.name for file in files]
     return JoinedRows(
         place,
         [
-            _of_file(file, kind, str(file), name, strict=True)
+            _of_file(file, kind, str(file), name, True, first)
             for file, name in zip(files, within, strict=True)
         ],
+        first,
     )
 
 
 class JoinedRows:
     """The rows of a folder's files, one file after the other by name."""
 
-    def __init__(self, path: Path, parts: Sequence[Records]) -> None:
+    def __init__(self, path: Path, parts: Sequence[Records], first: int | None = None) -> None:
         self.path, self.parts = path, tuple(parts)
         self.ends = tuple(accumulate(map(len, parts)))
-        self.digest = digest_of([part.path for part in parts])
+        self.starts = [end - len(part) for end, part in zip(self.ends, parts, strict=True)]
+        """The first row of each file."""
+        self.digest = digest_of([part.path for part in parts]) if first is None else ""
 
     def __len__(self) -> int:
         return self.ends[-1]
@@ -136,14 +145,16 @@ class JoinedRows:
         return self.parts[place], index - (self.ends[place - 1] if place else 0)
 
 
-def _of_file(place: Path, kind: Kind, path: str, label: str | None, *, strict: bool) -> Records:
+def _of_file(
+    place: Path, kind: Kind, path: str, label: str | None, strict: bool, first: int | None
+) -> Records:
     if strict:
         _check_name(place, kind)
     if kind == "parquet":
-        return ParquetRows([place], path, label)
+        return ParquetRows([place], path, label, first)
     if kind == "arrow":
-        return ArrowRows([place], path, label)
-    return TarRows(path, label) if kind == "tar" else JsonLines(path, label)
+        return ArrowRows([place], path, label, first)
+    return TarRows(path, label, first) if kind == "tar" else JsonLines(path, label, first)
 
 
 def _check_name(file: Path, kind: Kind) -> None:

@@ -26,18 +26,19 @@ _PLACES = ("image", "path", "url")
 class TarRows:
     """The rows of one tar. Only headers are read to find them."""
 
-    def __init__(self, path: str, label: str | None = None) -> None:
+    def __init__(self, path: str, label: str | None = None, first: int | None = None) -> None:
         """Find the members of `path`.
 
         Args:
             label: the beginning of its rows' names, in place of the file's own name.
+            first: not None where only rows at the beginning are looked at, and no digest is needed.
 
         Raises:
             Findings: `path-not-found`; `broken-row`, where it is cut off; `unpaired-member`.
         """
         self.path = Path(path)
         self.label = label or self.path.name
-        self.digest = digest_of([self.path])
+        self.digest = digest_of([self.path]) if first is None else ""
         self._descriptor: int | None = None
         rows: dict[str, dict[str, Member]] = {}
         try:
