@@ -201,11 +201,10 @@ def _scaled(facts: Facts) -> Outcome:
     if gradients_differ(facts):
         return Outcome(not_run="each rank has another gradient")
     scales = _scales(facts)
-    if not scales:
-        return Outcome(not_run="not every learnt token of a step could be measured")
+    if not scales or any(one.times < 0 for one in scales):
+        unmeasured = "not every learnt token of a step could be measured"
+        return Outcome(not_run="the gradient has the other sign" if scales else unmeasured)
     measured = {f"step {one.step + 1}": f"{one.times:.6g}" for one in scales}
-    if any(one.times < 0 for one in scales):
-        return Outcome(not_run="the gradient has the other sign", measured=measured)
     finding = _too_large(facts, scales) or _too_small(facts, scales) or _other_scale(scales)
     return Outcome((finding,) if finding else (), measured=measured)
 
