@@ -338,7 +338,7 @@ class Facts:
 
     @property
     def judged(self) -> str:
-        """What the signs of weights are, where some are negative."""
+        """Names the signs of weights, where some are negative."""
         measured = [micro for micro in self.micros if micro.is_read and micro.measured]
         down = all(micro.high < 0 for micro in measured)
         return "weights are negative" if measured and down else "weights have both signs"
