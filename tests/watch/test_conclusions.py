@@ -112,6 +112,12 @@ PLANTED: dict[str, tuple[int, Change, str, str]] = {
         "gradient-scaled",
         "error",
     ),
+    "the loss negated": (
+        2,
+        weigh_rows(lambda row, n: -2 / 72),
+        "tokens-unlearnt",
+        "error",
+    ),
     "a preference": (
         1,
         weigh_rows(lambda row, n: 0.01 if row == 0 else -0.01),

@@ -114,22 +114,23 @@ class Micro:
         return int(self.fact.get("measured") or 0)
 
     @property
-    def _weights(self) -> Sequence[float]:
+    def quantiles(self) -> Sequence[float]:
+        """The least, median, 99th percentile and greatest weight of tokens that are measured."""
         found = self.fact.get("measured_weight") or self.fact.get("weight") or (0.0,) * 4
         return [0.0 if value is None else float(value) for value in found]
 
     @property
     def low(self) -> float:
-        return self._weights[0]
+        return self.quantiles[0]
 
     @property
     def weight(self) -> float:
         """The median weight of the tokens that are measured."""
-        return self._weights[1]
+        return self.quantiles[1]
 
     @property
     def high(self) -> float:
-        return self._weights[3]
+        return self.quantiles[3]
 
     @property
     def single(self) -> float:
@@ -334,6 +335,13 @@ class Facts:
             for micro in self.micros
             if micro.is_read
         )
+
+    @property
+    def judged(self) -> str:
+        """Names the signs of weights, where some are negative."""
+        measured = [micro for micro in self.micros if micro.is_read and micro.measured]
+        down = all(micro.high < 0 for micro in measured)
+        return "weights are negative" if measured and down else "weights have both signs"
 
     @property
     def placeholders(self) -> dict[int, str]:

@@ -36,21 +36,6 @@ def scale_gradients(times: float, rank: int | None = None) -> Callable[[Any, int
 divide_gradients = scale_gradients
 
 
-def sgd(own: list[Any], lr: float) -> Any:
-    import torch
-
-    return torch.optim.SGD(own, lr=lr, momentum=0.9)
-
-
-def two_groups(own: list[Any], lr: float) -> Any:
-    import torch
-
-    matrices = {"params": [p for p in own if p.dim() > 1], "weight_decay": 0.1}
-    return torch.optim.AdamW(
-        [matrices, {"params": [p for p in own if p.dim() < 2], "weight_decay": 0.0}], lr=lr
-    )
-
-
 def shuffled(rank: int, world: int, count: int) -> list[int]:
     return random.Random(3).sample(range(count), count)
 
@@ -253,6 +238,12 @@ def hf_not_divided(outputs: Any, labels: Any, num_items_in_batch: Any = None) ->
     from tests.watch.runs.loop import cross_entropy
 
     return cross_entropy(outputs["logits"], labels, None) / (labels[:, 1:] >= 0).sum()
+
+
+def negated(logits: Any, labels: Any, model: Any) -> Any:
+    from tests.watch.runs.loop import cross_entropy
+
+    return -cross_entropy(logits, labels, model)
 
 
 def with_smoothing(logits: Any, labels: Any, model: Any) -> Any:

@@ -1,6 +1,6 @@
 """Runs in which nothing is wrong: neither an error nor a warning may be found in them."""
 
-from tests.watch.runs import changes, copies
+from tests.watch.runs import changes, copies, optimizers
 from tests.watch.runs.loop import FAMILIES, Recipe
 
 RUNS: dict[str, Recipe] = {
@@ -45,8 +45,9 @@ RUNS: dict[str, Recipe] = {
         divide=lambda tokens, index, everyone, world: 1.0,
         before_step=changes.divide_gradients(1 / 40),
     ),
-    "SGD": Recipe(optimizer=changes.sgd),
-    "two groups, decay on matrices alone": Recipe(optimizer=changes.two_groups),
+    "SGD": Recipe(optimizer=optimizers.sgd),
+    "a gain that is maximized": Recipe(loss=changes.negated, optimizer=optimizers.maximizes),
+    "two groups, decay on matrices alone": Recipe(optimizer=optimizers.two_groups),
     "an optimizer with one flat copy, as of ZeRO": Recipe(
         made=copies.flat_copy,
         before_step=copies.gradients_to_copy,

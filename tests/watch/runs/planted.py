@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from tests.watch.runs import changes
+from tests.watch.runs import changes, optimizers
 from tests.watch.runs.loop import Recipe
 
 
@@ -101,6 +101,19 @@ RUNS: dict[str, Planted] = {
     "averaged over ranks twice": error(
         "gradient-scaled", world=2, before_step=changes.averaged_twice
     ),
+    "the loss negated": error("tokens-unlearnt", loss=changes.negated),
+    "the loss negated, bfloat16 autocast": error(
+        "tokens-unlearnt", loss=changes.negated, autocast=True
+    ),
+    "the loss negated, a mean of means, DDP": error(
+        "tokens-unlearnt", loss=changes.negated, divide=changes.mean_of_micro, world=2
+    ),
+    "the loss negated, LoRA": error("tokens-unlearnt", loss=changes.negated, adapters=True),
+    "gradients negated": error("tokens-unlearnt", before_step=changes.scale_gradients(-1.0)),
+    "gradients negated, DDP, clipped": error(
+        "tokens-unlearnt", before_step=changes.scale_gradients(-1.0), world=2, clip=0.1
+    ),
+    "an optimizer that maximizes": error("tokens-unlearnt", optimizer=optimizers.maximizes),
     "label smoothing left over": note("loss-has-another-term", loss=changes.with_smoothing),
     "a z-loss": note("loss-has-another-term", loss=changes.with_z),
     "an entropy bonus": note("loss-has-another-term", loss=changes.with_entropy),

@@ -1,12 +1,22 @@
 """The conclusions from facts, in the order in which they are printed: pure, without torch."""
 
-from vtool.watch.conclusions import alone, arrived, judged, learnt, ledger, roles, weights
+from vtool.watch.conclusions import (
+    alone,
+    arrived,
+    judged,
+    learnt,
+    ledger,
+    roles,
+    signs,
+    weights,
+)
 from vtool.watch.conclusions.check import Check
 from vtool.watch.conclusions.folder import NOT_FACTS, NOTHING_READ
 
 CHECKS: tuple[Check, ...] = (
     *learnt.CHECKS,
     *weights.CHECKS,
+    *signs.CHECKS,
     *judged.CHECKS,
     *roles.CHECKS,
     *arrived.CHECKS,

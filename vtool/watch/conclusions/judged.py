@@ -3,6 +3,7 @@
 from vtool.diagnostics import Rule
 from vtool.watch.conclusions.check import Check, Outcome, found
 from vtool.watch.conclusions.learnt import nothing_read, read
+from vtool.watch.conclusions.signs import is_turned, unlearnt
 from vtool.watch.facts import Facts, Micro
 
 JUDGED = Rule(
@@ -53,9 +54,13 @@ def _judged(facts: Facts) -> Outcome:
         return Outcome(not_run=why)
     if not facts.is_judged:
         return Outcome()
+    if any(one.severity == "error" for one in unlearnt(facts).findings):
+        return Outcome(not_run="every token is made less likely, by a mean of them all")
     micros = [micro for micro in read(facts) if micro.learning_rows]
     up = sum(row.positive > row.negative for micro in micros for row in micro.learning_rows)
     down = sum(row.negative > row.positive for micro in micros for row in micro.learning_rows)
+    if micros and is_turned(facts, micros[0].step):
+        up, down = down, up
     first = [micro for micro in micros if micro.step == micros[0].step] if micros else []
     how = _normalization(first) if first else "rows were not told apart"
     message = f"{up} rows are pushed up, {down} down; {how}"

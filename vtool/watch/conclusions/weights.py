@@ -98,6 +98,14 @@ def _explained(micros: Sequence[Micro]) -> tuple[str, str] | None:
     return None
 
 
+def is_even_by_a_rule(micros: Sequence[Micro]) -> bool:
+    """Tell whether weights are those of a mean: over tokens, micro-batches, ranks, or rows."""
+    if any(micro.is_uneven for micro in micros):
+        return _by_row(micros)
+    even = _spread([(micro.weight, micro.tolerance) for micro in micros]) == 1
+    return even or _explained(micros) is not None or _by_row(micros)
+
+
 def _differ_in_step(step: int, micros: Sequence[Micro]) -> Diagnostic | None:
     within = [micro for micro in micros if micro.is_uneven]
     ratio = _spread([(micro.weight, micro.tolerance) for micro in micros])
@@ -133,7 +141,7 @@ def _differ(facts: Facts) -> Outcome:
     if why := nothing_read(facts):
         return Outcome(not_run=why)
     if facts.is_judged:
-        return Outcome(not_run="weights have both signs: rows are judged, not copied")
+        return Outcome(not_run=f"{facts.judged}: rows are judged, not copied")
     found_in = []
     for step, micros in _steps(facts):
         if all(micro.measured for micro in micros) and (one := _differ_in_step(step, micros)):
@@ -187,14 +195,15 @@ def _scaled(facts: Facts) -> Outcome:
     if why := nothing_read(facts):
         return Outcome(not_run=why)
     if facts.is_judged:
-        return Outcome(not_run="weights have both signs: their sum is no mean")
+        return Outcome(not_run=f"{facts.judged}: their sum is no mean")
     if shared := facts.not_data_parallel:
         return Outcome(not_run=f"ranks share their rows ({shared})")
     if gradients_differ(facts):
         return Outcome(not_run="each rank has another gradient")
     scales = _scales(facts)
-    if not scales:
-        return Outcome(not_run="not every learnt token of a step could be measured")
+    if not scales or any(one.times < 0 for one in scales):
+        unmeasured = "not every learnt token of a step could be measured"
+        return Outcome(not_run="the gradient has the other sign" if scales else unmeasured)
     measured = {f"step {one.step + 1}": f"{one.times:.6g}" for one in scales}
     finding = _too_large(facts, scales) or _too_small(facts, scales) or _other_scale(scales)
     return Outcome((finding,) if finding else (), measured=measured)

@@ -239,6 +239,8 @@ def group_facts(optimizer: Any) -> list[dict[str, Any]]:
         for key in ("lr", "initial_lr", "eps", "weight_decay", "momentum"):
             if key in group:
                 fact[key] = float(group[key])
+        if "maximize" in group:
+            fact["maximize"] = bool(group["maximize"])
         if "betas" in group:
             fact["betas"] = [float(b) for b in group["betas"]]
         found.append(fact)

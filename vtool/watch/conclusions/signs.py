@@ -1,0 +1,135 @@
+"""The sign with which tokens are learnt: up, as rows are copied, or down, all of them."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Literal
+
+from vtool.diagnostics import Rule
+from vtool.watch.conclusions.arrived import engine_of
+from vtool.watch.conclusions.check import Check, Outcome, found
+from vtool.watch.conclusions.learnt import nothing_read, read
+from vtool.watch.conclusions.weights import is_even_by_a_rule
+from vtool.watch.facts import Facts, Micro
+
+UNLEARNT = Rule(
+    name="tokens-unlearnt",
+    code="VT912",
+    summary="Every token of the watched steps is made less likely: the run unlearns its rows.",
+    why=(
+        "A sign that is wrong in the loss, in the gradients or in the optimizer (maximize) moves"
+        " every weight the wrong way. Weights of one size that are a mean, and all negative, are"
+        " no advantages and no preference."
+    ),
+    bad="loss = -cross_entropy(logits, labels), and an optimizer that minimizes",
+    good="loss = cross_entropy(logits, labels)",
+    fix=(
+        "Look for a minus in the loss, for gradients that are negated, and for maximize=True. If"
+        " rows are unlearnt on purpose, this says that they are."
+    ),
+)
+Sign = Literal[-1, 0, 1]
+
+
+def _of_weights(micros: Sequence[Micro]) -> Sign:
+    """Return the sign of every measured weight; 0 where both are there, or none is measured."""
+    known = [micro for micro in micros if micro.measured]
+    if known and all(micro.high < 0 for micro in known):
+        return -1
+    return 1 if known and all(micro.low > 0 for micro in known) else 0
+
+
+def is_negated(facts: Facts, step: int) -> bool:
+    """Tell whether gradients came to the optimizer with the other sign."""
+    engine = engine_of(facts, step)
+    return engine is not None and engine.misfit <= engine.tolerance and engine.factor < 0
+
+
+def _maximizes(facts: Facts, step: int) -> bool:
+    groups = [
+        group
+        for one in facts.of("stepped")
+        if int(one["step"]) == step
+        for group in one.get("groups") or ()
+    ]
+    return bool(groups) and all(group.get("maximize") for group in groups)
+
+
+def is_turned(facts: Facts, step: int) -> bool:
+    """Tell whether a negative weight makes a token more likely, and a positive one less."""
+    return is_negated(facts, step) != _maximizes(facts, step)
+
+
+def _why(facts: Facts, step: int, sign: Sign) -> str:
+    told = [
+        text
+        for text, there in (
+            ("their weights in the loss are negative", sign < 0),
+            ("gradients come to the optimizer negated", is_negated(facts, step)),
+            ("the optimizer maximizes", _maximizes(facts, step)),
+        )
+        if there
+    ]
+    return ", and ".join(told)
+
+
+def _mirrored(micro: Micro) -> Micro:
+    """Return a micro-batch with the other sign of every weight."""
+    low, middle, most, high = micro.quantiles
+    rows = [
+        {
+            **row,
+            "sum": -float(row.get("sum") or 0.0),
+            "least": -float(row.get("greatest") or 0.0),
+            "greatest": -float(row.get("least") or 0.0),
+            "positive": row.get("negative"),
+            "negative": row.get("positive"),
+        }
+        for row in micro.fact.get("per_row") or ()
+    ]
+    total = -float(micro.fact.get("sum") or 0.0)
+    weights = [-high, -middle, -most, -low]
+    fact = {**micro.fact, "sum": total, "measured_weight": weights, "per_row": rows}
+    return replace(micro, fact=fact)
+
+
+def _is_a_mean(facts: Facts, micros: Sequence[Micro]) -> bool:
+    """Tell whether sizes of weights are those of one mean over rows that are copied."""
+    alike = [_mirrored(micro) if micro.high < 0 else micro for micro in micros]
+    if any(not micro.measured for micro in alike) or not is_even_by_a_rule(alike):
+        return False
+    if facts.world != len({micro.rank for micro in alike}):
+        return False
+    totals = [micro.total for micro in alike]
+    tolerance = max(micro.tolerance for micro in alike) * 2
+    return None not in totals and (
+        abs(sum(total or 0.0 for total in totals) / facts.world - 1) <= tolerance
+    )
+
+
+def unlearnt(facts: Facts) -> Outcome:
+    """Look for a run in which every token is pushed down."""
+    if why := nothing_read(facts):
+        return Outcome(not_run=why)
+    micros = read(facts)
+    steps = {
+        step: [micro for micro in micros if micro.step == step]
+        for step in sorted({micro.step for micro in micros})
+    }
+    signs = {step: _of_weights(each) for step, each in steps.items()}
+    if not any(micro.measured for micro in micros):
+        return Outcome(not_run="the model is certain of every token: no weight can be measured")
+    ways = {step: -sign if is_turned(facts, step) else sign for step, sign in signs.items()}
+    measured = {"steps": len(steps), "all up": sum(way > 0 for way in ways.values())}
+    if any(way >= 0 for way in ways.values()):
+        return Outcome(measured=measured)
+    first = next(iter(steps))
+    tokens = sum(micro.supervised for micro in micros)
+    told = f"all {tokens} tokens of {len(steps)} steps are made less likely"
+    message = f"{told}: {_why(facts, first, signs[first])}"
+    if all(_is_a_mean(facts, each) for each in steps.values()):
+        return Outcome((found(UNLEARNT, message),), measured=measured)
+    help = "nothing, if these are rows that were judged, and none of them was good"
+    return Outcome((found(UNLEARNT, message, help=help, severity="note"),), measured=measured)
+
+
+CHECKS = (Check(UNLEARNT, "learnt", unlearnt),)
