@@ -51,7 +51,7 @@ class Digests:
     whole: int
     """Token ids, labels, images and videos, be they in files, in the row or in memory."""
     question: int
-    """What is not learnt: its token ids, images and videos."""
+    """The part that is not learnt: its token ids, images and videos."""
     answer: int
     """The token ids that are learnt."""
 

@@ -1,4 +1,4 @@
-"""What is told of rows that can all be used: repeated ones, splits that share some, odd texts."""
+"""Checks of rows that can all be used: repeated ones, ones that splits share, odd texts."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -70,7 +70,7 @@ TRAITS = (
     Trait("unusual-turns", "with a system turn that is not the first", _late_system),
     Trait("unusual-turns", "with two user turns in a row", _two_user_turns),
 )
-"""What is counted of rows, by its place here."""
+"""Traits that are counted, each a bit by its place here."""
 
 
 def traits_of(row: Row) -> int:
