@@ -62,6 +62,11 @@ def weigh_rows(weight: Callable[[int, int], float]) -> Change:
     return change
 
 
+def _halved(layers: Fact) -> Fact:
+    tensor = layers["layers.0"]
+    return {**tensor, "arrived": [x / 2 for x in tensor["left"]]}
+
+
 PLANTED: dict[str, tuple[int, Change, str, str]] = {
     "shifted twice": (
         1,
@@ -147,6 +152,12 @@ PLANTED: dict[str, tuple[int, Change, str, str]] = {
         on("stepped", reference={"a": {"off": 8e4, "moved": 1.0, "elements": 8}}),
         "step-not-the-optimizers",
         "error",
+    ),
+    "gradients of a layer halved": (
+        2,
+        on("arrived", layers=lambda f: {**f["layers"], "layers.0": _halved(f["layers"])}),
+        "layers-scaled-apart",
+        "warning",
     ),
     "bfloat16 weights": (
         1,

@@ -21,7 +21,7 @@ _SAME = 1e-3
 _DATA_PARALLEL = ("dp", "ddp", "fsdp", "data", "shard", "replicate")
 _LOOKS = {
     "learnt": ("before_step", "solve", "_enter", "_leave", "read"),
-    "arrived": ("arrived", "after_step"),
+    "arrived": ("arrived", "after_step", "left"),
     "alone": ("alone",),
     "ledger": ("ledger",),
 }

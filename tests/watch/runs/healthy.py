@@ -27,6 +27,10 @@ RUNS: dict[str, Recipe] = {
     "gradient checkpointing, packed": Recipe(checkpointing=True, packed=True),
     "clipped": Recipe(clip=0.1),
     "clipped, accumulated, bfloat16 autocast": Recipe(clip=0.1, accumulate=3, autocast=True),
+    "each part clipped by itself": Recipe(before_step=changes.clip_each),
+    "each part clipped by itself, bfloat16 weights": Recipe(
+        before_step=changes.clip_each, dtype="bfloat16", lr=0.05
+    ),
     "a frozen layer": Recipe(built=changes.freeze_first_layer),
     "frozen embeddings": Recipe(built=changes.freeze_embeddings),
     "LoRA": Recipe(adapters=True),

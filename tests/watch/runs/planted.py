@@ -139,6 +139,15 @@ RUNS: dict[str, Planted] = {
     "a gradient of other coordinates": error(
         "gradient-of-other-rows", before_step=changes.norm_elsewhere
     ),
+    "gradients of the first layer halved": warning(
+        "layers-scaled-apart", before_step=changes.halve_first_layer
+    ),
+    "gradients of the first layer halved, bfloat16 weights": warning(
+        "layers-scaled-apart", before_step=changes.halve_first_layer, dtype="bfloat16", lr=0.05
+    ),
+    "gradients of the first layer halved, DDP, clipped": warning(
+        "layers-scaled-apart", before_step=changes.halve_first_layer, world=2, clip=0.1
+    ),
     "a gradient that is not a number": error(
         "gradient-not-finite", after_backward=changes.not_a_number
     ),
