@@ -23,7 +23,12 @@ SMALL = ("data.image={min_pixels:784,max_pixels:784}", "optim.warmup_steps=0")
 def rows_run(folder: Path, *more: str) -> Any:
     rows = write_rows(folder / "my.jsonl", mixed_rows(folder, 6, text_only=(1,)))
     entries = f"[{{format:messages,path:'{rows}'}}]"
-    settings = (f"data.train={entries}", f"data.test={entries}", f"run.dir={folder / 'run'}")
+    settings = (
+        f"data.train={entries}",
+        f"data.test={entries}",
+        "data.max_overlap_rows=6",
+        f"run.dir={folder / 'run'}",
+    )
     return vtool.load("rows", *settings, *SMALL, *more)
 
 

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from tests.rows import chat, write_rows
 from vtool.cli.app import app
 from vtool.cli.exit_at_once import ExitAtOnce
-from vtool.diagnostics import RULES, rules_data
+from vtool.diagnostics import RULES, rules_data, rules_quality
 from vtool.verification.audit_result import rules_of
 
 GOOD = chat("Hi", "Hello there")
@@ -92,7 +92,8 @@ SHORT = {"data.max_length": 30, "data.on_overlong": "truncate"}
 
 def test_a_file_whose_every_answer_is_cut_is_an_error() -> None:
     long = {"messages": [*GOOD["messages"][:1], {"role": "assistant", "content": "word " * 60}]}
-    result = result_of([long, long], *(f"{key}={value}" for key, value in SHORT.items()))
+    other = {"messages": [{"role": "user", "content": "Else?"}, long["messages"][1]]}
+    result = result_of([long, other], *(f"{key}={value}" for key, value in SHORT.items()))
     assert result["verdict"] == "unsafe"
     assert result["checks"]["end-token-unsupervised"] == "failed"
     assert [finding["rule"] for finding in result["findings"]] == ["end-token-unsupervised"]
@@ -296,6 +297,13 @@ def test_every_rule_about_rows_is_checked_by_the_audit_or_about_something_else()
     assert {rule.name for rule in rules_data.RULES if rule.stage is None} == {
         "unknown-row",  # a row that --row names
         "ledger-mismatch",  # the rows that a run has trained on
+        "row-changed",  # a row that a run is about to train on
     }
     assert rules_of("split") == ("too-many-dropped-rows", "no-rows")
-    assert rules_of("references") == ("reference-too-long",)
+    assert rules_of("references") == (
+        "reference-too-long",
+        "rows-in-two-splits",
+        "pictures-in-two-splits",
+    )
+    checked = {*rules_of("quality"), *rules_of("references")} - {"reference-too-long"}
+    assert checked == {rule.name for rule in rules_quality.RULES}

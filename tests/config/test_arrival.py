@@ -37,6 +37,12 @@ TESTS: dict[str, str] = {
     "data.max_dropped_rows": (
         "tests/data/test_audit.py::test_bad_rows_are_dropped_up_to_the_number_allowed"
     ),
+    "data.max_overlap_rows": (
+        "tests/data/test_quality.py::test_a_run_whose_test_rows_are_trained_on_does_not_start"
+    ),
+    "data.audit_cache": (
+        "tests/data/test_audit_cache.py::test_fresh_audits_all_and_off_keeps_nothing"
+    ),
     "data.allow_urls": (
         "tests/data/test_urls.py::test_an_audit_reads_it_where_the_setting_names_its_host"
     ),

@@ -185,7 +185,7 @@ def test_a_ledger_says_how_many_rows_were_dropped_for_which_rule(tmp_path: Path)
 
 
 def test_answers_longer_than_the_model_may_write_are_counted(tmp_path: Path) -> None:
-    rows = rows_of(tmp_path, [chat("a", "b"), chat("a", "12345"), chat("a", "123456")])
+    rows = rows_of(tmp_path, [chat("a", "b"), chat("c", "12345"), chat("d", "123456")])
     ledger, _ = audit_of(rows)
     assert tuple(ledger.answers) == tuple(
         len(rows.processor.tokenizer(text).input_ids) for text in ("b", "12345", "123456")
@@ -249,7 +249,7 @@ def test_what_is_lost_of_pictures_is_counted_in_one_note(tmp_path: Path) -> None
     for number, mode in enumerate(("RGBA", "RGB", "CMYK", "RGBA")):
         name = f"{number}.{'tif' if mode == 'CMYK' else 'png'}"
         Image.new(mode, (56, 28), 7).save(tmp_path / name)
-        made.append(chat("<image>", "b") | {"images": [name]})
+        made.append(chat(f"<image>{number}?", f"b{number}") | {"images": [name]})
     rows = rows_of(tmp_path, made)
     ledger, findings = audit_of(rows)
     assert findings == ()

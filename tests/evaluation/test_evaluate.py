@@ -125,7 +125,12 @@ def test_a_run_whose_scores_are_no_numbers_says_so_when_it_has_ended(
     from vtool.training.sft import train
 
     made = made_run(
-        tmp_path, (1,), 2, "train={steps: 2, epochs: null}", f"data.{split}=${{data.train}}"
+        tmp_path,
+        (1,),
+        2,
+        "train={steps: 2, epochs: null}",
+        f"data.{split}=${{data.train}}",
+        "data.max_overlap_rows=7",
     )
     monkeypatch.setattr(module, "_nll", lambda *_given: (0.0, 0))
     outcome = train(made, Ranks())

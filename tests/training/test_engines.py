@@ -31,6 +31,7 @@ def made_run(folder: Path, name: str, engine: str, *more: str) -> Request:
         messages(folder / "rows.jsonl"),
         f"data.validation=[{{format:messages,path:'{folder / 'three.jsonl'}'}}]",
         f"data.test=[{{format:messages,path:'{folder / 'one.jsonl'}'}}]",
+        "data.max_overlap_rows=1",
         *(
             "data.global_batch_size=6",
             "data.micro_batch_size=2",

@@ -165,6 +165,7 @@ def test_a_run_that_was_killed_after_its_last_checkpoint_still_ends(
         1,
         f"engine={engine}",
         f"data.test=[{{format:messages,path:'{folder / 'validation.jsonl'}'}}]",
+        "data.max_overlap_rows=3",
     )[3:]
     vtool(folder, *arguments)
     run = folder / "run"

@@ -326,6 +326,7 @@ def test_a_run_counts_them_and_evaluates_on_them(tmp_path: Path) -> None:
         "model.family=qwen2_5_vl",
         f"run.dir={tmp_path / 'run'}",
         f"data.test=[{{format:messages,path:'{tmp_path / 'rows.jsonl'}'}}]",
+        "data.max_overlap_rows=6",
     )
     assert train(made, Ranks()).status == "finished"
     ledger = json.loads((tmp_path / "run/data.json").read_text())["train"]

@@ -68,9 +68,10 @@ def test_a_row_that_is_not_there_cannot_be_shown(tmp_path: Path) -> None:
 
 
 def test_answers_that_evaluation_would_cut_off_are_a_warning(tmp_path: Path) -> None:
-    rows = write_rows(tmp_path / "rows.jsonl", [chat("Hi", "a b c d e f g h"), chat("Hi", "a")])
+    rows = write_rows(tmp_path / "rows.jsonl", [chat("Hi", "a b c d e f g h"), chat("Ho", "a")])
+    mine = write_rows(tmp_path / "train.jsonl", [chat("Who", "b"), chat("Why", "c")])
     overrides = [
-        messages(rows),
+        messages(mine),
         messages(rows).replace("data.train", "data.test"),
         "evaluation.generate.max_new_tokens=2",
     ]

@@ -14,10 +14,11 @@ import xxhash
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from vtool.config.schema import Data, Run
-from vtool.data.digest import files_of, row_digests, stamp
+from vtool.data.digest import digests_of, files_of, stamp
 from vtool.data.encode import encode_row
 from vtool.data.labels import check_features, check_labels
 from vtool.data.loader import AUDIT_CACHE_BYTES, EncodedRows
+from vtool.data.quality import told_of_split, traits_of
 from vtool.data.row import shown
 from vtool.data.row_audits import RowAudit, RowAudits
 from vtool.data.sources import Rows
@@ -76,6 +77,8 @@ class Ledger:
     videos: int
     traits: Mapping[str, int] = field(default_factory=dict)
     """Pictures and frames of which something is lost or changed, by the names of `TRAITS`."""
+    told: tuple[Diagnostic, ...] = ()
+    """Warnings and notes on rows that can all be used (`vtool.data.quality`)."""
     reused: int = 0
     """Rows whose earlier audit was taken, since nothing about them has changed."""
     findings: tuple[Diagnostic, ...] = ()
@@ -176,7 +179,7 @@ class _Inspector(Dataset[RowAudit]):
         )
         if keeping and index not in rows.cache:
             self.room = rows.keep(sample, AUDIT_CACHE_BYTES)
-        files, whole = row_digests(row, sample)
+        digests = digests_of(row, sample)
         finding = check_features(sample, self.rows.processor, row) or check_labels(
             sample, self.rows.processor, row
         )
@@ -184,8 +187,11 @@ class _Inspector(Dataset[RowAudit]):
             RowAudit.of(index, sample),
             images=len(row.images),
             videos=len(row.videos),
-            images_digest=files,
-            digest=whole,
+            images_digest=digests.files,
+            digest=digests.whole,
+            question=digests.question,
+            answer_digest=digests.answer,
+            text_traits=traits_of(row),
             files=stamped,
             finding=finding,
         )
@@ -278,6 +284,7 @@ def build_ledger(
     )
     if split == "train" and len(kept) and not ledger.ends:
         findings.append(_no_end(rows, ledger))
+    ledger = replace(ledger, told=tuple(told_of_split(split, rows.rows, audits)))
     return ledger, _cap(findings, len(rows.rows))
 
 
@@ -323,6 +330,7 @@ def warnings(ledger: Ledger, run: Run, split: str) -> Iterator[Diagnostic]:
             if name in ledger.traits
         )
         yield Diagnostic("picture-converted", f"data.{split}: of its pictures, {counted}")
+    yield from ledger.told
     if ledger.cut and (ledger.ends or split != "train"):  # else it is an error already
         listed = ", ".join(ledger.cut[:3]) + (", …" if len(ledger.cut) > 3 else "")
         message = (

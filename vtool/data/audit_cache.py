@@ -43,6 +43,7 @@ _OTHER_SETTINGS = frozenset(
         "micro_batch_tokens",
         "packing",
         "max_dropped_rows",
+        "max_overlap_rows",
         "drop_model_inputs",
         "audit_cache",
     )

@@ -3,11 +3,14 @@
 import os
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import xxhash
 
+from vtool.data.chat import IGNORED
 from vtool.data.encode import Sample
 from vtool.data.row import Row, refuse
 from vtool.data.row_audits import Stamp
@@ -39,15 +42,23 @@ def _media(row: Row) -> Iterator[Any]:
         yield from [video.source] if isinstance(video.source, str) else video.source
 
 
-def row_digests(row: Row, sample: Sample) -> tuple[int, int]:
-    """Return the XXH3 of a row's image and video files, and of all that it is: 64 bits each.
+@dataclass(frozen=True, slots=True)
+class Digests:
+    """The XXH3 of parts of a row, 64 bits each."""
 
-    Of all: token ids, labels, and its images and videos, in files or in the row. What a rows file
-    holds itself is in that file's digest, so the first leaves it out.
-    """
-    files = xxhash.xxh3_64()
-    whole = xxhash.xxh3_64(sample.input_ids.numpy().tobytes())
-    whole.update(sample.labels.numpy().tobytes())
+    files: int
+    """Image and video files. What a rows file holds itself is in that file's digest."""
+    whole: int
+    """Token ids, labels, images and videos, be they in files, in the row or in memory."""
+    question: int
+    """The part that is not learnt: its token ids, images and videos."""
+    answer: int
+    """The token ids that are learnt."""
+
+
+def digests_of(row: Row, sample: Sample) -> Digests:
+    """Return the digests of a row, whose files are read for them."""
+    files, media = xxhash.xxh3_64(), xxhash.xxh3_64()
     for given in _media(row):
         if isinstance(given, str) and not given.startswith("data:"):
             content = Path(given).read_bytes()
@@ -55,10 +66,17 @@ def row_digests(row: Row, sample: Sample) -> tuple[int, int]:
         elif isinstance(given, str | bytes):
             content = given.encode() if isinstance(given, str) else given
         else:
-            continue  # in memory, where nobody else writes
-        whole.update(len(content).to_bytes(8, "little"))
-        whole.update(content)
-    return files.intdigest(), whole.intdigest()
+            content = np.asarray(given).tobytes()
+        media.update(len(content).to_bytes(8, "little"))
+        media.update(content)
+    ids, labels = sample.input_ids.numpy(), sample.labels.numpy()
+    learnt, seen = labels != IGNORED, media.digest()
+    return Digests(
+        files.intdigest(),
+        xxhash.xxh3_64_intdigest(ids.tobytes() + labels.tobytes() + seen),
+        xxhash.xxh3_64_intdigest(ids[~learnt].tobytes() + seen),
+        xxhash.xxh3_64_intdigest(ids[learnt].tobytes()),
+    )
 
 
 def check_unchanged(row: Row, sample: Sample, audited: int) -> None:
@@ -67,7 +85,7 @@ def check_unchanged(row: Row, sample: Sample, audited: int) -> None:
     Raises:
         Findings: `row-changed`.
     """
-    if row_digests(row, sample)[1] != audited:
+    if digests_of(row, sample).whole != audited:
         raise refuse(
             "row-changed",
             f"{row.id} is not what was audited: its text, or an image or video file of it, has"

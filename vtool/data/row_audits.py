@@ -46,6 +46,12 @@ class RowAudit:
     images_digest: int = 0
     digest: int = 0
     """XXH3 of token ids, labels, images and videos: what a batch must be made of."""
+    question: int = 0
+    """XXH3 of what is not learnt: its token ids, images and videos."""
+    answer_digest: int = 0
+    """XXH3 of the token ids that are learnt."""
+    text_traits: int = 0
+    """Bits of `vtool.data.quality.TRAITS`."""
     traits: tuple[str, ...] = ()
     """Names of `TRAITS`: the losses of its pictures."""
     finding: Diagnostic | None = None
@@ -69,12 +75,13 @@ class RowAudit:
 
 
 _NUMBERS = ("tokens", "supervised", "images", "videos", "turns", "answer", "cut", "ends")
+_DIGESTS = ("images_digest", "digest", "question", "answer_digest")
 ROW = np.dtype(
     [
         ("index", "<i8"),
         *((name, "<u4") for name in _NUMBERS),
-        ("images_digest", "<u8"),
-        ("digest", "<u8"),
+        *((name, "<u8") for name in _DIGESTS),
+        ("text_traits", "<u2"),
         ("traits", "<u2", (len(TRAITS),)),
         ("files", "<u2"),
         ("truncated", "?"),
@@ -147,7 +154,7 @@ def _chunks(audits: Iterator[RowAudit]) -> Iterator[list[RowAudit]]:
 
 def _columns(audits: Sequence[RowAudit]) -> RowAudits:
     table = np.zeros(len(audits), ROW)
-    for name in ("index", *_NUMBERS, "images_digest", "digest", "truncated"):
+    for name in ("index", *_NUMBERS, *_DIGESTS, "text_traits", "truncated"):
         table[name] = [getattr(audit, name) for audit in audits]
     table["usable"] = [audit.finding is None for audit in audits]
     table["files"] = [len(audit.files) for audit in audits]

@@ -26,7 +26,7 @@ class Rule:
     """The remedy."""
     severity: Literal["error", "warning", "note"] = "error"
     """The severity of its findings, unless a finding sets its own."""
-    stage: Literal["row", "split", "references"] | None = None
+    stage: Literal["row", "split", "quality", "references"] | None = None
     """The subject of a rule that `vtool verify` lists among its checks: a row, read to its end; a
     split; or the reference answers of a split that is evaluated.
     """

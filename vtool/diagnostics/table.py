@@ -13,6 +13,7 @@ SOURCES = (
     "vtool.diagnostics.rules_folder",
     "vtool.diagnostics.rules_loading",
     "vtool.diagnostics.rules_data",
+    "vtool.diagnostics.rules_quality",
     "vtool.diagnostics.rules_formats",
     "vtool.diagnostics.rules_environment",
     "vtool.diagnostics.rules_run",

@@ -4,6 +4,7 @@ import json
 import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from vtool.config import schema
@@ -12,6 +13,7 @@ from vtool.data.audit import Ledger, build_ledger, hold_to, warnings
 from vtool.data.audit_cache import audit_split, usual_cache
 from vtool.data.detect import told
 from vtool.data.loader import EncodedRows
+from vtool.data.quality import told_of_splits
 from vtool.data.row import Row
 from vtool.data.row_audits import RowAudits
 from vtool.data.sources import Rows, open_splits
@@ -91,6 +93,7 @@ def set_up_run(
 def audit(rows: Mapping[str, EncodedRows], ranks: Ranks) -> dict[str, Ledger]:
     """Audit every row of every split, each rank its share, and raise all findings at once."""
     ledgers: dict[str, Ledger] = {}
+    all_audits: dict[str, RowAudits] = {}
     findings: list[Diagnostic] = []
     for split, encoded in rows.items():
         began = time.monotonic()
@@ -101,7 +104,12 @@ def audit(rows: Mapping[str, EncodedRows], ranks: Ranks) -> dict[str, Ledger]:
             cache.write(audits, time.monotonic() - began)
         ledgers[split], of_split = build_ledger(encoded, audits, split)
         hold_to(encoded, audits)
+        all_audits[split] = audits
         findings += of_split
+    settings, sources = rows["train"].settings, {split: each.rows for split, each in rows.items()}
+    for split, shared in told_of_splits(settings, sources, all_audits).items():
+        findings += [one for one in shared if one.severity == "error"]
+        ledgers[split] = replace(ledgers[split], told=(*ledgers[split].told, *shared))
     if findings:
         raise SharedFindings(findings)
     return ledgers

@@ -29,7 +29,7 @@ def audit_result(subject: str, audit: Audit, settings: Data) -> Result:
         reasons = {"answer-cut-off": f"data.on_overlong is {settings.on_overlong}"}
     # The audit of a row ends at its first finding: where no row got to the end, what was not found
     # was not looked for.
-    unreached = () if audit.ledger.kept else rules_of("row")
+    unreached = () if audit.ledger.kept else (*rules_of("row"), *rules_of("quality"))
     checks = {
         rule: (
             "failed"
@@ -38,7 +38,7 @@ def audit_result(subject: str, audit: Audit, settings: Data) -> Result:
             if rule in unreached or rule in reasons
             else "passed"
         )
-        for rule in (*rules_of("row"), *rules_of("split"))
+        for rule in (*rules_of("row"), *rules_of("split"), *rules_of("quality"))
     }
     if audit.split != "train":
         warned = {finding.rule for finding in audit.findings}

@@ -11,6 +11,8 @@ from vtool.data.audit_cache import audit_split, usual_cache
 from vtool.data.chat import IGNORED
 from vtool.data.encode import Sample
 from vtool.data.loader import EncodedRows
+from vtool.data.quality import told_of_splits
+from vtool.data.row_audits import RowAudits
 from vtool.data.sources import Rows, open_splits
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.models.processor import Processor, new_processor
@@ -72,23 +74,37 @@ def audit_rows(run: Run, row_names: Sequence[str] = ()) -> list[Audit]:
         raise Findings(
             [Diagnostic("unknown-row", f"there is no row {name}") for name in missing], fatal=True
         )
+    rows = {split: EncodedRows(source, processor, run.data) for split, source in sources.items()}
+    audits = {split: _audit_all(each) for split, each in rows.items()}
+    shared = told_of_splits(run.data, sources, audits)
     return [
-        _audit_split(run, split, EncodedRows(source, processor, run.data), found[split])
-        for split, source in sources.items()
+        _audit_split(run, split, rows[split], audits[split], found[split], shared.get(split, ()))
+        for split in rows
     ]
 
 
-def _audit_split(run: Run, split: str, rows: EncodedRows, by_name: dict[str, list[int]]) -> Audit:
+def _audit_all(rows: EncodedRows) -> RowAudits:
     began, cache = time.monotonic(), usual_cache(rows)
     audits = audit_split(rows, range(len(rows.rows)), cache)
     if cache:
         cache.write(audits, time.monotonic() - began)
+    return audits
+
+
+def _audit_split(
+    run: Run,
+    split: str,
+    rows: EncodedRows,
+    audits: RowAudits,
+    by_name: dict[str, list[int]],
+    shared: Sequence[Diagnostic],
+) -> Audit:
     ledger, findings = build_ledger(rows, audits, split)
     indices = [*ledger.kept[:FIRST], *(index for found in by_name.values() for index in found)]
     return Audit(
         split,
         ledger,
-        (*findings, *warnings(ledger, run, split)),
+        (*findings, *shared, *warnings(ledger, run, split)),
         render_example(rows.sample(ledger.kept[0]), rows.processor) if ledger.kept else None,
         tuple(_show(rows, index, audits.findings.get(index)) for index in dict.fromkeys(indices)),
     )

@@ -98,6 +98,8 @@ class Data(Settings):
     """Hosts that images are fetched from, where a row names one by its address: once each, and then
     they are kept. Such a row is refused for any other host.
     """
+    max_overlap_rows: int = Field(default=0, ge=0)
+    """The most rows of `test` that may also be rows of `train`; else the run is refused."""
     max_text_bytes: int = Field(default=MOST_TEXT_BYTES, gt=0)
     """The most bytes of a row's text in UTF-8, with its tools; one with more is a finding."""
     global_batch_size: Annotated[int, _BY_RUN] = Field(ge=1)

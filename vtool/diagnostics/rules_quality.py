@@ -1,0 +1,102 @@
+"""Rules VT630 to VT637: rows that can all be used, but are repeated, shared, or odd."""
+
+from vtool.diagnostics.rule import Rule
+
+RULES = (
+    Rule(
+        name="rows-in-two-splits",
+        code="VT630",
+        summary="Rows that the model is evaluated on are rows that it is trained on.",
+        why=(
+            "The score is then also of what was learnt by heart. Rows are compared as they are"
+            " learnt: their tokens, labels, images and videos."
+        ),
+        bad="a test file into which lines of the training file were copied",
+        good="splits that have no row in common",
+        fix=(
+            "Take the rows out of one of the splits. In data.test they end the run, above"
+            " data.max_overlap_rows; in data.validation they are told."
+        ),
+        stage="references",
+    ),
+    Rule(
+        name="pictures-in-two-splits",
+        code="VT631",
+        summary="Rows to evaluate on show pictures that are trained on, with other texts.",
+        why="What the model knows of a picture from training may help it to answer.",
+        bad="questions about a picture, some of them in data.train and some in data.test",
+        good="all questions about a picture in one split",
+        fix="Nothing, if it is meant. Else divide the rows by their pictures.",
+        severity="note",
+        stage="references",
+    ),
+    Rule(
+        name="duplicate-rows",
+        code="VT632",
+        summary="A split has rows more than once, with the same text and pictures.",
+        why="They are learnt more often than others, and an evaluation counts them so.",
+        bad="a file that two exports were appended to",
+        good="each row once",
+        fix="Nothing, if it is meant. Else remove the repeated lines.",
+        severity="note",
+        stage="quality",
+    ),
+    Rule(
+        name="several-answers",
+        code="VT633",
+        summary="A question about the same pictures has several answers.",
+        why=(
+            "Captions have many right answers. Where there is one, some of them are wrong, and the"
+            " model learns to guess."
+        ),
+        bad="the same receipt, once with the total 12.80 and once with 21.80",
+        good="one answer to a question that has one",
+        fix="Look at the rows that are named; nothing is to be done where several are right.",
+        severity="note",
+        stage="quality",
+    ),
+    Rule(
+        name="one-answer",
+        code="VT634",
+        summary="More than half of the rows have one and the same answer.",
+        why="The loss falls and the accuracy is high where the model says nothing else.",
+        bad="9,000 of 10,000 rows that are answered with `no`",
+        good="answers in the shares that a user's questions have",
+        fix="Nothing, if questions are like that. Compare the accuracy with that of this answer.",
+        severity="note",
+        stage="quality",
+    ),
+    Rule(
+        name="damaged-text",
+        code="VT635",
+        summary="Rows have characters that were lost, or text that was encoded twice.",
+        why="The model learns to write it.",
+        bad="`cafÃ© crÃ¨me`, which was UTF-8 and has been read as something else",
+        good="`café crème`",
+        fix="Make the rows again from their source, and read it as UTF-8.",
+        severity="warning",
+        stage="quality",
+    ),
+    Rule(
+        name="tokens-of-other-models",
+        code="VT636",
+        summary="Rows have control tokens of other models' templates, which are plain text here.",
+        why="Rows that a template of another model was applied to are learnt with its marks.",
+        bad='{"role": "assistant", "content": "A cat.</s>"}',
+        good='{"role": "assistant", "content": "A cat."}',
+        fix="Remove the marks: this model's chat template writes its own.",
+        severity="warning",
+        stage="quality",
+    ),
+    Rule(
+        name="unusual-turns",
+        code="VT637",
+        summary="Rows have a system turn that is not the first, or two user turns in a row.",
+        why="Often an answer is missing between them, or two chats were joined.",
+        bad="a user's turn that is followed by another one of the user's",
+        good="turns of the user and the assistant, one after the other",
+        fix="Nothing, if it is meant. Else look at the rows that are named.",
+        severity="note",
+        stage="quality",
+    ),
+)
