@@ -71,6 +71,7 @@ def micro(index: int, lengths: tuple[int, ...], weight: float) -> Fact:
         "z": None,
         "entropy": None,
         "not_next": 0,
+        "left_out": 0,
         "is_plus": {"0": 0, "2": 0, "3": 0},
         "ends": {"in_inputs": 2, "learnt": 2},
         "specials": {

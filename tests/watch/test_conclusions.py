@@ -80,6 +80,12 @@ PLANTED: dict[str, tuple[int, Change, str, str]] = {
         "placeholder-learnt",
         "error",
     ),
+    "a mask the wrong way round": (
+        1,
+        on("micro", left_out=lambda f: f["measured"]),
+        "masked-tokens-learnt",
+        "error",
+    ),
     "no end token": (
         1,
         on("micro", ends={"in_inputs": 2, "learnt": 0}),
@@ -422,6 +428,11 @@ def test_a_folder_without_a_model_says_why(tmp_path: Path) -> None:
     assert (result.verdict, rules(result)) == ("not-run", {"nothing-read": "note"})
     blind = {"kind": "blind", "why": "no head was found", "step": 0, "rank": 0, "model": None}
     assert "no head was found" in conclude(tmp_path / "blind", [*facts, blind]).findings[0].message
+
+
+def test_a_mask_without_some_tokens_may_be_meant(tmp_path: Path) -> None:
+    result = conclude(tmp_path, changed(healthy(), on("micro", left_out=2)))
+    assert rules(result) == {"masked-tokens-learnt": "note"}
 
 
 @pytest.mark.parametrize(("times", "found"), [(2, False), (3, True)])

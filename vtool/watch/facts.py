@@ -179,6 +179,11 @@ class Micro:
         return None if found is None else int(found)
 
     @property
+    def left_out(self) -> int | None:
+        found = self.fact.get("left_out")
+        return None if found is None else int(found)
+
+    @property
     def shifted(self) -> dict[int, int]:
         return {int(name): int(n) for name, n in (self.fact.get("is_plus") or {}).items()}
 

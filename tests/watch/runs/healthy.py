@@ -1,6 +1,6 @@
 """Runs in which nothing is wrong: neither an error nor a warning may be found in them."""
 
-from tests.watch.runs import changes, copies, optimizers
+from tests.watch.runs import changes, copies, masks, optimizers
 from tests.watch.runs.loop import FAMILIES, Recipe
 
 RUNS: dict[str, Recipe] = {
@@ -15,6 +15,11 @@ RUNS: dict[str, Recipe] = {
     "batches of one row": Recipe(batch=1, accumulate=3),
     "batches of four rows": Recipe(batch=4),
     "left padding": Recipe(padding="left", collated=changes.positions_of_mask),
+    "left padding, whole rows learnt": Recipe(
+        padding="left", collated=changes.positions_of_mask, data=changes.whole_rows
+    ),
+    "a mask that counts texts": Recipe(collated=masks.mask_that_counts),
+    "a mask of four dimensions": Recipe(collated=masks.mask_of_four_dimensions),
     "left padding, bfloat16 autocast": Recipe(
         padding="left", collated=changes.positions_of_mask, autocast=True
     ),

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from tests.watch.runs import changes, optimizers
+from tests.watch.runs import changes, masks, optimizers
 from tests.watch.runs.loop import Recipe
 
 
@@ -40,6 +40,13 @@ RUNS: dict[str, Planted] = {
         "placeholder-learnt", data=changes.whole_rows, image=True
     ),
     "padding learnt": error("placeholder-learnt", collated=changes.padding_learnt),
+    "the mask the wrong way round": error("masked-tokens-learnt", collated=masks.mask_turned_round),
+    "the mask the wrong way round, rows padded on the left": error(
+        "masked-tokens-learnt", collated=masks.mask_turned_round, padding="left"
+    ),
+    "transformers' Trainer, the mask the wrong way round": error(
+        "masked-tokens-learnt", trainer="hf", collated=masks.mask_turned_round
+    ),
     "the end token masked": warning("end-of-turn-not-learnt", data=changes.no_end),
     "padding is the end token, and masked": warning(
         "end-of-turn-not-learnt", collated=changes.padding_is_end
