@@ -71,6 +71,7 @@ def micro(index: int, lengths: tuple[int, ...], weight: float) -> Fact:
         "z": None,
         "entropy": None,
         "not_next": 0,
+        "left_out": 0,
         "is_plus": {"0": 0, "2": 0, "3": 0},
         "ends": {"in_inputs": 2, "learnt": 2},
         "specials": {
@@ -142,6 +143,14 @@ def healthy(world: int = 1, steps: int = 3) -> list[Fact]:
                     "engine_factor": 1.0 if world == 1 else None,
                     "engine_misfit": 1e-7 if world == 1 else None,
                     "gradients_before": None,
+                    "layers": {
+                        f"layers.{layer}": {
+                            "left": [1.0 + step, 2.0, 3.0],
+                            "arrived": [1.0 + step, 2.0, 3.0],
+                            "dtype": "torch.float32",
+                        }
+                        for layer in range(4)
+                    },
                 }
             )
             of_step.append(

@@ -62,6 +62,11 @@ def weigh_rows(weight: Callable[[int, int], float]) -> Change:
     return change
 
 
+def _halved(layers: Fact) -> Fact:
+    tensor = layers["layers.0"]
+    return {**tensor, "arrived": [x / 2 for x in tensor["left"]]}
+
+
 PLANTED: dict[str, tuple[int, Change, str, str]] = {
     "shifted twice": (
         1,
@@ -73,6 +78,12 @@ PLANTED: dict[str, tuple[int, Change, str, str]] = {
         1,
         on("micro", specials={"90": {"in_inputs": 4, "learnt": 4}}),
         "placeholder-learnt",
+        "error",
+    ),
+    "a mask the wrong way round": (
+        1,
+        on("micro", left_out=lambda f: f["measured"]),
+        "masked-tokens-learnt",
         "error",
     ),
     "no end token": (
@@ -147,6 +158,12 @@ PLANTED: dict[str, tuple[int, Change, str, str]] = {
         on("stepped", reference={"a": {"off": 8e4, "moved": 1.0, "elements": 8}}),
         "step-not-the-optimizers",
         "error",
+    ),
+    "gradients of a layer halved": (
+        2,
+        on("arrived", layers=lambda f: {**f["layers"], "layers.0": _halved(f["layers"])}),
+        "layers-scaled-apart",
+        "warning",
     ),
     "bfloat16 weights": (
         1,
@@ -411,6 +428,11 @@ def test_a_folder_without_a_model_says_why(tmp_path: Path) -> None:
     assert (result.verdict, rules(result)) == ("not-run", {"nothing-read": "note"})
     blind = {"kind": "blind", "why": "no head was found", "step": 0, "rank": 0, "model": None}
     assert "no head was found" in conclude(tmp_path / "blind", [*facts, blind]).findings[0].message
+
+
+def test_a_mask_without_some_tokens_may_be_meant(tmp_path: Path) -> None:
+    result = conclude(tmp_path, changed(healthy(), on("micro", left_out=2)))
+    assert rules(result) == {"masked-tokens-learnt": "note"}
 
 
 @pytest.mark.parametrize(("times", "found"), [(2, False), (3, True)])

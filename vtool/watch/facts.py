@@ -21,7 +21,7 @@ _SAME = 1e-3
 _DATA_PARALLEL = ("dp", "ddp", "fsdp", "data", "shard", "replicate")
 _LOOKS = {
     "learnt": ("before_step", "solve", "_enter", "_leave", "read"),
-    "arrived": ("arrived", "after_step"),
+    "arrived": ("arrived", "after_step", "left"),
     "alone": ("alone",),
     "ledger": ("ledger",),
 }
@@ -176,6 +176,11 @@ class Micro:
     @property
     def not_next(self) -> int | None:
         found = self.fact.get("not_next")
+        return None if found is None else int(found)
+
+    @property
+    def left_out(self) -> int | None:
+        found = self.fact.get("left_out")
         return None if found is None else int(found)
 
     @property

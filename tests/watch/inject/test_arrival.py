@@ -133,3 +133,29 @@ def test_a_step_is_over_when_the_outer_optimizers_is(tmp_path: Path) -> None:
         process.after_step(outer)  # it has gathered what other ranks have made
         assert len(tiny.facts(tmp_path, "drift")) == step + 1
     assert [fact["step"] for fact in tiny.facts(tmp_path, "arrived")] == [0, 1]
+
+
+def test_what_backward_left_of_each_layer_is_held_against_what_arrives(tmp_path: Path) -> None:
+    loop = Loop(tmp_path)
+    for _ in range(3):
+        loop.backward()
+        for name, parameter in loop.model.named_parameters():
+            assert parameter.grad is not None
+            parameter.grad.mul_(0.5 if "norm" in name else 1.0)
+        loop.update()
+        loop.optimizer.zero_grad()
+    for arrived in tiny.facts(tmp_path, "arrived"):
+        for name, tensor in arrived["layers"].items():
+            times = 0.5 if "norm" in name else 1.0
+            assert tensor["arrived"] == pytest.approx([times * x for x in tensor["left"]])
+    loop.backward()
+    assert not any(p._post_accumulate_grad_hooks for p in loop.model.parameters())
+
+
+def test_gradients_that_nobody_accumulates_are_not_among_those_left(tmp_path: Path) -> None:
+    loop = Loop(tmp_path)
+    loss, _ = tiny.loss_of(loop.model, tiny.batch([9, 5]))
+    torch.autograd.grad(loss, loop.model.model.norm.weight)  # as for a weight of several losses
+    loop.run(1)
+    (arrived,) = tiny.facts(tmp_path, "arrived")
+    assert all(tensor["left"] == tensor["arrived"] for tensor in arrived["layers"].values())

@@ -332,6 +332,19 @@ def shrink_weights(model: Any, optimizer: Any, step: int) -> None:
             parameter.mul_(0.99)
 
 
+def halve_first_layer(model: Any, step: int, rank: int) -> None:
+    for parameter in model.model.layers[0].parameters():
+        parameter.grad.mul_(0.5)
+
+
+def clip_each(model: Any, step: int, rank: int) -> None:
+    """Clip each part by itself, as adaptive and per-group clipping do."""
+    import torch
+
+    for part in (model.model.embed_tokens, *model.model.layers, model.lm_head):
+        torch.nn.utils.clip_grad_norm_(part.parameters(), 0.01)
+
+
 def average_weights(model: Any, optimizer: Any, step: int) -> None:
     """An average of weights is copied back into those that train."""
     import torch

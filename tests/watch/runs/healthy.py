@@ -1,6 +1,6 @@
 """Runs in which nothing is wrong: neither an error nor a warning may be found in them."""
 
-from tests.watch.runs import changes, copies, optimizers
+from tests.watch.runs import changes, copies, masks, optimizers
 from tests.watch.runs.loop import FAMILIES, Recipe
 
 RUNS: dict[str, Recipe] = {
@@ -15,6 +15,11 @@ RUNS: dict[str, Recipe] = {
     "batches of one row": Recipe(batch=1, accumulate=3),
     "batches of four rows": Recipe(batch=4),
     "left padding": Recipe(padding="left", collated=changes.positions_of_mask),
+    "left padding, whole rows learnt": Recipe(
+        padding="left", collated=changes.positions_of_mask, data=changes.whole_rows
+    ),
+    "a mask that counts texts": Recipe(collated=masks.mask_that_counts),
+    "a mask of four dimensions": Recipe(collated=masks.mask_of_four_dimensions),
     "left padding, bfloat16 autocast": Recipe(
         padding="left", collated=changes.positions_of_mask, autocast=True
     ),
@@ -27,6 +32,10 @@ RUNS: dict[str, Recipe] = {
     "gradient checkpointing, packed": Recipe(checkpointing=True, packed=True),
     "clipped": Recipe(clip=0.1),
     "clipped, accumulated, bfloat16 autocast": Recipe(clip=0.1, accumulate=3, autocast=True),
+    "each part clipped by itself": Recipe(before_step=changes.clip_each),
+    "each part clipped by itself, bfloat16 weights": Recipe(
+        before_step=changes.clip_each, dtype="bfloat16", lr=0.05
+    ),
     "a frozen layer": Recipe(built=changes.freeze_first_layer),
     "frozen embeddings": Recipe(built=changes.freeze_embeddings),
     "LoRA": Recipe(adapters=True),

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from tests.watch.runs import changes, optimizers
+from tests.watch.runs import changes, masks, optimizers
 from tests.watch.runs.loop import Recipe
 
 
@@ -40,6 +40,13 @@ RUNS: dict[str, Planted] = {
         "placeholder-learnt", data=changes.whole_rows, image=True
     ),
     "padding learnt": error("placeholder-learnt", collated=changes.padding_learnt),
+    "the mask the wrong way round": error("masked-tokens-learnt", collated=masks.mask_turned_round),
+    "the mask the wrong way round, rows padded on the left": error(
+        "masked-tokens-learnt", collated=masks.mask_turned_round, padding="left"
+    ),
+    "transformers' Trainer, the mask the wrong way round": error(
+        "masked-tokens-learnt", trainer="hf", collated=masks.mask_turned_round
+    ),
     "the end token masked": warning("end-of-turn-not-learnt", data=changes.no_end),
     "padding is the end token, and masked": warning(
         "end-of-turn-not-learnt", collated=changes.padding_is_end
@@ -138,6 +145,15 @@ RUNS: dict[str, Planted] = {
     "noise on gradients": error("gradient-of-other-rows", before_step=changes.noise),
     "a gradient of other coordinates": error(
         "gradient-of-other-rows", before_step=changes.norm_elsewhere
+    ),
+    "gradients of the first layer halved": warning(
+        "layers-scaled-apart", before_step=changes.halve_first_layer
+    ),
+    "gradients of the first layer halved, bfloat16 weights": warning(
+        "layers-scaled-apart", before_step=changes.halve_first_layer, dtype="bfloat16", lr=0.05
+    ),
+    "gradients of the first layer halved, DDP, clipped": warning(
+        "layers-scaled-apart", before_step=changes.halve_first_layer, world=2, clip=0.1
     ),
     "a gradient that is not a number": error(
         "gradient-not-finite", after_backward=changes.not_a_number

@@ -4,6 +4,7 @@ from vtool.watch.conclusions import (
     alone,
     arrived,
     judged,
+    layers,
     learnt,
     ledger,
     roles,
@@ -20,6 +21,7 @@ CHECKS: tuple[Check, ...] = (
     *judged.CHECKS,
     *roles.CHECKS,
     *arrived.CHECKS,
+    *layers.CHECKS,
     *alone.CHECKS,
     *ledger.CHECKS,
 )

@@ -78,6 +78,22 @@ NOT_READ = Rule(
     severity="note",
 )
 
+LEFT_OUT = Rule(
+    name="masked-tokens-learnt",
+    code="VT913",
+    summary="Text is learnt at positions that the batch's own attention_mask leaves out.",
+    why=(
+        "Where the mask is the wrong way round, padding is attended to and the text is not: each"
+        " token is predicted from padding alone, and the loss still falls a little."
+    ),
+    bad="attention_mask = input_ids == pad_token_id",
+    good="attention_mask = input_ids != pad_token_id",
+    fix=(
+        "Give the model a mask that is 1 at every token of the text and 0 at padding. Masks that"
+        " count packed texts (1, 1, 2, 2, 0) are right as well."
+    ),
+)
+
 
 def read(facts: Facts) -> tuple[Micro, ...]:
     """Return the micro-batches whose loss is read: their weights and targets are known."""
@@ -158,6 +174,25 @@ def _padding(facts: Facts) -> int:
     return count
 
 
+def _left_out(facts: Facts) -> Outcome:
+    if why := nothing_read(facts):
+        return Outcome(not_run=why)
+    looked = [micro for micro in read(facts) if micro.left_out is not None]
+    if not looked:
+        return Outcome(not_run="no batch has an attention_mask of its ids' shape")
+    tokens = sum(micro.measured for micro in looked)
+    count = sum(micro.left_out or 0 for micro in looked)
+    measured = {"tokens": tokens, "left out": count}
+    if not count:
+        return Outcome(measured=measured)
+    message = f"{count} of {tokens} learnt tokens are where their attention_mask leaves text out"
+    if count * 2 > tokens:
+        message += ": it is the wrong way round, or another batch's"
+        return Outcome((found(LEFT_OUT, message),), measured=measured)
+    help = "nothing, if tokens are left out of attention on purpose"
+    return Outcome((found(LEFT_OUT, message, help=help, severity="note"),), measured=measured)
+
+
 def _end_of_turn(facts: Facts) -> Outcome:
     if why := nothing_read(facts):
         return Outcome(not_run=why)
@@ -210,6 +245,7 @@ def _not_read(facts: Facts) -> Outcome:
 CHECKS = (
     Check(TARGETS, "learnt", _targets),
     Check(PLACEHOLDER, "learnt", _placeholders),
+    Check(LEFT_OUT, "learnt", _left_out),
     Check(END_OF_TURN, "learnt", _end_of_turn),
     Check(OTHER_TERM, "learnt", _other_term),
     Check(NOT_READ, "learnt", _not_read),

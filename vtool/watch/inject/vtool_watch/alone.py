@@ -105,6 +105,11 @@ def _refuse(found: Found, inputs: dict[str, Any]) -> None:
         raise NotRun("the model is not given ids")
     if inputs.get("embeddings_given") and any(name.startswith("pixel") for name in inputs):
         raise NotRun("the backbone is given embeddings with images in them")
+    mask, pads = inputs.get("attention_mask"), found.specials.get("pad", [])
+    if isinstance(mask, Tensor) and mask.dim() > 2:
+        ids = inputs["input_ids"]
+        if not pads or bool(torch.isin(ids, torch.tensor(pads, device=ids.device)).any()):
+            raise NotRun("the mask has more than two dimensions, and rows may be padded")
     if in_pieces(found.base):
         raise NotRun("the weights are sharded: a forward pass would be a collective")
     if found.layout is None and _depends_on_length(found, inputs["input_ids"].shape[-1]):

@@ -125,7 +125,7 @@ def _of_ids(
     seen = record.seen
     if seen is None or tuple(seen.ids.shape) != tuple(record.shape):
         return {
-            **dict.fromkeys(("not_next", "is_plus", "ends", "specials", "rows")),
+            **dict.fromkeys(("not_next", "is_plus", "left_out", "ends", "specials", "rows")),
             "per_row": _per_row(rows, w, record),
             "per_token": [],
         }
@@ -147,6 +147,7 @@ def _of_ids(
     return {
         "not_next": int(wrong.sum()),
         "is_plus": plus,
+        "left_out": _left_out(record, inputs, ids, sure, target, found),
         "ends": {
             "in_inputs": int(torch.isin(ids[keep], ends).sum()),
             "learnt": int(torch.isin(target, ends).sum()),
@@ -156,6 +157,29 @@ def _of_ids(
         "per_row": _per_row(rows, w, record),
         "per_token": _per_token(record, solved, w, following if text else None),
     }
+
+
+def _left_out(
+    record: Record, inputs: dict[str, Any], ids: Tensor, sure: Tensor, target: Tensor, found: Found
+) -> int | None:
+    """Count the tokens learnt where the batch's mask has neither them nor what they follow.
+
+    The last padding on the left is followed by a row's first token: that one is in the mask. None:
+    there is no mask of this shape, or what its zeros mean is not known.
+    """
+    assert record.at is not None
+    mask = inputs.get("attention_mask")
+    if not isinstance(mask, Tensor) or mask.shape != ids.shape:
+        return None
+    if "decoder_input_ids" in record.names or (mask.is_floating_point() and bool((mask < 0).any())):
+        return None  # it is an encoder's, or one that is added to scores
+    if not any(kind.__module__.startswith("transformers.") for kind in type(found.base).__mro__):
+        return None
+    at, keep = record.at.cpu(), mask != 0
+    both = ~keep
+    both[:, :-1] &= ~keep[:, 1:]
+    padding = torch.tensor(found.specials.get("pad", []), dtype=target.dtype)
+    return int((sure & both.flatten()[at] & ~torch.isin(target, padding)).sum())
 
 
 def _row_ends(inputs: dict[str, Any], ids: Tensor, found: Found) -> Tensor:

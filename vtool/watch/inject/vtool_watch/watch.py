@@ -14,6 +14,7 @@ from . import alone, arrival
 from .capture import Capture
 from .facts import Writer, rank_and_world
 from .learnt import Record, micro_facts, next_ids, rounding
+from .left import Left
 from .megatron import gradient_of, is_shared_out
 from .model import (
     Found,
@@ -60,6 +61,7 @@ class Watch:
         self._before: list[str] | None = None
         self._witness: Any = None
         self._given_up = False
+        self._left = Left(found, self.fail)
         self.capture = Capture(found, settings, self.fail)
         self.capture.first_of_step = self._first_of_step
         self.capture.zeroed = self._zeroed
@@ -72,6 +74,8 @@ class Watch:
         look = not self.off and self.settings.looks_at(self.step)
         self.capture.looking = look and not (stop and os.path.exists(stop))
         again = self.step >= self.settings.steps
+        if not self.capture.looking:
+            self._left.detach()
         self.capture.want_alone = self.settings.alone and (again or not self._alone_done)
 
     # ---- what is said
@@ -96,10 +100,13 @@ class Watch:
         self.say("error", where=where, error=f"{type(error).__name__}: {error}"[:300], off=self.off)
         if self.off:
             self.capture.close()
+            self._left.detach()
 
     # ---- gradients between steps
     def _first_of_step(self) -> None:
         self._witness = None
+        if self.capture.looking:
+            self._left.attach()
         if self.capture.looking and self.step > 0:
             self._before = [n for n, _ in arrival.nonzero_gradients(self.found, 8)]
 
@@ -116,6 +123,7 @@ class Watch:
         gradient = gradient_of(self._witness)
         if gradient is None or not bool((local(gradient) != 0).any()):
             self._witness = None
+            self._left.forget()
             return True
         return False
 
@@ -268,6 +276,7 @@ class Watch:
         fact = arrival.gradient_facts(self.found, divisor)
         fact["sharded"] = fact["sharded"] or self._shared_out
         fact["gradients_before"], self._before = self._before, None
+        fact["layers"] = self._left.facts(divisor)
         none = ("norm_name", "norm_at", "norm_sum", "norm_gradient")
         fact.update(dict.fromkeys((*none, "engine_factor", "engine_misfit")))
         norm = self.found.norm
@@ -324,7 +333,8 @@ class Watch:
         except Exception as error:
             self.fail("ledger", error)
         self.capture.close()
-        self.capture._fail = _nothing
+        self._left.detach()
+        self.capture._fail = self._left._fail = _nothing
 
     def leave_out(self, why: str) -> None:
         """Drop the passes of a step that cannot be looked at."""
@@ -338,6 +348,7 @@ class Watch:
     # ---- behind the step
     def after_step(self, optimizer: Any) -> None:
         """Look at what a step did to the weights."""
+        self._left.forget()
         self.capture.take()  # passes within the step: a closure that is called again
         if self._given_up:
             return

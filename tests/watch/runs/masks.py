@@ -1,0 +1,24 @@
+"""Masks that batches are given."""
+
+from tests.watch.runs.loop import Batch
+
+
+def mask_turned_round(batch: Batch) -> Batch:
+    return batch | {"attention_mask": 1 - batch["attention_mask"]}
+
+
+def mask_that_counts(batch: Batch) -> Batch:
+    """Number the rows of a batch, as packed trainers do."""
+    import torch
+
+    number = torch.arange(len(batch["input_ids"]))[:, None] + 1
+    return batch | {"attention_mask": batch["attention_mask"] * number}
+
+
+def mask_of_four_dimensions(batch: Batch) -> Batch:
+    import torch
+
+    n = batch["input_ids"].shape[1]
+    seen = torch.ones(n, n).tril().bool() & (batch["attention_mask"] != 0)[:, None, :]
+    added = torch.zeros(seen.shape).masked_fill(~seen, torch.finfo(torch.float32).min)
+    return batch | {"attention_mask": added[:, None]}

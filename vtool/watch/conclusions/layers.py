@@ -1,0 +1,110 @@
+"""Gradients of each layer between the last backward pass and the step: one factor for all."""
+
+import math
+from dataclasses import dataclass
+from statistics import median
+
+from vtool.diagnostics import Rule
+from vtool.watch.conclusions.arrived import gradients_differ
+from vtool.watch.conclusions.check import Check, Outcome, found
+from vtool.watch.facts import SINGLE, Facts
+
+APART = Rule(
+    name="layers-scaled-apart",
+    code="VT931",
+    summary="Behind the backward pass, gradients of some layers are multiplied, of others not.",
+    why=(
+        "Those layers learn at another rate, or, where the optimizer divides by the gradient's"
+        " size as AdamW does, only their share of the clipped norm and of its eps changes: hardly"
+        " anybody means that."
+    ),
+    bad="for p in model.layers[0].parameters(): p.grad.mul_(0.5)",
+    good="a group of the optimizer with a learning rate of its own",
+    fix=(
+        "Look at what touches .grad between backward() and step(): hooks, a reduction that leaves"
+        " out a part, a division made twice. If it is meant, nothing is wrong."
+    ),
+    severity="warning",
+)
+_LEAST = 0.01
+"""A factor that is off by less is none that anybody would write."""
+_VARIED = 0.02
+"""Sizes of gradients must differ by as much over steps: clipping keeps a size, not a factor."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """The way of one tensor's gradient in one step."""
+
+    factor: float
+    size: float
+    tolerance: float
+
+
+def _tolerance(dtype: str) -> float:
+    unit = 2.0**-9 if "bfloat16" in dtype else 2.0**-12 if "float16" in dtype else SINGLE
+    return max(1e-3, 8 * unit)
+
+
+def _layers(facts: Facts, step: int) -> dict[str, _Layer]:
+    """Return the factor of each tensor, where what arrived is a multiple of what was left."""
+    arrived = [one for one in facts.of("arrived") if int(one["step"]) == step]
+    if len({int(one["rank"]) for one in arrived}) < facts.world:
+        return {}
+    layers = [one.get("layers") or {} for one in arrived]
+    known = {}
+    for name in set.intersection(*(set(each) for each in layers)):
+        tensors = [each[name] for each in layers]
+        lefts = zip(*(tensor["left"] for tensor in tensors), strict=True)
+        left = [sum(map(_number, values)) for values in lefts]
+        now = [_number(value) for value in tensors[0]["arrived"]]
+        square, size = sum(x * x for x in left), math.sqrt(sum(x * x for x in now))
+        if not square or not size or len(left) != len(now):
+            continue
+        factor = sum(a * b for a, b in zip(now, left, strict=True)) / square
+        rest = math.sqrt(sum((a - factor * b) ** 2 for a, b in zip(now, left, strict=True)))
+        tolerance = _tolerance(str(tensors[0].get("dtype")))
+        if rest <= tolerance * size:
+            known[name] = _Layer(factor, math.sqrt(square), tolerance)
+    return known
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else float(value)
+
+
+def _apart(facts: Facts) -> Outcome:
+    if facts.not_data_parallel:
+        return Outcome(not_run=f"ranks share the model ({facts.not_data_parallel})")
+    if gradients_differ(facts):
+        return Outcome(not_run="each rank has another gradient")
+    steps = [_layers(facts, step) for step, _ in facts.by_step("arrived")]
+    names = sorted(set.intersection(*map(set, steps))) if steps else []
+    if len(names) < 3:
+        return Outcome(not_run="gradients of single layers were not seen on their way")
+    measured = {"tensors": len(names), "steps": len(steps)}
+    usual = [median(step[name].factor for name in names) for step in steps]
+    told = {}
+    for name in names:
+        seen = [step[name] for step in steps]
+        ratios = [one.factor / each for one, each in zip(seen, usual, strict=True) if each]
+        tolerance = max(one.tolerance for one in seen)
+        least = max(_LEAST, 4 * tolerance)
+        same = max(ratios) - min(ratios) <= tolerance * max(map(abs, ratios))
+        sizes = [one.size for one in seen]
+        varied = max(sizes) > (1 + max(_VARIED, 4 * tolerance)) * min(sizes)
+        enough = len(ratios) > (2 if tolerance > 1e-3 else 1)
+        if enough and same and varied and all(abs(ratio - 1) > least for ratio in ratios):
+            told[name] = ratios[0]
+    if not told:
+        return Outcome(measured=measured)
+    first = next(iter(told))
+    more = f" and {len(told) - 1} more" if len(told) > 1 else ""
+    message = (
+        f"in each of {len(steps)} steps, behind the backward pass the gradient of {first}{more} is"
+        f" multiplied by {told[first]:.4g}, and of {len(names) - len(told)} other tensors it is not"
+    )
+    return Outcome((found(APART, message),), measured=measured)
+
+
+CHECKS = (Check(APART, "arrived", _apart),)

@@ -1,0 +1,110 @@
+"""Gradients of a few tensors of each layer, as backward passes leave them and as they arrive."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .model import Found, is_compiled
+
+TENSORS, OF_EACH, COORDINATES = 64, 2, 16
+_LAYER = re.compile(r"^(.*?\.\d+)\.")
+
+
+class Left:
+    """Notes what stands in `.grad` behind each backward pass: a few coordinates of each layer."""
+
+    def __init__(self, found: Found, fail: Any) -> None:
+        self.found, self._fail = found, fail
+        self._handles: list[Any] = []
+        self._parameters: dict[str, Any] = {}
+        self._seen: dict[str, Tensor] = {}
+
+    def attach(self) -> None:
+        """Begin to note, where nothing is compiled."""
+        if self._handles or is_compiled(self.found) or self.found.layout is not None:
+            return
+        try:
+            self._parameters = _of_each_layer(self.found)
+            for name, parameter in self._parameters.items():
+                hook = self._hook(name)
+                self._handles.append(parameter.register_post_accumulate_grad_hook(hook))
+        except Exception:  # a parameter of another kind, which takes no hook: nothing is noted
+            self.detach()
+
+    def detach(self) -> None:
+        """Take the hooks away, and let go of the tensors."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles, self._parameters = [], {}
+        self._seen.clear()
+
+    def forget(self) -> None:
+        """Forget what was noted: those gradients are of a step that is over, or thrown away."""
+        self._seen.clear()
+
+    def _hook(self, name: str) -> Any:
+        def note(parameter: Any) -> None:
+            try:
+                if torch.compiler.is_compiling() or torch.jit.is_tracing() or _is_recorded():
+                    return
+                self._seen.pop(name, None)
+                gradient = parameter.grad
+                if gradient is not None:
+                    some = _some(gradient)
+                    if some is not None:
+                        self._seen[name] = some
+            except Exception as error:
+                self._fail("left", error)
+
+        return note
+
+    def facts(self, divisor: float) -> dict[str, Any] | None:
+        """Return `layers` of `arrived`: per tensor, what was left and what arrived."""
+        pairs = {}
+        for name, before in self._seen.items():
+            gradient = self._parameters[name].grad
+            now = None if gradient is None else _some(gradient)
+            if now is not None and now.shape == before.shape and now.device == before.device:
+                pairs[name] = torch.stack([before, now]).double(), str(before.dtype)
+        if not pairs:
+            return None
+        found = {}
+        for name, (pair, dtype) in pairs.items():
+            before, now = pair.cpu()
+            found[name] = {
+                "left": [float(f"{x:.9g}") for x in before.tolist()],
+                "arrived": [float(f"{x:.9g}") for x in (now / divisor).tolist()],
+                "dtype": dtype,
+            }
+        return found
+
+
+def _is_recorded() -> bool:
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+
+
+def _some(gradient: Tensor) -> Tensor | None:
+    """Return a copy of some coordinates, evenly taken; None where there are no plain ones."""
+    whole = not gradient.is_sparse and not hasattr(gradient, "full_tensor")
+    if not whole or not gradient.is_contiguous() or not gradient.numel():
+        return None
+    flat = gradient.detach().view(-1)
+    return flat[:: max(1, flat.numel() // COORDINATES)][:COORDINATES].clone()
+
+
+def _of_each_layer(found: Found) -> dict[str, Any]:
+    """Return the smallest trained tensors of each layer, and of what stands outside of layers."""
+    layers: dict[str, list[tuple[int, str, Any]]] = {}
+    for name, p in found.model.named_parameters():
+        if p.requires_grad and p.is_leaf and not hasattr(p, "full_tensor"):
+            layer = _LAYER.match(name)
+            key = layer.group(1) if layer else ""
+            layers.setdefault(key, []).append((p.numel(), name, p))
+    small = {key: sorted(each, key=lambda one: one[:2]) for key, each in layers.items()}
+    keys = list(small)
+    picked = keys[:: max(1, -(-len(keys) * OF_EACH // TENSORS))]
+    return {name: p for key in picked for _, name, p in small[key][:OF_EACH]}
