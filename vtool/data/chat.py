@@ -156,7 +156,7 @@ class _Videos:
     """
 
     def __init__(self, row: Row, whole: str, videos: Sequence[str], processor: Processor) -> None:
-        self.token = processor.names.video
+        self.token = processor.tokenizer.convert_ids_to_tokens(processor.ids.video)
         self.remaining = iter(videos)
         if (found := whole.count(self.token)) != len(videos):
             message = (

