@@ -5,8 +5,9 @@ import re
 from collections.abc import Iterator
 from io import TextIOWrapper
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO
 
+from vtool.data.containers.places import Place
 from vtool.data.row import refuse
 from vtool.diagnostics import Findings, Origin
 
@@ -21,19 +22,6 @@ _LONGEST_TOKEN = 16
 
 An error farther from the end of what was read is none of its having been cut off there.
 """
-
-
-class Place(NamedTuple):
-    """The place of a row in its file."""
-
-    number: int
-    """The number that it goes by: its line's, or in an array its own, from 1."""
-    line: int
-    """The number of its first line, from 1."""
-    start: int
-    """The offset of its first byte."""
-    size: int
-    """The number of its bytes."""
 
 
 def is_array(file: BinaryIO) -> bool:

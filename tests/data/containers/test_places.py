@@ -1,0 +1,58 @@
+"""Lines are found as reading them one by one finds them, whatever a chunk's size."""
+
+import hashlib
+import random
+from io import BytesIO
+
+import pytest
+
+from vtool.data.containers import places
+from vtool.data.containers.places import Place, Places, find_lines
+
+
+def one_by_one(data: bytes) -> list[Place]:
+    found, start = [], 0
+    for number, line in enumerate(BytesIO(data), 1):
+        if line.strip():
+            found.append(Place(number, number, start, len(line)))
+        start += len(line)
+    return found
+
+
+PIECES = (
+    b"{}",
+    b"a",
+    b" ",
+    b"\t",
+    b"\r\n",
+    b"\n",
+    b"\n",
+    b"\n",
+    b"\x0b",
+    b"\xc2\xa0",
+    b"long " * 9,
+)
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 3, 7, 64, 2**24])
+def test_lines_are_those_that_are_read_one_by_one(
+    monkeypatch: pytest.MonkeyPatch, chunk: int
+) -> None:
+    monkeypatch.setattr(places, "CHUNK", chunk)
+    chance = random.Random(chunk)
+    for count in [*range(8), *(chance.randrange(60) for _ in range(150))]:
+        data = b"".join(chance.choices(PIECES, k=count))
+        found, digest = find_lines(BytesIO(data))
+        assert list(found) == one_by_one(data), data
+        assert digest == hashlib.sha256(data).hexdigest()
+        for first in (1, 2, 5):
+            assert list(find_lines(BytesIO(data), first)[0]) == one_by_one(data)[:first], data
+
+
+def test_places_of_an_array_go_by_their_own_number() -> None:
+    made = Places.of([Place(1, 4, 10, 5), Place(2, 4, 17, 6)], by_line=False)
+    assert made[1] == Place(2, 4, 17, 6)
+    assert made[-1] == made[1]
+    assert made[:] == [Place(1, 4, 10, 5), Place(2, 4, 17, 6)]
+    with pytest.raises(IndexError):
+        made[2]
