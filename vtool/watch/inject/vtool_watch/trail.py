@@ -1,4 +1,4 @@
-"""What is trained, before and behind each step: whether something undid a step in between."""
+"""Notes trained weights before and behind each step: something may undo a step in between."""
 
 from __future__ import annotations
 
