@@ -237,7 +237,7 @@ class Watch:
         elif dropped:
             self.skip("learnt", f"{len(dropped)} passes whose gradients were thrown away")
         if not records:
-            self.skip("learnt", "no pass of the model was seen: torch.compile(model), or no hooks")
+            self.skip("learnt", self._why_no_pass())
         self._learnt(records, head, scale)
         self._undone = self._trail.before(self.step, self.found, optimizer)
         try:
@@ -252,6 +252,15 @@ class Watch:
             self._frozen = arrival.Frozen(self.found)
         else:
             self._frozen.renew()
+
+    def _why_no_pass(self) -> str:
+        if self.capture.calls and not self.capture.entered:
+            base = type(self.found.base).__name__
+            return (
+                f"{type(self.found.model).__name__} does not call its {base} but a part of it, as"
+                " OPT does: no last hidden state was seen"
+            )
+        return "no pass of the model was seen: torch.compile(model), or no hooks"
 
     def _learnt(self, records: list[Record], head: Any, scale: float) -> None:
         begin, tokens, precision = time.perf_counter(), 0, None
