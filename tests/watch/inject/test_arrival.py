@@ -161,6 +161,13 @@ def test_gradients_that_nobody_accumulates_are_not_among_those_left(tmp_path: Pa
     assert all(tensor["left"] == tensor["arrived"] for tensor in arrived["layers"].values())
 
 
+def test_of_many_looks_a_few_are_kept(tmp_path: Path) -> None:
+    loop = Loop(tmp_path, steps=12).run(12)
+    assert loop.process is not None
+    (watch,) = loop.process.watches
+    assert list(watch._trail._before) == list(range(4, 12))
+
+
 def test_a_step_that_is_undone_before_the_next_is_told(tmp_path: Path) -> None:
     loop = Loop(tmp_path)
     before = [p.detach().clone() for p in loop.model.parameters()]

@@ -7,7 +7,7 @@ from typing import Any
 from .model import Found, local
 from .rows import checksum, digests
 
-TENSORS, ELEMENTS = 64, 1 << 16
+TENSORS, ELEMENTS, STEPS = 64, 1 << 16, 8
 """Only tensors that are small enough to be read whole: of a part of an embedding's rows, others
 may be put back on purpose."""
 
@@ -26,6 +26,8 @@ class Trail:
         leave no trace: what is trained is as the last step left it.
         """
         now = self._before[step] = _digests(found, optimizer)
+        for old in list(self._before)[:-STEPS]:
+            del self._before[old]
         last, behind = self._behind
         if last != step - 1 or last not in self._before:
             return None
@@ -49,6 +51,13 @@ class Trail:
 
 
 def _digests(found: Found, optimizer: Any) -> dict[str, str]:
+    try:
+        return _digests_of(found, optimizer)
+    except Exception:  # of weights of another kind nothing is said
+        return {}
+
+
+def _digests_of(found: Found, optimizer: Any) -> dict[str, str]:
     own = {id(p) for group in optimizer.param_groups for p in group["params"]}
     some = {}
     for name, p in found.model.named_parameters():
