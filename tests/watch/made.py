@@ -143,6 +143,7 @@ def healthy(world: int = 1, steps: int = 3) -> list[Fact]:
                     "engine_factor": 1.0 if world == 1 else None,
                     "engine_misfit": 1e-7 if world == 1 else None,
                     "gradients_before": None,
+                    "undone": {"to": None, "tensors": 9} if step else None,
                     "layers": {
                         f"layers.{layer}": {
                             "left": [1.0 + step, 2.0, 3.0],

@@ -159,3 +159,26 @@ def test_gradients_that_nobody_accumulates_are_not_among_those_left(tmp_path: Pa
     loop.run(1)
     (arrived,) = tiny.facts(tmp_path, "arrived")
     assert all(tensor["left"] == tensor["arrived"] for tensor in arrived["layers"].values())
+
+
+def test_of_many_looks_a_few_are_kept(tmp_path: Path) -> None:
+    loop = Loop(tmp_path, steps=12).run(12)
+    assert loop.process is not None
+    (watch,) = loop.process.watches
+    assert list(watch._trail._before) == list(range(4, 12))
+
+
+def test_a_step_that_is_undone_before_the_next_is_told(tmp_path: Path) -> None:
+    loop = Loop(tmp_path)
+    before = [p.detach().clone() for p in loop.model.parameters()]
+    for step in range(3):
+        loop.backward()
+        loop.update()
+        loop.optimizer.zero_grad()
+        if step == 1:
+            with torch.no_grad():
+                for p, was in zip(loop.model.parameters(), before, strict=True):
+                    p.copy_(was)
+    undone = [fact["undone"] for fact in tiny.facts(tmp_path, "arrived")]
+    count = len(before)
+    assert undone == [None, {"to": None, "tensors": count}, {"to": 0, "tensors": count}]

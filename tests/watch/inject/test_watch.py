@@ -249,6 +249,19 @@ def test_another_optimizer_has_no_reference_and_says_so(tmp_path: Path) -> None:
     assert [f["what"] for f in tiny.facts(tmp_path, "skipped")] == ["reference"]
 
 
+class CallsPart(tiny.Model):
+    """A model that steps over its backbone, as OPT does."""
+
+    def forward(self, **given: Any) -> torch.Tensor:
+        return self.lm_head(self.model.forward(**given).last_hidden_state)  # type: ignore[no-any-return]
+
+
+def test_a_model_that_steps_over_its_backbone_says_so(tmp_path: Path) -> None:
+    Loop(tmp_path, CallsPart()).run(2)
+    (skipped,) = (f["why"] for f in tiny.facts(tmp_path, "skipped") if f["what"] == "learnt")
+    assert skipped.startswith("CallsPart does not call its Base but a part of it")
+
+
 def test_an_optimizer_without_a_language_model_is_blind(tmp_path: Path) -> None:
     net = torch.nn.Linear(2, 2)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)

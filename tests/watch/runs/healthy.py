@@ -1,6 +1,6 @@
 """Runs in which nothing is wrong: neither an error nor a warning may be found in them."""
 
-from tests.watch.runs import changes, copies, masks, optimizers
+from tests.watch.runs import changes, copies, masks, optimizers, weights
 from tests.watch.runs.loop import FAMILIES, Recipe
 
 RUNS: dict[str, Recipe] = {
@@ -35,6 +35,13 @@ RUNS: dict[str, Recipe] = {
     "each part clipped by itself": Recipe(before_step=changes.clip_each),
     "each part clipped by itself, bfloat16 weights": Recipe(
         before_step=changes.clip_each, dtype="bfloat16", lr=0.05
+    ),
+    "old weights evaluated, and the new ones put back": Recipe(
+        made=weights.remember, after_step=weights.swap
+    ),
+    "adapters merged for an evaluation": Recipe(adapters=True, after_step=weights.merge),
+    "an average with older weights, as of Lookahead": Recipe(
+        made=weights.remember, after_step=weights.average
     ),
     "a frozen layer": Recipe(built=changes.freeze_first_layer),
     "frozen embeddings": Recipe(built=changes.freeze_embeddings),

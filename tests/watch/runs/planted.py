@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from tests.watch.runs import changes, masks, optimizers
+from tests.watch.runs import changes, masks, optimizers, weights
 from tests.watch.runs.loop import Recipe
 
 
@@ -180,6 +180,25 @@ RUNS: dict[str, Planted] = {
         "parameter-in-no-group", made=changes.new_weights
     ),
     "a part that nothing uses": note("parameter-without-gradient", built=changes.unused),
+    "old weights written back": warning(
+        "parameter-stopped-moving", made=weights.remember, after_step=weights.write_back
+    ),
+    "old weights written back, FSDP2": warning(
+        "parameter-stopped-moving",
+        made=weights.remember,
+        after_step=weights.write_back,
+        world=2,
+        engine="fsdp2",
+    ),
+    "old weights written back, LoRA": warning(
+        "parameter-stopped-moving",
+        made=weights.remember,
+        after_step=weights.write_back,
+        adapters=True,
+    ),
+    "old weights written back once": note(
+        "parameter-stopped-moving", made=weights.remember, after_step=weights.write_back_once
+    ),
     "a rate that falls to nearly nought": warning(
         "parameter-stopped-moving",
         epochs=True,

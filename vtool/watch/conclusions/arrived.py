@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from vtool.diagnostics import Rule
+from vtool.diagnostics import Diagnostic, Rule
 from vtool.watch.conclusions.check import Check, Outcome, found
 from vtool.watch.conclusions.rates import on_the_way
 from vtool.watch.facts import SINGLE, Fact, Facts
@@ -124,8 +124,8 @@ DRIFT = Rule(
 STUCK = Rule(
     name="parameter-stopped-moving",
     code="VT930",
-    summary="A parameter with a gradient has not moved since the step looked at before.",
-    why="It was trained at first, and something has stopped it: its rate, or what writes it back.",
+    summary="Parameters with a gradient have not moved since an earlier step, or were put back.",
+    why="They are trained no more, and something has done it: the rate, or what writes them back.",
     bad="a learning rate of 1e-30, or old weights that are written back after each step",
     good="weights that move as long as they have a gradient and a rate",
     fix="Look at the learning rate of its group at that step, and at what else writes weights.",
@@ -443,16 +443,40 @@ def _drift(facts: Facts) -> Outcome:
     return Outcome()
 
 
+def _undone(facts: Facts) -> Diagnostic | None:
+    """Look for steps that were undone before the next: what happens once may be a trial."""
+    looked = [
+        (int(one["step"]), one["undone"].get("to"))
+        for one in facts.of("arrived")
+        if one.get("undone")
+    ]
+    put_back = {step: int(to) for step, to in looked if to is not None}
+    if not put_back:
+        return None
+    step, to = next(iter(put_back.items()))
+    always = len(put_back) > 1 and set(put_back) == {step for step, _ in looked}
+    often = f"before each of {len(put_back)} steps" if always else f"before step {step + 1}"
+    message = (
+        f"{often} all small weights are put back to what they were before"
+        f" {'an earlier one' if always else f'step {to + 1}'}: what was learnt in between is lost"
+    )
+    if always:
+        return found(STUCK, message)
+    help = "nothing, if a trial was undone, or a step that went wrong"
+    return found(STUCK, message, help=help, severity="note")
+
+
 def _stuck(facts: Facts) -> Outcome:
     looked = facts.of("drift")
-    if not looked:
-        return Outcome(not_run="no later step was looked at (--every)")
+    undone = _undone(facts)
+    if undone or not looked:
+        later = None if undone else "no later step was looked at (--every)"
+        return Outcome((undone,) if undone else (), not_run=later)
     if any(one.get("nonfinite") for one in facts.of("arrived")):
         return Outcome(not_run="gradients are not finite: weights are no numbers from then on")
-    if _lost(facts).findings:
-        return Outcome(not_run="updates are lost in rounding")
-    if facts.owns_nothing:
-        return Outcome(not_run="the optimizer has none of the model's parameters")
+    if facts.owns_nothing or _lost(facts).findings:
+        none = "the optimizer has none of the model's parameters"
+        return Outcome(not_run=none if facts.owns_nothing else "updates are lost in rounding")
     for one in looked:
         if (names := one.get("stuck")) and not on_the_way(facts, int(one["step"])):
             count = int(one.get("n_stuck") or len(names))

@@ -137,6 +137,19 @@ class Frozen:
         each = digests([sampled_checksum(local(p), 1 << 16) for _, p in named])
         return dict(zip([n for n, _ in named], each))
 
+    def renew(self) -> None:
+        """Take adapted weights as they are now: to merge and unmerge adapters leaves roundings."""
+        adapted = {
+            id(p)
+            for m in self.found.model.modules()
+            if hasattr(m, "unmerge") and hasattr(m, "base_layer")
+            for p in m.base_layer.parameters()
+        }
+        named = [(n, p) for n, p in self.found.model.named_parameters() if id(p) in adapted]
+        named = [(n, p) for n, p in named if n in self.sums]
+        each = digests([sampled_checksum(local(p), 1 << 16) for _, p in named])
+        self.sums.update(zip([n for n, _ in named], each))
+
     def moved(self) -> list[str]:
         """Return the names of those that changed since, and keep how they are now."""
         before, self.sums = self.sums, self._sums()

@@ -62,6 +62,8 @@ class Capture:
         self.share = 0
         """Positions for each micro-batch, once their number is known."""
         self.heard: dict[str, Any] = {}
+        self.calls = self.entered = 0
+        """Passes of the model, and of its backbone."""
         self._outer: dict[str, Any] = {}
         self._pending: tuple[dict[str, Any], dict[str, Any], Seen | None] | None = None
         self._norm: tuple[Tensor, Tensor] | None = None
@@ -126,11 +128,13 @@ class Capture:
 
     # ---- before and behind the backbone
     def _outside(self, module: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        self.calls += 1
         self._outer = {name: kwargs.get(name) for name in _OUTER}
         if args and isinstance(args[0], Tensor) and self._outer["input_ids"] is None:
             self._outer["input_ids"] = args[0]
 
     def _enter(self, module: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        self.entered += 1
         self._pending = None
         self._norm = None
         given = own = {**dict(zip(self._names, args)), **kwargs}

@@ -30,6 +30,7 @@ from .ranks import Agreement, agreement, ranks_of
 from .rows import ledger
 from .settings import Settings
 from .solve import precision_for, solve
+from .trail import Trail
 
 _MOST_ERRORS = 3
 
@@ -61,6 +62,8 @@ class Watch:
         self._before: list[str] | None = None
         self._witness: Any = None
         self._given_up = False
+        self._trail = Trail()
+        self._undone: dict[str, Any] | None = None
         self._left = Left(found, self.fail)
         self.capture = Capture(found, settings, self.fail)
         self.capture.first_of_step = self._first_of_step
@@ -234,8 +237,9 @@ class Watch:
         elif dropped:
             self.skip("learnt", f"{len(dropped)} passes whose gradients were thrown away")
         if not records:
-            self.skip("learnt", "no pass of the model was seen: torch.compile(model), or no hooks")
+            self.skip("learnt", self._why_no_pass())
         self._learnt(records, head, scale)
+        self._undone = self._trail.before(self.step, self.found, optimizer)
         try:
             self._arrived(records, scale, arrival.left_to_divide(optimizer))
         except Exception as error:
@@ -246,6 +250,17 @@ class Watch:
             self.skip("reference", self._reference.why)
         if self._frozen is None or self.step >= self.settings.steps:
             self._frozen = arrival.Frozen(self.found)
+        else:
+            self._frozen.renew()
+
+    def _why_no_pass(self) -> str:
+        if self.capture.calls and not self.capture.entered:
+            base = type(self.found.base).__name__
+            return (
+                f"{type(self.found.model).__name__} does not call its {base} but a part of it, as"
+                " OPT does: no last hidden state was seen"
+            )
+        return "no pass of the model was seen: torch.compile(model), or no hooks"
 
     def _learnt(self, records: list[Record], head: Any, scale: float) -> None:
         begin, tokens, precision = time.perf_counter(), 0, None
@@ -276,6 +291,7 @@ class Watch:
         fact = arrival.gradient_facts(self.found, divisor)
         fact["sharded"] = fact["sharded"] or self._shared_out
         fact["gradients_before"], self._before = self._before, None
+        fact["undone"] = self._undone
         fact["layers"] = self._left.facts(divisor)
         none = ("norm_name", "norm_at", "norm_sum", "norm_gradient")
         fact.update(dict.fromkeys((*none, "engine_factor", "engine_misfit")))
@@ -368,6 +384,7 @@ class Watch:
     def _stepped(self, optimizer: Any, reference: arrival.Reference) -> None:
         assert self._frozen is not None
         moved = self._frozen.moved()
+        self._trail.behind(self.step, self.found, optimizer)
         self.say(
             "stepped",
             reference=reference.facts(),

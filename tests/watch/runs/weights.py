@@ -1,0 +1,60 @@
+"""What writes weights between two steps."""
+
+from typing import Any
+
+
+def _first(model: Any) -> list[Any]:
+    """Return copies of the weights as they were when this was called first."""
+    kept: list[Any] = model.__dict__.setdefault(
+        "_first", [parameter.detach().clone() for parameter in model.parameters()]
+    )
+    return kept
+
+
+def remember(model: Any, optimizer: Any) -> None:
+    _first(model)
+
+
+def write_back(model: Any, optimizer: Any, step: int) -> None:
+    """Write the weights of the beginning back."""
+    import torch
+
+    with torch.no_grad():
+        for old, parameter in zip(_first(model), model.parameters(), strict=True):
+            parameter.copy_(old)
+
+
+def write_back_once(model: Any, optimizer: Any, step: int) -> None:
+    if step == 1:
+        write_back(model, optimizer, step)
+
+
+def swap(model: Any, optimizer: Any, step: int) -> None:
+    """Evaluate old weights, as those of an average, and put the new ones in again."""
+    import torch
+
+    new = [parameter.detach().clone() for parameter in model.parameters()]
+    write_back(model, optimizer, step)
+    with torch.no_grad():
+        model(input_ids=torch.ones(1, 8, dtype=torch.long))
+        for own, parameter in zip(new, model.parameters(), strict=True):
+            parameter.copy_(own)
+
+
+def merge(model: Any, optimizer: Any, step: int) -> None:
+    """Merge adapters for an evaluation, and take them out again."""
+    import torch
+
+    model.merge_adapter()
+    with torch.no_grad():
+        model(input_ids=torch.ones(1, 8, dtype=torch.long))
+    model.unmerge_adapter()
+
+
+def average(model: Any, optimizer: Any, step: int) -> None:
+    """Write an average with the weights of the beginning, as Lookahead does."""
+    import torch
+
+    with torch.no_grad():
+        for old, parameter in zip(_first(model), model.parameters(), strict=True):
+            parameter.lerp_(old, 0.5)
