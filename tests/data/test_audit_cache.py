@@ -4,6 +4,7 @@ import json
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -174,6 +175,15 @@ def test_another_processor_is_another_audit(folder: Path, change: Any) -> None:
     assert before
     assert after
     assert before.folder != after.folder
+
+
+def test_a_tokenizer_that_is_python_code_has_no_entry(folder: Path) -> None:
+    class Slow:
+        """Of transformers' tokenizers, those without Rust's have no `backend_tokenizer`."""
+
+    rows = rows_of(folder)
+    rows.processor = replace(rows.processor, tokenizer=Slow())
+    assert usual_cache(rows) is None
 
 
 def test_fresh_audits_all_and_off_keeps_nothing(folder: Path) -> None:

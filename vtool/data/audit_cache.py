@@ -157,6 +157,8 @@ def usual_cache(rows: EncodedRows) -> AuditCache | None:
     """Return the entry of a split, or None where it is not worth one, or not asked for."""
     if rows.settings.audit_cache == "off" or len(rows.rows) < FEWEST_ROWS:
         return None
+    if not hasattr(rows.processor.tokenizer, "backend_tokenizer"):
+        return None  # one in Python, of which nothing says what decides
     return AuditCache.of(rows)
 
 
