@@ -243,3 +243,17 @@ def test_entries_that_were_not_used_for_long_are_removed(
         time.sleep(0.02)
     assert len(list(cache_folder().iterdir())) == 2
     assert audit(rows_of(folder, "data.max_length=42")).reused == ROWS
+
+
+def test_what_a_killed_process_was_writing_is_removed_an_hour_later(folder: Path) -> None:
+    audit(rows_of(folder))
+    for name, age in ((".making-old", 7200), (".making-now", 0)):
+        left = cache_folder() / name
+        left.mkdir()
+        (left / "head.json").write_text("{}")
+        os.utime(left, (time.time() - age,) * 2)
+    audit(rows_of(folder, "data.max_length=40"))
+    names = [each.name for each in cache_folder().iterdir()]
+    assert ".making-old" not in names
+    assert ".making-now" in names
+    assert len(names) == 3

@@ -35,6 +35,8 @@ WORTH = 2.0
 FEWEST_ROWS = 256
 """Rows of a split from which on it has an entry."""
 MOST_ENTRIES = 16
+HOUR = 3600.0
+_MAKING = ".making-"
 _OTHER_SETTINGS = frozenset(
     (
         "workers",
@@ -124,7 +126,7 @@ class AuditCache:
         paths = [audits.paths[place] for place in np.flatnonzero(owner).tolist()]
         with suppress(OSError, ValueError):  # ValueError: a path that is not UTF-8
             self.folder.parent.mkdir(parents=True, exist_ok=True)
-            making = Path(tempfile.mkdtemp(prefix=".making-", dir=self.folder.parent))
+            making = Path(tempfile.mkdtemp(prefix=_MAKING, dir=self.folder.parent))
             try:
                 head = {
                     "of": dict(self.head),
@@ -171,10 +173,13 @@ def cache_folder() -> Path:
 def _remove_oldest(folder: Path) -> None:
     """Remove the entries that were not used for the longest time, beyond so many."""
     entries = sorted(
-        folder.glob("*/head.json"), key=lambda head: head.stat().st_mtime, reverse=True
+        folder.glob("[!.]*/head.json"), key=lambda head: head.stat().st_mtime, reverse=True
     )
     for head in entries[MOST_ENTRIES:]:
         shutil.rmtree(head.parent, ignore_errors=True)
+    for left in folder.glob(f"{_MAKING}*"):  # by a process that was killed
+        if time.time() - left.stat().st_mtime > HOUR:
+            shutil.rmtree(left, ignore_errors=True)
 
 
 def _write_array(file: Path, array: NDArray[np.void]) -> str:
