@@ -36,7 +36,7 @@ def without_foreign_paths(
 def without_impossible_paths(run: Run, origins: Origins) -> tuple[Run, tuple[Diagnostic, ...]]:
     """Return a run without the paths that no file can have, and a finding of each."""
     found = []
-    for name, path in list(_paths(run)):
+    for name, path in [*_paths(run), *_run_folder(run)]:
         problem = None
         if "\0" in str(path):
             problem = "has a character of value 0, which no path has"
@@ -45,7 +45,8 @@ def without_impossible_paths(run: Run, origins: Origins) -> tuple[Run, tuple[Dia
         elif len(os.fsencode(path)) > _LONGEST_PATH:
             problem = f"has {len(os.fsencode(path))} bytes, and systems take {_LONGEST_PATH}"
         if problem:
-            help = "name a file or a folder that is there"
+            to_write = name.startswith("run.")
+            help = "choose a shorter one" if to_write else "name a file or a folder that is there"
             near = origins.near(name)
             found.append(Diagnostic("path-not-found", f"{name} {problem}", help, name, near))
             run = without(run, name)  # type: ignore[assignment]
@@ -69,6 +70,15 @@ def _links_out(folder: Path, roots: tuple[Path, ...]) -> bool:
         return any(each.is_symlink() and not _is_inside(each, roots) for each in folder.iterdir())
     except (OSError, ValueError):
         return False
+
+
+def _run_folder(run: Run) -> Iterator[tuple[str, Path]]:
+    """Yield the setting that decides the run's folder, which is written."""
+    with suppress(NotValid):
+        if run.run.dir is not None:
+            yield "run.dir", Path(run.run.dir)
+            return
+        yield "run.name", run.folder
 
 
 def _paths(run: Run) -> Iterator[tuple[str, Path]]:
