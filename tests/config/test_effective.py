@@ -46,7 +46,7 @@ TEXTS = [
     "--- a",
     "...",
     "\ufeffa",
-    "x" * 300,
+    "x" * 250,
 ]
 # Text that would be a reference if its backslash were lost.
 ESCAPED = ["\\${x}", "a \\${optim.lr} b", "a\\\\\\${x}", "\\${a}\\${b}"]

@@ -59,7 +59,10 @@ def none_of_it(chat: Chat, _: Any) -> list[int]:
 
 
 def first_image(real: Any) -> Any:
-    return lambda row, clips, processor: real(replace(row, images=row.images[:1]), clips, processor)
+    def visuals(row: Any, clips: Any, processor: Any, **more: Any) -> Any:
+        return real(replace(row, images=row.images[:1]), clips, processor, **more)
+
+    return visuals
 
 
 def not_merged(real: Any) -> Any:
@@ -199,7 +202,7 @@ DEFECTS = (
         "Patches are counted for image tokens, as if the tower did not merge them.",
         "image-token-mismatch",
         ROWS,
-        "vtool.data.encode:_image",
+        "vtool.data.encode:_cut_image",
         not_merged,
     ),
     Defect(

@@ -61,7 +61,7 @@ def test_a_closure_that_is_not_called_is_said(tmp_path: Path) -> None:
     assert len(tiny.facts(tmp_path, "rows")) == 4
 
 
-@pytest.mark.parametrize("how", ["compiled", "never"])
+@pytest.mark.parametrize("how", [pytest.param("compiled", marks=pytest.mark.full), "never"])
 def test_a_step_that_cannot_be_seen_is_not_compiled_and_is_said(tmp_path: Path, how: str) -> None:
     assert run(how, tmp_path) == run(how, None)
     (blind,) = tiny.facts(tmp_path, "blind")
