@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -12,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 MOST_PROBLEMS = 200
-KEPT = Path(__file__).parents[2] / "docs" / "reliability.json"
+ROOT = Path(__file__).parents[2]
+KEPT = ROOT / "docs" / "reliability.json"
 """The tallies that the page's table shows: a campaign of that seed goes on from there, anywhere."""
 
 
@@ -38,6 +40,8 @@ class Tally:
         self.counts[f"problem: {kind}"] += 1
         first = self.counts[f"problem: {kind}"] == 1
         if first and len(self.problems) < MOST_PROBLEMS:
+            for folder in (sys.prefix, str(ROOT)):  # the table is committed: no machine's own paths
+                text = text.replace(f"{folder}/", "")
             self.problems.append(f"{kind}: {text}")
             print(f"{self.name}: {kind}: {text}", flush=True)
 

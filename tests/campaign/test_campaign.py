@@ -11,10 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.campaign import faults, fuzz, mutate, page, soak, targets
-from tests.campaign.state import State, Tally
+from tests.campaign.state import ROOT, State, Tally
 from vtool.diagnostics import Diagnostic
-
-ROOT = Path(__file__).parents[2]
 
 
 def campaign(state: Path, *options: str) -> subprocess.CompletedProcess[str]:
@@ -164,3 +162,9 @@ print(json.dumps(told))
     )
     # open, write, fsync, close, rename, mkdir; and there is no seventh
     assert json.loads(done.stdout) == ["No space left on device"] * 6 + ["nothing failed"]
+
+
+def test_a_problem_that_is_kept_names_no_path_of_the_machine() -> None:
+    tally = Tally(0, "kills")
+    tally.problem("a traceback", f'File "{sys.prefix}/lib/a.py" and "{ROOT}/vtool/b.py"')
+    assert tally.problems == ['a traceback: File "lib/a.py" and "vtool/b.py"']

@@ -89,9 +89,10 @@ class AuditCache:
             table = _read_array(self.folder / "rows.npy", written["rows_xxh3"], ROW)
             stamps = _read_array(self.folder / "stamps.npy", written["stamps_xxh3"], STAMP)
             paths = written["paths"]
-            assert len(paths) == len(stamps) == int(table["files"].sum())
+            if not len(paths) == len(stamps) == int(table["files"].sum()):
+                raise ValueError(f"{self.folder} is damaged")
             os.utime(self.folder / "head.json")
-        except (OSError, ValueError, KeyError, TypeError, AssertionError, EOFError):
+        except (OSError, ValueError, KeyError, TypeError, EOFError):
             return RowAudits(np.zeros(0, ROW))
         asked = np.isin(table["index"], np.asarray(indices, np.int64))
         counts = table["files"].astype(np.int64)
