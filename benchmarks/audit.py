@@ -25,6 +25,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from resource import RUSAGE_SELF, getrusage
 from typing import Any
 
 WORDS = ("the", "of", "picture", "cat", "what", "is", "house", "tree", "blue", "river", "seven")
@@ -59,8 +60,11 @@ def measure_text(folder: Path, count: int) -> None:
             _write(out, question, " ".join(chance.choices(WORDS, k=25)), [])
     index = _cpu(lambda: JsonLines(str(file)))
     print(f"index of {count:,} rows: {file.stat().st_size / index / 1e9:.2f} GB/s")
-    first, again = _audits(file)
-    print(f"text, {count:,} rows: audit {1000 * first / count:.3f} ms a row, again {again:.2f} s")
+    first, again, grown = _audits(file)
+    print(
+        f"text, {count:,} rows: audit {1000 * first / count:.3f} ms a row ({first:.1f} s), again"
+        f" {again:.2f} s; memory {grown:.0f} MiB above that of the first row's audit"
+    )
 
 
 def measure_pictures(folder: Path, count: int, edge: int) -> None:
@@ -82,7 +86,7 @@ def measure_pictures(folder: Path, count: int, edge: int) -> None:
                 picture.convert("RGB")
 
     bare = _cpu(decode)
-    first, again = _audits(folder / "rows.jsonl")
+    first, again, _ = _audits(folder / "rows.jsonl")
     print(
         f"JPEG of {edge}², {count:,} rows: bare {1000 * bare / count:.2f} ms, audit"
         f" {1000 * first / count:.2f} ms ({first / bare:.2f} of bare), again {again:.2f} s"
@@ -95,15 +99,17 @@ def _write(out: Any, question: str, answer: str, images: list[str]) -> None:
     out.write(json.dumps({"messages": messages, "images": images}) + "\n")
 
 
-def _audits(file: Path) -> tuple[float, float]:
-    """Return the CPU seconds of a first audit, and of one that finds it kept."""
+def _audits(file: Path) -> tuple[float, float, float]:
+    """Return the CPU seconds of a first audit and of one that finds it kept, and MiB of memory."""
     from tests.runs import encoded, messages, request
-    from vtool.data import audit, audit_cache
+    from vtool.data import audit_cache, inspect_rows
     from vtool.data.audit_cache import audit_split, usual_cache
 
     audit_cache.FEWEST_ROWS = 1
-    audit.AUDIT_CACHE_BYTES = 0  # nothing is cut for the first steps: a run's own work
+    inspect_rows.AUDIT_CACHE_BYTES = 0  # nothing is cut for the first steps: a run's own work
     rows, _ = encoded(request("rows", messages(file)))
+    audit_split(rows, range(1), None)
+    before = getrusage(RUSAGE_SELF).ru_maxrss
     seconds = []
     for _ in range(2):
         began = time.process_time()
@@ -113,7 +119,8 @@ def _audits(file: Path) -> tuple[float, float]:
         assert cache
         cache.write(audits, seconds=60.0)
     assert audits.reused == len(rows.rows)
-    return seconds[0], seconds[1]
+    grown = (getrusage(RUSAGE_SELF).ru_maxrss - before) / 1024  # Linux has it in KiB
+    return seconds[0], seconds[1], grown
 
 
 def _cpu(work: Callable[[], object]) -> float:

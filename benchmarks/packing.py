@@ -25,9 +25,10 @@ import numpy as np
 import torch
 
 from vtool.data.collate import Batch, collate
-from vtool.data.encode import Sample, Visuals
+from vtool.data.encode import Sample
 from vtool.data.loss import summed_nll
 from vtool.data.packing import collate_packed, pack, with_positions
+from vtool.data.visuals import Visuals
 from vtool.families.family import load_family
 from vtool.families.tokens import TokenIds
 from vtool.models.attention import use_document_attention

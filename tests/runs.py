@@ -1,7 +1,7 @@
 """Runs for tests, made the way a user makes them: a recipe and KEY=VALUE."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 from vtool.config.load import effective_yaml, load_run
 from vtool.data.collate import Batch
 from vtool.data.loader import EncodedRows
-from vtool.data.sources import Rows
+from vtool.data.sources import open_split
 from vtool.engines.ranks import Ranks
 from vtool.models.processor import Processor, new_processor
 from vtool.training.run_folder import RunFolder
@@ -39,11 +39,20 @@ def session(made: Request, ranks: Ranks | None = None) -> tuple[Session, Progres
 
 def encoded(made: Request) -> tuple[EncodedRows, Processor]:
     """The training rows of a run, and its processor, without a model."""
-    rows = Rows(made.run.data.train)
+    rows = open_split(made.run.data, "train")
     processor = new_processor(
         made.run.model, made.run.data.image, read_texts(rows), made.run.data.video
     )
     return EncodedRows(rows, processor, made.run.data), processor
+
+
+TIMES = ("seconds", "data_seconds", "data_share")
+"""What is never the same in two runs."""
+
+
+def without_times(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Lines of metrics without the times in them."""
+    return [{key: value for key, value in line.items() if key not in TIMES} for line in lines]
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

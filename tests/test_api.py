@@ -64,7 +64,7 @@ def test_a_result_has_what_the_folder_has(result: vtool.TrainingResult) -> None:
     assert result.metrics == read_lines(result.folder / "metrics.jsonl")
     assert [line["step"] for line in result.metrics if "loss" in line] == [1, 2]
     assert result.test["samples"] == 6
-    assert result.test.keys() == {"exact_match", "nll", "samples"}
+    assert result.test.keys() == {"exact_match", "nll", "samples", "token_accuracy"}
     assert (result.folder / "report.html").exists()
 
 
@@ -134,6 +134,13 @@ def test_a_loader_is_checked() -> None:
     assert "stale-reference" in {finding.rule for finding in report.findings}
     with pytest.raises(vtool.Findings, match="nothing is named"):
         vtool.load_check()
+
+
+def test_rows_that_are_held_back_are_none_of_the_ledger(tmp_path: Path) -> None:
+    rows = write_rows(tmp_path / "rows.jsonl", [chat(f"{number}?", "yes") for number in range(40)])
+    ledger = vtool.audit(rows, "data.split={validation: 0.3, test: 0.3}")
+    assert 5 < len(ledger.kept) == ledger.rows < 35
+    assert [each.rule for each in ledger.findings if each.severity == "error"] == []
 
 
 def test_rows_are_audited(tmp_path: Path) -> None:

@@ -82,10 +82,10 @@ class TrainingResult:
         return found
 
     @property
-    def test(self) -> dict[str, float]:
-        """Scores on the test split: `exact_match`, `nll` (nats a token) and `samples`.
+    def test(self) -> dict[str, Any]:
+        """Scores on the test split: `exact_match`, `token_accuracy`, `nll` (a token), `samples`.
 
-        Empty without a test split.
+        Where there are several sources, `sources` has these of each. Empty without a test split.
         """
         scores = self.result.items()
         return {name.removeprefix("test_"): one for name, one in scores if name.startswith("test_")}
@@ -270,7 +270,8 @@ def audit(rows: str | PathLike[str], *overrides: str) -> "Ledger":
         overrides: settings, such as `"data.max_length=2048"` or `"model.path=…"`.
 
     Returns:
-        The ledger: which rows can be trained on, which not and why, and `.findings`.
+        The ledger: which rows can be trained on, which not and why, and `.findings`, also those of
+        rows that `data.split` holds back.
 
     Raises:
         vtool.Findings: the file or the model's folder cannot be read at all.
@@ -282,8 +283,9 @@ def audit(rows: str | PathLike[str], *overrides: str) -> "Ledger":
     from vtool.data.detect import detected
     from vtool.verification.rows import audit_rows
 
-    (found,) = audit_rows(detected(load_rows_file(str(rows), overrides).run))
-    return replace(found.ledger, findings=found.findings)
+    audits = audit_rows(detected(load_rows_file(str(rows), overrides).run))
+    findings = tuple(finding for audit in audits for finding in audit.findings)
+    return replace(audits[0].ledger, findings=findings)
 
 
 def _file(picture: "Picture", stack: ExitStack) -> str:

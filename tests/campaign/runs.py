@@ -12,7 +12,7 @@ from tests.campaign import template
 from tests.rows import mixed_rows, write_rows
 
 STEPS, EVERY = 6, 2
-TIMES = ("seconds", "train_seconds", "peak_memory_mib")
+TIMES = ("seconds", "data_seconds", "data_share", "train_seconds", "peak_memory_mib")
 RUN = "run"
 PLACE = "place"
 """The folder in which runs are made."""

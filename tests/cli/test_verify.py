@@ -54,8 +54,25 @@ def test_with_a_length_all_that_can_be_is_looked_for() -> None:
     assert checked["checks"]["overlong-row"] == "passed"
     assert checked["checks"]["answer-cut-off"] == "not-run"
     assert checked["details"]["answer-cut-off"]["reason"] == "data.on_overlong is error"
-    checks = result_of([GOOD], "data.max_length=90", "data.on_overlong=truncate")["checks"]
-    assert set(checks.values()) == {"passed"}
+    settings = ["data.max_length=90", "data.on_overlong=truncate"]
+    long = chat("Hi", "so " * 30)
+    assert _not_run(result_of([GOOD, long], *settings)) == {
+        "outside-of-root": "data.root is not given",
+        "near-duplicate-rows": "--near is not given",
+    }
+    assert _not_run(result_of([GOOD, long], *settings, "data.root=.", "--near")) == {
+        "files-outside-folder": "data.root says where files have to be"
+    }
+
+
+def _not_run(result: dict[str, Any]) -> dict[str, str]:
+    """The checks that were not run, each with the reason."""
+    assert set(result["checks"].values()) == {"passed", "not-run"}
+    return {
+        rule: result["details"][rule]["reason"]
+        for rule, state in result["checks"].items()
+        if state == "not-run"
+    }
 
 
 def test_bad_rows_are_not_called_dropped_and_fail_the_check_of_their_number() -> None:
@@ -298,12 +315,14 @@ def test_every_rule_about_rows_is_checked_by_the_audit_or_about_something_else()
         "unknown-row",  # a row that --row names
         "ledger-mismatch",  # the rows that a run has trained on
         "row-changed",  # a row that a run is about to train on
+        "source-changed",  # the files of a run, at its end
     }
     assert rules_of("split") == ("too-many-dropped-rows", "no-rows")
     assert rules_of("references") == (
         "reference-too-long",
         "rows-in-two-splits",
         "pictures-in-two-splits",
+        "lengths-not-validated",
     )
     checked = {*rules_of("quality"), *rules_of("references")} - {"reference-too-long"}
     assert checked == {rule.name for rule in rules_quality.RULES}

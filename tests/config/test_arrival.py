@@ -21,6 +21,7 @@ _PROFILE, _ASKED, _NPU = (
 )
 _TRACKED = "tests/training/test_tracking.py::"
 _EVALUATED = f"{_HERE}test_a_run_is_evaluated_when_and_as_it_is_asked"
+_PARTS = ("weight", "repeat")
 TESTS: dict[str, str] = {
     "run.name": f"{_FOLDER}test_settings_that_change_no_number_may_differ",
     "model.path": (
@@ -30,12 +31,39 @@ TESTS: dict[str, str] = {
     "model.dummy_visual": (
         "tests/training/test_dummy_visual.py::test_never_stops_a_step_in_which_one_rank_would_wait_for_another"
     ),
+    **dict.fromkeys(
+        (f"data.train.{name}" for name in _PARTS),
+        "tests/data/test_mixture.py::test_an_epoch_has_what_weights_and_repeats_say",
+    ),
+    **dict.fromkeys(
+        (f"data.{split}.{name}" for split in ("validation", "test") for name in _PARTS),
+        "tests/config/test_mixture_rules.py::test_rows_that_are_evaluated_have_no_part",
+    ),
+    **dict.fromkeys(
+        (f"data.{split}.limit" for split in ("train", "validation", "test")),
+        "tests/data/test_mixture.py::test_a_limit_takes_rows_from_all_over_and_a_higher_one_the_same_and_more",
+    ),
+    **dict.fromkeys(
+        (f"data.{split}.name" for split in ("train", "validation", "test")),
+        "tests/training/test_mixtures.py::test_scores_of_sources_are_in_metrics_and_in_the_result",
+    ),
+    **dict.fromkeys(
+        ("data.split.validation", "data.split.test"),
+        "tests/data/test_splits.py::test_the_side_is_a_hash_of_the_group_with_the_splits_name",
+    ),
+    "data.split.group": (
+        "tests/data/test_splits.py::test_a_key_that_the_recipe_names_is_the_group"
+    ),
     "data.max_length": f"{_DATA}test_truncation_keeps_a_part_of_the_answer_and_says_so",
     "data.on_overlong": (
         "tests/data/test_audit.py::test_overlong_rows_are_dropped_only_where_the_recipe_says_so"
     ),
     "data.max_dropped_rows": (
         "tests/data/test_audit.py::test_bad_rows_are_dropped_up_to_the_number_allowed"
+    ),
+    "data.root": (
+        "tests/data/test_quality.py::"
+        "test_with_a_root_what_is_outside_of_it_is_refused_and_what_is_in_it_is_not_told"
     ),
     "data.max_overlap_rows": (
         "tests/data/test_quality.py::test_a_run_whose_test_rows_are_trained_on_does_not_start"

@@ -421,12 +421,8 @@ def test_packing_notes_a_number_of_rows_that_is_written_beside_it_not_one_of_the
     """
     assert findings("digits", *PACKED) == ()
     (note,) = findings("digits", *PACKED, "data.micro_batch_size=4")
-    assert (note.rule, note.severity, str(note.origin), note.remedy) == (
-        "ignored-setting",
-        "note",
-        "command line",
-        "leave it out",
-    )
+    told = (note.rule, note.severity, str(note.origin), note.remedy)
+    assert told == ("ignored-setting", "note", "command line", "leave it out")
     rows = "global_batch_size: 32, micro_batch_size: 4"
     Path("mine.yaml").write_text(
         f"kind: sft\ndefaults: [digits]\ndata: {{{rows}, packing: token_budget, micro_batch_tokens:"
@@ -457,11 +453,8 @@ def test_packing_for_a_model_with_windows_is_refused_before_anything_is_built() 
     of_a_folder = ("model.path=models/qwen", "model.size=null", *PACKED)
     for engine in ("ddp", "fsdp2", "megatron"):
         (finding,) = findings("digits", *of_a_folder, f"engine={engine}")
-        assert (finding.rule, finding.severity, finding.parameter) == (
-            "not-built-on-engine",
-            "error",
-            "data.packing",
-        )
+        told = (finding.rule, finding.severity, finding.parameter)
+        assert told == ("not-built-on-engine", "error", "data.packing")
         assert (
             "1 of the model's 2 layers see the last 24 tokens only (sliding_window)"
             in finding.message

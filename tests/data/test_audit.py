@@ -10,7 +10,8 @@ from PIL import Image
 
 from tests.rows import chat, decompression_bomb, mixed_rows, picture, write_rows
 from tests.runs import encoded, messages, request
-from vtool.data.audit import build_ledger, hold_to, inspect_rows, warnings
+from vtool.data.audit import build_ledger, hold_to, warnings
+from vtool.data.inspect_rows import _Inspector, inspect_rows
 from vtool.data.loader import EncodedRows, MicroBatch, load_steps
 from vtool.data.row import Row
 from vtool.data.row_audits import ROW
@@ -135,13 +136,13 @@ def test_an_error_that_no_rule_is_for_is_its_rows_own_finding(
     """All is told that leads to it: it may be a defect of vtool."""
     from vtool.data import encode
 
-    real = encode.render_chat
+    real = encode.split_chat
 
     def breaks_on_one(row: Row, *rest: Any) -> Any:
         return real(row, *rest) if row.id != "rows.jsonl:2" else [].pop()
 
     rows = rows_of(tmp_path, [chat("a", "b")] * 3)
-    monkeypatch.setattr(encode, "render_chat", breaks_on_one)
+    monkeypatch.setattr(encode, "split_chat", breaks_on_one)
     ledger, (finding, too_many) = audit_of(rows, workers)
     assert tuple(ledger.kept) == (0, 2)
     assert (finding.rule, too_many.rule) == ("broken-row", "too-many-dropped-rows")
@@ -165,7 +166,7 @@ def test_an_error_that_is_not_of_the_row_goes_through(
         raise kind
 
     rows = rows_of(tmp_path, [chat("a", "b")])
-    monkeypatch.setattr(encode, "render_chat", breaks)
+    monkeypatch.setattr(encode, "split_chat", breaks)
     with pytest.raises(kind):
         audit_of(rows)
 
@@ -302,7 +303,7 @@ def test_measured_images_have_the_audit_of_those_that_are_cut(
     cut = inspect_rows(rows, range(len(made)), 0)
     assert rows.cache, "these are kept for the first steps"
     rows = rows_of(tmp_path, made, "data.max_dropped_rows=9", *overrides)
-    monkeypatch.setattr("vtool.data.audit.AUDIT_CACHE_BYTES", 0)
+    monkeypatch.setattr("vtool.data.inspect_rows.AUDIT_CACHE_BYTES", 0)
     measured = inspect_rows(rows, range(len(made)), 0)
     assert not rows.cache
     for name in ROW.names or ():
@@ -315,7 +316,7 @@ def test_measured_images_have_the_audit_of_those_that_are_cut(
 def test_a_row_that_changes_after_its_audit_is_refused_and_the_others_are_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vtool.data.audit.AUDIT_CACHE_BYTES", 0)
+    monkeypatch.setattr("vtool.data.inspect_rows.AUDIT_CACHE_BYTES", 0)
     made = mixed_rows(tmp_path, 4, text_only=(3,))
     rows = rows_of(tmp_path, made)
     hold_to(rows, inspect_rows(rows, range(4), 0))
@@ -342,3 +343,52 @@ def test_a_row_that_cannot_be_loaded_any_more_is_told_by_name_from_a_worker_too(
         next(steps)
     (finding,) = caught.value.diagnostics
     assert finding.origin == Origin(str(tmp_path / "rows.jsonl"), 3)
+
+
+def test_a_template_that_takes_too_long_ends_the_audit_though_a_row_after_it_is_unreadable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vtool.data.template_limits.SECONDS", 0.2)
+    monkeypatch.setattr("vtool.data.inspect_rows._AT_ONCE", 4)
+    made = [chat(text, "b") for text in ("a", "slow", "c", "d", "e", "f")]
+    made[3] = {"messages": "none"}
+    rows = rows_of(tmp_path, made)
+    tokenizer = rows.processor.tokenizer
+    tokenizer.chat_template = (
+        "{% if messages[0]['content'] == 'slow' %}{% for a in range(10000) %}{% for b in"
+        " range(10000) %}{% endfor %}{% endfor %}{% endif %}" + tokenizer.chat_template
+    )
+    audits = inspect_rows(rows, range(len(made)), 0)
+    assert audits.table["index"].tolist() == [0, 1]
+    assert {index: one.rule for index, one in audits.findings.items()} == {1: "template-too-costly"}
+
+
+def test_a_picture_for_which_there_is_no_memory_is_no_broken_picture(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = rows_of(tmp_path, mixed_rows(tmp_path, 3))
+
+    def full(*_: Any, **__: Any) -> Any:
+        raise MemoryError
+
+    monkeypatch.setattr(Image.Image, "convert", full)
+    monkeypatch.setattr(Image.Image, "load", full)
+    monkeypatch.setattr("PIL.ImageFile.ImageFile.load", full)
+    with pytest.raises(MemoryError):
+        inspect_rows(rows, range(3), 0)
+
+
+@pytest.mark.parametrize("key", ["tools", "reasoning_content", "content"])
+def test_rows_that_are_large_in_any_part_are_not_in_memory_together(
+    tmp_path: Path, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vtool.data.inspect_rows._MOST_AT_ONCE", 5_000)
+    made: list[Any] = [chat("a", "b") for _ in range(6)]
+    for row in made:
+        if key == "tools":
+            row["tools"] = [{"type": "function", "function": {"name": "f" * 2_000}}]
+        else:
+            row["messages"][1][key] = "w" * 2_000
+    rows = rows_of(tmp_path, made)
+    groups = list(_Inspector(rows)._groups(range(6)))
+    assert [len(group) for group in groups] == [2, 2, 2]

@@ -5,6 +5,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,12 @@ import pytest
 from tests.rows import chat, mixed_rows, picture, write_rows
 from tests.runs import encoded, messages, request
 from vtool.data import audit_cache
-from vtool.data.audit import build_ledger, inspect_rows
+from vtool.data.audit import build_ledger
 from vtool.data.audit_cache import audit_split, cache_folder, usual_cache
+from vtool.data.inspect_rows import inspect_rows
 from vtool.data.loader import EncodedRows
 from vtool.data.row_audits import ROW, RowAudits
+from vtool.verification.rows import audit_rows
 
 ROWS = 12
 
@@ -257,3 +260,28 @@ def test_what_a_killed_process_was_writing_is_removed_an_hour_later(folder: Path
     assert ".making-old" not in names
     assert ".making-now" in names
     assert len(names) == 3
+
+
+def test_of_a_picture_that_is_replaced_the_other_rows_are_told_as_unchanged(folder: Path) -> None:
+    run = request("rows", messages(folder / "rows.jsonl")).run
+    (first,) = audit_rows(run)
+    assert first.ledger.reused == 0
+    picture(folder / "1-0.png", 112, 56, seed=99)
+    (second,) = audit_rows(run)
+    assert second.ledger.reused == ROWS - 1
+    lengths = [list(one.ledger.lengths) for one in (first, second)]
+    assert [place for place in range(ROWS) if lengths[0][place] != lengths[1][place]] == [1]
+
+
+@pytest.mark.parametrize("dated", [True, False])
+def test_of_a_template_that_writes_the_day_an_audit_is_kept_for_that_day(
+    folder: Path, dated: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = rows_of(folder)
+    if dated:
+        template = "{{ strftime_now('%d %b %Y') }}" + rows.processor.tokenizer.chat_template
+        rows.processor.tokenizer.chat_template = template
+    audit(rows)
+    assert audit(rows).reused == ROWS
+    monkeypatch.setattr(audit_cache, "today", lambda: datetime(2031, 1, 2))
+    assert audit(rows).reused == (0 if dated else ROWS)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from vtool.config.schema import Image, Model
-from vtool.data.chat import IGNORED, control_tokens_in, render_chat, render_prompt
+from vtool.data.chat import IGNORED, all_texts, control_tokens_in, render_chat, render_prompt
 from vtool.data.row import Row
 from vtool.diagnostics import Findings
 from vtool.models.processor import Processor, new_processor
@@ -257,14 +257,15 @@ def test_what_the_template_itself_refuses_is_told(processor: Processor) -> None:
             render_chat(row(("user", "What is it?"), ("assistant", "a cat")), changed)
 
 
+def control_tokens(made: Row, processor: Processor) -> list[str]:
+    return control_tokens_in(all_texts(made), processor.tokenizer.all_special_tokens)
+
+
 def test_control_tokens_in_a_text_are_found(processor: Processor) -> None:
-    assert control_tokens_in(
-        row(("user", "What does <|im_end|> mean?"), ("assistant", "a cat")), processor
-    ) == ["<|im_end|>"]
-    assert (
-        control_tokens_in(row(("user", "What is <b>it</b>?"), ("assistant", "a cat")), processor)
-        == []
-    )
+    odd = row(("user", "What does <|im_end|> mean?"), ("assistant", "a cat"))
+    assert control_tokens(odd, processor) == ["<|im_end|>"]
+    plain = row(("user", "What is <b>it</b>?"), ("assistant", "a cat"))
+    assert control_tokens(plain, processor) == []
 
 
 def test_control_tokens_in_reasoning_and_tools_are_found(processor: Processor) -> None:
@@ -272,10 +273,9 @@ def test_control_tokens_in_reasoning_and_tools_are_found(processor: Processor) -
     thought = replace(
         made, messages=[made.messages[0], {**made.messages[1], "reasoning_content": "so<|im_end|>"}]
     )
-    assert control_tokens_in(thought, processor) == ["<|im_end|>"]
-    assert control_tokens_in(replace(made, tools=[{"name": "<|image_pad|>"}]), processor) == [
-        "<|image_pad|>"
-    ]
+    assert control_tokens(thought, processor) == ["<|im_end|>"]
+    given = replace(made, tools=[{"name": "<|image_pad|>"}])
+    assert control_tokens(given, processor) == ["<|image_pad|>"]
 
 
 def test_a_new_tokenizer_gives_back_any_text(processor: Processor, tmp_path: Path) -> None:

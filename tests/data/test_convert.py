@@ -11,6 +11,7 @@ from tests.data.readers import open_rows
 from tests.rows import chat, picture, visual_rows, write_rows
 from vtool.data import write
 from vtool.data.convert import Conversion, convert
+from vtool.data.formats.messages import Messages
 from vtool.data.row import Row
 from vtool.diagnostics import Diagnostic, Findings
 
@@ -91,6 +92,17 @@ def test_calls_weights_and_pictures_inside_are_kept(tmp_path: Path, kind: str) -
         out = tmp_path / f"{path.suffix[1:]}-out.{kind}"
         assert convert(str(path), out).refused == ()
         assert all_of(out) == all_of(path)
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet", "arrow"])
+def test_the_column_enable_thinking_is_kept(tmp_path: Path, kind: str) -> None:
+    values = [True, False, None]
+    rows = [chat("a", "b") | {"enable_thinking": value} for value in values]
+    out = tmp_path / f"out.{kind}"
+    made = convert(str(write_rows(tmp_path / "rows.jsonl", rows)), out)
+    assert made.read["enable_thinking"] == 2
+    found = Messages(str(out))
+    assert [found.row(index).thinking for index in range(3)] == values
 
 
 def test_groups_are_small_enough_to_be_read_for_one_row(

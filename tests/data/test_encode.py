@@ -14,7 +14,7 @@ from vtool.data.encode import encode_prompt
 from vtool.data.loader import EncodedRows, MicroBatch, load_steps, micro_batches
 from vtool.data.plan import Plan
 from vtool.diagnostics import Findings
-from vtool.verification.rows import render_example
+from vtool.verification.pieces import render_example
 
 
 def rows_of(folder: Path, rows: list[Any], *overrides: str) -> EncodedRows:

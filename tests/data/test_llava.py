@@ -134,7 +134,7 @@ def test_text_that_is_not_utf_8_is_refused(tmp_path: Path) -> None:
         (
             {"conversations": [{"from": "bing", "value": "a"}]},
             "malformed-messages",
-            '"from" of turn 1 must be one of system, human, user, gpt, assistant; here it is',
+            '"from" of turn 1 must be one of system, human, user, gpt, assistant, chatgpt, bot,',
         ),
         ({"conversations": [{"from": [], "value": "a"}]}, "malformed-messages", "here it is []"),
         ({"conversations": [{"from": "human"}]}, "malformed-messages", '"value" of turn 1'),
@@ -161,3 +161,12 @@ def test_what_cannot_be_understood_is_named(
     assert words in message
     assert "rows.json:2" in message
     assert int(place.split(":")[1]) > 2
+
+
+@pytest.mark.parametrize("speaker", ["gpt", "assistant", "chatgpt", "bot", "model"])
+def test_the_names_that_sharegpt_has_for_the_assistant_are_its_turns(
+    tmp_path: Path, speaker: str
+) -> None:
+    turns = [{"from": "human", "value": "a"}, {"from": speaker, "value": "b"}]
+    row = Llava(str(write_rows(tmp_path / "rows.jsonl", [{"conversations": turns}]))).row(0)
+    assert row.messages == chat("a", "b")["messages"]

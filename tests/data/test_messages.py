@@ -7,6 +7,7 @@ import pytest
 
 from tests.rows import chat, picture, write_rows
 from vtool.data.formats.messages import Messages
+from vtool.data.messages_layout import parse_row
 from vtool.diagnostics import Findings
 
 
@@ -158,8 +159,14 @@ def test_a_line_cut_off_is_a_broken_row_with_its_column(tmp_path: Path) -> None:
             "malformed-messages",
             "only turns of the assistant",
         ),
-        (chat("a", "b") | {"image": "a.png"}, "malformed-messages", 'has "image"'),
-        (chat("a", "b") | {"video": "a.mp4"}, "malformed-messages", 'has "video"'),
+        (chat("a", "b") | {"image": "a.png"}, "placeholder-mismatch", "0 image placeholders"),
+        (chat("a", "b") | {"video": "a.mp4"}, "placeholder-mismatch", "0 video placeholders"),
+        (
+            chat("<image>", "b") | {"image": "a.png", "images": ["a.png"]},
+            "malformed-messages",
+            'both "image" and "images"',
+        ),
+        (chat("<image>", "b") | {"Image": "a.png"}, "malformed-messages", 'has "Image"'),
         (chat("a", "b") | {"audio": "a.wav"}, "malformed-messages", 'has "audio"'),
         (chat("a", "b") | {"system": "Be brief."}, "malformed-messages", 'has "system"'),
         (
@@ -304,3 +311,48 @@ def test_keys_that_carry_nothing_are_let_be(tmp_path: Path) -> None:
     }
     picture(tmp_path / "a.png")
     assert len(Messages(str(write_rows(tmp_path / "rows.jsonl", [record]))).row(0).images) == 1
+
+
+def test_an_image_as_anthropic_writes_it_carries_its_picture(tmp_path: Path) -> None:
+    code = base64.b64encode(picture(tmp_path / "a.png").read_bytes()).decode()
+    source = {"type": "base64", "media_type": "image/png", "data": code}
+    question = [{"type": "image", "source": source}, {"type": "text", "text": "What?"}]
+    row = Messages(str(write_rows(tmp_path / "rows.jsonl", [chat(question, "b")]))).row(0)
+    assert row.images == [f"data:image/png;base64,{code}"]
+    assert row.messages[0]["content"] == [{"type": "image"}, {"type": "text", "text": "What?"}]
+
+
+@pytest.mark.parametrize(
+    ("source", "rule", "words"),
+    [
+        ({"type": "url", "url": "https://example.org/a.png"}, "missing-image", "on the web"),
+        ({"type": "file", "file_id": "file_1"}, "malformed-messages", "'file_id': 'file_1'"),
+        ({"type": "base64", "data": "AAAA"}, "malformed-messages", '"source" of an image is'),
+        ({"type": "base64", "media_type": "image/png", "data": 1}, "malformed-messages", "is not"),
+        ("a.png", "malformed-messages", "'a.png', which is not read"),
+    ],
+)
+def test_a_source_of_another_kind_is_refused(
+    tmp_path: Path, source: Any, rule: str, words: str
+) -> None:
+    found, message = rule_of(tmp_path, chat([{"type": "image", "source": source}], "b"))
+    assert found == rule
+    assert words in message
+
+
+@pytest.mark.parametrize("value", [True, False, None])
+def test_the_column_enable_thinking_is_kept_for_the_template(tmp_path: Path, value: Any) -> None:
+    rows = [chat("a", "b") | {"enable_thinking": value}]
+    assert Messages(str(write_rows(tmp_path / "rows.jsonl", rows))).row(0).thinking is value
+
+
+def test_enable_thinking_that_is_no_yes_or_no_is_refused(tmp_path: Path) -> None:
+    rule, message = rule_of(tmp_path, chat("a", "b") | {"enable_thinking": "no"})
+    assert (rule, '"enable_thinking" is true or false' in message) == ("malformed-messages", True)
+
+
+@pytest.mark.parametrize("given", ["a.png", ["a.png"]])
+def test_one_image_may_be_given_without_a_list(tmp_path: Path, given: Any) -> None:
+    picture(tmp_path / "a.png")
+    one = parse_row(chat("<image>What?", "b") | {"image": given}, "r", tmp_path)
+    assert one == parse_row(chat("<image>What?", "b") | {"images": ["a.png"]}, "r", tmp_path)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from vtool.data.template_limits import LimitedTemplate, TooCostly
+from vtool.data.template_limits import LimitedTemplate, TooCostly, today
 from vtool.families import FAMILIES
 from vtool.families.family import load_family
 from vtool.models.tokenizer import chat_template, train_tokenizer
@@ -132,3 +132,12 @@ def test_a_row_of_very_many_answers_is_stopped(monkeypatch: pytest.MonkeyPatch) 
     for _ in range(2):  # each row has its own time
         with LimitedTemplate():
             answers(10)
+
+
+def test_a_template_is_given_the_day_on_which_the_process_has_begun() -> None:
+    """A run that goes on after midnight has the rows that were audited."""
+    tokenizer = train_tokenizer(["a b"], load_family("qwen2_5_vl").facts.token_names)
+    tokenizer.chat_template = "{{ strftime_now('%Y-%m-%d %H:%M:%S.%f') }}"
+    with LimitedTemplate():
+        texts = {tokenizer.apply_chat_template(CHAT, tokenize=False) for _ in range(3)}
+    assert texts == {today().strftime("%Y-%m-%d 00:00:00.000000")}

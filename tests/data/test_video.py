@@ -15,8 +15,9 @@ from PIL import Image
 
 from tests.rows import chat, film, frames, picture, write_rows
 from tests.runs import encoded, messages, request
-from vtool.data.audit import build_ledger, inspect_rows
+from vtool.data.audit import build_ledger
 from vtool.data.formats.messages import Messages
+from vtool.data.inspect_rows import inspect_rows
 from vtool.data.row import Row, Video
 from vtool.data.video import Clip, open_clip
 from vtool.diagnostics import Diagnostic, Findings

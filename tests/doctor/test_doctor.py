@@ -221,6 +221,30 @@ class TestOfARecipe:
         assert rules["extra-not-installed"]["help"] == "pip install 'vtool[npu]'"
         assert result["checks"]["device-missing"] == "not-run"
 
+    def test_of_rows_in_columns(self, quick: Path, tmp_path: Path) -> None:
+        package(quick, "pyarrow", "1.0.0")
+        (tmp_path / "saved").mkdir()
+        (tmp_path / "saved" / "state.json").write_text("{}")
+        (tmp_path / "named.txt").write_bytes(b"PAR1")
+        (tmp_path / "rows.jsonl").write_text("{}\n")
+        for path in ("not-there.parquet", tmp_path / "saved", tmp_path / "named.txt"):
+            code, result = document(
+                "rows", f"data.train=[{{format: auto, path: {path}}}]", site=quick
+            )
+            (finding,) = result["findings"]
+            assert (code, finding["help"]) == (1, "pip install 'vtool[data]'")
+            assert finding["parameter"] == "pyarrow"
+        for path in ("not-there.jsonl", tmp_path / "rows.jsonl"):
+            code, result = document(
+                "rows", f"data.train=[{{format: auto, path: {path}}}]", site=quick
+            )
+            assert (code, result["findings"]) == (0, [])
+
+    def test_no_package_is_told_twice(self, quick: Path) -> None:
+        entry = "data.train=[{format: auto, path: rows.parquet}]"
+        _, out, _ = doctor("rows", entry, site=quick)
+        assert out.count("  transformers  ") == 1
+
     def test_of_megatron_in_another_release(self, quick: Path) -> None:
         package(quick, "megatron_core", "0.15.0")
         code, result = document("digits_megatron", site=quick)

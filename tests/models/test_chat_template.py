@@ -1,12 +1,15 @@
 import random
+import re
 import time
 
 import jinja2
+import numpy as np
+import pytest
 from jinja2 import nodes
 
 from vtool.families.family import load_family
 from vtool.families.tokens import TokenNames
-from vtool.models.tokenizer import chat_template, train_tokenizer
+from vtool.models.tokenizer import _without_long_words, chat_template, train_tokenizer
 
 
 def test_the_template_loops_over_nothing_but_the_content_itself() -> None:
@@ -30,3 +33,31 @@ def test_a_text_without_spaces_takes_no_longer_than_its_length() -> None:
     tokenizer = train_tokenizer([word], names)
     assert time.process_time() - began < 3
     assert tokenizer.decode(tokenizer(word).input_ids) == word
+
+
+def test_a_long_text_gives_the_tokenizer_that_its_words_give() -> None:
+    names = load_family("qwen2_5_vl").facts.token_names
+    chance = np.random.RandomState(0)
+    words = [
+        "".join(chr(97 + letter) for letter in chance.randint(0, 7, 1 + n % 9)) for n in range(9000)
+    ]
+    marks = [" ", " ", " ", "  ", "\n", ". ", "'s ", " 12 ", "é ", "\t"]
+    text = "".join(
+        word + marks[mark] for word, mark in zip(words, chance.randint(0, 10, 9000), strict=True)
+    )
+    text += "end\n"
+    long = text * 4
+    assert len(long) > 2**17
+    whole, pieces = train_tokenizer([text] * 4, names), train_tokenizer([long], names)
+    assert pieces.get_vocab() == whole.get_vocab()
+    assert pieces(text[:5000])["input_ids"] == whole(text[:5000])["input_ids"]
+
+
+@pytest.mark.parametrize("text", ["a" * 10_000, " " * 10_000, "x\n" + "b" * 5001 + "\ty", "a b"])
+def test_long_words_are_cut_as_they_were(text: str) -> None:
+    longest = 2000
+    expected = "".join(
+        " ".join(part[start : start + longest] for start in range(0, len(part), longest))
+        for part in re.split(r"(\s+)", text)
+    )
+    assert _without_long_words(text) == expected

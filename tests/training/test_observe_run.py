@@ -121,7 +121,8 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Any:
     llava = f"{{format: llava, path: '{rows}', image_folder: '{rows.parent}'}}"
     cauldron = f"{{format: cauldron, path: '{rows}', texts: turns, ignore: [notes]}}"
     named = f"{{format: llama_factory, path: '{info}', dataset: mine}}"
-    messages = f"{{format: messages, path: '{rows}'}}"
+    beside = write_rows(rows.with_name("beside.jsonl"), [{"messages": []}])
+    messages = f"{{format: messages, path: '{beside}'}}"
     overrides: dict[str, list[str]] = {
         "digits": ["train={steps: null, epochs: 20}"],
         "files": [f"data.{split}=[{llava}, {messages}]" for split in ("validation", "test")]
@@ -463,22 +464,15 @@ def test_gradients_are_clipped_to_the_norm_that_is_asked(
     step = Ddp.optimizer_step
 
     def measured(engine: Ddp, lr: float) -> None:
-        squares = [
-            float(parameter.grad.double().pow(2).sum())
-            for parameter in engine.parameters
-            if parameter.grad is not None
-        ]
-        norms.append(math.sqrt(sum(squares)))
+        given = [one.grad for one in engine.parameters if one.grad is not None]
+        norms.append(math.sqrt(sum(float(grad.double().pow(2).sum()) for grad in given)))
         step(engine, lr)
 
     monkeypatch.setattr(Ddp, "optimizer_step", measured)
     made = small(f"optim.clip_norm={largest}")
     train(made, Ranks())
-    before = [
-        line["grad_norm"]
-        for line in read_lines(made.run.folder / "metrics.jsonl")
-        if "grad_norm" in line
-    ]
+    lines = read_lines(made.run.folder / "metrics.jsonl")
+    before = [line["grad_norm"] for line in lines if "grad_norm" in line]
     assert min(before) > 0.1
     assert norms == pytest.approx([0.01] * 3 if largest == "0.01" else before, rel=1e-3)
 

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 from tests.commands import vtool
 from tests.rows import mixed_rows, write_rows
-from tests.runs import messages, read_lines
+from tests.runs import messages, read_lines, without_times
 
 STEPS, EVERY = 8, 2
 PATIENCE = 300  # seconds for a process to end, on a machine that does much else at the time
@@ -101,13 +101,10 @@ def kill(process: subprocess.Popen[str]) -> None:
 def written(folder: Path) -> dict[str, Any]:
     """What two runs must share:
 
-    every metric but the seconds, and the bytes of the last weights and counts.
+    every metric but the times, and the bytes of the last weights and counts.
     """
     last = folder / "checkpoints" / f"step-{STEPS:06d}"
-    metrics = [
-        {key: value for key, value in line.items() if key != "seconds"}
-        for line in read_lines(folder / "metrics.jsonl")
-    ]
+    metrics = without_times(read_lines(folder / "metrics.jsonl"))
     return {
         "metrics": metrics,
         **{file.name: file.read_bytes() for file in last.glob("*.safetensors")},

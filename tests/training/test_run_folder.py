@@ -12,7 +12,7 @@ from string import ascii_letters
 import pytest
 
 from tests.rows import chat, mixed_rows, picture, write_rows
-from tests.runs import messages, read_lines, request
+from tests.runs import messages, read_lines, request, without_times
 from vtool.config.schema import Lora
 from vtool.diagnostics import Findings
 from vtool.engines.ranks import Ranks
@@ -109,6 +109,23 @@ def test_other_rows_are_refused_with_their_file(rows: Path) -> None:
     assert "rows.jsonl (9 rows" in message
 
 
+def test_a_run_does_not_go_on_in_another_order_of_its_rows(
+    rows: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The formula decides by the number of rows, and another vtool may have another limit."""
+    start(rows)
+    (rows.parent / "run/result.json").unlink()
+    shutil.rmtree(rows.parent / "run/checkpoints/step-000004")
+    state = json.loads((rows.parent / "run/checkpoints/step-000003/state.json").read_text())
+    assert state["order"] == "RandomState.permutation"
+    with monkeypatch.context() as other:
+        other.setattr("vtool.data.plan.MOST_SHUFFLED", 4)
+        rule, message = rule_of(rows)
+    assert rule == "data-changed"
+    assert "in the order of RandomState.permutation, and this run of Feistel network" in message
+    assert start(rows).status == "finished"
+
+
 def test_two_processes_cannot_train_in_one_folder(rows: Path) -> None:
     hold = "import sys; from pathlib import Path; from vtool.training.run_folder import RunFolder; "
     hold += (
@@ -150,8 +167,7 @@ def test_a_damaged_checkpoint_is_told_passed_over_and_set_aside(
     assert (folder / "checkpoints/step-000004/model.safetensors").read_bytes() == straight
     assert len(list((folder / "checkpoints").glob("step-000004.set-aside-*"))) == 1
     again = read_lines(folder / "metrics.jsonl")
-    without_seconds = [[{**line, "seconds": None} for line in lines] for lines in (metrics, again)]
-    assert without_seconds[0] == without_seconds[1]
+    assert without_times(metrics) == without_times(again)
     assert [line["step"] for line in read_lines(folder / "metrics.discarded.jsonl")] == [4]
 
 

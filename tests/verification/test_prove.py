@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -421,3 +422,26 @@ def test_all_proofs_pass_on_megatron(family: str, parallel: str, lora: bool) -> 
 def test_a_run_keeps_what_was_proved_and_what_was_not_asked() -> None:
     assert record_without_proofs()["preflight"] is False
     assert set(record_without_proofs()["checks"].values()) == {"not-run"}
+
+
+@pytest.mark.parametrize("part", ["weight", "repeat"])
+def test_a_mixture_is_planned_as_the_recipe_says(
+    tmp_path: Path, part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = [write_rows(tmp_path / f"{n}.jsonl", mixed_rows(tmp_path, 4)) for n in range(2)]
+    sources = [
+        f"{{format: messages, path: '{file}', {part}: {value}}}"
+        for file, value in zip(files, (2.5, 1), strict=True)
+    ]
+    small = context(tmp_path, f"data.train=[{', '.join(sources)}]")
+    (found,) = run_proofs(small, ["rows-lost"])
+    assert (found.state, "the recipe's mixture" in found.what) == ("passed", True)
+
+    def drawn(places: Any, size: int, key: Any) -> Any:
+        return np.random.RandomState(list(key)).randint(size, size=len(places))
+
+    monkeypatch.setattr("vtool.data.plan.permute", drawn)
+    (found,) = run_proofs(small, ["rows-lost"])
+    assert found.state == "failed"
+    assert found.finding is not None
+    assert "of a mixture" in found.finding.message

@@ -10,7 +10,6 @@ from vtool.diagnostics import Findings
 from vtool.diagnostics.result import Result
 from vtool.watch.conclude import conclude_folder
 from vtool.watch.conclusions import CHECKS
-from vtool.watch.text import describe
 
 PER_MICRO = {index: sum(lengths) for index, lengths in enumerate(LENGTHS)}
 
@@ -453,21 +452,6 @@ def test_padding_that_ends_turns_too_is_learnt_from_its_third_on(
     result = conclude(tmp_path, changed(healthy(), change))
     assert (rules(result) == {"placeholder-learnt": "error"}) is found, result.findings
     assert result.checks["placeholder-learnt"] == ("failed" if found else "passed")
-
-
-def test_the_first_row_is_shown_where_it_is_learnt() -> None:
-    def of(text: str, weight: float | None = None) -> Fact:
-        return {"text": text, "weight": weight}
-
-    prompt, answer = [of(f"asked{at} ") for at in range(99)], [of("fine"), of("<end>")]
-    pads = [of("<pad>") for _ in range(50)]
-    told = [of(one["text"], 0.1) for one in answer]
-    seen = {"model": {}, "ranks": 1, "tokens": 2, "micro_batches": 1, "steps": 1, "damaged": 0}
-    shown = {**seen, "rows": [{"tokens": [*prompt, *told, *pads]}]}
-    *_, line = describe([Result("run", "clean", {}, (), {"watch": shown})])
-    assert "asked0" in line
-    assert " … " in line
-    assert line.endswith("⟦fine<end>⟧<pad> x 50")
 
 
 def test_two_models_are_two_results(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from vtool.watch.facts import read_facts
+from vtool.watch.reading import read_facts
 
 
 @pytest.mark.parametrize("line", ["[" * 100_000, '{"kind":', "[]", '{"step": ' + "9" * 5_000 + "}"])

@@ -16,11 +16,12 @@ ROOT = Path(__file__).parents[2]
 SHORT = ("train.steps=4", "optim.warmup_steps=2", "data.micro_batch_size=8")
 TENSOR_1 = "engine.parallel={tensor: 1, sequence: false}"
 PIPELINE = "engine.parallel={tensor: 1, sequence: false, pipeline: 2}"
+PACKED = ("data.packing=token_budget", "data.micro_batch_tokens=256")
 RUNS: dict[str, Sequence[str]] = {
     "ddp, two ranks": ("digits", "--nproc", "2"),
     "LoRA": ("digits_lora",),
-    "packed": ("digits", "data.packing=token_budget"),
-    "packed, two ranks": ("digits", "data.packing=token_budget", "--nproc", "2"),
+    "packed": ("digits", *PACKED),
+    "packed, two ranks": ("digits", *PACKED, "--nproc", "2"),
     "fsdp2": ("digits_fsdp2",),
     "fsdp2, two ranks": ("digits_fsdp2", "--nproc", "2"),
     "megatron, tensor and sequence": ("digits_megatron", "--nproc", "2"),

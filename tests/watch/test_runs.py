@@ -70,6 +70,8 @@ def is_found(folder: Path, name: str) -> None:
     assert (expected.rule, expected.severity) in found, result.findings
     errors = {one.rule for one in result.findings if one.severity == "error"}
     assert errors <= {expected.rule, *expected.also}, result.findings
+    warnings = {one.rule for one in result.findings if one.severity == "warning"}
+    assert expected.severity != "note" or not warnings, result.findings
 
 
 def concluded(folder: Path, name: str) -> Result:

@@ -107,7 +107,7 @@ DEFECTS = (
         RULE,
         OPTIM,
         "vtool.training.session:Plan",
-        lambda real: lambda rows, size, _seed: real(rows, size, 0),
+        lambda real: lambda rows, size, _seed, parts: real(rows, size, 0, parts),
         told="run.seed",
     ),
     Defect(

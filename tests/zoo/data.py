@@ -4,11 +4,13 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
+import numpy as np
+
 from tests.zoo.defect import Defect
-from tests.zoo.looks import Audit, Train
+from tests.zoo.looks import Audit, HeldBack, Train
 from vtool.data.chat import IGNORED, Chat
 
-RENDER = "vtool.data.encode:render_chat"
+LABEL = "vtool.data.encode:label_chat"
 ROWS = Audit()
 # The right code refuses such rows before the first step.
 CUT = Train(
@@ -18,14 +20,14 @@ CUT = Train(
 
 
 def relabelled(change: Any) -> Any:
-    """Of `render_chat`: the same chat with other labels, made by `change(chat)`."""
+    """Of `label_chat`: the same chat with other labels, made by `change(chat)`."""
 
     def wrong(real: Any) -> Any:
-        def render(row: Any, processor: Any, videos: Any = ()) -> Chat:
-            chat: Chat = real(row, processor, videos)
+        def label(split: Any, tokens: Any, processor: Any) -> Chat:
+            chat: Chat = real(split, tokens, processor)
             return replace(chat, labels=tuple(change(chat, processor)))
 
-        return render
+        return label
 
     return wrong
 
@@ -104,14 +106,28 @@ def answers_alone(real: Any) -> Any:
     return lambda names: real(names).replace(written, kept, 1)
 
 
+def cut_at_the_end(_: Any) -> Any:
+    return lambda groups, _split, share: np.arange(len(groups)) >= (1 - share) * len(groups)
+
+
 DEFECTS = (
+    Defect(
+        "split-by-place",
+        "Soup#680",
+        "Sources are put together, and their last rows are the test: copies of these are trained"
+        " on.",
+        "rows-in-two-splits",
+        HeldBack("{test: 0.3}"),
+        "vtool.data.splits:held_back",
+        cut_at_the_end,
+    ),
     Defect(
         "end-token-masked",
         "Megatron-Bridge#4265",
         "The token that ends a turn is left out of the labels: the model never learns to stop.",
         "labels-differ-from-answers",
         ROWS,
-        RENDER,
+        LABEL,
         relabelled(without_end),
     ),
     Defect(
@@ -120,7 +136,7 @@ DEFECTS = (
         "The loss mask is one token late: the first token of each answer is not learnt.",
         "labels-differ-from-answers",
         ROWS,
-        RENDER,
+        LABEL,
         relabelled(later),
     ),
     Defect(
@@ -129,7 +145,7 @@ DEFECTS = (
         "An answer's end is not found: all that follows, the user's turns too, is learnt.",
         "labels-differ-from-answers",
         ROWS,
-        RENDER,
+        LABEL,
         relabelled(to_the_end),
     ),
     Defect(
@@ -138,7 +154,7 @@ DEFECTS = (
         "Without marks in the template the mask is all ones: the model learns the questions.",
         "labels-differ-from-answers",
         ROWS,
-        RENDER,
+        LABEL,
         relabelled(all_of_it),
     ),
     Defect(
@@ -147,7 +163,7 @@ DEFECTS = (
         "With an image in the row nothing is found to supervise, and the mask is all zeros.",
         "labels-differ-from-answers",
         ROWS,
-        RENDER,
+        LABEL,
         relabelled(none_of_it),
     ),
     Defect(
@@ -156,7 +172,7 @@ DEFECTS = (
         "All before the last answer is taken for the prompt: of several answers one is learnt.",
         "labels-differ-from-answers",
         ROWS,
-        RENDER,
+        LABEL,
         relabelled(last_turn),
     ),
     Defect(
@@ -184,7 +200,7 @@ DEFECTS = (
         "Of several images in a row the first one is read, the others are dropped.",
         "image-token-mismatch",
         ROWS,
-        "vtool.data.encode:_visuals",
+        "vtool.data.encode:visuals_of",
         first_image,
     ),
     Defect(
@@ -193,7 +209,7 @@ DEFECTS = (
         "An image has one placeholder token, whatever it has of features.",
         "image-token-mismatch",
         ROWS,
-        "vtool.data.encode:_expand",
+        "vtool.data.encode:expand",
         placeholder_left,
     ),
     Defect(
@@ -202,7 +218,7 @@ DEFECTS = (
         "Patches are counted for image tokens, as if the tower did not merge them.",
         "image-token-mismatch",
         ROWS,
-        "vtool.data.encode:_cut_image",
+        "vtool.data.visuals:_cut_image",
         not_merged,
     ),
     Defect(

@@ -109,6 +109,26 @@ class Audit:
 
 
 @dataclass(frozen=True, slots=True)
+class HeldBack:
+    """The audit of a recipe that holds rows back, of two files with the same rows."""
+
+    split: str
+    beside: tuple[str, ...] = ("duplicate-rows", "lengths-not-validated", "reference-too-long")
+
+    def __call__(self, folder: Path) -> tuple[Diagnostic, ...]:
+        from vtool.verification.rows import audit_rows
+
+        names = ("rows.jsonl", "again.jsonl")
+        shutil.copy(rows(folder), folder / names[1])
+        sources = [f"{{format: messages, path: '{folder / name}'}}" for name in names]
+        asked = made(folder, f"data.train=[{', '.join(sources)}]", f"data.split={self.split}")
+        found = findings_of(
+            lambda: [finding for audit in audit_rows(asked.run) for finding in audit.findings]
+        )
+        return tuple(finding for finding in found if finding.rule not in self.beside)
+
+
+@dataclass(frozen=True, slots=True)
 class Train:
     """A whole run, from its start to its result (`vtool.training.sft.train`).
 

@@ -17,6 +17,7 @@ from tests.zoo.looks import Exported, Ranked, Train
 from vtool.engines.ranks import Ranks
 
 RUN = Train(("train={steps: 5, epochs: null}",))
+MIXED = Train(("train={steps: 6, epochs: null}", "data.train.0.repeat=1"))
 RESUMED = Train(
     ("train={steps: 5, epochs: null}", "checkpoint={every_steps: 1, keep_last: 9}"), again=True
 )
@@ -39,6 +40,12 @@ def whole_batches(_: Any) -> Any:
 def first_batch_again(_: Any) -> Any:
     """An iterator that is made anew for each step."""
     return lambda self, step: np.arange(self.rows)[: self.global_batch_size]
+
+
+def draws(_: Any) -> Any:
+    return lambda places, size, key: np.random.RandomState(list(key)).randint(
+        size, size=len(places)
+    )
 
 
 def at_the_epochs_end(real: Any) -> Any:
@@ -73,7 +80,9 @@ def of_its_own(real: Any) -> Any:
 
 
 def own_order(real: Any) -> Any:
-    return lambda rows, size, seed: real(rows, size, seed + torch.distributed.get_rank())
+    return lambda rows, size, seed, parts: real(
+        rows, size, seed + torch.distributed.get_rank(), parts
+    )
 
 
 def everybodys_rows(real: Any) -> Any:
@@ -93,7 +102,7 @@ def empty_file(real: Any) -> Any:
 
 def nothing_left(_: Any) -> Any:
     """The rows are fewer than a batch of training, and the last one that is not full is dropped."""
-    return lambda *_given: (0.0, 0)
+    return lambda _engine, _rows, chunk, _ranks: np.zeros((len(chunk), 3))
 
 
 def beside_the_old(real: Any) -> Any:
@@ -152,6 +161,15 @@ DEFECTS = (
         first_batch_again,
     ),
     Defect(
+        "drawn-with-replacement",
+        "datasets#7786",
+        "The rows of a mixture are drawn anew each time: some come twice, others never.",
+        "ledger-mismatch",
+        MIXED,
+        "vtool.data.plan:permute",
+        draws,
+    ),
+    Defect(
         "epoch-skipped",
         "verl#7401",
         "A run that goes on begins behind the end of the epoch that it was in.",
@@ -175,7 +193,7 @@ DEFECTS = (
         "Validation drops the batch that is not full, which is all of it: its loss is NaN.",
         "nonfinite-loss",
         VALIDATED,
-        "vtool.evaluation.evaluate:_nll",
+        "vtool.evaluation.evaluate:_scores",
         nothing_left,
     ),
     Defect(

@@ -6,9 +6,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 
-from tests.zoo.data import RENDER, relabelled
+from tests.zoo.data import LABEL, relabelled
 from tests.zoo.defect import Defect
 from tests.zoo.looks import Proved
 from vtool.data.chat import IGNORED, Chat
@@ -101,11 +102,12 @@ def untied(real: Any) -> Any:
 
 
 def mean_of_each(real: Any) -> Any:
-    def nll(*given: Any) -> tuple[float, int]:
-        total, tokens = real(*given)
-        return total / tokens, 1
+    def means(*given: Any) -> Any:
+        scores = real(*given)
+        of_batch = scores[:, 0].sum() / scores[:, 1].sum()
+        return np.stack([np.full(len(scores), of_batch), np.ones(len(scores)), scores[:, 2]], 1)
 
-    return nll
+    return means
 
 
 def always(real: Any) -> Any:
@@ -180,7 +182,7 @@ DEFECTS = (
         "An answer's place is found by its text, which is in the question too.",
         "label-masks-disagree",
         Proved("label-masks-disagree"),
-        RENDER,
+        LABEL,
         relabelled(where_it_is_first),
     ),
     Defect(
@@ -217,7 +219,7 @@ DEFECTS = (
         "The validation loss is the mean of its batches' means.",
         "loss-differs",
         LOSS,
-        "vtool.evaluation.evaluate:_nll",
+        "vtool.evaluation.evaluate:_scores",
         mean_of_each,
         told="evaluation",
     ),

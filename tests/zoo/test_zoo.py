@@ -65,11 +65,11 @@ def test_a_defect_is_gone_when_it_has_been_looked_at() -> None:
     from vtool.data import encode
     from vtool.data.plan import Plan
 
-    before = encode.render_chat, vars(Plan)["step"], vars(Plan)["steps_per_epoch"]
+    before = encode.label_chat, vars(Plan)["step"], vars(Plan)["steps_per_epoch"]
     for defect in DEFECTS:
         with defect.inject():
             pass
-    assert before == (encode.render_chat, vars(Plan)["step"], vars(Plan)["steps_per_epoch"])
+    assert before == (encode.label_chat, vars(Plan)["step"], vars(Plan)["steps_per_epoch"])
 
 
 def test_a_check_that_says_something_else_has_not_caught_it() -> None:

@@ -146,6 +146,14 @@ def _print_result(folder: "Path") -> None:
         f" {ledger['dropped']} dropped; {ledger['distinct']} distinct rows trained on,"
         f" {ledger['samples']} samples ({ledger['epochs']:.2f} epochs)"
     )
+    sources = ledger.get("sources", {})
+    for name, gave in sources.items() if len(sources) > 1 else ():
+        typer.echo(
+            printable(
+                f"  {name}: {gave['distinct']:,} of {gave['kept']:,} rows, {gave['samples']:,}"
+                f" samples, {gave['tokens']:,} tokens"
+            )
+        )
     if "test_exact_match" in result:
         right = round(result["test_exact_match"] * result["test_samples"])
         typer.echo(

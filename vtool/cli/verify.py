@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -48,6 +49,12 @@ def verify(
         bool,
         typer.Option("--fresh", help="Audit every row again, changed or not."),
     ] = False,
+    near: Annotated[
+        bool, typer.Option("--near", help="Also look for rows with nearly the same answers.")
+    ] = False,
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also write a page of the rows.")
+    ] = None,
     full_size: Annotated[
         bool,
         typer.Option(
@@ -60,17 +67,24 @@ def verify(
 
     Of a recipe, prove its numbers too, on a tiny model.
     """
-    from vtool.cli.common import begin_with_training, exit_on_findings, print_and_exit
+    from vtool.cli.common import begin_with_training, exit_on_findings, print_results
+    from vtool.cli.load_check import can_write
     from vtool.config.load import load_rows_file, load_run, names_rows
     from vtool.diagnostics.render import MACHINE
+    from vtool.diagnostics.result import exit_code
     from vtool.verification.proofs import proof_names
 
+    can_write(None, html)
     rows_only, readable = names_rows(subject), format not in MACHINE
     with _garbage_collection(enabled=full_size or not fast):
-        with exit_on_findings("verify", subject, format):
+        with _without_page(html), exit_on_findings("verify", subject, format):
             proofs = proof_names(only or [])
             _check_options(
-                row, rows_only=rows_only, only=bool(only), fast=fast, full_size=full_size
+                _of_audit(row, html, near),
+                rows_only=rows_only,
+                only=bool(only),
+                fast=fast,
+                full_size=full_size,
             )
             given = [*(overrides or ()), *["data.audit_cache=renew"] * fresh]
             run = (load_rows_file if rows_only else load_run)(subject, given).run
@@ -79,12 +93,45 @@ def verify(
             from vtool.verification.rows import audit_rows
 
             run = detected(run) if rows_only else run
-            audits = [] if only or fast else audit_rows(run, row or [])
+            audits = (
+                [] if only or fast else audit_rows(run, row or [], look=html is not None, near=near)
+            )
         results = [_audit_result(subject, audit, run, readable, len(audits)) for audit in audits]
         if not rows_only:
             about = f"{subject}: proofs" if audits else subject
             results.append(_proofs_result(about, run, proofs, readable, fast, full_size))
-        print_and_exit(results, "verify", format)
+        print_results(results, "verify", format)
+        written = html is None or _write_page(results, html)
+        raise typer.Exit(exit_code(results) if written else 2)
+
+
+@contextmanager
+def _without_page(html: Path | None) -> Iterator[None]:
+    """Say, where the command ends inside, that there is no page of it."""
+    from vtool.diagnostics.printable import printable
+
+    try:
+        yield
+    except typer.Exit:
+        if html is not None:
+            there = f"; {html} is of another time" if html.exists() else ""
+            typer.echo(printable(f"no page is written{there}"), err=True)
+        raise
+
+
+def _write_page(results: "list[Result]", html: Path) -> bool:
+    """Write the page, and say on standard error where it is, or why there is none."""
+    from vtool.diagnostics.printable import printable
+    from vtool.diagnostics.render import as_json
+    from vtool.report.rows import write_rows
+
+    try:
+        written = write_rows(as_json(results, "verify"), html)
+    except OSError as error:
+        typer.echo(printable(f"{html} cannot be written: {error.strerror}"), err=True)
+        return False
+    typer.echo(printable(f"page: {written}"), err=True)
+    return True
 
 
 @contextmanager
@@ -110,9 +157,12 @@ def _garbage_collection(*, enabled: bool) -> Iterator[None]:
 
 
 def _check_options(
-    row: list[str] | None, *, rows_only: bool, only: bool, fast: bool, full_size: bool
+    asked: tuple[str, str] | None, *, rows_only: bool, only: bool, fast: bool, full_size: bool
 ) -> None:
     """Check that each option has something to act on.
+
+    Args:
+        asked: an option that the audit of rows acts on, and what it does.
 
     Raises:
         Findings: `unknown-choice`.
@@ -124,13 +174,22 @@ def _check_options(
     if given and rows_only:
         message = f"{', '.join(given)}: a file of rows is audited as it is; proofs are of a recipe"
         help = "name a recipe whose data.train is this file"
-    elif given and row:
-        named = " and ".join(given)
-        message = f"--row {row[0]}: a row is shown by the audit of rows, which {named} leaves out"
-        help = f"ask without {named}, or without --row"
+    elif given and asked:
+        named, (option, what) = " and ".join(given), asked
+        message = f"{what} by the audit of rows, which {named} leaves out"
+        help = f"ask without {named}, or without {option}"
     else:
         return
     raise Findings(Diagnostic("unknown-choice", message, help), fatal=True)
+
+
+def _of_audit(row: list[str] | None, html: Path | None, near: bool) -> tuple[str, str] | None:
+    """Return an option that the audit acts on, and what it does."""
+    if row:
+        return "--row", f"--row {row[0]}: a row is shown"
+    if html:
+        return "--html", f"--html {html}: rows are shown"
+    return ("--near", "--near: rows are compared") if near else None
 
 
 def _audit_result(
@@ -172,18 +231,25 @@ def _print_ledger(audit: "Audit") -> None:
     """Print the counts and lengths of a split, what was dropped, and the rows shown."""
     import statistics
 
-    from vtool.data.detect import told
+    from vtool.data.detect import told, told_of_copy
+    from vtool.diagnostics.printable import printable
 
     ledger = audit.ledger
-    for source in ledger.sources:
+    for source in () if ledger.held_back else ledger.sources:
         if told(source):
             typer.echo(f"data.{audit.split}: {told(source)}")
+        if told_of_copy(source):
+            typer.echo(f"data.{audit.split}: {told_of_copy(source)}")
+    if ledger.held_back:
+        typer.echo(f"data.{audit.split}: {ledger.held_back}")
     rows = f"{ledger.rows} rows = {len(ledger.kept)} usable + {ledger.rows - len(ledger.kept)} not"
     shown = f"{ledger.images} images" + (f", {ledger.videos} videos" if ledger.videos else "")
     typer.echo(
         f"data.{audit.split}: {rows}; {ledger.turns} assistant turns, {shown}, {ledger.truncated}"
         " truncated"
     )
+    for line in ledger.sources_in_words():
+        typer.echo(printable(f"  {line}"))
     if ledger.reused:
         typer.echo(f"  {ledger.reused:,} rows are unchanged since their audit; --fresh repeats it")
     if ledger.lengths:
@@ -195,6 +261,9 @@ def _print_ledger(audit: "Audit") -> None:
             f"  tokens a row: {lengths}; {ledger.supervised_tokens} of {sum(ledger.lengths)}"
             " supervised"
         )
+    for counts in audit.measured.values():
+        said = ", ".join(f"{count:,} {name}" for name, count in counts.items())
+        typer.echo(f"  by their answers: {said}")
     if audit.example:
         from vtool.diagnostics.printable import printable_line
 

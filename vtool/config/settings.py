@@ -125,6 +125,8 @@ def _step(spot: Spot, part: str | int) -> Spot:
     if isinstance(annotation, types.UnionType) or typing.get_origin(annotation) is typing.Union:
         # The part is a union's tag, which nobody has written as a key.
         members = tuple(_classes(annotation))
+        if not members:  # a number or a word: the part is the kind of value that was tried
+            return spot
         chosen = next((member for member in members if part in tuple(_tags(member))), None)
         return Spot(spot.keys, members, chosen, (), members)
     keys = (*spot.keys, str(part))
@@ -178,6 +180,8 @@ def _takes(annotation: Any, metadata: Sequence[Any]) -> str:
         return f"a list of {len(entries)}, each {takes(entries[0])}"
     if list(_classes(annotation)):
         return "a group of settings"
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        return ", or ".join(takes(each, metadata) for each in typing.get_args(annotation))
     return _WORDS.get(annotation, str(annotation)) + _bounds(metadata)
 
 
@@ -248,10 +252,18 @@ def _tags(member: type[Settings]) -> Iterator[str]:
 
 
 def docstrings(owner: type[Settings]) -> dict[str, str]:
-    """The strings below the fields.
+    """The strings below the fields, also of those that a class has from another.
 
     Read from the source, and only when asked for: pydantic would do it at every start.
     """
+    groups = [each for each in owner.__mro__ if issubclass(each, Settings) and each is not Settings]
+    found: dict[str, str] = {}
+    for group in reversed(groups):
+        found |= _own_docstrings(group)
+    return found
+
+
+def _own_docstrings(owner: type[Settings]) -> dict[str, str]:
     body = ast.parse(textwrap.dedent(inspect.getsource(owner))).body[0]
     assert isinstance(body, ast.ClassDef)
     found = {}

@@ -269,7 +269,12 @@ def _without_open(values: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
 
 
 def _echoes(error: ErrorDetails) -> bool:
-    """Return whether an error repeats others: a list is too short when its entries have errors."""
+    """Return whether an error repeats others: a list is too short when its entries have errors.
+
+    A value that is neither a number nor a word has an error for each; the number's says both.
+    """
+    if error["type"] == "literal_error" and str(error["loc"][-1]).startswith("literal["):
+        return True
     return error["type"] == "too_short" and len(error["input"]) >= error["ctx"]["min_length"]
 
 

@@ -3,26 +3,18 @@
 from array import array
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from traceback import extract_tb
 from typing import Any
 
 import numpy as np
 import xxhash
-from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from vtool.config.schema import Data, Run
-from vtool.data.digest import digests_of, files_of, stamp
-from vtool.data.encode import encode_row
-from vtool.data.labels import check_features, check_labels
-from vtool.data.loader import AUDIT_CACHE_BYTES, EncodedRows
-from vtool.data.quality import told_of_split, traits_of
-from vtool.data.row import shown
-from vtool.data.row_audits import RowAudit, RowAudits
-from vtool.data.sources import Rows
-from vtool.diagnostics import Diagnostic, Findings
+from vtool.data.loader import EncodedRows
+from vtool.data.mixture import SourceCounts, count_sources
+from vtool.data.quality import told_of_split
+from vtool.data.row_audits import RowAudits
+from vtool.diagnostics import Diagnostic
 from vtool.diagnostics.printable import Lines
 from vtool.models.pictures import TRAITS
 
@@ -64,6 +56,8 @@ class Ledger:
 
     A greedy answer must be that long to be right.
     """
+    targets: Sequence[int]
+    """Supervised tokens of each kept row."""
     supervised_tokens: int
     images: int
     turns: int
@@ -81,6 +75,12 @@ class Ledger:
     """Warnings and notes on rows that can all be used (`vtool.data.quality`)."""
     reused: int = 0
     """Rows whose earlier audit was taken, since nothing about them has changed."""
+    by_source: tuple[SourceCounts, ...] = ()
+    """The counts of each source, in their order; none of rows that are not a recipe's."""
+    epoch: str = ""
+    """The samples that an epoch of a mixture has of each source, in words."""
+    held_back: str = ""
+    """The number of rows that `data.split` holds back for this split, in words."""
     findings: tuple[Diagnostic, ...] = ()
     """The findings of `vtool.audit` about the rows. Empty in a run, which raises or prints them."""
 
@@ -95,6 +95,7 @@ class Ledger:
             dropped=(),
             lengths=_numbers(kept["tokens"]),
             answers=_numbers(kept["answer"]),
+            targets=_numbers(kept["supervised"]),
             supervised_tokens=_sum(kept["supervised"]),
             images=_sum(kept["images"]),
             videos=_sum(kept["videos"]),
@@ -111,6 +112,12 @@ class Ledger:
     def dropped_by_rule(self) -> dict[str, int]:
         """Rows dropped for each rule, the most frequent rule first."""
         return dict(Counter(entry.rule for entry in self.dropped).most_common())
+
+    def sources_in_words(self) -> list[str]:
+        """Return a line for each source, where it says more than the ledger's, and of an epoch."""
+        several = len(self.by_source) > 1 or any(each.limited for each in self.by_source)
+        lines = [each.in_words() for each in self.by_source] if several else []
+        return [*lines, self.epoch] if self.epoch else lines
 
     def in_words(self) -> str:
         """Return the ledger in a line."""
@@ -144,100 +151,12 @@ class Ledger:
             "truncated": self.truncated,
             "cut_answers": len(self.cut),
             "images_xxh3": self.images_digest,
+            "sources": [count.as_dict() for count in self.by_source],
             "dropped": [
                 {"row": entry.row, "rule": entry.rule, "message": entry.message}
                 for entry in self.dropped
             ],
         }
-
-
-@dataclass(slots=True)
-class _Inspector(Dataset[RowAudit]):
-    rows: EncodedRows
-    room: bool = True
-    """If encoded rows may be kept."""
-
-    def __getitem__(self, index: int) -> RowAudit:
-        try:
-            return self._inspect(index)
-        except Findings as findings:
-            return RowAudit(index, finding=findings.diagnostics[0])
-        except MemoryError:  # of the machine, not of the row
-            raise
-        except Exception as error:  # one row's must not take the audit of all others along
-            return RowAudit(index, finding=_unforeseen(self.rows.rows, index, error))
-
-    def _inspect(self, index: int) -> RowAudit:
-        rows = self.rows
-        row = rows.rows.row(index)
-        stamped = tuple((file, stamp(file)) for file in files_of(row))
-        # What is encoded here is not encoded again, while there is room; a data worker's memory
-        # goes away with it.
-        keeping = self.room and get_worker_info() is None
-        sample = rows.cache.get(index) or encode_row(
-            row, index, rows.processor, rows.settings, measure=not keeping
-        )
-        if keeping and index not in rows.cache:
-            self.room = rows.keep(sample, AUDIT_CACHE_BYTES)
-        digests = digests_of(row, sample)
-        finding = check_features(sample, self.rows.processor, row) or check_labels(
-            sample, self.rows.processor, row
-        )
-        return replace(
-            RowAudit.of(index, sample),
-            images=len(row.images),
-            videos=len(row.videos),
-            images_digest=digests.files,
-            digest=digests.whole,
-            question=digests.question,
-            answer_digest=digests.answer,
-            text_traits=traits_of(row),
-            files=stamped,
-            finding=finding,
-        )
-
-
-def _unforeseen(rows: Rows, index: int, error: Exception) -> Diagnostic:
-    """Return the finding for an exception that no check foresaw.
-
-    It may be a defect of vtool, so the message says where it was raised.
-    """
-    own = Path(__file__).parents[1]
-    calls = extract_tb(error.__traceback__)
-    ours = [call for call in calls if Path(call.filename).is_relative_to(own)]
-    raised = "/".join(Path(calls[-1].filename).parts[-3:])
-    where = f"raised at {raised}:{calls[-1].lineno}"
-    if ours and ours[-1] is not calls[-1]:
-        where += f", called at {Path(ours[-1].filename).relative_to(own.parent)}:{ours[-1].lineno}"
-    message = (
-        f"{rows.name(index)}: looking at the row raised {type(error).__name__}: {shown(error)}"
-        f" ({where})"
-    )
-    origin = None
-    with suppress(Exception):  # it may be what raised
-        origin = rows.row(index).origin
-    help = (
-        "see what this row has that others have not; where it is in order, this is a defect of"
-        " vtool: report it with these words"
-    )
-    return Diagnostic("broken-row", message, origin=origin, help=help)
-
-
-def inspect_rows(rows: EncodedRows, indices: Sequence[int], workers: int) -> RowAudits:
-    """Encode and check rows, in as many processes as `data.workers` says.
-
-    A chat template that takes too long ends it: the others would wait for it as long.
-    """
-    return RowAudits.of(_inspected(rows, indices, workers))
-
-
-def _inspected(rows: EncodedRows, indices: Sequence[int], workers: int) -> Iterator[RowAudit]:
-    for audit in DataLoader(
-        _Inspector(rows), batch_size=None, sampler=indices, num_workers=workers
-    ):
-        yield audit
-        if audit.finding and audit.finding.rule == "template-too-costly":
-            break
 
 
 def hold_to(rows: EncodedRows, audits: RowAudits) -> None:
@@ -281,10 +200,11 @@ def build_ledger(
             for index, one in droppable.items()
         ),
         cut=tuple(rows.rows.name(index) for index in kept["index"][kept["cut"] > 0].tolist()),
+        by_source=count_sources(rows.rows, audits, held_back=split in rows.settings.split.shares),
     )
     if split == "train" and len(kept) and not ledger.ends:
         findings.append(_no_end(rows, ledger))
-    ledger = replace(ledger, told=tuple(told_of_split(split, rows.rows, audits)))
+    ledger = replace(ledger, told=tuple(told_of_split(split, rows.settings, rows.rows, audits)))
     return ledger, _cap(findings, len(rows.rows))
 
 

@@ -24,10 +24,14 @@ import xxhash
 from numpy.typing import NDArray
 
 from vtool.config.schema import Data
-from vtool.data.audit import inspect_rows
+from vtool.config.schema.formats.entry import MIXTURE_SETTINGS
 from vtool.data.digest import stamp
+from vtool.data.inspect_rows import inspect_rows
 from vtool.data.loader import EncodedRows
 from vtool.data.row_audits import ROW, STAMP, RowAudits
+from vtool.data.template_limits import today
+from vtool.data.user_cache import user_cache
+from vtool.data.workers import audit_workers
 from vtool.models.processor import Processor
 
 WORTH = 2.0
@@ -144,16 +148,20 @@ class AuditCache:
             _remove_oldest(self.folder.parent)
 
 
-def audit_split(rows: EncodedRows, indices: Sequence[int], cache: AuditCache | None) -> RowAudits:
+def audit_split(
+    rows: EncodedRows, indices: Sequence[int], cache: AuditCache | None, cores: int = 1
+) -> RowAudits:
     """Audit rows of a split; those that have not changed since an earlier audit are taken from it.
 
     Args:
         cache: None audits all of them.
+        cores: those that it may use, where `data.workers` is `auto`.
     """
     known = cache.read(indices) if cache else RowAudits(np.zeros(0, ROW))
     asked = np.asarray(indices, np.int64)
     rest = asked[~np.isin(asked, known.table["index"])].tolist()
-    return RowAudits.joined([known, inspect_rows(rows, rest, rows.settings.workers)])
+    workers = audit_workers(rows.settings, len(rest), cores)
+    return RowAudits.joined([known, inspect_rows(rows, rest, workers)])
 
 
 def usual_cache(rows: EncodedRows) -> AuditCache | None:
@@ -167,8 +175,7 @@ def usual_cache(rows: EncodedRows) -> AuditCache | None:
 
 def cache_folder() -> Path:
     """Return where audits are kept: below the user's cache folder. Deleting it is always safe."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "vtool" / "audits"
+    return user_cache("audits")
 
 
 def _remove_oldest(folder: Path) -> None:
@@ -196,7 +203,14 @@ def _read_array(file: Path, digest: str, dtype: np.dtype[np.void]) -> NDArray[np
 
 
 def _deciding(settings: Data) -> dict[str, Any]:
-    return settings.model_dump(mode="json", exclude=set(_OTHER_SETTINGS))
+    kept = settings.model_dump(mode="json", exclude=set(_OTHER_SETTINGS))
+    # how much of a source is taken, and what is held back of it, decides nothing about a row
+    for split in settings.splits:
+        for entry in kept[split]:
+            for name in MIXTURE_SETTINGS:
+                del entry[name]
+    kept["split"] = settings.split.group
+    return kept
 
 
 def _digest_of_processor(processor: Processor) -> str:
@@ -210,6 +224,8 @@ def _digest_of_processor(processor: Processor) -> str:
         video.frames.to_dict(),
         repr(replace(video, family=None, frames=None)),  # type: ignore[arg-type]
         video.family.facts.name,
+        # rows of such a template are others tomorrow
+        today().isoformat() if "strftime_now" in str(tokenizer.chat_template) else None,
         asdict(processor.ids),
         asdict(processor.pictures),
     ]

@@ -4,8 +4,10 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from vtool.data.row import Row, refuse, shown
-from vtool.data.template_limits import LARGEST, LimitedTemplate, TooCostly
+from vtool.data.renderings import NONE_KNOWN, Renderings, answers_nothing, render
+from vtool.data.row import Row, refuse
+from vtool.data.template_limits import LimitedTemplate
+from vtool.data.tokens import tokenize
 from vtool.diagnostics import Findings
 from vtool.models.processor import Processor
 
@@ -40,42 +42,67 @@ class Chat:
     """Tokens of that answer, without its end token."""
 
 
-@LimitedTemplate()
+@dataclass(frozen=True, slots=True)
+class ChatTexts:
+    """A chat as texts, which are tokenized one by one."""
+
+    texts: tuple[str, ...]
+    """By turns what is before an answer and the answer, without its end token; the rest is last."""
+    turns: tuple[Turn, ...]
+
+
 def render_chat(row: Row, processor: Processor, videos: Sequence[str] = ()) -> Chat:
     """Tokenize a chat, each answer by itself.
 
-    The prompt before an answer then has the very tokens of inference. Where an answer begins is
-    read off the chat template: the chat so far, rendered as a prompt, must be how the whole chat's
-    text begins. An assistant's turn of weight 0 is context like a user's.
+    The prompt before an answer then has the very tokens of inference.
 
     Args:
         videos: what the processor writes in the place of each video's token (`Family.video_text`).
 
     Raises:
+        Findings: as `split_chat`.
+    """
+    split = split_chat(row, processor, videos)
+    return label_chat(split, tokenize(processor.tokenizer, split.texts), processor)
+
+
+@LimitedTemplate()
+def split_chat(
+    row: Row, processor: Processor, videos: Sequence[str] = (), known: Renderings = NONE_KNOWN
+) -> ChatTexts:
+    """Render a chat, and split it where its answers begin and end.
+
+    Where an answer begins is read off the chat template: the chat so far, rendered as a prompt,
+    must be how the whole chat's text begins. An assistant's turn of weight 0 is context like a
+    user's.
+
+    Args:
+        videos: what the processor writes in the place of each video's token (`Family.video_text`).
+        known: texts of this chat that the template has written already.
+
+    Raises:
         Findings: `no-assistant-turn`, `malformed-messages`, `ignored-by-template`,
             `unstable-template`, `end-token-unsupervised`, `image-token-mismatch`.
     """
-    tokenizer, end = processor.tokenizer, processor.ids.end
-    end_text = tokenizer.convert_ids_to_tokens(end)
-    if row.messages[0]["role"] == "assistant":
+    end_text = processor.tokenizer.convert_ids_to_tokens(processor.ids.end)
+    if answers_nothing(row):
         raise refuse(
             "malformed-messages",
             f"{row.id}: the first turn is the assistant's, so that it answers nothing",
             row.origin,
         )
-    whole = _render(row, len(row.messages), processor, prompt=False)
+    whole = render(row, len(row.messages), processor, prompt=False, known=known)
     _check_nothing_is_lost(row, whole, processor)
     put = _Videos(row, whole, videos, processor)
-    ids: list[int] = []
-    labels: list[int] = []
+    texts: list[str] = []
     turns: list[Turn] = []
-    done = prompt = answered = 0
+    done = 0
     for place in row.supervised():
-        before = _render(row, place, processor, prompt=True)
+        before = render(row, place, processor, prompt=True, known=known)
         after = (
             whole
             if place + 1 == len(row.messages)
-            else _render(row, place + 1, processor, prompt=False)
+            else render(row, place + 1, processor, prompt=False, known=known)
         )
         if not whole.startswith(before) or not whole.startswith(after):
             raise refuse(
@@ -97,11 +124,7 @@ def render_chat(row: Row, processor: Processor, videos: Sequence[str] = ()) -> C
                 f"{row.id}: the assistant's turn {place + 1} is empty",
                 row.origin,
             )
-        prompt_ids = _tokenize(tokenizer, put(whole[done : len(before)]))
-        answer_ids = [*_tokenize(tokenizer, answer), end]
-        prompt, answered = len(ids) + len(prompt_ids), len(answer_ids) - 1
-        ids += prompt_ids + answer_ids
-        labels += [IGNORED] * len(prompt_ids) + answer_ids
+        texts += [put(whole[done : len(before)]), answer]
         turns.append(Turn(place, before.rpartition(end_text)[2], answer + end_text))
         done = len(before) + len(answer) + len(end_text)
     if not turns:
@@ -112,8 +135,26 @@ def render_chat(row: Row, processor: Processor, videos: Sequence[str] = ()) -> C
             f" turn{' has weight 0' * there}",
             row.origin,
         )
-    rest = _tokenize(tokenizer, put(whole[done:]))
-    return Chat((*ids, *rest), (*labels, *([IGNORED] * len(rest))), tuple(turns), prompt, answered)
+    return ChatTexts((*texts, put(whole[done:])), tuple(turns))
+
+
+def label_chat(split: ChatTexts, tokens: Sequence[Sequence[int]], processor: Processor) -> Chat:
+    """Return a chat of which the answers and the token that ends each are labels.
+
+    Args:
+        tokens: the token ids of each text of the chat.
+    """
+    ids: list[int] = []
+    labels: list[int] = []
+    prompt = answered = 0
+    *pairs, rest = tokens
+    for asked, answer in zip(pairs[::2], pairs[1::2], strict=True):
+        ids += asked
+        prompt, answered = len(ids), len(answer)
+        ids += [*answer, processor.ids.end]
+        labels += [IGNORED] * len(asked)
+        labels += ids[prompt:]
+    return Chat((*ids, *rest), (*labels, *([IGNORED] * len(rest))), split.turns, prompt, answered)
 
 
 def render_prompt(
@@ -129,8 +170,9 @@ def render_prompt(
 @LimitedTemplate()
 def render_question(row: Row, processor: Processor, videos: Sequence[str] = ()) -> tuple[int, ...]:
     """Return the token ids of a chat that waits for an answer."""
-    whole = _render(row, len(row.messages), processor, prompt=True)
-    return tuple(_tokenize(processor.tokenizer, _Videos(row, whole, videos, processor)(whole)))
+    whole = render(row, len(row.messages), processor, prompt=True)
+    text = _Videos(row, whole, videos, processor)(whole)
+    return tuple(tokenize(processor.tokenizer, [text])[0])
 
 
 def all_texts(row: Row) -> list[str]:
@@ -139,14 +181,9 @@ def all_texts(row: Row) -> list[str]:
     return [*row.texts(), *(json.dumps(value, ensure_ascii=False) for value in offered if value)]
 
 
-def control_tokens_in(row: Row, processor: Processor) -> list[str]:
-    """Return the control tokens that a row's own text, tools or reasoning contains."""
-    texts = all_texts(row)
-    return [
-        token
-        for token in processor.tokenizer.all_special_tokens
-        if any(token in text for text in texts)
-    ]
+def control_tokens_in(texts: Sequence[str], special: Sequence[str]) -> list[str]:
+    """Return those of a tokenizer's special tokens that texts of rows contain."""
+    return [token for token in special if any(token in text for text in texts)]
 
 
 class _Videos:
@@ -173,7 +210,7 @@ def _check_nothing_is_lost(row: Row, whole: str, processor: Processor) -> None:
     """Refuse a row with content, beside text, that the template leaves out."""
     for place, key, without in _offered(row):
         try:
-            same = _render(without, len(row.messages), processor, prompt=False) == whole
+            same = render(without, len(row.messages), processor, prompt=False) == whole
         except Findings as found:  # the template cannot do without it
             if found.diagnostics[0].rule == "template-too-costly":
                 raise
@@ -209,28 +246,3 @@ def _offered(row: Row) -> Iterator[tuple[int | None, str, Row]]:
                         row, messages=[*row.messages[:place], less, *row.messages[place + 1 :]]
                     ),
                 )
-
-
-def _render(row: Row, turns: int, processor: Processor, *, prompt: bool) -> str:
-    try:
-        text: str = processor.tokenizer.apply_chat_template(
-            row.messages[:turns], tools=row.tools, tokenize=False, add_generation_prompt=prompt
-        )
-        if len(text) > LARGEST:
-            raise TooCostly(f"it writes {len(text):,} characters")
-    except TooCostly as error:
-        raise refuse(
-            "template-too-costly", f"{row.id}: the chat template is stopped: {error}", row.origin
-        ) from error
-    except Exception as error:  # a template is a program, and raises whatever it likes
-        raise refuse(
-            "malformed-messages",
-            f"{row.id}: the chat template refuses these messages: {shown(error)}",
-            row.origin,
-        ) from error
-    return text
-
-
-def _tokenize(tokenizer: object, text: str) -> list[int]:
-    encoded: Sequence[int] = tokenizer(text, add_special_tokens=False).input_ids  # type: ignore[operator]
-    return list(encoded)

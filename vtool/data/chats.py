@@ -2,11 +2,13 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 from vtool.data.containers.columns import read_json_text
 from vtool.data.containers.records import open_records
+from vtool.data.groups import group_of_value
 from vtool.data.messages_layout import Malformed, parse_row
 from vtool.data.row import Row, refuse, shown
 from vtool.data.urls import UrlCache
@@ -24,6 +26,8 @@ KNOWN = frozenset(
     }
 )
 """Keys that say where a row comes from, or how large it is: nothing that is shown or learnt."""
+_IDS = ("id", "uid", "uuid")
+"""Keys of what one row is called; `image_id`, `conversation_id` and the like are of several."""
 VISUALS = ("image", "images", "video", "videos")
 _PAIRS = "a pair of a preferred and a rejected answer: training on one of them is another task"
 OTHER_TASKS = {
@@ -56,6 +60,7 @@ class ChatReader(ABC):
         folder: str | None = None,
         whatever_its_name: bool = False,
         urls: UrlCache | None = None,
+        group: str | None = None,
     ) -> None:
         """Find the rows of `path`.
 
@@ -64,11 +69,12 @@ class ChatReader(ABC):
             folder: the folder of images and videos; the file's own without it.
             whatever_its_name: read a file as what it is, where its name says something else.
             urls: the images that may be fetched; None: none may.
+            group: the key of every row that says which group it is in.
 
         Raises:
             Findings: as `open_records`.
         """
-        self.urls = urls
+        self.urls, self.group = urls, group
         self.records = open_records(path, label, whatever_its_name=whatever_its_name)
         self.folder = folder or str(_beside(Path(path)))
 
@@ -104,10 +110,33 @@ class ChatReader(ABC):
         return self.records.record(index)
 
     def row(self, index: int) -> Row:
-        name, origin = self.name(index), self.origin(index)
-        made = self.to_messages(self.record(index), Malformed(name, origin))
-        made = self.records.complete(made, index)
-        return parse_row(made, name, Path(self.folder), origin, self.urls)
+        name, origin, record = self.name(index), self.origin(index), self.record(index)
+        own_id = self.given_id(record)
+        group = None if self.group is None else self._take_group(record, self.group, name, origin)
+        made = self.to_messages(record, Malformed(name, origin))
+        made = self.records.complete(made, self.place(index))
+        row = parse_row(made, name, Path(self.folder), origin, self.urls, own_id)
+        return row if group is None else replace(row, group=group)
+
+    def given_id(self, record: Mapping[str, Any]) -> str:
+        """Return the id that a row has in its file, empty for none."""
+        return next((str(record[key]) for key in _IDS if record.get(key) not in (None, "")), "")
+
+    def place(self, index: int) -> int:
+        """Return the place in the file of what row `index` is made of."""
+        return index
+
+    def _take_group(self, record: dict[str, Any], key: str, name: str, origin: Origin) -> int:
+        """Return the group that a row's own key says; the key is then read.
+
+        Raises:
+            Findings: `missing-group`.
+        """
+        value = record.get(key) if key in self.reads else record.pop(key, None)
+        if value is None:
+            message = f'{name} has no "{key}", which data.split.group names'
+            raise refuse("missing-group", message, origin, parameter="data.split.group")
+        return group_of_value(value)
 
     def describe(self) -> dict[str, Any]:
         return {"format": self.format, **self.records.describe()}

@@ -110,6 +110,17 @@ def told(source: Mapping[str, Any]) -> str:
     return f"{rows} of {kind}" if kind else ""
 
 
+def told_of_copy(source: Mapping[str, Any]) -> str:
+    """Return what is said of a source that is read from a copy; empty for any other one."""
+    if "copied_to" not in source:
+        return ""
+    size = source["largest_group"] / 2**20
+    return (
+        f"{source['path']} has a row group of {size:,.0f} MiB, all of which would be in memory for"
+        f" one row: it is read from a copy, {source['copied_to']}"
+    )
+
+
 class NothingReadable(Findings):
     """A source has no row, or none among the first that can be read."""
 

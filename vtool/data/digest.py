@@ -12,6 +12,7 @@ import xxhash
 
 from vtool.data.chat import IGNORED
 from vtool.data.encode import Sample
+from vtool.data.groups import group_of_media, group_of_text
 from vtool.data.row import Row, refuse
 from vtool.data.row_audits import Stamp
 
@@ -42,6 +43,17 @@ def _media(row: Row) -> Iterator[Any]:
         yield from [video.source] if isinstance(video.source, str) else video.source
 
 
+def id_of(row: Row) -> int:
+    """Return the digest of a row's file and the id that it has there; 0 where it has none.
+
+    Each file of a folder may number its rows from 1.
+    """
+    if not row.given_id:
+        return 0
+    file = row.origin.file if row.origin else ""
+    return xxhash.xxh3_64_intdigest(f"{file}\0{row.given_id}".encode("utf-8", "surrogatepass"))
+
+
 @dataclass(frozen=True, slots=True)
 class Digests:
     """The XXH3 of parts of a row, 64 bits each."""
@@ -54,11 +66,14 @@ class Digests:
     """The part that is not learnt: its token ids, images and videos."""
     answer: int
     """The token ids that are learnt."""
+    group: int
+    """The row's first picture or video, else its first question: what it is about."""
 
 
 def digests_of(row: Row, sample: Sample) -> Digests:
     """Return the digests of a row, whose files are read for them."""
     files, media = xxhash.xxh3_64(), xxhash.xxh3_64()
+    group = row.group
     for given in _media(row):
         if isinstance(given, str) and not given.startswith("data:"):
             content = Path(given).read_bytes()
@@ -67,6 +82,8 @@ def digests_of(row: Row, sample: Sample) -> Digests:
             content = given.encode() if isinstance(given, str) else given
         else:
             content = np.asarray(given).tobytes()
+        if group is None:
+            group = group_of_media(given, content)
         media.update(len(content).to_bytes(8, "little"))
         media.update(content)
     ids, labels = sample.input_ids.numpy(), sample.labels.numpy()
@@ -76,6 +93,7 @@ def digests_of(row: Row, sample: Sample) -> Digests:
         xxhash.xxh3_64_intdigest(ids.tobytes() + labels.tobytes() + seen),
         xxhash.xxh3_64_intdigest(ids[~learnt].tobytes() + seen),
         xxhash.xxh3_64_intdigest(ids[learnt].tobytes()),
+        group_of_text(row) if group is None else group,
     )
 
 

@@ -1,9 +1,9 @@
 """Encoding of rows: the tensors of one sample."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import islice, pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -14,43 +14,24 @@ from vtool.config.schema.data import MOST_TEXT_BYTES
 from vtool.data.chat import (
     IGNORED,
     Chat,
+    ChatTexts,
     Turn,
     all_texts,
     control_tokens_in,
-    render_chat,
+    label_chat,
     render_prompt,
     render_question,
+    split_chat,
 )
-from vtool.data.media import load_picture, picture_errors
+from vtool.data.outside import check_root
+from vtool.data.renderings import Renderings, render_rows
 from vtool.data.row import Row, refuse
 from vtool.data.sources import Rows
+from vtool.data.tokens import tokenize
 from vtool.data.video import Clip, open_clip
+from vtool.data.visuals import Visuals, expand, visuals_of
+from vtool.diagnostics import Findings
 from vtool.models.processor import Processor
-
-
-@dataclass(frozen=True, slots=True)
-class Visuals:
-    """The vision tower's inputs of a row, by the model's names.
-
-    Shapes: P patches of width W, I images, V videos. Where a model takes videos as images
-    (`FamilyFacts.videos_are_images`), frames are among these, an image for each patch along time.
-    """
-
-    pixel_values: Tensor | None = None
-    """float32 [P, W]"""
-    image_grid_thw: Tensor | None = None
-    """int64 [I, 3]: patches along time, height and width."""
-    pixel_values_videos: Tensor | None = None
-    """float32 [P, W]"""
-    video_grid_thw: Tensor | None = None
-    """int64 [V, 3]."""
-    second_per_grid_ts: Tensor | None = None
-    """float32 [V]: seconds of a patch along time, where the model asks for them."""
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Return the tensors that are not None, by name."""
-        named = ((field.name, getattr(self, field.name)) for field in fields(self))
-        return {name: tensor for name, tensor in named if tensor is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,17 +86,13 @@ class Prompt:
 
 
 @dataclass(frozen=True, slots=True)
-class _Visual:
-    """An image or a video, cut into patches."""
+class _Opened:
+    """A row whose text is split into what is tokenized."""
 
-    kind: str
-    pixels: Tensor
-    grid: tuple[int, int, int]
-    runs: tuple[int, ...]
-    """The features, for each token that stands for them in the text."""
-    token: int
-    seconds: float = 0.0
-    traits: tuple[str, ...] = ()
+    row: Row
+    index: int
+    clips: list[Clip]
+    chat: ChatTexts
 
 
 def encode_row(
@@ -130,11 +107,104 @@ def encode_row(
     Raises:
         Findings: of the rules VT6xx, naming the row.
     """
-    _check_text(row, processor, settings.max_text_bytes)
+    (encoded,) = encode_rows([(index, row)], processor, settings, measure=measure)
+    if isinstance(encoded, Exception):
+        raise encoded
+    return encoded
+
+
+def encode_rows(
+    rows: Sequence[tuple[int, Row]],
+    processor: Processor,
+    settings: Data,
+    *,
+    measure: bool = False,
+) -> list[Sample | Exception]:
+    """Encode rows with their numbers: the template and the tokenizer are called once for all.
+
+    Args:
+        measure: as `encode_row`.
+
+    Returns:
+        For each row what `encode_row` returns or raises, up to the first one whose chat template
+        takes too long: the others would wait for it as long.
+    """
+    made: dict[int, Sample | Exception] = {}
+    passed = []
+    special = processor.tokenizer.all_special_tokens  # makes the list anew each time
+    for place, (_, row) in enumerate(rows):
+        if error := _each(_check_row, row, special, processor, settings):
+            made[place] = error
+        else:
+            passed.append(place)
+    known = render_rows([rows[place][1] for place in passed], processor)
+    opened: dict[int, _Opened] = {}
+    for place, texts in zip(passed, known, strict=True):
+        one = _each(_opened, *rows[place], processor, texts)
+        if isinstance(one, _Opened):
+            opened[place] = one
+            continue
+        made[place] = one
+        if _is_too_costly(one):
+            made = {before: made[before] for before in made if before <= place}
+            break
+    tokens = _tokens([one.chat for one in opened.values()], processor)
+    for (place, one), own in zip(opened.items(), tokens, strict=True):
+        made[place] = (
+            own
+            if isinstance(own, Exception)
+            else _each(_filled, one, own, processor, settings, measure)
+        )
+    return [made[place] for place in sorted(made)]
+
+
+THINKING = "enable_thinking"
+"""The column of verl's rows, and the name that chat templates have for it."""
+_T = TypeVar("_T")
+
+
+def _each(make: Callable[..., _T], *given: Any) -> _T | Exception:
+    """Return what a function returns for a row, or the exception that it raises."""
+    try:
+        return make(*given)
+    except MemoryError:  # of the machine, not of the row
+        raise
+    except Exception as error:  # one row's must not take the others along
+        return error
+
+
+def _is_too_costly(error: Exception) -> bool:
+    return isinstance(error, Findings) and error.diagnostics[0].rule == "template-too-costly"
+
+
+def _opened(index: int, row: Row, processor: Processor, known: Renderings) -> _Opened:
     clips = _clips(row, processor)
-    chat = render_chat(row, processor, _texts(clips, processor))
-    shown = list(_visuals(row, clips, processor, measure=measure))
-    ids, labels, visuals = _expand(chat.ids, chat.labels, row, iter(shown), processor)
+    return _Opened(row, index, clips, split_chat(row, processor, _texts(clips, processor), known))
+
+
+def _tokens(chats: Sequence[ChatTexts], processor: Processor) -> list[list[list[int]] | Exception]:
+    """Return the token ids of each chat's texts, or what the tokenizer raises for them."""
+    tokenizer = processor.tokenizer
+    try:
+        ids = iter(tokenize(tokenizer, [text for chat in chats for text in chat.texts]))
+    except MemoryError:
+        raise
+    except Exception:  # one by one, it is known whose it is
+        return [_each(tokenize, tokenizer, chat.texts) for chat in chats]
+    return [list(islice(ids, len(chat.texts))) for chat in chats]
+
+
+def _filled(
+    opened: _Opened,
+    tokens: Sequence[Sequence[int]],
+    processor: Processor,
+    settings: Data,
+    measure: bool,
+) -> Sample:
+    """Return a row with its images and videos, and cut to its length."""
+    row, chat = opened.row, label_chat(opened.chat, tokens, processor)
+    shown = list(visuals_of(row, opened.clips, processor, measure=measure))
+    ids, labels, visuals = expand(chat.ids, chat.labels, row, iter(shown), processor)
     truncated = settings.max_length is not None and len(ids) > settings.max_length
     cut, ends = 0, len(chat.turns)
     if truncated:
@@ -146,7 +216,7 @@ def encode_row(
         )
         ids, labels = _truncate(row, ids, labels, settings.max_length, settings, processor)
     return Sample(
-        index,
+        opened.index,
         torch.from_numpy(np.array(ids, np.int64)),  # four times faster than torch.tensor
         torch.from_numpy(np.array(labels, np.int64)),
         visuals,
@@ -169,8 +239,8 @@ def encode_prompt(rows: Rows, index: int, processor: Processor) -> Prompt:
     ids, reference = render_prompt(row, processor, _texts(clips, processor))
     # The template has put a placeholder where each image of the *prompt* is; later turns' images
     # are not part of it.
-    expanded, _, visuals = _expand(
-        ids, ids, row, _visuals(row, clips, processor), processor, whole=False
+    expanded, _, visuals = expand(
+        ids, ids, row, visuals_of(row, clips, processor), processor, whole=False
     )
     return Prompt(index, torch.tensor(expanded), visuals, reference)
 
@@ -181,14 +251,29 @@ def encode_question(row: Row, processor: Processor) -> Prompt:
     Raises:
         Findings: of the rules VT6xx.
     """
-    _check_text(row, processor)
+    _check_text(row, processor.tokenizer.all_special_tokens)
     clips = _clips(row, processor)
     ids = render_question(row, processor, _texts(clips, processor))
-    expanded, _, visuals = _expand(ids, ids, row, _visuals(row, clips, processor), processor)
+    expanded, _, visuals = expand(ids, ids, row, visuals_of(row, clips, processor), processor)
     return Prompt(0, torch.tensor(expanded), visuals, reference="")
 
 
-def _check_text(row: Row, processor: Processor, most_bytes: int = MOST_TEXT_BYTES) -> None:
+def _check_row(row: Row, special: Sequence[str], processor: Processor, settings: Data) -> None:
+    if settings.root is not None:
+        check_root(row, settings.root)
+    if row.thinking is not None and THINKING in str(processor.tokenizer.chat_template):
+        raise refuse(
+            "unread-key",
+            f'{row.id} has "{THINKING}": {str(row.thinking).lower()}, which the chat template'
+            " reads, and it is given no arguments of a row",
+            row.origin,
+            help="remove the key, and write what the template would write, such as"
+            " <think></think>, into the answer",
+        )
+    _check_text(row, special, settings.max_text_bytes)
+
+
+def _check_text(row: Row, special: Sequence[str], most_bytes: int = MOST_TEXT_BYTES) -> None:
     texts = all_texts(row)
     if sum(map(len, texts)) * 4 > most_bytes and (size := _bytes(texts)) > most_bytes:
         raise refuse(
@@ -197,7 +282,7 @@ def _check_text(row: Row, processor: Processor, most_bytes: int = MOST_TEXT_BYTE
             row.origin,
             parameter="data.max_text_bytes",
         )
-    if found := control_tokens_in(row, processor):
+    if found := control_tokens_in(texts, special):
         raise refuse(
             "control-token-in-text", f"{row.id}: the text contains {', '.join(found)}", row.origin
         )
@@ -225,154 +310,6 @@ def _texts(clips: Sequence[Clip], processor: Processor) -> list[str]:
     )
 
 
-def _visuals(
-    row: Row, clips: Sequence[Clip], processor: Processor, *, measure: bool = False
-) -> Iterator[_Visual]:
-    """Yield a row's images and videos in the order in which they are shown."""
-    _image = _measured_image if measure and processor.image_processor.do_resize else _cut_image
-    images, videos = iter(row.images), iter(clips)
-    for kind in row.visuals():
-        if kind == "image" and (image := next(images, None)) is not None:
-            yield _image(row, image, processor)
-        elif kind == "video" and (clip := next(videos, None)) is not None:
-            yield _video(row, clip, processor)
-    # What the messages do not place: each is one more than there are tokens.
-    yield from (_image(row, image, processor) for image in images)
-    yield from (_video(row, clip, processor) for clip in videos)
-
-
-def _measured_image(row: Row, image: Any, processor: Processor) -> _Visual:
-    """Return an image without its pixels: as many patches as it would be cut into."""
-    with picture_errors(row, image, "broken-image", "its image", processor.pictures):
-        (width, height), traits = processor.pictures.measure(image)
-    cutter = processor.image_processor
-    try:
-        patches = cutter.get_number_of_image_patches(height, width, {})
-    except ValueError as error:  # an extreme aspect ratio
-        raise refuse("broken-image", f"{row.id}: {error}", row.origin) from error
-    pixels = torch.empty((patches, 0), device="meta")
-    features = patches // cutter.merge_size**2
-    token = processor.ids.image
-    # no grid: what has no pixels goes into no model
-    return _Visual("image", pixels, (1, patches, 1), (features,), token, traits=traits)
-
-
-def _cut_image(row: Row, image: Any, processor: Processor) -> _Visual:
-    picture, traits = load_picture(row, image, "broken-image", "its image", processor.pictures)
-    try:
-        encoded = processor.image_processor(images=[picture], return_tensors="pt")
-    except ValueError as error:  # an image processor refuses an extreme aspect ratio
-        raise refuse("broken-image", f"{row.id}: {error}", row.origin) from error
-    t, h, w = encoded["image_grid_thw"][0].tolist()
-    # The vision tower merges merge_size² patches into one feature.
-    features = t * h * w // processor.image_processor.merge_size**2
-    token = processor.ids.image
-    return _Visual("image", encoded["pixel_values"], (t, h, w), (features,), token, traits=traits)
-
-
-def _video(row: Row, clip: Clip, processor: Processor) -> _Visual:
-    video, family = processor.video, processor.video.family
-    try:
-        pixels, (t, h, w) = video.cut(clip.frames)
-    except ValueError as error:  # an extreme aspect ratio
-        raise refuse("broken-video", f"{row.id}: {error}", row.origin) from error
-    features = h * w // video.frames.merge_size**2
-    runs = (features,) * t if family.facts.separate_frames else (t * features,)
-    token = processor.ids.image if family.facts.videos_are_images else processor.ids.video
-    return _Visual(
-        "video",
-        pixels,
-        (t, h, w),
-        runs,
-        token,
-        clip.seconds_per_grid(video.frames_per_patch),
-        clip.traits,
-    )
-
-
-def _expand(
-    ids: Sequence[int],
-    labels: Sequence[int],
-    row: Row,
-    visuals: Iterator[_Visual],
-    processor: Processor,
-    *,
-    whole: bool = True,
-) -> tuple[list[int], list[int], Visuals]:
-    """Repeat each token that stands for features as often as there are features.
-
-    Args:
-        whole: false where ids end before the row does, and images and videos behind them are left
-            alone.
-    """
-    marks = {processor.ids.image: "image", processor.ids.video: "video"}
-    if marks.keys().isdisjoint(ids):  # text alone: nothing to look for
-        if whole and next(visuals, None):
-            raise _mismatch(row, ids, marks)
-        return list(ids), list(labels), Visuals()
-    out_ids: list[int] = []
-    out_labels: list[int] = []
-    taken: list[_Visual] = []
-    runs: Iterator[tuple[int, int]] = iter(())
-    for token, label in zip(ids, labels, strict=True):
-        times = 1
-        if token in marks:
-            if (run := next(runs, None)) is None and (visual := next(visuals, None)) is not None:
-                taken.append(visual)
-                runs = iter([(visual.token, count) for count in visual.runs])
-                run = next(runs)
-            if run is None or run[0] != token:
-                raise _mismatch(row, ids, marks)
-            times = run[1]
-        out_ids += [token] * times
-        out_labels += [label] * times
-    if next(runs, None) or (whole and next(visuals, None)):
-        raise _mismatch(row, ids, marks)
-    return out_ids, out_labels, _joined(taken, processor)
-
-
-def _mismatch(row: Row, ids: Sequence[int], marks: dict[int, str]) -> Exception:
-    given = {"image": len(row.images), "video": len(row.videos)}
-    counts = [
-        f"{sum(token == mark for token in ids)} {kind} tokens for {given[kind]} {kind}s"
-        for mark, kind in marks.items()
-        if kind == "image" or given[kind] or mark in ids
-    ]
-    ordered = ", or in another order" if row.images and row.videos else ""
-    return refuse(
-        "image-token-mismatch",
-        f"{row.id}: the chat template wrote {' and '.join(counts)}{ordered}",
-        row.origin,
-    )
-
-
-def _joined(visuals: Sequence[_Visual], processor: Processor) -> Visuals:
-    family = processor.video.family
-    images: list[_Visual] = []
-    videos: list[_Visual] = []
-    for visual in visuals:
-        (images if visual.kind == "image" or family.facts.videos_are_images else videos).append(
-            visual
-        )
-    given: dict[str, Tensor] = {}
-    if images:
-        # Of a video taken as images each patch along time is one; an image has one such patch.
-        grids = [(1, h, w) for t, h, w in (visual.grid for visual in images) for _ in range(t)]
-        given |= {
-            "pixel_values": torch.cat([visual.pixels for visual in images]),
-            "image_grid_thw": torch.tensor(grids),
-        }
-    if videos:
-        grids = [visual.grid for visual in videos]
-        given |= {
-            "pixel_values_videos": torch.cat([visual.pixels for visual in videos]),
-            "video_grid_thw": torch.tensor(grids),
-        }
-        if family.facts.seconds_per_grid:
-            given["second_per_grid_ts"] = torch.tensor([visual.seconds for visual in videos])
-    return Visuals(**given)
-
-
 def _truncate(
     row: Row, ids: list[int], labels: list[int], limit: int, settings: Data, processor: Processor
 ) -> tuple[list[int], list[int]]:
@@ -397,4 +334,12 @@ def _truncate(
     return ids[:limit], labels[:limit]
 
 
-__all__ = ["Chat", "Prompt", "Sample", "Visuals", "encode_prompt", "encode_question", "encode_row"]
+__all__ = [
+    "Chat",
+    "Prompt",
+    "Sample",
+    "encode_prompt",
+    "encode_question",
+    "encode_row",
+    "encode_rows",
+]

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import shlex
 from itertools import islice
 from pathlib import Path
@@ -34,6 +35,7 @@ class JsonLines:
         """
         self.path = Path(path)
         self.label = label or self.path.name
+        self._descriptor: int | None = None
         try:
             with self.path.open("rb") as file:
                 if is_array(file):
@@ -53,12 +55,19 @@ class JsonLines:
     def name(self, index: int) -> str:
         return f"{self.label}:{self.places[index].number}"
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_descriptor": None}
+
+    def __del__(self) -> None:
+        if getattr(self, "_descriptor", None) is not None:
+            os.close(self._descriptor)  # type: ignore[arg-type]
+
     def text(self, index: int) -> bytes:
         """Return the text of row `index`."""
         place = self.places[index]
-        with self.path.open("rb") as file:
-            file.seek(place.start)
-            return file.read(place.size).rstrip()
+        if self._descriptor is None:  # opening a file takes longer than reading a row
+            self._descriptor = os.open(self.path, os.O_RDONLY)
+        return os.pread(self._descriptor, place.size, place.start).rstrip()
 
     def origin(self, index: int) -> Origin:
         """Return the place of row `index`, for findings."""
@@ -106,7 +115,7 @@ def read_object(text: bytes, name: str, origin: Origin) -> dict[str, Any]:
     try:
         # Strictly: json itself would let halves of characters pass. Some editors write a mark at
         # the beginning of a file.
-        record = json.loads(text.decode("utf-8-sig"), object_pairs_hook=_distinct)
+        record = _DECODER.decode(text.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
         column = None
         why = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
@@ -129,3 +138,7 @@ def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         twice = next(key for key in keys if keys.count(key) > 1)
         raise ValueError(f"an object has the key {twice!r} more than once")
     return value
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_distinct)
+"""`json.loads` makes a decoder for each text where it is given a hook."""

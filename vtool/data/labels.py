@@ -4,9 +4,12 @@ import re
 import unicodedata
 from collections.abc import Sequence
 
+import numpy as np
+
 from vtool.data.chat import IGNORED, Turn
 from vtool.data.encode import Sample
 from vtool.data.row import Row, shown, texts_of
+from vtool.data.tokens import texts_of_tokens
 from vtool.diagnostics import Diagnostic
 from vtool.models.processor import Processor
 
@@ -15,17 +18,26 @@ RULE = "labels-differ-from-answers"
 _TAG = re.compile(r" ?(<[^<> ]+>) ?")
 
 
-def check_labels(sample: Sample, processor: Processor, row: Row) -> Diagnostic | None:
+def decode_labels(samples: Sequence[Sample], processor: Processor) -> list[str]:
+    """Return the text of each row's labels, as the tokenizer decodes them."""
+    supervised = [one.labels.numpy()[one.labels.numpy() != IGNORED].tolist() for one in samples]
+    return texts_of_tokens(processor.tokenizer, supervised)
+
+
+def check_labels(
+    sample: Sample, processor: Processor, row: Row, decoded: str | None = None
+) -> Diagnostic | None:
     """Check the labels in two independent ways.
 
     They are decoded and compared with the supervised turns, and these with the row's own words:
     the template wrote the turns that the labels were made from, so what it leaves out is missing
     in both.
+
+    Args:
+        decoded: the text of the labels, where it is there already.
     """
-    supervised = sample.labels[sample.labels != IGNORED].tolist()
-    decoded = processor.tokenizer.decode(
-        supervised, skip_special_tokens=False, clean_up_tokenization_spaces=False
-    )
+    if decoded is None:
+        (decoded,) = decode_labels([sample], processor)
     wanted = "".join(turn.text for turn in sample.turns)
     if not same_text(decoded, wanted, truncated=sample.truncated):
         message = f"{row.id}: the labels are not the answers"
@@ -63,6 +75,8 @@ def same_text(decoded: str, expected: str, *, truncated: bool) -> bool:
     marks are compared one by one (NFD), for a cut may fall between them; where it falls inside a
     character's bytes, these are decoded as U+FFFD.
     """
+    if decoded == expected:
+        return True
     decoded, expected = (unicodedata.normalize("NFD", text) for text in (decoded, expected))
     return decoded == expected or (truncated and expected.startswith(decoded.rstrip("\ufffd")))
 
@@ -70,7 +84,8 @@ def same_text(decoded: str, expected: str, *, truncated: bool) -> bool:
 def check_features(sample: Sample, processor: Processor, row: Row) -> Diagnostic | None:
     """Check the image and video tokens against the patches that the vision tower is given."""
     ids, visuals = processor.ids, sample.visuals
-    tokens = int(((sample.input_ids == ids.image) | (sample.input_ids == ids.video)).sum())
+    given = sample.input_ids.numpy()  # many times faster than torch on a row
+    tokens = int(np.count_nonzero((given == ids.image) | (given == ids.video)))
     patches = sum(
         len(pixels)
         for pixels in (visuals.pixel_values, visuals.pixel_values_videos)
@@ -97,6 +112,8 @@ def _says(turn: Turn, said: Sequence[str]) -> bool:
 
     Space may differ, as templates strip it; `<think>` may be in the generation prompt.
     """
+    if len(said) == 1 and said[0] in turn.text:  # most rows: word for word
+        return True
     rest, opening = _plain(turn.text), _plain(turn.opening)
     for number, text in enumerate(map(_plain, said)):
         found, said_here = rest.find(text), text

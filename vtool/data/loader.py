@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,14 +15,13 @@ from vtool.data.encode import Prompt, Sample, encode_prompt, encode_row
 from vtool.data.packing import collate_packed, pack
 from vtool.data.plan import Plan, share
 from vtool.data.sources import Rows
+from vtool.data.workers import MEASURED_STEPS, measured
 from vtool.diagnostics import Findings
 from vtool.models.processor import Processor
 
 # Encoded rows that a process keeps, so that a small data set is decoded once and not in every
 # epoch.
 CACHE_BYTES = 512 * 2**20
-AUDIT_CACHE_BYTES = 64 * 2**20
-"""The part of it that the audit may take: it looks at each row, and not again."""
 _BYTES_BESIDE = 2048  # the objects around a row's numbers, measured
 
 
@@ -144,16 +144,31 @@ def micro_batches_for_step(
 
 
 def load_steps(
-    dataset: EncodedRows, steps: range, plan_step: Callable[[int], list[MicroBatch]], workers: int
+    dataset: EncodedRows,
+    steps: range,
+    plan_step: Callable[[int], list[MicroBatch]],
+    workers: int | Literal["auto"],
+    *,
+    spare_cores: int = 0,
+    say: Callable[[str], None] = print,
 ) -> Iterator[list[Batch]]:
     """Yield the batches of each step, in order.
 
     Args:
         plan_step: returns this rank's micro-batches of a step.
+        workers: `auto` decides after the first steps.
+        spare_cores: the most workers that `auto` takes.
+        say: is given what `auto` has decided.
 
     Raises:
         Findings: of the rules VT6xx; `row-changed`.
     """
+    if workers == "auto":
+        first = min(MEASURED_STEPS, len(steps))
+        costs = yield from measured(load_steps(dataset, steps, plan_step, 0), first)
+        steps, workers = steps[first:], costs.workers(spare_cores)
+        if steps:
+            say(costs.in_words(workers, spare_cores))
     flat = (micro_batch for step in steps for micro_batch in plan_step(step))
     # Without workers a DataLoader would only add its own time.
     batches = (

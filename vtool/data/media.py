@@ -1,14 +1,14 @@
 """Locations of a row's images and videos."""
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from vtool.data.row import Row, Video, beside, refuse, shown
 from vtool.data.urls import SCHEMES, NotFetched, UrlCache
-from vtool.diagnostics import Origin
+from vtool.diagnostics import Findings, Origin
 from vtool.models.pictures import PictureReader, TooManyPixels, WideValues
 
 _CUT = "cut the clip out of the file first, or give its frames as a list"
@@ -52,6 +52,25 @@ def locate_image(
         except NotFetched as error:
             raise refuse("missing-image", f"{name}: {shown(given)} {error}", origin) from error
     return given if given.startswith("data:") else _file(given, name, folder, origin, "image")
+
+
+def image_of_source(source: Any, malformed: Callable[..., Findings]) -> str:
+    """Return the address in an image's part as Anthropic writes it: carried, or on the web.
+
+    Raises:
+        Findings: `malformed-messages`.
+    """
+    given = source if isinstance(source, dict) else {}
+    match given.get("type"), given:
+        case "base64", {"media_type": str(kind), "data": str(data)}:
+            return f"data:{kind};base64,{data}"
+        case "url", {"url": str(address)}:
+            return address
+    raise malformed(
+        f'"source" of an image is {shown(source)}, which is not read',
+        'write {"type": "base64", "media_type": "image/png", "data": "…"}, or name the file:'
+        ' {"type": "image", "image": "cat.png"}',
+    )
 
 
 def locate_video(
@@ -161,6 +180,8 @@ def picture_errors(
         raise refuse(
             "too-many-pixels", message, row.origin, parameter="data.image.max_decoded_pixels"
         ) from error
+    except MemoryError:  # of the machine, not of the picture
+        raise
     # Each decoder raises what its file format raises; PIL, where a file is cut off.
     except Exception as error:
         message = f"{row.id}: {named} cannot be decoded: {shown(error)}"

@@ -4,10 +4,11 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from vtool.data.media import NOT_OF_VIDEOS, locate_image, locate_video
+from vtool.data.media import NOT_OF_VIDEOS, image_of_source, locate_image, locate_video
 from vtool.data.row import Row, Video, refuse, shown, texts_of
 from vtool.data.urls import UrlCache
 from vtool.diagnostics import Findings, Origin
@@ -32,9 +33,7 @@ _OF_ROWS = {
         f'write format: llava, which reads it, or {_EXAMPLE} instead: "from": "human" is the role'
         ' user, "gpt" assistant, and "value" is the content'
     ),
-    "image": 'write "images": ["cat.png"], and <image> in the text where it is shown',
     "system": 'write it as the first message: {"role": "system", "content": "…"}',
-    "video": 'write "videos": ["clip.mp4"], and <video> in the text where it is shown',
     "audio": _NO_SOUND,
     "audios": _NO_SOUND,
     "functions": 'write "tools": [{"type": "function", "function": {…}}]',
@@ -67,7 +66,7 @@ _OF_PARTS = {
 # What is read of a row and of a message: a key that differs in its case or its number only is a
 # slip, and would be passed over.
 _READ = {
-    "row": ("messages", "images", "videos", "tools"),
+    "row": ("messages", "images", "image", "videos", "video", "tools"),
     "message": ("role", "content", "weight", "tool_calls"),
 }
 _SLIPS = re.compile(r"< ?\|?(image|video)[_ ]?\d*\|? ?>", re.IGNORECASE)
@@ -79,11 +78,13 @@ def parse_row(
     folder: Path,
     origin: Origin | None = None,
     urls: UrlCache | None = None,
+    given_id: str = "",
 ) -> Row:
     """A row from its JSON object. Paths of images and videos are relative to `folder`.
 
     Args:
         urls: the images that may be fetched; None: none may.
+        given_id: what the row's file calls it.
 
     Raises:
         Findings: `malformed-messages`, `missing-image`, `missing-video`, `broken-video`,
@@ -97,10 +98,10 @@ def parse_row(
     messages = record.get("messages")
     if not isinstance(messages, list) or not messages:
         raise malformed('there is no list "messages" with at least one message', _EXAMPLE)
-    listed = {"image": record.get("images") or [], "video": record.get("videos") or []}
-    for kind, example in (("image", "cat.png"), ("video", "clip.mp4")):
-        if not isinstance(listed[kind], list):
-            raise malformed(f'"{kind}s" must be a list', f'write "{kind}s": ["{example}"]')
+    listed = {
+        "image": _listed(record, "image", "cat.png", malformed),
+        "video": _listed(record, "video", "clip.mp4", malformed),
+    }
     tools = record.get("tools")
     if not _are_objects(tools):
         raise malformed(
@@ -138,21 +139,37 @@ def parse_row(
             )
             raise refuse("placeholder-mismatch", message, origin)
     _check_characters(rendered, tools, malformed)
-    return Row(name, rendered, images, tools, origin, videos)
+    thinking = record.get("enable_thinking")
+    if thinking is not None and not isinstance(thinking, bool):
+        raise malformed(f'"enable_thinking" is true or false; here it is {shown(thinking)}')
+    return Row(name, rendered, images, tools, origin, videos, given_id, str(folder), thinking)
 
 
 def _check_slips(record: Mapping[str, Any], kind: str, where: str, malformed: "Malformed") -> None:
     for key in record:
-        read = next(
-            (
-                name
-                for name in _READ[kind]
-                if name.rstrip("s") == key.casefold().strip("_").rstrip("s")
-            ),
-            key,
-        )
-        if read != key and record[key] is not None:
-            raise malformed(f'{where} has "{key}", which is not read', f'write "{read}"')
+        if (meant := _slip(kind, key)) and record[key] is not None:
+            raise malformed(f'{where} has "{key}", which is not read', f'write "{meant}"')
+
+
+def _listed(
+    record: Mapping[str, Any], kind: str, example: str, malformed: "Malformed"
+) -> list[Any]:
+    """Return a row's images or videos; one alone may be given without a list, as TRL's rows do."""
+    one, many = record.get(kind), record.get(f"{kind}s")
+    if one and many:
+        raise malformed(f'the row has both "{kind}" and "{kind}s"', f'write "{kind}s" alone')
+    if many and not isinstance(many, list):
+        raise malformed(f'"{kind}s" must be a list', f'write "{kind}s": ["{example}"]')
+    return many or (one if isinstance(one, list) else [one] if one else [])
+
+
+@lru_cache(maxsize=1024)
+def _slip(kind: str, key: str) -> str | None:
+    """Return the key that is read, where this one differs from it in case or number only."""
+    if key in _READ[kind]:
+        return None
+    bare = key.casefold().strip("_").rstrip("s")
+    return next((name for name in _READ[kind] if name.rstrip("s") == bare), None)
 
 
 class Malformed:
@@ -300,6 +317,9 @@ def _part(part: Any, place: Place, role: str, malformed: Malformed) -> Iterator[
                 yield from _split_tags(part["text"], place, role)
                 if not part["text"]:
                     yield {"type": "text", "text": ""}
+                return
+            case "image" if part.get("source") is not None:
+                yield place(kind, image_of_source(part["source"], malformed), part)
                 return
             case "image" | "video":
                 yield place(

@@ -1,18 +1,16 @@
 """Checks of rows that can all be used: repeated ones, ones that splits share, odd texts."""
 
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import chain, pairwise
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vtool.config.schema import Data
-from vtool.data.row import Row
 from vtool.data.row_audits import RowAudits
 from vtool.data.sources import Rows
+from vtool.data.text_traits import TRAITS
 from vtool.diagnostics import Diagnostic
 from vtool.diagnostics.printable import Lines
 
@@ -20,69 +18,21 @@ LISTED = 20
 """Rows that a finding names where each counts; a note names three."""
 _FEW = 20
 """Rows below which nothing is said of how often an answer comes."""
-_OF_OTHER_MODELS = re.compile(
-    r"\[/?INST\]|<</?SYS>>|</?s>|<\|(?:im_start|im_end|endoftext|eot_id|begin_of_text|end_of_text"
-    r"|start_header_id|end_header_id|user|assistant|system|end)\|>|<(?:start|end)_of_turn>"
-)
-# UTF-8 that was read as cp1252: `Ã©` for `é`, `â€™` for `’`.
-_DOUBLY_ENCODED = re.compile("[ÂÃ][\x80-\xbf€‚ƒ„…†‡ˆ‰Š‹ŒŽ‘’“”•–—˜™š›œžŸ]|â€[\x80-\xbf™œ“”˜¢¦]")
+_MUCH = 1.25
+"""Times the longest row, or the shortest, from which on another length is told."""
+_BY_CHANCE = 1e-4
+"""The chance at which lengths that a split does not have are told."""
 
 
-def _late_system(row: Row) -> bool:
-    return any(message["role"] == "system" for message in row.messages[1:])
-
-
-def _two_user_turns(row: Row) -> bool:
-    roles = [message["role"] for message in row.messages]
-    return any(pair == ("user", "user") for pair in pairwise(roles))
-
-
-def _is_doubly_encoded(text: str) -> bool:
-    """Check for several signs of it: one alone may be meant."""
-    return not text.isascii() and len(_DOUBLY_ENCODED.findall(text)) > 1
-
-
-@dataclass(frozen=True, slots=True)
-class Trait:
-    """Something that a row's text may have."""
-
-    rule: str
-    words: str
-    has: Callable[[Row], bool]
-
-
-TRAITS = (
-    Trait(
-        "damaged-text",
-        "with U+FFFD, which stands for characters that were lost",
-        lambda row: any("\ufffd" in text for text in row.texts()),
-    ),
-    Trait(
-        "damaged-text",
-        "with text that was encoded twice (such as Ã© for é)",
-        lambda row: any(map(_is_doubly_encoded, row.texts())),
-    ),
-    Trait(
-        "tokens-of-other-models",
-        "with control tokens of other models' templates, which are plain text here",
-        lambda row: any(map(_OF_OTHER_MODELS.search, row.texts())),
-    ),
-    Trait("unusual-turns", "with a system turn that is not the first", _late_system),
-    Trait("unusual-turns", "with two user turns in a row", _two_user_turns),
-)
-"""Traits that are counted, each a bit by its place here."""
-
-
-def traits_of(row: Row) -> int:
-    """Return the traits that a row has, as bits by their places in `TRAITS`."""
-    return sum(1 << place for place, trait in enumerate(TRAITS) if trait.has(row))
-
-
-def told_of_split(split: str, rows: Rows, audits: RowAudits) -> Iterator[Diagnostic]:
+def told_of_split(
+    split: str, settings: Data, rows: Rows, audits: RowAudits
+) -> Iterator[Diagnostic]:
     """Yield what is told of one split."""
     table = audits.usable
-    yield from _of_text(split, rows, table)
+    # data.root says where they are expected, and a row with another one is refused
+    yield from _of_text(split, rows, table, but=("files-outside-folder",) if settings.root else ())
     yield from _duplicates(split, rows, table)
+    yield from _repeated_ids(split, rows, table)
     yield from _two_answers(split, rows, table)
     if split == "train":
         yield from _one_answer(split, rows, table)
@@ -98,6 +48,7 @@ def told_of_splits(
             chain(
                 _shared_rows(split, settings, rows, audits[split].usable, train),
                 _shared_pictures(split, rows, audits[split].usable, train),
+                _unseen_lengths(split, rows, audits[split].usable, train),
             )
         )
         for split in audits
@@ -147,6 +98,34 @@ def _shared_pictures(
         )
 
 
+def _unseen_lengths(
+    split: str, rows: Mapping[str, Rows], mine: NDArray[np.void], train: NDArray[np.void]
+) -> Iterator[Diagnostic]:
+    """Yield a note where chance does not explain how many rows are longer than all evaluated ones.
+
+    Of n rows drawn as the others are, all are at most so long that a share s of these is longer
+    with a chance of (1 - s)^n.
+    """
+    if split != "validation" or not len(mine) or not len(train):
+        return
+    share = 1 - _BY_CHANCE ** (1 / len(mine))
+    least, most = int(mine["tokens"].min()), int(mine["tokens"].max())
+    parts = []
+    for word, at in (
+        ("longer", np.flatnonzero(train["tokens"] > most * _MUCH)),
+        ("shorter", np.flatnonzero(train["tokens"] * _MUCH < least)),
+    ):
+        if len(at) > share * len(train):
+            parts.append(f"{len(at):,} are much {word} ({_first(rows['train'], train, at)})")
+    if parts:
+        yield Diagnostic(
+            "lengths-not-validated",
+            f"data.{split}: its {len(mine):,} rows have {least:,} to {most:,} tokens; of the"
+            f" {len(train):,} rows of data.train {' and '.join(parts)}",
+            parameter=f"data.{split}",
+        )
+
+
 def _in_common(mine: NDArray[Any], others: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return the places of values that others have too, and the place of each among these."""
     if not len(mine) or not len(others):
@@ -157,11 +136,13 @@ def _in_common(mine: NDArray[Any], others: NDArray[Any]) -> tuple[NDArray[Any], 
     return np.flatnonzero(same), order[found][same]
 
 
-def _of_text(split: str, rows: Rows, table: NDArray[np.void]) -> Iterator[Diagnostic]:
+def _of_text(
+    split: str, rows: Rows, table: NDArray[np.void], but: Sequence[str]
+) -> Iterator[Diagnostic]:
     said: dict[str, list[str]] = {}
     for place, trait in enumerate(TRAITS):
         at = np.flatnonzero(table["text_traits"] & (1 << place))
-        if len(at):
+        if len(at) and trait.rule not in but:
             named = f"{len(at):,} {trait.words} ({_first(rows, table, at)})"
             said.setdefault(trait.rule, []).append(named)
     for rule, parts in said.items():
@@ -172,19 +153,44 @@ def _of_text(split: str, rows: Rows, table: NDArray[np.void]) -> Iterator[Diagno
         )
 
 
-def _duplicates(split: str, rows: Rows, table: NDArray[np.void]) -> Iterator[Diagnostic]:
+def repeated(table: NDArray[np.void]) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return the places of rows that are there before, and the place of the first of each."""
     _, first, inverse = np.unique(table["digest"], return_index=True, return_inverse=True)
     again = np.flatnonzero(first[inverse] != np.arange(len(table)))
+    return again, first[inverse[again]]
+
+
+def _duplicates(split: str, rows: Rows, table: NDArray[np.void]) -> Iterator[Diagnostic]:
+    again, first = repeated(table)
     if len(again):
         pairs = ", ".join(
-            f"{rows.name(int(table['index'][at]))} is"
-            f" {rows.name(int(table['index'][first[inverse[at]]]))}"
-            for at in again[:3].tolist()
+            f"{rows.name(int(table['index'][at]))} is {rows.name(int(table['index'][before]))}"
+            for at, before in zip(again[:3].tolist(), first[:3].tolist(), strict=True)
         )
         yield Diagnostic(
             "duplicate-rows",
             f"data.{split}: {len(again):,} of {len(table):,} rows are there before, in text and"
             f" pictures ({pairs}{', …' if len(again) > 3 else ''})",
+            parameter=f"data.{split}",
+        )
+
+
+def _repeated_ids(split: str, rows: Rows, table: NDArray[np.void]) -> Iterator[Diagnostic]:
+    """Yield a note on rows of a file that have an id which a row before them has."""
+    having = np.flatnonzero(table["given_id"])
+    _, first, inverse = np.unique(table["given_id"][having], return_index=True, return_inverse=True)
+    again = np.flatnonzero(first[inverse] != np.arange(len(having)))
+    if len(again):
+        before = having[first[inverse[again]]]
+        pairs = ", ".join(
+            f"{rows.name(int(table['index'][at]))} has that of"
+            f" {rows.name(int(table['index'][other]))}"
+            for at, other in zip(having[again[:3]].tolist(), before[:3].tolist(), strict=True)
+        )
+        yield Diagnostic(
+            "repeated-ids",
+            f"data.{split}: {len(again):,} of {len(having):,} rows with an id have one that a row"
+            f" of their file had before ({pairs}{', …' if len(again) > 3 else ''})",
             parameter=f"data.{split}",
         )
 

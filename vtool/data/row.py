@@ -38,6 +38,14 @@ class Row:
     tools: Sequence[Any] | None = None
     origin: Origin | None = field(default=None)
     videos: Sequence[Video] = ()
+    given_id: str = ""
+    """The id that its file gives it; it may give the same to another row."""
+    folder: str | None = None
+    """The folder that paths of its images and videos are relative to."""
+    thinking: bool | None = None
+    """The argument `enable_thinking` that verl gives the chat template for it; None for none."""
+    group: int | None = None
+    """The group that the recipe's `data.split.group` puts it into; None: its content decides."""
 
     def texts(self) -> Iterator[str]:
         """Yield the text of every message."""

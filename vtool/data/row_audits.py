@@ -50,8 +50,12 @@ class RowAudit:
     """XXH3 of what is not learnt: its token ids, images and videos."""
     answer_digest: int = 0
     """XXH3 of the token ids that are learnt."""
+    group: int = 0
+    """XXH3 of what the row is about, by which it is held back (`vtool.data.splits`)."""
+    given_id: int = 0
+    """XXH3 of its file and the id that it has there; 0 where it has none."""
     text_traits: int = 0
-    """Bits of `vtool.data.quality.TRAITS`."""
+    """Bits of `vtool.data.text_traits.TRAITS`."""
     traits: tuple[str, ...] = ()
     """Names of `TRAITS`: the losses of its pictures."""
     finding: Diagnostic | None = None
@@ -75,7 +79,7 @@ class RowAudit:
 
 
 _NUMBERS = ("tokens", "supervised", "images", "videos", "turns", "answer", "cut", "ends")
-_DIGESTS = ("images_digest", "digest", "question", "answer_digest")
+_DIGESTS = ("images_digest", "digest", "question", "answer_digest", "given_id", "group")
 ROW = np.dtype(
     [
         ("index", "<i8"),
@@ -115,8 +119,12 @@ class RowAudits:
     @classmethod
     def joined(cls, parts: Sequence["RowAudits"]) -> "RowAudits":
         """Return the audits of all parts, ordered by their rows' numbers."""
+        # of a million rows every copy is 100 MB
+        parts = [part for part in parts if len(part)]
         if not parts:
             return cls(np.zeros(0, ROW))
+        if len(parts) == 1 and np.all(np.diff(parts[0].table["index"]) > 0):
+            return parts[0]
         table = np.concatenate([part.table for part in parts])
         stamps = np.concatenate([part.stamps for part in parts])
         paths = list(chain.from_iterable(part.paths for part in parts))
@@ -135,9 +143,24 @@ class RowAudits:
     def __len__(self) -> int:
         return len(self.table)
 
+    def where(self, chosen: NDArray[np.bool_]) -> "RowAudits":
+        """Return the audits of some rows."""
+        owner = np.repeat(chosen, self.table["files"].astype(np.int64))
+        table = self.table[chosen]
+        there = set(table["index"].tolist()) if self.findings else set()
+        return RowAudits(
+            table,
+            {index: finding for index, finding in self.findings.items() if index in there},
+            [self.paths[place] for place in np.flatnonzero(owner).tolist()],
+            self.stamps[owner],
+            self.reused,
+        )
+
     @property
     def usable(self) -> NDArray[np.void]:
         """The rows of the table that nothing stands against."""
+        if self.table["usable"].all():
+            return self.table  # without a copy
         usable: NDArray[np.void] = self.table[self.table["usable"]]
         return usable
 

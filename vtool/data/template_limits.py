@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ContextDecorator
+from datetime import datetime
 from functools import cache, lru_cache, wraps
 from types import FrameType
 from typing import Any
@@ -108,6 +109,15 @@ def _watch_templates() -> _Watch:
     return watch
 
 
+@cache
+def today() -> datetime:
+    """Return the day on which this process has first asked, which templates are given.
+
+    A run may last longer than its first day, and a row stays what was audited.
+    """
+    return datetime.now().replace(hour=0, minute=0, second=0, microsecond=0)
+
+
 def _resident() -> int:
     """Return the bytes of memory that this process has, 0 where that cannot be read."""
     try:
@@ -124,8 +134,10 @@ def _compile_limited(chat_template: str) -> Template:
     environment.__class__ = _Limited
     for name in _FILTERS:
         environment.filters[name] = _limited(environment.filters[name])
+    environment.globals["strftime_now"] = lambda form: today().strftime(form)
     environment.globals["lipsum"] = _limited(environment.globals["lipsum"])
     compiled: Template = environment.from_string(chat_template)
+    compiled.globals = dict(compiled.globals)  # a ChainMap is slow, and read for each chat
     return compiled
 
 

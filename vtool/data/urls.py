@@ -17,6 +17,7 @@ from urllib.error import HTTPError
 from urllib.parse import urlsplit
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
+from vtool.data.user_cache import user_cache
 from vtool.version import __version__
 
 SCHEMES = ("http://", "https://")
@@ -136,8 +137,7 @@ class _Redirects(HTTPRedirectHandler):
 
 def cache_folder() -> Path:
     """Return where images are kept: below the user's cache folder. Deleting it is always safe."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "vtool" / "urls"
+    return user_cache("urls")
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -60,6 +60,7 @@ class LinesWriter:
             **({"images": [_address(each, folder) for each in row.images]} if row.images else {}),
             **({"videos": [_video(each, folder) for each in row.videos]} if row.videos else {}),
             **({"tools": row.tools} if row.tools is not None else {}),
+            **({"enable_thinking": row.thinking} if row.thinking is not None else {}),
         }
         if not _same(row, made, folder):  # parts that text with tags does not give back
             made["messages"] = [dict(message) for message in row.messages]
@@ -94,6 +95,7 @@ class ColumnsWriter:
             "images": [_carried(each, folder) for each in row.images] or None,
             "videos": [_video_columns(each, folder) for each in row.videos] or None,
             "tools": None if row.tools is None else json.dumps(row.tools, ensure_ascii=False),
+            "enable_thinking": row.thinking,
         }
         table = self.arrow.Table.from_pylist([made], schema=self.schema)
         read = from_columns(table.to_pylist()[0], row.id, row.origin or Origin(row.id))
@@ -137,6 +139,7 @@ def _same(row: Row, record: Mapping[str, Any], folder: Path) -> bool:
     return (
         list(again.messages) == list(row.messages)
         and (again.tools or None) == (row.tools or None)
+        and again.thinking == row.thinking
         and len(again.images) == len(row.images)
         and [_shape(video) for video in again.videos] == [_shape(video) for video in row.videos]
     )
@@ -185,6 +188,7 @@ def _schema(arrow: Any) -> Any:
             ("images", arrow.list_(image)),
             ("videos", arrow.list_(video)),
             ("tools", text),
+            ("enable_thinking", arrow.bool_()),
         ]
     )
 

@@ -31,7 +31,7 @@ def place(run: Run, local_rank: int, local_world: int) -> Placement:
     Raises:
         Findings: `device-missing`, where the recipe asks for a device that is not there.
     """
-    threads = run.device.threads or max(1, _cores(run) // local_world)
+    threads = run.device.threads or own_cores(run, local_world)
     kind = kind_of(run)
     if kind == "cpu":
         return Placement(torch.device("cpu"), "gloo", threads)
@@ -75,6 +75,17 @@ def bind(run: Run, kind: str) -> NumaOptions | None:
             Diagnostic("launch-conflict", message, "leave one of them out", "device.numa")
         )
     return None
+
+
+def own_cores(run: Run, local_world: int) -> int:
+    """Return a rank's share of the cores of its machine, at least one."""
+    return max(1, _cores(run) // local_world)
+
+
+def spare_cores(run: Run, local_world: int, kind: str) -> int:
+    """Return the cores of a rank that compute nothing: on a CPU all but its threads."""
+    busy = torch.get_num_threads() if kind == "cpu" else 1
+    return max(0, own_cores(run, local_world) - busy)
 
 
 def _cores(run: Run) -> int:

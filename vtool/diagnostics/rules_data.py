@@ -70,6 +70,16 @@ RULES = (
         stage="row",
     ),
     Rule(
+        name="outside-of-root",
+        code="VT659",
+        summary="An image or video that a row names is outside of data.root.",
+        why="A stranger's rows can name any file of this machine, and the model learns what it is.",
+        bad='data.root=data, and a row with `"images": ["../secret.png"]` or a link to it',
+        good='`"images": ["cat.png"]`, in data or a folder in it',
+        fix="Put the file there, or name a folder that has all of them: data.root=FOLDER.",
+        stage="row",
+    ),
+    Rule(
         name="missing-video",
         code="VT640",
         summary="A video that a row names, or a frame of it, is not there.",
@@ -430,6 +440,23 @@ RULES = (
             "Put the file back and go on from the last checkpoint with the same command; or start"
             " another run on the rows as they are now."
         ),
+    ),
+    Rule(
+        name="source-changed",
+        code="VT661",
+        summary="A file of rows has grown or changed while a run was trained on it.",
+        why=(
+            "The run has trained on the rows that were there when it began, each held against its"
+            " audit. A run that goes on from its checkpoint is refused (`data-changed`), and a new"
+            " one has other rows."
+        ),
+        bad="another job that appends to train.jsonl while the run goes on",
+        good="a copy of train.jsonl that nobody writes to",
+        fix=(
+            "Train on a copy, or start another run on the rows as they are now; to go on with this"
+            " one, put the file back."
+        ),
+        severity="warning",
     ),
     Rule(
         name="ledger-mismatch",

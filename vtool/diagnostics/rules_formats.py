@@ -1,4 +1,4 @@
-"""Rules VT649 to VT654: the layouts of rows, and the files that they are in."""
+"""Rules VT649 to VT655: the layouts of rows, and the files that they are in."""
 
 from vtool.diagnostics.rule import Rule
 
@@ -59,6 +59,18 @@ RULES = (
         bad="vtool convert rows.json rows.jsonl, where rows.jsonl is there",
         good="vtool convert rows.json rows-2.jsonl",
         fix="Name a file that is not there, in a folder that is.",
+    ),
+    Rule(
+        name="missing-group",
+        code="VT655",
+        summary="A row does not have the key by which rows are grouped and held back.",
+        why="Which side of data.split it belongs to would be a guess.",
+        bad='data.split.group=patient with a row of {"messages": […]}',
+        good='{"patient": "p-12", "messages": […]}',
+        fix=(
+            "Give every row the key, or leave data.split.group out: the first picture then decides."
+        ),
+        stage="row",
     ),
     Rule(
         name="not-for-training",

@@ -1,4 +1,4 @@
-"""Rules VT630 to VT637: rows that can all be used, but are repeated, shared, or odd."""
+"""Rules VT630 to VT637, VT656 to VT660: usable rows that are repeated, shared, or odd."""
 
 from vtool.diagnostics.rule import Rule
 
@@ -96,6 +96,62 @@ RULES = (
         bad="a user's turn that is followed by another one of the user's",
         good="turns of the user and the assistant, one after the other",
         fix="Nothing, if it is meant. Else look at the rows that are named.",
+        severity="note",
+        stage="quality",
+    ),
+    Rule(
+        name="repeated-ids",
+        code="VT656",
+        summary="Rows of a file have the same id.",
+        why=(
+            "Often two exports were joined. What goes by the id elsewhere, such as a list of rows"
+            " to leave out, means several rows."
+        ),
+        bad='two rows with `"id": "17"` in one file',
+        good="an id of its own for each row, or none",
+        fix="Nothing, if it is meant: vtool goes by a row's place. Else look at the rows named.",
+        severity="note",
+        stage="quality",
+    ),
+    Rule(
+        name="files-outside-folder",
+        code="VT657",
+        summary="Rows have images or videos outside of the folder of their rows file.",
+        why=(
+            "They are not there where the folder is copied to, and a stranger's rows can name any"
+            " file."
+        ),
+        bad='rows.jsonl in data/ with `"images": ["/home/me/cat.png"]`',
+        good='`"images": ["images/cat.png"]`, in data/images',
+        fix="Nothing, if it is meant: data.root names the folder that all of them have to be in.",
+        severity="note",
+        stage="quality",
+    ),
+    Rule(
+        name="lengths-not-validated",
+        code="VT658",
+        summary="Rows to train on are much longer or shorter than all that are validated on.",
+        why="The validation loss says nothing of them.",
+        bad="training rows of up to 8,000 tokens, a fifth of them above the 500 of any other split",
+        good="data.validation drawn from the same rows as data.train",
+        fix="Nothing, if it is meant. Else draw the rows of data.validation at random.",
+        severity="note",
+        stage="references",
+    ),
+    Rule(
+        name="near-duplicate-rows",
+        code="VT660",
+        summary="Rows have nearly the same answers as others, word for word.",
+        why=(
+            "They are learnt more often than others. In two splits, a score is also of what was"
+            " learnt by heart."
+        ),
+        bad="one article in two versions, one of them in data.test",
+        good="answers that differ in more than a few words",
+        fix=(
+            "Look at the rows that are named. Nothing, if it is meant; else take one of each pair"
+            " out. `vtool verify --near` looks for them."
+        ),
         severity="note",
         stage="quality",
     ),

@@ -1,7 +1,7 @@
 """The diagnosis of a machine: rows for a reader, findings, and the rules that were checked."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -84,7 +84,7 @@ def diagnose(needs: Needs | None = None) -> Diagnosis:
         ask_torch() if machine.torch is not None and (needs is None or run is not None) else None
     )
     interpreter = ask_interpreter(load_check) if needs is None or load_check is not None else None
-    needed = [package for package in known or () if _is_needed(package, needs)]
+    needed = list(_once(package for package in known or () if _is_needed(package, needs)))
     found = [
         *(needs.findings if needs else ()),
         *package_problems(needed),
@@ -114,6 +114,15 @@ def diagnose(needs: Needs | None = None) -> Diagnosis:
     }
     missed = {rule: reason for rule, reason in reasons.items() if checks.get(rule) == "not-run"}
     return Diagnosis(rows, tuple(found), checks, missed)
+
+
+def _once(packages: Iterable[Package]) -> Iterator[Package]:
+    """Yield each requirement once: several extras bring the same one along."""
+    seen = set()
+    for package in packages:
+        if str(package.requirement).partition(";")[0] not in seen:
+            seen.add(str(package.requirement).partition(";")[0])
+            yield package
 
 
 def _is_needed(package: Package, needs: Needs | None) -> bool:

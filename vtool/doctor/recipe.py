@@ -1,15 +1,18 @@
 """The needs of one recipe.
 
-It need not be complete: doctor does not ask where the model and the rows are.
+It need not be complete: doctor does not ask where the model and the rows are. Where the rows are
+there, or their names say what they are, it asks for what reads them.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from vtool.config.compose import compose_recipe
 from vtool.config.origins import Origins
 from vtool.config.schema import LoadCheck, Megatron, Run
 from vtool.config.validate import validate
+from vtool.data.containers.files import needs_pyarrow
 from vtool.diagnostics import Diagnostic
 
 _LOOKED_AT = ("engine", "device", "launch")
@@ -34,6 +37,17 @@ class Needs:
     """Packages that vtool depends on and this recipe does not use."""
     asked: tuple[str, ...]
     """Rules that are checked besides those of every machine."""
+
+
+def _has_columns(run: Run) -> bool:
+    """Return whether rows are read by pyarrow, as far as can be seen without reading them."""
+    paths = [
+        path
+        for entries in run.data.splits.values()
+        for entry in entries
+        for path in entry.files().values()
+    ]
+    return any(needs_pyarrow(Path(path)) for path in paths if path)
 
 
 def needs_of(recipe: str, overrides: Sequence[str] = ()) -> Needs:
@@ -69,6 +83,7 @@ def needs_of(recipe: str, overrides: Sequence[str] = ()) -> Needs:
         "megatron": isinstance(run.engine, Megatron),
         "mbridge": isinstance(run.engine, Megatron) and run.engine.bridge == "mbridge",
         "npu": run.device.kind == "npu",
+        "data": "data" in checked.sound and _has_columns(run),
     }
     extras = tuple(name for name, needed in wanted.items() if needed)
     of_extras = ("extra-not-installed", "device-missing")

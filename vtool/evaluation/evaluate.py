@@ -1,15 +1,21 @@
-"""The evaluation of a split: NLL (Σ over tokens / Σ tokens) and exact match of greedy answers."""
+"""The evaluation of a split: NLL (Σ over tokens / Σ tokens) and exact match of greedy answers.
+
+Both also of each source; and the tokens that are the likeliest ones behind those before them.
+"""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from vtool.config.schema import Evaluation
 from vtool.data.collate import collate_prompts
 from vtool.data.loader import EncodedRows, MicroBatch
-from vtool.data.loss import summed_nll
+from vtool.data.loss import scores_by_row
 from vtool.diagnostics import Diagnostic
 from vtool.engines.contract import Engine
 from vtool.engines.ranks import Ranks
@@ -30,6 +36,16 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
+class SourceScores:
+    """The scores of one source."""
+
+    nll: float
+    token_accuracy: float
+    exact_match: float
+    samples: int
+
+
+@dataclass(frozen=True, slots=True)
 class Scores:
     """A split's scores, over all ranks."""
 
@@ -38,6 +54,22 @@ class Scores:
     exact_match: float
     samples: int
     answers: tuple[Answer, ...]
+    token_accuracy: float = math.nan
+    """The part of the supervised tokens that the model finds the likeliest."""
+    by_source: Mapping[str, SourceScores] = field(default_factory=dict)
+    """The scores of each source with rows, by its name; none where there is one source."""
+
+    def as_metrics(self, split: str) -> dict[str, float]:
+        """Return the scores as numbers by their names in metrics.jsonl."""
+        metrics: dict[str, float] = {
+            f"{split}_nll": self.nll,
+            f"{split}_token_accuracy": self.token_accuracy,
+            f"{split}_exact_match": self.exact_match,
+            f"{split}_samples": self.samples,
+        }
+        for name, scores in self.by_source.items():
+            metrics |= {f"{split}_{key}/{name}": each for key, each in asdict(scores).items()}
+        return metrics
 
     def findings(self, split: str) -> list[Diagnostic]:
         """Return what is wrong with these scores; none of it ends a run."""
@@ -69,14 +101,21 @@ def evaluate(
         answers = [
             answer for chunk in prompts for answer in _answers(engine, rows, chunk, settings, ranks)
         ]
-        nll = mean_nll(engine, rows, kept, settings.batch_size)
+        sums = score_tokens(engine, rows, kept, settings.batch_size)
     answers_of_all = sorted(
         (answer for share in ranks.all_gather_objects(answers) for answer in share),
         key=lambda answer: answer.index,
     )
     assert len(answers_of_all) == len(kept), "each row is answered once"
-    correct = sum(answer.correct for answer in answers_of_all)
-    return Scores(nll, correct / len(answers_of_all), len(answers_of_all), tuple(answers_of_all))
+    right = np.array([answer.correct for answer in answers_of_all])
+    of = rows.rows.sources_of(np.array([answer.index for answer in answers_of_all], np.int64))
+    nll, accuracy = _means(sums.sum(0))
+    by_source = {}
+    for number, name in enumerate(rows.rows.names if len(rows.rows.names) > 1 else ()):
+        own = right[of == number]
+        if len(own):
+            by_source[name] = SourceScores(*_means(sums[number]), float(own.mean()), len(own))
+    return Scores(nll, float(right.mean()), len(right), tuple(answers_of_all), accuracy, by_source)
 
 
 def mean_nll(engine: Engine, rows: EncodedRows, kept: Sequence[int], batch_size: int) -> float:
@@ -84,26 +123,47 @@ def mean_nll(engine: Engine, rows: EncodedRows, kept: Sequence[int], batch_size:
 
     The engine is evaluating, and nothing has a gradient.
     """
+    nll, _ = _means(score_tokens(engine, rows, kept, batch_size).sum(0))
+    return nll
+
+
+def score_tokens(
+    engine: Engine, rows: EncodedRows, kept: Sequence[int], batch_size: int
+) -> NDArray[np.float64]:
+    """Return, of each source, ΣNLL, its supervised tokens and those that are found: [sources, 3].
+
+    The engine is evaluating, and nothing has a gradient.
+    """
     ranks = engine.data
     own = kept[ranks.rank :: ranks.world]
-    totals = [_nll(engine, rows, chunk, ranks) for chunk in _chunks(own, batch_size)]
-    gathered = ranks.all_gather(
-        [sum(nll for nll, _ in totals), sum(tokens for _, tokens in totals)]
-    )
-    nll, tokens = (sum(column) for column in zip(*gathered, strict=True))
-    return nll / tokens if tokens else math.nan
+    sums = np.zeros((max(1, len(rows.rows.readers)), 3))
+    for chunk in _chunks(own, batch_size):
+        of = rows.rows.sources_of(np.array(chunk, np.int64))
+        np.add.at(sums, of, _scores(engine, rows, chunk, ranks))
+    gathered = ranks.all_gather(sums.flatten().tolist())
+    total: NDArray[np.float64] = np.array(gathered).sum(0).reshape(sums.shape)
+    return total
+
+
+def _means(sums: NDArray[Any]) -> tuple[float, float]:
+    """Return NLL and accuracy a token."""
+    nll, tokens, right = sums.tolist()
+    return (nll / tokens, right / tokens) if tokens else (math.nan, math.nan)
 
 
 def _chunks(rows: Sequence[int], size: int) -> list[tuple[int, ...]]:
     return [tuple(rows[start : start + size]) for start in range(0, len(rows), size)]
 
 
-def _nll(
+def _scores(
     engine: Engine, rows: EncodedRows, chunk: tuple[int, ...], ranks: Ranks
-) -> tuple[float, int]:
+) -> NDArray[np.float64]:
+    """Return ΣNLL, supervised tokens and those that are found of each row: [rows, 3]."""
     batch = rows[MicroBatch(chunk)].to(ranks.device)
     with engine.autocast():
-        return summed_nll(engine.module, batch).item(), batch.supervised
+        scores = scores_by_row(engine.module, batch)
+    # float64 is on the CPU: not every device has it
+    return torch.stack([each.cpu().double() for each in scores], dim=1).numpy()
 
 
 def _answers(

@@ -100,6 +100,16 @@ class PictureReader:
         """
         return _measured(given, self.most_pixels) or _size_and_traits(self.read(given))
 
+    def size(self, given: Any) -> tuple[int, int]:
+        """Return the width and height that a picture's header says, before it is turned upright.
+
+        Raises:
+            What a decoder raises for its file format.
+        """
+        with _opened(given) as image:
+            width, height = image.size
+            return int(width), int(height)
+
     def _narrowed(self, image: Any, tags: Mapping[int, Any]) -> tuple[Any, list[str]]:
         """Return a picture of wide values with 8 bits of grey, and what was lost by it.
 

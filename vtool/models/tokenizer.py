@@ -1,7 +1,8 @@
 """A tokenizer that is trained on the spot, and its chat template."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import Any
 
 from vtool.families.tokens import TokenNames
@@ -9,6 +10,10 @@ from vtool.families.tokens import TokenNames
 _LONGEST_WORD = 2_000
 """Characters without a space that the training of a tokenizer takes as one word: the time that a
 word takes goes with the square of its length."""
+_LONG_WORD = re.compile(rf"\S{{{_LONGEST_WORD + 1},}}|\s{{{_LONGEST_WORD + 1},}}")
+_PIECE = 2**16
+_BETWEEN_WORDS = re.compile(r"[a-z](?= [a-z])")
+"""A place where a space belongs to the word behind it, for every way to find words."""
 
 
 def chat_template(names: TokenNames) -> str:
@@ -60,7 +65,10 @@ def train_tokenizer(texts: Iterable[str], names: TokenNames, vocab_size: int = 5
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    bpe.train_from_iterator(["system user assistant", *map(_without_long_words, texts)], trainer)
+    known = chain(["system user assistant"], texts)
+    bpe.train_from_iterator(
+        (piece for text in known for piece in _pieces(_without_long_words(text))), trainer
+    )
     return PreTrainedTokenizerFast(
         tokenizer_object=bpe,
         eos_token="<|im_end|>",
@@ -73,13 +81,22 @@ def train_tokenizer(texts: Iterable[str], names: TokenNames, vocab_size: int = 5
 
 def _without_long_words(text: str) -> str:
     """Return a text with its longest words, such as a file in base64, in pieces."""
-    if len(text) <= _LONGEST_WORD:
-        return text
-    return "".join(
-        part
-        if len(part) <= _LONGEST_WORD
-        else " ".join(
-            part[start : start + _LONGEST_WORD] for start in range(0, len(part), _LONGEST_WORD)
-        )
-        for part in re.split(r"(\s+)", text)
+    return _LONG_WORD.sub(
+        lambda found: " ".join(
+            found[0][start : start + _LONGEST_WORD]
+            for start in range(0, len(found[0]), _LONGEST_WORD)
+        ),
+        text,
     )
+
+
+def _pieces(text: str) -> Iterator[str]:
+    """Yield a text in pieces of which the words are those of the whole.
+
+    tokenizers takes some hundred bytes of memory for each word of a text.
+    """
+    start = 0
+    while len(text) - start > _PIECE and (found := _BETWEEN_WORDS.search(text, start + _PIECE)):
+        yield text[start : found.end()]
+        start = found.end()
+    yield text[start:]

@@ -136,6 +136,7 @@ def line_of(row: Mapping[str, Any]) -> str:
         "grad_norm",
         "lr",
         "seconds",
+        "data_share",
         "validation_nll",
         "validation_exact_match",
         "validation_samples",

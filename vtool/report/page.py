@@ -14,6 +14,7 @@ from vtool.report.images import Pictures
 from vtool.report.profile import read_profile
 from vtool.report.proofs import read_proofs
 from vtool.report.run_files import RunFiles, read_run
+from vtool.report.sources import source_counts, source_scores
 from vtool.report.statistics import confusion
 from vtool.version import __version__
 
@@ -67,6 +68,8 @@ def _view(run: RunFiles, name: str, position: int, pictures: Pictures) -> Mappin
         "sheet": sheet(run, position, pictures),
         "splits": views.splits(run),
         "training_ledger": views.training_ledger(run),
+        "source_counts": source_counts(run),
+        "source_scores": source_scores(run),
         "profile": read_profile(run.folder),
         "proofs": read_proofs(run.folder),
         "checks": checked,

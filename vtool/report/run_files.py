@@ -9,7 +9,7 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,9 @@ class Evaluation:
     nll: float | None
     exact_match: float | None
     samples: float | None
+    token_accuracy: float | None = None
+    sources: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
+    """Scores of each source, by its name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,12 +185,28 @@ def steps_of(rows: Sequence[Mapping[str, Any]]) -> list[Step]:
 
 def evaluations_of(rows: Sequence[Mapping[str, Any]]) -> list[Evaluation]:
     """Return the evaluations among the lines of `metrics.jsonl`."""
-    keys = ("validation_nll", "validation_exact_match", "validation_samples")
     return [
-        Evaluation(_position(row), *(number(row, key) for key in keys))
+        Evaluation(
+            _position(row),
+            number(row, "validation_nll"),
+            number(row, "validation_exact_match"),
+            number(row, "validation_samples"),
+            number(row, "validation_token_accuracy"),
+            _of_sources(row),
+        )
         for row in rows
-        if keys[0] in row or keys[1] in row
+        if "validation_nll" in row or "validation_exact_match" in row
     ]
+
+
+def _of_sources(row: Mapping[str, Any]) -> dict[str, dict[str, float | None]]:
+    """Return the scores of each source in a line: `validation_nll/NAME` and the like."""
+    found: dict[str, dict[str, float | None]] = {}
+    for key in row:
+        what, slash, name = key.partition("/")
+        if slash and what.startswith("validation_"):
+            found.setdefault(name, {})[what.removeprefix("validation_")] = number(row, key)
+    return found
 
 
 def number(record: Mapping[str, Any], key: str) -> float | None:

@@ -11,6 +11,7 @@ from typing import Any
 from vtool.diagnostics import RULES
 from vtool.report.proofs import read_proofs
 from vtool.report.run_files import RunFiles, number
+from vtool.report.sources import source_sums
 from vtool.report.statistics import wilson_interval
 from vtool.report.words import duration, percent, plural
 from vtool.report.words import number as in_words
@@ -272,6 +273,7 @@ def notices(run: RunFiles) -> list[str]:
         for split in splits(run)
         if split.adds_up is False
     ]
+    found += source_sums(run)
     ledger = training_ledger(run)
     if ledger and not ledger[1]:
         found.append(f"result.json: the rows do not add up: {ledger[0]}.")

@@ -14,6 +14,8 @@ from rich.table import Table
 # Seconds between plain lines: enough to see that a run is alive, and a log of days that can still
 # be read.
 PLAIN_EVERY = 5.0
+# The share of the time from which on it is said how much of it goes by waiting for data.
+WORTH_SAYING = 0.1
 
 
 class Display:
@@ -24,6 +26,7 @@ class Display:
         self.total = total
         self.printed = 0.0
         self.speed: float | None = None
+        self.waiting = 0.0
         self.live: Live | None = None
         self.progress = Progress(
             TextColumn("step"),
@@ -49,7 +52,10 @@ class Display:
     def step(self, metrics: Mapping[str, Any], step_seconds: float) -> None:
         """Show a step's metrics."""
         speed = metrics["tokens"] / step_seconds
+        first = self.speed is None
         self.speed = speed if self.speed is None else 0.9 * self.speed + 0.1 * speed
+        share = metrics["data_share"]
+        self.waiting = share if first else 0.9 * self.waiting + 0.1 * share
         self.progress.update(self.task, completed=metrics["step"])
         if self.live:
             self.live.update(self._panel(metrics))
@@ -76,6 +82,7 @@ class Display:
             "grad norm": f"{metrics['grad_norm']:.3f}",
             "tokens/s": f"{self.speed:,.0f}",
             "distinct samples": f"{metrics['distinct_samples']:,}",
+            **({"waiting for data": f"{self.waiting:.0%}"} if self.waiting >= WORTH_SAYING else {}),
         }
 
     def _panel(self, metrics: Mapping[str, Any]) -> Table:

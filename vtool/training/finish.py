@@ -4,6 +4,7 @@ import json
 import platform
 import resource
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from vtool.data.audit import ROW_RULES
 from vtool.data.loader import EncodedRows
+from vtool.data.mixture import trained_on
 from vtool.data.row import Row, texts_of
 from vtool.data.video import open_clip
 from vtool.diagnostics import Diagnostic
@@ -69,31 +71,42 @@ def balance(session: Session, progress: Progress) -> dict[str, Any]:
         SharedFindings: `ledger-mismatch`.
     """
     split = session.ledgers["train"]
-    epochs, rest = divmod(progress.step, session.plan.steps_per_epoch)
+    plan = session.plan
     visits = progress.visits[list(split.kept)]
+    fewest, most = plan.fewest_and_most(progress.step)
+    times = visits.numpy()
     trained = int(progress.visits.sum())
     right = (
         split.rows == len(split.kept) + len(split.dropped)
-        and trained == int(visits.sum()) == session.plan.samples(progress.step)
-        and bool(((visits == epochs) | ((visits == epochs + 1) & bool(rest))).all())
+        and trained == int(visits.sum()) == plan.samples(progress.step)
+        and bool(((fewest <= times) & (times <= most)).all())
+        # of a mixture, a part of an epoch says little of how often a row is in it
+        and (not plan.parts or bool((times == plan.visits(progress.step)).all()))
     )
     if not right:
         message = (
             f"{split.rows} rows, {len(split.kept)} kept and {len(split.dropped)} dropped; {trained}"
             f" samples in {progress.step} steps, each row {int(visits.min())} to"
-            f" {int(visits.max())} times; the plan says {session.plan.samples(progress.step)}"
+            f" {int(visits.max())} times; the plan says {plan.samples(progress.step)}"
             " samples"
         )
         raise SharedFindings(Diagnostic("ledger-mismatch", message))
     dropped = len(split.dropped)
     return {
         "rows": split.rows,
-        "seen": split.rows if epochs else int((visits > 0).sum()) + dropped,
+        # of a mixture, rows may wait for a later epoch
+        "seen": split.rows if int(fewest.min()) else int((visits > 0).sum()) + dropped,
         "trained": int((visits > 0).sum()),
         "dropped": dropped,
         "samples": trained,
         "distinct": int((visits > 0).sum()),
-        "epochs": trained / len(split.kept),
+        "epochs": trained / plan.samples_per_epoch,
+        "sources": trained_on(
+            session.run,
+            split.by_source,
+            times,
+            {"tokens": split.lengths, "supervised_tokens": split.targets},
+        ),
     }
 
 
@@ -130,7 +143,10 @@ def _result(
             "test_exact_match": scores.exact_match,
             "test_nll": scores.nll,
             "test_samples": scores.samples,
+            "test_token_accuracy": scores.token_accuracy,
         }
+        if scores.by_source:
+            result["test_sources"] = {name: asdict(own) for name, own in scores.by_source.items()}
     cut = any(split.cut for split in session.ledgers.values())
     return result | {
         "train_seconds": progress.seconds,

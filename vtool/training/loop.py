@@ -4,6 +4,7 @@ import time
 from dataclasses import dataclass, field
 
 from vtool.data.loader import load_steps
+from vtool.devices import spare_cores
 from vtool.diagnostics import Diagnostic
 from vtool.profiling.profiler import Profiler
 from vtool.training.checkpoint import Writer
@@ -36,17 +37,29 @@ def train_loop(session: Session, progress: Progress, tools: LoopTools) -> int | 
     """
     run = session.run
     steps = range(progress.step + 1, session.total_steps + 1)
-    loaded = load_steps(session.rows["train"], steps, session.micro_batches, run.data.workers)
+    loaded = load_steps(
+        session.rows["train"],
+        steps,
+        session.micro_batches,
+        run.data.workers,
+        spare_cores=spare_cores(run, session.ranks.local_world, session.ranks.device.type),
+        say=tools.display.say,
+    )
     for step in steps:
         span = tools.profiler.begin(step)
         with span("train_batch"):
             started = time.perf_counter()
             with span("data"):
                 batches = next(loaded)
-            metrics, signal = train_step(session, progress, step, batches, tools.stop, span)
+            waited = time.perf_counter() - started
+            metrics, signal = train_step(session, progress, step, batches, tools.stop, span, waited)
             progress.step = step
-            progress.seconds += time.perf_counter() - started
-            metrics["seconds"] = progress.seconds
+            seconds = time.perf_counter() - started
+            progress.seconds += seconds
+            metrics |= {
+                "seconds": progress.seconds,
+                "data_share": min(1.0, metrics["data_seconds"] / seconds),
+            }
             if session.ranks.rank == 0:
                 append(session.folder.metrics, metrics)
                 tools.trackers.log(metrics)
@@ -76,18 +89,17 @@ def _validate(session: Session, step: int, tools: LoopTools) -> None:
         finding for finding in scores.findings("validation") if finding not in tools.findings
     )
     if session.ranks.rank == 0:
-        metrics = {
-            "step": step,
-            "validation_nll": scores.nll,
-            "validation_exact_match": scores.exact_match,
-            "validation_samples": scores.samples,
-        }
+        metrics = {"step": step, **scores.as_metrics("validation")}
         append(session.folder.metrics, metrics)
         tools.trackers.log(metrics)
         tools.display.say(
             f"step {step}: validation NLL {scores.nll:.4f}, exact match {scores.exact_match:.1%} of"
             f" {scores.samples}"
         )
+        for name, own in scores.by_source.items():
+            tools.display.say(
+                f"  {name}: NLL {own.nll:.4f}, exact match {own.exact_match:.1%} of {own.samples}"
+            )
 
 
 def _save_checkpoint(session: Session, progress: Progress, writer: Writer) -> None:

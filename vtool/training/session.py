@@ -12,6 +12,7 @@ from vtool.config.origins import Origins
 from vtool.config.schema import Run
 from vtool.data.audit import Ledger
 from vtool.data.loader import EncodedRows, MicroBatch, micro_batches_for_step
+from vtool.data.mixture import parts_of_epoch
 from vtool.data.plan import Plan
 from vtool.diagnostics import Diagnostic
 from vtool.engines.contract import Engine
@@ -120,7 +121,9 @@ class Session:
 
 def plan_rows(run: Run, ledger: Ledger) -> Plan:
     """Return which of the kept rows are in which step."""
-    return Plan(len(ledger.kept), run.data.global_batch_size, run.run.seed)
+    # of rows in memory, which are no recipe's, there is no count of sources
+    parts = parts_of_epoch(run.data.train, [count.kept for count in ledger.by_source])
+    return Plan(len(ledger.kept), run.data.global_batch_size, run.run.seed, parts)
 
 
 def count_steps(run: Run, plan: Plan, origins: Origins | None = None) -> int:
@@ -148,15 +151,31 @@ def evaluate_split(session: Session, split: str) -> Scores:
 def snapshot(session: Session, progress: Progress) -> Snapshot:
     """Return the state that the run resumes from; every rank calls this, rank 0 has it whole."""
     model, optimizer = session.engine.model_state(), session.engine.optimizer_state()
-    state = {"seconds": progress.seconds, "ranks": session.ranks.world, "torch": torch.__version__}
+    state = {
+        "seconds": progress.seconds,
+        "ranks": session.ranks.world,
+        "torch": torch.__version__,
+        "order": session.plan.order,
+    }
     return Snapshot(progress.step, model, optimizer, {"visits": progress.visits}, state)
 
 
-def restore_checkpoint(engine: Engine, checkpoint: Path) -> Progress:
+def restore_checkpoint(engine: Engine, checkpoint: Path, plan: Plan | None = None) -> Progress:
     """Load a checkpoint into an engine, and return its run's progress.
 
     Its digests have been checked.
+
+    Args:
+        plan: the run's, which must order rows as the checkpoint's did.
+
+    Raises:
+        SharedFindings: `data-changed`.
     """
     found = load(checkpoint)
+    before = found.state.get("order")  # one of an older vtool has none
+    if plan is not None and before not in (None, plan.order):
+        message = f"{checkpoint} has rows in the order of {before}, and this run of {plan.order}"
+        help = "go on with the vtool that began the run"
+        raise SharedFindings(Diagnostic("data-changed", message, help, parameter="data.train"))
     engine.load_state(found.model, found.optimizer)
     return Progress(found.step, found.state["seconds"], found.progress["visits"])

@@ -9,15 +9,18 @@ from pathlib import Path
 
 from vtool.config import schema
 from vtool.config.schema import Run
-from vtool.data.audit import Ledger, build_ledger, hold_to, warnings
+from vtool.config.schema.data import MOST_TEXT_BYTES
+from vtool.data.audit import Ledger, hold_to, warnings
 from vtool.data.audit_cache import audit_split, usual_cache
-from vtool.data.detect import told
+from vtool.data.detect import told, told_of_copy
+from vtool.data.ledgers import build_ledgers, with_held_back
 from vtool.data.loader import EncodedRows
-from vtool.data.quality import told_of_splits
 from vtool.data.row import Row
 from vtool.data.row_audits import RowAudits
 from vtool.data.sources import Rows, open_splits
+from vtool.devices import own_cores
 from vtool.diagnostics import Diagnostic, Findings
+from vtool.diagnostics.printable import printable
 from vtool.engines.ranks import Ranks, SharedFindings
 from vtool.models.build import GENERATION, model_config
 from vtool.models.model_class import model_class
@@ -38,6 +41,9 @@ from vtool.training.session import (
     restore_checkpoint,
 )
 from vtool.training.start import Start, check_rows
+
+MOST_ROWS_READ = 50_000
+"""Rows that a new tokenizer of a few hundred entries is trained on: more would only take longer."""
 
 
 def set_up_run(
@@ -60,15 +66,14 @@ def set_up_run(
         ranks.on_rank_zero(lambda: take_processor(start, folder))
     ranks.barrier()
     processor = load_processor(folder.processor, run.model.family, run.data.image, run.data.video)
-    rows = {split: EncodedRows(source, processor, run.data) for split, source in sources.items()}
-    ledgers = audit(rows, ranks)
+    rows = with_held_back(
+        run.data,
+        {split: EncodedRows(source, processor, run.data) for split, source in sources.items()},
+    )
+    ledgers = audit(rows, ranks, own_cores(run, ranks.local_world))
     if ranks.rank == 0:
         for split, ledger in ledgers.items():
-            for source in ledger.sources:
-                if "layout" in source:
-                    print(f"data.{split}: {told(source)}", flush=True)
-            print(f"data.{split}: {ledger.in_words()}", flush=True)
-            _print_notes(warnings(ledger, run, split))
+            _print_ledger(run, split, ledger)
         _print_notes(_ignored_on_device(run, ranks))
 
     # before the run's folder has a config: a warm-up that is too long is no run
@@ -86,33 +91,54 @@ def set_up_run(
         check_same_model(model, ranks)
     session = Session.open(run, rows, model, ranks, ledgers=ledgers, folder=folder)
     if start.checkpoint is not None:
-        return session, restore_checkpoint(session.engine, start.checkpoint)
+        return session, restore_checkpoint(session.engine, start.checkpoint, session.plan)
     return session, Progress.of(len(sources["train"]))
 
 
-def audit(rows: Mapping[str, EncodedRows], ranks: Ranks) -> dict[str, Ledger]:
-    """Audit every row of every split, each rank its share, and raise all findings at once."""
-    ledgers: dict[str, Ledger] = {}
-    all_audits: dict[str, RowAudits] = {}
-    findings: list[Diagnostic] = []
+def _print_ledger(run: Run, split: str, ledger: Ledger) -> None:
+    """Print what a split's rows are, and what is told of them."""
+    for source in () if ledger.held_back else ledger.sources:
+        if "layout" in source:
+            print(f"data.{split}: {told(source)}", flush=True)
+        if copied := told_of_copy(source):
+            print(f"data.{split}: {copied}", flush=True)
+    if ledger.held_back:
+        print(f"data.{split}: {ledger.held_back}", flush=True)
+    print(f"data.{split}: {ledger.in_words()}", flush=True)
+    for line in ledger.sources_in_words():
+        print(printable(f"  {line}"), flush=True)
+    _print_notes(warnings(ledger, run, split))
+
+
+def audit(rows: Mapping[str, EncodedRows], ranks: Ranks, cores: int = 1) -> dict[str, Ledger]:
+    """Audit every row of every split, each rank its share, and raise all findings at once.
+
+    Args:
+        rows: as `with_held_back` returns them.
+        cores: those that a rank may use, where `data.workers` is `auto`.
+    """
+    settings = rows["train"].settings
+    audited: dict[str, RowAudits] = {}
     for split, encoded in rows.items():
+        if split in settings.split.shares:
+            continue
         began = time.monotonic()
         cache = usual_cache(encoded)
-        own = range(len(encoded.rows))[ranks.rank :: ranks.world]
-        audits = RowAudits.joined(ranks.all_gather_objects(audit_split(encoded, own, cache)))
+        own = encoded.rows.taken()[ranks.rank :: ranks.world]
+        audits = RowAudits.joined(ranks.all_gather_objects(audit_split(encoded, own, cache, cores)))
         if cache and ranks.rank == 0:
             cache.write(audits, time.monotonic() - began)
-        ledgers[split], of_split = build_ledger(encoded, audits, split)
         hold_to(encoded, audits)
-        all_audits[split] = audits
-        findings += of_split
-    settings, sources = rows["train"].settings, {split: each.rows for split, each in rows.items()}
-    for split, shared in told_of_splits(settings, sources, all_audits).items():
-        findings += [one for one in shared if one.severity == "error"]
-        ledgers[split] = replace(ledgers[split], told=(*ledgers[split].told, *shared))
+        audited[split] = audits
+    made = build_ledgers(settings, rows, audited)
+    findings = [one for each in made.values() for one in each.findings]
+    findings += [one for each in made.values() for one in each.shared if one.severity == "error"]
     if findings:
         raise SharedFindings(findings)
-    return ledgers
+    return {
+        split: replace(each.ledger, told=(*each.ledger.told, *each.shared))
+        for split, each in made.items()
+    }
 
 
 def over_budget(run: Run, ledger: Ledger) -> list[Diagnostic]:
@@ -181,10 +207,10 @@ def _write_processor(run: Run, rows: Rows, folder: RunFolder) -> None:
         record_processor(folder)
 
 
-def read_texts(rows: Rows) -> list[str]:
-    """Return the texts that a new tokenizer is trained on.
+def read_texts(rows: Rows) -> Iterator[str]:
+    """Yield the texts that a new tokenizer is trained on: of many rows, those of every n-th.
 
-    Rows that cannot be read are left for the audit to report.
+    Rows that cannot be read, and texts as long as a whole file, are left for the audit to report.
     """
 
     def read(index: int) -> Row | None:
@@ -193,7 +219,11 @@ def read_texts(rows: Rows) -> list[str]:
         except Findings:
             return None
 
-    return [text for index in range(len(rows)) if (row := read(index)) for text in row.texts()]
+    taken = rows.taken()
+    every = -(-len(taken) // MOST_ROWS_READ) or 1
+    for index in taken[::every]:
+        if row := read(index):
+            yield from (text for text in row.texts() if len(text) <= MOST_TEXT_BYTES)
 
 
 def _write_run_files(

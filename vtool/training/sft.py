@@ -89,10 +89,16 @@ def _train(request: Request, folder: RunFolder, ranks: Ranks) -> Outcome:
         signal = train_loop(session, progress, tools)
         ranks.on_rank_zero(writer.wait)
     findings = [*profiler.verify(), *trackers.findings, *tools.findings]
+    findings += ranks.on_rank_zero(lambda: _changed_sources(session))
     if signal is None:
         findings += finish(session, progress, profiler.checks, [*findings, *lost])
     status = "stopped" if signal else "finished"
     return Outcome(folder.path, status, progress.step, last, signal, tuple(findings))
+
+
+def _changed_sources(session: Session) -> list[Diagnostic]:
+    """Return the finding of each split whose files have changed since the run began."""
+    return [each for split, rows in session.rows.items() for each in rows.rows.changes(split)]
 
 
 def _failed_at_its_end(folder: RunFolder, result: Mapping[str, Any]) -> tuple[Diagnostic, ...]:

@@ -36,6 +36,9 @@ FREE = (
 # ones are used, of the same lengths.
 SAME_ROWS = ("rows", "kept", "tokens", "supervised_tokens", "images", "videos", "images_xxh3")
 
+# What a ledger says of its files beside that: where they are, and how they are read.
+_PLACES = ("path", "image_folder", "copied_to", "largest_group")
+
 _DEFAULTS = {
     setting.name: None if setting.field.is_required() else setting.field.default
     for setting in all_settings()
@@ -245,7 +248,7 @@ def check_rows(origin: RunFolder, ledgers: Mapping[str, Mapping[str, Any]]) -> N
 def _rows(ledger: Mapping[str, Any]) -> list[Any]:
     """Return what identifies a split's rows, wherever their files are."""
     files = [
-        {key: value for key, value in file.items() if key not in ("path", "image_folder")}
+        {key: value for key, value in file.items() if key not in _PLACES}
         for file in ledger.get("files", [])
     ]
     # a run of an older vtool had no videos to count
@@ -264,7 +267,7 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Return the settings that differ between two effective configs, with both values.
 
     Those of `FREE` are left out. A setting that `before` does not have, written by an older vtool,
-    has its default there.
+    has its default there, which is null for those of a source of rows.
     """
     old, new = _leaves(before), _leaves(now)
     for name, default in _leaves(_DEFAULTS).items():
@@ -283,6 +286,11 @@ def _leaves(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     for key, value in settings.items():
         if isinstance(value, Mapping):
             found |= _leaves(value, f"{prefix}{key}.")
+        elif isinstance(value, list | tuple) and any(isinstance(each, Mapping) for each in value):
+            # a source of rows is one of a list: what differs is named by itself
+            found |= _leaves(
+                {str(number): each for number, each in enumerate(value)}, f"{prefix}{key}."
+            )
         else:
             found[f"{prefix}{key}"] = list(value) if isinstance(value, tuple) else value
     return found

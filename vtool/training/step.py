@@ -31,6 +31,7 @@ def train_step(
     batches: Sequence[Batch],
     stop: StopRequest,
     span: Span = null_span,
+    waited: float = 0.0,
 ) -> tuple[dict[str, Any], int | None]:
     """Take one optimizer step over the global batch, and count its rows in `progress`.
 
@@ -38,6 +39,7 @@ def train_step(
         step: from 1.
         batches: this rank's micro-batches.
         span: marks the parts of a step for a profiler.
+        waited: seconds that this rank has waited for its micro-batches.
 
     Returns:
         The step's metrics, and the signal by which any rank was asked to stop.
@@ -61,6 +63,7 @@ def train_step(
                 sum(batch.images for batch in batches),
                 len(text_only),
                 stop.signal or 0,
+                waited,
             ]
         )
     )
@@ -120,6 +123,7 @@ def train_step(
         "tokens": int(sum(own_tokens for _, own_tokens, *_ in gathered)),
         "supervised_tokens": supervised,
         "samples": len(trained),
+        "data_seconds": float(counts[:, 4].max()),  # every rank waits for the slowest
         "distinct_samples": int(np.count_nonzero(visits)),
     }
     return metrics, signal

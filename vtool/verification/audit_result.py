@@ -8,6 +8,9 @@ from vtool.diagnostics import RULES
 from vtool.diagnostics.result import Result
 from vtool.verification.rows import Audit
 
+_OF_GROUPS = "missing-group"
+"""A rule that rows are held to only where the recipe names a key."""
+
 
 def rules_of(stage: str) -> tuple[str, ...]:
     """Return the rules that the audit checks at a stage; it reports those that found nothing."""
@@ -18,7 +21,7 @@ def audit_result(subject: str, audit: Audit, settings: Data) -> Result:
     """Return the verdict on a split.
 
     Beside its rules, `details` has `ledger` (with the tokens of each usable row) and `rows`, the
-    rows shown.
+    rows shown; for a page, `look`.
     """
     failed = {finding.rule for finding in audit.findings if finding.severity != "note"}
     dropped = audit.ledger.dropped_by_rule
@@ -27,9 +30,17 @@ def audit_result(subject: str, audit: Audit, settings: Data) -> Result:
         reasons = dict.fromkeys(("overlong-row", "answer-cut-off"), "data.max_length is not given")
     elif settings.on_overlong != "truncate":
         reasons = {"answer-cut-off": f"data.on_overlong is {settings.on_overlong}"}
+    if settings.root is None:
+        reasons["outside-of-root"] = "data.root is not given"
+    else:
+        reasons["files-outside-folder"] = "data.root says where files have to be"
+    if audit.split == "test":
+        reasons["lengths-not-validated"] = "this is about data.validation"
+    reasons |= audit.reasons
     # The audit of a row ends at its first finding: where no row got to the end, what was not found
     # was not looked for.
-    unreached = () if audit.ledger.kept else (*rules_of("row"), *rules_of("quality"))
+    rules = [rule for rule in rules_of("row") if rule != _OF_GROUPS or settings.split.group]
+    unreached = () if audit.ledger.kept else (*rules, *rules_of("quality"))
     checks = {
         rule: (
             "failed"
@@ -38,18 +49,20 @@ def audit_result(subject: str, audit: Audit, settings: Data) -> Result:
             if rule in unreached or rule in reasons
             else "passed"
         )
-        for rule in (*rules_of("row"), *rules_of("split"), *rules_of("quality"))
+        for rule in (*rules, *rules_of("split"), *rules_of("quality"))
     }
     if audit.split != "train":
         warned = {finding.rule for finding in audit.findings}
         otherwise = "passed" if audit.ledger.kept else "not-run"
         checks |= {
-            rule: "failed" if rule in warned else otherwise for rule in rules_of("references")
+            rule: "failed" if rule in warned else "not-run" if rule in reasons else otherwise
+            for rule in rules_of("references")
         }
     reasons |= {
         rule: f"rows dropped: {count}" for rule, count in dropped.items() if rule not in failed
     }
     details: dict[str, dict[str, Any]] = {
+        **{rule: {"measured": dict(counts)} for rule, counts in audit.measured.items()},
         **{rule: {"reason": reason} for rule, reason in reasons.items()},
         "ledger": {**audit.ledger.as_dict(), "lengths": list(audit.ledger.lengths)},
         "rows": {
@@ -60,6 +73,7 @@ def audit_result(subject: str, audit: Audit, settings: Data) -> Result:
             }
             for shown in audit.shown
         },
+        **({"look": dict(audit.look)} if audit.look else {}),
     }
     errors = any(finding.severity == "error" for finding in audit.findings)
     return Result(subject, "unsafe" if errors else "clean", checks, audit.findings, details)

@@ -23,7 +23,7 @@ from vtool.data.encode import Prompt, Sample
 from vtool.data.loader import EncodedRows, MicroBatch
 from vtool.data.row import Row
 from vtool.data.row_audits import RowAudit, RowAudits
-from vtool.data.sources import Rows
+from vtool.data.sources import Rows, open_split
 from vtool.engines.ranks import Ranks
 from vtool.families.family import Family, load_family
 from vtool.models.build import build_model, model_config
@@ -177,7 +177,7 @@ def build_proof_context(
         NotProvable: where the recipe is fine, and no row of it can be computed with here.
     """
     run, changes = choose_proof_settings(recipe_run, full_size=full_size)
-    source = Rows(recipe_run.data.train, allow_urls=recipe_run.data.allow_urls)
+    source = open_split(recipe_run.data, "train")
     first = [read_row(source, index) for index in range(min(len(source), LOOKED_AT))]
     texts = [text for row in first if row for text in row.texts()]
     processor = new_processor(recipe_run.model, run.data.image, texts, run.data.video)

@@ -1,22 +1,26 @@
 """The audit of rows without training: `vtool verify ROWS-FILE` and `vtool verify RECIPE`."""
 
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import groupby
+from typing import Any
 
 from vtool.config.schema import Run
-from vtool.data.audit import Ledger, build_ledger, warnings
+from vtool.data.audit import Ledger, warnings
 from vtool.data.audit_cache import audit_split, usual_cache
 from vtool.data.chat import IGNORED
-from vtool.data.encode import Sample
+from vtool.data.ledgers import SplitAudit, build_ledgers, with_held_back
 from vtool.data.loader import EncodedRows
-from vtool.data.quality import told_of_splits
+from vtool.data.near import FEWEST_WORDS, Compared, find_near, told_of_near
 from vtool.data.row_audits import RowAudits
 from vtool.data.sources import Rows, open_splits
+from vtool.devices import own_cores
 from vtool.diagnostics import Diagnostic, Findings
-from vtool.models.processor import Processor, new_processor
+from vtool.models.processor import new_processor
 from vtool.training.setup import read_texts
+from vtool.verification.look import look_at
+from vtool.verification.pieces import render_example
 
 FIRST = 5
 """The number of rows that are shown without being asked for."""
@@ -53,14 +57,24 @@ class Audit:
     """The first usable row as the model reads it, with what is supervised between ⟦ and ⟧."""
     shown: tuple[Shown, ...]
     """The first usable rows, and those asked for, usable or not."""
+    look: Mapping[str, Any] | None = None
+    """Counts and rows for a page, as plain values; None where no page is asked for."""
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    """Rules that were not looked at, and why."""
+    measured: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """Counts of what was looked at, by the rule that it was for."""
 
 
-def audit_rows(run: Run, row_names: Sequence[str] = ()) -> list[Audit]:
+def audit_rows(
+    run: Run, row_names: Sequence[str] = (), *, look: bool = False, near: bool = False
+) -> list[Audit]:
     """Encode and check every row of every split that a run names.
 
     Args:
         row_names: rows to show beside the first ones: their names, as findings write them, or their
             line numbers.
+        look: collect what a page shows.
+        near: compare the rows' answers with each other.
 
     Raises:
         Findings: where a file or the model's folder cannot be read at all; `unknown-row`, where a
@@ -75,17 +89,41 @@ def audit_rows(run: Run, row_names: Sequence[str] = ()) -> list[Audit]:
             [Diagnostic("unknown-row", f"there is no row {name}") for name in missing], fatal=True
         )
     rows = {split: EncodedRows(source, processor, run.data) for split, source in sources.items()}
-    audits = {split: _audit_all(each) for split, each in rows.items()}
-    shared = told_of_splits(run.data, sources, audits)
-    return [
-        _audit_split(run, split, rows[split], audits[split], found[split], shared.get(split, ()))
-        for split in rows
+    audits = {split: _audit_all(run, each) for split, each in rows.items()}
+    rows = with_held_back(run.data, rows)
+    built = build_ledgers(run.data, rows, audits)
+    every = {split: each.rows for split, each in rows.items()}
+    parts = {split: audited.audits for split, audited in built.items()}
+    compared = find_near(every, parts) if near else None
+    alike = told_of_near(compared, every) if compared else {}
+    made = [
+        _audit_split(
+            run,
+            split,
+            rows[split],
+            replace(audited, shared=(*audited.shared, *alike.get(split, ()))),
+            found.get(split, found["train"]),
+            look,
+        )
+        for split, audited in built.items()
     ]
+    return [_with_near(audit, compared) for audit in made]
 
 
-def _audit_all(rows: EncodedRows) -> RowAudits:
+def _with_near(audit: Audit, compared: Compared | None) -> Audit:
+    """Return an audit with how many rows were compared, or why none were."""
+    rule = "near-duplicate-rows"
+    if compared is None:
+        return replace(audit, reasons={rule: "--near is not given"})
+    rows, short = compared.rows[audit.split], compared.short[audit.split]
+    few = {} if rows else {rule: f"no row has answers of {FEWEST_WORDS} words"}
+    measured = {rule: {"rows compared": rows, "rows too short": short}}
+    return replace(audit, reasons=few, measured=measured)
+
+
+def _audit_all(run: Run, rows: EncodedRows) -> RowAudits:
     began, cache = time.monotonic(), usual_cache(rows)
-    audits = audit_split(rows, range(len(rows.rows)), cache)
+    audits = audit_split(rows, rows.rows.taken(), cache, own_cores(run, 1))
     if cache:
         cache.write(audits, time.monotonic() - began)
     return audits
@@ -95,18 +133,21 @@ def _audit_split(
     run: Run,
     split: str,
     rows: EncodedRows,
-    audits: RowAudits,
+    audited: SplitAudit,
     by_name: dict[str, list[int]],
-    shared: Sequence[Diagnostic],
+    look: bool,
 ) -> Audit:
-    ledger, findings = build_ledger(rows, audits, split)
-    indices = [*ledger.kept[:FIRST], *(index for found in by_name.values() for index in found)]
+    ledger, audits = audited.ledger, audited.audits
+    own = set(audits.table["index"].tolist()) if by_name else set()
+    asked = [index for found in by_name.values() for index in found if index in own]
+    indices = [*ledger.kept[:FIRST], *asked]
     return Audit(
         split,
         ledger,
-        (*findings, *shared, *warnings(ledger, run, split)),
+        (*audited.findings, *audited.shared, *warnings(ledger, run, split)),
         render_example(rows.sample(ledger.kept[0]), rows.processor) if ledger.kept else None,
         tuple(_show(rows, index, audits.findings.get(index)) for index in dict.fromkeys(indices)),
+        look_at(run, split, rows, audits) if look else None,
     )
 
 
@@ -134,32 +175,3 @@ def _show(rows: EncodedRows, index: int, finding: Diagnostic | None) -> Shown:
             text = tokenizer.decode(labels[start:end], clean_up_tokenization_spaces=False)
             spans.append(Span(start, end, text))
     return Shown(name, len(labels), tuple(spans))
-
-
-def render_example(sample: Sample, processor: Processor) -> str:
-    """Return a sample's tokens as text, with what is supervised between ⟦ and ⟧.
-
-    A run of image or video tokens is written once, with its length.
-    """
-    return "".join(_pieces(sample, processor))
-
-
-def _pieces(sample: Sample, processor: Processor) -> Iterator[str]:
-    ids, labels = sample.input_ids.tolist(), sample.labels.tolist()
-    visual, tokenizer = (processor.ids.image, processor.ids.video), processor.tokenizer
-
-    def kind(place: int) -> tuple[bool, int | None]:
-        return labels[place] != IGNORED, ids[place] if ids[place] in visual else None
-
-    before = False
-    for (supervised, token), places in groupby(range(len(ids)), key=kind):
-        run = [ids[place] for place in places]
-        if supervised != before:
-            yield "⟦" if supervised else "⟧"
-        if token is None:
-            yield tokenizer.decode(run, clean_up_tokenization_spaces=False)
-        else:
-            yield f"{tokenizer.convert_ids_to_tokens(token)}×{len(run)}"
-        before = supervised
-    if before:
-        yield "⟧"

@@ -11,8 +11,9 @@ from vtool.diagnostics.result import Result
 from vtool.watch.conclusions import CHECKS, NOT_FACTS, NOTHING_READ
 from vtool.watch.conclusions.check import Check, Outcome
 from vtool.watch.conclusions.learnt import nothing_read
-from vtool.watch.facts import Facts, Watched, read_facts
+from vtool.watch.facts import Facts
 from vtool.watch.picture import picture
+from vtool.watch.reading import Watched, read_facts
 from vtool.watch.turns import find_turns, load_tokenizer
 
 _DAMAGED = (KeyError, TypeError, ValueError, AttributeError, IndexError, ZeroDivisionError)
@@ -103,6 +104,11 @@ def _nothing(watched: Watched, subject: str) -> Result:
         why = watched.blind[0]
     elif watched.processes:
         why = "no optimizer of a model with a language head was made"
+    elif watched.empty:
+        why = (
+            f"the facts of {watched.empty} processes are empty: their disk is full, or they were"
+            " killed as they began"
+        )
     else:
         why = (
             "no Python of the command came to a step of an optimizer of torch's, or PYTHONPATH did"

@@ -1,23 +1,20 @@
-"""The facts of a watched run, read from its folder (docs/watch-facts.md is their format)."""
+"""The facts of a watched run (docs/watch-facts.md is their format); `reading.py` reads them."""
 
-import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from vtool.watch.folder import FACTS
 from vtool.watch.turns import Turns
 
-FORMAT = 1
 SINGLE = 2.0**-24
 """One rounding in float32."""
 _SLACK = 16.0
 """Roundings, over how far a token is from certain, by which a reading may be off."""
 _SAME = 1e-3
-"""A ratio of weights that nobody would ask for on purpose: dense terms leave a part of it."""
+"""A ratio of weights that nobody would ask for on purpose: dense terms leave a part of it in the
+weight of a token, and a tenth in their median."""
 _DATA_PARALLEL = ("dp", "ddp", "fsdp", "data", "shard", "replicate")
 _LOOKS = {
     "learnt": ("before_step", "solve", "_enter", "_leave", "read"),
@@ -25,11 +22,6 @@ _LOOKS = {
     "alone": ("alone",),
     "ledger": ("ledger",),
 }
-
-_NUMBERS = {"model", "rank", "index", "micro", "supervised", "world"}
-"""Fields that are whole numbers where they are there."""
-_NOT_READ = ("lengths", "row_of")
-"""Fields of every pass that no conclusion needs."""
 
 Fact = Mapping[str, Any]
 
@@ -144,7 +136,10 @@ class Micro:
         """The relative error of the median of them all."""
         floor = 0.1 if self.is_coarse else 1000 * self.unit
         usual = 2 * _SLACK * self.unit / max(_middle(self.fact.get("resolved")), floor)
-        return usual / math.sqrt(max(1, self.measured)) + 4 * self.unit
+        found = usual / math.sqrt(max(1, self.measured)) + 4 * self.unit
+        if not self.has_terms:
+            return found
+        return max(found, _SAME * max(0.1, 1 / math.sqrt(max(1, self.measured))))
 
     @property
     def is_uneven(self) -> bool:
@@ -163,14 +158,22 @@ class Micro:
         return None
 
     @property
+    def has_terms(self) -> bool:
+        """Tell whether most tokens are read only with dense terms beside cross entropy."""
+        return int(self.fact.get("odd") or 0) * 2 > self.solved
+
+    @property
     def terms(self) -> dict[str, float]:
         """Return what the loss has beside cross entropy, as parts of a token's weight."""
-        if int(self.fact.get("odd") or 0) * 2 <= self.solved:
+        if not self.has_terms:
             return {}
         names = {"smooth": "label smoothing", "z": "a z-loss", "entropy": "an entropy term"}
         sign = {"smooth": -1}  # it is taken from the target
         parts = {names[n]: sign.get(n, 1) * _middle(self.fact.get(n)) for n in names}
         least = 1e-2 if self.is_coarse else 1e-5
+        # rounding moves a little of one term into the others, with either sign
+        known = [abs(part) for part in parts.values() if math.isfinite(part)]
+        least = max(least, 3e-3 * max(known, default=0.0))
         return {name: part for name, part in parts.items() if abs(part) > least}
 
     @property
@@ -412,87 +415,3 @@ class Facts:
         for one in self.of("stepped"):
             over[int(one["rank"])] = max(over.get(int(one["rank"]), -1), int(one["step"]))
         return bool(over) and min(over.values()) >= steps - 1
-
-
-@dataclass(frozen=True, slots=True)
-class Watched:
-    """All facts of a folder: one `Facts` for each model that was trained."""
-
-    processes: tuple[Fact, ...]
-    models: tuple[Facts, ...]
-    blind: tuple[str, ...]
-    errors: tuple[str, ...]
-    damaged: int = 0
-    """Lines that are no facts, but for the last of a file, which a killed process may cut."""
-
-    def all_read(self, steps: int) -> bool:
-        """Tell whether the watched steps of every model are over."""
-        return bool(self.models) and all(facts.is_read_to(steps) for facts in self.models)
-
-
-def read_facts(folder: Path) -> Watched:
-    """Read a folder of facts.
-
-    Raises:
-        ValueError: it is not there, has no facts, or facts of another format.
-    """
-    if not folder.is_dir():
-        raise ValueError(f"there is no folder {folder}")
-    files = sorted(folder.glob(FACTS))
-    if strange := [file.name for file in files if not file.is_file()]:
-        raise ValueError(f"{folder / strange[0]} is no file")  # to read a pipe may never end
-    lines: list[Fact] = []
-    damaged = 0
-    for file in files:
-        found, wrong = _read_file(file)
-        lines += found
-        damaged += wrong
-    processes = tuple(line for line in lines if line["kind"] == "process")
-    for process in processes:
-        if process.get("format", FORMAT) != FORMAT:
-            raise ValueError(
-                f"{folder} has facts of format {process['format']}, and this vtool reads format"
-                f" {FORMAT}; read them with the vtool that wrote them"
-            )
-    numbers = sorted({line["model"] for line in lines if line.get("model") is not None})
-    models = tuple(
-        Facts(number, _by_kind(line for line in lines if line.get("model") == number), processes)
-        for number in numbers
-    )
-    return Watched(
-        processes,
-        tuple(facts for facts in models if facts.of("model")),
-        tuple(dict.fromkeys(str(line.get("why")) for line in lines if line["kind"] == "blind")),
-        tuple(
-            f"{line.get('where')}: {line.get('error')}" for line in lines if line["kind"] == "error"
-        ),
-        damaged,
-    )
-
-
-def _by_kind(lines: Iterable[Fact]) -> dict[str, tuple[Fact, ...]]:
-    """Sort facts; `inputs` has those of `rows`, which a long run has many of, that hold ids."""
-    kinds: dict[str, list[Fact]] = {}
-    for line in lines:
-        kinds.setdefault(line["kind"], []).append(line)
-        if line.get("inputs"):
-            kinds.setdefault("inputs", []).append(line)
-    return {kind: tuple(of_kind) for kind, of_kind in kinds.items()}
-
-
-def _read_file(file: Path) -> tuple[list[Fact], int]:
-    found: list[Fact] = []
-    wrong = 0
-    texts = file.read_text(encoding="utf-8", errors="replace").splitlines()
-    for number, text in enumerate(texts, 1):
-        try:
-            line = json.loads(text)
-            line |= {"kind": str(line["kind"]), "step": int(line.get("step") or 0)}
-            for name in _NUMBERS & line.keys():
-                line[name] = None if line[name] is None else int(line[name])
-            for name in _NOT_READ:
-                line.pop(name, None)
-            found.append(line)
-        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
-            wrong += number < len(texts)  # the last line of a killed process may be half of one
-    return found, wrong

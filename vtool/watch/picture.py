@@ -3,8 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vtool.watch.conclusions.arrived import engine_of
-from vtool.watch.facts import Facts, Micro, Tokens, Watched
+from vtool.watch.conclusions.engine import engine_of
+from vtool.watch.facts import Facts, Micro, Tokens
+from vtool.watch.reading import Watched
 
 _ROWS, _TOKENS, _BARS, _DOCUMENTS = 8, 600, 256, 64
 
@@ -40,6 +41,8 @@ def picture(facts: Facts, watched: Watched) -> dict[str, Any]:
         },
         "errors": list(watched.errors),
         "damaged": watched.damaged,
+        "processes": len(watched.processes),
+        "unended": watched.unended,
     }
 
 

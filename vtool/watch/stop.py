@@ -7,7 +7,7 @@ from pathlib import Path
 
 from vtool.watch.command import interrupt
 from vtool.watch.conclude import conclude
-from vtool.watch.facts import read_facts
+from vtool.watch.reading import read_facts
 
 _CHECKPOINTS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.ckpt", "*.distcp")
 _DEEPEST = 5

@@ -24,6 +24,11 @@ def describe(results: Sequence[Result]) -> Iterator[str]:
         )
         if seen["damaged"]:
             yield f"  {seen['damaged']} lines of the facts are damaged, and were left out"
+        if seen["unended"]:
+            yield (
+                f"  the facts of {seen['unended']} of {seen['processes']} processes have no end:"
+                " killed, a full disk, or still running"
+            )
         for row in seen["rows"][:1]:
             if text := _row(row["tokens"]):
                 yield "  the first row, ⟦what is learnt⟧ between brackets:"

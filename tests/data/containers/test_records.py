@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,25 @@ def test_what_is_not_what_its_name_says_is_refused(tmp_path: Path, suffix: str) 
 def test_a_packed_file_is_refused(tmp_path: Path, head: bytes, name: str) -> None:
     (tmp_path / "rows.jsonl").write_bytes(head + bytes(600))
     assert f"packed with {name}" in finding(tmp_path / "rows.jsonl").message
+
+
+@pytest.mark.parametrize("code", ["utf-16", "utf-16-be"])
+@pytest.mark.parametrize("name", ["rows.jsonl", "my rows.json"])
+def test_text_in_utf_16_is_one_finding_and_can_be_mended(
+    tmp_path: Path, code: str, name: str
+) -> None:
+    """As PowerShell writes it."""
+    rows = [chat("aü", "b"), chat("c", "d")]
+    text = "\n".join(json.dumps(row, ensure_ascii=False) for row in rows)
+    mark = b"\xfe\xff" if code.endswith("be") else b""
+    (tmp_path / name).write_bytes(mark + text.encode(code))
+    told = finding(tmp_path / name)
+    assert (told.rule, "is text in UTF-16" in told.message) == ("broken-row", True)
+    assert told.help is not None
+    subprocess.run(told.help, shell=True, check=True)
+    made = next(tmp_path.glob("*-utf8.*"))
+    found = open_records(str(made))
+    assert [found.record(n) for n in range(len(found))] == rows
 
 
 def test_line_ends_of_windows_and_a_mark_at_the_beginning_are_no_part_of_rows(

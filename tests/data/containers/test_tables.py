@@ -104,6 +104,37 @@ def test_the_datasets_librarys_own_folder_is_read(tmp_path: Path) -> None:
     assert len(opened(tmp_path / "splits/train")) == 5
 
 
+@pytest.mark.parametrize("change", ["cast", "as numpy", "fewer columns", "shuffled"])
+def test_what_datasets_has_saved_after_a_change_is_read(
+    tmp_path: Path, table: pa.Table, change: str
+) -> None:
+    """Each of these writes a `state.json` of its own; all rows and columns are there."""
+    datasets = pytest.importorskip("datasets")
+    made = datasets.Dataset(table)
+    if change == "cast":
+        made = made.cast_column("images", datasets.Sequence(datasets.Image()))
+    elif change == "as numpy":
+        made = made.with_format("numpy")
+    elif change == "fewer columns":
+        made = made.add_column("note", ["a"] * 7).select_columns(["messages", "images"])
+    else:
+        made = made.shuffle(seed=0)
+    made.save_to_disk(str(tmp_path / "saved"))
+    rows = opened(tmp_path / "saved")
+    answers = [rows.row(n).messages[-1]["content"] for n in range(7)]
+    assert sorted(answers) == [f"No {n}." for n in range(7)]
+    assert (answers != sorted(answers)) == (change == "shuffled")
+
+
+def test_columns_that_datasets_was_told_to_hide_are_not_read_over(
+    tmp_path: Path, table: pa.Table
+) -> None:
+    datasets = pytest.importorskip("datasets")
+    made = datasets.Dataset(table).with_format(None, columns=["messages"])
+    made.save_to_disk(str(tmp_path / "saved"))
+    assert "a choice of its columns only" in finding(tmp_path / "saved").message
+
+
 @pytest.mark.parametrize("key", ["_format_columns", "_indices_files"])
 def test_a_folder_that_shows_a_part_of_itself_is_refused(
     tmp_path: Path, table: pa.Table, key: str

@@ -11,6 +11,7 @@ import pytest
 
 from tests.data.readers import open_rows
 from tests.rows import chat, picture
+from vtool.data.containers.tar import TarRows
 from vtool.data.containers.tar_index import find_members
 from vtool.diagnostics import Findings
 
@@ -106,6 +107,11 @@ def test_a_row_may_be_of_another_layout(tmp_path: Path, pictures: list[bytes]) -
             ),
             "0.l.png is not among the pictures that the row names",
         ),
+        ((("0.json", chat("<image>a", "b")),), "it shows a picture, and there is none beside it"),
+        (
+            (("0.json", chat([{"type": "image"}, {"type": "text", "text": "a"}], "b")),),
+            "it shows a picture, and there is none beside it",
+        ),
     ],
 )
 def test_a_row_without_its_partner_is_a_finding_of_that_row(
@@ -173,3 +179,19 @@ def test_a_packed_tar_is_refused(tmp_path: Path) -> None:
         tar.addfile(tarfile.TarInfo("0.json"))
     told = finding(tmp_path / "rows.tar.gz")
     assert "packed with gzip" in told.message
+
+
+def test_a_picture_that_a_row_names_outside_of_the_tar_is_looked_for_there(tmp_path: Path) -> None:
+    picture(tmp_path / "a.png")
+    rows = [{"images": ["a.png"]}, {"image": "a.png"}]
+    members = [(f"{n}.json", chat("<image>a", "b") | row) for n, row in enumerate(rows)]
+    found = open_rows("messages", write(tmp_path / "rows.tar", *members))
+    for index in range(len(rows)):
+        assert found.row(index).images == [str(tmp_path / "a.png")]
+
+
+def test_a_row_costs_little_more_than_the_names_of_its_members(tmp_path: Path) -> None:
+    members = [(f"{n:08}.{ext}", b"{}") for n in range(500) for ext in ("json", "jpg")]
+    rows = TarRows(str(write(tmp_path / "rows.tar", *members, format=tarfile.USTAR_FORMAT)))
+    assert [rows.name(n) for n in (0, 499)] == ["rows.tar:00000000", "rows.tar:00000499"]
+    assert len(pickle.dumps(rows)) < 500 * (2 * (12 + 24) + 8) + 2_000

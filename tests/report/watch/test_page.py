@@ -64,6 +64,26 @@ def test_each_token_of_the_first_rows_has_its_weight(
     assert len(down) == len(rows(document))
 
 
+def test_padding_is_folded_and_what_is_learnt_is_not(
+    document: dict[str, Any], tmp_path: Path
+) -> None:
+    tokens = rows(document)[0]["tokens"]
+    learnt = next(token for token in tokens if token["weight"] is not None)
+    tokens += [{"text": "<pad>", "weight": None}] * 50 + [{**learnt, "text": "<image>"}] * 6
+    page = page_of(document, tmp_path)
+    assert page.count("&lt;pad&gt;") == 1
+    assert "&lt;pad&gt; x 50" in page
+    assert page.count("&lt;image&gt;") == 6
+
+
+@pytest.mark.parametrize("unended", [0, 1])
+def test_facts_without_an_end_are_said(
+    document: dict[str, Any], tmp_path: Path, unended: int
+) -> None:
+    document["results"][0]["details"]["watch"] |= {"unended": unended, "processes": 2}
+    assert page_of(document, tmp_path).count("those of 1 of 2") == unended
+
+
 def rows(document: dict[str, Any]) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = document["results"][0]["details"]["watch"]["rows"]
     return found

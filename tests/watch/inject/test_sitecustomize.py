@@ -1,6 +1,7 @@
 """The folder on PYTHONPATH: what starts, what does not, and that a program runs as it would."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -72,6 +73,26 @@ def test_another_sitecustomize_on_the_path_still_runs(tmp_path: Path) -> None:
     done = run(code="pass", facts=tmp_path / "facts", path=(tmp_path,))
     assert done.stdout == "the other one\n"
     assert run(code="pass", path=(tmp_path,)).stdout == "the other one\n"
+
+
+def test_another_sitecustomize_knows_itself_by_its_name(tmp_path: Path) -> None:
+    own = "import sys\nMARK = 3\nprint(sys.modules[__name__].MARK)\n"
+    (tmp_path / "sitecustomize.py").write_text(own)
+    code = "import sitecustomize; print(sitecustomize.MARK)"
+    done = run(code=code, facts=tmp_path / "facts", path=(tmp_path,))
+    assert (done.stdout, done.stderr) == ("3\n3\n", "")
+
+
+def test_two_watches_on_the_path_do_not_call_each_other_for_ever(tmp_path: Path) -> None:
+    shutil.copytree(INJECT, tmp_path / "twin")
+    (tmp_path / "last").mkdir()
+    (tmp_path / "last/sitecustomize.py").write_text("print('the last one')\n")
+    folders = (tmp_path / "twin", tmp_path / "last")
+    done = run(facts=tmp_path / "facts", path=folders)
+    assert done.stdout == "the last one\n" + run().stdout
+    assert (done.returncode, done.stderr) == (0, "")
+    kinds = [f["kind"] for f in tiny.facts(tmp_path / "facts")]
+    assert kinds.count("micro") == 2
 
 
 @pytest.mark.parametrize(

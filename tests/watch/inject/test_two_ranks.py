@@ -55,8 +55,9 @@ def test_both_ranks_are_read_and_the_weights_are_the_same(tmp_path: Path, kind: 
 
 
 @pytest.mark.full
-def test_what_fsdp1_keeps_in_pieces_is_not_run_and_no_finding(tmp_path: Path) -> None:
-    assert run("fsdp1", tmp_path / "facts") == run("fsdp1", None)
+@pytest.mark.parametrize("kind", ["fsdp1", "fsdp1, flat parameters"])
+def test_what_fsdp1_keeps_in_pieces_is_not_run_and_no_finding(tmp_path: Path, kind: str) -> None:
+    assert run(kind, tmp_path / "facts") == run(kind, None)
     assert tiny.facts(tmp_path / "facts", "error") == []
     (result,) = conclude_folder(tmp_path / "facts", "fsdp1", None)
     assert (result.verdict, {one.rule for one in result.findings}) == ("not-run", {"nothing-read"})

@@ -36,6 +36,7 @@ RUNS: dict[str, Recipe] = {
     "each part clipped by itself, bfloat16 weights": Recipe(
         before_step=changes.clip_each, dtype="bfloat16", lr=0.05
     ),
+    "clipped element by element": Recipe(before_step=optimizers.clip_elements),
     "old weights evaluated, and the new ones put back": Recipe(
         made=weights.remember, after_step=weights.swap
     ),
@@ -62,6 +63,10 @@ RUNS: dict[str, Recipe] = {
         before_step=changes.divide_gradients(1 / 40),
     ),
     "SGD": Recipe(optimizer=optimizers.sgd),
+    "Muon for matrices, AdamW for the rest": Recipe(optimizer=optimizers.muon_and_adamw),
+    "a rate that begins at nought": Recipe(
+        optimizer=optimizers.from_nought, after_step=optimizers.faster
+    ),
     "a gain that is maximized": Recipe(loss=changes.negated, optimizer=optimizers.maximizes),
     "two groups, decay on matrices alone": Recipe(optimizer=optimizers.two_groups),
     "an optimizer with one flat copy, as of ZeRO": Recipe(

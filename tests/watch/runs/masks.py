@@ -22,3 +22,9 @@ def mask_of_four_dimensions(batch: Batch) -> Batch:
     seen = torch.ones(n, n).tril().bool() & (batch["attention_mask"] != 0)[:, None, :]
     added = torch.zeros(seen.shape).masked_fill(~seen, torch.finfo(torch.float32).min)
     return batch | {"attention_mask": added[:, None]}
+
+
+def labels_of_another_row(batch: Batch) -> Batch:
+    labels = batch["labels"].roll(1, 0)
+    labels[batch["attention_mask"] == 0] = -100
+    return batch | {"labels": labels}

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from tests.watch.runs import changes, masks, optimizers, weights
+from tests.watch.runs import changes, losses, masks, optimizers, weights
 from tests.watch.runs.loop import Recipe
 
 
@@ -32,6 +32,7 @@ RUNS: dict[str, Planted] = {
     "labels shifted twice, bfloat16 autocast": error(
         "targets-not-next", collated=changes.shifted_labels, autocast=True
     ),
+    "labels of another row": error("targets-not-next", collated=masks.labels_of_another_row),
     "labels not shifted": error("targets-not-next", loss=changes.unshifted),
     "the tokens of an image learnt": error(
         "placeholder-learnt", data=changes.image_learnt, image=True
@@ -63,6 +64,9 @@ RUNS: dict[str, Planted] = {
     ),
     "a mean of means, rows of one length in each micro-batch": error(
         "token-weights-differ", divide=changes.mean_of_micro, data=changes.lengths_in_pairs
+    ),
+    "a mean of means, label smoothing": error(
+        "token-weights-differ", loss=changes.with_smoothing, divide=changes.mean_of_micro
     ),
     "a mean of means, bfloat16 autocast": error(
         "token-weights-differ", divide=changes.mean_of_micro, autocast=True
@@ -126,6 +130,9 @@ RUNS: dict[str, Planted] = {
     "an entropy bonus": note("loss-has-another-term", loss=changes.with_entropy),
     "distillation": note("loss-not-read", loss=changes.distilled),
     "a cap that no config names": note("loss-not-read", loss=changes.hidden_cap),
+    "the loss negated on a rank, DDP": warning(
+        "rows-judged", world=2, loss=losses.negated_on_a_rank
+    ),
     "a preference": note("rows-judged", loss=changes.preferred),
     "a rank's gradients changed": error(
         "gradients-differ-between-ranks", world=2, before_step=changes.scale_gradients(1.01, 1)
@@ -206,6 +213,9 @@ RUNS: dict[str, Planted] = {
         accumulate=2,
         every=1,
         after_step=changes.rate_of_nearly_nought,
+    ),
+    "padding on the left that the mask has not": error(
+        "row-changes-in-batch", padding="left", collated=changes.mask_of_ones
     ),
     "padding seen": error("row-changes-in-batch", padding="left", collated=changes.no_mask),
     "packed, a mask of ones": error(

@@ -168,12 +168,12 @@ def packing_budget(run: Run, origins: Origins) -> Iterator[Diagnostic]:
 )
 def evaluated_on_trained_rows(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     """No entry of data.validation or data.test is one of data.train, by another path or by name."""
-    trained = {_rows_of(entry): number for number, entry in enumerate(run.data.train)}
+    trained = {rows_of(entry): number for number, entry in enumerate(run.data.train)}
     for split in ("validation", "test"):
-        for number, entry in enumerate(getattr(run.data, split)):
-            if (same := trained.get(_rows_of(entry))) is not None:
+        for number, entry in enumerate(run.data.splits[split]):
+            if (same := trained.get(rows_of(entry))) is not None:
                 name = f"data.{split}.{number}"
-                given = ", ".join(f"{key}: {value}" for key, value in entry.model_dump().items())
+                given = ", ".join(f"{key}: {value}" for key, value in given_in(entry).items())
                 message = f"{name} has the rows of data.train.{same}: {given}"
                 help = "hold rows back from data.train for it, or leave it out"
                 yield Diagnostic(
@@ -181,8 +181,12 @@ def evaluated_on_trained_rows(run: Run, origins: Origins) -> Iterator[Diagnostic
                 )
 
 
-def _rows_of(entry: Source) -> tuple[object, ...]:
+def given_in(entry: Source) -> dict[str, object]:
+    """Return which rows an entry names, as it is written."""
+    return {**entry.own_rows(), **entry.files()}
+
+
+def rows_of(entry: Source) -> tuple[object, ...]:
     """Return what tells an entry's rows from others: its files, whichever path leads there."""
     files = entry.files()
-    others = {name: value for name, value in entry.model_dump().items() if name not in files}
-    return *(os.path.realpath(file) for file in files.values()), *others.items()
+    return *(os.path.realpath(file) for file in files.values()), *entry.own_rows().items()

@@ -81,7 +81,7 @@ def evaluation_of_nothing(run: Run, origins: Origins) -> Iterator[Diagnostic]:
 
     Only a written setting is noted, never a default.
     """
-    if run.data.validation or run.data.test:
+    if run.data.has("validation") or run.data.has("test"):
         return
     for name in ("evaluation.batch_size", "evaluation.generate.max_new_tokens"):
         if origin := origins.of(name):
@@ -95,6 +95,25 @@ def evaluation_of_nothing(run: Run, origins: Origins) -> Iterator[Diagnostic]:
                 name,
                 origin,
             )
+
+
+@settings_rule(IGNORED_SETTING)
+def groups_of_no_split(run: Run, origins: Origins) -> Iterator[Diagnostic]:
+    """Rows have groups where some are held back."""
+    name = "data.split.group"
+    if run.data.split.group is not None and not run.data.split.shares:
+        message = f"{name} is set, but no rows are held back"
+        help = "set data.split.validation or data.split.test, or leave it out"
+        yield Diagnostic("ignored-setting", message, help, name, origins.near(name))
+
+
+@settings_rule(IGNORED_SETTING)
+def weight_of_one_source(run: Run, origins: Origins) -> Iterator[Diagnostic]:
+    """A weight is beside others."""
+    if len(run.data.train) == 1 and run.data.train[0].weight is not None:
+        name = "data.train.0.weight"
+        message = f"{name} is set, but data.train has no other source: an epoch has all its rows"
+        yield Diagnostic("ignored-setting", message, "leave it out", name, origins.near(name))
 
 
 @settings_rule(IGNORED_SETTING)

@@ -92,11 +92,11 @@ def warmup_too_long(run: Run, origins: Origins) -> Iterator[Diagnostic]:
 def evaluation_without_data(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     """A run that evaluates on the way has validation rows."""
     every = run.evaluation.every_steps
-    if every is not None and not run.data.validation:
+    if every is not None and not run.data.has("validation"):
         yield Diagnostic(
             "evaluation-without-data",
             f"evaluation.every_steps is {every}, but data.validation is empty",
-            "give data.validation, or set evaluation.every_steps=null",
+            "give data.validation or data.split.validation, or set evaluation.every_steps=null",
             "evaluation.every_steps",
             origins.near("evaluation.every_steps"),
         )

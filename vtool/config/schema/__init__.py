@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from vtool.config.schema.base import NotReadable, Settings
-from vtool.config.schema.data import Data, Image, Video
+from vtool.config.schema.data import Data, Image, Split, Video
 from vtool.config.schema.formats import DigitsSource, MessagesSource, Source
 from vtool.config.schema.load_check import LoadCheck
 from vtool.config.schema.lora import Lora
@@ -83,6 +83,7 @@ __all__ = [
     "RunSettings",
     "Settings",
     "Source",
+    "Split",
     "TensorBoard",
     "Tracker",
     "Train",

@@ -78,6 +78,31 @@ class Video(Settings):
     """
 
 
+class Split(Settings):
+    """The rows of `data.train` that are held back, decided by a hash of what each row is about.
+
+    That is its group: rows about the same first picture are on one side, and stay there when rows
+    are added.
+    """
+
+    arrival: ClassVar = ActsLater()
+    validation: float | None = Field(default=None, gt=0, lt=1)
+    """The part of the groups to evaluate on while training, of those that `test` leaves."""
+    test: float | None = Field(default=None, gt=0, lt=1)
+    """The part of the groups to evaluate on at the end, once."""
+    group: str | None = Field(default=None, min_length=1)
+    """A key of every row whose value is its group.
+
+    Default: the content of its first picture or video; of a row without, its first question.
+    """
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """The part of each split that is held back, in the order in which they are decided."""
+        shares = {"test": self.test, "validation": self.validation}
+        return {split: share for split, share in shares.items() if share is not None}
+
+
 class Data(Settings):
     """The rows, how they are cut, and how they are batched."""
 
@@ -88,6 +113,8 @@ class Data(Settings):
     """The rows to evaluate on while training, and at the end."""
     test: tuple[Source, ...] = ()
     """The rows to evaluate on at the end, once."""
+    split: Split = Split()
+    """Rows of `train` that are held back, in the place of `validation` or `test`."""
     max_length: int | None = Field(default=None, ge=2)
     """The longest row, in tokens, those of images and videos included. Default: no limit."""
     on_overlong: Literal["error", "drop", "truncate"] = "error"
@@ -97,6 +124,10 @@ class Data(Settings):
     allow_urls: tuple[str, ...] = ()
     """Hosts that images are fetched from, where a row names one by its address: once each, and then
     they are kept. Such a row is refused for any other host.
+    """
+    root: str | None = None
+    """The folder in which all images and videos have to be; a row with another one is a finding.
+    Links are followed. Default: any folder, and a note on those outside of the rows' own.
     """
     max_overlap_rows: int = Field(default=0, ge=0)
     """The most rows of `test` that may also be rows of `train`; else the run is refused."""
@@ -116,10 +147,11 @@ class Data(Settings):
 
     the most tokens of one forward pass of one rank.
     """
-    workers: int = Field(default=0, ge=0)
+    workers: Annotated[int, Field(ge=0)] | Literal["auto"] = 0
     """Processes of each rank that read and encode rows ahead of time.
 
-    0: the training process does it.
+    0: the training process does it. `auto`: as many as the first steps show to be enough, of the
+    cores that each rank has to spare; rows are audited on all cores.
     """
     audit_cache: Literal["use", "renew", "off"] = "use"
     """Rows whose audit is kept in the user's cache folder, and which have not changed since, are
@@ -134,3 +166,7 @@ class Data(Settings):
     def splits(self) -> dict[str, tuple[Source, ...]]:
         """The sources of each split, by its name."""
         return {"train": self.train, "validation": self.validation, "test": self.test}
+
+    def has(self, split: str) -> bool:
+        """Return whether a split has rows: of its own, or some that are held back for it."""
+        return bool(self.splits[split]) or split in self.split.shares

@@ -11,6 +11,8 @@ from vtool.diagnostics import Diagnostic, Findings, Origin
 
 STATE, SPLITS = "state.json", "dataset_dict.json"
 """The files by which a folder of `save_to_disk` is known, of one split and of several."""
+INFO = "dataset_info.json"
+"""The file in it that has the names of its columns."""
 
 
 class ArrowRows:
@@ -107,12 +109,22 @@ def saved_files(folder: Path) -> list[Path]:
         ("_indices_data_files", "a choice of its rows"),
         ("_format_columns", "a choice of its columns"),
     ):
-        if state.get(key):
+        # after `cast_column` or `with_format`, all of them are named
+        if state.get(key) and not (key == "_format_columns" and _all_columns(folder, state[key])):
             help = "save it again: dataset.with_format(None).flatten_indices().save_to_disk(…)"
             raise broken(folder, f"shows {what} only ({key} of {STATE})", help)
     if outside := [name for name in names if Path(name).name != name]:
         raise broken(folder / STATE, f"names a file outside of its folder: {outside[0]}")
     return [folder / name for name in names]
+
+
+def _all_columns(folder: Path, named: Any) -> bool:
+    """Return whether a folder of `save_to_disk` names all of its columns."""
+    try:
+        features = json.loads((folder / INFO).read_text(encoding="utf-8"))["features"]
+        return set(features) <= set(named)
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
 
 
 def _opened(file: Path) -> Any:
@@ -125,6 +137,8 @@ def _opened(file: Path) -> Any:
         table = opened.read_all()
         # offsets of a damaged file would lead anywhere in memory
         table.validate(full=True)
+    except MemoryError:  # of the machine, not of the file
+        raise
     except (arrow.ArrowException, OSError, ValueError) as error:
         if isinstance(error, OSError) and error.strerror:  # the system's, not the format's
             raise not_readable(file, error) from error

@@ -1,6 +1,7 @@
 """Files of rows: what they are by their first bytes, their digests, and why one cannot be read."""
 
 import hashlib
+import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Literal
@@ -11,8 +12,11 @@ from vtool.diagnostics import Diagnostic, Findings, Origin
 Kind = Literal["json", "arrow", "parquet", "tar"]
 MOST_LISTED = 20
 """Findings of one file that are listed; the others are counted."""
+_OF_COLUMNS = (".parquet", ".arrow")
+_SAVED = ("state.json", "dataset_dict.json")  # of a folder that `save_to_disk` has made
 _HEAD = 512
 _PACKED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bzip2", b"PK\x03\x04": "zip"}
+_UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 _STREAM = b"\xff\xff\xff\xff"  # a message of Arrow's stream format begins so, as no UTF-8 text does
 
 
@@ -20,7 +24,8 @@ def kind_of(path: Path) -> Kind:
     """Return what a file is, by its first bytes.
 
     Raises:
-        Findings: `path-not-found`; `broken-row`, where it is packed, and has no random access.
+        Findings: `path-not-found`; `broken-row`, where it is packed, and has no random access, or
+            is text in UTF-16.
     """
     try:
         with path.open("rb") as file:
@@ -33,11 +38,32 @@ def kind_of(path: Path) -> Kind:
             raise refuse("broken-row", message, Origin(str(path)), help="unpack it, and name that")
     if head.startswith(b"PAR1"):
         return "parquet"
+    if head.startswith(_UTF_16) and not head.startswith(_STREAM):
+        message = f"{path} is text in UTF-16, and UTF-8 is read"
+        out = shlex.quote(str(path.with_name(f"{path.stem}-utf8{path.suffix}")))
+        help = f"iconv -f UTF-16 -t UTF-8 {shlex.quote(str(path))} > {out}"
+        raise refuse("broken-row", message, Origin(str(path)), help=help)
     if head.startswith((b"ARROW1", _STREAM)):
         return "arrow"
     if head[257:262] == b"ustar" or (path.suffix == ".tar" and b"\0" in head):
         return "tar"
     return "json"
+
+
+def needs_pyarrow(path: Path) -> bool:
+    """Return whether the rows of a path are in Arrow or Parquet, as its files or their names say.
+
+    Nothing is said against what is not there yet.
+    """
+    if path.suffix in _OF_COLUMNS:
+        return True
+    try:
+        files = [each for each in path.iterdir() if each.is_file()] if path.is_dir() else [path]
+        if any(each.suffix in _OF_COLUMNS or each.name in _SAVED for each in files):
+            return True
+        return path.is_file() and kind_of(path) in ("arrow", "parquet")
+    except (OSError, Findings):
+        return False
 
 
 def digest_of(paths: Sequence[Path]) -> str:

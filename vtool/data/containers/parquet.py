@@ -1,4 +1,7 @@
-"""Rows of Parquet files: a group of rows is read whole, and kept for its neighbors."""
+"""Rows of Parquet files: a group of rows is read whole, and kept for its neighbors.
+
+Where a group is too large for that, the files are copied to Arrow once.
+"""
 
 from bisect import bisect_right
 from collections import OrderedDict
@@ -8,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from vtool.data.containers.arrow import check_same, first_line
+from vtool.data.containers.arrow_copy import copy_to_arrow, map_copy, mark_of
 from vtool.data.containers.columns import from_columns, pyarrow
 from vtool.data.containers.files import broken, digest_of, not_readable
 from vtool.data.row import refuse
@@ -15,6 +19,8 @@ from vtool.diagnostics import Origin
 
 KEPT_BYTES = 2**28
 """Bytes of groups that a process keeps; the last one is kept whatever its size."""
+LARGEST_GROUP = 2**28
+"""Bytes of a group, unpacked, beyond which the files are copied."""
 
 
 class ParquetRows:
@@ -52,9 +58,22 @@ class ParquetRows:
         self.groups = tuple((number, group) for number, group, _ in groups)
         """The file of each group, and its number in that file."""
         self.ends = tuple(accumulate(rows for _, _, rows in groups))
+        sizes = [
+            opened[number].metadata.row_group(group).total_byte_size for number, group, _ in groups
+        ]
+        self.largest = max(sizes, default=0)
+        """Bytes of the largest group, unpacked."""
+        self.first = first
+        self.copy: Path | None = None
+        """The file that has the rows as Arrow."""
+        self._copied: Any = None
+        self._mark = (0, 0, 0)
+        self._nbytes = sum(sizes)
+        if self.first is None and self.largest > LARGEST_GROUP:
+            self._copy()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_open": {}, "_kept": OrderedDict()}
+        return {**vars(self), "_open": {}, "_kept": OrderedDict(), "_copied": None}
 
     def __len__(self) -> int:
         return self.ends[-1] if self.ends else 0
@@ -73,10 +92,13 @@ class ParquetRows:
             Findings: `broken-row`, where its group cannot be read; `merged-by-arrow`,
                 `malformed-messages`.
         """
-        place = bisect_right(self.ends, index)
-        first = self.ends[place - 1] if place else 0
-        group = self._group(place, first, index)
-        row = group.slice(index - first, 1).to_pylist()[0]
+        if (table := self._of_copy()) is None:
+            place = bisect_right(self.ends, index)
+            first = self.ends[place - 1] if place else 0
+            table, index_in_table = self._group(place, first, index), index - first
+        else:
+            index_in_table = index
+        row = table.slice(index_in_table, 1).to_pylist()[0]
         return from_columns(row, self.name(index), self.origin(index))
 
     def complete(self, made: dict[str, Any], index: int) -> dict[str, Any]:
@@ -91,6 +113,8 @@ class ParquetRows:
         arrow = pyarrow("pyarrow", self.path)
         try:
             tables = [each.read(columns=[name], use_threads=False) for each in opened]
+        except MemoryError:  # of the machine, not of the file
+            raise
         except (arrow.ArrowException, OSError, ValueError) as error:
             raise broken(
                 self.path, f'has a column "{name}" that cannot be read: {first_line(error)}'
@@ -98,7 +122,23 @@ class ParquetRows:
         return arrow.concat_tables(tables).column(name)
 
     def describe(self) -> dict[str, Any]:
-        return {"path": str(self.path), "sha256": self.digest, "rows": len(self)}
+        """Return what identifies the rows, and the file that they are read from."""
+        copied = {"copied_to": str(self.copy), "largest_group": self.largest} if self.copy else {}
+        return {"path": str(self.path), "sha256": self.digest, "rows": len(self), **copied}
+
+    def _of_copy(self) -> Any:
+        """Return the rows of the copy; None where there is none."""
+        if self.copy is not None and self._copied is None:
+            if mark_of(self.copy) != self._mark:  # deleted or damaged since, or another machine's
+                self._copy()
+            self._copied = self.copy and map_copy(self.copy, len(self))
+            if self._copied is None:
+                self.copy = None
+        return self._copied
+
+    def _copy(self) -> None:
+        self.copy = copy_to_arrow(self.files, self.digest, self._nbytes)
+        self._mark = mark_of(self.copy) if self.copy else (0, 0, 0)
 
     def _file(self, number: int) -> Any:
         if number not in self._open:
@@ -106,6 +146,8 @@ class ParquetRows:
             parquet, arrow = pyarrow("pyarrow.parquet", file), pyarrow("pyarrow", file)
             try:
                 self._open[number] = parquet.ParquetFile(file, memory_map=True)
+            except MemoryError:  # of the machine, not of the file
+                raise
             except (arrow.ArrowException, OSError, ValueError) as error:
                 if isinstance(error, OSError) and error.strerror:  # the system's, not the format's
                     raise not_readable(file, error) from error
@@ -120,8 +162,18 @@ class ParquetRows:
         number, group = self.groups[place]
         arrow = pyarrow("pyarrow", self.path)
         try:
+            if self.first is not None and index - first < self.first:
+                # the beginning alone: the whole of a group may not fit into memory
+                batches = self._file(number).iter_batches(
+                    self.first, row_groups=[group], use_threads=False
+                )
+                beginning = arrow.Table.from_batches([next(batches)])
+                beginning.validate(full=True)
+                return beginning
             table = self._file(number).read_row_group(group, use_threads=False)
             table.validate(full=True)
+        except MemoryError:  # of the machine, not of the file
+            raise
         except (arrow.ArrowException, OSError, ValueError) as error:
             rows = f"rows {first + 1:,} to {self.ends[place]:,}"
             message = (

@@ -6,9 +6,13 @@ extension. Members of one key stand one after the other.
 
 import os
 import re
+from array import array
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import xxhash
 
 from vtool.data.containers.files import at_once, digest_of, not_readable
 from vtool.data.containers.tar_index import Member, find_members
@@ -20,6 +24,7 @@ ROW = "json"
 PICTURES = frozenset({"jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "ppm"})
 """The last parts of extensions that are pictures."""
 _KEY = re.compile(r"((?:.*/|)[^./]+)[.]([^/]+)", re.DOTALL)
+_TAG = "<image>"
 _PLACES = ("image", "path", "url")
 
 
@@ -40,14 +45,12 @@ class TarRows:
         self.label = label or self.path.name
         self.digest = digest_of([self.path]) if first is None else ""
         self._descriptor: int | None = None
-        rows: dict[str, dict[str, Member]] = {}
+        self.rows = _TarIndex()
         try:
             with self.path.open("rb") as file:
-                at_once(_grouped(find_members(file, self.path), rows, self.path))
+                at_once(_grouped(find_members(file, self.path), self.rows, self.path))
         except OSError as error:
             raise not_readable(self.path, error) from error
-        self.rows = tuple(rows.items())
-        """The members of each row by extension, by key."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_descriptor": None}
@@ -90,10 +93,13 @@ class TarRows:
         picture, they are its list, in the tar's order; where it names one, and has one, it is that.
 
         Raises:
-            Findings: `unpaired-member`, where a picture is left.
+            Findings: `unpaired-member`, where a picture is left, or is not there.
         """
         members = {ext: each for ext, each in self.rows[index][1].items() if ext != ROW}
         if not members:
+            listed = made.get("images") or made.get("image")
+            if not listed and _waits_for_picture(made.get("messages")):
+                raise self._unpaired(index, "it shows a picture, and there is none beside it")
             return made
         taken: set[str] = set()
         named: list[str] = []
@@ -139,29 +145,86 @@ class TarRows:
         return refuse("unpaired-member", f"{self.name(index)}: {what}", self.origin(index))
 
 
-def _grouped(
-    members: Iterator[Member], rows: dict[str, dict[str, Member]], path: Path
-) -> Iterator[Diagnostic]:
-    """Put members by key and extension into `rows`, and yield what does not belong there."""
-    current = None
+@dataclass(frozen=True, slots=True)
+class _TarIndex:
+    """The members of each row: their names, and 24 bytes for each; rows of 8 bytes."""
+
+    names: bytearray = field(default_factory=bytearray)
+    ends: "array[int]" = field(default_factory=lambda: array("q"))
+    """The end of each member's name in `names`."""
+    starts: "array[int]" = field(default_factory=lambda: array("q"))
+    sizes: "array[int]" = field(default_factory=lambda: array("q"))
+    firsts: "array[int]" = field(default_factory=lambda: array("q"))
+    """The first member of each row."""
+
+    def add(self, member: Member, *, new_row: bool) -> None:
+        """Add a member behind all others, to the last row or to a new one."""
+        if new_row:
+            self.firsts.append(len(self.ends))
+        self.names.extend(member.name.encode("utf-8", "surrogateescape"))
+        self.ends.append(len(self.names))
+        self.starts.append(member.start)
+        self.sizes.append(member.size)
+
+    def __len__(self) -> int:
+        return len(self.firsts)
+
+    def __getitem__(self, index: int) -> tuple[str, dict[str, Member]]:
+        """Return a row's key, and its members by their extensions."""
+        first = self.firsts[index]
+        behind = self.firsts[index + 1] if index + 1 < len(self) else len(self.ends)
+        key, members = "", {}
+        for at in range(first, behind):
+            name = self.names[self.ends[at - 1] if at else 0 : self.ends[at]]
+            member = Member(
+                name.decode("utf-8", "surrogateescape"), self.starts[at], self.sizes[at]
+            )
+            found = _KEY.fullmatch(member.name)
+            assert found, "members without a key are refused when the tar is opened"
+            key, members[found[2].lower()] = found[1], member
+        return key, members
+
+
+def _grouped(members: Iterator[Member], rows: _TarIndex, path: Path) -> Iterator[Diagnostic]:
+    """Put members into rows by their key, and yield what does not belong there."""
+    seen: set[int] = set()  # digests, which take a quarter of what the keys do
+    current: str | None = None
+    extensions: set[str] = set()
     for member in members:
         found = _KEY.fullmatch(member.name)
-        problem = None
+        problem, new = None, False
         if found is None:
             problem = f"{member.name} has no key and extension, as 0001.json has"
-        elif found[1] != current and found[1] in rows:
-            problem = f"{member.name} comes after members of other keys than {found[1]}"
-        elif found[2].lower() in rows.get(found[1], ()):
+        elif new := found[1] != current:
+            digest = xxhash.xxh3_64_intdigest(found[1].encode("utf-8", "surrogateescape"))
+            if digest in seen and any(rows[at][0] == found[1] for at in range(len(rows))):
+                problem = f"{member.name} comes after members of other keys than {found[1]}"
+            seen.add(digest)
+            current, extensions = found[1], set()
+        elif found[2].lower() in extensions:
             problem = f"{member.name} is there twice"
         if problem:
             yield Diagnostic("unpaired-member", f"{path}: {problem}", origin=Origin(str(path)))
         if found:
-            current = found[1]
-            rows.setdefault(current, {}).setdefault(found[2].lower(), member)
+            extensions.add(found[2].lower())
+            rows.add(member, new_row=new)
 
 
 def _is_picture(extension: str) -> bool:
     return extension.rpartition(".")[2] in PICTURES
+
+
+def _waits_for_picture(messages: Any) -> bool:
+    """Return whether a row that lists no picture shows one all the same."""
+    for message in messages if isinstance(messages, list) else ():
+        content = message.get("content") if isinstance(message, Mapping) else None
+        if isinstance(content, str) and message.get("role") != "assistant" and _TAG in content:
+            return True
+        for part in content if isinstance(content, list) else ():
+            is_image = isinstance(part, Mapping) and part.get("type") == "image"
+            if is_image and all(part.get(key) is None for key in (*_PLACES, "source")):
+                return True
+    return False
 
 
 def _with_parts(message: Any, carried: Any) -> Any:

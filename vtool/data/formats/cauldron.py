@@ -8,12 +8,11 @@ before the first question.
 from bisect import bisect_right
 from collections.abc import Mapping
 from itertools import accumulate
-from pathlib import Path
 from typing import Any, Literal
 
 from vtool.data.chats import ColumnsReader, check_keys, text, visuals
-from vtool.data.messages_layout import TAG, Malformed, parse_row
-from vtool.data.row import Row, shown
+from vtool.data.messages_layout import TAG, Malformed
+from vtool.data.row import shown
 from vtool.diagnostics import Origin
 
 _READ = ("images", "texts")
@@ -67,11 +66,12 @@ class Cauldron(ColumnsReader):
             return {**record, "texts": texts[question : question + 1]}
         return record
 
-    def row(self, index: int) -> Row:
-        name, origin = self.name(index), self.origin(index)
-        made = self.to_messages(self.record(index), Malformed(name, origin))
-        made = self.records.complete(made, self._find(index)[0])
-        return parse_row(made, name, Path(self.folder), origin, self.urls)
+    def given_id(self, record: Mapping[str, Any]) -> str:
+        """Return no id: it may be that of several questions."""
+        return ""
+
+    def place(self, index: int) -> int:
+        return self._find(index)[0]
 
     def to_messages(self, record: Mapping[str, Any], malformed: Malformed) -> dict[str, Any]:
         check_keys(record, self.reads, self.ignore, malformed)

@@ -15,7 +15,7 @@ from vtool.data.messages_layout import Malformed
 from vtool.data.row import shown
 
 ROLES = {"system": "system", "human": "user", "user": "user", "gpt": "assistant"}
-ROLES |= {"assistant": "assistant"}
+ROLES |= dict.fromkeys(("assistant", "chatgpt", "bot", "model"), "assistant")
 """The roles of turns, by their `from`."""
 
 _EXAMPLE = 'write "conversations": [{"from": "human", "value": "…"}, {"from": "gpt", "value": "…"}]'

@@ -2,11 +2,12 @@
 
 A row is `{"messages": [{"role", "content"}, …]}`. Content is text, or typed parts; an image is a
 part `{"type": "image", "image": PATH}` (or `path`, `url`), a part `{"type": "image_url",
-"image_url": {"url": PATH}}`, or an `<image>` tag (or a part without a path) that takes the next
-entry of the row's `images` list. Paths are relative to the file's folder; `data:` addresses carry
-the picture itself, as does an entry `{"bytes", "path"}` of Arrow and Parquet. An assistant's
-message of `"weight": 0` is not learnt, as in OpenAI's fine-tuning. Keys that are not known are let
-be, unless they carry what belongs into a message elsewhere: those are refused by name.
+"image_url": {"url": PATH}}`, a part `{"type": "image", "source": {…}}` as Anthropic has it, or an
+`<image>` tag (or a part without a path) that takes the next entry of the row's `images` list. Paths
+are relative to the file's folder; `data:` addresses carry the picture itself, as does an entry
+`{"bytes", "path"}` of Arrow and Parquet. An assistant's message of `"weight": 0` is not learnt, as
+in OpenAI's fine-tuning. Keys that are not known are let be, unless they carry what belongs into a
+message elsewhere: those are refused by name.
 """
 
 from collections.abc import Mapping
@@ -20,7 +21,7 @@ class Messages(ChatReader):
     """Rows of one file or folder."""
 
     format = "messages"
-    reads = ("messages", "images", "videos", "tools")
+    reads = ("messages", "images", "videos", "tools", "enable_thinking")
     words = "messages"
 
     @staticmethod

@@ -1,16 +1,16 @@
 """The page, made from the JSON of `vtool watch --format json` alone."""
 
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from vtool.diagnostics import RULES
 from vtool.report.files import load_template, write_page
+from vtool.report.results import checks_of, findings_of
 from vtool.report.words import plural
 from vtool.version import __version__
 
-_SEVERITIES = ("error", "warning", "note")
-_STATES = ("failed", "not-run", "passed")
+_REPEATS = 4
 
 
 def write_watch(document: Mapping[str, Any], output: Path) -> Path:
@@ -41,9 +41,6 @@ def render(document: Mapping[str, Any]) -> str:
 def _model(result: Mapping[str, Any], number: int) -> dict[str, Any]:
     seen: Mapping[str, Any] = result.get("details", {}).get("watch", {})
     model: Mapping[str, Any] = seen.get("model", {})
-    findings = sorted(
-        result["findings"], key=lambda finding: _SEVERITIES.index(finding["severity"])
-    )
     return {
         "id": f"model-{number}",
         "name": model.get("class") or "No model",
@@ -51,20 +48,11 @@ def _model(result: Mapping[str, Any], number: int) -> dict[str, Any]:
         "verdict": result["verdict"],
         "seen": seen,
         "facts": [*model.items(), *seen.get("process", {}).items()],
-        "findings": [_finding(finding) for finding in findings],
+        "findings": findings_of(result),
         "rows": [_row(row) for row in seen.get("rows", ())],
         "steps": _steps(seen.get("bars", ())),
         "documents": _documents(seen.get("documents", ())),
-        "checks": _checks(result),
-    }
-
-
-def _finding(finding: Mapping[str, Any]) -> dict[str, Any]:
-    rule = RULES.get(finding["rule"])
-    return {
-        **{key: finding[key] for key in ("rule", "code", "severity", "message")},
-        "summary": rule.summary if rule else "",
-        "help": finding.get("help") or (rule.fix if rule else None),
+        "checks": checks_of(result),
     }
 
 
@@ -87,9 +75,23 @@ def _row(row: Mapping[str, Any]) -> dict[str, Any]:
                 "down": (token["weight"] or 0) < 0,
                 "shade": round(0.12 + 0.5 * abs(token["weight"] or 0) / largest, 2),
             }
-            for token in tokens
+            for token in _folded(tokens)
         ],
     }
+
+
+def _folded(tokens: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return a row's tokens with long runs of one that is not learnt, such as padding, as one."""
+    found: list[Mapping[str, Any]] = []
+    for (text, learnt), run in groupby(
+        tokens, lambda one: (one["text"], one["weight"] is not None)
+    ):
+        same = list(run)
+        if learnt or len(same) < _REPEATS:
+            found += same
+        else:
+            found.append({**same[0], "text": f"{text} x {len(same)} "})
+    return found
 
 
 def _steps(bars: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -129,31 +131,3 @@ def _documents(documents: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         {"step": step + 1, "rank": rank, "row": row, "documents": cells}
         for (step, rank, row), cells in sorted(lines.items())
     ]
-
-
-def _checks(result: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return every check with how it ended and why, those that failed first."""
-    details: Mapping[str, Mapping[str, Any]] = result.get("details", {})
-    rows = []
-    for name, state in result["checks"].items():
-        rule, told = RULES.get(name), details.get(name, {})
-        measured: Mapping[str, Any] = told.get("measured", {})
-        rows.append(
-            {
-                "name": name,
-                "code": rule.code if rule else "",
-                "summary": rule.summary if rule else "",
-                "state": state,
-                "reason": told.get("reason") or "",
-                "measured": "; ".join(f"{key}: {_value(value)}" for key, value in measured.items()),
-            }
-        )
-    return sorted(rows, key=lambda row: _STATES.index(row["state"]))
-
-
-def _value(value: object) -> str:
-    if isinstance(value, Mapping):
-        return ", ".join(f"{key} {item}" for key, item in value.items())
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)

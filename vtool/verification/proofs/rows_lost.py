@@ -1,5 +1,7 @@
 """Proof that each row is in one batch of an epoch, with its own tokens."""
 
+from typing import TYPE_CHECKING
+
 from vtool.diagnostics import Rule
 from vtool.verification.proofs.proof import (
     SHIPPED_PASS,
@@ -10,6 +12,9 @@ from vtool.verification.proofs.proof import (
     list_first,
     passed,
 )
+
+if TYPE_CHECKING:
+    from vtool.data.plan import Part
 
 RULE = Rule(
     name="rows-lost",
@@ -38,7 +43,9 @@ def compute(context: ProofContext) -> ProofResult:
         f"{PLANNED} rows over two epochs on {list_first([str(world) for world in WORLDS])} ranks;"
         " the tokens of each batch"
     )
-    problem = _plan_problem(context) or _batch_problem(context)
+    if _parts(context):
+        what += "; three epochs of the recipe's mixture"
+    problem = _plan_problem(context) or _mixture_problem(context) or _batch_problem(context)
     return failed(RULE, what, problem) if problem else passed(RULE, what)
 
 
@@ -78,6 +85,44 @@ def _plan_problem(context: ProofContext) -> str:
     return "the second epoch has its rows in the order of the first" if same else ""
 
 
+def _parts(context: ProofContext) -> "tuple[Part, ...]":
+    """Return the parts of an epoch of the recipe's mixture, of as many rows as are planned."""
+    from vtool.data.mixture import parts_of_epoch
+
+    entries = context.run.data.train
+    kept = [PLANNED // len(entries) + 5 * number for number in range(len(entries))]
+    return parts_of_epoch(entries, kept)
+
+
+def _mixture_problem(context: ProofContext) -> str:
+    import numpy as np
+
+    from vtool.data.plan import Plan
+
+    parts = _parts(context)
+    if not any(part.samples for part in parts):
+        return ""
+    ends = np.cumsum([part.rows for part in parts])
+    given = [part.samples for part in parts]
+    batch = max(context.asked_batch, sum(given) // 20)  # of sources that come very often
+    plan = Plan(int(ends[-1]), batch, context.run.run.seed, parts)
+    times = np.zeros(plan.rows, np.int64)
+    for epoch in range(3):
+        steps = range(epoch * plan.steps_per_epoch + 1, (epoch + 1) * plan.steps_per_epoch + 1)
+        counts = sum(np.bincount(plan.step(step), minlength=plan.rows) for step in steps)
+        times += counts
+        own = [int(part.sum()) for part in np.split(counts, ends[:-1])]
+        if own != given:
+            return f"epoch {epoch + 1} of a mixture has {own} samples of its sources, not {given}"
+        for part in np.split(times, ends[:-1]):
+            if part.max() - part.min() > 1:
+                return (
+                    f"after epoch {epoch + 1} of a mixture, rows of a source have come"
+                    f" {part.min()} to {part.max()} times"
+                )
+    return ""
+
+
 def _batch_problem(context: ProofContext) -> str:
     session, _ = context.open()
     last = len(context.rows) - 1
@@ -97,8 +142,9 @@ PROOF = Proof(
     section="What goes in",
     method=(
         "Of a plan of 97 rows each is in exactly one batch of an epoch, on 1, 2 and 3 ranks,"
-        " packed where the recipe packs, in another order in the next epoch; and a batch has the"
-        " tokens of the rows that it names."
+        " packed where the recipe packs, in another order in the next epoch; of a mixture, each"
+        " source gives what the recipe says, and none of its rows again before all others; and a"
+        " batch has the tokens of the rows that it names."
     ),
     catches=(
         "an epoch that never reaches the sampler (DALLE-pytorch#230), rows that fit into no pack"

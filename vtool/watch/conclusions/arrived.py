@@ -1,14 +1,13 @@
 """The gradients as the optimizer gets them, and the step that it takes with them."""
 
-import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from vtool.diagnostics import Diagnostic, Rule
 from vtool.watch.conclusions.check import Check, Outcome, found
+from vtool.watch.conclusions.engine import OF_HALF, Engine, engine_of, untrained_norm
 from vtool.watch.conclusions.rates import on_the_way
-from vtool.watch.facts import SINGLE, Fact, Facts
+from vtool.watch.facts import Facts
 
 RANKS_DIFFER = Rule(
     name="gradients-differ-between-ranks",
@@ -133,57 +132,6 @@ STUCK = Rule(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Engine:
-    """The change of gradients on their way to the optimizer: a factor, and what is left."""
-
-    factor: float
-    misfit: float
-    tolerance: float
-    by_value: bool
-    """Several coordinates have the greatest value: elements were clipped one by one."""
-
-
-def engine_of(facts: Facts, step: int) -> Engine | None:
-    """Return the factor between the micro-batches' gradient and the one that arrived.
-
-    Over all ranks that have rows of their own; None where it could not be measured.
-    """
-    arrived = [one for one in facts.of("arrived") if int(one["step"]) == step]
-    if facts.not_data_parallel or not arrived or _untrained_norm(facts):
-        return None
-    world = facts.world
-    units = [micro.unit for micro in facts.micros if micro.step == step]
-    tokens = sum(micro.supervised for micro in facts.micros if micro.step == step)
-    unit = max(units, default=SINGLE)
-    tolerance = min(0.05, 16 * unit * math.sqrt(max(tokens, 1)))
-    one = arrived[0]
-    theirs, ours = _vectors(arrived)
-    if not theirs and world == 1 and one.get("engine_factor") is not None:
-        misfit = float(one.get("engine_misfit") or 0)
-        return Engine(float(one["engine_factor"]), misfit, tolerance, False)
-    if not theirs or len({int(one["rank"]) for one in arrived}) < world:
-        return None
-    square = sum(value * value for value in ours)
-    size = math.sqrt(sum(value * value for value in theirs))
-    if not square or not size:
-        return None
-    factor = sum(a * b for a, b in zip(theirs, ours, strict=True)) / square
-    rest = sum((a - factor * b) ** 2 for a, b in zip(theirs, ours, strict=True))
-    most = max(map(abs, theirs))
-    by_value = sum(abs(abs(value) - most) <= most * 1e-6 for value in theirs) > 2
-    return Engine(factor, math.sqrt(rest) / size, tolerance, by_value)
-
-
-def _untrained_norm(facts: Facts) -> str | None:
-    """Return the name of the final norm's weight, where no optimizer has it."""
-    lost = [str(name) for one in facts.of("model") for name in one.get("in_no_group") or ()]
-    norm = str(facts.model.get("norm") or "no norm")
-    if facts.owns_nothing and facts.weights_move is False:
-        return f"{norm}.weight"
-    return next((name for name in lost if f".{name}".endswith(f".{norm}.weight")), None)
-
-
 def _shared(facts: Facts, kind: str, what: str) -> str | None:
     """Return why ranks are not to be held against each other, or None."""
     if facts.not_data_parallel:
@@ -217,22 +165,6 @@ def _thrown_away(facts: Facts) -> tuple[int, int] | None:
         ]
         lost.append((len(here[0]) - len(here[1]), len(here[0])))
     return min(lost) if min(lost)[0] > 0 else None
-
-
-def _vectors(arrived: Sequence[Fact]) -> tuple[list[float], list[float]]:
-    """Return the final norm's gradient that arrived, and the sum of what the ranks left."""
-    sums = [one.get("norm_sum") for one in arrived]
-    gradients = [one.get("norm_gradient") for one in arrived]
-    if any(value is None for value in sums) or not any(gradients):
-        return [], []
-    ours = [sum(float(v or 0) for v in values) for values in zip(*sums, strict=True)]
-    known: dict[int, float] = {}
-    for gradient in gradients:
-        for at, value in enumerate(gradient or ()):
-            if value is not None:
-                known.setdefault(at, float(value))
-    at_all = sorted(at for at in known if at < len(ours))
-    return [known[at] for at in at_all], [ours[at] for at in at_all]
 
 
 def _nothing(facts: Facts) -> str | None:
@@ -286,7 +218,7 @@ def _other_gradient(facts: Facts) -> Outcome:
     engines = {step: engine_of(facts, step) for step, _ in facts.by_step("arrived")}
     known = {step: one for step, one in engines.items() if one and not one.by_value}
     if not known:
-        norm = _untrained_norm(facts)
+        norm = untrained_norm(facts)
         share = facts.not_data_parallel
         why = (
             f"no optimizer has {norm}"
@@ -300,14 +232,22 @@ def _other_gradient(facts: Facts) -> Outcome:
     for step, one in known.items():
         if one.misfit <= one.tolerance:
             continue
-        arrived = [fact for fact in facts.of("arrived") if int(fact["step"]) == step]
-        before = any(fact.get("gradients_before") for fact in arrived)
-        message = (
-            f"in step {step + 1} the final norm's gradient is {one.misfit:.2g} away from any"
-            f" multiple of what the micro-batches left (rounding allows {one.tolerance:.1g})"
-        ) + ("; gradients were there before its first forward pass" if before else "")
-        return Outcome((found(OTHER_GRADIENT, message),), measured=measured)
+        return Outcome((_away(facts, step, one),), measured=measured)
     return Outcome(measured=measured)
+
+
+def _away(facts: Facts, step: int, engine: Engine) -> Diagnostic:
+    arrived = [fact for fact in facts.of("arrived") if int(fact["step"]) == step]
+    message = (
+        f"in step {step + 1} the final norm's gradient is {engine.misfit:.2g} away from any"
+        f" multiple of what the micro-batches left (rounding allows {engine.tolerance:.1g})"
+    )
+    if any(fact.get("gradients_before") for fact in arrived):
+        message += "; gradients were there before its first forward pass"
+    elif facts.world > 1 and engine.misfit <= OF_HALF:
+        message += "; communication in 16 bits leaves as much"
+        return found(OTHER_GRADIENT, message, severity="note")
+    return found(OTHER_GRADIENT, message)
 
 
 def _not_finite(facts: Facts) -> Outcome:

@@ -21,6 +21,10 @@ JUDGED = Rule(
 )
 
 
+_ROWS = 6
+"""Rows of a rank, over all steps, of which one sign is no chance."""
+
+
 def _even(values: list[float], tolerance: float) -> bool:
     low, high = min(values), max(values)
     return low > 0 and high / low - 1 <= tolerance
@@ -49,6 +53,25 @@ def _normalization(micros: list[Micro]) -> str:
     return "rows weigh differently: by margins or advantages, of which one reading cannot be told"
 
 
+def _turned_ranks(micros: list[Micro]) -> list[int]:
+    """Return the ranks of which all rows are pushed down, where all of the others are pushed up.
+
+    Pairs of a preference, and answers to one prompt, have both signs on a rank. That one has not in
+    so many rows is no chance.
+    """
+    signs: dict[int, list[bool]] = {}
+    for micro in micros:
+        rows = [row for row in micro.learning_rows if row.solved]
+        if any(row.positive and row.negative for row in rows):
+            return []
+        signs.setdefault(micro.rank, []).extend(row.negative > 0 for row in rows)
+    known = [each for each in signs.values() if len(each) >= _ROWS]
+    if len(known) < len(signs) or any(len(set(each)) > 1 for each in known):
+        return []
+    down = [rank for rank, each in signs.items() if each[0]]
+    return sorted(down) if len(down) < len(signs) else []
+
+
 def _judged(facts: Facts) -> Outcome:
     if why := nothing_read(facts):
         return Outcome(not_run=why)
@@ -64,6 +87,13 @@ def _judged(facts: Facts) -> Outcome:
     first = [micro for micro in micros if micro.step == micros[0].step] if micros else []
     how = _normalization(first) if first else "rows were not told apart"
     message = f"{up} rows are pushed up, {down} down; {how}"
+    if turned := _turned_ranks(micros):
+        message += (
+            f"; a row's sign is that of its rank, in {len(micros)} micro-batches: of rank"
+            f" {', '.join(map(str, turned))} every row has the other one"
+        )
+        help = "look at what differs between ranks: a loss that is negated, data split by its label"
+        return Outcome((found(JUDGED, message, help=help, severity="warning"),))
     return Outcome((found(JUDGED, message),), measured={"up": up, "down": down, "weights": how})
 
 

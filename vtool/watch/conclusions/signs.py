@@ -5,8 +5,8 @@ from dataclasses import replace
 from typing import Literal
 
 from vtool.diagnostics import Rule
-from vtool.watch.conclusions.arrived import engine_of
 from vtool.watch.conclusions.check import Check, Outcome, found
+from vtool.watch.conclusions.engine import engine_of
 from vtool.watch.conclusions.learnt import nothing_read, read
 from vtool.watch.conclusions.weights import is_even_by_a_rule
 from vtool.watch.facts import Facts, Micro

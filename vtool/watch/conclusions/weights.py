@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from vtool.diagnostics import Diagnostic, Rule
-from vtool.watch.conclusions.arrived import engine_of, gradients_differ
+from vtool.watch.conclusions.arrived import gradients_differ
 from vtool.watch.conclusions.check import Check, Outcome, found
+from vtool.watch.conclusions.engine import engine_of
 from vtool.watch.conclusions.learnt import nothing_read, read
 from vtool.watch.facts import Facts, Micro, Row
 

@@ -58,11 +58,17 @@ class _AfterOptimizer(importlib.abc.MetaPathFinder):
 
 
 def _run_hidden() -> None:
-    """Run the `sitecustomize` that this one hides."""
-    path = [entry for entry in sys.path if os.path.abspath(entry or ".") != _HERE]
-    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", path)
+    """Run the `sitecustomize` that this one hides, as if it had been found first.
+
+    It may look for the next one itself: what stands before this folder has had its turn.
+    """
+    entries = [os.path.abspath(entry or ".") for entry in sys.path]
+    behind = len(entries) - entries[::-1].index(_HERE) if _HERE in entries else 0
+    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", sys.path[behind:])
     if spec is not None and spec.loader is not None:
-        spec.loader.exec_module(importlib.util.module_from_spec(spec))
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[__name__] = module
+        spec.loader.exec_module(module)
 
 
 if os.environ.get("VTOOL_WATCH_TO"):

@@ -38,7 +38,7 @@ def compare(found: Found, record: Record) -> dict[str, Any]:
     inputs, hidden = record.alone["inputs"], record.alone["hidden"]
     _refuse(found, inputs)
     ids = inputs["input_ids"]
-    texts = documents(inputs, ids)
+    texts = [_unpadded(found, ids, text) for text in documents(inputs, ids)]
     owners = visual_owners(inputs, ids, texts, found.model.config)
     if owners is None:
         raise NotRun("images cannot be given to rows here")
@@ -72,7 +72,7 @@ def compare(found: Found, record: Record) -> dict[str, Any]:
         compared.append(
             {
                 "row": text.row,
-                "begin": int(text.columns[0]),
+                "begin": text.begin,
                 "tokens": len(text),
                 "apart": _apart(batch, one),
                 "tolerance": tolerance,
@@ -98,6 +98,18 @@ def compare(found: Found, record: Record) -> dict[str, Any]:
         "dropout": was_training and _drops(base),
         "repeats": repeats,
     }
+
+
+def _unpadded(found: Found, ids: Tensor, text: Document) -> Document:
+    """Return a text without padding before it, which a mask of ones, or none, has not left out."""
+    pads = [pad for pad in found.specials.get("pad", []) if pad not in found.ends]
+    if not pads or text.places is not None:
+        return text
+    own = ids[text.row, text.begin : text.end].tolist()
+    first = next((at for at, token in enumerate(own) if token not in pads), 0)
+    if first < 2 or len(own) - first < 2:  # one may begin every text
+        return text
+    return Document(text.row, text.begin + first, text.end)
 
 
 def _refuse(found: Found, inputs: dict[str, Any]) -> None:
@@ -268,7 +280,7 @@ def _wrong(batch: Any, own: Any, text: Document) -> int | None:
     if batch.dim() < 2 or own.dim() != batch.dim() or own.shape[-1] != len(text):
         return None
     batch, own = batch.cpu(), own.cpu()
-    if batch.shape[-1] <= int(text.columns[-1]):
+    if batch.shape[-1] < text.end:
         return None
     mine = batch[..., min(text.row, batch.shape[-2] - 1), :][..., text.columns]
     apart = (mine - own[..., 0, :]).reshape(-1, len(text))

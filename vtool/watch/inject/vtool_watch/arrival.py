@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .digests import digest_of, digests, sampled_checksum
 from .megatron import gradient_of
 from .model import Found, in_pieces, local
-from .rows import digest_of, digests, sampled_checksum
 
 NAMES, TENSORS, COORDINATES = 20, 512, 256
 _REFERENCE_ELEMENTS = 1 << 20

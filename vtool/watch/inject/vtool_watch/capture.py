@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .learnt import Record
-from .model import Found
+from .model import Found, is_recorded
 from .norm import of_norm
 from .rows import Seen, keep
 from .settings import Settings
@@ -26,8 +26,13 @@ def quiet() -> bool:
     """Tell whether hooks do nothing here: while traced, recorded in a graph, or recomputed."""
     if torch.jit.is_tracing() or not torch.is_grad_enabled():
         return True
-    if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+    if is_recorded():
         return True
+    return is_in_backward()
+
+
+def is_in_backward() -> bool:
+    """Tell whether a backward pass runs in this thread."""
     running = getattr(torch._C, "_current_graph_task_id", None)
     return running is not None and running() != -1
 
@@ -45,6 +50,17 @@ class Hook:
 
     def __reduce__(self) -> Any:
         return getattr, (contextlib.nullcontext(), "__exit__")  # takes anything, does nothing
+
+
+def _rotaries(base: Any) -> list[Any]:
+    """Return what is called with the positions of a text."""
+    return [
+        module
+        for name, module in base.named_modules()
+        if (kind := type(module).__name__).endswith("RotaryEmbedding")
+        and "vis" not in name
+        and "Vision" not in kind
+    ]
 
 
 class Capture:
@@ -92,13 +108,15 @@ class Capture:
             )
         if found.norm is not None:
             handles.append(found.norm.register_forward_hook(wrap(self._at_norm)))
-        for name, module in found.base.named_modules():
-            kind = type(module).__name__
-            if kind.endswith("RotaryEmbedding") and "vis" not in name and "Vision" not in kind:
-                handles.append(
-                    module.register_forward_pre_hook(wrap(self._at_rotary), with_kwargs=True)
-                )
+        for module in _rotaries(found.base):
+            at_rotary = wrap(self._at_rotary)
+            handles.append(module.register_forward_pre_hook(at_rotary, with_kwargs=True))
         return handles
+
+    def listens_to(self) -> set[int]:
+        """Return the modules (by `id`) that have hooks of this."""
+        hooked = {id(self.found.model), id(self.found.base), id(self.found.norm)}
+        return hooked | {id(module) for module in _rotaries(self.found.base)}
 
     def close(self) -> None:
         """Take all hooks away."""
@@ -110,9 +128,11 @@ class Capture:
         self._outer, self._pending, self._norm, self.heard = {}, None, None, {}
 
     def _guard(self, call: Any) -> Hook:
+        always = call in (self._outside, self._enter)
+
         def run(*given: Any) -> None:
             try:
-                if not quiet():
+                if (always or self.looking) and not quiet():
                     call(*given)
             except Exception as error:
                 self._pending = None

@@ -11,9 +11,10 @@ import weakref
 from typing import Any
 
 import torch
+from torch import nn
 
 from .facts import Writer
-from .model import find_models
+from .model import find_models, is_recorded
 from .settings import Settings, from_environment
 from .watch import Watch
 
@@ -138,6 +139,20 @@ class Process:
         for watch in self.owners(optimizer):
             watch.leave_out("the optimizer did not call the closure that it was given")
 
+    def say_recorded(self, optimizer: Any) -> None:
+        """Say that a step was recorded in a CUDA graph: of what it replays, nothing is seen."""
+        for watch in self.owners(optimizer):
+            watch.skip("learnt", "steps are recorded in a CUDA graph; what it replays is not seen")
+
+    def record(self, callables: Any) -> None:
+        """Let go of models of which CUDA graphs are about to be made: these allow no hooks."""
+        given = callables if isinstance(callables, (tuple, list)) else (callables,)
+        inside = {id(m) for each in given if isinstance(each, nn.Module) for m in each.modules()}
+        for watch in self.watches:
+            if inside & watch.capture.listens_to():
+                watch.capture.close()
+                watch.skip("learnt", "the model is recorded in CUDA graphs, which allow no hooks")
+
     def _say_blind(self, optimizer: Any) -> None:
         if self.blind or self.found:
             return
@@ -240,6 +255,9 @@ def _before(optimizer: Any, args: Any, kwargs: Any) -> Any:
     process = _State.process
     if process is None or _paused():
         return None
+    if is_recorded():
+        process.say_recorded(optimizer)
+        return None
     closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
     if not callable(closure):
         process.before_step(optimizer)
@@ -270,12 +288,33 @@ def _after(optimizer: Any, args: Any, kwargs: Any) -> None:
     if torch.compiler.is_compiling():
         return
     process = _State.process
-    if process is None or _paused():
+    if process is None or _paused() or is_recorded():
         return
     if id(optimizer) in process.inside:
         process.inside.discard(id(optimizer))
         process.missed_step(optimizer)
     process.after_step(optimizer)
+
+
+@_guarded
+def _record(callables: Any) -> None:
+    if _State.process is not None:
+        _State.process.record(callables)
+
+
+def _before_graphs() -> None:
+    """Let go of a model before CUDA graphs are made of it."""
+    cuda: Any = torch.cuda
+    graphed = getattr(cuda, "make_graphed_callables", None)
+    if graphed is None:
+        return
+
+    @functools.wraps(graphed)
+    def recorded(callables: Any, *args: Any, **kwargs: Any) -> Any:
+        _record(callables)
+        return graphed(callables, *args, **kwargs)
+
+    cuda.make_graphed_callables = recorded
 
 
 def install(module: Any) -> None:
@@ -291,5 +330,6 @@ def install(module: Any) -> None:
         _made(self)
 
     module.Optimizer.__init__ = patched
+    _before_graphs()
     module.register_optimizer_step_pre_hook(_before)
     module.register_optimizer_step_post_hook(_after)

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .digests import bytes_of, digest_of
 from .model import Found
-from .rows import Seen, digest_of, documents, row_mask
+from .rows import Seen, documents, row_mask
 from .solve import SLACK, Solution
 
 ROUNDING = {
@@ -134,6 +135,7 @@ def _of_ids(
     keep = row_mask(inputs, ids)
     following, target = next_ids(ids, at), solved.target
     wrong = sure & ~_row_ends(inputs, ids, found)[at] & (target != following)
+    wrong |= sure & (target == _next_rows(inputs, ids, found)[at])
     plus = {}
     for distance in (0, 2, 3):
         there = (at + distance).clamp_max(ids.numel() - 1)
@@ -153,7 +155,7 @@ def _of_ids(
             "learnt": int(torch.isin(target, ends).sum()),
         },
         "specials": special,
-        "rows": [digest_of(row[m].numpy().tobytes()) for row, m in zip(ids, keep)],
+        "rows": [digest_of(bytes_of(row[m])) for row, m in zip(ids, keep)],
         "per_row": _per_row(rows, w, record),
         "per_token": _per_token(record, solved, w, following if text else None),
     }
@@ -190,6 +192,23 @@ def _row_ends(inputs: dict[str, Any], ids: Tensor, found: Found) -> Tensor:
     padding = torch.tensor(found.specials.get("pad", []), dtype=ids.dtype)
     last[:, :-1] |= torch.isin(ids[:, 1:], padding) & ~torch.isin(ids[:, :-1], padding)
     return last.flatten()
+
+
+def _next_rows(inputs: dict[str, Any], ids: Tensor, found: Found) -> Tensor:
+    """Return the id with which the next text begins, for the last place of one before padding.
+
+    There no label of its own text can be that, but for an end token, with which texts may begin
+    too. −1 at all other places: a text that fills its row may go on in the next one.
+    """
+    first = torch.full_like(ids, -1)
+    texts, keep = documents(inputs, ids), row_mask(inputs, ids)
+    for text, after in zip(texts, [*texts[1:], *texts[:1]]):
+        behind = int(text.columns[-1]) + 1
+        begins = int(ids[after.row, after.columns[0]])
+        padded = behind < ids.shape[1] and not bool(keep[text.row, behind])
+        if padded and len(texts) > 1 and begins not in found.ends:
+            first[text.row, behind - 1] = begins
+    return first.flatten()
 
 
 def _per_row(rows: Tensor, w: Tensor, record: Record) -> list[dict[str, Any]]:

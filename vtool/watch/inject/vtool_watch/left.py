@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .model import Found, is_compiled
+from .model import Found, is_compiled, is_recorded
 
 TENSORS, OF_EACH, COORDINATES = 64, 2, 16
 _LAYER = re.compile(r"^(.*?\.\d+)\.")
@@ -49,7 +49,7 @@ class Left:
     def _hook(self, name: str) -> Any:
         def note(parameter: Any) -> None:
             try:
-                if torch.compiler.is_compiling() or torch.jit.is_tracing() or _is_recorded():
+                if torch.compiler.is_compiling() or torch.jit.is_tracing() or is_recorded():
                     return
                 self._seen.pop(name, None)
                 gradient = parameter.grad
@@ -81,10 +81,6 @@ class Left:
                 "dtype": dtype,
             }
         return found
-
-
-def _is_recorded() -> bool:
-    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
 def _some(gradient: Tensor) -> Tensor | None:

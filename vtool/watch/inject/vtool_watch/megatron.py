@@ -141,7 +141,7 @@ def is_owned(parameter: Any, owned: set[int]) -> bool:
 
 def gradient_of(parameter: Any) -> Any:
     """Return a parameter's gradient: `.grad`, or what Megatron-core adds it up in."""
-    gradient = parameter.grad
+    gradient = parameter.grad if parameter.is_leaf else None  # torch warns of others
     return gradient if gradient is not None else getattr(parameter, "main_grad", None)
 
 

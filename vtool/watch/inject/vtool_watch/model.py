@@ -174,6 +174,11 @@ def _specials(*configs: Any) -> dict[str, list[int]]:
     return found
 
 
+def is_recorded() -> bool:
+    """Tell whether what is computed now is recorded in a CUDA graph: then nothing may be read."""
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+
+
 def in_pieces(module: Any) -> bool:
     """Tell whether a process holds parts of weights: DTensors, ZeRO-3's, or FSDP1's."""
     parameters = list(module.parameters())
@@ -181,6 +186,19 @@ def in_pieces(module: Any) -> bool:
         return True
     flat = [p for p in parameters if getattr(p, "_fsdp_flattened", False)]
     return bool(flat) and all(p.dim() == 1 for p in flat)  # whole ones keep their shape
+
+
+def is_view_of_fsdp1(found: Found) -> bool:
+    """Tell whether the head's weight is a view of FSDP1's flat one, which has the gradient."""
+    weight = getattr(found.head, "weight", None)
+    managed = getattr(found.head, "_is_fsdp_managed_module", False)
+    return managed and isinstance(weight, Tensor) and not isinstance(weight, nn.Parameter)
+
+
+def is_in_pieces_of_fsdp1(found: Found) -> bool:
+    """Tell whether FSDP1 holds the head in pieces, or hides where its gradient is."""
+    flat = getattr(getattr(found.head, "weight", None), "_fsdp_flattened", False)
+    return is_view_of_fsdp1(found) or (flat and in_pieces(found.model))
 
 
 def whole(tensor: Any) -> Any:

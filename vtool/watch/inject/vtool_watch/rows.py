@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
+import itertools
+import math
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from .digests import bytes_of, checksums, digest_of
 
 VISUALS = (
     ("image_grid_thw", "pixel_values", "image_token_id"),
@@ -17,22 +19,33 @@ VISUALS = (
 """Grids (which some models lack), patches, and the id of their places."""
 
 
-@dataclass(frozen=True)
 class Document:
-    """One text of a batch: a row without its padding, or a part of a packed one."""
+    """One text of a batch: a row without its padding, or a part of a packed one.
 
-    row: int
-    columns: Tensor
-    """Places in the row, on the CPU."""
+    Attributes:
+        row: its row in the batch.
+        begin: its first place in the row.
+        end: the place behind its last.
+        places: its places, on the CPU, where not all from the first to the last are its own.
+    """
+
+    __slots__ = ("begin", "end", "places", "row")  # many are made in each step
+
+    def __init__(self, row: int, begin: int, end: int, places: Tensor | None = None) -> None:
+        self.row, self.begin, self.end, self.places = row, begin, end, places
 
     def __len__(self) -> int:
-        return len(self.columns)
+        return self.end - self.begin if self.places is None else len(self.places)
 
-    @cached_property
-    def span(self) -> tuple[int, int] | None:
-        """The first place and the one behind the last, if all between are this text's."""
-        begin, end = int(self.columns[0]), int(self.columns[-1]) + 1
-        return (begin, end) if end - begin == len(self.columns) else None
+    @property
+    def columns(self) -> Tensor:
+        """The places in the row that are its own, on the CPU."""
+        return torch.arange(self.begin, self.end) if self.places is None else self.places
+
+
+def _document(row: int, places: Tensor) -> Document:
+    begin, end = int(places[0]), int(places[-1]) + 1
+    return Document(row, begin, end, None if end - begin == len(places) else places)
 
 
 def row_mask(inputs: dict[str, Any], ids: Tensor) -> Tensor:
@@ -52,12 +65,17 @@ def documents(inputs: dict[str, Any], ids: Tensor) -> list[Document]:
     keep = row_mask(inputs, ids)
     mask, bounds = inputs.get("attention_mask"), inputs.get("cu_seq_lens_q")
     numbered = isinstance(mask, Tensor) and mask.shape == ids.shape and int(mask.max()) > 1
+    packed = isinstance(bounds, Tensor) and ids.shape[0] == 1
+    if not packed and not numbered and inputs.get("position_ids") is None:
+        whole = _unbroken(keep)
+        if whole is not None:
+            return whole
     found = []
     for row in range(ids.shape[0]):
         at = keep[row].nonzero()[:, 0]
         if not len(at):
             continue
-        if isinstance(bounds, Tensor) and ids.shape[0] == 1:
+        if packed and isinstance(bounds, Tensor):
             starts = torch.isin(at, bounds.cpu().long())
         elif numbered and isinstance(mask, Tensor):
             number = mask[row].cpu()[at]
@@ -66,13 +84,27 @@ def documents(inputs: dict[str, Any], ids: Tensor) -> list[Document]:
             starts = again
         else:
             if len(at) > 1:
-                found.append(Document(row, at))
+                found.append(_document(row, at))
             continue
         cuts = [*sorted({0, *starts.nonzero()[:, 0].tolist()}), len(at)]
         for begin, end in zip(cuts, cuts[1:]):
             if end - begin > 1:
-                found.append(Document(row, at[begin:end]))
+                found.append(_document(row, at[begin:end]))
     return found
+
+
+def _unbroken(keep: Tensor) -> list[Document] | None:
+    """Return each row's text, all rows at once; None where one has gaps in it."""
+    rows, length = keep.shape
+    if bool(keep.all()):
+        return [Document(row, 0, length) for row in range(rows)] if length > 1 else []
+    first = keep.to(torch.uint8).argmax(1)
+    count = keep.sum(1)
+    end = (keep * torch.arange(1, length + 1)).amax(1)
+    if bool(((end - first != count) & (count > 0)).any()):
+        return None
+    pairs = zip(first.tolist(), end.tolist())
+    return [Document(row, begin, end) for row, (begin, end) in enumerate(pairs) if end - begin > 1]
 
 
 def _starts(positions: Any, row: int, at: Tensor, shape: torch.Size) -> Tensor | None:
@@ -107,8 +139,7 @@ def visual_owners(
         token = getattr(config, token_name, getattr(config, f"{token_name[:-3]}_index", None))
         if token is None:
             return None
-        here = ids.cpu() == token
-        left = [int(_ids_of(here, text).sum()) for text in texts]
+        left = _count(int(token), ids, texts)
         sizes = _places(grid, pixels, sum(left), config)
         if sizes is None:
             return None
@@ -128,11 +159,27 @@ def visual_owners(
     return None if any(inputs[n] is not None for n in others) else owners
 
 
+def _count(token: int, ids: Tensor, texts: list[Document]) -> list[int]:
+    """Count the places of each text that have a token."""
+    rows: list[list[int]] = ids.tolist()
+    return [
+        rows[t.row][t.begin : t.end].count(token)
+        if t.places is None
+        else sum(rows[t.row][place] == token for place in t.places.tolist())
+        for t in texts
+    ]
+
+
+def _patches(grid: Tensor) -> list[int]:
+    """Return how many patches each image has."""
+    return [math.prod(each) for each in grid.tolist()]
+
+
 def _places(grid: Any, pixels: Any, whole: int, config: Any) -> list[int] | None:
     """Return how many places each image has, of so many in the batch; None: that is not known."""
     if isinstance(grid, Tensor):
         merge = getattr(getattr(config, "vision_config", None), "spatial_merge_size", None)
-        return (grid.prod(-1) // merge**2).tolist() if merge else None
+        return [each // merge**2 for each in _patches(grid)] if merge else None
     count = _images(pixels)
     return [whole // count] * count if count and whole and whole % count == 0 else None
 
@@ -158,66 +205,10 @@ def visuals_of(
         if not isinstance(grid, Tensor):
             given[pixels_name] = pixels[mine]
             continue
-        parts = pixels.split(grid.prod(-1).tolist())
+        parts = pixels.split(_patches(grid))
         given[pixels_name] = torch.cat([parts[k] for k in mine])
         given[grid_name] = grid[mine]
     return given
-
-
-def _ids_of(ids: Tensor, text: Document) -> Tensor:
-    """Return the ids of one text; those that stand together are not gathered one by one."""
-    return ids[text.row, slice(*text.span) if text.span else text.columns]
-
-
-def checksum(tensor: Tensor) -> Tensor:
-    """Return two integers that a tensor's bytes decide, on its device: nothing waits for it."""
-    return checksums(tensor.detach().reshape(1, tensor.numel()))[0]
-
-
-def checksums(tensor: Tensor) -> Tensor:
-    """Return `checksum` for each of a tensor's first axis, [N, 2]: their sums wrap around."""
-    flat = tensor.detach().contiguous()
-    flat = torch.view_as_real(flat) if flat.is_complex() else flat
-    flat = flat.to(torch.uint8) if flat.dtype == torch.bool else flat
-    count = flat.shape[0] if flat.dim() else 1
-    flat = flat.reshape(count, flat.numel() // max(1, count))
-    width = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[flat.element_size()]
-    if flat.numel() and flat.shape[1] * flat.element_size() % 8 == 0:
-        width = torch.int64  # fewer of them, and no copy but where bytes begin between two
-        flat = flat.clone() if flat.storage_offset() * flat.element_size() % 8 else flat
-    flat = flat.view(width)
-    total = torch.zeros(len(flat), 2, dtype=torch.int64, device=flat.device)
-    size = max(1, (1 << 22) // max(1, len(flat)))
-    for begin in range(0, flat.shape[1], size):
-        part = flat[:, begin : begin + size].to(torch.int64)
-        place = torch.arange(begin, begin + part.shape[1], device=flat.device, dtype=torch.int64)
-        # each place has a factor of its own, so that an exchange of two is seen; high bits, which
-        # a product only moves further up, are brought down
-        mixed = (part ^ (part >> 29)) * (place * 0x1E3779B97F4A7C15 + 0x2545F4914F6CDD1D | 1)
-        total[:, 0] += part.sum(1)
-        total[:, 1] += (mixed ^ (mixed >> 32)).sum(1)
-    return total
-
-
-def sampled_checksum(tensor: Tensor, most: int = 1 << 18) -> Tensor:
-    """Return the checksum of at most so many elements, evenly taken."""
-    flat = tensor.detach().reshape(-1)
-    return checksum(flat[:: -(-flat.numel() // most)] if flat.numel() > most else flat)
-
-
-def digests(sums: list[Tensor]) -> list[str]:
-    """Return checksums as text, read from the device at once."""
-    if not sums:
-        return []
-    devices = {each.device for each in sums}
-    where = next(iter(devices)) if len(devices) == 1 else torch.device("cpu")
-    rows = torch.stack([each.to(where) for each in sums]).cpu().tolist()
-    return [digest_of(str(row).encode()) for row in rows]
-
-
-def digest_of(data: bytes) -> str:
-    """Return twelve digits that bytes decide."""
-    return hashlib.blake2b(data, digest_size=6).hexdigest()
 
 
 @dataclass
@@ -252,13 +243,25 @@ def keep(inputs: dict[str, Any], ids: Tensor, micro: int) -> Seen:
     return Seen(small, ids.detach().clone(), sums, micro)
 
 
-def _of_images(name: str, sums: Tensor, inputs: dict[str, Any]) -> list[str]:
+def _of_images(name: str, sums: Tensor, inputs: dict[str, Any]) -> list[bytes]:
     """Return what tells the images of a batch apart: of several patches where there are grids."""
     grid = next((inputs.get(g) for g, p, _ in VISUALS if p == name), None)
-    if isinstance(grid, Tensor) and int(grid.prod(-1).sum()) == len(sums):
-        parts = sums.split(grid.prod(-1).tolist())
-        return [digest_of(part.contiguous().numpy().tobytes()) for part in parts]
-    return [str(part) for part in sums.tolist()]
+    raw, one = bytes_of(sums), sums.element_size()
+    if isinstance(grid, Tensor) and sum(patches := _patches(grid)) == len(sums):
+        ends = list(itertools.accumulate(patches))
+        return [raw[begin * one : end * one] for begin, end in zip([0, *ends], ends)]
+    return [raw[begin : begin + one] for begin in range(0, len(raw), one)]
+
+
+def _texts_of(ids: Tensor, texts: list[Document]) -> list[bytes]:
+    """Return the bytes of each text's ids."""
+    raw, size, length = bytes_of(ids), ids.element_size(), ids.shape[1]
+    return [
+        raw[(t.row * length + t.begin) * size : (t.row * length + t.end) * size]
+        if t.places is None
+        else bytes_of(ids[t.row, t.places])
+        for t in texts
+    ]
 
 
 def ledger(seen: Seen, config: Any) -> dict[str, Any]:
@@ -266,12 +269,12 @@ def ledger(seen: Seen, config: Any) -> dict[str, Any]:
     ids = seen.ids.cpu()
     inputs = {n: v.cpu() if isinstance(v, Tensor) else v for n, v in seen.inputs.items()}
     texts = documents(inputs, ids)
-    own: list[list[str]] = [[] for _ in texts]
+    own: list[list[bytes]] = [[] for _ in texts]
     pixels = "rows" if seen.pixels else None
     owners = visual_owners(inputs, ids, texts, config) if seen.pixels else {}
+    rows = [text.row for text in texts]
     for name, sums in seen.pixels:
         values = _of_images(name, sums.cpu(), inputs)
-        rows = [text.row for text in texts]
         if owners is not None and name in owners:
             for value, owner in zip(values, owners[name]):
                 own[owner].append(value)
@@ -280,15 +283,13 @@ def ledger(seen: Seen, config: Any) -> dict[str, Any]:
                 each.append(values[row])
         else:
             pixels = "batch"
-            own = [each + values for each in own]
+            all_of_them = digest_of(b"".join(values)).encode()
+            own = [[*each, all_of_them] for each in own]
     return {
         "micro": seen.micro,
-        "rows": [
-            digest_of(_ids_of(ids, text).numpy().tobytes() + "".join(more).encode())
-            for text, more in zip(texts, own)
-        ],
+        "rows": [digest_of(b"".join((t, *more))) for t, more in zip(_texts_of(ids, texts), own)],
         "lengths": [len(text) for text in texts],
-        "row_of": [text.row for text in texts],
+        "row_of": rows,
         "pixels": pixels,
         "tokens": ids.numel(),
     }

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from .digests import checksum, digests
 from .model import Found, local
-from .rows import checksum, digests
 
 TENSORS, ELEMENTS, STEPS = 64, 1 << 16, 8
 """Only tensors that are small enough to be read whole: of a part of an embedding's rows, others

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from . import alone, arrival
-from .capture import Capture
+from .capture import Capture, is_in_backward
 from .facts import Writer, rank_and_world
 from .learnt import Record, micro_facts, next_ids, rounding
 from .left import Left
@@ -23,16 +23,20 @@ from .model import (
     facts_of,
     head_tensors,
     is_compiled,
+    is_in_pieces_of_fsdp1,
+    is_view_of_fsdp1,
     local,
     whole,
 )
 from .ranks import Agreement, agreement, ranks_of
-from .rows import ledger
+from .rows import Seen, ledger
 from .settings import Settings
 from .solve import precision_for, solve
 from .trail import Trail
 
 _MOST_ERRORS = 3
+_LEDGER_SECONDS, _LEDGER_BATCHES = 1.0, 64
+"""Batches wait so long, or so many of them, for the ledger: few steps wait for a device or file."""
 
 
 class Watch:
@@ -53,6 +57,8 @@ class Watch:
         self._shared_out = False
         self._alone_done = False
         self._said: set[tuple[str, str]] = set()
+        self._waiting: list[tuple[int, Seen]] = []
+        self._written = time.monotonic()
         self._agreement: Agreement | None = None
         self._asked = False
         self._frozen: arrival.Frozen | None = None
@@ -74,7 +80,7 @@ class Watch:
     def _aim(self) -> None:
         """Set what the next step's passes are to keep."""
         stop = self.settings.stop
-        look = not self.off and self.settings.looks_at(self.step)
+        look = not self.off and not self.writer.failed and self.settings.looks_at(self.step)
         self.capture.looking = look and not (stop and os.path.exists(stop))
         again = self.step >= self.settings.steps
         if not self.capture.looking:
@@ -115,6 +121,8 @@ class Watch:
 
     def _zeroed(self) -> bool:
         """Tell whether gradients were thrown away since the last pass: no step will have them."""
+        if is_view_of_fsdp1(self.found):
+            return False  # gradients are its own
         if any(r.g is None and r.why == "no backward pass" for r in self.capture.records):
             return False
         if self._witness is None:
@@ -134,15 +142,16 @@ class Watch:
     def before_step(self, optimizer: Any, owned: Callable[[], set[int]]) -> None:
         """Look at a step's passes and gradients."""
         looked = self.settings.looks_at(self.step)
+        unseen = looked and self._is_unseen()
         self._given_up = False
         try:
             if not self.off:
                 self._describe(optimizer, owned)
-                self._write_ledger()
+                self._write_ledger(self._is_due() or looked)
                 self._given_up = looked and arrival.is_given_up(optimizer)
         except Exception as error:
             self.fail("ledger", error)
-        if not looked or self._given_up:
+        if not looked or unseen or self._given_up:
             self.capture.take()
             return
         begin = time.perf_counter()
@@ -156,6 +165,19 @@ class Watch:
         except Exception as error:
             self.fail("before_step", error)
         self.seconds += time.perf_counter() - begin
+
+    def _is_unseen(self) -> bool:
+        """Tell whether nothing of a step can be looked at, and say why."""
+        try:
+            if is_in_pieces_of_fsdp1(self.found):
+                self.skip("learnt", "weights are kept in pieces by FSDP1; FSDP2's are read")
+            elif is_in_backward():
+                self.skip("learnt", "optimizers step within the backward pass, tensor by tensor")
+            else:
+                return False
+        except Exception as error:
+            self.fail("before_step", error)
+        return True
 
     def _whole_head(self) -> Any:  # noqa: PLR0911
         """Return the head's whole tensors, or None where they cannot be read."""
@@ -208,10 +230,23 @@ class Watch:
             why = "the model is compiled; hooks inside would change what the compiler makes"
             self.skip("learnt", why + " (VTOOL_WATCH_COMPILED=1 allows it)")
 
-    def _write_ledger(self) -> None:
+    def _is_due(self) -> bool:
+        late = time.monotonic() - self._written >= _LEDGER_SECONDS
+        return late or self.step == 0 or len(self._waiting) >= _LEDGER_BATCHES
+
+    def _write_ledger(self, now: bool = True) -> None:
+        """Write the batches that wait, or keep those of this step for later."""
         batches = self.capture.take_ledger()
         for what, why in self.capture.skipped.items():
             self.skip(what, why)
+        if not now:
+            self._waiting += [(self.step, seen) for seen in batches]
+            return
+        waiting, self._waiting = self._waiting, []
+        self._written = time.monotonic()
+        for step, seen in waiting:
+            fact = ledger(seen, self.found.model.config)
+            self.writer.write("rows", step=step, model=self.number, **fact)
         for number, seen in enumerate(batches):
             fact = ledger(seen, self.found.model.config)
             if number == 0 and self.step == 0:

@@ -1,0 +1,105 @@
+"""Renderings of chats by the chat template: of one, or of many by one call."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vtool.data.row import Row, refuse, shown
+from vtool.data.template_limits import LARGEST, LimitedTemplate, TooCostly
+from vtool.models.processor import Processor
+
+Renderings = Mapping[tuple[int, bool], str]
+"""Texts of one chat, by the number of its first messages and whether an answer is asked for."""
+NONE_KNOWN: Renderings = {}
+_MOST_TURNS = 32
+"""Messages of a chat that is rendered with others: the texts of all its beginnings are kept."""
+
+
+def render(
+    row: Row, turns: int, processor: Processor, *, prompt: bool, known: Renderings = NONE_KNOWN
+) -> str:
+    """Return the text of a chat's first messages.
+
+    Args:
+        turns: the number of these messages.
+        prompt: end it with what asks for an answer.
+        known: texts of this chat that are there already.
+
+    Raises:
+        Findings: `template-too-costly`, `malformed-messages`.
+    """
+    if (there := known.get((turns, prompt))) is not None:
+        return there
+    try:
+        # as in `render_rows`: a template may ask if there is a list, be it empty
+        text: str = _apply(processor, row.messages[:turns], prompt, row.tools or None)
+        if len(text) > LARGEST:
+            raise TooCostly(f"it writes {len(text):,} characters")
+    except TooCostly as error:
+        raise refuse(
+            "template-too-costly", f"{row.id}: the chat template is stopped: {error}", row.origin
+        ) from error
+    except MemoryError:  # of the machine, not of the row
+        raise
+    except Exception as error:  # a template is a program, and raises whatever it likes
+        raise refuse(
+            "malformed-messages",
+            f"{row.id}: the chat template refuses these messages: {shown(error)}",
+            row.origin,
+        ) from error
+    return text
+
+
+def render_rows(rows: Sequence[Row], processor: Processor) -> list[Renderings]:
+    """Return the texts of each chat that its labels are made from, rendered by two calls.
+
+    Nothing is known of chats of which one cannot be rendered: each is rendered by itself then,
+    and `render` says what is wrong with which.
+    """
+    known: list[dict[tuple[int, bool], str]] = [{} for _ in rows]
+    for prompt in (False, True):
+        wanted = [
+            (place, turns)
+            for place, row in enumerate(rows)
+            if not row.tools and len(row.messages) <= _MOST_TURNS
+            for turns in _beginnings(row, prompt=prompt)
+        ]
+        if len(wanted) < 2:  # `render` does as much
+            continue
+        try:
+            texts = _apply_to_all(processor, rows, wanted, prompt)
+        except TooCostly:  # the other call would take as long
+            break
+        except Exception:  # `render` finds out whose it is
+            continue
+        for (place, turns), text in zip(wanted, texts, strict=True):
+            if len(text) <= LARGEST:
+                known[place][turns, prompt] = text
+    return list(known)
+
+
+def answers_nothing(row: Row) -> bool:
+    """Return whether a chat begins with an answer, so that there is no prompt before it."""
+    return bool(row.messages[0]["role"] == "assistant")
+
+
+def _beginnings(row: Row, *, prompt: bool) -> list[int]:
+    """Return the numbers of messages whose text is asked for, with or without a prompt."""
+    if answers_nothing(row):
+        return []
+    answers = list(row.supervised())
+    return answers if prompt else sorted({len(row.messages), *(place + 1 for place in answers)})
+
+
+@LimitedTemplate()
+def _apply_to_all(
+    processor: Processor, rows: Sequence[Row], wanted: Sequence[tuple[int, int]], prompt: bool
+) -> list[str]:
+    chats = [list(rows[place].messages[:turns]) for place, turns in wanted]
+    texts: list[str] = _apply(processor, chats, prompt, None)
+    return texts
+
+
+def _apply(processor: Processor, chats: Any, prompt: bool, tools: Any) -> Any:
+    return processor.tokenizer.apply_chat_template(
+        chats, tools=tools, tokenize=False, add_generation_prompt=prompt
+    )

@@ -1,0 +1,91 @@
+"""Traits of one row's text and turns, which are counted over a split and told of it."""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from vtool.data.outside import has_files_outside
+from vtool.data.row import Row
+
+# All ways begin with one character: a pattern is then searched for at these places alone.
+_OF_OTHER_MODELS = re.compile(
+    r"<(?:\|(?:im_start|im_end|endoftext|eot_id|eom_id|begin_of_text|end_of_text|start_header_id"
+    r"|end_header_id|user|assistant|system|end)\|>|(?:start|end)_of_turn>|</?SYS>>|bos>|eos>"
+    r"|｜(?:User|Assistant|begin▁of▁sentence|end▁of▁sentence)｜>|/s>\s*(?:USER|User|Human):)"
+)
+_INSTRUCTION = re.compile(r"\[/?INST\]")
+# UTF-8 that was read as cp1252: `Ã©` for `é`, `â€™` for `’`.
+_DOUBLY_ENCODED = re.compile("[ÂÃ][\x80-\xbf€‚ƒ„…†‡ˆ‰Š‹ŒŽ‘’“”•–—˜™š›œžŸ]|â€[\x80-\xbf™œ“”˜¢¦]")
+
+
+def _late_system(row: Row, texts: Sequence[str]) -> bool:
+    return any(message["role"] == "system" for message in row.messages[1:])
+
+
+def _two_user_turns(row: Row, texts: Sequence[str]) -> bool:
+    roles = [message["role"] for message in row.messages]
+    return any(pair == ("user", "user") for pair in pairwise(roles))
+
+
+def _has_marks_of_others(text: str) -> bool:
+    """Check for control tokens of other models; `<s>` and `</s>` are struck text in HTML too."""
+    if "[" in text and _INSTRUCTION.search(text):
+        return True
+    if "<" not in text:
+        return False
+    if _OF_OTHER_MODELS.search(text):
+        return True
+    bare = text.strip()
+    at_an_end = bare.startswith("<s>") or bare.endswith("</s>")
+    return at_an_end and bare.count("<s>") != bare.count("</s>")
+
+
+def _is_doubly_encoded(text: str) -> bool:
+    """Check for several signs of it: one alone may be meant."""
+    if text.isascii() or not ("Ã" in text or "Â" in text or "â€" in text):
+        return False
+    return len(_DOUBLY_ENCODED.findall(text)) > 1
+
+
+@dataclass(frozen=True, slots=True)
+class Trait:
+    """Something that a row's text may have."""
+
+    rule: str
+    words: str
+    has: Callable[[Row, Sequence[str]], bool]
+    """A check of a row, which is given its texts too."""
+
+
+TRAITS = (
+    Trait(
+        "damaged-text",
+        "with U+FFFD, which stands for characters that were lost",
+        lambda _, texts: any("\ufffd" in text for text in texts),
+    ),
+    Trait(
+        "damaged-text",
+        "with text that was encoded twice (such as Ã© for é)",
+        lambda _, texts: any(map(_is_doubly_encoded, texts)),
+    ),
+    Trait(
+        "tokens-of-other-models",
+        "with control tokens of other models' templates, which are plain text here",
+        lambda _, texts: any(map(_has_marks_of_others, texts)),
+    ),
+    Trait("unusual-turns", "with a system turn that is not the first", _late_system),
+    Trait("unusual-turns", "with two user turns in a row", _two_user_turns),
+    Trait(
+        "files-outside-folder",
+        "with images or videos outside of the folder of their rows file",
+        lambda row, _: has_files_outside(row),
+    ),
+)
+"""Traits that are counted, each a bit by its place here."""
+
+
+def traits_of(row: Row) -> int:
+    """Return the traits that a row has, as bits by their places in `TRAITS`."""
+    texts = [*row.texts()]
+    return sum(1 << place for place, trait in enumerate(TRAITS) if trait.has(row, texts))

@@ -1,0 +1,204 @@
+"""Images and videos of a row: cut into patches, and placed among its tokens."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vtool.data.media import load_picture, picture_errors
+from vtool.data.row import Row, refuse
+from vtool.data.video import Clip
+from vtool.models.processor import Processor
+
+
+@dataclass(frozen=True, slots=True)
+class Visuals:
+    """The vision tower's inputs of a row, by the model's names.
+
+    Shapes: P patches of width W, I images, V videos. Where a model takes videos as images
+    (`FamilyFacts.videos_are_images`), frames are among these, an image for each patch along time.
+    """
+
+    pixel_values: Tensor | None = None
+    """float32 [P, W]"""
+    image_grid_thw: Tensor | None = None
+    """int64 [I, 3]: patches along time, height and width."""
+    pixel_values_videos: Tensor | None = None
+    """float32 [P, W]"""
+    video_grid_thw: Tensor | None = None
+    """int64 [V, 3]."""
+    second_per_grid_ts: Tensor | None = None
+    """float32 [V]: seconds of a patch along time, where the model asks for them."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the tensors that are not None, by name."""
+        named = ((field.name, getattr(self, field.name)) for field in fields(self))
+        return {name: tensor for name, tensor in named if tensor is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class Visual:
+    """An image or a video, cut into patches."""
+
+    kind: str
+    pixels: Tensor
+    grid: tuple[int, int, int]
+    runs: tuple[int, ...]
+    """The features, for each token that stands for them in the text."""
+    token: int
+    seconds: float = 0.0
+    traits: tuple[str, ...] = ()
+
+
+def visuals_of(
+    row: Row, clips: Sequence[Clip], processor: Processor, *, measure: bool = False
+) -> Iterator[Visual]:
+    """Yield a row's images and videos in the order in which they are shown."""
+    _image = _measured_image if measure and processor.image_processor.do_resize else _cut_image
+    images, videos = iter(row.images), iter(clips)
+    for kind in row.visuals():
+        if kind == "image" and (image := next(images, None)) is not None:
+            yield _image(row, image, processor)
+        elif kind == "video" and (clip := next(videos, None)) is not None:
+            yield _video(row, clip, processor)
+    # What the messages do not place: each is one more than there are tokens.
+    yield from (_image(row, image, processor) for image in images)
+    yield from (_video(row, clip, processor) for clip in videos)
+
+
+def _measured_image(row: Row, image: Any, processor: Processor) -> Visual:
+    """Return an image without its pixels: as many patches as it would be cut into."""
+    with picture_errors(row, image, "broken-image", "its image", processor.pictures):
+        (width, height), traits = processor.pictures.measure(image)
+    cutter = processor.image_processor
+    try:
+        patches = cutter.get_number_of_image_patches(height, width, {})
+    except ValueError as error:  # an extreme aspect ratio
+        raise refuse("broken-image", f"{row.id}: {error}", row.origin) from error
+    pixels = torch.empty((patches, 0), device="meta")
+    features = patches // cutter.merge_size**2
+    token = processor.ids.image
+    # no grid: what has no pixels goes into no model
+    return Visual("image", pixels, (1, patches, 1), (features,), token, traits=traits)
+
+
+def _cut_image(row: Row, image: Any, processor: Processor) -> Visual:
+    picture, traits = load_picture(row, image, "broken-image", "its image", processor.pictures)
+    try:
+        encoded = processor.image_processor(images=[picture], return_tensors="pt")
+    except ValueError as error:  # an image processor refuses an extreme aspect ratio
+        raise refuse("broken-image", f"{row.id}: {error}", row.origin) from error
+    t, h, w = encoded["image_grid_thw"][0].tolist()
+    # The vision tower merges merge_size² patches into one feature.
+    features = t * h * w // processor.image_processor.merge_size**2
+    token = processor.ids.image
+    return Visual("image", encoded["pixel_values"], (t, h, w), (features,), token, traits=traits)
+
+
+def _video(row: Row, clip: Clip, processor: Processor) -> Visual:
+    video, family = processor.video, processor.video.family
+    try:
+        pixels, (t, h, w) = video.cut(clip.frames)
+    except ValueError as error:  # an extreme aspect ratio
+        raise refuse("broken-video", f"{row.id}: {error}", row.origin) from error
+    features = h * w // video.frames.merge_size**2
+    runs = (features,) * t if family.facts.separate_frames else (t * features,)
+    token = processor.ids.image if family.facts.videos_are_images else processor.ids.video
+    return Visual(
+        "video",
+        pixels,
+        (t, h, w),
+        runs,
+        token,
+        clip.seconds_per_grid(video.frames_per_patch),
+        clip.traits,
+    )
+
+
+def expand(
+    ids: Sequence[int],
+    labels: Sequence[int],
+    row: Row,
+    visuals: Iterator[Visual],
+    processor: Processor,
+    *,
+    whole: bool = True,
+) -> tuple[list[int], list[int], Visuals]:
+    """Repeat each token that stands for features as often as there are features.
+
+    Args:
+        whole: false where ids end before the row does, and images and videos behind them are left
+            alone.
+    """
+    marks = {processor.ids.image: "image", processor.ids.video: "video"}
+    if marks.keys().isdisjoint(ids):  # text alone: nothing to look for
+        if whole and next(visuals, None):
+            raise _mismatch(row, ids, marks)
+        return list(ids), list(labels), Visuals()
+    out_ids: list[int] = []
+    out_labels: list[int] = []
+    taken: list[Visual] = []
+    runs: Iterator[tuple[int, int]] = iter(())
+    for token, label in zip(ids, labels, strict=True):
+        times = 1
+        if token in marks:
+            if (run := next(runs, None)) is None and (visual := next(visuals, None)) is not None:
+                taken.append(visual)
+                runs = iter([(visual.token, count) for count in visual.runs])
+                run = next(runs)
+            if run is None or run[0] != token:
+                raise _mismatch(row, ids, marks)
+            times = run[1]
+        out_ids += [token] * times
+        out_labels += [label] * times
+    if next(runs, None) or (whole and next(visuals, None)):
+        raise _mismatch(row, ids, marks)
+    return out_ids, out_labels, _joined(taken, processor)
+
+
+def _mismatch(row: Row, ids: Sequence[int], marks: dict[int, str]) -> Exception:
+    given = {"image": len(row.images), "video": len(row.videos)}
+    counts = [
+        f"{sum(token == mark for token in ids)} {kind} tokens for {given[kind]} {kind}s"
+        for mark, kind in marks.items()
+        if kind == "image" or given[kind] or mark in ids
+    ]
+    ordered = ", or in another order" if row.images and row.videos else ""
+    return refuse(
+        "image-token-mismatch",
+        f"{row.id}: the chat template wrote {' and '.join(counts)}{ordered}",
+        row.origin,
+    )
+
+
+def _joined(visuals: Sequence[Visual], processor: Processor) -> Visuals:
+    family = processor.video.family
+    images: list[Visual] = []
+    videos: list[Visual] = []
+    for visual in visuals:
+        (images if visual.kind == "image" or family.facts.videos_are_images else videos).append(
+            visual
+        )
+    given: dict[str, Tensor] = {}
+    if images:
+        # Of a video taken as images each patch along time is one; an image has one such patch.
+        grids = [(1, h, w) for t, h, w in (visual.grid for visual in images) for _ in range(t)]
+        given |= {
+            "pixel_values": _concatenated([visual.pixels for visual in images]),
+            "image_grid_thw": torch.tensor(grids),
+        }
+    if videos:
+        grids = [visual.grid for visual in videos]
+        given |= {
+            "pixel_values_videos": _concatenated([visual.pixels for visual in videos]),
+            "video_grid_thw": torch.tensor(grids),
+        }
+        if family.facts.seconds_per_grid:
+            given["second_per_grid_ts"] = torch.tensor([visual.seconds for visual in videos])
+    return Visuals(**given)
+
+
+def _concatenated(pixels: Sequence[Tensor]) -> Tensor:
+    return pixels[0] if len(pixels) == 1 else torch.cat(list(pixels))  # one need not be copied
