@@ -200,6 +200,18 @@ def test_an_error_ends_the_command_where_asked(tmp_path: Path) -> None:
     assert "it saved late.safetensors then" in err
 
 
+def test_a_checkpoint_from_before_the_end_is_not_one_saved_then(tmp_path: Path) -> None:
+    wrong = write(tmp_path / "wrong", changed(healthy(), MEAN_OF_MEANS))
+    (tmp_path / "early.safetensors").touch()
+    later = time.time() + 3600  # as a file server's clock has it
+    os.utime(tmp_path / "early.safetensors", (later, later))
+    script = f"cp {wrong}/* $VTOOL_WATCH_TO; while true; do sleep 0.1; done"
+    _, err = started(tmp_path, "--stop-on", "error", "--", "sh", "-c", script).communicate(
+        timeout=300
+    )
+    assert "no checkpoint was seen below this folder since" in err
+
+
 def test_a_healthy_command_is_not_ended(tmp_path: Path) -> None:
     good = write(tmp_path / "good", healthy())
     script = f"cp {good}/* $VTOOL_WATCH_TO; sleep 1.5; exit 3"

@@ -220,7 +220,7 @@ def _run(
     except OSError as error:
         _say(f"{file} cannot be started: {error.strerror}")
         raise typer.Exit(126) from None
-    if stopper and stopper.stopped:
+    if stopper and stopper.rule:
         _say(stopper.checkpoint())
     return status, folder
 

@@ -18,8 +18,8 @@ class Stopper:
 
     def __init__(self, folder: Path, steps: int, tokenizer: Path | None) -> None:
         self.folder, self.steps, self.tokenizer = folder, steps, tokenizer
-        self.stopped: float | None = None
-        self.rule = ""
+        self.rule = ""  # the error that ended the command; empty as long as none did
+        self.before: dict[Path, tuple[int, int]] = {}
         self._concluded = False
         self._next, self._wait = 0.0, 0.5
 
@@ -40,28 +40,33 @@ class Stopper:
             if finding.severity == "error"
         ]
         if errors:
-            self.rule, self.stopped = errors[0], time.time()
+            self.rule, self.before = errors[0], _checkpoints(Path())
             interrupt(process)
 
     def checkpoint(self) -> str:
         """Say why the command was ended, and whether it has saved anything since."""
-        assert self.stopped is not None
-        saved = _newest(Path(), self.stopped)
+        assert self.rule
+        now = _checkpoints(Path())
+        # Held against what stood there, not against the time of the interrupt: a file system's
+        # clock is some milliseconds behind, a network one may be minutes off.
+        new = [file for file, stamp in now.items() if self.before.get(file) != stamp]
+        saved = max(new, key=lambda file: now[file], default=None)
         return f"ended after the watched steps by {self.rule}; " + (
             f"it saved {saved} then" if saved else "no checkpoint was seen below this folder since"
         )
 
 
-def _newest(folder: Path, since: float) -> Path | None:
-    found: list[tuple[float, Path]] = []
+def _checkpoints(folder: Path) -> dict[Path, tuple[int, int]]:
+    """Return the modification time in nanoseconds and the bytes of each checkpoint file below."""
+    found: dict[Path, tuple[int, int]] = {}
     for here, inner, _ in os.walk(folder):
         if len(Path(here).relative_to(folder).parts) >= _DEEPEST:
             inner.clear()
         for pattern in _CHECKPOINTS:
             for file in Path(here).glob(pattern):
                 try:
-                    found.append((file.stat().st_mtime, file))
+                    status = file.stat()
                 except OSError:
                     continue
-    newest = max(found, default=(0.0, None))
-    return newest[1] if newest[0] >= since else None
+                found[file] = status.st_mtime_ns, status.st_size
+    return found
