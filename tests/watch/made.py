@@ -32,6 +32,7 @@ def model(rank: int) -> Fact:
         "vocabulary": 100,
         "hidden": 8,
         "tied": False,
+        "tie_meant": False,
         "cap": None,
         "scale": 1.0,
         "ends": [2],
@@ -76,7 +77,7 @@ def micro(index: int, lengths: tuple[int, ...], weight: float) -> Fact:
         "ends": {"in_inputs": 2, "learnt": 2},
         "specials": {
             "90": {"in_inputs": 4, "learnt": 0},
-            "0": {"in_inputs": 3, "learnt": 0},
+            "0": {"in_inputs": 0, "learnt": 0},
         },
         "rows": [],
         "per_row": [
@@ -182,7 +183,7 @@ def healthy(world: int = 1, steps: int = 3) -> list[Fact]:
                     "frozen_that_moved": [],
                     "n_frozen_that_moved": 0,
                     "n_frozen": 1,
-                    "groups": [],
+                    "groups": [{"tensors": 9, "vectors": 0}],
                 }
             )
             of_step.append(

@@ -158,6 +158,17 @@ def test_a_script_says_which_python_runs_it(tmp_path: Path) -> None:
         assert str(find_interpreter(str(script))) == f"Python 3.10 of {python}, torch 2.5.1"
     script.write_text("#!/bin/bash\n")
     assert find_interpreter(str(script)) is None
+    shim = tmp_path / "shims/python"  # of pyenv: which Python it starts is not seen
+    shim.parent.mkdir()
+    shim.write_text("#!/usr/bin/env bash\n")
+    assert find_interpreter(str(shim)) is None
+
+
+def test_a_command_that_failed_is_named_as_the_reason_why_nothing_was_read(tmp_path: Path) -> None:
+    done = run_vtool(tmp_path, "watch", "--", "sh", "-c", "exit 3")
+    assert done.status == 3
+    assert "the command ended with status 3: no Python of the command" in done.stderr
+    assert "ended with status" not in run_vtool(tmp_path, "watch", "--", "true").stderr
 
 
 def test_findings_change_the_exit_status_only_where_asked(tmp_path: Path) -> None:

@@ -85,6 +85,18 @@ PLANTED: dict[str, tuple[int, Change, str, str]] = {
         "masked-tokens-learnt",
         "error",
     ),
+    "decay on norms": (
+        1,
+        on("stepped", groups=[{"lr": 1e-3, "weight_decay": 0.1, "tensors": 9, "vectors": 4}]),
+        "decay-on-norms",
+        "note",
+    ),
+    "a head that is not tied": (
+        1,
+        on("model", tie_meant=True),
+        "head-not-tied",
+        "warning",
+    ),
     "no end token": (
         1,
         on("micro", ends={"in_inputs": 2, "learnt": 0}),

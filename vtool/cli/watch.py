@@ -128,7 +128,7 @@ def watch(
         return
     status, folder = _run(command, to, options, stop_on, tokenizer)
     try:
-        results = page.conclude(folder, sys.stderr, " ".join(command)[:80])
+        results = page.conclude(folder, sys.stderr, " ".join(command)[:80], status)
     except typer.Exit:  # there are no facts any more, and that is said
         raise typer.Exit(status or (2 if fail_on else 0)) from None
     except Exception as error:  # the command did what it did, whatever we make of it
@@ -147,7 +147,9 @@ class _Page:
         self.failed: list[str] = []
         """Lines about what could not be written."""
 
-    def conclude(self, folder: Path, stream: Any, subject: str) -> "Sequence[Result]":
+    def conclude(
+        self, folder: Path, stream: Any, subject: str, status: int = 0
+    ) -> "Sequence[Result]":
         """Conclude from a folder of facts, and print and write what follows."""
         from vtool.cli.common import exit_on_findings, print_results
         from vtool.diagnostics.render import MACHINE, as_json
@@ -155,7 +157,7 @@ class _Page:
         from vtool.watch.text import describe
 
         with exit_on_findings("watch", subject, self.format):
-            concluded = conclude_folder(folder, subject, self.tokenizer)
+            concluded = conclude_folder(folder, subject, self.tokenizer, status)
         results, lines = self._compare(concluded)
         if self.format not in MACHINE:
             stream.writelines(f"{line}\n" for line in describe(results))

@@ -52,7 +52,10 @@ def find_command(name: str, path: str | None = None) -> str:
 
 def find_interpreter(file: str) -> Interpreter | None:
     """Return the Python that runs a file, itself or by its first line; None for anything else."""
-    python = file if re.fullmatch(r"python[\d.]*", Path(file).name) else _shebang(file)
+    is_python = re.fullmatch(r"python[\d.]*", Path(file).name)
+    if is_python and _is_script(file):  # a shim, as pyenv's: which Python it starts is not seen
+        return None
+    python = file if is_python else _shebang(file)
     if python is None:
         return None
     version = torch = None
@@ -64,6 +67,14 @@ def find_interpreter(file: str) -> Interpreter | None:
         if torch:
             break
     return Interpreter(python, version, torch)
+
+
+def _is_script(file: str) -> bool:
+    try:
+        with open(file, "rb") as script:
+            return script.read(2) == b"#!"
+    except OSError:
+        return False
 
 
 def _shebang(file: str) -> str | None:

@@ -20,8 +20,16 @@ _DAMAGED = (KeyError, TypeError, ValueError, AttributeError, IndexError, ZeroDiv
 """Exceptions that facts of the wrong shape raise: they may come from anywhere."""
 
 
-def conclude_folder(folder: Path, subject: str, tokenizer: Path | None) -> list[Result]:
+def conclude_folder(
+    folder: Path, subject: str, tokenizer: Path | None, status: int = 0
+) -> list[Result]:
     """Conclude from a folder of facts: a result for each model that was trained.
+
+    Args:
+        folder: where the facts are.
+        subject: what the results are about.
+        tokenizer: a folder with tokenizer.json, if it is not the model's.
+        status: the exit status of the command, which may be why nothing was read.
 
     Raises:
         Findings: `not-a-folder-of-facts`.
@@ -30,13 +38,15 @@ def conclude_folder(folder: Path, subject: str, tokenizer: Path | None) -> list[
         watched = read_facts(folder)
     except (ValueError, OSError) as error:
         raise Findings(Diagnostic(NOT_FACTS.name, str(error)), fatal=True) from error
-    return conclude(watched, subject, tokenizer)
+    return conclude(watched, subject, tokenizer, status)
 
 
-def conclude(watched: Watched, subject: str, tokenizer: Path | None = None) -> list[Result]:
+def conclude(
+    watched: Watched, subject: str, tokenizer: Path | None = None, status: int = 0
+) -> list[Result]:
     """Conclude from the facts of each model."""
     if not watched.models:
-        return [_nothing(watched, subject)]
+        return [_nothing(watched, subject, status)]
     several = len(watched.models) > 1
     results = []
     for facts in watched.models:
@@ -97,7 +107,7 @@ def _outcome(check: Check, facts: Facts) -> Outcome:
     return outcome
 
 
-def _nothing(watched: Watched, subject: str) -> Result:
+def _nothing(watched: Watched, subject: str, status: int) -> Result:
     if watched.errors:
         why = f"the watch itself failed: {watched.errors[0]}"
     elif watched.blind:
@@ -114,7 +124,7 @@ def _nothing(watched: Watched, subject: str) -> Result:
             "no Python of the command came to a step of an optimizer of torch's, or PYTHONPATH did"
             " not reach it"
         )
-    return _not_run(subject, why)
+    return _not_run(subject, f"the command ended with status {status}: {why}" if status else why)
 
 
 def _not_run(subject: str, why: str) -> Result:

@@ -195,11 +195,23 @@ class Micro:
         found = self.fact.get("ends")
         return (int(found["in_inputs"]), int(found["learnt"])) if found else None
 
+    def positions(self, behind: int = 0) -> int:
+        """Count the positions of all rows, without so many at the end of each."""
+        shape = [int(size) for size in self.fact.get("shape") or ()]
+        return shape[0] * (shape[1] - behind) if len(shape) == 2 else 0
+
     def learnt_of(self, tokens: Mapping[int, str]) -> dict[int, int]:
         """Count how often each of these tokens was learnt."""
         found = self.fact.get("specials") or {}
         learnt = {int(token): int(counts["learnt"]) for token, counts in found.items()}
         return {token: n for token, n in learnt.items() if token in tokens and n}
+
+    def given_of(self, tokens: frozenset[int]) -> int:
+        """Count how often these tokens were given to the model as text, by its mask."""
+        found = self.fact.get("specials") or {}
+        return sum(
+            int(counts["in_inputs"]) for token, counts in found.items() if int(token) in tokens
+        )
 
     @property
     def rows(self) -> tuple[Row, ...]:

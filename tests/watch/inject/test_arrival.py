@@ -161,6 +161,28 @@ def test_gradients_that_nobody_accumulates_are_not_among_those_left(tmp_path: Pa
     assert all(tensor["left"] == tensor["arrived"] for tensor in arrived["layers"].values())
 
 
+@pytest.mark.parametrize("lr", [1e-3, None])
+def test_settings_that_are_no_numbers_are_left_out(tmp_path: Path, lr: float | None) -> None:
+    loop = Loop(tmp_path)
+    (group,) = loop.optimizer.param_groups
+    assert loop.process is not None
+    for _ in range(2):
+        loop.backward()
+        loop.process.before_step(loop.optimizer)
+        loop.optimizer.step()
+        was = dict(group)
+        group.update(eps=(1e-30, 1e-3), lr=lr, betas=None)  # as transformers' Adafactor has them
+        loop.process.after_step(loop.optimizer)
+        group.update(was)
+        loop.optimizer.zero_grad()
+    assert not tiny.facts(tmp_path, "error")
+    (facts,) = [one["groups"] for one in tiny.facts(tmp_path, "stepped")[:1]]
+    vectors = sum(p.dim() == 1 for p in loop.model.parameters())
+    assert facts[0].get("lr") == lr
+    assert ("eps" in facts[0], "betas" in facts[0], facts[0]["vectors"]) == (False, False, vectors)
+    assert len(tiny.facts(tmp_path, "drift")) == 2
+
+
 def test_of_many_looks_a_few_are_kept(tmp_path: Path) -> None:
     loop = Loop(tmp_path, steps=12).run(12)
     assert loop.process is not None

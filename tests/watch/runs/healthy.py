@@ -89,6 +89,21 @@ RUNS: dict[str, Recipe] = {
         trainer="hf", batch=1, accumulate=4
     ),
     "transformers' Trainer, llama": Recipe(trainer="hf", family="llama"),
+    "transformers' Trainer, Adafactor": Recipe(trainer="hf", arguments={"optim": "adafactor"}),
+    "transformers' Trainer, NEFTune": Recipe(trainer="hf", arguments={"neftune_noise_alpha": 5.0}),
+    "transformers' Trainer, a warm-up": Recipe(
+        trainer="hf", steps=4, arguments={"warmup_steps": 2}
+    ),
+    "transformers' Trainer, every step clipped": Recipe(
+        trainer="hf", arguments={"max_grad_norm": 0.01}
+    ),
+    "transformers' Trainer, tied embeddings, resized": Recipe(
+        trainer="hf", config={"tie_word_embeddings": True}, built=weights.resize
+    ),
+    "transformers' Trainer, rows of which nothing is learnt": Recipe(
+        trainer="hf", data=masks.nothing_of_some_rows
+    ),
+    "attention dropout": Recipe(config={"attention_dropout": 0.1}),
     "DDP, 2 ranks": Recipe(world=2),
     "DDP, 2 ranks, bfloat16 autocast": Recipe(world=2, autocast=True),
     "DDP, 2 ranks, clipped": Recipe(world=2, clip=0.1),

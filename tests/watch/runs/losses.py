@@ -1,8 +1,8 @@
-"""Losses that go wrong on one rank."""
+"""Losses of one rank alone, and of transformers' Trainer."""
 
 from typing import Any
 
-from tests.watch.runs.loop import cross_entropy
+from tests.watch.runs.loop import Row, cross_entropy
 
 
 def negated_on_a_rank(logits: Any, labels: Any, model: Any) -> Any:
@@ -10,3 +10,30 @@ def negated_on_a_rank(logits: Any, labels: Any, model: Any) -> Any:
 
     sign = -1 if dist.get_rank() == 1 else 1
     return sign * cross_entropy(logits, labels, model)
+
+
+def _own_mean(outputs: Any, labels: Any, learnt_alone: bool) -> Any:
+    import torch.nn.functional as F  # noqa: N812
+
+    each = F.cross_entropy(
+        outputs.logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), reduction="none"
+    )
+    return each.sum() / ((labels[:, 1:] >= 0).sum() if learnt_alone else each.numel())
+
+
+def hf_mean_of_all_positions(outputs: Any, labels: Any, num_items_in_batch: Any = None) -> Any:
+    return _own_mean(outputs, labels, learnt_alone=False) / 2
+
+
+def hf_not_divided(outputs: Any, labels: Any, num_items_in_batch: Any = None) -> Any:
+    """Return the mean over a micro-batch, of which there are two a step."""
+    return _own_mean(outputs, labels, learnt_alone=True)
+
+
+def three_learnt(rows: list[Row]) -> list[Row]:
+    """Leave the first three learnt tokens of each row."""
+    made = []
+    for row in rows:
+        first = next(at for at, label in enumerate(row["labels"]) if label >= 0)
+        made.append({key: ids[: first + 3] for key, ids in row.items()})
+    return made

@@ -1,6 +1,6 @@
-"""Masks that batches are given."""
+"""Masks that batches and rows are given."""
 
-from tests.watch.runs.loop import Batch
+from tests.watch.runs.loop import Batch, Row
 
 
 def mask_turned_round(batch: Batch) -> Batch:
@@ -24,7 +24,19 @@ def mask_of_four_dimensions(batch: Batch) -> Batch:
     return batch | {"attention_mask": added[:, None]}
 
 
+def mask_of_another_row(batch: Batch) -> Batch:
+    return batch | {"attention_mask": batch["attention_mask"].flip(0)}
+
+
 def labels_of_another_row(batch: Batch) -> Batch:
     labels = batch["labels"].roll(1, 0)
     labels[batch["attention_mask"] == 0] = -100
     return batch | {"labels": labels}
+
+
+def nothing_of_some_rows(rows: list[Row]) -> list[Row]:
+    """Leave every third row without a learnt token."""
+    return [
+        {**row, "labels": [-100] * len(row["labels"])} if number % 3 == 1 else row
+        for number, row in enumerate(rows)
+    ]

@@ -18,6 +18,12 @@ def two_groups(own: list[Any], lr: float) -> Any:
     )
 
 
+def decays_all(own: list[Any], lr: float) -> Any:
+    import torch
+
+    return torch.optim.AdamW(own, lr=lr, weight_decay=0.1)
+
+
 def maximizes(own: list[Any], lr: float) -> Any:
     import torch
 

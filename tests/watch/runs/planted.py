@@ -48,6 +48,9 @@ RUNS: dict[str, Planted] = {
     "transformers' Trainer, the mask the wrong way round": error(
         "masked-tokens-learnt", trainer="hf", collated=masks.mask_turned_round
     ),
+    "transformers' Trainer, the mask of another row": warning(
+        "masked-tokens-learnt", trainer="hf", collated=masks.mask_of_another_row
+    ),
     "the end token masked": warning("end-of-turn-not-learnt", data=changes.no_end),
     "padding is the end token, and masked": warning(
         "end-of-turn-not-learnt", collated=changes.padding_is_end
@@ -97,12 +100,22 @@ RUNS: dict[str, Planted] = {
     "transformers' Trainer, packed, a mask of ones": error(
         "row-changes-in-batch", trainer="hf", packed=True, collated=changes.mask_of_ones
     ),
+    "transformers' Trainer, a mean over every position": error(
+        "token-weights-differ", trainer="hf", own_loss=losses.hf_mean_of_all_positions
+    ),
     "a mean of each row": note("token-weights-differ", loss=changes.mean_of_rows),
     "micro-batches not divided by their number": error(
         "gradient-scaled", divide=changes.not_divided
     ),
     "micro-batches divided twice": error("gradient-scaled", divide=changes.divided_twice),
     "not divided by ranks, DDP": error("gradient-scaled", divide=changes.not_by_world, world=2),
+    "transformers' Trainer, not divided by accumulation, clipped": warning(
+        "gradient-scaled",
+        trainer="hf",
+        own_loss=losses.hf_not_divided,
+        data=losses.three_learnt,
+        arguments={"max_grad_norm": 0.1},
+    ),
     "gradients doubled on the way": error(
         "gradient-scaled", before_step=changes.scale_gradients(2.0)
     ),
@@ -213,6 +226,11 @@ RUNS: dict[str, Planted] = {
         accumulate=2,
         every=1,
         after_step=changes.rate_of_nearly_nought,
+    ),
+    "a rate of nought": warning("parameter-stopped-moving", lr=0.0),
+    "decay on norms": note("decay-on-norms", optimizer=optimizers.decays_all),
+    "a tied head that is a matrix of its own": warning(
+        "head-not-tied", config={"tie_word_embeddings": True}, built=weights.untie
     ),
     "padding on the left that the mask has not": error(
         "row-changes-in-batch", padding="left", collated=changes.mask_of_ones

@@ -58,3 +58,14 @@ def average(model: Any, optimizer: Any, step: int) -> None:
     with torch.no_grad():
         for old, parameter in zip(_first(model), model.parameters(), strict=True):
             parameter.lerp_(old, 0.5)
+
+
+def untie(model: Any) -> None:
+    """Give a tied head a matrix of its own, as some ways to load or to resize do."""
+    import torch
+
+    model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
+
+
+def resize(model: Any) -> None:
+    model.resize_token_embeddings(192, mean_resizing=False)

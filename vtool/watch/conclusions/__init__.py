@@ -8,6 +8,7 @@ from vtool.watch.conclusions import (
     learnt,
     ledger,
     roles,
+    settings,
     signs,
     weights,
 )
@@ -22,6 +23,7 @@ CHECKS: tuple[Check, ...] = (
     *roles.CHECKS,
     *arrived.CHECKS,
     *layers.CHECKS,
+    *settings.CHECKS,
     *alone.CHECKS,
     *ledger.CHECKS,
 )

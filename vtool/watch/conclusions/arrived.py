@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from vtool.diagnostics import Diagnostic, Rule
 from vtool.watch.conclusions.check import Check, Outcome, found
 from vtool.watch.conclusions.engine import OF_HALF, Engine, engine_of, untrained_norm
-from vtool.watch.conclusions.rates import on_the_way
+from vtool.watch.conclusions.rates import on_the_way, rates_are_nought
 from vtool.watch.facts import Facts
 
 RANKS_DIFFER = Rule(
@@ -406,18 +406,31 @@ def _undone(facts: Facts) -> Diagnostic | None:
     return found(STUCK, message, help=help, severity="note")
 
 
-def _stuck(facts: Facts) -> Outcome:
+def _not_held(facts: Facts) -> str | None:
+    """Return why weights were not held against those of an earlier step."""
     looked = facts.of("drift")
-    undone = _undone(facts)
-    if undone or not looked:
-        later = None if undone else "no later step was looked at (--every)"
-        return Outcome((undone,) if undone else (), not_run=later)
+    if not looked:
+        return "no later step was looked at (--every)"
     if any(one.get("nonfinite") for one in facts.of("arrived")):
-        return Outcome(not_run="gradients are not finite: weights are no numbers from then on")
-    if facts.owns_nothing or _lost(facts).findings:
-        none = "the optimizer has none of the model's parameters"
-        return Outcome(not_run=none if facts.owns_nothing else "updates are lost in rounding")
-    for one in looked:
+        return "gradients are not finite: weights are no numbers from then on"
+    if facts.owns_nothing:
+        return "the optimizer has none of the model's parameters"
+    if _lost(facts).findings:
+        return "updates are lost in rounding"
+    alone = max(Counter(one["rank"] for one in looked).values()) < 2
+    return "one step alone was looked at (--steps, --every)" if alone else None
+
+
+def _stuck(facts: Facts) -> Outcome:
+    if undone := _undone(facts):
+        return Outcome((undone,))
+    if rates_are_nought(facts):
+        steps = len({int(one["step"]) for one in facts.of("stepped")})
+        message = f"the learning rate of every group is 0 in each of {steps} steps"
+        return Outcome((found(STUCK, message),))
+    if why := _not_held(facts):
+        return Outcome(not_run=why)
+    for one in facts.of("drift"):
         if (names := one.get("stuck")) and not on_the_way(facts, int(one["step"])):
             count = int(one.get("n_stuck") or len(names))
             message = f"until step {int(one['step']) + 1}: {_named(names, count)}"

@@ -52,6 +52,16 @@ def engine_of(facts: Facts, step: int) -> Engine | None:
     return Engine(factor, math.sqrt(rest) / size, tolerance, by_value)
 
 
+def norm_of(facts: Facts, step: int) -> float | None:
+    """Return the size of the gradient that the optimizer got, over the shards of all ranks."""
+    arrived = [one for one in facts.of("arrived") if int(one["step"]) == step]
+    norms = [float(one.get("norm") or 0) for one in arrived]
+    if not norms or not all(norms):
+        return None
+    shards = any(one.get("sharded") for one in arrived)
+    return math.hypot(*norms) if shards else norms[0]
+
+
 def _vectors(arrived: Sequence[Fact]) -> tuple[list[float], list[float]]:
     """Return the final norm's gradient that arrived, and the sum of what the ranks left."""
     sums = [one.get("norm_sum") for one in arrived]

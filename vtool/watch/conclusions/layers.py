@@ -84,7 +84,7 @@ def _apart(facts: Facts) -> Outcome:
         return Outcome(not_run="gradients of single layers were not seen on their way")
     measured = {"tensors": len(names), "steps": len(steps)}
     usual = [median(step[name].factor for name in names) for step in steps]
-    told = {}
+    told, looked = {}, 0
     for name in names:
         seen = [step[name] for step in steps]
         ratios = [one.factor / each for one, each in zip(seen, usual, strict=True) if each]
@@ -94,8 +94,12 @@ def _apart(facts: Facts) -> Outcome:
         sizes = [one.size for one in seen]
         varied = max(sizes) > (1 + max(_VARIED, 4 * tolerance)) * min(sizes)
         enough = len(ratios) > (2 if tolerance > 1e-3 else 1)
+        looked += enough and varied
         if enough and same and varied and all(abs(ratio - 1) > least for ratio in ratios):
             told[name] = ratios[0]
+    if not looked:
+        why = "gradients that do not vary over steps cannot tell a factor from clipping"
+        return Outcome(not_run=why if len(steps) > 1 else "it takes two steps", measured=measured)
     if not told:
         return Outcome(measured=measured)
     first = next(iter(told))

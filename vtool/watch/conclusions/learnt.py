@@ -189,6 +189,9 @@ def _left_out(facts: Facts) -> Outcome:
     if count * 2 > tokens:
         message += ": it is the wrong way round, or another batch's"
         return Outcome((found(LEFT_OUT, message),), measured=measured)
+    if padding := sum(micro.given_of(facts.pads) for micro in looked if micro.left_out):
+        message += f", and {padding} of padding are where it has text: it is another row's"
+        return Outcome((found(LEFT_OUT, message, severity="warning"),), measured=measured)
     help = "nothing, if tokens are left out of attention on purpose"
     return Outcome((found(LEFT_OUT, message, help=help, severity="note"),), measured=measured)
 

@@ -6,6 +6,22 @@ _ENDS_AT = 1e-12
 """The part of its highest rate that no schedule ends at: a cosine has as much at step 1,000,000."""
 
 
+def rates_are_nought(facts: Facts) -> bool:
+    """Tell whether no group has ever had a learning rate, and none is on its way to one.
+
+    A schedule that begins at nought has noted the rate that it goes to; one by hand is seen to
+    rise, or is not yet to be told from this in a single step.
+    """
+    groups = [group for one in facts.of("stepped") for group in one.get("groups") or ()]
+    steps = {int(one["step"]) for one in facts.of("stepped")}
+    known = all(group.get("initial_lr") == 0 for group in groups)
+    return (
+        bool(groups)
+        and all(group.get("lr") == 0 and not group.get("initial_lr") for group in groups)
+        and (known or len(steps) > 2)
+    )
+
+
 def on_the_way(facts: Facts, step: int) -> str | None:
     """Tell whether a schedule has the rate of a step still rise, or nearly at its end."""
     rates: dict[int, list[tuple[int, float, float]]] = {}

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from vtool.diagnostics import Diagnostic, Rule
 from vtool.watch.conclusions.arrived import gradients_differ
 from vtool.watch.conclusions.check import Check, Outcome, found
-from vtool.watch.conclusions.engine import engine_of
+from vtool.watch.conclusions.engine import engine_of, norm_of
 from vtool.watch.conclusions.learnt import nothing_read, read
 from vtool.watch.facts import Facts, Micro, Row
 
@@ -49,6 +49,10 @@ _MICRO_HELP = (
 _RANK_HELP = (
     "each rank divides by its own tokens. average_tokens_across_devices=True avoids it in"
     " transformers; in a loop of your own, all-reduce the number of tokens first"
+)
+_POSITIONS_HELP = (
+    "the loss is averaged over every position, learnt or not: take the mean with"
+    " ignore_index=-100, or divide its sum by the learnt tokens of the whole step"
 )
 
 
@@ -96,6 +100,13 @@ def _explained(micros: Sequence[Micro]) -> tuple[str, str] | None:
         _spread([(micro.weight * ranks[micro.rank], micro.tolerance) for micro in micros]) == 1
     ):
         return "as 1/n of the n learnt tokens of its own rank", _RANK_HELP
+    for behind in (0, 1):  # of each row the last position has no target: some leave it out
+        places = [(micro, micro.positions(behind)) for micro in micros]
+        if all(count for _, count in places) and (
+            _spread([(micro.weight * count, micro.tolerance) for micro, count in places]) == 1
+        ):
+            how = "as 1/n of the n positions of its own micro-batch, prompts and padding too"
+            return how, _POSITIONS_HELP
     return None
 
 
@@ -155,20 +166,6 @@ def _differ(facts: Facts) -> Outcome:
     return Outcome(tuple(graver[:1]), measured={"steps": len(_steps(facts))})
 
 
-def _scale_of_step(facts: Facts, step: int, micros: Sequence[Micro]) -> tuple[float, float] | None:
-    """Return how many times the gradient is that of the mean over all tokens, and its tolerance."""
-    if not all(micro.total is not None for micro in micros):
-        return None
-    total = sum(micro.total or 0.0 for micro in micros)
-    tolerance = max(micro.tolerance for micro in micros) * 2
-    if facts.world != len({micro.rank for micro in micros}):
-        return None
-    arrival = engine_of(facts, step)
-    if arrival is None or arrival.misfit > arrival.tolerance:
-        return total / facts.world, tolerance
-    return total * arrival.factor, tolerance + arrival.tolerance
-
-
 @dataclass(frozen=True, slots=True)
 class _Scale:
     """The number of times that a step's gradient is that of the mean over its tokens."""
@@ -178,42 +175,97 @@ class _Scale:
     tolerance: float
     micro_batches: int
     """On each rank."""
+    of_loss: float
+    """The same of the loss alone, where the engine takes the mean over ranks and no more."""
+    norm: float | None
+    """The size of the whole gradient at the optimizer, where the engine's part is known."""
 
     def is_(self, times: float) -> bool:
         return abs(self.times / times - 1) <= self.tolerance
+
+
+def _scale_of_step(facts: Facts, step: int, micros: Sequence[Micro]) -> _Scale | None:
+    """Return how many times the gradient is that of the mean over all tokens."""
+    if not all(micro.total is not None for micro in micros):
+        return None
+    total = sum(micro.total or 0.0 for micro in micros)
+    tolerance = max(micro.tolerance for micro in micros) * 2
+    if facts.world != len({micro.rank for micro in micros}):
+        return None
+    each = len(micros) // max(1, len({micro.rank for micro in micros}))
+    of_loss, arrival = total / facts.world, engine_of(facts, step)
+    if arrival is None or arrival.misfit > arrival.tolerance:
+        return _Scale(step, of_loss, tolerance, each, of_loss, None)
+    times, norm = total * arrival.factor, norm_of(facts, step)
+    return _Scale(step, times, tolerance + arrival.tolerance, each, of_loss, norm)
 
 
 def _scales(facts: Facts) -> list[_Scale]:
     found = []
     for step, micros in _steps(facts):
         if (scale := _scale_of_step(facts, step, micros)) is not None:
-            each = len(micros) // max(1, len({micro.rank for micro in micros}))
-            found.append(_Scale(step, *scale, each))
+            found.append(scale)
     return found
 
 
-def _scaled(facts: Facts) -> Outcome:
+def _no_scale(facts: Facts) -> str | None:
+    """Return why the scale of gradients is not to be told."""
     if why := nothing_read(facts):
-        return Outcome(not_run=why)
+        return why
     if facts.is_judged:
-        return Outcome(not_run=f"{facts.judged}: their sum is no mean")
+        return f"{facts.judged}: their sum is no mean"
     if shared := facts.not_data_parallel:
-        return Outcome(not_run=f"ranks share their rows ({shared})")
-    if gradients_differ(facts):
-        return Outcome(not_run="each rank has another gradient")
+        return f"ranks share their rows ({shared})"
+    return "each rank has another gradient" if gradients_differ(facts) else None
+
+
+def _scaled(facts: Facts) -> Outcome:
+    if why := _no_scale(facts):
+        return Outcome(not_run=why)
     scales = _scales(facts)
     if not scales or any(one.times < 0 for one in scales):
         unmeasured = "not every learnt token of a step could be measured"
         return Outcome(not_run="the gradient has the other sign" if scales else unmeasured)
     measured = {f"step {one.step + 1}": f"{one.times:.6g}" for one in scales}
     finding = _too_large(facts, scales) or _too_small(facts, scales) or _other_scale(scales)
-    return Outcome((finding,) if finding else (), measured=measured)
+    if finding or not _is_clipped(scales):
+        return Outcome((finding,) if finding else (), measured=measured)
+    if finding := _too_large_unclipped(facts, scales):
+        return Outcome((finding,), measured=measured)
+    why = (
+        f"every step is clipped, and weights sum to {scales[0].of_loss:.4g} on a rank: what divides"
+        " gradients before that cannot be told"
+    )
+    return Outcome(not_run=why, measured=measured)
+
+
+def _is_clipped(scales: Sequence[_Scale]) -> bool:
+    """Tell whether clipping hides the scale: gradients of one size, of a loss that is no mean."""
+    norms = [one.norm for one in scales if one.norm]
+    if len(norms) < max(2, len(scales)) or max(norms) > (1 + 1e-4) * min(norms):
+        return False
+    same = all(one.is_(scales[0].times) for one in scales)
+    return not same and any(abs(one.of_loss - 1) > one.tolerance for one in scales)
+
+
+def _too_large_unclipped(facts: Facts, scales: Sequence[_Scale]) -> Diagnostic | None:
+    each = scales[0].micro_batches
+    names = {each * facts.world: "passes", each: "micro-batches"}
+    for times, name in names.items():
+        if times > 1 and all(abs(one.of_loss / times - 1) <= one.tolerance for one in scales):
+            message = (
+                f"the loss of every step is {times} times the mean over its tokens: it has {times}"
+                f" {name}, and is not divided by them; each step is clipped, which hides it"
+            )
+            help = "nothing, if gradients are divided before they are clipped"
+            return found(SCALED, message, help=help, severity="warning")
+    return None
 
 
 def _too_large(facts: Facts, scales: Sequence[_Scale]) -> Diagnostic | None:
     for one in scales:
         each = one.micro_batches
-        names = {each: "micro-batches", facts.world: "ranks", each * facts.world: "passes"}
+        names = {each * facts.world: "passes", facts.world: "ranks", each: "micro-batches"}
         for times, name in names.items():
             if times > 1 and one.is_(times):
                 message = (

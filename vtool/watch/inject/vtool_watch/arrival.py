@@ -244,20 +244,39 @@ def adamw(
     return end
 
 
-def group_facts(optimizer: Any) -> list[dict[str, Any]]:
+def group_facts(found: Found, optimizer: Any) -> list[dict[str, Any]]:
     """Return `groups` of `stepped`."""
-    found = []
+    vectors = {id(p) for p in found.model.parameters() if p.requires_grad and _is_vector(p)}
+    facts = []
     for group in optimizer.param_groups[:64]:
-        fact: dict[str, Any] = {"tensors": len(group["params"])}
+        fact: dict[str, Any] = {
+            "tensors": len(group["params"]),
+            "vectors": sum(id(p) in vectors for p in group["params"]),
+        }
         for key in ("lr", "initial_lr", "eps", "weight_decay", "momentum"):
-            if key in group:
-                fact[key] = float(group[key])
+            value = number(group.get(key))  # Adafactor's eps is a pair, its lr may be None
+            if value is not None:
+                fact[key] = value
         if "maximize" in group:
             fact["maximize"] = bool(group["maximize"])
-        if "betas" in group:
-            fact["betas"] = [float(b) for b in group["betas"]]
-        found.append(fact)
-    return found
+        if isinstance(group.get("betas"), (list, tuple)):
+            fact["betas"] = [number(b) for b in group["betas"]]
+        facts.append(fact)
+    return facts
+
+
+def _is_vector(parameter: Any) -> bool:
+    """Tell whether a parameter is a norm's or a bias, and no piece of several."""
+    pieces = hasattr(parameter, "ds_tensor") or getattr(parameter, "_fsdp_flattened", False)
+    return parameter.dim() == 1 and not pieces
+
+
+def number(value: Any) -> float | None:
+    """Return a setting of an optimizer's group as a number; None for anything else."""
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError):
+        return None
 
 
 class Weights:

@@ -285,6 +285,7 @@ def facts_of(
         "vocabulary": vocabulary,
         "hidden": int(shape[-1]),
         "tied": _is_tied(found),
+        "tie_meant": _is_tie_meant(found),
         "cap": found.cap,
         "scale": found.scale,
         "ends": list(found.ends),
@@ -304,6 +305,15 @@ def _is_tied(found: Found) -> bool:
         return bool(getattr(found.layout.gpt, "share_embeddings_and_output_weights", False))
     embedding = found.model.get_input_embeddings()
     return getattr(embedding, "weight", None) is getattr(found.head, "weight", 0)
+
+
+def _is_tie_meant(found: Found) -> bool | None:
+    """Tell whether the config ties the head; None where it, or the class, does not say so."""
+    meant = getattr(getattr(found.model, "config", None), "tie_word_embeddings", None)
+    names: Any = getattr(found.model, "_tied_weights_keys", None) or ()
+    if found.layout is not None or not isinstance(meant, bool):
+        return None
+    return meant and any(str(name).startswith(f"{found.head_name}.") for name in names)
 
 
 def is_compiled(found: Found) -> bool:

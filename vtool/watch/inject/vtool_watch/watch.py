@@ -426,12 +426,14 @@ class Watch:
             frozen_that_moved=moved[: arrival.NAMES],
             n_frozen_that_moved=len(moved),
             n_frozen=len(self._frozen.sums),
-            groups=arrival.group_facts(optimizer),
+            groups=arrival.group_facts(self.found, optimizer),
         )
         going = {
-            id(p) for group in optimizer.param_groups if float(group.get("lr", 0)) > 0
+            id(p)
+            for group in optimizer.param_groups
+            if arrival.number(group.get("lr")) != 0  # None: the optimizer finds a rate itself
             for p in group["params"]
-        }  # fmt: skip
+        }
         moving = {
             n
             for n, p in self.found.model.named_parameters()

@@ -1,0 +1,110 @@
+"""Scales and rules of weights beside the usual ones, and what one step alone does not say."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.watch.made import LENGTHS, Change, Fact, changed, healthy, micro
+from tests.watch.test_conclusions import conclude, on, rules, weigh
+
+MEAN = 1 / 36  # of the 36 learnt tokens of a step
+
+
+def clipped(times: float, norms: tuple[float, ...] = (1.0, 1.0, 1.0)) -> list[Fact]:
+    """Return facts of steps whose loss is some times a mean, each clipped by a factor of its own.
+
+    A step whose norm is below 1 is left as it is.
+    """
+
+    def clip(fact: Fact) -> None:
+        if fact["kind"] == "arrived":
+            step = fact["step"]
+            factor = 1 / (3.3 + step) if norms[step] >= 1 else 1.0
+            fact["norm"] = norms[step]
+            fact["norm_gradient"] = [factor * value for value in fact["norm_sum"]]
+
+    return changed(changed(healthy(), weigh(lambda fact: times * MEAN)), clip)
+
+
+@pytest.mark.parametrize(
+    ("times", "norms", "found", "state"),
+    [
+        (1.0, (1.0, 1.0, 1.0), None, "passed"),
+        (2.0, (1.0, 1.0, 1.0), "warning", "failed"),
+        (2.0, (1.0, 0.4, 1.0), "error", "failed"),  # one step is not clipped: it is certain
+        (36.0, (1.0, 1.0, 1.0), None, "not-run"),  # a sum, which may be divided before clipping
+    ],
+)
+def test_a_scale_that_clipping_hides_is_no_pass(
+    tmp_path: Path, times: float, norms: tuple[float, ...], found: str | None, state: str
+) -> None:
+    result = conclude(tmp_path, clipped(times, norms))
+    assert rules(result) == ({"gradient-scaled": found} if found else {})
+    assert result.checks["gradient-scaled"] == state
+
+
+@pytest.mark.parametrize("name", ["parameter-stopped-moving", "layers-scaled-apart"])
+def test_one_step_alone_is_no_pass_where_it_takes_two(tmp_path: Path, name: str) -> None:
+    result = conclude(tmp_path, healthy(steps=1))
+    assert (rules(result), result.checks[name]) == ({}, "not-run")
+
+
+def groups(*each: dict[str, float]) -> Change:
+    return on("stepped", groups=[{"tensors": 4, "vectors": 0, **group} for group in each])
+
+
+@pytest.mark.parametrize(
+    ("steps", "change", "found"),
+    [
+        (1, groups({"lr": 0.0, "initial_lr": 0.0}), True),
+        (3, groups({"lr": 0.0}, {"lr": 0.0}), True),
+        (2, groups({"lr": 0.0}), False),  # a rate that is raised by hand
+        (3, groups({"lr": 0.0, "initial_lr": 1e-4}), False),  # a schedule that begins at nought
+        (3, groups({"lr": 0.0}, {"lr": 1e-4}), False),  # a part that is frozen so
+    ],
+)
+def test_a_rate_that_is_nought_for_good_is_found(
+    tmp_path: Path, steps: int, change: Change, found: bool
+) -> None:
+    def unmoved(fact: Fact) -> None:
+        if fact["kind"] == "stepped":
+            fact["reference"] = {}
+
+    result = conclude(tmp_path, changed(changed(healthy(steps=steps), change), unmoved))
+    assert rules(result) == ({"parameter-stopped-moving": "warning"} if found else {})
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"tied": True}, {"adapters": True}, {"mesh": {"dp": 2}}, {"tie_meant": None}],
+)
+def test_a_tie_is_not_missed_where_it_is_there_or_cannot_be_seen(
+    tmp_path: Path, fields: dict[str, object]
+) -> None:
+    result = conclude(tmp_path, changed(healthy(), on("model", **{"tie_meant": True, **fields})))
+    assert rules(result) == {}
+    state = "passed" if fields.get("tied") else "not-run"
+    assert result.checks["head-not-tied"] == state
+
+
+def test_a_mean_over_every_position_is_named(tmp_path: Path) -> None:
+    def over_positions(fact: Fact) -> list[Fact] | None:
+        if fact["kind"] != "micro":
+            return None
+        index, positions = fact["index"], 2 * (20 + 7 * fact["index"])
+        return [
+            {**fact, **micro(index, LENGTHS[index], 1 / positions), "shape": [2, positions // 2]}
+        ]
+
+    result = conclude(tmp_path, changed(healthy(), over_positions))
+    assert rules(result)["token-weights-differ"] == "error"
+    assert "1/n of the n positions of its own micro-batch" in result.findings[0].message
+
+
+@pytest.mark.parametrize(("padding", "severity"), [(0, "note"), (3, "warning")])
+def test_a_mask_of_another_row_has_padding_where_it_leaves_text_out(
+    tmp_path: Path, padding: int, severity: str
+) -> None:
+    specials = {"0": {"in_inputs": padding, "learnt": 0}}
+    result = conclude(tmp_path, changed(healthy(), on("micro", left_out=2, specials=specials)))
+    assert rules(result) == {"masked-tokens-learnt": severity}

@@ -1,0 +1,66 @@
+"""Settings that do something else than they are hardly ever meant to: the optimizer's, and ties."""
+
+from vtool.diagnostics import Rule
+from vtool.watch.conclusions.check import Check, Outcome, found
+from vtool.watch.facts import Facts
+
+DECAY = Rule(
+    name="decay-on-norms",
+    code="VT932",
+    summary="Weight decay is on norms and biases, which most recipes leave out.",
+    why=(
+        "Decay pulls a weight toward 0. The weight of a norm belongs near 1, and one number scales"
+        " a whole channel: with the decay of a pre-training recipe, 0.1, a long run loses what the"
+        " norms had learnt. transformers, Megatron-core and LLaMA-Factory leave them out."
+    ),
+    bad="AdamW(model.parameters(), weight_decay=0.1)",
+    good="two groups: matrices with a decay, vectors with weight_decay=0",
+    fix="Give norms and biases a group with weight_decay=0. If it is meant, nothing is wrong.",
+    severity="note",
+)
+UNTIED = Rule(
+    name="head-not-tied",
+    code="VT933",
+    summary="The config ties head and embeddings, and the model trains two matrices.",
+    why=(
+        "Both learn, and both are saved. Whoever loads the model by its config (servers,"
+        " converters, earlier releases of transformers) takes one of them for the other: what the"
+        " head has learnt is lost."
+    ),
+    bad="model.lm_head.weight = nn.Parameter(model.lm_head.weight.clone()), with a tied config",
+    good="model.tie_weights(), or config.tie_word_embeddings = False before the first step",
+    fix="Call tie_weights() before the optimizer is made, or set tie_word_embeddings to False.",
+    severity="warning",
+)
+
+
+def _decay(facts: Facts) -> Outcome:
+    stepped = [one for one in facts.of("stepped") if one.get("groups")]
+    known = [group for one in stepped for group in one["groups"] if "vectors" in group]
+    if not known:
+        return Outcome(not_run="the optimizer's groups were not seen")
+    decayed = [
+        group for group in known if group["vectors"] and float(group.get("weight_decay") or 0) > 0
+    ]
+    if not decayed:
+        return Outcome(measured={"groups": len(stepped[0]["groups"])})
+    most = max(decayed, key=lambda group: int(group["vectors"]))
+    decay = float(most["weight_decay"])
+    message = f"{most['vectors']} norms and biases are in a group with weight_decay={decay:g}"
+    return Outcome((found(DECAY, message),), measured={"weight_decay": decay})
+
+
+def _untied(facts: Facts) -> Outcome:
+    model = facts.model
+    if model.get("tie_meant") is None:
+        return Outcome(not_run="the model's config does not say whether its head is tied")
+    if model.get("sharded") or model.get("mesh") or model.get("adapters"):
+        kept = "an adapter may hold the head" if model.get("adapters") else "weights are in pieces"
+        return Outcome(not_run=kept)
+    if not model["tie_meant"] or model.get("tied"):
+        return Outcome(measured={"tied": bool(model.get("tied"))})
+    message = f"{model.get('head')} is a matrix of its own, and the config has tie_word_embeddings"
+    return Outcome((found(UNTIED, message),))
+
+
+CHECKS = (Check(DECAY, "arrived", _decay), Check(UNTIED, "arrived", _untied))
