@@ -66,10 +66,10 @@ def compose_recipe(recipe: str, overrides: Sequence[str], *, trusted: bool = Tru
         composer = Composer(file.path, trusted=trusted)
         layers, config, rest, missing = _followed(composer, given)
     applied, findings = _apply(rest, config)
-    origins = layered(
-        layers, [(_keys(override.key_or_group), override.value()) for override in applied]
-    )
+    typed = [(_keys(override.key_or_group), override.value()) for override in applied]
+    origins = layered(layers, typed)
     values, unread, notes = _resolved(config, origins, trusted)
+    keep_later_warmup(values, [*(layered([each], []) for each in layers), layered([], typed)])
     return Composed(
         file,
         values,
