@@ -12,11 +12,11 @@ from vtool.diagnostics import Diagnostic, Rule
     Rule(
         name="steps-or-epochs",
         code="VT201",
-        summary="Of train.steps and train.epochs, both are given, or neither.",
+        summary="Of train.steps and train.epochs, both are given in one place, or neither.",
         why="With both, one would be ignored; with neither, there is no end and no schedule.",
-        bad="train.epochs=3",
-        good="train.steps=null train.epochs=3",
-        fix="Set one, and set the other to null.",
+        bad="train.steps=30 train.epochs=3",
+        good="train.epochs=3",
+        fix="Give one of them. One of yours takes the place of a recipe's other one.",
     ),
 )
 def steps_or_epochs(run: Run, origins: Origins) -> Iterator[Diagnostic]:
@@ -29,7 +29,7 @@ def steps_or_epochs(run: Run, origins: Origins) -> Iterator[Diagnostic]:
                 f"train.steps is {steps} and train.epochs is {epochs:g}, but only one can say how"
                 " long to train"
             ),
-            "set the other one to null: train.steps=null, or train.epochs=null",
+            "leave one of them out",
             "train.epochs",
             origins.near("train.epochs"),
         )
