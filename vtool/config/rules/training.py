@@ -90,7 +90,7 @@ def warmup_too_long(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     ),
 )
 def two_warmups(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """Of a warm-up in steps and one as a share of them, there is one."""
+    """Demand that a warm-up is given in steps or as a share of them, not both."""
     steps, share = run.optim.warmup_steps, run.optim.warmup_ratio
     if steps and share is not None:
         yield Diagnostic(
