@@ -21,6 +21,7 @@ from vtool.engines.ranks import SharedFindings
 from vtool.evaluation.evaluate import Answer, Scores
 from vtool.export.huggingface import export, export_adapter
 from vtool.training.base import base_of
+from vtool.training.extend import read_extensions
 from vtool.training.own_folder import write_atomically
 from vtool.training.run_folder import RunFolder
 from vtool.training.session import Progress, Session, evaluate_split
@@ -147,6 +148,10 @@ def _result(
         }
         if scores.by_source:
             result["test_sources"] = {name: asdict(own) for name, own in scores.by_source.items()}
+    if session.folder.begun_from.exists():
+        result["from"] = json.loads(session.folder.begun_from.read_text())
+    if extensions := read_extensions(session.folder):
+        result["extended"] = extensions
     cut = any(split.cut for split in session.ledgers.values())
     return result | {
         "train_seconds": progress.seconds,

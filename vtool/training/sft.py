@@ -159,6 +159,8 @@ def _announce(
         )
     for one in lost:
         print(f"{one.severity}[{one.rule} {one.code}]: {one.message}\n  help: {one.remedy}")
+    if start.weights is not None:
+        print(printable(start.weights.in_words()))
     if start.checkpoint is not None:
         print(printable(f"resuming after step {progress.step} from {start.checkpoint}"))
     print(printable(f"run folder: {session.folder.path}"), flush=True)

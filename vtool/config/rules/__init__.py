@@ -65,6 +65,8 @@ SETTINGS_RULES: tuple[SettingsRule, ...] = (
     paths.model_folder,
     paths.modeling_file,
     paths.resume_folder,
+    paths.folder_of_weights,
+    paths.two_starts,
     ignored.size_of_a_folder,
     ignored.range_that_is_not_used,
     ignored.evaluation_of_nothing,

@@ -1,9 +1,9 @@
 """Settings `optim`, `engine`, `train`, `checkpoint` and `evaluation`."""
 
 import math
-from typing import Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, create_model
 
 from vtool.config.schema.base import ActsLater, ReadBack, Settings
 from vtool.config.schema.megatron import Megatron
@@ -11,6 +11,8 @@ from vtool.config.schema.megatron import Megatron
 _BY_ENGINE = ReadBack("vtool.engines.contract:Engine.observe")
 _BY_GROUPS = ReadBack("vtool.training.optimizer:observe_groups")
 _BY_SCHEDULE = ReadBack("vtool.training.schedule:observe_schedule")
+OF_ITS_OWN = ("auto", "never", "extend")
+"""The values of `checkpoint.resume` that name no other folder."""
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -112,8 +114,8 @@ class Fsdp2(Settings):
 Engine = Annotated[Ddp | Fsdp2 | Megatron, Field(discriminator="kind")]
 
 
-class Train(Settings):
-    """The length of the training."""
+class Length(Settings):
+    """How long a run trains, and the weights that it begins with."""
 
     arrival: ClassVar = ReadBack("vtool.training.observe_run:observe_run")
     steps: int | None = Field(default=None, ge=1)
@@ -129,6 +131,33 @@ class Train(Settings):
             return self.steps
         # what rounding makes of 0.1 · 30 is no step of its own
         return max(1, math.ceil((self.epochs or 0) * steps_per_epoch - 1e-6))
+
+    @property
+    def source(self) -> str | None:
+        """The setting `train.from`, whose name is a word of Python's."""
+        given: str | None = getattr(self, "from")
+        return given
+
+
+_FROM = Field(
+    default=None,
+    min_length=1,
+    description=(
+        "The weights to begin with: those of a run, of a checkpoint, or of an export (a whole model"
+        " or an adapter). Optimizer, schedule, rows and ledger begin anew; `checkpoint.resume` goes"
+        " on exactly."
+    ),
+)
+if TYPE_CHECKING:
+    Train = Length
+else:  # no class body can name a field `from`
+    Train = create_model(
+        "Train",
+        __base__=Length,
+        __doc__=Length.__doc__,
+        __module__=__name__,
+        **{"from": (Annotated[str | None, ActsLater()], _FROM)},
+    )
 
 
 class Checkpoint(Settings):
@@ -149,7 +178,8 @@ class Checkpoint(Settings):
     """
     resume: str = Field(default="auto", min_length=1)
     """`auto` continues what is in the run's folder, `never` refuses to, else a run's or a
-    checkpoint's folder to start from.
+    checkpoint's folder to start from. `extend` continues it to a later end than it was planned
+    with.
     """
 
 
