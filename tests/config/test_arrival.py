@@ -93,6 +93,9 @@ TESTS: dict[str, str] = {
     ),
     "device.numa": "tests/training/test_launch.py::test_torchrun_is_told_what_to_bind_processes_by",
     "checkpoint.keep_last": f"{_CHECKPOINT}test_only_the_newest_are_kept",
+    "train.from": (
+        "tests/training/test_weights.py::test_a_run_begins_with_the_weights_it_names_to_the_bit"
+    ),
     "checkpoint.resume": f"{_FOLDER}test_a_run_can_begin_from_another_runs_checkpoint",
     **dict.fromkeys(
         ("profiler.tool", "profiler.profile_interval"),

@@ -264,7 +264,9 @@ def check_rows(origin: RunFolder, ledgers: Mapping[str, Mapping[str, Any]]) -> N
             Diagnostic(
                 "data-changed",
                 f"{origin.path} began with other rows. {named}",
-                parameter=f"data.{changed[0]}",
+                "put the rows back, or train these in a run of their own, run.name=NAME; to begin"
+                f" with its weights, add train.from={shlex.quote(str(origin.path))}",
+                f"data.{changed[0]}",
             )
         )
 
@@ -327,8 +329,11 @@ def only_length(changed: Sequence[str]) -> bool:
 
 def taken(path: Path, changed: list[str], run: Run) -> Diagnostic:
     """Return the finding for a folder with a run of other settings, and two ways that go on."""
-    new = f"add {new_name(run)}, and train.from={shlex.quote(str(path))} to begin with its weights"
-    if only_length(changed):
+    new, weights = f"add {new_name(run)}", shlex.quote(str(path))
+    trained = bool(checkpoints(RunFolder(path).checkpoints))
+    if trained:
+        new += f", and train.from={weights} to begin with its weights"
+    if trained and only_length(changed):
         extend = "to train this run on, to a later end, add checkpoint.resume=extend"
         new = f"{extend}; for a new run {new}"
     return Diagnostic(
