@@ -242,6 +242,23 @@ def training_ledger(run: RunFiles) -> tuple[str, bool] | None:
     return words, seen == trained + dropped
 
 
+def history(run: RunFiles) -> list[str]:
+    """Return in sentences what a run began with, and how its end was chosen."""
+    result, said = run.result or {}, []
+    if (source := run.setting("train.from")) not in (None, "", "null", "~"):
+        said.append(f"It began with the weights of {source}.")
+    extended = result.get("extended")
+    for each in extended if isinstance(extended, list) else ():
+        if isinstance(each, dict):
+            planned, steps, rate = (number(each, key) for key in ("planned_steps", "steps", "rate"))
+            after = in_words(number(each, "after_step"))
+            said.append(
+                f"After step {after} its end was moved from step {in_words(planned)} to"
+                f" {in_words(steps)}; the learning rate then was {in_words(rate)}."
+            )
+    return said
+
+
 def notices(run: RunFiles) -> list[str]:
     """Return what is missing or does not fit together."""
     found = list(run.notices)

@@ -23,9 +23,9 @@ class Extension:
     planned_steps: int
     steps: int
     planned_rate: float
-    """Of the next step, or of the last, by the end that was planned."""
+    """The rate of the next step, or of the last, by the end that was planned."""
     rate: float
-    """Of the next step, by the later end."""
+    """The rate of the next step, by the later end."""
 
     def in_words(self, optim: Optim) -> str:
         """Return what is done to the run, for its first lines."""

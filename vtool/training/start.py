@@ -58,9 +58,9 @@ class Start:
     finished: bool = False
     warnings: tuple[Diagnostic, ...] = ()
     weights: Weights | None = None
-    """Those of `train.from`, where a run takes its first step with them."""
+    """The weights of `train.from`, where a run takes its first step with them."""
     extended: Mapping[str, Any] | None = None
-    """What `train` was, where a run goes on beyond the end that it was planned with."""
+    """The settings `train` as they were, where a run goes on beyond the end that it was planned with."""
     from_nothing: bool = False
     """The folder's run took its first step itself, and not from another run's checkpoint."""
 

@@ -35,7 +35,7 @@ _BLOCK = 2**24
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Where weights are, and what they are of."""
+    """The place of weights, and the model that they are of."""
 
     folder: Path
     """A checkpoint, or an export: a whole model or an adapter."""
@@ -47,11 +47,11 @@ class Weights:
     run: Path | None = None
     """The run that wrote the checkpoint."""
     base: Path | None = None
-    """Of adapters: the folder of the weights beneath them."""
+    """For adapters: the folder of the weights beneath them."""
 
     @property
     def adapted(self) -> bool:
-        """Whether they are an adapter's."""
+        """True for an adapter's."""
         return self.base is not None
 
     @property

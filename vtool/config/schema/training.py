@@ -115,7 +115,7 @@ Engine = Annotated[Ddp | Fsdp2 | Megatron, Field(discriminator="kind")]
 
 
 class Length(Settings):
-    """How long a run trains, and the weights that it begins with."""
+    """The length of a run, and the weights that it begins with."""
 
     arrival: ClassVar = ReadBack("vtool.training.observe_run:observe_run")
     steps: int | None = Field(default=None, ge=1)
