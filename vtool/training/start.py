@@ -60,7 +60,7 @@ class Start:
     weights: Weights | None = None
     """The weights of `train.from`, where a run takes its first step with them."""
     extended: Mapping[str, Any] | None = None
-    """The settings `train` as they were, where a run goes on beyond the end that it was planned with."""
+    """The settings `train` as they were, where a run goes on beyond its planned end."""
     from_nothing: bool = False
     """The folder's run took its first step itself, and not from another run's checkpoint."""
 
