@@ -256,6 +256,16 @@ def history(run: RunFiles) -> list[str]:
                 f"After step {after} its end was moved from step {in_words(planned)} to"
                 f" {in_words(steps)}; the learning rate then was {in_words(rate)}."
             )
+    early, best = result.get("stopped_early"), result.get("best")
+    if isinstance(early, dict):
+        after, of = (in_words(number(early, key)) for key in ("after_step", "of_steps"))
+        said.append(
+            f"It stopped early after step {after} of {of}: its validation score got no better."
+        )
+    if isinstance(best, dict):
+        step, value = (in_words(number(best, key)) for key in ("step", "value"))
+        what = "is exported, and what the test rows score" if best.get("exported") else "is lost"
+        said.append(f"Step {step}, the best by {best.get('metric')} ({value}), {what}.")
     return said
 
 

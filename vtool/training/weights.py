@@ -23,7 +23,7 @@ from vtool.models.adapters import CONFIG, WEIGHTS, base_of_adapter, is_adapter, 
 from vtool.models.build import build_model
 from vtool.models.observe_model import measure_config
 from vtool.models.processor import Processor, first_line
-from vtool.training.checkpoint import MANIFEST, damage, newest
+from vtool.training.checkpoint import MANIFEST, best_before, damage, newest
 from vtool.training.kept_processor import check_processor
 from vtool.training.own_folder import written_settings
 from vtool.training.run_folder import RunFolder, reading
@@ -103,7 +103,10 @@ def find_weights(run: Run) -> Weights | None:
         if newest_one is None:
             none = Diagnostic("no-checkpoint", f"{named} has no checkpoint", parameter=SETTING)
             raise Findings(damaged or [none])
-        found, lora = _of_checkpoint(newest_one, run)
+        best, lost = best_before(newest_one)
+        if lost:
+            raise Findings(lost)
+        found, lora = _of_checkpoint(best or newest_one, run)
     elif (named / CONFIG).exists():
         base = base_of_adapter(named)
         found, lora = Weights(named, "export", base, named, base=base), _lora_of(named)

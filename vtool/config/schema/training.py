@@ -160,6 +160,43 @@ else:  # no class body can name a field `from`
     )
 
 
+SCORES = ("validation_nll", "validation_exact_match", "validation_token_accuracy")
+"""The scores of an evaluation that may decide something, by their names in metrics.jsonl."""
+
+
+class Score(Settings):
+    """A score of the validation rows."""
+
+    arrival: ClassVar = ActsLater()
+    metric: str = Field(default="validation_nll", min_length=1)
+    """The score, by its name in metrics.jsonl: `validation_nll`, `validation_exact_match`,
+    `validation_token_accuracy`; of one source, `validation_nll/NAME`.
+    """
+    mode: Literal["min", "max"] | None = None
+    """The better values. Default: `min` for an NLL, `max` for the others."""
+
+    @property
+    def direction(self) -> str:
+        """`mode`, or what it means when left out."""
+        return self.mode or ("min" if self.metric.startswith("validation_nll") else "max")
+
+
+class KeepBest(Score):
+    """The checkpoint with the best score so far is kept, whatever `keep_last` says, and exported.
+
+    The test rows are then scored with its weights.
+    """
+
+
+class EarlyStopping(Score):
+    """The run ends when the score does not get better."""
+
+    patience: int = Field(ge=1)
+    """Evaluations without a better score after which the run ends."""
+    min_delta: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    """The score must be better by more than this."""
+
+
 class Checkpoint(Settings):
     """When the run is saved, and what it continues from."""
 
@@ -171,6 +208,7 @@ class Checkpoint(Settings):
     """
     keep_last: int = Field(default=2, ge=1)
     """The number of checkpoints that are kept."""
+    keep_best: KeepBest | None = None
     asynchronous: bool = False
     """Train on while a checkpoint is written, from a copy in rank 0's memory.
 
@@ -203,3 +241,4 @@ class Evaluation(Settings):
     batch_size: int = Field(default=32, ge=1)
     """Rows of one forward pass of one rank while evaluating."""
     generate: Generate = Generate()
+    early_stopping: EarlyStopping | None = None
