@@ -29,7 +29,7 @@ class Best:
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """What a run remembers of its evaluations."""
+    """The evaluations of a run, as far as it has to remember them."""
 
     best: Best | None = None
     """The checkpoint that is kept and exported (`checkpoint.keep_best`)."""

@@ -52,7 +52,7 @@ class Progress:
     visits: Tensor
     """Visits of each row of the training split, over all ranks: int64 [rows]."""
     marks: Marks = field(default_factory=Marks)
-    """What the run remembers of its evaluations."""
+    """The best evaluation, and those since."""
 
     @classmethod
     def of(cls, rows: int) -> "Progress":

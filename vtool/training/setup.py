@@ -28,7 +28,6 @@ from vtool.models.processor import load_processor, new_processor
 from vtool.training.agreement import check_same_model
 from vtool.training.base import keep_base
 from vtool.training.best import check_metrics
-from vtool.training.checkpoint import best_before, checkpoint_name
 from vtool.training.extend import Extension, plan_extension, record_extension
 from vtool.training.kept_processor import record_processor, take_processor
 from vtool.training.model_and_engine import build_trained_model, check_engine
@@ -100,27 +99,11 @@ def set_up_run(
     if "validation" in rows:
         check_metrics(run, tuple(rows["validation"].rows.names))
     if start.checkpoint is not None:
-        checkpoint = start.checkpoint
-        progress = restore_checkpoint(session.engine, checkpoint, session.plan)
-        ranks.on_rank_zero(lambda: _copy_best(folder, checkpoint, progress))
+        progress = restore_checkpoint(session.engine, start.checkpoint, session.plan)
         if extension is not None:
             progress.marks = progress.marks.extended()
         return session, progress
     return session, Progress.of(len(sources["train"]))
-
-
-def _copy_best(folder: RunFolder, checkpoint: Path, progress: Progress) -> None:
-    """Copy the best checkpoint of the run that this one goes on from, where that is another."""
-    if checkpoint.parent.resolve() == folder.checkpoints.resolve() or progress.marks.best is None:
-        return
-    best, _ = best_before(checkpoint)
-    own = folder.checkpoints / checkpoint_name(progress.marks.best.step)
-    if best is not None and not own.exists():
-        temporary = own.with_name(f".writing-{own.name}")
-        with folder.writing():
-            shutil.rmtree(temporary, ignore_errors=True)
-            shutil.copytree(best, temporary)
-            temporary.rename(own)
 
 
 def _print_ledger(run: Run, split: str, ledger: Ledger) -> None:
