@@ -30,6 +30,7 @@ from vtool.training.base import keep_base
 from vtool.training.best import check_metrics
 from vtool.training.extend import Extension, plan_extension, record_extension
 from vtool.training.kept_processor import record_processor, take_processor
+from vtool.training.micro_batch import choose_micro_batch
 from vtool.training.model_and_engine import build_trained_model, check_engine
 from vtool.training.modeling import keep_class
 from vtool.training.own_folder import write_atomically
@@ -95,6 +96,7 @@ def set_up_run(
     # a checkpoint without adapters replaces every weight, of one file for all ranks
     if start.checkpoint is None or run.lora is not None:
         check_same_model(model, ranks)
+    run = choose_micro_batch(run, model, ledgers["train"], ranks)
     session = Session.open(run, rows, model, ranks, ledgers=ledgers, folder=folder)
     if "validation" in rows:
         check_metrics(run, tuple(rows["validation"].rows.names))
