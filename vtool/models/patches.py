@@ -1,5 +1,6 @@
 """Patches of an image: as transformers' image processor cuts them, in half its time."""
 
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -44,7 +45,8 @@ def image_patches(processor: Any, picture: Any) -> tuple[Tensor, Grid]:
         ValueError: an extreme aspect ratio.
     """
     settings = tuple(_hashable(getattr(processor, name, None)) for name in _DECIDING)
-    table = _proved_table(type(processor), settings) if picture.mode == "RGB" else None
+    make: Callable[..., Any] = type(processor)
+    table = _proved_table(make, settings) if picture.mode == "RGB" else None
     return _whole(processor, picture) if table is None else _looked_up(processor, picture, table)
 
 
@@ -67,23 +69,28 @@ def _looked_up(processor: Any, picture: Any, table: Tensor) -> tuple[Tensor, Gri
     )
     channels, height, width = pixels.shape
     h, w = height // side, width // side
-    blocks = pixels.reshape(channels, h // merge, merge, side, w // merge, merge, side)
-    # [h / merge, w / merge, merge, merge, channels, side, side]: a feature's patches lie together
-    patches = torch.from_numpy(np.ascontiguousarray(blocks.transpose(1, 4, 2, 5, 0, 3, 6)))
+    strips = pixels.reshape(channels, h // merge, merge, side, w // merge, merge, side)
     row_of_table = 256 * torch.arange(channels, dtype=torch.int32).view(1, channels, 1)
-    places = patches.view(h * w, channels, side * side).int() + row_of_table
-    values = table.index_select(0, places.view(-1)).view(h * w, channels, 1, side * side)
-    return values.expand(-1, -1, times, -1).reshape(h * w, -1), (1, h, w)
+    patches = torch.empty(h // merge, w * merge, channels, times, side * side)
+    # Strip by strip: what lies between the bytes and the patches stays in the processor's cache.
+    for number, cut in enumerate(patches):
+        # [w / merge, merge, merge, channels, side, side]: a feature's patches lie together
+        order = strips[:, number].transpose(3, 1, 4, 0, 2, 5)
+        strip = torch.from_numpy(np.ascontiguousarray(order, dtype=np.int32))
+        places = strip.view(w * merge, channels, side * side) + row_of_table
+        values = table.index_select(0, places.view(-1))
+        cut.copy_(values.view(w * merge, channels, 1, side * side))
+    return patches.view(h * w, -1), (1, h, w)
 
 
 @lru_cache(maxsize=8)
-def _proved_table(kind: type, settings: tuple[Any, ...]) -> Tensor | None:
+def _proved_table(make: Callable[..., Any], settings: tuple[Any, ...]) -> Tensor | None:
     """Return the values of each channel's 256 bytes, float32 [channels · 256].
 
     None where patches by this table are not those of the image processor, to the bit.
     """
     given = zip(_DECIDING, settings, strict=True)
-    processor = kind(**{name: value for name, value in given if value is not None})
+    processor = make(**{name: value for name, value in given if value is not None})
     if not (processor.do_resize and processor.do_rescale and processor.do_normalize):
         return None
     picture = _every_byte_and_noise()
