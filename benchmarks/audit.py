@@ -144,10 +144,17 @@ def _encoded(file: Path) -> tuple[float, float]:
     rows.audited = audit_split(rows, few, None).table["digest"]
     pictures = [processor.pictures.read(rows.rows.row(index).images[0])[0] for index in few]
     rows.sample(0)  # what is loaded once
-    rows.cache.clear()
-    step = _cpu(lambda: [rows.sample(index) for index in few])
-    whole = processor.image_processor
-    return step, _cpu(lambda: [whole(images=[each], return_tensors="pt") for each in pictures])
+
+    def encode() -> None:
+        for index in few:  # a step lets its samples go: new memory costs as much as the work
+            rows.cache.clear()
+            rows.sample(index)
+
+    def cut() -> None:
+        for picture in pictures:
+            processor.image_processor(images=[picture], return_tensors="pt")
+
+    return _cpu(encode), _cpu(cut)
 
 
 def _cpu(work: Callable[[], object]) -> float:
