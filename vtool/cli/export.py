@@ -18,9 +18,10 @@ def export(
         ),
     ] = False,
 ) -> None:
-    """Write a run's newest checkpoint as a Hugging Face folder, also before the run has finished.
+    """Write a run's checkpoint as a Hugging Face folder, also before the run has finished.
 
-    Of a run with lora, write its adapter.
+    It is the best one where checkpoint.keep_best is set, else the newest. Of a run with lora, write
+    its adapter.
     """
     from vtool.cli.common import begin_with_training, exit_on_findings
     from vtool.diagnostics.printable import printable

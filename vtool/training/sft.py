@@ -5,6 +5,7 @@
 
 import json
 import math
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ from vtool.diagnostics import RULES, Diagnostic
 from vtool.diagnostics.printable import printable
 from vtool.engines.ranks import Ranks
 from vtool.profiling.profiler import open_profiler
-from vtool.training.checkpoint import Writer
+from vtool.training.checkpoint import Writer, best_before
 from vtool.training.display import Display
 from vtool.training.finish import finish
 from vtool.training.loop import LoopTools, train_loop
@@ -136,10 +137,24 @@ def _rewind(session: Session, progress: Progress, start: Start) -> list[Diagnost
         )
         lost = what_is_lost(lines, steps, due)
     folder.rewind_metrics(progress.step)
+    if start.checkpoint is not None and not own:
+        _copy_best(folder, start.checkpoint, progress)
     if lost is None:
         return []
     message = f"{folder.metrics}: {lost}"
     return [Diagnostic("metrics-damaged", message, parameter="run.dir")]
+
+
+def _copy_best(folder: RunFolder, checkpoint: Path, progress: Progress) -> None:
+    """Copy the best checkpoint so far of another run, from which this one goes on."""
+    best, _ = best_before(checkpoint) if progress.marks.best is not None else (None, [])
+    if best is not None:
+        own = folder.checkpoints / best.name
+        temporary = own.with_name(f".writing-{own.name}")
+        with folder.writing():
+            shutil.rmtree(temporary, ignore_errors=True)
+            shutil.copytree(best, temporary)
+            temporary.rename(own)
 
 
 def _announce(
@@ -161,6 +176,8 @@ def _announce(
         )
     for one in lost:
         print(f"{one.severity}[{one.rule} {one.code}]: {one.message}\n  help: {one.remedy}")
+    if start.weights is not None:
+        print(printable(start.weights.in_words()))
     if start.checkpoint is not None:
         print(printable(f"resuming after step {progress.step} from {start.checkpoint}"))
     print(printable(f"run folder: {session.folder.path}"), flush=True)
