@@ -29,7 +29,7 @@ _DECIDING = (
 def image_patches(processor: Any, picture: Any) -> tuple[Tensor, Grid]:
     """Return an image's patches, bit for bit those of the image processor, and their grid.
 
-    The image processor rescales and normalises every pixel in float64 and float32, and copies the
+    The image processor rescales and normalizes every pixel in float64 and float32, and copies the
     result several times. A byte has but 256 values, so here they are looked up in a table that the
     image processor itself has made. A processor of other steps cuts the image itself.
 
