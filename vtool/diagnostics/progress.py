@@ -1,4 +1,4 @@
-"""What a command is doing, told on standard error while it takes long: no silence above seconds.
+"""The progress of a command, told on standard error while it takes long: no silence for seconds.
 
 A short command prints none of it. The lines come from a thread, so that what is awaited need not be
 cut into parts; where it has parts, `tick` counts them.

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from vtool.data.worker_failures import named_worker_failures
 from vtool.diagnostics import RULES, Diagnostic
 from vtool.diagnostics.printable import printable
 from vtool.diagnostics.progress import working
@@ -75,7 +76,7 @@ def _train(request: Request, folder: RunFolder, ranks: Ranks) -> Outcome:
     lost = ranks.on_rank_zero(lambda: _rewind(session, progress, start))
     if ranks.rank == 0:
         _announce(session, progress, start, lost)
-    first, last = progress.step, session.total_steps
+    first, last, train_rows = progress.step, session.total_steps, session.rows["train"]
     with (
         StopRequest() as stop,
         Writer(
@@ -87,6 +88,7 @@ def _train(request: Request, folder: RunFolder, ranks: Ranks) -> Outcome:
         Display(first, last, silent=ranks.rank > 0) as display,
         open_profiler(run, ranks, folder.path, first, last, display.say) as profiler,
         open_trackers(request, folder.path, first, ranks) as trackers,
+        named_worker_failures(lambda: train_rows.in_work, train_rows.rows.name),
     ):
         tools = LoopTools(writer, stop, display, trackers, profiler)
         signal = train_loop(session, progress, tools)
