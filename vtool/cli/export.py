@@ -25,10 +25,12 @@ def export(
     """
     from vtool.cli.common import begin_with_training, exit_on_findings
     from vtool.diagnostics.printable import printable
+    from vtool.diagnostics.progress import working
 
     with exit_on_findings("export", str(run)):
         begin_with_training("vtool export")
         from vtool.training.export_run import export_run
 
-        folder, step = export_run(run, output, merge=merge)
+        with working("exporting the model"):
+            folder, step = export_run(run, output, merge=merge)
     typer.echo(printable(f"step {step} exported to {folder}"))

@@ -19,6 +19,7 @@ from vtool.data.sources import Rows
 from vtool.data.text_traits import traits_of
 from vtool.data.worker_failures import RowsInWork, named_worker_failures
 from vtool.diagnostics import Diagnostic, Findings
+from vtool.diagnostics.progress import tick
 
 AUDIT_CACHE_BYTES = 64 * 2**20
 """The part of a process's encoded rows that the audit may take: what it encodes is not again."""
@@ -39,10 +40,13 @@ def _inspected(rows: EncodedRows, indices: Sequence[int], workers: int) -> Itera
     # the workers get about as many groups each, also of few rows
     size = max(1, min(_AT_ONCE, len(indices) // (4 * workers))) if workers else _AT_ONCE
     groups = [tuple(indices[at : at + size]) for at in range(0, len(indices), size)]
+    done = 0
     rows.in_work = RowsInWork(workers) if workers else None
     with named_worker_failures(lambda: rows.in_work, rows.rows.name):
         for audits in DataLoader(_Inspector(rows), None, sampler=groups, num_workers=workers):
             yield from audits
+            done += len(audits)
+            tick(done, len(indices), "rows")
             if audits and _is_last(audits[-1]):
                 break
     rows.in_work = None

@@ -148,7 +148,9 @@ def micro_batches_for_step(
 ) -> list[MicroBatch]:
     """Return one rank's micro-batches of a step, as `data.packing` says."""
     if settings.micro_batch_tokens is None:
-        return micro_batches(plan, kept, step, rank, world, settings.micro_batch_size)
+        size = settings.micro_batch_size
+        assert size != "auto", "it is chosen before"
+        return micro_batches(plan, kept, step, rank, world, size)
     return packed_micro_batches(plan, kept, lengths, step, rank, world, settings.micro_batch_tokens)
 
 

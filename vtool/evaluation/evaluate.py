@@ -17,6 +17,7 @@ from vtool.data.collate import collate_prompts
 from vtool.data.loader import EncodedRows, MicroBatch
 from vtool.data.loss import scores_by_row
 from vtool.diagnostics import Diagnostic
+from vtool.diagnostics.progress import tick
 from vtool.engines.contract import Engine
 from vtool.engines.ranks import Ranks
 from vtool.models.generate import answer_greedily
@@ -98,9 +99,10 @@ def evaluate(
     )
     prompts = _chunks(own, settings.batch_size if masked else 1)
     with engine.evaluating(), torch.no_grad():
-        answers = [
-            answer for chunk in prompts for answer in _answers(engine, rows, chunk, settings, ranks)
-        ]
+        answers: list[Answer] = []
+        for chunk in prompts:
+            answers += _answers(engine, rows, chunk, settings, ranks)
+            tick(len(answers), len(own), "rows")
         sums = score_tokens(engine, rows, kept, settings.batch_size)
     answers_of_all = sorted(
         (answer for share in ranks.all_gather_objects(answers) for answer in share),

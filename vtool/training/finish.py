@@ -17,6 +17,7 @@ from vtool.data.mixture import trained_on
 from vtool.data.row import Row, texts_of
 from vtool.data.video import open_clip
 from vtool.diagnostics import Diagnostic
+from vtool.diagnostics.progress import working
 from vtool.engines.ranks import SharedFindings
 from vtool.evaluation.evaluate import Answer, Scores
 from vtool.export.huggingface import export, export_adapter
@@ -54,7 +55,8 @@ def finish(
     """
     counts = balance(session, progress)
     exported, lost = _take_best(session, progress)
-    scores = evaluate_split(session, "test") if "test" in session.rows else None
+    with working("scoring the test split", counts="rows"):
+        scores = evaluate_split(session, "test") if "test" in session.rows else None
     of_test = scores.findings("test") if scores else []
     own_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
     peak_mib = int(max(mib for (mib,) in session.ranks.all_gather([own_mib])))
@@ -63,7 +65,8 @@ def finish(
     result |= _ending(session, progress, exported)
     result["checks"] |= dict.fromkeys(more, "passed")
     result["checks"] |= {finding.rule: "failed" for finding in (*found, *lost, *of_test)}
-    session.ranks.on_rank_zero(lambda: _write(session, weights, scores, result))
+    with working("exporting the model"):
+        session.ranks.on_rank_zero(lambda: _write(session, weights, scores, result))
     return [*lost, *of_test]
 
 

@@ -1,11 +1,13 @@
 """The training loop."""
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from vtool.data.loader import load_steps
 from vtool.devices import spare_cores
 from vtool.diagnostics import Diagnostic
+from vtool.diagnostics.progress import working
 from vtool.profiling.profiler import Profiler
 from vtool.training.best import mark
 from vtool.training.checkpoint import Writer
@@ -77,7 +79,7 @@ def train_loop(session: Session, progress: Progress, tools: LoopTools) -> int | 
             best = progress.marks.best is not None and progress.marks.best.step == step
             if last or signal or early or best or _due(step, run.checkpoint.every_steps):
                 with span("checkpoint"):
-                    _save_checkpoint(session, progress, tools.writer)
+                    _save_checkpoint(session, progress, tools.writer, tools.display.say)
         tools.profiler.end(metrics)
         if early:
             return None
@@ -93,7 +95,8 @@ def _due(step: int, every: int | None) -> bool:
 def _validate(session: Session, progress: Progress, tools: LoopTools) -> None:
     """Evaluate the validation split, write its scores as a line of metrics, and mark the step."""
     step, before = progress.step, progress.marks
-    scores = evaluate_split(session, "validation")
+    with working("scoring the validation split", tools.display.say, "rows"):
+        scores = evaluate_split(session, "validation")
     tools.findings.extend(
         finding for finding in scores.findings("validation") if finding not in tools.findings
     )
@@ -124,7 +127,10 @@ def _validate(session: Session, progress: Progress, tools: LoopTools) -> None:
         )
 
 
-def _save_checkpoint(session: Session, progress: Progress, writer: Writer) -> None:
+def _save_checkpoint(
+    session: Session, progress: Progress, writer: Writer, say: Callable[[str], None]
+) -> None:
     """Gather the state on every rank, and write it on rank 0."""
-    state = snapshot(session, progress)
-    session.ranks.on_rank_zero(lambda: writer.save(state))
+    with working("saving a checkpoint", say):
+        state = snapshot(session, progress)
+        session.ranks.on_rank_zero(lambda: writer.save(state))

@@ -21,6 +21,7 @@ from vtool.data.sources import Rows, open_splits
 from vtool.devices import own_cores
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.diagnostics.printable import printable
+from vtool.diagnostics.progress import working
 from vtool.engines.ranks import Ranks, SharedFindings
 from vtool.models.build import GENERATION, model_config
 from vtool.models.model_class import model_class
@@ -30,6 +31,7 @@ from vtool.training.base import keep_base
 from vtool.training.best import check_metrics
 from vtool.training.extend import Extension, plan_extension, record_extension
 from vtool.training.kept_processor import record_processor, take_processor
+from vtool.training.micro_batch import choose_micro_batch
 from vtool.training.model_and_engine import build_trained_model, check_engine
 from vtool.training.modeling import keep_class
 from vtool.training.own_folder import write_atomically
@@ -61,7 +63,8 @@ def set_up_run(
     check_engine(run, ranks)
     # what stands against it is told before rows are read
     model_class(run.model.family, run.model.modeling)
-    sources = ranks.on_rank_zero(lambda: open_splits(run.data))
+    with working("opening the rows"):
+        sources = ranks.on_rank_zero(lambda: open_splits(run.data))
     if start.checkpoint is None:
         ranks.on_rank_zero(lambda: _write_processor(run, sources["train"], folder, start))
     else:
@@ -90,16 +93,21 @@ def set_up_run(
     if longer := over_budget(run, ledgers["train"]):
         raise SharedFindings(longer)
     if run.lora is not None:
-        ranks.on_rank_zero(lambda: keep_base(run, folder, processor, start))
-    model = build_trained_model(run, folder, processor, start)
+        with working("reading the weights beneath the adapters"):
+            ranks.on_rank_zero(lambda: keep_base(run, folder, processor, start))
+    with working("building the model"):
+        model = build_trained_model(run, folder, processor, start)
     # a checkpoint without adapters replaces every weight, of one file for all ranks
     if start.checkpoint is None or run.lora is not None:
         check_same_model(model, ranks)
-    session = Session.open(run, rows, model, ranks, ledgers=ledgers, folder=folder)
+    run = choose_micro_batch(run, model, ledgers["train"], ranks)
+    with working("building the engine"):
+        session = Session.open(run, rows, model, ranks, ledgers=ledgers, folder=folder)
     if "validation" in rows:
         check_metrics(run, tuple(rows["validation"].rows.names))
     if start.checkpoint is not None:
-        progress = restore_checkpoint(session.engine, start.checkpoint, session.plan)
+        with working("loading the checkpoint"):
+            progress = restore_checkpoint(session.engine, start.checkpoint, session.plan)
         if extension is not None:
             progress.marks = progress.marks.extended()
         return session, progress

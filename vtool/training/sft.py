@@ -16,6 +16,7 @@ import torch
 from vtool.data.worker_failures import named_worker_failures
 from vtool.diagnostics import RULES, Diagnostic
 from vtool.diagnostics.printable import printable
+from vtool.diagnostics.progress import working
 from vtool.engines.ranks import Ranks
 from vtool.profiling.profiler import open_profiler
 from vtool.training.checkpoint import Writer, best_before
@@ -64,7 +65,8 @@ def train(request: Request, ranks: Ranks) -> Outcome:
 
 def _train(request: Request, folder: RunFolder, ranks: Ranks) -> Outcome:
     run, settings = request.run, request.run.checkpoint
-    start = ranks.on_rank_zero(lambda: find_start(folder, run, request.effective))
+    with working("looking at the run's folder"):
+        start = ranks.on_rank_zero(lambda: find_start(folder, run, request.effective))
     if start.finished:
         result = json.loads(folder.result.read_text())
         steps, found = result["steps"], _failed_at_its_end(folder, result)

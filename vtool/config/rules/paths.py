@@ -20,7 +20,10 @@ PATH_NOT_FOUND = Rule(
     why="The run would stop once it gets there, after the model is loaded.",
     bad="'data.train=[{format: messages, path: rows/trian.jsonl}]'",
     good="'data.train=[{format: messages, path: rows/train.jsonl}]'",
-    fix="Check the spelling. A relative path starts at the folder that vtool is run in.",
+    fix=(
+        "Check the spelling. A relative path starts at the folder that vtool is run in; in a recipe"
+        " one that begins with ./ starts at the recipe's own."
+    ),
 )
 
 
