@@ -128,6 +128,10 @@ TESTS: dict[str, str] = {
     ),
     "profiler.max_trace_mb": f"{_PROFILE}test_a_trace_above_its_limit_is_capped_and_said",
     "tracking.kind": f"{_TRACKED}test_tensorboard_reads_the_numbers_of_metrics_jsonl",
+    **dict.fromkeys(
+        ("tracking.uri", "tracking.experiment"),
+        f"{_TRACKED}test_mlflow_has_one_run_of_all_starts_with_the_numbers_of_metrics_jsonl",
+    ),
     "tracking.project": f"{_TRACKED}test_wandb_keeps_the_run_in_its_folder_without_a_network",
     **dict.fromkeys(
         ("evaluation.every_steps", "evaluation.batch_size", "evaluation.generate.max_new_tokens"),

@@ -43,7 +43,7 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     ),
     "sharded adapters": (
         "engine=fsdp2",
-        "lora={rank: 2, exclude: [q_proj]}",
+        "lora={rank: 4, rslora: true, exclude: [q_proj]}",
         "optim.schedule=linear",
         *_PACKED,
     ),

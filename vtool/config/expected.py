@@ -133,7 +133,7 @@ def _by_length(run: Run) -> dict[str, Expectation]:
 
     def warmup(total: int) -> Expected:
         steps = optim.warmup(total)
-        if steps == 1 and optim.schedule == "constant":
+        if steps == 1 and optim.is_flat(total):
             steps = 0  # over one step, both are the same constant rate
         if optim.warmup_ratio is None:
             return Expected("optim.warmup_steps", steps)

@@ -1,6 +1,7 @@
 """Observe what a live model of transformers has of the settings `model`, and peft's of `lora`."""
 
 import inspect
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -137,6 +138,10 @@ def _adapter(name: str, layer: Any, of: tuple[str, ...]) -> Iterator[Observed]:
         yield Observed("lora.layers", "an adapter", name, of)
         yield Observed("lora.rank", rank, f"A of {name}")
         yield Observed("lora.alpha", layer.scaling[adapter] * rank, f"the scaling of {name}")
+        if rank > 1 and adapter in getattr(layer, "lora_alpha", {}):
+            stabilized = layer.scaling[adapter] * math.sqrt(rank)
+            is_so = math.isclose(stabilized, layer.lora_alpha[adapter], rel_tol=1e-6)
+            yield Observed("lora.rslora", is_so, f"the scaling of {name}")
         yield Observed("lora.dropout", probability, f"the adapter of {name}")
 
 

@@ -5,6 +5,7 @@ They are put into the bare model, before an engine takes it over, so that every 
 """
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -150,7 +151,8 @@ def _lora_of(folder: Path) -> dict[str, float]:
     """Return the rank and the scale of an adapter in peft's format."""
     try:
         config = json.loads((folder / CONFIG).read_text())
-        return {"rank": config["r"], "scale": config["lora_alpha"] / config["r"]}
+        by = math.sqrt(config["r"]) if config.get("use_rslora") else config["r"]
+        return {"rank": config["r"], "scale": config["lora_alpha"] / by}
     except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError) as error:
         message = f"{folder / CONFIG} cannot be read: {type(error).__name__} {error}"
         raise Findings(Diagnostic("model-does-not-load", message, parameter=SETTING)) from error
@@ -209,8 +211,8 @@ def _of_adapters(
         )
         return
     for name, value in (("rank", own.rank), ("scale", own.scale)):
-        if lora[name] != value:
-            alpha = lora["scale"] * lora["rank"]
+        if not math.isclose(lora[name], value):
+            alpha = lora["scale"] * (math.sqrt(lora["rank"]) if own.rslora else lora["rank"])
             help = f"set lora.rank={lora['rank']:g} lora.alpha={alpha:g}"
             yield f"its adapters have {name} {lora[name]:g}, and lora's have {value:g}", help
 

@@ -13,6 +13,8 @@ _BY_GROUPS = ReadBack("vtool.training.optimizer:observe_groups")
 _BY_SCHEDULE = ReadBack("vtool.training.schedule:observe_schedule")
 OF_ITS_OWN = ("auto", "never", "extend")
 """The values of `checkpoint.resume` that name no other folder."""
+WSD_DECAY = 0.1
+"""The part of a `wsd` schedule's steps, after the warm-up, in which the learning rate falls."""
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -50,8 +52,11 @@ class Optim(Settings):
     """Decoupled decay, of tensors with two or more dimensions only."""
     clip_norm: Annotated[float | None, ActsLater()] = Field(default=1.0, gt=0, allow_inf_nan=False)
     """The gradient's largest norm over all ranks; null does not clip."""
-    schedule: Annotated[Literal["cosine", "linear", "constant"], _BY_SCHEDULE] = "cosine"
-    """The fall of the learning rate after the warm-up, which ends after the last step, or none."""
+    schedule: Annotated[Literal["cosine", "linear", "wsd", "constant"], _BY_SCHEDULE] = "cosine"
+    """The fall of the learning rate after the warm-up, which ends after the last step, or none.
+
+    `wsd` (warm-up, stable, decay) stays at `lr` and falls in the last tenth, linearly.
+    """
     min_lr_ratio: Annotated[float, _BY_SCHEDULE] = Field(default=0.0, ge=0, lt=1)
     """The learning rate at which a fall ends, as a share of the highest one."""
     warmup_steps: Annotated[int, _BY_SCHEDULE] = Field(default=0, ge=0)
@@ -71,6 +76,11 @@ class Optim(Settings):
         if self.warmup_ratio is None:
             return self.warmup_steps
         return min(round(self.warmup_ratio * total), max(0, total - 1))
+
+    def is_flat(self, total: int) -> bool:
+        """Return whether all steps of a run, its warm-up left out, have the highest rate."""
+        steps = total - (0 if self.warmup(total) == 1 else self.warmup(total))
+        return self.schedule == "constant" or (self.schedule == "wsd" and steps * WSD_DECAY <= 1)
 
     def treatment(self, part: str, dimensions: int) -> tuple[float, float]:
         """Return a parameter's learning rate divided by `lr`, and its weight decay.
