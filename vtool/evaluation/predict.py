@@ -36,8 +36,12 @@ class Export:
     family: str
 
 
-def find_export(run: Path) -> Export:
+def find_export(run: Path, base: Path | None = None) -> Export:
     """Find the export of a run, or take the folder for an export itself.
+
+    Args:
+        run: the folder.
+        base: where the weights under an adapter are, in the place of what the adapter says.
 
     Raises:
         Findings: `not-a-run`.
@@ -58,7 +62,10 @@ def find_export(run: Path) -> Export:
             ),
             fatal=True,
         )
-    base = base_of_adapter(folder) if (folder / CONFIG).exists() else folder
+    if not (folder / CONFIG).exists():
+        base = folder
+    elif base is None:
+        base = base_of_adapter(folder)
     try:
         family_name = str(json.loads((base / "config.json").read_text())["model_type"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
@@ -118,7 +125,7 @@ def predict(
     try:
         row = _row({TAG: images, VIDEO_TAG: videos}, text, system)
         processor = load_processor(export.folder, export.family, config_of=export.base)
-        if settings := _data_settings(run, export.folder):
+        if settings := data_settings(run, export.folder):
             processor = replace(processor, pictures=PictureReader.of(settings.image))
         prompt = encode_question(row, processor)
     except Findings as findings:
@@ -169,7 +176,7 @@ def _row(shown: Mapping[str, Sequence[str]], question: str, system: str | None) 
     )
 
 
-def _data_settings(run: Path, export: Path) -> Data | None:
+def data_settings(run: Path, export: Path) -> Data | None:
     """Return how the run of an export has read its rows.
 
     An export that stands alone says nothing about it.
